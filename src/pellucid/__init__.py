@@ -1,0 +1,1 @@
+"""Language models you can see through."""

@@ -1,0 +1,392 @@
+"""What a transformer is: one frozen value that names every choice an equation depends on.
+
+A size is an integer, a choice is a word, and beside each word stands its formula. Row vectors
+throughout: position i of the stream is the row x_i, and a stored matrix W (out x in) acts as
+x W^T. How a model is run (device, dtype, kernels, parallelism) is not part of this file, and
+neither torch nor numpy is imported here.
+
+Letters: i query position, j key position, h head, d = d_head, m = d_model, f = d_ff.
+"""
+
+import dataclasses
+import difflib
+import json
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self
+
+
+class ArchitectureError(ValueError):
+    """A field that does not exist or a value that no transformer can have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Positions:
+    """How order enters the computation.
+
+    none        nothing is added: order enters through the mask alone
+    learned     x_i += W_P[i]
+    sinusoidal  x_i += (sin(i w_k), cos(i w_k)) for k = 0 ... m/2 - 1,  w_k = base^(-2k/m)
+    rotary      q_i, k_i are rotated: plane k of the first fraction*d coordinates by the angle
+                i w_k,  w_k = base^(-2k/(fraction d))
+    alibi       score_ij -= s_h (i - j),  s_h = 2^(-8h/n_heads) for h = 1 ... n_heads
+                (|i - j| where the mask lets i read later positions)
+    """
+
+    kind: Literal["none", "learned", "sinusoidal", "rotary", "alibi"] = "learned"
+    base: float = 10_000.0
+    fraction: float = 1.0
+    #: which coordinates make plane k: halves (k, k + d/2), pairs (2k, 2k + 1)
+    layout: Literal["halves", "pairs"] = "halves"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """How a vector x of d_model coordinates is normalised, with mu = mean(x), v = mean((x - mu)^2).
+
+    none   x
+    layer  gain * (x - mu) / sigma + bias      sigma = sqrt(v + eps)           (eps_at = inside)
+                                               sigma = sqrt(v) + eps           (eps_at = outside)
+    rms    gain * x / rho                      rho = sqrt(mean(x^2) + eps)  or sqrt(mean(x^2)) + eps
+    """
+
+    kind: Literal["none", "layer", "rms"] = "layer"
+    eps: float = 1e-5
+    eps_at: Literal["inside", "outside"] = "inside"
+    #: whether layer norm adds its bias vector: none, all (rms norm has none to add)
+    bias: Literal["none", "all"] = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """A = softmax_j(scale q_i . k_j + mask),  z_i = sum_j A_ij v_j,  out = concat_h(z) W_O^T.
+
+    Query head h reads the keys and values of head floor(h n_kv_heads / n_heads): n_kv_heads =
+    n_heads is multi-head, 1 is multi-query, anything between is grouped-query attention.
+    n_kv_heads = 0 stands for n_heads, d_head = 0 for d_model / n_heads.
+    """
+
+    n_heads: int = 4
+    n_kv_heads: int = 0
+    d_head: int = 0
+    #: causal j <= i; bidirectional every j; prefix j <= i, or j inside a prefix given with the input
+    mask: Literal["causal", "bidirectional", "prefix"] = "causal"
+    #: cycled over the layers: layer l also demands |i - j| < windows[l mod len]; 0 demands nothing
+    windows: tuple[int, ...] = (0,)
+    scale: Literal["1/sqrt(d_head)", "1/d_head", "1"] = "1/sqrt(d_head)"
+    #: which of the four projections add a vector: none, qkv, out, all
+    bias: Literal["none", "qkv", "out", "all"] = "all"
+    #: none; rms: q and k of every head are divided by their root mean square (with a gain) before rotation
+    qk_norm: Literal["none", "rms"] = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP:
+    """The multi-layer perceptron, applied to each position by itself, with n_hidden hidden layers.
+
+    plain  a_0 = x;  a_l = f(a_{l-1} W_l^T + b_l) for l = 1 ... n_hidden;  m(x) = a_last W_out^T + b_out
+    gated  m(x) = (f(x W_gate^T + b_gate) * (x W_up^T + b_up)) W_out^T + b_out        (n_hidden = 1)
+
+    n_hidden = 0 is the affine map x W_out^T + b_out. d_ff = 0 stands for 4 d_model.
+    """
+
+    d_ff: int = 0
+    n_hidden: int = 1
+    #: gelu x Phi(x); gelu_tanh its tanh approximation; relu max(x, 0); relu2 max(x, 0)^2;
+    #: silu x / (1 + e^-x); tanh
+    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "tanh"] = "gelu_tanh"
+    form: Literal["plain", "gated"] = "plain"
+    bias: Literal["none", "all"] = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropout:
+    """Rates p of inverted dropout in training: each entry is 0 with probability p, else divided by 1 - p."""
+
+    embed: float = 0.0  # on x_0
+    pattern: float = 0.0  # on A
+    attn_out: float = 0.0  # on what attention adds to the stream
+    mlp_out: float = 0.0  # on what the MLP adds to the stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Everything that decides which function of the tokens a transformer with given weights is.
+
+    Raises ArchitectureError when constructed with values that contradict each other, naming the
+    field, the value and what would be valid.
+    """
+
+    n_vocab: int
+    n_ctx: int
+    d_model: int
+    n_layers: int
+    attention: Attention = field(default_factory=Attention)
+    mlp: MLP = field(default_factory=MLP)
+    positions: Positions = field(default_factory=Positions)
+    norm: Norm = field(default_factory=Norm)
+    dropout: Dropout = field(default_factory=Dropout)
+    #: pre       x += attn(norm_1(x));         x += mlp(norm_2(x))
+    #: post      x = norm_1(x + attn(x));      x = norm_2(x + mlp(x))
+    #: parallel  x += attn(norm_1(x)) + mlp(norm_2(x))
+    block: Literal["pre", "post", "parallel"] = "pre"
+    #: 1: x_0 = W_E[t];  sqrt(d_model): x_0 = sqrt(d_model) W_E[t]  (before positions are added)
+    embed_scale: Literal["1", "sqrt(d_model)"] = "1"
+    #: norm: the embedded stream, positions and segments added, is normalised once
+    embed_norm: Literal["none", "norm"] = "none"
+    #: norm: the last block's output is normalised before it is read out
+    final_norm: Literal["none", "norm"] = "norm"
+    #: tied: W_U is W_E, one matrix; untied: two
+    unembed: Literal["tied", "untied"] = "tied"
+    #: linear: logits = x W_U^T;  bert: logits = norm(f(x W^T + b)) W_U^T + b_U
+    readout: Literal["linear", "bert"] = "linear"
+    #: kinds of segment, each adding a learned vector W_S[s] to its positions; 0 adds nothing
+    n_segments: int = 0
+    #: present: every block also reads the output of this encoder, between attention and MLP
+    encoder: "Architecture | None" = None
+
+    def __post_init__(self):
+        _check(self)
+
+    # Sizes that follow from the others ------------------------------------------------------
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head's queries, keys and values."""
+        return self.attention.d_head or self.d_model // self.attention.n_heads
+
+    @property
+    def n_heads(self) -> int:
+        return self.attention.n_heads
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.attention.n_kv_heads or self.attention.n_heads
+
+    @property
+    def d_ff(self) -> int:
+        """Width of the MLP's hidden layers."""
+        return self.mlp.d_ff or 4 * self.d_model
+
+    @property
+    def d_rotary(self) -> int:
+        """How many coordinates of each head are rotated: the even part of fraction * d_head."""
+        return int(self.d_head * self.positions.fraction) // 2 * 2 if self.positions.kind == "rotary" else 0
+
+    @property
+    def score_scale(self) -> float:
+        """The factor before q . k."""
+        return {"1/sqrt(d_head)": self.d_head**-0.5, "1/d_head": 1 / self.d_head, "1": 1.0}[self.attention.scale]
+
+    def window(self, layer: int) -> int:
+        """How far layer `layer` sees, 0 for no limit."""
+        return self.attention.windows[layer % len(self.attention.windows)]
+
+    # Values in and out ----------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, nested, in plain JSON types."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The architecture that `to_dict` wrote; unknown fields and wrong types raise ArchitectureError."""
+        return _build(cls, values, "")
+
+    def with_fields(self, changes: Mapping[str, Any]) -> Self:
+        """A copy with dotted fields changed: `{"attention.n_heads": 8, "dropout": 0.1}`.
+
+        Values may be strings as typed on a command line. A bare name is accepted when one part alone
+        has it (`n_heads`, `activation`); `dropout` given a number sets all four rates.
+        """
+        values = self.to_dict()
+        for name, value in changes.items():
+            *parts, last = resolve_field(name, architecture_fields()).split(".")
+            target = values
+            for part in parts:
+                target = target[part]
+            target[last] = dict.fromkeys(target[last], value) if last == "dropout" else value
+        return type(self).from_dict(values)
+
+
+PARTS = ("attention", "mlp", "positions", "norm", "dropout")
+
+
+def architecture_fields() -> list[str]:
+    """The dotted name of every field that can be set by name."""
+    names = [f.name for f in fields(Architecture) if f.name not in (*PARTS, "encoder")] + ["dropout"]
+    for part in PARTS:
+        kind = typing.get_type_hints(Architecture)[part]
+        names += [f"{part}.{f.name}" for f in fields(kind)]
+    return names
+
+
+def resolve_field(name: str, known: list[str]) -> str:
+    """The full dotted name that `name` stands for; ArchitectureError names the nearest right one."""
+    if name in known:
+        return name
+    matches = [k for k in known if k.endswith("." + name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ArchitectureError(f"{name!r} is ambiguous: say one of {', '.join(matches)}")
+    # the last word alone is compared too, so that `n_head` finds attention.n_heads
+    tails = {k.rpartition(".")[2]: k for k in reversed(known)}
+    near = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(name.rpartition(".")[2], tails, 1)
+    hint = f"did you mean {tails.get(near[0], near[0])!r}?" if near else f"known fields: {', '.join(known)}"
+    raise ArchitectureError(f"there is no field {name!r}; {hint}")
+
+
+def words() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every choice of the architecture, as (dotted field, its words)."""
+    for name in architecture_fields():
+        if name != "dropout" and typing.get_origin(hint := field_type(name)) is Literal:
+            yield name, typing.get_args(hint)
+
+
+def field_type(name: str) -> Any:
+    """The declared type of the field with this dotted name."""
+    part, _, last = name.rpartition(".")
+    hints = typing.get_type_hints(Architecture)
+    return typing.get_type_hints(hints[part])[last] if part else hints[last]
+
+
+def parse_value(name: str, value: Any, hint: Any) -> Any:
+    """`value` as the type `hint` asks for; text is read as typed on a command line.
+
+    Raises ArchitectureError with the field, what was given and what was expected.
+    """
+    if typing.get_origin(hint) is Literal:
+        options = typing.get_args(hint)
+        if value not in options:
+            near = difflib.get_close_matches(str(value), options, 1)
+            best = f"; did you mean {near[0]!r}?" if near else ""
+            raise ArchitectureError(f"{name} = {value!r} is not a word for it: say one of {', '.join(options)}{best}")
+        return value
+    if typing.get_origin(hint) is tuple:
+        parts = value.strip("()[] ").split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple):
+            parts = [parts]
+        return tuple(parse_value(name, p.strip() if isinstance(p, str) else p, int) for p in parts)
+    try:
+        number = hint(value) if isinstance(value, str) else value
+    except ValueError:
+        number = None
+    if hint is float and isinstance(number, int):
+        number = float(number)
+    if not isinstance(number, hint) or isinstance(number, bool):
+        raise ArchitectureError(f"{name} = {value!r}: expected {'an integer' if hint is int else 'a number'}")
+    return number
+
+
+def _build(cls: Any, values: Mapping[str, Any], path: str) -> Any:
+    """A dataclass of this file from nested plain values, every one of them checked."""
+    if not isinstance(values, Mapping):
+        raise ArchitectureError(f"{path or 'architecture'} = {values!r}: expected an object with named fields")
+    hints = typing.get_type_hints(cls)
+    known = [f.name for f in fields(cls)]
+    made = {}
+    for name, value in values.items():
+        full = f"{path}.{name}" if path else name
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(known)}"
+            raise ArchitectureError(f"there is no field {full!r}; {hint}")
+        if name in PARTS and cls is Architecture:
+            made[name] = _build(hints[name], value, full)
+        elif name == "encoder":
+            made[name] = None if value is None else _build(Architecture, value, full)
+        else:
+            made[name] = parse_value(full, value, hints[name])
+    if missing := [f.name for f in fields(cls) if f.name not in made and not _has_default(f)]:
+        raise ArchitectureError(f"{path or 'architecture'} lacks {', '.join(missing)}: give each a value")
+    return cls(**made)
+
+
+def _has_default(f: dataclasses.Field) -> bool:
+    return f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
+
+
+def _check(a: Architecture) -> None:
+    """Refuse sizes and words that contradict each other."""
+    for name in architecture_fields():
+        if name == "dropout":
+            continue
+        part, _, last = name.rpartition(".")
+        value = getattr(getattr(a, part) if part else a, last)
+        parse_value(name, value, field_type(name))
+
+    def refuse_unless(true: bool, name: str, value: Any, expected: str) -> None:
+        if not true:
+            raise ArchitectureError(f"{name} = {value}: expected {expected}")
+
+    heads, kv = a.attention.n_heads, a.attention.n_kv_heads
+    for name, least in (("n_vocab", 1), ("n_ctx", 1), ("d_model", 1), ("n_layers", 0), ("n_segments", 0)):
+        refuse_unless(getattr(a, name) >= least, name, getattr(a, name), f"at least {least}")
+    refuse_unless(heads >= 1, "attention.n_heads", heads, "at least 1")
+    refuse_unless(kv >= 0, "attention.n_kv_heads", kv, "0 (as many as n_heads) or a divisor of n_heads")
+    refuse_unless(heads % (kv or heads) == 0, "attention.n_kv_heads", kv, f"a divisor of n_heads = {heads}")
+    refuse_unless(a.attention.d_head >= 0, "attention.d_head", a.attention.d_head, "0 (d_model / n_heads) or more")
+    if not a.attention.d_head:
+        fits = f"a divisor of d_model = {a.d_model}, or attention.d_head set"
+        refuse_unless(a.d_model % heads == 0, "attention.n_heads", heads, fits)
+    windows = a.attention.windows
+    refuse_unless(bool(windows) and min(windows) >= 0, "attention.windows", windows, "one or more integers >= 0")
+    refuse_unless(a.mlp.d_ff >= 0, "mlp.d_ff", a.mlp.d_ff, "0 (4 d_model) or more")
+    refuse_unless(a.mlp.n_hidden >= 0, "mlp.n_hidden", a.mlp.n_hidden, "0 or more hidden layers")
+    one = a.mlp.form == "plain" or a.mlp.n_hidden == 1
+    refuse_unless(one, "mlp.n_hidden", a.mlp.n_hidden, "1 where mlp.form = gated")
+    refuse_unless(0 <= a.norm.eps < 1, "norm.eps", a.norm.eps, "a number from 0 up to, not including, 1")
+    refuse_unless(a.positions.base > 0, "positions.base", a.positions.base, "a number above 0")
+    refuse_unless(0 < a.positions.fraction <= 1, "positions.fraction", a.positions.fraction, "above 0, at most 1")
+    if a.positions.kind == "rotary":
+        turned = "fraction * d_head of 2 or more: a plane has two coordinates"
+        refuse_unless(a.d_rotary >= 2, "positions.fraction", a.positions.fraction, turned)
+    if a.positions.kind == "sinusoidal":
+        refuse_unless(a.d_model % 2 == 0, "d_model", a.d_model, "an even number where positions.kind = sinusoidal")
+    for f in fields(Dropout):
+        p = getattr(a.dropout, f.name)
+        refuse_unless(0 <= p < 1, f"dropout.{f.name}", p, "a rate from 0 up to, not including, 1")
+    if a.encoder is not None:
+        same = a.encoder.d_model == a.d_model
+        refuse_unless(same, "encoder.d_model", a.encoder.d_model, f"d_model = {a.d_model}")
+        refuse_unless(a.encoder.encoder is None, "encoder.encoder", "given", "an encoder without one of its own")
+        refuse_unless(a.block != "parallel", "block", a.block, "pre or post where an encoder is read")
+
+
+def count_parameters(a: Architecture) -> dict[str, int]:
+    """Trainable numbers by part: embed, positions, attention, mlp, norms, unembed, total.
+
+    A tied unembedding counts once, under embed. CONFORMANCE X-PARAMS has the closed forms this follows.
+    """
+    m, d, f = a.d_model, a.d_head, a.d_ff
+    q, kv = a.n_heads * d, a.n_kv_heads * d
+    bias_qkv, bias_out = a.attention.bias in ("qkv", "all"), a.attention.bias in ("out", "all")
+    attention = m * q + 2 * m * kv + q * m + bias_qkv * (q + 2 * kv) + bias_out * m
+    attention += 2 * d * (a.attention.qk_norm == "rms")
+    widths = [m] + [f] * a.mlp.n_hidden + [m]
+    ups = 2 if a.mlp.form == "gated" else 1
+    bias_mlp = a.mlp.bias == "all"
+    mlp = sum(n_in * n_out + bias_mlp * n_out for n_in, n_out in zip(widths, widths[1:], strict=False))
+    mlp += (ups - 1) * (m * f + bias_mlp * f)
+    norm = {"none": 0, "layer": m + m * (a.norm.bias == "all"), "rms": m}[a.norm.kind]
+    cross = attention if a.encoder is not None else 0
+    counts = {
+        "embed": a.n_vocab * m + a.n_segments * m,
+        "positions": a.n_ctx * m if a.positions.kind == "learned" else 0,
+        "attention": a.n_layers * (attention + cross),
+        "mlp": a.n_layers * mlp,
+        "norms": norm * (a.n_layers * (2 + (a.encoder is not None)))
+        + norm * ((a.embed_norm == "norm") + (a.final_norm == "norm")),
+        "unembed": (a.unembed == "untied") * a.n_vocab * m,
+    }
+    if a.readout == "bert":
+        counts["unembed"] += m * m + m + norm + a.n_vocab
+    if a.encoder is not None:
+        counts["encoder"] = sum(
+            count for part, count in count_parameters(a.encoder).items() if part not in ("unembed", "total")
+        )
+    return counts | {"total": sum(counts.values())}
+
