@@ -10,6 +10,7 @@ Letters: i query position, j key position, h head, d = d_head, m = d_model, f = 
 
 import dataclasses
 import difflib
+import itertools
 import json
 import typing
 from collections.abc import Iterator, Mapping
@@ -369,7 +370,7 @@ def count_parameters(a: Architecture) -> dict[str, int]:
     widths = [m] + [f] * a.mlp.n_hidden + [m]
     ups = 2 if a.mlp.form == "gated" else 1
     bias_mlp = a.mlp.bias == "all"
-    mlp = sum(n_in * n_out + bias_mlp * n_out for n_in, n_out in zip(widths, widths[1:], strict=False))
+    mlp = sum(n_in * n_out + bias_mlp * n_out for n_in, n_out in itertools.pairwise(widths))
     mlp += (ups - 1) * (m * f + bias_mlp * f)
     norm = {"none": 0, "layer": m + m * (a.norm.bias == "all"), "rms": m}[a.norm.kind]
     cross = attention if a.encoder is not None else 0
@@ -389,4 +390,3 @@ def count_parameters(a: Architecture) -> dict[str, int]:
             count for part, count in count_parameters(a.encoder).items() if part not in ("unembed", "total")
         )
     return counts | {"total": sum(counts.values())}
-

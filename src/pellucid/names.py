@@ -29,9 +29,27 @@ class Name:
 
 
 TABLE = (
-    Name("embed", "b i m", "S0 (1.3) t W_E^T; S1 z_bsd; S3 W_E[Ind(i)]; S4 e_j", "W_E[t_i]", "hook_embed"),
+    Name(
+        "embed",
+        "b i m",
+        "S0 (1.3) t W_E^T; S1 z_bsd; S3 W_E[Ind(i)]; S4 e_j",
+        "c W_E[t_i],  c = embed_scale",
+        "hook_embed",
+    ),
     Name("pos_embed", "b i m", "S0 Rem. 1.2 P; S1 p_sd; S4 Gamma", "W_P[i]", "hook_pos_embed"),
+    Name("seg_embed", "b i m", "", "W_S[s_i]", ""),
+    Name("embed_norm.scale", "b i 1", "", "sigma or rho", ""),
+    Name("embed_norm.normalized", "b i m", "", "(x - mu) / sigma or x / rho", ""),
+    Name("embed_norm", "b i m", "", "norm(x_0)", ""),
     Name("blocks.i.resid_pre", "b i m", "S0 X; S2 x0; S3 x^(l-1)", "x", "blocks.i.hook_resid_pre"),
+    Name("blocks.i.norm_1.scale", "b i 1", "S3, S4 sigma", "sigma or rho", "blocks.i.ln1.hook_scale"),
+    Name(
+        "blocks.i.norm_1.normalized",
+        "b i m",
+        "S3, S4 (x - mu) / sigma",
+        "(x - mu) / sigma or x / rho",
+        "blocks.i.ln1.hook_normalized",
+    ),
     Name("blocks.i.norm_1", "b i m", "S1 LN(z); S3, S4 LN", "norm(x)", ""),
     Name("blocks.i.attn.q", "b h i d", "S1 q_bsea; S3 Query; S4 Q", "x W_Q^T", "blocks.i.attn.hook_q"),
     Name("blocks.i.attn.k", "b g j d", "S1 k_bsea; S3 Key; S4 K", "x W_K^T", "blocks.i.attn.hook_k"),
@@ -56,6 +74,8 @@ TABLE = (
     Name("blocks.i.attn.result", "b h i m", "S0 (3.6) h(X); S2 h_j", "z_h W_O^h^T", "blocks.i.attn.hook_result"),
     Name("blocks.i.attn_out", "b i m", "S0 sum_h h(X); S2 H(x); S4 e'", "sum_h result + b_O", "blocks.i.hook_attn_out"),
     Name("blocks.i.resid_mid", "b i m", "S0 ATTN_H(X); S2 x1; S3 x^(l-1,*)", "x + attn_out", "blocks.i.hook_resid_mid"),
+    Name("blocks.i.norm_cross.scale", "b i 1", "", "sigma or rho", ""),
+    Name("blocks.i.norm_cross.normalized", "b i m", "", "(x - mu) / sigma or x / rho", ""),
     Name("blocks.i.norm_cross", "b i m", "S4 figure (Vaswani)", "norm(x)", ""),
     Name("blocks.i.cross.q", "b h i d", "S4 figure (Vaswani)", "x W_Q^T", ""),
     Name("blocks.i.cross.k", "b g j d", "S4 figure (Vaswani)", "y W_K^T for the encoder's output y", ""),
@@ -66,14 +86,140 @@ TABLE = (
     Name("blocks.i.cross.result", "b h i m", "S4 figure (Vaswani)", "z_h W_O^h^T", ""),
     Name("blocks.i.cross_out", "b i m", "S4 figure (Vaswani)", "sum_h result + b_O", ""),
     Name("blocks.i.resid_cross", "b i m", "S4 figure (Vaswani)", "x + cross_out", ""),
+    Name("blocks.i.norm_2.scale", "b i 1", "S3, S4 sigma", "sigma or rho", "blocks.i.ln2.hook_scale"),
+    Name(
+        "blocks.i.norm_2.normalized",
+        "b i m",
+        "S3, S4 (x - mu) / sigma",
+        "(x - mu) / sigma or x / rho",
+        "blocks.i.ln2.hook_normalized",
+    ),
     Name("blocks.i.norm_2", "b i m", "S3, S4 LN", "norm(x)", ""),
     Name("blocks.i.mlp.gate", "b i f", "", "x W_gate^T + b_gate", "blocks.i.mlp.hook_pre"),
-    Name("blocks.i.mlp.pre", "b i f", "S0 (2.5) z^(1); S4 K~^T e", "x W_up^T + b_up", "blocks.i.mlp.hook_pre"),
-    Name("blocks.i.mlp.post", "b i f", "S0 (2.6) a^(1); S4 sigma(K~^T e)", "f(pre), or f(gate) * pre", "blocks.i.mlp.hook_post"),
+    Name("blocks.i.mlp.pre", "b i f", "S0 (2.5) z^(1); S4 K~^T e", "x W_up^T + b_up", "blocks.i.mlp.hook_pre_linear"),
+    Name("blocks.i.mlp.pre.l", "b i f", "S0 (2.5) z^(l+1)", "a_l W_l^T + b_l", ""),
+    Name("blocks.i.mlp.post.l", "b i f", "S0 (2.6) a^(l+1)", "f(pre.l)", ""),
+    Name(
+        "blocks.i.mlp.post",
+        "b i f",
+        "S0 (2.6) a^(1); S4 sigma(K~^T e)",
+        "f(pre), or f(gate) * pre",
+        "blocks.i.mlp.hook_post",
+    ),
     Name("blocks.i.mlp_out", "b i m", "S0 m(X); S2 MLP(x1); S3 FFN", "post W_out^T + b_out", "blocks.i.hook_mlp_out"),
     Name("blocks.i.resid_post", "b i m", "S0 (4.1) B(X); S2 x2; S3 x^(l)", "x + mlp_out", "blocks.i.hook_resid_post"),
+    Name("final_norm.scale", "b i 1", "S3, S4 sigma", "sigma or rho", "ln_final.hook_scale"),
+    Name(
+        "final_norm.normalized",
+        "b i m",
+        "S3, S4 (x - mu) / sigma",
+        "(x - mu) / sigma or x / rho",
+        "ln_final.hook_normalized",
+    ),
     Name("final_norm", "b i m", "S1, S3, S4 LN", "norm(x)", ""),
     Name("logits", "b i v", "S0 l(S); S3 U x; S4 S", "x W_U^T", ""),
     Name("probs", "b i v", "S0 P_S; S4 P", "softmax_v(logits)", ""),
     Name("loss", "b i", "S4 -log P_v", "-log P(t_{i+1} | t_0 ... t_i)", ""),
 )
+
+ROWS = {row.name: row for row in TABLE}
+
+
+def row(full: str) -> Name:
+    """The row of the table that a full name such as `blocks.3.attn.pattern` belongs to."""
+    template = re.sub(r"^(encoder\.)?blocks\.\d+\.", "blocks.i.", full).removeprefix("encoder.")
+    template = re.sub(r"\.mlp\.(pre|post)\.\d+$", r".mlp.\1.l", template)
+    return ROWS[template]
+
+
+def axes(full: str) -> list[str]:
+    """The axes of a tensor, as letters: `["b", "h", "i", "j"]` for a pattern."""
+    return row(full).axes.split()
+
+
+def absent(template: str, a: Architecture) -> str:
+    """Why the architecture has no tensor of this row, or "" where it has."""
+    part = template.split(".")[-1] if template.endswith((".scale", ".normalized")) else ""
+    place = template.removeprefix("blocks.i.").removesuffix(f".{part}")
+    reasons = {
+        "pos_embed": (
+            a.positions.kind not in ("learned", "sinusoidal"),
+            f"positions.kind = {a.positions.kind} adds nothing to the stream",
+        ),
+        "seg_embed": (not a.n_segments, "n_segments = 0"),
+        "embed_norm": (a.embed_norm == "none" or a.norm.kind == "none", "the embedded stream is not normalised"),
+        "norm_1": (a.norm.kind == "none", "norm.kind = none"),
+        "norm_2": (a.norm.kind == "none", "norm.kind = none"),
+        "norm_cross": (a.norm.kind == "none" or a.encoder is None, "no encoder is read, or norm.kind = none"),
+        "final_norm": (a.final_norm == "none" or a.norm.kind == "none", "the last stream is not normalised"),
+        "attn.rot_q": (a.positions.kind != "rotary", f"positions.kind = {a.positions.kind} rotates nothing"),
+        "attn.rot_k": (a.positions.kind != "rotary", f"positions.kind = {a.positions.kind} rotates nothing"),
+        "resid_mid": (a.block == "parallel", "a parallel block adds attention and MLP to the stream at once"),
+        "mlp.gate": (a.mlp.form != "gated", "mlp.form = plain has no gate"),
+        "mlp.pre": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: say mlp.pre.0, mlp.pre.1, ..."),
+        "mlp.post": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: say mlp.post.0, mlp.post.1, ..."),
+    }
+    if place.startswith(("cross", "resid_cross")):
+        return "" if a.encoder is not None else "no encoder is read"
+    missing, why = reasons.get(place, (False, ""))
+    return why if missing else ""
+
+
+def names(a: Architecture) -> list[str]:
+    """The full name of every tensor that a forward pass of this architecture computes, in order."""
+    found = [] if a.encoder is None else [f"encoder.{name}" for name in names(a.encoder) if name != "logits"]
+    templates = [r.name for r in TABLE if not absent(r.name, a) and r.name not in ("probs", "loss")]
+    inside = [t for t in templates if t.startswith("blocks.i.")]
+    found += [t for t in templates if t in TEMPLATES_BEFORE]
+    for i in range(a.n_layers):
+        for template in inside:
+            full = template.replace("blocks.i.", f"blocks.{i}.")
+            if not full.endswith(".l"):
+                found.append(full)
+            elif a.mlp.n_hidden != 1:
+                found += [f"{full[:-1]}{l}" for l in range(a.mlp.n_hidden)]
+    return found + [t for t in templates if t not in inside and t not in TEMPLATES_BEFORE]
+
+
+TEMPLATES_BEFORE = tuple(r.name for r in TABLE if r.name.startswith(("embed", "pos_embed", "seg_embed")))
+ALIASES = {r.transformer_lens: r.name for r in TABLE if r.transformer_lens}
+
+
+def canonical(name: str, a: Architecture) -> str:
+    """Our name for one given in ours or in TransformerLens's classic spelling.
+
+    With one hidden layer `mlp.pre.0` is `mlp.pre`, and in a gated MLP TransformerLens's `hook_pre` is the gate.
+    """
+    match = re.match(r"^((?:encoder\.)?blocks\.)(\d+|\*)\.(.*)$", name)
+    prefix, rest = (f"{match[1]}{match[2]}.", f"blocks.i.{match[3]}") if match else ("", name)
+    if rest == "blocks.i.mlp.hook_pre":
+        rest = "blocks.i.mlp.gate" if a.mlp.form == "gated" else "blocks.i.mlp.pre"
+    rest = ALIASES.get(rest, rest)
+    if a.mlp.n_hidden == 1:
+        rest = re.sub(r"\.mlp\.(pre|post)\.0$", r".mlp.\1", rest)
+    return prefix + rest.removeprefix("blocks.i.") if match else rest
+
+
+def select(patterns: str | list[str] | tuple[str, ...], a: Architecture) -> list[str]:
+    """The names that the patterns (`*` stands for anything) choose, in order of computation.
+
+    Raises KeyError with the reason where a pattern chooses nothing that this architecture has.
+    """
+    known = names(a)
+    chosen: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        found = fnmatch.filter(known, canonical(pattern, a))
+        if not found:
+            raise KeyError(_why_not(pattern, a))
+        chosen.update(found)
+    return [name for name in known if name in chosen]
+
+
+def _why_not(pattern: str, a: Architecture) -> str:
+    name = canonical(pattern, a)
+    try:
+        template = row(re.sub(r"blocks\.\*\.", "blocks.0.", name)).name
+    except KeyError:
+        return f"there is no tensor {pattern!r}; pellucid.names.names(architecture) lists them"
+    why = absent(template, a) or f"the architecture has {a.n_layers} layers, numbered from 0"
+    return f"this architecture has no {pattern!r}: {why}"

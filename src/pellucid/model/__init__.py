@@ -1,0 +1,7 @@
+"""The network alone: tokens in, logits out."""
+
+from pellucid.model.cache import Cache
+from pellucid.model.tap import OFF, Recorder, Tap
+from pellucid.model.transformer import Encoder, Transformer
+
+__all__ = ["OFF", "Cache", "Encoder", "Recorder", "Tap", "Transformer"]

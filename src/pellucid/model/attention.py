@@ -1,0 +1,94 @@
+"""Attention: every position reads from the positions its mask allows."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pellucid.architecture import Architecture
+from pellucid.model.cache import NO_CACHE, NoCache
+from pellucid.model.mask import Mask
+from pellucid.model.norm import RMSNorm, Unchanged
+from pellucid.model.positions import Rotary, Unturned
+from pellucid.model.shapes import Encoded, Keys, Queries, Stream, Turn, Visible
+from pellucid.model.tap import OFF, Tap
+
+
+class Attention(nn.Module):
+    """out_i = concat_h(sum_j A^h_ij v_j) W_O^T,  A = softmax_j(scale q_i . k_j + mask)   (S0 (3.2); S1 1.1.2; S3; S4)
+
+    `cross`: keys and values are read from an encoder's output, without rotation.
+    """
+
+    def __init__(self, a: Architecture, layer: int, cross: bool = False):
+        super().__init__()
+        self.d_head, self.scale, self.group = a.d_head, a.score_scale, a.n_heads // a.n_kv_heads
+        bias_qkv, bias_out = a.attention.bias in ("qkv", "all"), a.attention.bias in ("out", "all")
+        self.query = nn.Linear(a.d_model, a.n_heads * a.d_head, bias=bias_qkv)
+        self.key = nn.Linear(a.d_model, a.n_kv_heads * a.d_head, bias=bias_qkv)
+        self.value = nn.Linear(a.d_model, a.n_kv_heads * a.d_head, bias=bias_qkv)
+        self.out = nn.Linear(a.n_heads * a.d_head, a.d_model, bias=bias_out)
+        normed = a.attention.qk_norm == "rms"
+        self.query_norm = RMSNorm(a.d_head, a.norm.eps) if normed else Unchanged()
+        self.key_norm = RMSNorm(a.d_head, a.norm.eps) if normed else Unchanged()
+        self.rotate = Rotary(a) if a.positions.kind == "rotary" and not cross else Unturned()
+        self.mask = Mask(a, layer, cross)
+        self.dropout = nn.Dropout(a.dropout.pattern)
+        #: how sum_j A_ij v_j is computed where no tap needs A: `fused` or `written_out`, the same function
+        self.mix = self.fused
+
+    def forward(
+        self,
+        x: Stream,
+        source: Encoded | None = None,
+        turn: Turn | None = None,
+        visible: Visible | None = None,
+        cache: NoCache = NO_CACHE,
+        tap: Tap = OFF,
+    ) -> Stream:
+        """Read from `source`, or from x itself and what the cache keeps of earlier positions."""
+        y = x if source is None else source
+        q, k, v = (
+            tap("q", self.heads(self.query(x))),
+            tap("k", self.heads(self.key(y))),
+            tap("v", self.heads(self.value(y))),
+        )
+        q, k = self.rotate(self.query_norm(q), self.key_norm(k), turn, tap)
+        k, v = cache.extend(k, v)
+        z = tap.choose(
+            ("scores", "pattern"),
+            lambda: self.mix(q, k, v, visible),
+            lambda tap: self.written_out(q, k, v, visible, tap),
+        )
+        z = tap("z", z)
+        return tap.choose(("result",), lambda: self.out(z.transpose(1, 2).flatten(2)), lambda tap: self.by_head(z, tap))
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[batch, pos, heads * d_head] -> [batch, heads, pos, d_head], head-major."""
+        return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
+
+    def fused(self, q: Queries, k: Keys, v: Keys, visible: Visible | None) -> Queries:
+        """sum_j A_ij v_j without writing A down."""
+        triangle = self.mask.is_triangle(q.size(2), k.size(2), visible)
+        mask = None if triangle else self.mask(q.size(2), k.size(2), visible, q)
+        p = self.dropout.p if self.training else 0.0
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, dropout_p=p, is_causal=triangle, scale=self.scale, enable_gqa=self.group > 1
+        )
+
+    def written_out(self, q: Queries, k: Keys, v: Keys, visible: Visible | None, tap: Tap = OFF) -> Queries:
+        """The same with A written down. A row that may read nothing is zero."""
+        k, v = k.repeat_interleave(self.group, dim=1), v.repeat_interleave(self.group, dim=1)
+        scores = torch.einsum("bhid,bhjd->bhij", q, k) * self.scale
+        mask = self.mask(q.size(2), k.size(2), visible, q)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        scores = tap("scores", scores)
+        nothing = scores.amax(-1, keepdim=True) == -torch.inf
+        pattern = tap("pattern", scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0))
+        return torch.einsum("bhij,bhjd->bhid", self.dropout(pattern), v)
+
+    def by_head(self, z: Queries, tap: Tap) -> Stream:
+        """sum_h result_h + b_O,  result_h = z_h W_O^h^T   (S0 (3.6))"""
+        w = self.out.weight.unflatten(1, (-1, self.d_head))
+        result = tap("result", torch.einsum("bhid,mhd->bhim", z, w)).sum(1)
+        return result if self.out.bias is None else result + self.out.bias

@@ -1,0 +1,105 @@
+"""A block adds to the residual stream what attention reads, then what the MLP computes."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from pellucid.architecture import Architecture
+from pellucid.model.attention import Attention
+from pellucid.model.cache import NO_CACHE, NoCache
+from pellucid.model.mlp import make_mlp
+from pellucid.model.norm import make_norm
+from pellucid.model.shapes import Encoded, Stream, Turn, Visible
+from pellucid.model.tap import OFF, Tap
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What all blocks of one call read besides the stream: rotations, the mask given, an encoder's output and its mask."""
+
+    turn: Turn | None = None
+    visible: Visible | None = None
+    source: Encoded | None = None
+    source_visible: Visible | None = None
+
+
+class PreBlock(nn.Module):
+    """x += attn(norm_1(x));  x += mlp(norm_2(x))   (S1, S4; S0 (4.1), (4.2) where norm is none)"""
+
+    def __init__(self, a: Architecture, layer: int):
+        super().__init__()
+        self.norm_1 = make_norm(a)
+        self.attn = Attention(a, layer)
+        self.norm_2 = make_norm(a)
+        self.mlp = make_mlp(a)
+        self.drop_attn, self.drop_mlp = nn.Dropout(a.dropout.attn_out), nn.Dropout(a.dropout.mlp_out)
+
+    def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+        x = tap("resid_pre", x)
+        x = tap("resid_mid", x + self.attend(self.normed("norm_1", x, tap), reading, cache, tap))
+        return tap("resid_post", x + self.compute(self.normed("norm_2", x, tap), tap))
+
+    def normed(self, name: str, x: Tensor, tap: Tap) -> Tensor:
+        """The block's norm of that name, of x."""
+        return tap(name, getattr(self, name)(x, tap.at(name)))
+
+    def attend(self, x: Stream, reading: Reading, cache: NoCache, tap: Tap) -> Stream:
+        """What attention adds to the stream."""
+        out = self.attn(x, turn=reading.turn, visible=reading.visible, cache=cache, tap=tap.at("attn"))
+        return tap("attn_out", self.drop_attn(out))
+
+    def compute(self, x: Stream, tap: Tap) -> Stream:
+        """What the MLP adds to the stream."""
+        return tap("mlp_out", self.drop_mlp(self.mlp(x, tap.at("mlp"))))
+
+
+class PostBlock(PreBlock):
+    """x = norm_1(x + attn(x));  x = norm_2(x + mlp(x))   (S3, slide 8; Vaswani et al. 2017)"""
+
+    def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+        x = tap("resid_pre", x)
+        x = self.normed("norm_1", tap("resid_mid", x + self.attend(x, reading, cache, tap)), tap)
+        return tap("resid_post", self.normed("norm_2", x + self.compute(x, tap), tap))
+
+
+class ParallelBlock(PreBlock):
+    """x += attn(norm_1(x)) + mlp(norm_2(x))   (S0 Remark 4.1, counting X once)"""
+
+    def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+        x = tap("resid_pre", x)
+        read = self.attend(self.normed("norm_1", x, tap), reading, cache, tap)
+        return tap("resid_post", x + read + self.compute(self.normed("norm_2", x, tap), tap))
+
+
+class PreCrossBlock(PreBlock):
+    """x += attn(norm_1(x));  x += cross(norm_cross(x), source);  x += mlp(norm_2(x))"""
+
+    def __init__(self, a: Architecture, layer: int):
+        super().__init__(a, layer)
+        self.norm_cross = make_norm(a)
+        self.cross = Attention(a, layer, cross=True)
+
+    def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+        x = tap("resid_pre", x)
+        x = tap("resid_mid", x + self.attend(self.normed("norm_1", x, tap), reading, cache, tap))
+        x = tap("resid_cross", x + self.consult(self.normed("norm_cross", x, tap), reading, tap))
+        return tap("resid_post", x + self.compute(self.normed("norm_2", x, tap), tap))
+
+    def consult(self, x: Stream, reading: Reading, tap: Tap) -> Stream:
+        """What cross-attention adds to the stream."""
+        out = self.cross(x, reading.source, visible=reading.source_visible, tap=tap.at("cross"))
+        return tap("cross_out", self.drop_attn(out))
+
+
+class PostCrossBlock(PreCrossBlock):
+    """x = norm_1(x + attn(x));  x = norm_cross(x + cross(x, source));  x = norm_2(x + mlp(x))   (Vaswani et al. 2017)"""
+
+    def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+        x = tap("resid_pre", x)
+        x = self.normed("norm_1", tap("resid_mid", x + self.attend(x, reading, cache, tap)), tap)
+        x = self.normed("norm_cross", tap("resid_cross", x + self.consult(x, reading, tap)), tap)
+        return tap("resid_post", self.normed("norm_2", x + self.compute(x, tap), tap))
+
+
+BLOCK = {"pre": PreBlock, "post": PostBlock, "parallel": ParallelBlock}
+CROSS_BLOCK = {"pre": PreCrossBlock, "post": PostCrossBlock}

@@ -1,0 +1,97 @@
+"""Keys and values already computed, so that a new position need not compute them again."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from pellucid.architecture import Architecture, ArchitectureError
+from pellucid.model.shapes import Keys
+
+
+class NoCache:
+    """Remembers nothing: every position is in the call."""
+
+    length = 0
+
+    def __getitem__(self, layer: int) -> "NoCache":
+        return self
+
+    def extend(self, k: Keys, v: Keys) -> tuple[Keys, Keys]:
+        return k, v
+
+    def advance(self, n: int) -> None:
+        pass
+
+
+class Cache(NoCache):
+    """Room for `capacity` positions (n_ctx unless said) of every layer's keys and values, filled from the left.
+
+    Memory is taken once: 2 n_layers batch n_kv_heads capacity d_head numbers (`nbytes` bytes).
+    Raises ArchitectureError where earlier positions read later ones, so that nothing can be kept.
+    """
+
+    def __init__(
+        self,
+        a: Architecture,
+        batch: int = 1,
+        capacity: int | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ):
+        if a.attention.mask == "bidirectional":
+            raise ArchitectureError(
+                "attention.mask = bidirectional: a cache needs masks under which nothing earlier reads what "
+                "comes later (causal, or prefix after its prefix); call the model without a cache"
+            )
+        self.capacity = capacity or a.n_ctx
+        shape = (2, a.n_layers, batch, a.n_kv_heads, self.capacity, a.d_head)
+        self.store = torch.zeros(shape, dtype=dtype, device=device)
+        self.length = 0
+
+    def __getitem__(self, layer: int) -> "CacheLayer":
+        """One layer's part, as its attention sees it."""
+        return CacheLayer(self.store[0, layer], self.store[1, layer], self.length)
+
+    def advance(self, n: int) -> None:
+        """n more positions are kept, in every layer."""
+        self.length += n
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` positions."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot crop a cache of {self.length} positions to {length}: give 0 to {self.length}")
+        self.length = length
+
+    def fork(self, rows: Int[Tensor, " rows"] | None = None) -> "Cache":
+        """An independent copy; with `rows`, of those sequences, in that order and repeated where asked."""
+        copy = object.__new__(Cache)
+        copy.capacity, copy.length = self.capacity, self.length
+        copy.store = self.store.clone() if rows is None else self.store.index_select(2, rows)
+        return copy
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken."""
+        return self.store.nbytes
+
+
+@dataclass
+class CacheLayer(NoCache):
+    """One layer of a Cache: [batch, kv_head, capacity, d_head] each, `length` positions of them filled."""
+
+    keys: Tensor
+    values: Tensor
+    length: int
+
+    def extend(self, k: Keys, v: Keys) -> tuple[Keys, Keys]:
+        """All keys and values up to now, the new ones written behind the kept ones."""
+        end = self.length + k.size(2)
+        self.keys[:, :, self.length : end] = k
+        self.values[:, :, self.length : end] = v
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+NO_CACHE = NoCache()

@@ -1,0 +1,77 @@
+"""Which keys a query may read, and what its scores gain from their distance.
+
+Queries are the last n_queries of n_keys positions: with a cache the keys reach further back.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pellucid.architecture import Architecture
+from pellucid.model.shapes import Places, Visible
+from pellucid.model.tables import Table
+
+
+def causal(i: Tensor, j: Tensor) -> Tensor:
+    """j <= i (S1, with its printed inequality turned round; S4)."""
+    return j <= i
+
+
+def everything(i: Tensor, j: Tensor) -> Tensor:
+    """Every j."""
+    return (j == j) | (i == i)
+
+
+def prefix_mask(lengths: Places, n: int) -> Visible:
+    """[batch, n, n]: j <= i, or j inside the row's prefix of the given length."""
+    place = torch.arange(n, device=lengths.device)
+    return causal(place[:, None], place) | (place < lengths[:, None])[:, None, :]
+
+
+def documents_mask(documents: Places) -> Visible:
+    """[batch, n, n]: j <= i, and both in the same document, given as one number per position."""
+    place = torch.arange(documents.size(-1), device=documents.device)
+    return causal(place[:, None], place) & (documents[..., :, None] == documents[..., None, :])
+
+
+class Mask(nn.Module):
+    """The rule of one layer: the architecture's word, its window, and its ALiBi slopes where it has them."""
+
+    def __init__(self, a: Architecture, layer: int, cross: bool = False):
+        super().__init__()
+        unlimited = cross or a.attention.mask == "bidirectional"
+        self.rule = everything if unlimited else causal
+        self.window = 0 if cross else a.window(layer)
+        self.slopes = None
+        if a.positions.kind == "alibi" and not cross:
+            exponents = -8 * torch.arange(1, a.n_heads + 1, dtype=torch.float64) / a.n_heads
+            self.slopes = Table(2**exponents)
+        #: the rule is j <= i alone, which attention kernels know without being told pair by pair
+        self.plain = not unlimited and not self.window and self.slopes is None
+        self.unlimited = unlimited and not self.window and self.slopes is None
+
+    def is_triangle(self, n_queries: int, n_keys: int, given: Tensor | None) -> bool:
+        """Whether the kernel's own causal flag says it all."""
+        return self.plain and given is None and n_queries == n_keys
+
+    def forward(self, n_queries: int, n_keys: int, given: Visible | None, like: Tensor) -> Tensor | None:
+        """What is added to the scores, or a boolean mask [batch or 1, 1, query, key], or None for no limit.
+
+        `given`, True where a query may read a key, takes the place of the word's rule.
+        """
+        if given is None and (self.unlimited or (self.plain and n_queries == 1)):
+            return None
+        j = torch.arange(n_keys, device=like.device)
+        i = j[n_keys - n_queries :, None]
+        visible = self.rule(i, j) if given is None else given
+        if self.window:
+            visible = visible & ((i - j).abs() < self.window)
+        visible = visible if visible.ndim == 2 else visible[:, None]
+        if self.slopes is None:
+            return visible
+        return self.distance(i, j).to(like.dtype).masked_fill(~visible, -torch.inf)
+
+    def distance(self, i: Tensor, j: Tensor) -> Float[Tensor, "head query_pos key_pos"]:
+        """-s_h |i - j| (Press et al. 2021)."""
+        assert self.slopes is not None
+        return -self.slopes.values[:, None, None] * (i - j).abs()

@@ -1,0 +1,89 @@
+"""Where order comes from: rows added to the stream, or planes of q and k turned by an angle."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pellucid.architecture import Architecture
+from pellucid.model.shapes import Places, Turn
+from pellucid.model.tables import Table
+from pellucid.model.tap import OFF, Tap
+
+
+def frequencies(n_planes: int, base: float) -> Float[Tensor, " planes"]:
+    """w_k = base^(-k / n_planes), in float64 (Vaswani et al. 2017, section 3.5)."""
+    return base ** -(torch.arange(n_planes, dtype=torch.float64) / n_planes)
+
+
+def angles(a: Architecture, n_planes: int) -> Float[Tensor, "pos planes"]:
+    """i w_k for every position i < n_ctx and plane k, in float64."""
+    return torch.arange(a.n_ctx, dtype=torch.float64)[:, None] * frequencies(n_planes, a.positions.base)
+
+
+class Learned(nn.Embedding):
+    """x_i += W_P[i]"""
+
+    def __init__(self, a: Architecture):
+        super().__init__(a.n_ctx, a.d_model)
+
+
+class Sinusoidal(Table):
+    """x_i += (sin(i w_k), cos(i w_k)), in halves or in pairs."""
+
+    def __init__(self, a: Architecture):
+        angle = angles(a, a.d_model // 2)
+        axis = {"halves": -2, "pairs": -1}[a.positions.layout]
+        super().__init__(torch.stack([angle.sin(), angle.cos()], axis).flatten(1))
+
+    def forward(self, positions: Places) -> Float[Tensor, "*batch pos d_model"]:
+        return self.values[positions]
+
+
+class Turns(Table):
+    """cos(i w_k) and sin(i w_k), looked up once for all the blocks."""
+
+    def __init__(self, a: Architecture):
+        angle = angles(a, a.d_rotary // 2)
+        super().__init__(torch.stack([angle.cos(), angle.sin()]))
+
+    def forward(self, positions: Places) -> Turn:
+        cos, sin = self.values
+        return cos[positions], sin[positions]
+
+
+class NoTurns(nn.Module):
+    """Nothing to turn: positions do not enter through q and k."""
+
+    def forward(self, positions: Places) -> None:
+        return None
+
+
+class Rotary(nn.Module):
+    """(q_i, k_j) -> (R_i q_i, R_j k_j): plane k of the first d_rotary coordinates turned by i w_k (Su et al. 2021)."""
+
+    def __init__(self, a: Architecture):
+        super().__init__()
+        self.d_rotary = a.d_rotary
+        # halves: coordinates (k, k + d/2) make plane k; pairs: (2k, 2k + 1)
+        self.split, self.axis = {"halves": ((2, -1), -2), "pairs": ((-1, 2), -1)}[a.positions.layout]
+
+    def forward(self, q: Tensor, k: Tensor, turn: Turn, tap: Tap = OFF) -> tuple[Tensor, Tensor]:
+        return tap("rot_q", self.turn(q, turn)), tap("rot_k", self.turn(k, turn))
+
+    def turn(self, x: Float[Tensor, "batch any_head pos d_head"], turn: Turn) -> Tensor:
+        """R_i x_i for each position i."""
+        cos, sin = (t if t.ndim == 2 else t[:, None] for t in turn)
+        turned, kept = x[..., : self.d_rotary], x[..., self.d_rotary :]
+        a, b = turned.unflatten(-1, self.split).unbind(self.axis)
+        turned = torch.stack([a * cos - b * sin, a * sin + b * cos], self.axis).flatten(-2)
+        return torch.cat([turned.to(x.dtype), kept], -1)
+
+
+class Unturned(nn.Module):
+    """(q, k) -> (q, k)"""
+
+    def forward(self, q: Tensor, k: Tensor, turn: None, tap: Tap = OFF) -> tuple[Tensor, Tensor]:
+        return q, k
+
+
+ADDED = {"learned": Learned, "sinusoidal": Sinusoidal}

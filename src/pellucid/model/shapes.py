@@ -1,0 +1,20 @@
+"""The kinds of tensor a transformer handles, named once. Checked in tests, free at run time.
+
+Axes: batch; pos, two of them query_pos and key_pos, an encoder's source_pos; head, and kv_head for
+the shared heads of keys and values; d_model, d_head, d_ff, n_vocab.
+"""
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Tokens = Int[Tensor, "batch pos"]
+Places = Int[Tensor, "*batch pos"]  # positions, one row for all sequences or one row each
+Stream = Float[Tensor, "batch pos d_model"]
+Encoded = Float[Tensor, "batch source_pos d_model"]
+Hidden = Float[Tensor, "batch pos d_ff"]
+Logits = Float[Tensor, "batch pos n_vocab"]
+Queries = Float[Tensor, "batch head query_pos d_head"]
+Keys = Float[Tensor, "batch kv_head key_pos d_head"]
+Pattern = Float[Tensor, "batch head query_pos key_pos"]
+Turn = tuple[Float[Tensor, "*batch pos planes"], Float[Tensor, "*batch pos planes"]]  # cos and sin
+Visible = Bool[Tensor, "*batch query_pos key_pos"]  # True: the query may read the key

@@ -1,0 +1,91 @@
+"""Tokens -> embedding -> blocks -> unembedding -> logits."""
+
+import torch
+from torch import nn
+
+from pellucid.architecture import Architecture
+from pellucid.model.block import BLOCK, CROSS_BLOCK, Reading
+from pellucid.model.cache import NO_CACHE, NoCache
+from pellucid.model.embed import READOUT, Embed
+from pellucid.model.norm import Unchanged, make_norm
+from pellucid.model.positions import NoTurns, Turns
+from pellucid.model.shapes import Encoded, Logits, Places, Stream, Tokens, Visible
+from pellucid.model.tap import OFF, Tap
+
+
+class Encoder(nn.Module):
+    """Tokens to the residual stream behind the last block, normalised where the architecture says so."""
+
+    def __init__(self, a: Architecture):
+        super().__init__()
+        self.architecture = a
+        self.embed = Embed(a)
+        self.turns = Turns(a) if a.positions.kind == "rotary" else NoTurns()
+        make_block = (BLOCK if a.encoder is None else CROSS_BLOCK)[a.block]
+        self.blocks = nn.ModuleList(make_block(a, layer) for layer in range(a.n_layers))
+        self.final_norm = make_norm(a) if a.final_norm == "norm" else Unchanged()
+
+    def forward(
+        self,
+        tokens: Tokens,
+        *,
+        positions: Places | None = None,
+        mask: Visible | None = None,
+        segments: Tokens | None = None,
+        source: Encoded | None = None,
+        source_mask: Visible | None = None,
+        embeddings: Stream | None = None,
+        cache: NoCache | None = None,
+        tap: Tap = OFF,
+    ) -> Stream:
+        """The stream for `tokens`; all else is optional, as for Transformer."""
+        cache = cache or NO_CACHE
+        positions = self.places(tokens, cache.length) if positions is None else positions
+        reading = Reading(self.turns(positions), mask, source, source_mask)
+        x = self.embed(tokens, positions, segments, embeddings, tap)
+        for i, block in enumerate(self.blocks):
+            x = block(x, reading, cache[i], tap.at(f"blocks.{i}"))
+        cache.advance(tokens.size(1))
+        return tap("final_norm", self.final_norm(x, tap.at("final_norm")))
+
+    def places(self, tokens: Tokens, start: int) -> Places:
+        """start, start + 1, ...; more than the context holds is refused."""
+        end = start + tokens.size(1)
+        if end > self.architecture.n_ctx:
+            raise ValueError(
+                f"{end} positions were given to a model whose context is n_ctx = {self.architecture.n_ctx}: "
+                f"pass at most the last {self.architecture.n_ctx} tokens"
+            )
+        return torch.arange(start, end, device=tokens.device)
+
+
+class Transformer(Encoder):
+    """T: tokens t_1 ... t_n to logits, row i for the token that follows t_i   (S0 4.3; S1 1.1; S3; S4)"""
+
+    def __init__(self, a: Architecture):
+        super().__init__(a)
+        self.unembed = READOUT[a.readout](a, self.embed)
+        self.encoder = None if a.encoder is None else Encoder(a.encoder)
+
+    def forward(self, tokens: Tokens, *, tap: Tap = OFF, **reading) -> Logits:
+        """Logits [batch, pos, n_vocab] of the token after each of `tokens` [batch, pos].
+
+        positions    of each token, [pos] or [batch, pos]; 0, 1, ... after what the cache keeps unless given
+        mask         True where a query may read a key, [query, key] or [batch, query, key], keys including
+                     the cache's; takes the place of the architecture's mask word, windows still narrow it
+        segments     kind of each token, for architectures with n_segments
+        source       an encoder's output [batch, source_pos, d_model], for blocks that read one; see `encode`
+        source_mask  which of its positions may be read
+        embeddings   [batch, pos, d_model] in place of W_E[tokens]
+        cache        a Cache, which is read and extended
+        tap          is handed every named tensor (`pellucid.names`)
+
+        Raises ValueError when the positions do not fit into n_ctx.
+        """
+        x = super().forward(tokens, tap=tap, **reading)
+        return tap("logits", self.unembed(x))
+
+    def encode(self, tokens: Tokens, mask: Visible | None = None, tap: Tap = OFF) -> Encoded:
+        """The encoder's output for the source tokens, to be given as `source`."""
+        assert self.encoder is not None, "this architecture has no encoder"
+        return self.encoder(tokens, mask=mask, tap=tap.at("encoder"))

@@ -1,0 +1,82 @@
+"""Weights: how they start, and how they are written to a file and read back."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from pellucid.model.transformer import Transformer
+
+
+class WeightsError(ValueError):
+    """A weights file that does not fit the architecture."""
+
+
+def initialise(model: Transformer, seed: int, std: float = 0.02) -> Transformer:
+    """GPT-2's start (Radford et al. 2019): N(0, std^2), what writes to the stream divided by sqrt(2 n_layers).
+
+    Biases are 0 and gains 1. Each tensor is drawn by its own generator, seeded by (seed, name), so that
+    no tensor's start depends on which others exist.
+    """
+    writes = ("attn.out.weight", "cross.out.weight", "mlp.down.weight")
+    for name, p in model.named_parameters():
+        if name.endswith("gain"):
+            nn.init.ones_(p)
+        elif name.endswith("bias"):
+            nn.init.zeros_(p)
+        else:
+            depth = math.sqrt(2 * max(model.architecture.n_layers, 1)) if name.endswith(writes) else 1.0
+            generator = torch.Generator().manual_seed(_seed_of(seed, name))
+            with torch.no_grad():
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) * (std / depth))
+    return model
+
+
+def _seed_of(seed: int, name: str) -> int:
+    """A seed for one tensor, the same on every machine and in every process."""
+    digest = 14695981039346656037
+    for byte in f"{seed}/{name}".encode():  # FNV-1a, 64 bits
+        digest = ((digest ^ byte) * 1099511628211) % 2**64
+    return digest % 2**63
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter once, by name; a tied matrix is under `embed.token.weight`."""
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def load_state(model: nn.Module, state: Mapping[str, Tensor], where: str = "the weights") -> None:
+    """Copy `state` into the model; raises WeightsError naming what is missing, left over or of another shape."""
+    own = dict(model.named_parameters())
+    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing or extra:
+        raise WeightsError(
+            f"{where} and the architecture differ: missing {_some(missing)}, left over {_some(extra)}; "
+            "is architecture.json the one these weights were saved with?"
+        )
+    for name, p in own.items():
+        if p.shape != state[name].shape:
+            raise WeightsError(
+                f"{where}: {name} has shape {list(state[name].shape)}, the architecture asks for {list(p.shape)}"
+            )
+    with torch.no_grad():
+        for name, p in own.items():
+            p.copy_(state[name])
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3]) or "nothing"
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def save_weights(model: nn.Module, path: Path) -> None:
+    """Every parameter once, as safetensors."""
+    save_file({name: p.contiguous() for name, p in state_of(model).items()}, path)
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """The weights that `save_weights` wrote."""
+    load_state(model, load_file(path), str(path))

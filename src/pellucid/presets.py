@@ -1,0 +1,176 @@
+"""Named architectures, as values.
+
+Sizes that depend on the text (`n_vocab`) can be given when a preset is asked for; all else is what
+the source states. S0 ... S4 are the source texts of docs/mathematics.md.
+"""
+
+from dataclasses import replace
+
+from pellucid.architecture import MLP, Architecture, ArchitectureError, Attention, Dropout, Norm, Positions
+
+TENTH = Dropout(embed=0.1, pattern=0.1, attn_out=0.1, mlp_out=0.1)
+
+
+def gpt2(d_model: int, n_layers: int, n_heads: int) -> Architecture:
+    """Radford et al. 2019: pre-norm, learned positions, tied."""
+    return Architecture(
+        n_vocab=50257,
+        n_ctx=1024,
+        d_model=d_model,
+        n_layers=n_layers,
+        attention=Attention(n_heads=n_heads),
+        dropout=TENTH,
+    )
+
+
+def modern(d_model: int, n_layers: int, n_heads: int, n_ctx: int) -> Architecture:
+    """Rotary positions, RMS norm, query-key norm, squared ReLU, no biases, tied."""
+    return Architecture(
+        n_vocab=50257,
+        n_ctx=n_ctx,
+        d_model=d_model,
+        n_layers=n_layers,
+        attention=Attention(n_heads=n_heads, bias="none", qk_norm="rms"),
+        mlp=MLP(activation="relu2", bias="none"),
+        positions=Positions(kind="rotary"),
+        norm=Norm(kind="rms", eps=1e-6),
+    )
+
+
+PRESETS = {
+    # the default: small enough for a laptop, good for its size
+    "modern": modern(384, 6, 6, 256),
+    # Radford et al. 2018: post-norm, no final norm
+    "gpt1": Architecture(
+        n_vocab=40478,
+        n_ctx=512,
+        d_model=768,
+        n_layers=12,
+        attention=Attention(n_heads=12),
+        block="post",
+        final_norm="none",
+        dropout=TENTH,
+    ),
+    "gpt2": gpt2(768, 12, 12),
+    "gpt2-medium": gpt2(1024, 24, 16),
+    "gpt2-large": gpt2(1280, 36, 20),
+    "gpt2-xl": gpt2(1600, 48, 25),
+    # Brown et al. 2020: GPT-2 with every other layer banded; the band's width is not stated there, 256 is ours
+    "gpt3": Architecture(
+        n_vocab=50257,
+        n_ctx=2048,
+        d_model=12288,
+        n_layers=96,
+        attention=Attention(n_heads=96, d_head=128, windows=(0, 256)),
+    ),
+    # S0, Becker-Kahn: no norm, no positions, no biases, scores not scaled
+    "becker-kahn": Architecture(
+        n_vocab=50257,
+        n_ctx=256,
+        d_model=128,
+        n_layers=4,
+        attention=Attention(n_heads=4, scale="1", bias="none"),
+        mlp=MLP(activation="relu"),
+        positions=Positions(kind="none"),
+        norm=Norm(kind="none"),
+        final_norm="none",
+        unembed="untied",
+    ),
+    # S0 Remark 4.1
+    "becker-kahn-parallel": Architecture(
+        n_vocab=50257,
+        n_ctx=256,
+        d_model=128,
+        n_layers=4,
+        attention=Attention(n_heads=4, scale="1", bias="none"),
+        mlp=MLP(activation="relu"),
+        positions=Positions(kind="none"),
+        norm=Norm(kind="none"),
+        block="parallel",
+        final_norm="none",
+        unembed="untied",
+    ),
+    # S1, Goon: pre-norm, learned positions, attention without biases, multi-query as its variant
+    "goon": Architecture(
+        n_vocab=50257,
+        n_ctx=256,
+        d_model=128,
+        n_layers=4,
+        attention=Attention(n_heads=4, bias="none"),
+        dropout=TENTH,
+        unembed="untied",
+    ),
+    "goon-multi-query": Architecture(
+        n_vocab=50257,
+        n_ctx=256,
+        d_model=128,
+        n_layers=4,
+        attention=Attention(n_heads=4, n_kv_heads=1, bias="none"),
+        dropout=TENTH,
+        unembed="untied",
+    ),
+    # S2, the notes: sinusoids in halves, no norm
+    "notes": Architecture(
+        n_vocab=50257,
+        n_ctx=256,
+        d_model=128,
+        n_layers=4,
+        attention=Attention(n_heads=4, bias="none"),
+        mlp=MLP(activation="relu"),
+        positions=Positions(kind="sinusoidal"),
+        norm=Norm(kind="none"),
+        final_norm="none",
+        unembed="untied",
+    ),
+    # S3, AP & MF: post-norm with epsilon outside the root, d_ff = 2 d_model
+    "slides": Architecture(
+        n_vocab=50257,
+        n_ctx=256,
+        d_model=128,
+        n_layers=4,
+        attention=Attention(n_heads=4, bias="none"),
+        mlp=MLP(d_ff=256, activation="relu"),
+        norm=Norm(eps_at="outside"),
+        block="post",
+        final_norm="none",
+        unembed="untied",
+    ),
+    # S4, Dobriban: the matrix form with one head
+    "dobriban": Architecture(
+        n_vocab=50257,
+        n_ctx=256,
+        d_model=128,
+        n_layers=4,
+        attention=Attention(n_heads=1, bias="none"),
+        mlp=MLP(activation="relu", bias="none"),
+        dropout=TENTH,
+        unembed="untied",
+    ),
+    # Devlin et al. 2018
+    "bert": Architecture(
+        n_vocab=30522,
+        n_ctx=512,
+        d_model=768,
+        n_layers=12,
+        attention=Attention(n_heads=12, mask="bidirectional"),
+        mlp=MLP(activation="gelu"),
+        norm=Norm(eps=1e-12),
+        block="post",
+        embed_norm="norm",
+        final_norm="none",
+        readout="bert",
+        n_segments=2,
+        dropout=TENTH,
+    ),
+}
+
+
+def preset(name: str, n_vocab: int | None = None) -> Architecture:
+    """The preset of that name, with the tokenizer's vocabulary where one is given.
+
+    Raises ArchitectureError naming the presets when there is none of that name.
+    """
+    if name not in PRESETS:
+        raise ArchitectureError(f"there is no preset {name!r}: say one of {', '.join(PRESETS)}")
+    found = PRESETS[name]
+    return found if n_vocab is None else replace(found, n_vocab=n_vocab)
