@@ -1,0 +1,1 @@
+"""The definition of everything, equation by equation, in NumPy and float64."""

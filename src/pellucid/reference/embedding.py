@@ -1,0 +1,143 @@
+"""Tokens to vectors and back, and the ways in which position enters.
+
+A position is a row: X in R^{n x m}; a matrix W (out x in) acts as X W^T, which is (Id (x) W) X in S0.
+"""
+
+import numpy as np
+
+from pellucid.reference.tape import Array, real
+
+
+def one_hot(tokens: np.ndarray, n_vocab: int) -> np.ndarray:
+    """sigma: row i is the basis vector e_{t_i}   [...] -> [..., n_vocab]
+
+    S0 1.1 "One-Hot Encoding" and 2+), S3 slide 1 Ind. Raises ValueError for a token outside 0 ... n_vocab - 1.
+    """
+    tokens = check_tokens(tokens, n_vocab)
+    return (tokens[..., None] == np.arange(n_vocab)).astype(np.float64)
+
+
+def check_tokens(tokens: np.ndarray, n_vocab: int) -> np.ndarray:
+    """The same tokens as integers; ValueError if one is not in 0 ... n_vocab - 1   (S1 1.1 step 1: range(V))."""
+    tokens = np.asarray(tokens)
+    if tokens.size and not np.issubdtype(tokens.dtype, np.integer):
+        raise ValueError(f"tokens of type {tokens.dtype} were given: expected integers")
+    if tokens.size and (tokens.min() < 0 or tokens.max() >= n_vocab):
+        raise ValueError(
+            f"token {tokens.max() if tokens.max() >= n_vocab else tokens.min()} is not in 0 ... {n_vocab - 1}"
+        )
+    return tokens.astype(np.int64)
+
+
+def tensor_apply(A: Array, W: Array, X: Array) -> Array:
+    """(A (x) W) X = A X W^T   A [i, j], W [out, in], X [j, in] -> [i, out].   S0 (1.3), (3.2), (3.6). Erratum E-40."""
+    return real(A) @ real(X) @ real(W).T
+
+
+def embed(t: Array, W_E: Array) -> Array:
+    """(Id (x) W_E) t = t W_E for one-hot or any other rows   t [n, n_vocab], W_E [n_vocab, m] -> [n, m]
+
+    S0 (1.2), (1.3), whose W_E is the transpose of the one stored here; S1 1.1.1; S3 slide 5 W_E[Ind(t_i)].
+    """
+    return real(t) @ real(W_E)
+
+
+def unembed(X: Array, W_U: Array) -> Array:
+    """X W_U^T   X [..., m], W_U [n_vocab, m] -> [..., n_vocab]
+
+    S0 (1.4), (1.5); S3 slide 6 U x_i; S4 "Next Token Prediction" W_out [e_1 ... e_j], transposed. Tied: W_U is
+    W_E, used transposed and not inverted (erratum E-32).
+    """
+    return real(X) @ real(W_U).T
+
+
+def combine_positions(E: Array, P: Array, how: str = "add", W: Array | None = None) -> Array:
+    """F(e_i, p_i): e_i + p_i (add), or (e_i || p_i) W^T (concatenate)   [n, m], [n, m] -> [n, m]
+
+    S3 slide 5 F; S0 Remark 1.2 t W_E^T + P; S1 1.1.1 z + p; S4 "Positional encoding" Gamma. Addition is the
+    second with W = (Id Id). Erratum E-50.
+    """
+    if how == "add":
+        return real(E) + real(P)
+    if how == "concatenate" and W is not None:
+        return np.concatenate([real(E), real(P)], axis=-1) @ real(W).T
+    raise ValueError(f"how = {how!r}: say add, or concatenate with a matrix W [m, 2m]")
+
+
+def frequencies(n_planes: int, base: float = 10_000.0) -> np.ndarray:
+    """w_k = base^(-k/n_planes)   [n_planes].   S2 "Positional Encodings": 1 / N^(2j/E) for j < E/2. Erratum E-48."""
+    return base ** (-np.arange(n_planes) / n_planes)
+
+
+def sinusoidal_positions(
+    n: int, m: int, base: float = 10_000.0, start: float = 0, layout: str = "halves"
+) -> np.ndarray:
+    """Rows (sin(i w_k), cos(i w_k)) for i = start ... start + n - 1, w_k = base^(-2k/m)   [n, m]
+
+    S2 "Positional Encodings" lays them out in halves (all sines, then all cosines), Vaswani et al. 2017 in pairs.
+    Errata E-43 (d/2 is E/2), E-44 (what base > n buys), E-48.
+    """
+    return sinusoid_at(np.arange(n) + start, m, base, layout)
+
+
+def sinusoid_at(positions: np.ndarray, m: int, base: float = 10_000.0, layout: str = "halves") -> np.ndarray:
+    """The sinusoidal rows of these positions   [...] -> [..., m].   S2 "Positional Encodings"."""
+    if m % 2:
+        raise ValueError(f"m = {m}: sines and cosines come in pairs, so an even width is needed")
+    angle = np.asarray(positions)[..., None] * frequencies(m // 2, base)
+    parts = np.stack([np.sin(angle), np.cos(angle)], axis=_plane_axis(layout))
+    return parts.reshape(*angle.shape[:-1], m)
+
+
+def shift_matrix(m: int, base: float = 10_000.0, steps: float = 1.0, layout: str = "halves") -> np.ndarray:
+    """R with e_{i+steps} = R e_i for every i: a rotation of each plane by steps * w_k   [m, m]
+
+    S2 "Positional Encodings": "a linear transformation for shifting k -> k+1, identical across all k"; in
+    complex numbers the diagonal matrix exp(i w_k).
+    """
+    # rotating every basis vector gives the rows of R^T, up to the sense of rotation: (sin, cos) turns backwards
+    return rotate(np.eye(m), np.full(m, -float(steps)), m, base, layout).T
+
+
+def rotate(x: Array, positions: np.ndarray, d_rotary: int, base: float = 10_000.0, layout: str = "halves") -> Array:
+    """R_i x_i: plane k of the first d_rotary coordinates turned by i w_k, w_k = base^(-2k/d_rotary)   [..., i, d]
+
+    S3 slide 5 leaves the combination with positions open; Su et al. 2021 (rotary). Planes are the coordinates
+    (k, k + d_rotary/2) in the layout halves, (2k, 2k + 1) in pairs; the coordinates after d_rotary stay. Then
+    (R_i q) . (R_j k) depends on i - j alone. positions [..., i] broadcasts against x without its last axis.
+    """
+    x = real(x)
+    angle = np.asarray(positions)[..., None] * frequencies(d_rotary // 2, base)
+    cos, sin = np.cos(angle), np.sin(angle)
+    first, second = _plane_indices(d_rotary, layout)
+    a, b = x[..., first], x[..., second]
+    turned = np.stack([a * cos - b * sin, a * sin + b * cos], axis=_plane_axis(layout))
+    turned = np.reshape(turned, (*turned.shape[:-2], d_rotary))
+    return np.concatenate([turned, x[..., d_rotary:]], axis=-1)
+
+
+def _plane_axis(layout: str) -> int:
+    if layout not in ("halves", "pairs"):
+        raise ValueError(f"layout = {layout!r}: say halves or pairs")
+    return {"halves": -2, "pairs": -1}[layout]
+
+
+def _plane_indices(d: int, layout: str) -> tuple[np.ndarray, np.ndarray]:
+    """The two coordinates of every plane."""
+    k = np.arange(d // 2)
+    return (k, k + d // 2) if layout == "halves" else (2 * k, 2 * k + 1)
+
+
+def alibi_slopes(n_heads: int) -> np.ndarray:
+    """s_h = 2^(-8h/n_heads) for h = 1 ... n_heads   [n_heads].   Press et al. 2021; S0 Remark 1.2 "several ways"."""
+    return 2.0 ** (-8 * np.arange(1, n_heads + 1) / n_heads)
+
+
+def alibi(n_heads: int, n: int, n_keys: int | None = None) -> np.ndarray:
+    """-s_h |i - j|, added to the scores; queries are the last n of the keys   [n_heads, n, n_keys]
+
+    Press et al. 2021; S0 Remark 1.2 "several competing ways".
+    """
+    n_keys = n if n_keys is None else n_keys
+    i, j = np.arange(n_keys - n, n_keys)[:, None], np.arange(n_keys)
+    return -alibi_slopes(n_heads)[:, None, None] * np.abs(i - j)

@@ -1,0 +1,46 @@
+"""Naming the tensors of one forward pass, keeping them and changing them."""
+
+from collections.abc import Callable, Mapping
+
+from pellucid.reference.tape import Array, constant
+
+Edit = Callable[[Array], Array]
+
+
+class Off:
+    """Hands every tensor back as it is."""
+
+    def __call__(self, name: str, value: Array) -> Array:
+        return value
+
+    def at(self, scope: str) -> "Off":
+        return self
+
+
+OFF = Off()
+
+
+class Tap(Off):
+    """Keeps every named tensor in `values`, by full name (pellucid.names), after applying the edit of that name.
+
+    S4 "Drawbacks": interventions via modifying representations. `edits` maps a full name to a function whose result
+    the computation goes on with.
+    """
+
+    def __init__(self, edits: Mapping[str, Edit] | None = None):
+        self.edits = dict(edits or {})
+        self.values: dict[str, Array] = {}
+        self.prefix = ""
+
+    def __call__(self, name: str, value: Array) -> Array:
+        full = self.prefix + name
+        if full in self.edits:
+            value = self.edits[full](value)
+        self.values[full] = constant(value)
+        return value
+
+    def at(self, scope: str) -> "Tap":
+        """The same tap, with names below prefixed by `scope.`"""
+        inner = Tap()
+        inner.edits, inner.values, inner.prefix = self.edits, self.values, f"{self.prefix}{scope}."
+        return inner

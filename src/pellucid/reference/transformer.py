@@ -1,0 +1,319 @@
+"""The transformer: tokens to logits, for every word of an Architecture.
+
+S0 section 4, S1 1.1, S2, S3 slides 3 to 13, S4 "Matrix Representation", with the corrections of the errata.
+Inside, every array has a batch axis b first; letters as in pellucid.names.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pellucid.architecture import Architecture
+from pellucid.reference.embedding import alibi, check_tokens, rotate, sinusoid_at
+from pellucid.reference.functions import ACTIVATION, layer_scale, rms_norm, rms_scale, softmax
+from pellucid.reference.masks import bidirectional_mask, causal_mask, window_mask
+from pellucid.reference.tap import OFF, Off, Tap
+from pellucid.reference.tape import Array, real
+from pellucid.reference.weights import Weights, check_weights, part
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What all blocks of one call read besides the stream: positions, a mask, an encoder's output and its mask."""
+
+    positions: np.ndarray
+    mask: np.ndarray | None = None
+    source: Array | None = None
+    source_mask: np.ndarray | None = None
+
+
+def forward(
+    architecture: Architecture, weights: Weights, tokens: np.ndarray | None = None, *,
+    positions: np.ndarray | None = None, mask: np.ndarray | None = None, segments: np.ndarray | None = None,
+    source: Array | None = None, source_mask: np.ndarray | None = None, embeddings: Array | None = None,
+    tap: Off = OFF,
+) -> Array:  # fmt: skip
+    """T = unembedding . decoder stack . embedding: logits of the token after each position
+
+    tokens [n] or [b, n] -> logits [n, v] or [b, n, v].   S0 4.2 T, 4.3 l(S) (the last row); S1 1.1 y_bsv; S3
+    slide 6; S4 "Next Token Prediction" S. Errata E-16 (any n <= n_ctx), E-31, E-57.
+
+    positions    [n] or [b, n], 0 ... n - 1 unless given
+    mask         True = may read, [i, j] or [b, i, j]; replaces the causal, bidirectional or prefix rule (prefix
+                 without a mask is causal); windows still narrow it
+    segments     [n] or [b, n] for architectures with n_segments, 0 unless given
+    source       an encoder's output [j, m] or [b, j, m] for blocks that read one; see `encode`
+    source_mask  True = may read, [i, j] or [b, i, j]
+    embeddings   [n, m] or [b, n, m] in place of W_E[t], before scaling and positions; tokens may then be left out
+    tap          is handed every named tensor
+
+    Raises ValueError for weights that are not the architecture's, tokens outside the vocabulary, more positions
+    than n_ctx, or a source where none is read or none where one is.
+    """
+    a, w = architecture, weights
+    check_weights(a, w)
+    if (source is None) != (a.encoder is None):
+        raise ValueError("a source must be given exactly where the architecture has an encoder: see encode")
+    x, batched = _first_stream(a, w, tokens, positions, segments, embeddings, tap)
+    places = _places(a, positions, x.shape[1])
+    source = None if source is None else real(source) if np.ndim(source) == 3 else real(source)[None]
+    x = _blocks(a, w, x, Reading(places, mask, source, source_mask), tap)
+    logits = tap("logits", readout(a, w, x))
+    return logits if batched else logits[0]
+
+
+def encode(
+    architecture: Architecture, weights: Weights, tokens: np.ndarray, *, mask: np.ndarray | None = None, tap: Off = OFF
+) -> Array:
+    """The encoder's stream behind its last block and its final norm, for cross-attention   [n] or [b, n] -> [.., n, m]
+
+    S4 "Illustration from Vaswani et al. (2017)". `weights` are those of the whole encoder-decoder.
+    """
+    a = architecture.encoder
+    if a is None:
+        raise ValueError("this architecture has no encoder")
+    tap, w = tap.at("encoder"), part(weights, "encoder")
+    x, batched = _first_stream(a, w, tokens, None, None, None, tap)
+    x = _blocks(a, w, x, Reading(_places(a, None, x.shape[1]), mask), tap)
+    return x if batched else x[0]
+
+
+def encoder_decoder(
+    architecture: Architecture, weights: Weights, source: np.ndarray, tokens: np.ndarray, tap: Off = OFF
+) -> Array:
+    """Logits of the target tokens given the source tokens   [n'] , [n] -> [n, v].   S4 figure (Vaswani et al. 2017)."""
+    return forward(architecture, weights, tokens, source=encode(architecture, weights, source, tap=tap), tap=tap)
+
+
+def soft_forward(architecture: Architecture, weights: Weights, t: Array) -> Array:
+    """T on any matrix t, whose rows need not be one-hot   [.., n, v] -> [.., n, v].   S0 4.2, 0 "euclidean space"."""
+    return forward(architecture, weights, embeddings=real(t) @ real(weights["embed.token.weight"]))
+
+
+def trace(architecture: Architecture, weights: Weights, tokens: np.ndarray, **reading) -> dict[str, np.ndarray]:
+    """Every named tensor of one pass, by name, with probs and (from the second token on) loss   pellucid.names
+
+    probs = softmax(logits) [b, i, v]; loss [b, i] = -log P(t_{i+1} | t_0 ... t_i) for i < n - 1. S0 4.3, S4.
+    """
+    tap = Tap()
+    forward(architecture, weights, tokens, tap=tap, **reading)
+    probs = tap("probs", softmax(tap.values["logits"]))
+    targets = np.atleast_2d(tokens)[:, 1:, None]
+    tap("loss", -np.log(np.take_along_axis(probs[:, :-1], targets, axis=-1)[..., 0]))
+    return tap.values
+
+
+# Embedding and readout ----------------------------------------------------------------------------
+
+
+def _first_stream(a, w, tokens, positions, segments, embeddings, tap) -> tuple[Array, bool]:
+    """The embedded stream [b, n, m] and whether the caller gave a batch axis."""
+    if tokens is None and embeddings is None:
+        raise ValueError("neither tokens nor embeddings were given")
+    if embeddings is None:
+        tokens = check_tokens(tokens, a.n_vocab)  # type: ignore[arg-type]
+        batched = tokens.ndim == 2
+        e = real(w["embed.token.weight"])[tokens if batched else tokens[None]]
+    else:
+        embeddings = real(embeddings)
+        batched = embeddings.ndim == 3
+        e = embeddings if batched else embeddings[None]
+    return embed(a, w, e, _places(a, positions, e.shape[1]), segments, tap), batched
+
+
+def _places(a: Architecture, positions: np.ndarray | None, n: int) -> np.ndarray:
+    """0 ... n - 1, or what was given; positions that the context does not hold are refused."""
+    places = np.arange(n) if positions is None else np.asarray(positions)
+    if n > a.n_ctx or (places.size and not 0 <= places.min() <= places.max() < a.n_ctx):
+        raise ValueError(f"{n} positions up to {places.max()} were given: the context is n_ctx = {a.n_ctx}")
+    return places
+
+
+def embed(a: Architecture, w: Weights, e: Array, positions: np.ndarray, segments: np.ndarray | None, tap: Off) -> Array:
+    """x_i = norm(c e_i + position_i + W_S[s_i]),  e_i = W_E[t_i]   [b, n, m] -> [b, n, m]
+
+    S0 (1.3) and Remark 1.2, S1 1.1.1, S3 slide 5, S4 "Positional encoding"; segments and the norm as in BERT.
+    """
+    x = tap("embed", (a.d_model**0.5 if a.embed_scale == "sqrt(d_model)" else 1.0) * real(e))
+    if a.positions.kind == "learned":
+        x = x + tap("pos_embed", np.broadcast_to(real(w["embed.position.weight"])[positions], x.shape))
+    if a.positions.kind == "sinusoidal":
+        rows = sinusoid_at(positions, a.d_model, a.positions.base, a.positions.layout)
+        x = x + tap("pos_embed", np.broadcast_to(rows, x.shape))
+    if a.n_segments:
+        kinds = np.zeros(x.shape[:2], int) if segments is None else check_tokens(segments, a.n_segments)
+        x = x + tap("seg_embed", np.broadcast_to(real(w["embed.segment.weight"])[kinds], x.shape))
+    return normalise(a, w, "embed.norm", x, tap) if a.embed_norm == "norm" else tap("embed_norm", x)
+
+
+def readout(a: Architecture, w: Weights, x: Array) -> Array:
+    """x W_U^T (linear), norm(f(x W^T + b)) W_U^T + b_U (bert)   [b, n, m] -> [b, n, v]
+
+    S0 (1.5), S3 slide 6, S4 "Next Token Prediction"; tied: W_U is W_E, erratum E-32.
+    """
+    W_U = real(w["embed.token.weight" if a.unembed == "tied" else "unembed.weight"])
+    if a.readout == "linear":
+        return x @ W_U.T
+    x = normalise(a, w, "unembed.norm", ACTIVATION[a.mlp.activation](linear(w, "unembed.dense", x)), OFF)
+    return x @ W_U.T + w["unembed.bias"]
+
+
+# Blocks -------------------------------------------------------------------------------------------
+
+
+def _blocks(a: Architecture, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+    """The decoder stack, then the final norm.   S0 4.2 D, S3 slide 3. The final norm is in no text: erratum E-57."""
+    for layer in range(a.n_layers):
+        x = BLOCK[a.block](a, layer, part(w, f"blocks.{layer}"), x, reading, tap.at(f"blocks.{layer}"))
+    return normalise(a, w, "final_norm", x, tap) if a.final_norm == "norm" else tap("final_norm", x)
+
+
+def pre_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+    """x += attn(norm_1(x));  [x += cross(norm_cross(x), source);]  x += mlp(norm_2(x))
+
+    S1 1.1.1.1, S4 "Normalization and Dropout"; S0 (4.1), (4.2) where norm is none. Errata E-04, E-57, E-66.
+    """
+    x = tap("resid_pre", x)
+    normed = normalise(a, w, "norm_1", x, tap)
+    x = tap("resid_mid", x + tap("attn_out", self_attention(a, layer, w, normed, reading, tap)))
+    if reading.source is not None:
+        normed = normalise(a, w, "norm_cross", x, tap)
+        x = tap("resid_cross", x + tap("cross_out", cross_attention(a, w, normed, reading, tap)))
+    normed = normalise(a, w, "norm_2", x, tap)
+    return tap("resid_post", x + tap("mlp_out", mlp(a, w, normed, tap)))
+
+
+def post_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+    """x = norm_1(x + attn(x));  [x = norm_cross(x + cross(x, source));]  x = norm_2(x + mlp(x))
+
+    S3 slide 8; S4 figure (Vaswani et al. 2017). Errata E-57, E-58.
+    """
+    x = tap("resid_pre", x)
+    x = tap("resid_mid", x + tap("attn_out", self_attention(a, layer, w, x, reading, tap)))
+    x = normalise(a, w, "norm_1", x, tap)
+    if reading.source is not None:
+        x = tap("resid_cross", x + tap("cross_out", cross_attention(a, w, x, reading, tap)))
+        x = normalise(a, w, "norm_cross", x, tap)
+    x = x + tap("mlp_out", mlp(a, w, x, tap))
+    return tap("resid_post", normalise(a, w, "norm_2", x, tap))
+
+
+def parallel_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+    """x += attn(norm_1(x)) + mlp(norm_2(x)).   S0 Remark 4.1, counting X once: erratum E-05."""
+    x = tap("resid_pre", x)
+    normed = normalise(a, w, "norm_1", x, tap)
+    read = tap("attn_out", self_attention(a, layer, w, normed, reading, tap))
+    normed = normalise(a, w, "norm_2", x, tap)
+    return tap("resid_post", x + read + tap("mlp_out", mlp(a, w, normed, tap)))
+
+
+BLOCK = {"pre": pre_block, "post": post_block, "parallel": parallel_block}
+
+
+def normalise(a: Architecture, w: Weights, name: str, x: Array, tap: Off) -> Array:
+    """x, layer_norm(x) or rms_norm(x) with the gain and bias called `name`, and its inner tensors   [..., m]
+
+    S1 1.1.1.1, S3 slide 9, S4 "Normalization and Dropout". Errata E-26, E-51.
+    """
+    called = name.replace(".", "_")
+    if a.norm.kind == "none":
+        return tap(called, x)
+    inner = tap.at(called)
+    scale = inner("scale", (layer_scale if a.norm.kind == "layer" else rms_scale)(x, a.norm.eps, a.norm.eps_at))
+    centred = x - np.mean(x, axis=-1, keepdims=True) if a.norm.kind == "layer" else x
+    y = w[f"{name}.gain"] * inner("normalized", centred / scale)
+    return tap(called, y + w[f"{name}.bias"] if f"{name}.bias" in w else y)
+
+
+def linear(w: Weights, name: str, x: Array) -> Array:
+    """x W^T, plus the bias if the weights have one   [..., in] -> [..., out].   S0 1.2 (Id (x) W) X = X W^T."""
+    y = x @ real(w[f"{name}.weight"]).T
+    return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
+
+
+def mlp(a: Architecture, w: Weights, x: Array, tap: Off) -> Array:
+    """m(x): a_l = f(a_{l-1} W_l^T + b_l) for each hidden layer, then W_out; gated: (f(gate) * up) W_out   [b, n, m]
+
+    S0 (2.5) to (2.7), S1 1.1 step 4, S2 "MLP Layer", S3 slide 10, S4 "MLP layers". Errata E-02, E-52, E-56.
+    """
+    f, tap = ACTIVATION[a.mlp.activation], tap.at("mlp")
+    for n in range(a.mlp.n_hidden):
+        number = f".{n}" if a.mlp.n_hidden > 1 else ""
+        gate = f(tap("gate", linear(w, "mlp.gate", x))) if a.mlp.form == "gated" else None
+        pre = tap(f"pre{number}", linear(w, f"mlp.up.{n}", x))
+        x = tap(f"post{number}", f(pre) if gate is None else gate * pre)
+    return linear(w, "mlp.down", x)
+
+
+# Attention ----------------------------------------------------------------------------------------
+
+
+def self_attention(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+    """concat_h(sum_j A^h_ij v_j) W_O^T + b_O, the stream reading itself   [b, i, m] -> [b, i, m]
+
+    S0 3.4, S1 1.1.2, S2 H(x), S3 slides 11 to 13, S4 "Value -> Embedding & Multi-Head".
+    """
+    w, tap = part(w, "attn"), tap.at("attn")
+    q, k, v = _queries_keys_values(a, w, x, x, tap)
+    if a.positions.kind == "rotary":
+        # a batch of positions needs an axis for the heads
+        places = reading.positions if reading.positions.ndim == 1 else reading.positions[:, None]
+        turn = {"d_rotary": a.d_rotary, "base": a.positions.base, "layout": a.positions.layout}
+        q, k = tap("rot_q", rotate(q, places, **turn)), tap("rot_k", rotate(k, places, **turn))
+    visible = visible_keys(a, layer, q.shape[2], k.shape[2], reading.mask)
+    distance = alibi(a.n_heads, q.shape[2], k.shape[2]) if a.positions.kind == "alibi" else 0.0
+    return _mix(a, w, q, k, v, visible, distance, tap)
+
+
+def cross_attention(a: Architecture, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+    """The same with keys and values read from an encoder's output, without rotation, distance or window
+
+    S4 figure (Vaswani et al. 2017)   [b, i, m] reads [b, j, m] -> [b, i, m].
+    """
+    w, tap = part(w, "cross"), tap.at("cross")
+    q, k, v = _queries_keys_values(a, w, x, reading.source, tap)
+    mask = bidirectional_mask(q.shape[2], k.shape[2]) if reading.source_mask is None else reading.source_mask
+    return _mix(a, w, q, k, v, _with_heads(mask), 0.0, tap)
+
+
+def visible_keys(a: Architecture, layer: int, n: int, n_keys: int, mask: np.ndarray | None) -> np.ndarray:
+    """What layer `layer` lets the last n of n_keys positions read   [b or 1, 1, i, j]
+
+    S0 3.1, S1 1.1.2 m_ss', S3 slide 13 "masked for i", S4 "Causal and Bidirectional Attention". Erratum E-21.
+    """
+    unlimited = a.attention.mask == "bidirectional"
+    rule = (bidirectional_mask if unlimited else causal_mask)(n, n_keys) if mask is None else np.asarray(mask, bool)
+    if rule.shape[-2:] != (n, n_keys):
+        raise ValueError(f"mask has shape {rule.shape}: expected [..., {n}, {n_keys}], queries by keys")
+    window = a.window(layer)
+    return _with_heads(rule & window_mask(n, window, n_keys) if window else rule)
+
+
+def _with_heads(mask: np.ndarray) -> np.ndarray:
+    """[i, j] or [b, i, j] as [b or 1, 1, i, j]."""
+    mask = np.asarray(mask, bool)
+    return mask[None, None] if mask.ndim == 2 else mask[:, None]
+
+
+def _queries_keys_values(a: Architecture, w: Weights, x: Array, y: Array, tap: Off) -> tuple[Array, Array, Array]:
+    """q from x, k and v from y, split into heads [b, h, i, d]; q and k normalised where the architecture says so."""
+
+    def heads(name: str, z: Array) -> Array:
+        z = linear(w, name, z)
+        return tap(name[0], np.swapaxes(np.reshape(z, (*z.shape[:2], -1, a.d_head)), 1, 2))
+
+    q, k, v = heads("query", x), heads("key", y), heads("value", y)
+    if a.attention.qk_norm == "rms":
+        q, k = rms_norm(q, w["query_norm.gain"], a.norm.eps), rms_norm(k, w["key_norm.gain"], a.norm.eps)
+    return q, k, v
+
+
+def _mix(a: Architecture, w: Weights, q: Array, k: Array, v: Array, visible: np.ndarray, distance, tap: Off) -> Array:
+    """sum_h (sum_j softmax_j(scale q_i . k_j + distance) v_j) W_O^h^T + b_O."""
+    shared = np.arange(a.n_heads) * a.n_kv_heads // a.n_heads
+    scores = a.score_scale * np.einsum("bhid,bhjd->bhij", q, k[:, shared]) + distance
+    pattern = tap("pattern", softmax(tap("scores", np.where(visible, scores, -np.inf))))
+    z = tap("z", np.einsum("bhij,bhjd->bhid", pattern, v[:, shared]))
+    W_O = np.reshape(real(w["out.weight"]), (a.d_model, a.n_heads, a.d_head))
+    out = np.sum(tap("result", np.einsum("bhid,mhd->bhim", z, W_O)), axis=1)
+    return out + w["out.bias"] if "out.bias" in w else out

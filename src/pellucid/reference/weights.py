@@ -1,0 +1,139 @@
+"""The parameters theta in R^N of an architecture: their names, their shapes, and theta as one vector.
+
+Weights are a dictionary from name to array, with the names the engine gives its parameters, so that
+`{name: w.double().numpy() for name, w in model.state_dict().items()}` is one. Every matrix is stored out x in;
+head h owns the rows h d ... (h + 1) d - 1 of query and the same columns of out.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pellucid.architecture import Architecture
+from pellucid.reference.tape import constant
+
+Weights = Mapping[str, Any]
+
+
+def weight_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every trainable tensor of an architecture: the coordinates of Theta = R^N
+
+    S0 Introduction "Trainable Parameters"; the tensors that S0, S1, S3 and S4 declare trainable.
+    """
+    shapes = _stream_shapes(a)
+    if a.readout == "bert":
+        shapes |= {"unembed.dense.weight": (a.d_model, a.d_model), "unembed.dense.bias": (a.d_model,)}
+        shapes |= _norm_shapes(a, "unembed.norm") | {"unembed.bias": (a.n_vocab,)}
+    if a.unembed == "untied":
+        shapes["unembed.weight"] = (a.n_vocab, a.d_model)
+    if a.encoder is not None:
+        shapes |= {f"encoder.{name}": shape for name, shape in _stream_shapes(a.encoder).items()}
+    return shapes
+
+
+def _stream_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
+    """Everything up to the stream behind the last block."""
+    shapes: dict[str, tuple[int, ...]] = {"embed.token.weight": (a.n_vocab, a.d_model)}
+    if a.positions.kind == "learned":
+        shapes["embed.position.weight"] = (a.n_ctx, a.d_model)
+    if a.n_segments:
+        shapes["embed.segment.weight"] = (a.n_segments, a.d_model)
+    if a.embed_norm == "norm":
+        shapes |= _norm_shapes(a, "embed.norm")
+    for l in range(a.n_layers):
+        shapes |= _block_shapes(a, f"blocks.{l}")
+    return shapes | (_norm_shapes(a, "final_norm") if a.final_norm == "norm" else {})
+
+
+def _block_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
+    shapes = _norm_shapes(a, f"{at}.norm_1") | _attention_shapes(a, f"{at}.attn")
+    if a.encoder is not None:
+        shapes |= _norm_shapes(a, f"{at}.norm_cross") | _attention_shapes(a, f"{at}.cross")
+    bias = a.mlp.bias == "all"
+    widths = [a.d_model] + [a.d_ff] * a.mlp.n_hidden
+    shapes |= _norm_shapes(a, f"{at}.norm_2")
+    for n, (n_in, n_out) in enumerate(pairwise(widths)):
+        shapes |= _linear_shapes(f"{at}.mlp.up.{n}", n_out, n_in, bias)
+    if a.mlp.form == "gated":
+        shapes |= _linear_shapes(f"{at}.mlp.gate", a.d_ff, a.d_model, bias)
+    return shapes | _linear_shapes(f"{at}.mlp.down", a.d_model, widths[-1], bias)
+
+
+def _attention_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
+    n_q, n_kv, bias = a.n_heads * a.d_head, a.n_kv_heads * a.d_head, a.attention.bias
+    shapes = _linear_shapes(f"{at}.query", n_q, a.d_model, bias in ("qkv", "all"))
+    shapes |= _linear_shapes(f"{at}.key", n_kv, a.d_model, bias in ("qkv", "all"))
+    shapes |= _linear_shapes(f"{at}.value", n_kv, a.d_model, bias in ("qkv", "all"))
+    shapes |= _linear_shapes(f"{at}.out", a.d_model, n_q, bias in ("out", "all"))
+    if a.attention.qk_norm == "rms":
+        shapes |= {f"{at}.query_norm.gain": (a.d_head,), f"{at}.key_norm.gain": (a.d_head,)}
+    return shapes
+
+
+def _linear_shapes(at: str, n_out: int, n_in: int, bias: bool) -> dict[str, tuple[int, ...]]:
+    return {f"{at}.weight": (n_out, n_in)} | ({f"{at}.bias": (n_out,)} if bias else {})
+
+
+def _norm_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
+    if a.norm.kind == "none":
+        return {}
+    both = a.norm.kind == "layer" and a.norm.bias == "all"
+    return {f"{at}.gain": (a.d_model,)} | ({f"{at}.bias": (a.d_model,)} if both else {})
+
+
+def random_weights(a: Architecture, rng: np.random.Generator, scale: float = 0.5) -> dict[str, np.ndarray]:
+    """Gaussian matrices of standard deviation scale / sqrt(inputs); gains around 1, biases around 0
+
+    A point of Theta (S0 Introduction) for examples and tests; nothing is exactly 0 or 1, so that no term hides.
+    """
+    weights = {}
+    for name, shape in weight_shapes(a).items():
+        lookup = name.startswith(("embed.", "encoder.embed.")) or name == "unembed.weight"
+        spread = 1.0 if lookup else scale / shape[-1] ** 0.5 if len(shape) == 2 else 0.2
+        weights[name] = rng.normal(size=shape) * spread + (1.0 if name.endswith("gain") else 0.0)
+    return weights
+
+
+def check_weights(a: Architecture, weights: Weights) -> None:
+    """Refuse weights that are not the architecture's: ValueError names what is missing, unknown or misshapen
+
+    S0 Introduction: a model is a point of Theta, so there is no coordinate too many or too few. With a tied
+    readout `unembed.weight` may be given if it equals `embed.token.weight`.
+    """
+    shapes = weight_shapes(a)
+    unknown = set(weights) - set(shapes)
+    if a.unembed == "tied" and "unembed.weight" in unknown:
+        if not np.array_equal(constant(weights["unembed.weight"]), constant(weights["embed.token.weight"])):
+            raise ValueError("unembed.weight differs from embed.token.weight, but the readout is tied: untie it")
+        unknown.remove("unembed.weight")
+    if unknown:
+        raise ValueError(f"the architecture has no weight {sorted(unknown)[0]!r}: give exactly those of weight_shapes")
+    for name, shape in shapes.items():
+        if name not in weights:
+            raise ValueError(f"the weight {name!r} of shape {shape} is missing")
+        if tuple(np.shape(weights[name])) != shape:
+            raise ValueError(f"{name} has shape {tuple(np.shape(weights[name]))}: expected {shape}")
+
+
+def part(weights: Weights, scope: str) -> dict[str, Any]:
+    """The weights below a scope, without it in their names: part(w, "blocks.0")["norm_1.gain"].   S0 4.2 H_i, m_i."""
+    return {name[len(scope) + 1 :]: w for name, w in weights.items() if name.startswith(scope + ".")}
+
+
+def flatten(weights: Weights) -> np.ndarray:
+    """theta in R^N: all entries, name after name in the given order   -> [N].   S0 Introduction."""
+    return np.concatenate([np.ravel(w) for w in weights.values()] or [np.zeros(0)])
+
+
+def unflatten(theta: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """The weights of these shapes whose `flatten` is theta   [N] -> name -> array.   S0 Introduction.
+
+    Raises ValueError when theta does not have exactly N entries.
+    """
+    sizes = [int(np.prod(shape)) for shape in shapes.values()]
+    if np.shape(theta) != (sum(sizes),):
+        raise ValueError(f"theta has shape {np.shape(theta)}: expected ({sum(sizes)},)")
+    parts = np.split(np.asarray(theta, np.float64), np.cumsum(sizes)[:-1])
+    return {name: p.reshape(shape).copy() for (name, shape), p in zip(shapes.items(), parts, strict=True)}
