@@ -1,0 +1,259 @@
+"""Byte-level byte-pair encoding: trained on the text at hand, or read from a tokenizer.json.
+
+Training follows GPT-2: the 256 bytes, then merges of the most frequent pair inside the pre-tokens
+of GPT-2's pattern, then the separator last. A pair must occur twice to be merged: a pair that
+occurs once is a memory of one place, not a pattern. Ties go to the pair of the smaller ids, so
+that training is deterministic (CONFORMANCE S0-1.1-e ... j).
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Engine
+
+from pellucid.text.interface import SEPARATOR, Tokenizer, TokenizerError, check_text
+from pellucid.text.symbols import byte_characters
+
+MIN_FREQUENCY = 2
+#: pre-tokens of GPT-2 (encoder.py); the ByteLevel pre-tokenizer has it built in
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+#: patterns known to run in linear time (GPT-2; GPT-4 and Llama 3; Qwen 2): a regular expression from a
+#: file can otherwise be written to hang or abort the process
+KNOWN_PATTERNS = (GPT2_PATTERN, _WORDS + r"\p{N}{1,3}" + _REST, _WORDS + r"\p{N}" + _REST)
+#: what tokenizers of other projects call the end of a text
+SEPARATORS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
+
+#: characters per call into the engine, and the most that one call may get where no border is found
+CHUNK, LONGEST_CHUNK = 1 << 16, 1 << 24
+#: characters per training text; longer pre-tokens than three of these are cut where they stand
+TRAINING_CHUNK = 512
+_BORDER = re.compile(r"\S[ \n]")
+
+
+class BPETokenizer(Tokenizer):
+    """Byte-level BPE over a Hugging Face tokenizer.json, given as its text.
+
+    Raises TokenizerError for a file of another kind, for ids that are not 0 ... n_vocab - 1 each once,
+    and, unless `trust`, for patterns and normalisers outside the known ones.
+    """
+
+    kind = "bpe"
+
+    def __init__(self, text: str, *, trust: bool = False, notes: tuple[str, ...] = ()):
+        self._json = text
+        content = json.loads(text)
+        _check_content(content, trust)
+        self._engine = _guarded(Engine.from_str, text)
+        self._engine.no_truncation()
+        self._engine.no_padding()
+        self._engine.encode_special_tokens = True
+        self.notes = notes
+        self._added = {token["id"]: token for token in content.get("added_tokens", ())}
+        self._names = _names_by_id(content)
+        self.n_vocab = len(self._names)
+        self.special = {token["content"]: i for i, token in sorted(self._added.items()) if token["special"]}
+        ends = [name for name in SEPARATORS if name in self.special]
+        if not ends:
+            raise TokenizerError(f"this tokenizer declares no separator: it needs {SEPARATOR} as a special token")
+        self.separator = self.special[ends[0]]
+        self._borders = _borders_are_known(content)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], n_vocab: int) -> "BPETokenizer":
+        """Merges learned from `texts` until there are `n_vocab` ids, the separator among them.
+
+        Where no pair occurs twice any more it stops early: `n_vocab` is then what was reached, and `notes` says so.
+        """
+        if n_vocab < 257:
+            raise TokenizerError(
+                f"n_vocab = {n_vocab}: byte-level BPE needs at least 257, the 256 bytes and the separator"
+            )
+        engine = _new_engine(models.BPE())
+        trainer = trainers.BpeTrainer(
+            vocab_size=n_vocab - 1,
+            min_frequency=MIN_FREQUENCY,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        _guarded(engine.train_from_iterator, _checked_chunks(texts), trainer)
+        reached = engine.get_vocab_size() + 1
+        note = (
+            f"the vocabulary stopped at {reached} of the {n_vocab} ids asked for: "
+            f"no pair of tokens occurs {MIN_FREQUENCY} times any more"
+        )
+        _declare_separator(engine)
+        return cls(engine.to_str(pretty=True), notes=(note,) if reached < n_vocab else ())
+
+    @classmethod
+    def from_merges(cls, vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> "BPETokenizer":
+        """GPT-2's two files: `encoder.json` (or vocab.json) and the pairs of `vocab.bpe` (or merges.txt)."""
+        plain = {name: i for name, i in vocabulary.items() if name != SEPARATOR}
+        engine = _new_engine(models.BPE(plain, merges))
+        _declare_separator(engine)
+        return cls(engine.to_str(pretty=True))
+
+    def to_json(self) -> str:
+        return self._json
+
+    @property
+    def merges(self) -> list[tuple[str, str]]:
+        """The merges in order of rank, in byte-level characters."""
+        pairs = json.loads(self._json)["model"]["merges"]
+        return [(a, b) for a, b in (pair.split(" ") if isinstance(pair, str) else pair for pair in pairs)]
+
+    def _encode(self, text: str) -> list[int]:
+        return _guarded(self._engine.encode, text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
+        texts = list(texts)
+        for text in texts:
+            check_text(text)
+        encoded = _guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
+        return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
+
+    def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
+        """As for every tokenizer, cut again at borders of pre-tokens so that the ids are those of the joined text.
+
+        Exception: a run of more than 16 million characters without a space or newline is cut where it stands.
+        A pre-tokenizer of another pattern than GPT-2's has no known borders, so there the text is joined first.
+        """
+        chunks = cut_at_borders(pieces) if self._borders else iter(["".join(pieces)])
+        while batch := list(itertools.islice(chunks, 16)):
+            yield from self.encode_batch(batch)
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        value_of = {character: value for value, character in enumerate(byte_characters())}
+        table = []
+        for i, name in enumerate(self._names):
+            if i in self._added:
+                table.append(b"" if self._added[i]["special"] else name.encode())
+            else:
+                table.append(bytes(value_of[character] for character in name))
+        return table
+
+    def _table(self) -> Sequence[bytes]:
+        return self._bytes
+
+
+def cut_at_borders(pieces: Iterable[str], size: int = CHUNK, longest: int = LONGEST_CHUNK) -> Iterator[str]:
+    """The same text in chunks of at least `size` characters that end where GPT-2's pattern ends a pre-token.
+
+    No alternative of the pattern runs on from a non-space to a space, and only spaces look ahead, so a
+    cut between the two changes no pre-token. Where `longest` characters have no border, the cut is forced.
+    """
+    waiting = ""
+    for piece in pieces:
+        waiting += piece
+        start = 0
+        while len(waiting) - start > size:
+            border = _BORDER.search(waiting, start + size - 1, start + longest)
+            if border is None and len(waiting) - start < longest:
+                break
+            cut = border.start() + 1 if border else start + longest
+            yield waiting[start:cut]
+            start = cut
+        waiting = waiting[start:]
+    if waiting:
+        yield waiting
+
+
+def _checked_chunks(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        check_text(text)
+        # the engine's training time is quadratic in the longest pre-token: a megabyte of one letter takes minutes
+        yield from cut_at_borders([text], size=TRAINING_CHUNK, longest=3 * TRAINING_CHUNK)
+
+
+def _new_engine(model: models.Model) -> Engine:
+    engine = Engine(model)
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    engine.decoder = decoders.ByteLevel()
+    return engine
+
+
+def _declare_separator(engine: Engine) -> None:
+    engine.add_special_tokens([AddedToken(SEPARATOR, special=True, normalized=False)])
+
+
+def _guarded(call: Any, *args: Any, **options: Any) -> Any:
+    """The engine's answer; its own failures, panics included, become TokenizerError."""
+    try:
+        return call(*args, **options)
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, ValueError, OSError):
+        raise
+    except BaseException as error:
+        raise TokenizerError(f"the tokenizer engine failed: {error}") from error
+
+
+def _check_content(content: Any, trust: bool) -> None:
+    """Refuse what is not byte-level BPE, and unknown regular expressions and normalisers."""
+    model = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(model, dict) or model.get("type") != "BPE":
+        kind = model.get("type") if isinstance(model, dict) else None
+        raise TokenizerError(
+            f"tokenizer.json holds a model of type {kind!r}: expected byte-level BPE, characters or bytes"
+        )
+    steps = _steps(content.get("pre_tokenizer"), "pretokenizers")
+    if not any(step.get("type") == "ByteLevel" for step in steps) or model.get("byte_fallback"):
+        raise TokenizerError("tokenizer.json holds a BPE that is not byte-level: expected a ByteLevel pre-tokenizer")
+    if trust:
+        return
+    for step in steps:
+        pattern = (step.get("pattern") or {}).get("Regex")
+        if step.get("type") not in ("ByteLevel", "Split", "Digits") or (pattern and pattern not in KNOWN_PATTERNS):
+            raise TokenizerError(
+                f"tokenizer.json splits text by {pattern or step.get('type')!r}, which is not known to be safe: "
+                "pass trust=True if you trust where the file comes from"
+            )
+    for step in _steps(content.get("normalizer"), "normalizers"):
+        if step.get("type") != "NFC":
+            raise TokenizerError(
+                f"tokenizer.json changes text by {step.get('type')!r}, which is not known to be safe: "
+                "pass trust=True if you trust where the file comes from"
+            )
+
+
+def _steps(part: Any, inner: str) -> list[dict]:
+    """A pre-tokenizer or normaliser as the list of its steps."""
+    if not part:
+        return []
+    return [step for one in part[inner] for step in _steps(one, inner)] if part.get("type") == "Sequence" else [part]
+
+
+def _borders_are_known(content: dict) -> bool:
+    steps = _steps(content.get("pre_tokenizer"), "pretokenizers")
+    one = len(steps) == 1 and steps[0].get("use_regex", True) and not steps[0].get("add_prefix_space")
+    # added tokens that are not special are found in text, across borders too
+    return bool(one) and not content.get("normalizer") and all(t["special"] for t in content.get("added_tokens", ()))
+
+
+def _names_by_id(content: dict) -> list[str]:
+    """Token names in order of id; TokenizerError unless ids are 0, 1, 2 ... each once."""
+    names: dict[int, str] = {}
+    entries = [*content["model"]["vocab"].items(), *((t["content"], t["id"]) for t in content.get("added_tokens", ()))]
+    for name, i in entries:
+        if names.setdefault(i, name) != name:
+            raise TokenizerError(f"tokenizer.json gives id {i} to both {names[i]!r} and {name!r}")
+    missing = next((i for i in range(len(names)) if i not in names), None)
+    if missing is not None:
+        raise TokenizerError(f"tokenizer.json has {len(names)} tokens but none with id {missing}: ids must run from 0")
+    return [names[i] for i in range(len(names))]
+
+
+def read_merges(path: Path) -> list[tuple[str, str]]:
+    """The pairs of a GPT-2 merges file, best rank first."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    if wrong := next((pair for pair in pairs if len(pair) != 2), None):
+        raise TokenizerError(f"{path}: expected two tokens on each line, found {' '.join(wrong)!r}")
+    return [(a, b) for a, b in pairs]

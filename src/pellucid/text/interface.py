@@ -1,0 +1,177 @@
+"""What every tokenizer offers, whatever its units: text to ids and back, without loss and without surprises.
+
+Two laws hold for all of them. Text never yields a special id unless the caller names it in
+`allow_special`, so nobody can type a separator into a prompt or a corpus. And bytes are the truth:
+a token is a byte string, text is what those bytes spell, and bytes are counted, never guessed
+through U+FFFD.
+"""
+
+import abc
+import codecs
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+#: the separator between documents, declared in every vocabulary
+SEPARATOR = "<|endoftext|>"
+
+
+class TokenizerError(ValueError):
+    """Text that cannot be encoded, ids that cannot be decoded, or a tokenizer file that cannot be used."""
+
+
+class Tokenizer(abc.ABC):
+    """Text to ids and back.
+
+    kind       bpe, char or byte
+    n_vocab    how many ids there are, special ones included: 0 ... n_vocab - 1
+    special    name -> id of the ids that no text reaches by itself
+    unknown    the id of a character never seen in training, None where every text can be written
+    notes      what a person should know about how it was made, in whole sentences
+    """
+
+    kind: str
+    n_vocab: int
+    special: dict[str, int]
+    separator: int
+    unknown: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @abc.abstractmethod
+    def to_json(self) -> str:
+        """The whole tokenizer as the text of a Hugging Face tokenizer.json."""
+
+    @abc.abstractmethod
+    def _encode(self, text: str) -> list[int]:
+        """Ids of text without special tokens in it; `text` has been checked."""
+
+    @abc.abstractmethod
+    def _table(self) -> Sequence[bytes]:
+        """The bytes of every id; b"" for special ones."""
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the content, independent of how the JSON was laid out."""
+        canonical = json.dumps(json.loads(self.to_json()), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `tokenizer.json` into `folder` and return its path."""
+        path = Path(folder) / "tokenizer.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.to_json(), encoding="utf-8", newline="\n")
+        return path
+
+    # Text to ids ----------------------------------------------------------------------------
+
+    def encode(self, text: str, allow_special: Collection[str] = ()) -> list[int]:
+        """Ids of `text`. Names of special tokens in it are ordinary text unless `allow_special` lists them.
+
+        Raises TokenizerError for lone surrogates and for names that are not special tokens.
+        """
+        check_text(text)
+        if not allow_special:
+            return self._encode(text)
+        names = {allow_special} if isinstance(allow_special, str) else set(allow_special)
+        if strange := sorted(names - set(self.special)):
+            known = ", ".join(self.special)
+            raise TokenizerError(
+                f"allow_special names {strange[0]!r}, which is not a special token: say one of {known}"
+            )
+        ids: list[int] = []
+        longest_first = sorted(names, key=len, reverse=True)
+        for part in re.split(f"({'|'.join(map(re.escape, longest_first))})", text):
+            ids += [self.special[part]] if part in names else self._encode(part)
+        return ids
+
+    def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
+        """Ids of each text, int64; no special ids."""
+        return [np.asarray(self.encode(text), dtype=np.int64) for text in texts]
+
+    def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
+        """Ids of one text that comes in pieces, in bounded memory: concatenated, the ids of the joined text."""
+        for piece in pieces:
+            yield self.encode_batch([piece])[0]
+
+    # Ids to text ----------------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[int], *, errors: str = "replace") -> str:
+        """The text that `ids` spell; special ids add nothing.
+
+        `errors` says what becomes of bytes that are not UTF-8, as in `bytes.decode`.
+        """
+        return self.decode_bytes(ids).decode("utf-8", errors)
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes that `ids` spell; special ids add nothing."""
+        return b"".join(self.token_bytes(i) for i in _integers(ids))
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token, b"" for a special one."""
+        table = self._table()
+        if not 0 <= token < len(table):
+            raise TokenizerError(f"token {token} is outside this vocabulary: ids run from 0 to {self.n_vocab - 1}")
+        return table[token]
+
+    def token_str(self, token: int) -> str:
+        """One token for people to read: its text, its name if special, \\x escapes for part of a character."""
+        for name, special in self.special.items():
+            if special == token:
+                return name
+        return self.token_bytes(token).decode("utf-8", "backslashreplace")
+
+    def bytes_of(self, ids: Iterable[int]) -> int:
+        """How many bytes of text `ids` stand for; special ids count nothing.
+
+        Raises TokenizerError for the id of an unknown character: its bytes are in the text alone.
+        """
+        listed = _integers(ids)
+        if self.unknown is not None and self.unknown in listed:
+            raise TokenizerError(
+                "these ids hold unknown characters, whose bytes are lost: count the text's bytes instead"
+            )
+        return sum(len(self.token_bytes(i)) for i in listed)
+
+    def stream(self) -> "Stream":
+        """A decoder for ids that arrive one at a time."""
+        return Stream(self)
+
+
+class Stream:
+    """Ids in, complete characters out: everything pushed, plus `finish()`, is exactly `decode(ids)`."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """The characters that `token` completes, possibly none."""
+        return self._decoder.decode(self.tokenizer.token_bytes(int(token)))
+
+    def finish(self) -> str:
+        """What is left: U+FFFD for a character that was never completed."""
+        return self._decoder.decode(b"", final=True)
+
+
+def check_text(text: Any) -> None:
+    """Refuse what is not text: other types, and lone surrogates, which UTF-8 cannot write."""
+    if not isinstance(text, str):
+        raise TokenizerError(f"expected text as str, got {type(text).__name__}: decode bytes as UTF-8 first")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        surrogate = f"U+{ord(text[error.start]):04X}"
+        raise TokenizerError(
+            f"character {error.start} of the text is the lone surrogate {surrogate}, which is half a character: "
+            "replace it, for example by U+FFFD"
+        ) from None
+
+
+def _integers(ids: Any) -> list[int]:
+    """Ids as plain integers, from lists, arrays and tensors."""
+    return ids.tolist() if hasattr(ids, "tolist") else [int(i) for i in ids]

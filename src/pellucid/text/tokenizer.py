@@ -1,0 +1,73 @@
+"""Tokenizers by name: train one on a text, or load one from its files."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, get_args
+
+from pellucid.text.bpe import BPETokenizer, read_merges
+from pellucid.text.interface import SEPARATOR, Stream, Tokenizer, TokenizerError
+from pellucid.text.symbols import ByteTokenizer, CharTokenizer, read_symbols
+
+__all__ = [
+    "SEPARATOR",
+    "BPETokenizer",
+    "ByteTokenizer",
+    "CharTokenizer",
+    "Kind",
+    "Stream",
+    "Tokenizer",
+    "TokenizerError",
+    "load_tokenizer",
+    "train_tokenizer",
+]
+
+Kind = Literal["bpe", "char", "byte"]
+
+
+def train_tokenizer(kind: str, texts: Iterable[str], n_vocab: int | None = None) -> Tokenizer:
+    """A tokenizer made from `texts`.
+
+    bpe   byte-level BPE of `n_vocab` ids, or fewer where the texts hold no more pairs (its `notes` say so)
+    char  the characters of the texts, the separator and the unknown
+    byte  the 256 bytes and the separator; the texts are not read
+
+    Only bpe takes `n_vocab`: the other two have as many ids as their units. Raises TokenizerError.
+    """
+    if kind not in get_args(Kind):
+        raise TokenizerError(f"tokenizer kind {kind!r}: say one of {', '.join(get_args(Kind))}")
+    if kind == "bpe":
+        if n_vocab is None:
+            raise TokenizerError("tokenizer kind 'bpe' needs n_vocab, the number of ids to learn")
+        return BPETokenizer.train(texts, n_vocab)
+    if n_vocab is not None:
+        raise TokenizerError(f"n_vocab = {n_vocab}: tokenizer kind {kind!r} has as many ids as its units; leave it out")
+    return CharTokenizer.train(texts) if kind == "char" else ByteTokenizer()
+
+
+def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
+    """The tokenizer in a tokenizer.json, or in a folder that holds one or holds GPT-2's two files.
+
+    `trust` accepts patterns and normalisers that are not known to be safe. Raises TokenizerError.
+    """
+    path = Path(path)
+    if path.is_dir():
+        for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
+            pair = path / vocabulary, path / merges
+            if not (path / "tokenizer.json").exists() and pair[0].exists() and pair[1].exists():
+                return BPETokenizer.from_merges(_read_json(pair[0]), read_merges(pair[1]))
+        path = path / "tokenizer.json"
+    if not path.exists():
+        raise TokenizerError(f"{path}: there is no such tokenizer; expected a tokenizer.json or a folder holding one")
+    content = _read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise TokenizerError(f"{path}: this JSON is not a tokenizer.json, it has no model")
+    text = path.read_text(encoding="utf-8")
+    return read_symbols(text) or BPETokenizer(text, trust=trust)
+
+
+def _read_json(path: Path):
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise TokenizerError(f"{path}: not valid JSON: {error}") from None

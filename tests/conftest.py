@@ -1,0 +1,46 @@
+"""Shared by every room's tests: reproducible property tests, and the data that is not shipped."""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile("pellucid", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("pellucid")
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="session")
+def shakespeare() -> str:
+    """The first 100 kB of tiny Shakespeare, the bundled corpus."""
+    return (DATA / "shakespeare.txt").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def udhr() -> dict[str, str]:
+    """The Universal Declaration of Human Rights in twelve scripts, by language."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted((DATA / "udhr").glob("*.txt"))}
+
+
+@pytest.fixture(scope="session")
+def needs_data() -> Path:
+    """The folder of data that is not shipped (gpt2/, cmudict.zip, ...); tests asking for it run where it is given."""
+    return Path(os.environ["PELLUCID_DATA"])
+
+
+def pytest_report_header() -> str:
+    return (
+        f"PELLUCID_DATA: {os.environ.get('PELLUCID_DATA') or 'not set, tests of data that is not shipped are left out'}"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of data that is not shipped where PELLUCID_DATA does not name its folder."""
+    if os.environ.get("PELLUCID_DATA"):
+        return
+    needing = [item for item in items if "needs_data" in getattr(item, "fixturenames", ())]
+    if needing:
+        config.hook.pytest_deselected(items=needing)
+        items[:] = [item for item in items if item not in needing]

@@ -1,0 +1,337 @@
+"""The laws of every tokenizer: exact round trips, no special id from text, whole characters when streaming."""
+
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pellucid.text.bpe import KNOWN_PATTERNS, cut_at_borders
+from pellucid.text.tokenizer import SEPARATOR, Tokenizer, TokenizerError, load_tokenizer, train_tokenizer
+
+KINDS = ("bpe", "char", "byte")
+
+
+def random_strings(n: int, seed: int = 0) -> list[str]:
+    """Strings of up to 40 characters of every plane, surrogates left out, ASCII and separators mixed in."""
+    rng = random.Random(seed)
+    ranges = [(0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF), (0x20, 0x20), (9, 13)]
+
+    def character() -> str:
+        return SEPARATOR if rng.random() < 0.01 else chr(rng.randint(*rng.choice(ranges)))
+
+    return ["".join(character() for _ in range(rng.randint(0, 40))) for _ in range(n)]
+
+
+@pytest.fixture(scope="module")
+def strings() -> list[str]:
+    return random_strings(10_000)
+
+
+@pytest.fixture(scope="module")
+def trained(strings, shakespeare, udhr) -> dict[str, Tokenizer]:
+    return {
+        "bpe": train_tokenizer("bpe", [shakespeare, *udhr.values()], 1200),
+        "char": train_tokenizer("char", [*strings, shakespeare]),
+        "byte": train_tokenizer("byte", []),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_random_strings_come_back(kind, trained, strings):
+    tokenizer = trained[kind]
+    encoded = tokenizer.encode_batch(strings)
+    for text, ids in zip(strings, encoded, strict=True):
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.decode_bytes(ids) == text.encode()
+        assert tokenizer.bytes_of(ids) == len(text.encode())
+        assert not set(ids.tolist()) & {tokenizer.separator, tokenizer.unknown}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_encoding_alone_or_in_a_batch_is_the_same(kind, trained, strings):
+    tokenizer = trained[kind]
+    for text, ids in zip(strings[:1000], tokenizer.encode_batch(strings[:1000]), strict=True):
+        assert tokenizer.encode(text) == ids.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_streamed_text_is_the_full_text_in_whole_characters(kind, trained, strings):
+    tokenizer = trained[kind]
+    for text in strings[:3000]:
+        stream = tokenizer.stream()
+        pieces = [stream.push(i) for i in tokenizer.encode(text)] + [stream.finish()]
+        assert "".join(pieces) == text
+        assert sum(piece.count("\ufffd") for piece in pieces) == text.count("\ufffd")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte"])
+@given(st.lists(st.integers(0, 255), max_size=12))
+def test_streaming_any_ids_equals_decoding_them(kind, trained, ids):
+    tokenizer = trained[kind]
+    ids = [*ids, tokenizer.separator, *reversed(ids)]
+    stream = tokenizer.stream()
+    assert "".join(stream.push(i) for i in ids) + stream.finish() == tokenizer.decode(ids)
+
+
+fragments = st.sampled_from(
+    [SEPARATOR, "<|unknown|>", "<|endof", "text|>", "<|", "|>", "<", "|", "endoftext", " ", "a\n"]
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(st.lists(fragments, max_size=8).map("".join))
+@settings(max_examples=200)
+def test_text_never_yields_a_special_id(kind, trained, text):
+    tokenizer = trained[kind]
+    assert tokenizer.separator not in tokenizer.encode(text)
+    assert tokenizer.separator not in tokenizer.encode_batch([text])[0]
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_named_special_tokens_are_found(kind, trained):
+    tokenizer = trained[kind]
+    ids = tokenizer.encode(f"ab{SEPARATOR}cd{SEPARATOR}", allow_special={SEPARATOR})
+    assert ids == [*tokenizer.encode("ab"), tokenizer.separator, *tokenizer.encode("cd"), tokenizer.separator]
+    assert tokenizer.decode(ids) == "abcd"
+    assert tokenizer.token_str(tokenizer.separator) == SEPARATOR
+    with pytest.raises(TokenizerError, match="not a special token"):
+        tokenizer.encode("ab", allow_special={"<|pad|>"})
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char"])
+def test_separators_in_the_training_text_are_ordinary_text(kind):
+    tokenizer = train_tokenizer(kind, [f"one{SEPARATOR}two " * 200], 400 if kind == "bpe" else None)
+    ids = tokenizer.encode(f"one{SEPARATOR}two")
+    assert tokenizer.separator not in ids
+    assert tokenizer.decode(ids) == f"one{SEPARATOR}two"
+    assert [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)].count(SEPARATOR.encode()) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_is_loaded_and_is_the_same_in_hugging_face(kind, trained, strings, tmp_path):
+    tokenizer = trained[kind]
+    path = tokenizer.save(tmp_path)
+    again, theirs = load_tokenizer(tmp_path), tokenizers.Tokenizer.from_file(str(path))
+    assert (again.kind, again.n_vocab, again.hash) == (tokenizer.kind, tokenizer.n_vocab, tokenizer.hash)
+    assert (again.special, again.separator, again.unknown) == (
+        tokenizer.special,
+        tokenizer.separator,
+        tokenizer.unknown,
+    )
+    assert again.to_json() == tokenizer.to_json()
+    for text in strings[:2000]:
+        ids = tokenizer.encode(text)
+        assert again.encode(text) == ids
+        if SEPARATOR not in text:
+            assert theirs.encode(text).ids == ids
+            assert theirs.decode(ids, skip_special_tokens=False) == text
+    assert theirs.get_vocab_size() == tokenizer.n_vocab
+    assert theirs.encode(f"a{SEPARATOR}").ids == tokenizer.encode(f"a{SEPARATOR}", allow_special=[SEPARATOR])
+
+
+def test_characters_never_seen_become_the_unknown_and_do_not_crash(tmp_path):
+    tokenizer = train_tokenizer("char", ["banana"])
+    assert tokenizer.characters == "abn"
+    assert tokenizer.n_vocab == 5
+    assert tokenizer.encode("band") == [1, 0, 2, tokenizer.unknown]
+    assert tokenizer.decode(tokenizer.encode("b€d")) == "b\ufffd\ufffd"
+    with pytest.raises(TokenizerError, match="count the text's bytes"):
+        tokenizer.bytes_of(tokenizer.encode("band"))
+    theirs = tokenizers.Tokenizer.from_file(str(tokenizer.save(tmp_path)))
+    assert theirs.encode("band\n€").ids == tokenizer.encode("band\n€")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("bad", "message"), [("ab\ud800", "character 2 .* U\\+D800"), (b"ab", "got bytes")])
+def test_what_is_not_text_is_refused(kind, bad, message, trained):
+    for call in (trained[kind].encode, lambda text: trained[kind].encode_batch([text])):
+        with pytest.raises(TokenizerError, match=message):
+            call(bad)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_outside_the_vocabulary_are_refused(kind, trained):
+    for wrong in (-1, trained[kind].n_vocab):
+        with pytest.raises(TokenizerError, match="outside this vocabulary"):
+            trained[kind].decode([wrong])
+
+
+def test_training_stops_where_pairs_are_exhausted_and_says_so():
+    tokenizer = train_tokenizer("bpe", ["hello hello world"], 1000)
+    assert tokenizer.n_vocab < 300
+    assert f"stopped at {tokenizer.n_vocab} of the 1000" in tokenizer.notes[0]
+    assert tokenizer.separator == tokenizer.n_vocab - 1
+    assert train_tokenizer("bpe", ["hello hello world"], 260).notes == ()
+
+
+def test_training_options_that_mean_nothing_are_refused():
+    with pytest.raises(TokenizerError, match="at least 257"):
+        train_tokenizer("bpe", ["text"], 256)
+    with pytest.raises(TokenizerError, match="needs n_vocab"):
+        train_tokenizer("bpe", ["text"])
+    with pytest.raises(TokenizerError, match="leave it out"):
+        train_tokenizer("char", ["text"], 100)
+    with pytest.raises(TokenizerError, match="say one of bpe, char, byte"):
+        train_tokenizer("morpheme", ["text"])
+    with pytest.raises(TokenizerError, match="U\\+DFFF"):
+        train_tokenizer("bpe", ["text", "\udfff"], 300)
+
+
+def test_training_is_the_same_in_another_process(shakespeare, trained):
+    script = (
+        "import sys; from pellucid.text.tokenizer import train_tokenizer;"
+        "print(train_tokenizer('bpe', [sys.stdin.read()], 900).hash)"
+    )
+    command = [sys.executable, "-c", script]
+    hashes = {
+        subprocess.run(command, input=shakespeare, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    }
+    assert hashes == {train_tokenizer("bpe", [shakespeare], 900).hash + "\n"}
+
+
+def test_every_token_is_the_concatenation_of_the_two_it_was_merged_from(trained):
+    tokenizer = trained["bpe"]
+    names = json.loads(tokenizer.to_json())["model"]["vocab"]
+    assert len(tokenizer.merges) == tokenizer.n_vocab - 257
+    for a, b in tokenizer.merges:
+        joined = tokenizer.token_bytes(names[a]) + tokenizer.token_bytes(names[b])
+        assert tokenizer.token_bytes(names[a + b]) == joined
+
+
+def test_tokens_of_part_of_a_character_are_shown_as_escapes(trained):
+    tokenizer = trained["bpe"]
+    euro = train_tokenizer("bpe", ["a"], 257).encode("€")
+    assert [tokenizer.token_str(i) for i in euro] == ["\\xe2", "\\x82", "\\xac"]
+
+
+pieces = st.lists(
+    st.sampled_from(["word", " ", "\n", "  ", "\t", "it's", "'s", "!", "12", "é", "\x1c", "\u3000", "字"])
+)
+
+
+@given(pieces, st.integers(1, 5), st.integers(1, 9))
+@settings(max_examples=300)
+def test_a_text_in_pieces_has_the_ids_of_the_whole(trained, words, width, size):
+    text = "".join(words)
+    given_in = [text[i : i + width] for i in range(0, len(text), width)]
+    chunks = list(cut_at_borders(given_in, size=size))
+    assert "".join(chunks) == text
+    ids = [i for chunk in chunks for i in trained["bpe"].encode(chunk)]
+    assert ids == trained["bpe"].encode(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_encode_pieces_joins_to_the_whole(kind, trained, udhr):
+    tokenizer = trained[kind]
+    text = "".join(udhr.values()) * 3
+    ids = np.concatenate(list(tokenizer.encode_pieces(text[i : i + 10_007] for i in range(0, len(text), 10_007))))
+    assert ids.tolist() == tokenizer.encode(text)
+
+
+def test_a_run_without_borders_is_cut_at_the_limit_and_loses_nothing():
+    chunks = list(cut_at_borders(["x" * 100] * 10, size=50, longest=300))
+    assert [len(chunk) for chunk in chunks] == [300, 300, 300, 100]
+
+
+HOSTILE = {
+    "letter": "a",
+    "space": " ",
+    "newline": "\n",
+    "digit": "7",
+    "emoji": "\U0001f600",
+    "null": "\0",
+    "mark": "e\u0301",
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_megabyte_of_one_character_is_learned_and_encoded(name, trained):
+    text = HOSTILE[name] * (1_000_000 // len(HOSTILE[name].encode()))
+    learned = train_tokenizer("bpe", [text], 300)
+    for tokenizer in (learned, trained["bpe"], trained["byte"], train_tokenizer("char", [text])):
+        assert tokenizer.decode(tokenizer.encode_batch([text])[0]) == text
+
+
+def rewritten(tokenizer, change) -> str:
+    content = json.loads(tokenizer.to_json())
+    change(content)
+    return json.dumps(content)
+
+
+def preceded_by(pattern: str, step: dict) -> dict:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, step]}
+
+
+HARMFUL = {
+    "a regular expression that hangs": (
+        lambda c: c.update(pre_tokenizer=preceded_by("(a+)+$", c["pre_tokenizer"])),
+        "not known to be safe",
+    ),
+    "a normaliser that multiplies text": (
+        lambda c: c.update(normalizer={"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}),
+        "not known to be safe",
+    ),
+    "an id far outside": (lambda c: c["added_tokens"][0].update(id=2**31), "none with id"),
+    "an id given twice": (lambda c: c["model"]["vocab"].update(zzz=5), "gives id 5 to both"),
+    "no separator": (lambda c: c["added_tokens"][0].update(content="<|pad|>"), "no separator"),
+    "another model": (lambda c: c["model"].update(type="Unigram"), "Unigram"),
+    "not byte-level": (lambda c: c.update(pre_tokenizer=None), "not byte-level"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_harmful_and_foreign_files_are_refused(name, trained, tmp_path):
+    change, message = HARMFUL[name]
+    (tmp_path / "tokenizer.json").write_text(rewritten(trained["bpe"], change))
+    with pytest.raises(TokenizerError, match=message):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "{}", '{"model": 3}', '{"model": {"type": "BPE"}}', "[" * 100_000]
+)
+def test_broken_files_are_refused(text, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(TokenizerError):
+        load_tokenizer(tmp_path)
+    with pytest.raises(TokenizerError, match="no such tokenizer"):
+        load_tokenizer(tmp_path / "elsewhere")
+
+
+def test_patterns_of_known_tokenizers_are_accepted_and_lossless(trained, tmp_path, udhr):
+    for pattern in KNOWN_PATTERNS:
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        steps = preceded_by(pattern, byte_level)
+        (tmp_path / "tokenizer.json").write_text(
+            rewritten(trained["bpe"], lambda c, s=steps: c.update(pre_tokenizer=s))
+        )
+        tokenizer = load_tokenizer(tmp_path)
+        for text in udhr.values():
+            assert tokenizer.decode(np.concatenate(list(tokenizer.encode_pieces([text[:99], text[99:]])))) == text
+
+
+def test_gpt2_itself(needs_data, udhr):
+    tokenizer = load_tokenizer(needs_data / "gpt2")
+    assert (tokenizer.n_vocab, tokenizer.separator) == (50257, 50256)
+    assert tokenizer.encode("Hello world") == [15496, 995]
+    spelt = {
+        text: [tokenizer.token_str(i) for i in tokenizer.encode(text)]
+        for text in ("strawberry", "http://", " strawberry")
+    }
+    assert spelt == {"strawberry": ["st", "raw", "berry"], "http://": ["http", "://"], " strawberry": [" strawberry"]}
+    assert all(
+        tokenizer.encode(tokenizer.token_str(i)) == [i]
+        for i in range(1000, 3000)
+        if "\\x" not in tokenizer.token_str(i)
+    )
+    for text in udhr.values():
+        assert tokenizer.decode(tokenizer.encode(text)) == text
