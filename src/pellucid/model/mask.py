@@ -44,7 +44,7 @@ class Mask(nn.Module):
         self.window = 0 if cross else a.window(layer)
         self.slopes = None
         if a.positions.kind == "alibi" and not cross:
-            exponents = -8 * torch.arange(1, a.n_heads + 1, dtype=torch.float64) / a.n_heads
+            exponents = -8 * torch.arange(1, a.n_heads + 1, dtype=torch.float64, device="cpu") / a.n_heads
             self.slopes = Table(2**exponents)
         #: the rule is j <= i alone, which attention kernels know without being told pair by pair
         self.plain = not unlimited and not self.window and self.slopes is None

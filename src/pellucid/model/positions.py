@@ -12,12 +12,13 @@ from pellucid.model.tap import OFF, Tap
 
 def frequencies(n_planes: int, base: float) -> Float[Tensor, " planes"]:
     """w_k = base^(-k / n_planes), in float64 (Vaswani et al. 2017, section 3.5)."""
-    return base ** -(torch.arange(n_planes, dtype=torch.float64) / n_planes)
+    return base ** -(torch.arange(n_planes, dtype=torch.float64, device="cpu") / n_planes)
 
 
 def angles(a: Architecture, n_planes: int) -> Float[Tensor, "pos planes"]:
     """i w_k for every position i < n_ctx and plane k, in float64."""
-    return torch.arange(a.n_ctx, dtype=torch.float64)[:, None] * frequencies(n_planes, a.positions.base)
+    places = torch.arange(a.n_ctx, dtype=torch.float64, device="cpu")
+    return places[:, None] * frequencies(n_planes, a.positions.base)
 
 
 class Learned(nn.Embedding):

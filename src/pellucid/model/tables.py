@@ -12,7 +12,7 @@ class Table(nn.Module):
 
     An ordinary buffer made in float32 keeps float32's digits when the model becomes float64, and
     loses them for good in bfloat16. This one is rounded afresh from float64 at each move, and never
-    below float32.
+    below float32: also where a model built without memory (on the meta device) is given some.
     """
 
     values: Tensor
@@ -20,7 +20,8 @@ class Table(nn.Module):
     def __init__(self, exact: Tensor):
         super().__init__()
         self.exact = exact.double().cpu()
-        self.register_buffer("values", self.exact.to(torch.get_default_dtype()), persistent=False)
+        values = self.exact.to(torch.get_default_device(), torch.get_default_dtype())
+        self.register_buffer("values", values, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
