@@ -9,7 +9,7 @@ from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.mask import Mask
 from pellucid.model.norm import RMSNorm, Unchanged
 from pellucid.model.positions import Rotary, Unturned
-from pellucid.model.shapes import Encoded, Keys, Queries, Stream, Turn, Visible
+from pellucid.model.shapes import Encoded, Keys, Pattern, Queries, Stream, Turn, Visible
 from pellucid.model.tap import OFF, Tap
 
 
@@ -58,6 +58,7 @@ class Attention(nn.Module):
             ("scores", "pattern"),
             lambda: self.mix(q, k, v, visible),
             lambda tap: self.written_out(q, k, v, visible, tap),
+            lambda tap: self.pattern(q, k, visible, tap),
         )
         z = tap("z", z)
         return tap.choose(("result",), lambda: self.out(z.transpose(1, 2).flatten(2)), lambda tap: self.by_head(z, tap))
@@ -76,16 +77,19 @@ class Attention(nn.Module):
         )
 
     def written_out(self, q: Queries, k: Keys, v: Keys, visible: Visible | None, tap: Tap = OFF) -> Queries:
-        """The same with A written down. A row that may read nothing is zero."""
-        k, v = k.repeat_interleave(self.group, dim=1), v.repeat_interleave(self.group, dim=1)
-        scores = torch.einsum("bhid,bhjd->bhij", q, k) * self.scale
+        """The same with A written down."""
+        pattern = self.dropout(self.pattern(q, k, visible, tap))
+        return torch.einsum("bhij,bhjd->bhid", pattern, v.repeat_interleave(self.group, dim=1))
+
+    def pattern(self, q: Queries, k: Keys, visible: Visible | None, tap: Tap = OFF) -> Pattern:
+        """A. A row that may read nothing is zero."""
+        scores = torch.einsum("bhid,bhjd->bhij", q, k.repeat_interleave(self.group, dim=1)) * self.scale
         mask = self.mask(q.size(2), k.size(2), visible, q)
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
         scores = tap("scores", scores)
         nothing = scores.amax(-1, keepdim=True) == -torch.inf
-        pattern = tap("pattern", scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0))
-        return torch.einsum("bhij,bhjd->bhid", self.dropout(pattern), v)
+        return tap("pattern", scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0))
 
     def by_head(self, z: Queries, tap: Tap) -> Stream:
         """sum_h result_h + b_O,  result_h = z_h W_O^h^T   (S0 (3.6))"""

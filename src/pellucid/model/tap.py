@@ -22,11 +22,19 @@ class Tap:
         """This tap inside a module: names below are prefixed with `scope.`."""
         return self
 
-    def choose(self, names: tuple[str, ...], fused: Callable[[], Tensor], written: Callable[["Tap"], Tensor]) -> Tensor:
+    def choose(
+        self,
+        names: tuple[str, ...],
+        fused: Callable[[], Tensor],
+        written: Callable[["Tap"], Tensor],
+        seen: Callable[["Tap"], Tensor] | None = None,
+    ) -> Tensor:
         """A result whose inner tensors `names` exist only when it is written out.
 
-        A tap that keeps one of them has the written-out computation run beside the fused one, whose
-        value stays untouched; one that edits it, or wants its gradient, has it run instead.
+        A tap that keeps one of them has `seen` (or, without one, the written-out computation) run beside
+        the fused one, whose value stays untouched: `seen` draws no random numbers, so that keeping changes
+        nothing in training either. One that edits an inner tensor, or wants its gradient, has `written`
+        run instead.
         """
         return fused()
 
@@ -65,11 +73,17 @@ class Recorder(Tap):
         inner.__dict__.update(self.__dict__, prefix=f"{self.prefix}{scope}.")
         return inner
 
-    def choose(self, names: tuple[str, ...], fused: Callable[[], Tensor], written: Callable[[Tap], Tensor]) -> Tensor:
+    def choose(
+        self,
+        names: tuple[str, ...],
+        fused: Callable[[], Tensor],
+        written: Callable[[Tap], Tensor],
+        seen: Callable[[Tap], Tensor] | None = None,
+    ) -> Tensor:
         full = [self.prefix + name for name in names]
         kept = any(name in self.keep for name in full)
         if any(name in self.edits for name in full) or (kept and self.grad):
             return written(self)
         if kept:
-            written(self)
+            (seen or written)(self)
         return fused()
