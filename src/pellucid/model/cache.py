@@ -87,8 +87,15 @@ class CacheLayer(NoCache):
     length: int
 
     def extend(self, k: Keys, v: Keys) -> tuple[Keys, Keys]:
-        """All keys and values up to now, the new ones written behind the kept ones."""
+        """All keys and values up to now, the new ones written behind the kept ones.
+
+        Raises ValueError when they do not fit, before anything is written.
+        """
         end = self.length + k.size(2)
+        if end > self.keys.size(2):
+            raise ValueError(
+                f"{end} positions do not fit into a cache of {self.keys.size(2)}: make one of more capacity"
+            )
         self.keys[:, :, self.length : end] = k
         self.values[:, :, self.length : end] = v
         return self.keys[:, :, :end], self.values[:, :, :end]
