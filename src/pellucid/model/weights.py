@@ -28,7 +28,8 @@ def initialise(model: Transformer, seed: int, std: float = 0.02) -> Transformer:
         elif name.endswith("bias"):
             nn.init.zeros_(p)
         else:
-            depth = math.sqrt(2 * max(model.architecture.n_layers, 1)) if name.endswith(writes) else 1.0
+            part = model.encoder if model.encoder and name.startswith("encoder.") else model
+            depth = math.sqrt(2 * max(len(part.blocks), 1)) if name.endswith(writes) else 1.0
             generator = torch.Generator().manual_seed(_seed_of(seed, name))
             with torch.no_grad():
                 p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) * (std / depth))
