@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from pellucid.architecture import Architecture
 from pellucid.model.attention import Attention
@@ -15,7 +15,7 @@ from pellucid.model.tap import OFF, Tap
 
 @dataclass(frozen=True)
 class Reading:
-    """What all blocks of one call read besides the stream: rotations, the mask given, an encoder's output and its mask."""
+    """What all blocks of one call read besides the stream: turns, the mask given, an encoder's output and its mask."""
 
     turn: Turn | None = None
     visible: Visible | None = None
@@ -36,12 +36,8 @@ class PreBlock(nn.Module):
 
     def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
-        x = tap("resid_mid", x + self.attend(self.normed("norm_1", x, tap), reading, cache, tap))
-        return tap("resid_post", x + self.compute(self.normed("norm_2", x, tap), tap))
-
-    def normed(self, name: str, x: Tensor, tap: Tap) -> Tensor:
-        """The block's norm of that name, of x."""
-        return tap(name, getattr(self, name)(x, tap.at(name)))
+        x = tap("resid_mid", x + self.attend(self.norm_1(x, tap, "norm_1"), reading, cache, tap))
+        return tap("resid_post", x + self.compute(self.norm_2(x, tap, "norm_2"), tap))
 
     def attend(self, x: Stream, reading: Reading, cache: NoCache, tap: Tap) -> Stream:
         """What attention adds to the stream."""
@@ -58,8 +54,8 @@ class PostBlock(PreBlock):
 
     def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
-        x = self.normed("norm_1", tap("resid_mid", x + self.attend(x, reading, cache, tap)), tap)
-        return tap("resid_post", self.normed("norm_2", x + self.compute(x, tap), tap))
+        x = self.norm_1(tap("resid_mid", x + self.attend(x, reading, cache, tap)), tap, "norm_1")
+        return tap("resid_post", self.norm_2(x + self.compute(x, tap), tap, "norm_2"))
 
 
 class ParallelBlock(PreBlock):
@@ -67,8 +63,8 @@ class ParallelBlock(PreBlock):
 
     def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
-        read = self.attend(self.normed("norm_1", x, tap), reading, cache, tap)
-        return tap("resid_post", x + read + self.compute(self.normed("norm_2", x, tap), tap))
+        read = self.attend(self.norm_1(x, tap, "norm_1"), reading, cache, tap)
+        return tap("resid_post", x + read + self.compute(self.norm_2(x, tap, "norm_2"), tap))
 
 
 class PreCrossBlock(PreBlock):
@@ -81,9 +77,9 @@ class PreCrossBlock(PreBlock):
 
     def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
-        x = tap("resid_mid", x + self.attend(self.normed("norm_1", x, tap), reading, cache, tap))
-        x = tap("resid_cross", x + self.consult(self.normed("norm_cross", x, tap), reading, tap))
-        return tap("resid_post", x + self.compute(self.normed("norm_2", x, tap), tap))
+        x = tap("resid_mid", x + self.attend(self.norm_1(x, tap, "norm_1"), reading, cache, tap))
+        x = tap("resid_cross", x + self.consult(self.norm_cross(x, tap, "norm_cross"), reading, tap))
+        return tap("resid_post", x + self.compute(self.norm_2(x, tap, "norm_2"), tap))
 
     def consult(self, x: Stream, reading: Reading, tap: Tap) -> Stream:
         """What cross-attention adds to the stream."""
@@ -92,13 +88,13 @@ class PreCrossBlock(PreBlock):
 
 
 class PostCrossBlock(PreCrossBlock):
-    """x = norm_1(x + attn(x));  x = norm_cross(x + cross(x, source));  x = norm_2(x + mlp(x))   (Vaswani et al. 2017)"""
+    """x = norm_1(x + attn(x));  x = norm_cross(x + cross(x, source));  x = norm_2(x + mlp(x))   (Vaswani et al.)"""
 
     def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
-        x = self.normed("norm_1", tap("resid_mid", x + self.attend(x, reading, cache, tap)), tap)
-        x = self.normed("norm_cross", tap("resid_cross", x + self.consult(x, reading, tap)), tap)
-        return tap("resid_post", self.normed("norm_2", x + self.compute(x, tap), tap))
+        x = self.norm_1(tap("resid_mid", x + self.attend(x, reading, cache, tap)), tap, "norm_1")
+        x = self.norm_cross(tap("resid_cross", x + self.consult(x, reading, tap)), tap, "norm_cross")
+        return tap("resid_post", self.norm_2(x + self.compute(x, tap), tap, "norm_2"))
 
 
 BLOCK = {"pre": PreBlock, "post": PostBlock, "parallel": ParallelBlock}

@@ -33,7 +33,7 @@ class Embed(nn.Module):
             x = x + tap("pos_embed", self.position(positions).to(x.dtype))
         if self.segment is not None:
             x = x + tap("seg_embed", self.segment(torch.zeros_like(tokens) if segments is None else segments))
-        return self.dropout(tap("embed_norm", self.norm(x, tap.at("embed_norm"))))
+        return self.dropout(self.norm(x, tap, "embed_norm"))
 
 
 class Unembed(nn.Module):

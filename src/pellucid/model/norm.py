@@ -1,4 +1,4 @@
-"""Normalisation of a vector over its last axis."""
+"""Normalisation of a vector over its last axis. `name` is what the tap calls the result."""
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,9 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(a.d_model)) if a.norm.bias == "all" else None
         self.eps = a.norm.eps
 
-    def forward(self, x: Tensor, tap: Tap = OFF) -> Tensor:
-        return tap.choose(INNER, lambda: self.fused(x), lambda tap: self.written_out(x, tap))
+    def forward(self, x: Tensor, tap: Tap = OFF, name: str = "norm") -> Tensor:
+        inner = tap.at(name)
+        return tap(name, inner.choose(INNER, lambda: self.fused(x), lambda tap: self.written_out(x, tap)))
 
     def fused(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.gain.shape, self.gain, self.bias, self.eps)
@@ -53,8 +54,9 @@ class RMSNorm(nn.Module):
         self.gain = nn.Parameter(torch.ones(width))
         self.eps = eps
 
-    def forward(self, x: Tensor, tap: Tap = OFF) -> Tensor:
-        return tap.choose(INNER, lambda: self.fused(x), lambda tap: self.written_out(x, tap))
+    def forward(self, x: Tensor, tap: Tap = OFF, name: str = "norm") -> Tensor:
+        inner = tap.at(name)
+        return tap(name, inner.choose(INNER, lambda: self.fused(x), lambda tap: self.written_out(x, tap)))
 
     def fused(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.gain.shape, self.gain, self.eps)
@@ -78,9 +80,9 @@ class RMSNormEpsOutside(RMSNorm):
 
 
 class Unchanged(nn.Module):
-    """x"""
+    """x, which is not a tensor of its own and has no name"""
 
-    def forward(self, x: Tensor, tap: Tap = OFF) -> Tensor:
+    def forward(self, x: Tensor, tap: Tap = OFF, name: str = "norm") -> Tensor:
         return x
 
 

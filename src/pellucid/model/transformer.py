@@ -46,7 +46,7 @@ class Encoder(nn.Module):
         for i, block in enumerate(self.blocks):
             x = block(x, reading, cache[i], tap.at(f"blocks.{i}"))
         cache.advance(tokens.size(1))
-        return tap("final_norm", self.final_norm(x, tap.at("final_norm")))
+        return self.final_norm(x, tap, "final_norm")
 
     def places(self, tokens: Tokens, start: int) -> Places:
         """start, start + 1, ...; more than the context holds is refused."""
