@@ -1,7 +1,10 @@
 """Tokens -> embedding -> blocks -> unembedding -> logits."""
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pellucid.architecture import Architecture
 from pellucid.model.block import BLOCK, CROSS_BLOCK, Reading
@@ -66,6 +69,13 @@ class Transformer(Encoder):
         super().__init__(a)
         self.unembed = READOUT[a.readout](a, self.embed)
         self.encoder = None if a.encoder is None else Encoder(a.encoder)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # a move that makes new parameters (`to_empty`) makes one for each name, tied or not
+        super()._apply(fn, recurse)
+        if self.architecture.unembed == "tied":
+            self.unembed.weight = self.embed.token.weight
+        return self
 
     def forward(self, tokens: Tokens, *, tap: Tap = OFF, **reading) -> Logits:
         """Logits [batch, pos, n_vocab] of the token after each of `tokens` [batch, pos].
