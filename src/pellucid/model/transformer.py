@@ -42,6 +42,7 @@ class Encoder(nn.Module):
         tap: Tap = OFF,
     ) -> Stream:
         """The stream for `tokens`; all else is optional, as for Transformer."""
+        self.check(segments, source, source_mask)
         cache = cache or NO_CACHE
         positions = self.places(tokens, cache.length) if positions is None else positions
         reading = Reading(self.turns(positions), mask, source, source_mask)
@@ -50,6 +51,19 @@ class Encoder(nn.Module):
             x = block(x, reading, cache[i], tap.at(f"blocks.{i}"))
         cache.advance(tokens.size(1))
         return self.final_norm(x, tap, "final_norm")
+
+    def check(self, segments: Tokens | None, source: Encoded | None, source_mask: Visible | None) -> None:
+        """Refuse what would be ignored, and an encoder-decoder without its source."""
+        if self.architecture.encoder is not None and source is None:
+            raise ValueError(
+                "this architecture reads an encoder's output and none was given: pass source=encode(tokens)"
+            )
+        if self.architecture.encoder is None and (source is not None or source_mask is not None):
+            raise ValueError(
+                "a source was given to an architecture without an encoder: leave source and source_mask out"
+            )
+        if segments is not None and not self.architecture.n_segments:
+            raise ValueError("segments were given to an architecture with n_segments = 0: leave them out")
 
     def places(self, tokens: Tokens, start: int) -> Places:
         """start, start + 1, ...; more than the context holds is refused."""
@@ -90,7 +104,8 @@ class Transformer(Encoder):
         cache        a Cache, which is read and extended
         tap          is handed every named tensor (`pellucid.names`)
 
-        Raises ValueError when the positions do not fit into n_ctx.
+        Raises ValueError when the positions do not fit into n_ctx, when an encoder's output is missing where
+        blocks read one, and when source or segments are given to an architecture that would ignore them.
         """
         x = super().forward(tokens, tap=tap, **reading)
         return tap("logits", self.unembed(x))
