@@ -30,7 +30,7 @@ class Embed(nn.Module):
         """`embeddings`, one vector a position, take the place of W_E[t]; without `segments` all are of kind 0."""
         x = tap("embed", self.scale * (self.token(tokens) if embeddings is None else embeddings))
         if self.position is not None:
-            x = x + tap("pos_embed", self.position(positions).to(x.dtype))
+            x = x + tap("pos_embed", self.position(positions).to(x.dtype).expand_as(x))
         if self.segment is not None:
             x = x + tap("seg_embed", self.segment(torch.zeros_like(tokens) if segments is None else segments))
         return self.dropout(self.norm(x, tap, "embed_norm"))
