@@ -1,0 +1,5 @@
+"""What can be wrong with a request for text or for a score."""
+
+
+class GenerationError(ValueError):
+    """An option out of range, a prompt that cannot be read, or a network that has no next token."""

@@ -1,0 +1,170 @@
+"""From logits to the next token: penalties, temperature, truncation, and one uniform number per draw.
+
+The order is that of Hugging Face's processors: penalties, temperature, top-k, top-p, min-p; each
+looks at what the one before left over. A token is drawn by inverting the cumulative distribution
+over ids in float64 at a number that depends on (seed, sample, step) alone, so a text does not
+depend on what else is in its batch.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pellucid.generate.errors import GenerationError
+
+Scores = Float[Tensor, "rows n_vocab"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a token is chosen. The values written here leave the model's distribution as it is.
+
+    temperature         logits are divided by it; 0 takes the likeliest token, the lowest id among equals
+    top_k               exactly this many tokens stay, lower ids first among equals; 0 keeps all
+    top_p               the smallest set of likeliest tokens whose mass reaches p stays, the first one always
+    min_p               tokens of at least min_p times the likeliest one's probability stay
+    repetition_penalty  logits of tokens in the prompt or generated so far: l / r if l > 0, else l r
+                        (Keskar et al. 2019, section 4.1, with the sign repaired as Hugging Face does)
+    frequency_penalty   logits fall by this much for every time the token was generated; the prompt
+                        does not count (as in OpenAI's interface)
+
+    Raises GenerationError for values out of range.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+
+    def __post_init__(self):
+        for f in fields(self):
+            value = getattr(self, f.name)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not number or not _RANGE[f.name][0](value):
+                raise GenerationError(f"{f.name} = {value!r}: expected {_RANGE[f.name][1]}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether chance has no part in it."""
+        return self.temperature == 0
+
+
+_RANGE = {
+    "temperature": (lambda t: t >= 0, "a number of at least 0; 0 always takes the likeliest token"),
+    "top_k": (lambda k: k >= 0 and k == int(k), "a whole number of tokens to keep, or 0 to keep all"),
+    "top_p": (lambda p: 0 <= p <= 1, "a probability from 0 to 1; 1 keeps all"),
+    "min_p": (lambda p: 0 <= p <= 1, "a fraction from 0 to 1; 0 keeps all"),
+    "repetition_penalty": (lambda r: r > 0, "a number above 0; 1 changes nothing, more discourages repetition"),
+    "frequency_penalty": (lambda f: True, "a number; 0 changes nothing, more discourages repetition"),
+}
+
+
+def uniform(seed: int, sample: int, step: int) -> float:
+    """A number in [0, 1) that is a pure function of its arguments: 53 bits of BLAKE2b of the three."""
+    digest = hashlib.blake2b(f"{seed}/{sample}/{step}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
+
+
+def choose(
+    logits: Scores,
+    sampling: Sampling,
+    numbers: Sequence[float] | None = None,
+    prompts: Sequence[Sequence[int]] | None = None,
+    generated: Sequence[Sequence[int]] | None = None,
+    n_allowed: int | None = None,
+) -> Int[Tensor, " rows"]:
+    """The next id of every row.
+
+    numbers    one in [0, 1) per row (`uniform`), not needed where temperature is 0
+    prompts    each row's prompt, for the repetition penalty
+    generated  what each row has generated, for both penalties
+    n_allowed  ids from here on do not exist for the tokenizer and are never chosen
+
+    `logits` is left as it is. Raises GenerationError when a row holds no finite largest logit.
+    """
+    x = _wide(logits[:, :n_allowed])
+    if not torch.isfinite(x.amax(-1)).all():
+        raise GenerationError(
+            "the network's logits hold NaN or infinity, so no token can be chosen: check the weights, "
+            "and the precision they are run in"
+        )
+    empty = [()] * len(x)
+    x = penalise(x, sampling, prompts or empty, generated or empty)
+    if sampling.greedy:
+        return x.argmax(-1)
+    if numbers is None:
+        raise GenerationError("temperature above 0 needs one random number per row: pass numbers")
+    return draw(probabilities(x, sampling), torch.tensor(numbers, dtype=torch.float64, device=x.device))
+
+
+def penalise(
+    logits: Scores, sampling: Sampling, prompts: Sequence[Sequence[int]], generated: Sequence[Sequence[int]]
+) -> Scores:
+    """Logits after both penalties, a new tensor where either is on."""
+    if sampling.repetition_penalty != 1:
+        seen = _counts(logits, [[*p, *g] for p, g in zip(prompts, generated, strict=True)]) > 0
+        r = sampling.repetition_penalty
+        logits = torch.where(seen, torch.where(logits > 0, logits / r, logits * r), logits)
+    if sampling.frequency_penalty:
+        logits = logits - sampling.frequency_penalty * _counts(logits, generated)
+    return logits
+
+
+def probabilities(logits: Scores, sampling: Sampling) -> Scores:
+    """The distribution that is drawn from, float64: temperature, then top-k, top-p and min-p. temperature > 0."""
+    x = _wide(logits)
+    # the largest is taken off first: a small temperature would overflow
+    x = (x - x.amax(-1, keepdim=True)) / sampling.temperature
+    x = keep_top_k(x, sampling.top_k) if sampling.top_k else x
+    p = x.softmax(-1)
+    p = keep_top_p(p, sampling.top_p) if sampling.top_p < 1 else p
+    p = p.masked_fill(p < sampling.min_p * p.amax(-1, keepdim=True), 0) if sampling.min_p else p
+    return p / p.sum(-1, keepdim=True)
+
+
+def keep_top_k(logits: Scores, k: int) -> Scores:
+    """-inf for all but the k largest of every row; among equals the lower ids stay."""
+    if k >= logits.size(-1):
+        return logits
+    kth = logits.topk(k, dim=-1).values[:, -1:]
+    above, equal = logits > kth, logits == kth
+    room = k - above.sum(-1, keepdim=True)
+    return logits.masked_fill(~(above | (equal & (equal.cumsum(-1) <= room))), -torch.inf)
+
+
+def keep_top_p(p: Scores, mass: float) -> Scores:
+    """0 for all but the fewest likeliest tokens whose mass reaches `mass` (Holtzman et al. 2020), lower ids first."""
+    falling, order = p.sort(dim=-1, descending=True, stable=True)
+    before = falling.cumsum(-1) - falling
+    stays = before < mass
+    stays[:, 0] = True
+    return p.masked_fill(~torch.empty_like(stays).scatter_(-1, order, stays), 0)
+
+
+def draw(p: Scores, numbers: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+    """The first id whose cumulative probability exceeds the row's number; an id of probability 0 never is."""
+    cumulative = p.cumsum(-1)
+    total = cumulative[:, -1:]
+    # number * total may round up to total: then it is the last id that adds anything
+    last = torch.searchsorted(cumulative, total.contiguous())
+    return torch.searchsorted(cumulative, numbers[:, None] * total, right=True).minimum(last)[:, 0]
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """Float64, on the CPU where the device has none (Apple's)."""
+    logits = logits.detach()
+    return (logits.cpu() if logits.device.type == "mps" else logits).double()
+
+
+def _counts(like: Scores, tokens: Sequence[Sequence[int]]) -> Scores:
+    """How often each id of the vocabulary stands in each row's tokens; ids beyond it are not counted."""
+    n = like.size(-1)
+    rows = [torch.tensor([i for i in row if i < n], dtype=torch.int64) for row in tokens]
+    return torch.stack([row.bincount(minlength=n) for row in rows]).to(like)
