@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class Tokenizer(abc.ABC):
     def _table(self) -> Sequence[bytes]:
         """The bytes of every id; b"" for special ones."""
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """SHA-256 of the content, independent of how the JSON was laid out."""
         canonical = json.dumps(json.loads(self.to_json()), sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,227 @@
+"""Batches as a pure function of (seed, step): nothing to save, nothing to skip, the same for any number of processes.
+
+The training tokens are a ring, its end joined to its beginning. Each epoch cuts the ring into
+windows of n_ctx + 1 tokens, each beginning with the last token of the one before, so that every
+token is a target once; where the cutting begins is drawn anew for each epoch, and so is the order of
+the windows. len(tokens) mod n_ctx tokens, other ones each epoch, are left over as targets.
+
+Windows are numbered through the epochs: step s holds numbers s * batch ... s * batch + batch - 1, and
+number g is window g mod n_windows, in drawn order, of epoch g // n_windows. The order is written out for
+up to a million windows; beyond that it is a Feistel permutation (Luby and Rackoff 1988), computed for the
+windows asked for, so that a billion of them take no memory. Neither uses a library's random numbers,
+which a new version may change.
+"""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pellucid.text.tokens import Part, Tokens, check_ids
+
+#: rounds of the Feistel permutation, and the most windows whose order is written out instead
+ROUNDS, WRITTEN_OUT = 6, 1 << 20
+
+
+class BatchesError(ValueError):
+    """Sizes for which there are no batches."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """inputs and targets int64 [batch, pos]: targets[b, i] is the token after inputs[b, i].
+
+    Where borders between documents were asked for: `documents` counts documents from 0 within each window and
+    `positions` counts positions from 0 within each document, or within what the window shows of it; both of the
+    inputs. A separator belongs to the document it ends.
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    documents: np.ndarray | None = None
+    positions: np.ndarray | None = None
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter((self.inputs, self.targets))
+
+
+@dataclass(frozen=True)
+class ScoredBatch(Batch):
+    """A batch to measure with: `counts` bool [batch, pos] is True where a target is scored here and nowhere else."""
+
+    counts: np.ndarray | None = None
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        assert self.counts is not None
+        return iter((self.inputs, self.targets, self.counts))
+
+
+class Batches:
+    """Training batches of `batch` windows of `n_ctx` inputs each.
+
+    `tokens` is a part, or prepared tokens, whose training part is taken. Raises BatchesError where there are
+    too few tokens for one window.
+    """
+
+    def __init__(self, tokens: Part | Tokens, n_ctx: int, batch: int, seed: int = 0, *, inside_documents: bool = False):
+        self.part = tokens.part("train") if isinstance(tokens, Tokens) else tokens
+        if n_ctx < 1 or batch < 1:
+            raise BatchesError(f"n_ctx = {n_ctx}, batch = {batch}: expected at least 1 of each")
+        if len(self.part) < n_ctx + 1:
+            raise BatchesError(
+                f"{self.part.name} has {len(self.part)} tokens, too few for one window of n_ctx + 1 = {n_ctx + 1}: "
+                "give more text or a smaller n_ctx"
+            )
+        self.n_ctx, self.batch, self.seed, self.inside_documents = n_ctx, batch, seed, inside_documents
+        self.n_windows = len(self.part) // n_ctx
+        self._checked = -1
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Steps in which every window comes once; seldom a whole number, as epochs follow without a gap."""
+        return self.n_windows / self.batch
+
+    def epoch(self, step: int) -> float:
+        """How many times the text has been seen before `step`."""
+        return step * self.batch / self.n_windows
+
+    def starts(self, step: int, micro: int = 0, of: int = 1) -> np.ndarray:
+        """Where the windows of a step begin in the ring, int64 [batch / of]."""
+        if step < 0 or not 0 <= micro < of:
+            raise BatchesError(f"step = {step}, micro = {micro} of {of}: expected step >= 0 and 0 <= micro < of")
+        if self.batch % of:
+            raise BatchesError(f"a batch of {self.batch} cannot be cut into {of} equal parts: choose a divisor")
+        share = self.batch // of
+        first = step * self.batch + micro * share
+        starts = np.empty(share, dtype=np.int64)
+        done = 0
+        while done < share:
+            epoch, j = divmod(first + done, self.n_windows)
+            n = min(share - done, self.n_windows - j)
+            windows = permute(np.arange(j, j + n, dtype=np.uint64), self.n_windows, self.seed, epoch)
+            phase = _draw(self.seed, epoch, ROUNDS) % len(self.part)
+            starts[done : done + n] = (phase + windows.astype(np.int64) * self.n_ctx) % len(self.part)
+            done += n
+        return starts
+
+    def at(self, step: int, micro: int = 0, of: int = 1) -> Batch:
+        """The batch of a step, or part `micro` of `of` equal ones, in order, together the whole."""
+        starts = self.starts(step, micro, of)
+        self._check_files(step)
+        rows = np.stack([self._window(int(start)) for start in starts])
+        check_ids(rows, self.part.n_vocab)
+        borders = _borders(self.part, starts, self.n_ctx, ring=True) if self.inside_documents else (None, None)
+        return Batch(rows[:, :-1], rows[:, 1:], *borders)
+
+    def _window(self, start: int) -> np.ndarray:
+        stop, n = start + self.n_ctx + 1, len(self.part)
+        if stop <= n:
+            return self.part.read(start, stop)
+        return np.concatenate([self.part.read(start, n), self.part.read(0, stop - n)])
+
+    def _check_files(self, step: int) -> None:
+        """Once an epoch: a file cut short while mapped would kill the process at the next read."""
+        epoch = step * self.batch // self.n_windows
+        if epoch != self._checked:
+            self.part.check_files()
+            self._checked = epoch
+
+
+def windows(
+    tokens: Part, n_ctx: int, stride: int | None = None, batch: int = 1, *, inside_documents: bool = False
+) -> Iterator[ScoredBatch]:
+    """Every token after the first as a target exactly once, in order, for measuring.
+
+    Windows of `n_ctx` inputs begin `stride` apart (n_ctx by default: windows that do not overlap) and each counts
+    the targets that no earlier one did: with a smaller stride those have at least n_ctx - stride tokens of context,
+    except in the first window. The last window is moved back to end with the text. Where the text is shorter than
+    a window, the one window is as short as the text. The last batch may hold fewer windows.
+    """
+    stride = n_ctx if stride is None else stride
+    if n_ctx < 1 or batch < 1 or not 1 <= stride <= n_ctx:
+        raise BatchesError(
+            f"n_ctx = {n_ctx}, stride = {stride}, batch = {batch}: expected 1 <= stride <= n_ctx, batch >= 1"
+        )
+    n_targets = len(tokens) - 1
+    if n_targets < 1:
+        raise BatchesError(f"{tokens.name} has {len(tokens)} tokens: expected at least 2, one to predict from another")
+    tokens.check_files()
+    length = min(n_ctx, n_targets)
+    return _windows(tokens, length, stride, batch, inside_documents)
+
+
+def _windows(tokens: Part, length: int, stride: int, batch: int, inside_documents: bool) -> Iterator[ScoredBatch]:
+    n_targets = len(tokens) - 1
+    n_windows = 1 + -(-(n_targets - length) // stride)
+    for first in range(0, n_windows, batch):
+        numbers = np.arange(first, min(first + batch, n_windows))
+        starts = np.minimum(numbers * stride, n_targets - length)
+        rows = np.stack([tokens.read(int(start), int(start) + length + 1) for start in starts])
+        check_ids(rows, tokens.n_vocab)
+        # window k > 0 counts from where window k - 1 ended
+        counted = np.where(numbers == 0, 0, (numbers - 1) * stride + length)
+        counts = starts[:, None] + np.arange(length) >= counted[:, None]
+        borders = _borders(tokens, starts, length, ring=False) if inside_documents else (None, None)
+        yield ScoredBatch(rows[:, :-1], rows[:, 1:], *borders, counts=counts)
+
+
+def _borders(part: Part, starts: np.ndarray, n_ctx: int, ring: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Document numbers and positions within documents for the inputs of windows, int64 [batch, n_ctx]."""
+    at = starts[:, None] + np.arange(n_ctx)
+    laps, at = np.divmod(at, len(part)) if ring else (np.zeros_like(at), at)
+    documents = np.searchsorted(part.starts, at, side="right") + laps * len(part.starts)
+    new = np.diff(documents, axis=1, prepend=documents[:, :1]) > 0
+    begins = np.maximum.accumulate(np.where(new, np.arange(n_ctx), 0), axis=1)
+    return documents - documents[:, :1], np.arange(n_ctx) - begins
+
+
+# Order --------------------------------------------------------------------------------------
+
+
+def permute(i: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
+    """Where each of `i`, uint64 below n, goes in a permutation of 0 ... n - 1 drawn by (seed, epoch)."""
+    return _order(n, seed, epoch)[i] if n <= WRITTEN_OUT else feistel(i, n, seed, epoch)
+
+
+@functools.lru_cache(maxsize=4)
+def _order(n: int, seed: int, epoch: int) -> np.ndarray:
+    """All of a permutation: the numbers 0 ... n - 1 sorted by a hash of each."""
+    keys = _mix(np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(_draw(seed, epoch, 0)))
+    return np.argsort(keys, kind="stable").astype(np.uint64)
+
+
+def feistel(i: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
+    """As `permute`, for large n: small ones have too few such permutations to be drawn evenly.
+
+    A Feistel network permutes 0 ... 4^h - 1, the least such range that holds n; values that fall outside
+    0 ... n - 1 are sent on until they fall inside, which keeps it a bijection (cycle walking, Black and Rogaway 2002).
+    """
+    half = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
+    mask = np.uint64((1 << int(half)) - 1)
+    keys = [np.uint64(_draw(seed, epoch, r)) for r in range(ROUNDS)]
+    out = i.astype(np.uint64)
+    todo = np.arange(len(out))
+    while len(todo):
+        value = out[todo]
+        left, right = value >> half, value & mask
+        for key in keys:
+            left, right = right, left ^ (_mix(right + key) & mask)
+        out[todo] = value = (left << half) | right
+        todo = todo[value >= n]
+    return out
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014), which spreads every bit over all 64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _draw(seed: int, epoch: int, k: int) -> int:
+    """The k-th of the 64-bit numbers that belong to (seed, epoch)."""
+    x = np.zeros(1, dtype=np.uint64)
+    for word in (seed, epoch, k):
+        x = _mix(x + np.uint64((word + 0x9E3779B97F4A7C15) % (1 << 64)))
+    return int(x[0])

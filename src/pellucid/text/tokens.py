@@ -1,0 +1,306 @@
+"""Tokens on disk: a folder of memory-mapped shards that says what it holds and refuses to be mistaken.
+
+    tokens-KEY/manifest.json             sources, tokenizer, split, and for each part its files and sizes
+               tokenizer.json
+               train-00000.bin ...       64 bytes of header, then ids in uint16 or uint32, little-endian
+               train.documents.npy       where each document starts, int64
+               held_out-00000.bin ...
+
+KEY is a hash of what the ids depend on, so a folder is never reused for other text, another tokenizer
+or another split. A folder appears under its name complete and flushed to disk, or not at all. Every
+document is followed by one separator, which belongs to the document before it.
+"""
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from pellucid.text.interface import Tokenizer
+
+FORMAT = 1
+#: magic, version, bytes per id, ids in this file, n_vocab, SHA-256 of the tokenizer
+HEADER = struct.Struct("<8sIIQQ32s")
+MAGIC = b"PLCDTOK\0"
+
+
+class TokensError(ValueError):
+    """A folder of tokens that is damaged, or made for something else, and ids that do not fit."""
+
+
+class Part:
+    """One part of a corpus as one long row of ids, read from its shards where it is asked for.
+
+    n_vocab     ids are below this
+    n_bytes     bytes of the original text, separators not among them
+    starts      where each document starts, int64 [n_documents]
+    """
+
+    def __init__(
+        self, shards: list[np.ndarray], starts: np.ndarray, n_vocab: int, n_bytes: int = 0, name: str = "tokens"
+    ):
+        self.name, self.n_vocab, self.n_bytes, self.starts = name, n_vocab, n_bytes, starts
+        self._shards = shards
+        self._ends = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
+        self._files: list[tuple[Path, int]] = []
+
+    @classmethod
+    def from_ids(
+        cls, ids: Iterable[int], n_vocab: int | None = None, starts: Iterable[int] = (0,), n_bytes: int = 0
+    ) -> Self:
+        """A part held in memory."""
+        row = np.asarray(ids, dtype=np.int64)
+        n_vocab = int(row.max(initial=0)) + 1 if n_vocab is None else n_vocab
+        check_ids(row, n_vocab)
+        return cls([row], np.asarray(starts, dtype=np.int64), n_vocab, n_bytes)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Ids from `start` up to `stop`, int64."""
+        if not 0 <= start <= stop <= len(self):
+            raise TokensError(f"tokens {start} to {stop} of {self.name}: it has {len(self)}")
+        out = np.empty(stop - start, dtype=np.int64)
+        filled = 0
+        shard = int(np.searchsorted(self._ends, start, side="right"))
+        while filled < len(out):
+            base = int(self._ends[shard]) - len(self._shards[shard])
+            piece = self._shards[shard][start + filled - base : stop - base]
+            out[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            shard += 1
+        return out
+
+    def check_files(self) -> None:
+        """Refuse to go on if a file is shorter than it was: reading past its end would kill the process."""
+        for path, size in self._files:
+            if not path.exists() or path.stat().st_size != size:
+                raise TokensError(f"{path} was changed or removed while it was in use: prepare the tokens again")
+
+
+class Tokens:
+    """A prepared folder: `part("train")`, `part("held_out")`, and the manifest."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], parts: dict[str, Part]):
+        self.folder, self.manifest, self._parts = folder, manifest, parts
+        self.n_vocab: int = manifest["tokenizer"]["n_vocab"]
+        self.separator: int = manifest["tokenizer"]["separator"]
+        self.tokenizer_hash: str = manifest["tokenizer"]["hash"]
+
+    @classmethod
+    def open(cls, folder: str | Path, tokenizer: Tokenizer | None = None) -> Self:
+        """Map the tokens of `folder`, every header and size checked.
+
+        Raises TokensError, naming the file, for what is missing, truncated or changed, and for tokens that
+        another tokenizer than `tokenizer` made.
+        """
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        made_by = manifest["tokenizer"]
+        if tokenizer is not None and tokenizer.hash != made_by["hash"]:
+            raise TokensError(
+                f"{folder} was made by the {made_by['kind']} tokenizer {made_by['hash'][:12]}, not by the "
+                f"{tokenizer.kind} tokenizer {tokenizer.hash[:12]} given: prepare the tokens again"
+            )
+        parts = {name: _open_part(folder, name, part, made_by) for name, part in manifest["parts"].items()}
+        return cls(folder, manifest, parts)
+
+    def part(self, name: str) -> Part:
+        """train or held_out."""
+        if name not in self._parts:
+            raise TokensError(f"there is no part {name!r} in {self.folder}: say one of {', '.join(self._parts)}")
+        return self._parts[name]
+
+    def verify(self, progress: Callable | None = None) -> None:
+        """Read every shard and compare its SHA-256 with the manifest; TokensError names the one that differs."""
+        shards = [shard for part in self.manifest["parts"].values() for shard in part["shards"]]
+        for i, shard in enumerate(shards):
+            path = self.folder / shard["file"]
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != shard["sha256"]:
+                raise TokensError(
+                    f"{path} is damaged, its checksum differs from the manifest: prepare the tokens again"
+                )
+            if progress:
+                progress("verifying", i + 1, len(shards))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a tokens folder; TokensError if it is missing or not one."""
+    path = folder / "manifest.json"
+    if not path.is_file():
+        raise TokensError(f"{folder} holds no tokens: there is no manifest.json")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise TokensError(f"{path} is of format {manifest['format']}, expected {FORMAT}: prepare the tokens again")
+        if {name for name in ("sources", "tokenizer", "split", "parts") if name not in manifest}:
+            raise KeyError
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError):
+        raise TokensError(f"{path} is damaged: prepare the tokens again") from None
+    return manifest
+
+
+def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What changed between two manifests, one line for each file or choice; empty if nothing did."""
+    before, after = ({s["path"]: s for s in manifest["sources"]} for manifest in (old, new))
+    lines = [f"{path} is gone" for path in before if path not in after]
+    lines += [f"{path} is new" for path in after if path not in before]
+    for path in before.keys() & after.keys():
+        if before[path]["sha256"] != after[path]["sha256"]:
+            lines.append(f"{path} changed, from {before[path]['n_bytes']} to {after[path]['n_bytes']} bytes")
+    lines.sort()
+    one, other = old["tokenizer"], new["tokenizer"]
+    if one["hash"] != other["hash"]:
+        told = (f"{t['kind']} {t['hash'][:12]} of {t['n_vocab']} ids" for t in (one, other))
+        lines.append("the tokenizer changed, from {} to {}".format(*told))
+    for name in old["split"].keys() | new["split"].keys():
+        if old["split"].get(name) != new["split"].get(name):
+            lines.append(f"the split's {name} changed, from {old['split'].get(name)} to {new['split'].get(name)}")
+    return "\n".join(lines)
+
+
+def _open_part(folder: Path, name: str, part: dict[str, Any], made_by: dict[str, Any]) -> Part:
+    paths = [folder / _plain_name(shard["file"]) for shard in part["shards"]]
+    shards = [_open_shard(path, shard["tokens"], made_by) for path, shard in zip(paths, part["shards"], strict=True)]
+    index = folder / _plain_name(part["documents_file"])
+    try:
+        starts = np.load(index, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise TokensError(f"{index} is damaged or missing ({error}): prepare the tokens again") from None
+    if starts.dtype != np.int64 or starts.shape != (part["documents"],):
+        raise TokensError(f"{index} does not list {part['documents']} documents: prepare the tokens again")
+    opened = Part(shards, starts, made_by["n_vocab"], part["bytes"], name)
+    opened._files = [(path, path.stat().st_size) for path in paths]
+    return opened
+
+
+def _plain_name(name: str) -> str:
+    """A file name as it is; TokensError for anything that leads out of the folder."""
+    if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\:\0"):
+        raise TokensError(
+            f"the manifest names the file {name!r}, which is not inside its folder: do not use these tokens"
+        )
+    return name
+
+
+def _open_shard(path: Path, count: int, made_by: dict[str, Any]) -> np.ndarray:
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = file.read(HEADER.size)
+    except OSError as error:
+        raise TokensError(f"{path} cannot be read ({error.strerror}): prepare the tokens again") from None
+    if len(header) < HEADER.size:
+        raise TokensError(f"{path} is truncated: {size} bytes, less than its header of {HEADER.size}")
+    found = HEADER.unpack(header)
+    width = dtype_for(made_by["n_vocab"]).itemsize
+    expected = (MAGIC, FORMAT, width, count, made_by["n_vocab"], bytes.fromhex(made_by["hash"]))
+    for what, a, b in zip(
+        ("magic", "version", "width of an id", "count", "n_vocab", "tokenizer"), found, expected, strict=True
+    ):
+        if a != b:
+            shown = (v.hex()[:12] if isinstance(v, bytes) else v for v in (a, b))
+            raise TokensError(
+                "{}: the header's {} is {}, expected {}: prepare the tokens again".format(path, what, *shown)
+            )
+    if size != HEADER.size + count * width:
+        state = "truncated" if size < HEADER.size + count * width else "longer than it should be"
+        raise TokensError(f"{path} is {state}: {size} bytes, expected {HEADER.size + count * width}")
+    mapped = np.memmap(path, dtype=dtype_for(made_by["n_vocab"]), mode="r", offset=HEADER.size, shape=(count,))
+    return np.asarray(mapped)  # the same memory; slicing a plain array is several times faster
+
+
+# Writing ------------------------------------------------------------------------------------
+
+
+def dtype_for(n_vocab: int) -> np.dtype:
+    """uint16 where every id fits, else uint32."""
+    return np.dtype("<u2") if n_vocab <= 1 << 16 else np.dtype("<u4")
+
+
+def check_ids(ids: np.ndarray, n_vocab: int) -> None:
+    """Refuse ids outside 0 ... n_vocab - 1, which a narrower type would turn into other ids."""
+    if ids.size and (ids.min() < 0 or ids.max() >= n_vocab):
+        wrong = ids[(ids < 0) | (ids >= n_vocab)][0]
+        raise TokensError(f"id {wrong} is outside the vocabulary: expected 0 to {n_vocab - 1}")
+
+
+@dataclass
+class PartWriter:
+    """Writes one part, shard after shard of at most `shard_tokens` ids, into `folder`."""
+
+    folder: Path
+    name: str
+    n_vocab: int
+    tokenizer_hash: str
+    separator: int
+    shard_tokens: int
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    starts: list[int] = field(default_factory=lambda: [0])
+    tokens: int = 0
+    _file: Any = None
+
+    def add(self, ids: np.ndarray) -> None:
+        """Append ids to the document in hand; TokensError, and nothing written, if one is outside the vocabulary."""
+        check_ids(ids, self.n_vocab)
+        ids = ids.astype(dtype_for(self.n_vocab))
+        while len(ids):
+            if self._file is None:
+                self._begin()
+            room = self.shard_tokens - self.shards[-1]["tokens"]
+            piece, ids = ids[:room], ids[room:]
+            assert self._file is not None
+            self._file.write(piece.tobytes())
+            self.shards[-1]["tokens"] += len(piece)
+            self.tokens += len(piece)
+            if self.shards[-1]["tokens"] == self.shard_tokens:
+                self._end()
+
+    def end_document(self) -> None:
+        """Append the separator: the document is complete."""
+        self.add(np.array([self.separator]))
+        self.starts.append(self.tokens)
+
+    def finish(self) -> dict[str, Any]:
+        """Flush everything; what the manifest says of this part's files."""
+        if self._file is not None:
+            self._end()
+        starts = np.array(self.starts[:-1], dtype=np.int64)
+        with (self.folder / f"{self.name}.documents.npy").open("wb") as file:
+            np.save(file, starts, allow_pickle=False)
+            flush(file)
+        named = {"shards": self.shards, "documents_file": f"{self.name}.documents.npy"}
+        return {"tokens": self.tokens, "documents": len(starts), **named}
+
+    def _begin(self) -> None:
+        name = f"{self.name}-{len(self.shards):05d}.bin"
+        self.shards.append({"file": name, "tokens": 0, "sha256": ""})
+        self._file = (self.folder / name).open("w+b")
+        self._file.write(bytes(HEADER.size))
+
+    def _end(self) -> None:
+        """Put the header, which states the count, in front, and take the checksum of the whole file."""
+        shard = self.shards[-1]
+        width, digest = dtype_for(self.n_vocab).itemsize, bytes.fromhex(self.tokenizer_hash)
+        self._file.seek(0)
+        self._file.write(HEADER.pack(MAGIC, FORMAT, width, shard["tokens"], self.n_vocab, digest))
+        flush(self._file)
+        self._file.seek(0)
+        shard["sha256"] = hashlib.file_digest(self._file, "sha256").hexdigest()
+        self._file.close()
+        self._file = None
+
+
+def flush(file: Any) -> None:
+    """Everything written so far is on the disk when this returns."""
+    file.flush()
+    os.fsync(file.fileno())

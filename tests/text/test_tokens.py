@@ -1,0 +1,278 @@
+"""Tokens on disk: what is written comes back, and what was damaged or made for something else is named."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pellucid.text import prepare, read_corpus, split_corpus, train_tokenizer
+from pellucid.text.tokenizer import load_tokenizer
+from pellucid.text.tokens import HEADER, Part, PartWriter, Tokens, TokensError, describe_difference, dtype_for
+
+
+@pytest.fixture
+def corpus(tmp_path, udhr):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, text in udhr.items():
+        (folder / f"{name}.txt").write_text(text[:3000], encoding="utf-8")
+    return read_corpus(folder)
+
+
+@pytest.fixture
+def split(corpus):
+    return split_corpus(corpus, 0.25)
+
+
+@pytest.fixture
+def tokens(split, tmp_path):
+    return prepare(split, train_tokenizer("byte", []), tmp_path / "cache", shard_tokens=10_000)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
+def test_every_document_comes_back_followed_by_one_separator(kind, split, tmp_path):
+    tokenizer = train_tokenizer(kind, split.texts("train"), 600 if kind == "bpe" else None)
+    tokens = prepare(split, tokenizer, tmp_path / "cache", shard_tokens=999)
+    for name in ("train", "held_out"):
+        part = tokens.part(name)
+        written = ["".join(piece.text for piece in pieces) for pieces in split.documents(name)]
+        ids = part.read(0, len(part))
+        assert (ids == tokens.separator).sum() == len(written) == len(part.starts)
+        ends = [*part.starts[1:], len(part)]
+        for start, end, text in zip(part.starts, ends, written, strict=True):
+            assert ids[end - 1] == tokens.separator
+            assert ids[start : end - 1].tolist() == tokenizer.encode(text)
+        assert part.n_bytes == sum(len(text.encode()) for text in written)
+        known = tokenizer.bytes_of(ids[ids != tokenizer.unknown])
+        assert known == part.n_bytes if kind != "char" else known <= part.n_bytes
+    assert load_tokenizer(tokens.folder).hash == tokenizer.hash
+
+
+def test_byte_counts_are_of_the_files_even_where_they_are_not_utf8(tmp_path):
+    raw = "caf\xe9 and plain text ".encode("latin-1") * 40
+    (tmp_path / "a.txt").write_bytes(raw)
+    split = split_corpus(read_corpus(tmp_path / "a.txt"), 0.1)
+    tokens = prepare(split, train_tokenizer("byte", []), tmp_path / "cache")
+    cut = int(len(raw.decode("utf-8", "replace")) * 0.9)
+    assert [tokens.part(name).n_bytes for name in ("train", "held_out")] == [cut, len(raw) - cut]
+
+
+def test_documents_larger_than_a_batch_of_small_ones_are_streamed_the_same(split, tmp_path, monkeypatch):
+    tokenizer = train_tokenizer("bpe", split.texts("train"), 500)
+    whole = prepare(split, tokenizer, tmp_path / "one")
+    monkeypatch.setattr("pellucid.text.preparation.TOGETHER", 100)
+    monkeypatch.setattr("pellucid.text.documents.PIECE", 640)
+    pieces = prepare(split, tokenizer, tmp_path / "two")
+    for name in ("train", "held_out"):
+        one, two = whole.part(name), pieces.part(name)
+        assert np.array_equal(one.read(0, len(one)), two.read(0, len(two)))
+        assert np.array_equal(one.starts, two.starts)
+        assert one.n_bytes == two.n_bytes
+
+
+def test_the_same_input_is_prepared_once_and_any_other_is_prepared_anew(corpus, tmp_path):
+    cache, tokenizer = tmp_path / "cache", train_tokenizer("byte", [])
+    first = prepare(split_corpus(corpus, 0.25), tokenizer, cache)
+    stamp = (first.folder / "manifest.json").stat().st_mtime_ns
+    calls = []
+    again = prepare(split_corpus(corpus, 0.25), tokenizer, cache, progress=lambda *told: calls.append(told))
+    assert again.folder == first.folder
+    assert (first.folder / "manifest.json").stat().st_mtime_ns == stamp
+    assert calls == []
+    others = [
+        prepare(split_corpus(corpus, 0.3), tokenizer, cache),
+        prepare(split_corpus(corpus, 0.25, 7), tokenizer, cache),
+    ]
+    others.append(prepare(split_corpus(corpus, 0.25), train_tokenizer("char", ["abc"]), cache))
+    (tmp_path / "texts" / "eng.txt").write_text("changed " * 400)
+    others.append(prepare(split_corpus(read_corpus(tmp_path / "texts"), 0.25), tokenizer, cache))
+    assert len({tokens.folder for tokens in (first, *others)}) == 5
+    assert "eng.txt changed, from" in describe_difference(first.manifest, others[-1].manifest)
+
+
+def test_progress_counts_the_bytes_of_the_text_up_to_all_of_them(split, tmp_path):
+    told = []
+    prepare(split, train_tokenizer("byte", []), tmp_path / "cache", progress=lambda *call: told.append(call))
+    done = [call[1] for call in told]
+    assert done == sorted(done)
+    assert told[-1] == ("encoding", split.corpus.n_bytes, split.corpus.n_bytes)
+
+
+def test_differences_are_told_by_file_and_choice(corpus, tmp_path):
+    one = prepare(split_corpus(corpus, 0.25), train_tokenizer("byte", []), tmp_path / "cache").manifest
+    (tmp_path / "texts" / "fra.txt").unlink()
+    (tmp_path / "texts" / "new.txt").write_text("new text " * 300)
+    (tmp_path / "texts" / "eng.txt").write_text("changed " * 300)
+    split = split_corpus(read_corpus(tmp_path / "texts"), 0.25, seed=9)
+    other = prepare(split, train_tokenizer("char", split.texts("train")), tmp_path / "cache").manifest
+    told = describe_difference(one, other).split("\n")
+    for line in ("fra.txt is gone", "new.txt is new", "the split's seed changed, from 0 to 9"):
+        assert line in told
+    assert any(line.startswith("eng.txt changed") for line in told)
+    assert any(line.startswith("the tokenizer changed, from byte") for line in told)
+    assert describe_difference(one, one) == ""
+
+
+def damaged(path, change) -> None:
+    raw = bytearray(path.read_bytes())
+    change(raw)
+    path.write_bytes(raw)
+
+
+SHARD = "train-00001.bin"
+DAMAGE = {
+    "cut short": (SHARD, lambda raw: raw.__delitem__(slice(-2, None)), f"{SHARD} is truncated"),
+    "cut to an odd length": (SHARD, lambda raw: raw.__delitem__(slice(-3, None)), f"{SHARD} is truncated"),
+    "cut inside the header": (SHARD, lambda raw: raw.__delitem__(slice(10, None)), "less than its header"),
+    "made longer": (SHARD, lambda raw: raw.extend(b"\0\0"), "longer than it should be"),
+    "another magic": (SHARD, lambda raw: raw.__setitem__(0, 0), "header's magic"),
+    "another version": (SHARD, lambda raw: raw.__setitem__(8, 9), "header's version"),
+    "another width": (SHARD, lambda raw: raw.__setitem__(12, 4), "header's width"),
+    "another count": (SHARD, lambda raw: raw.__setitem__(16, raw[16] ^ 1), "header's count"),
+    "another vocabulary": (SHARD, lambda raw: raw.__setitem__(24, raw[24] ^ 1), "header's n_vocab"),
+    "another tokenizer": (SHARD, lambda raw: raw.__setitem__(40, raw[40] ^ 1), "header's tokenizer"),
+    "index cut short": ("train.documents.npy", lambda raw: raw.__delitem__(slice(-5, None)), r"train\.documents\.npy"),
+    "index of another count": (
+        "train.documents.npy",
+        lambda raw: raw.__setitem__(slice(None), _npy(np.zeros(3, dtype=np.int64))),
+        "does not list",
+    ),
+    "manifest not JSON": ("manifest.json", lambda raw: raw.__delitem__(slice(-9, None)), "manifest.json is damaged"),
+    "manifest of another format": (
+        "manifest.json",
+        lambda raw: raw.__setitem__(slice(None), raw.replace(b'"format": 1', b'"format": 8')),
+        "format 8, expected 1",
+    ),
+    "manifest leading out": (
+        "manifest.json",
+        lambda raw: raw.__setitem__(slice(None), raw.replace(b"train-00001.bin", b"../x/secret.bin")),
+        "not inside its folder",
+    ),
+}
+
+
+def _npy(array: np.ndarray) -> bytes:
+    import io
+
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_folders_are_refused_by_the_name_of_the_file(name, tokens):
+    file, change, message = DAMAGE[name]
+    damaged(tokens.folder / file, change)
+    with pytest.raises(TokensError, match=message):
+        Tokens.open(tokens.folder)
+
+
+def test_a_missing_shard_or_folder_is_named(tokens, tmp_path):
+    (tokens.folder / SHARD).unlink()
+    with pytest.raises(TokensError, match=f"{SHARD} cannot be read"):
+        Tokens.open(tokens.folder)
+    with pytest.raises(TokensError, match="holds no tokens"):
+        Tokens.open(tmp_path)
+    with pytest.raises(TokensError, match="say one of train, held_out"):
+        tokens.part("test")
+
+
+def test_a_flipped_bit_is_found_when_asked(tokens):
+    tokens.verify()
+    damaged(tokens.folder / SHARD, lambda raw: raw.__setitem__(200, raw[200] ^ 1))
+    with pytest.raises(TokensError, match=f"{SHARD} is damaged"):
+        Tokens.open(tokens.folder).verify()
+
+
+def test_tokens_of_another_tokenizer_are_refused(tokens):
+    with pytest.raises(TokensError, match="not by the char tokenizer"):
+        Tokens.open(tokens.folder, train_tokenizer("char", ["abc"]))
+
+
+def test_a_file_cut_short_in_use_is_noticed_before_it_is_read(tokens):
+    tokens.part("train").check_files()
+    damaged(tokens.folder / SHARD, lambda raw: raw.__delitem__(slice(-100, None)))
+    with pytest.raises(TokensError, match="while it was in use"):
+        tokens.part("train").check_files()
+
+
+@pytest.mark.parametrize(("n_vocab", "wrong"), [(300, 300), (1 << 16, 1 << 16), (70_000, 70_000), (300, -1)])
+def test_the_writer_refuses_ids_that_do_not_fit(n_vocab, wrong, tmp_path):
+    writer = PartWriter(tmp_path, "train", n_vocab, "00" * 32, 0, 100)
+    writer.add(np.array([1, n_vocab - 1]))
+    with pytest.raises(TokensError, match=f"id {wrong} is outside"):
+        writer.add(np.array([1, wrong]))
+    assert writer.finish()["tokens"] == 2
+
+
+def test_ids_take_two_bytes_where_they_fit_and_four_where_not(tmp_path):
+    assert [dtype_for(n).itemsize for n in (257, 1 << 16, (1 << 16) + 1)] == [2, 2, 4]
+    writer = PartWriter(tmp_path, "train", 70_000, "ab" * 32, 69_999, 5)
+    writer.add(np.arange(69_990, 69_999))
+    writer.end_document()
+    part = writer.finish()
+    assert [shard["tokens"] for shard in part["shards"]] == [5, 5]
+    assert (tmp_path / "train-00000.bin").stat().st_size == HEADER.size + 20
+    raw = (tmp_path / "train-00001.bin").read_bytes()
+    assert np.frombuffer(raw, "<u4", offset=HEADER.size).tolist() == [69_995, 69_996, 69_997, 69_998, 69_999]
+
+
+@given(st.lists(st.integers(0, 7), max_size=6), st.data())
+def test_reading_across_shards_is_reading_one_row(lengths, data):
+    row = np.arange(sum(lengths), dtype=np.int64)
+    ends = np.cumsum(lengths)
+    part = Part([row[end - n : end].astype(np.uint16) for n, end in zip(lengths, ends, strict=True)], np.array([0]), 99)
+    start = data.draw(st.integers(0, len(row)))
+    stop = data.draw(st.integers(start, len(row)))
+    assert part.read(start, stop).tolist() == row[start:stop].tolist()
+    with pytest.raises(TokensError, match="it has"):
+        part.read(start, len(row) + 1)
+
+
+def test_a_failure_half_way_leaves_nothing_and_spoils_nothing(corpus, tokens, tmp_path):
+    before = sorted(path.name for path in (tmp_path / "cache").iterdir())
+    manifest = json.dumps(tokens.manifest)
+
+    def stop(stage, done, total):
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(split_corpus(corpus, 0.25, seed=5), train_tokenizer("byte", []), tmp_path / "cache", progress=stop)
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == before
+    assert json.dumps(Tokens.open(tokens.folder).manifest) == manifest
+
+
+def test_killed_half_way_nothing_is_published_and_the_next_run_completes(corpus, tmp_path):
+    script = (
+        "import os, signal, sys\n"
+        "from pellucid.text import prepare, read_corpus, split_corpus, train_tokenizer\n"
+        "kill = lambda stage, done, total: os.kill(os.getpid(), signal.SIGKILL) if done > total / 2 else None\n"
+        "split = split_corpus(read_corpus(sys.argv[1]), 0.25)\n"
+        "prepare(split, train_tokenizer('byte', []), sys.argv[2], progress=kill)\n"
+    )
+    cache = tmp_path / "cache"
+    killed = subprocess.run([sys.executable, "-c", script, tmp_path / "texts", cache], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not [path for path in cache.iterdir() if path.name.startswith("tokens-")]
+    prepare(split_corpus(corpus, 0.25), train_tokenizer("byte", []), cache).verify()
+
+
+def test_two_preparing_at_once_agree(split, tmp_path):
+    tokenizer = train_tokenizer("byte", [])
+    inner = []
+
+    def meanwhile(stage, done, total):
+        if not inner:
+            inner.append(None)
+            inner.append(prepare(split, tokenizer, tmp_path / "cache"))
+
+    outer = prepare(split, tokenizer, tmp_path / "cache", progress=meanwhile)
+    assert outer.folder == inner[1].folder
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [outer.folder.name]
+    outer.verify()
