@@ -1,0 +1,154 @@
+"""The engine in float64 computes the reference's function: every named tensor, over every word."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from drawing import architectures, make_network
+from pellucid.architecture import Architecture, words
+from pellucid.model import Recorder
+from pellucid.model.weights import state_of
+from pellucid.names import ROWS, axes, names, row
+from pellucid.reference import transformer as reference
+from pellucid.reference.functions import softmax
+from pellucid.reference.learning import next_token_loss
+from pellucid.reference.tap import Tap
+from running import any_architectures, call, draw_tokens, source_tokens, with_encoder
+
+TOLERANCE = 1e-10
+BASE = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=2).with_fields(
+    {"attention.n_heads": 4, "attention.n_kv_heads": 2, "mlp.d_ff": 12, "n_segments": 2, "norm.eps": 1e-2}
+)
+#: what a word needs beside it to be seen at all
+COMPANIONS = {
+    "positions.layout": {"positions.kind": "rotary", "attention.d_head": 8},
+    "mlp.form": {"mlp.activation": "silu"},
+    "embed_norm": {"block": "post"},
+    "readout": {"mlp.activation": "gelu"},
+}
+
+
+def arrays(reading):
+    return {name: value.numpy() for name, value in reading.items()}
+
+
+def numpy_weights(network):
+    return {name: p.numpy() for name, p in state_of(network).items()}
+
+
+def check_same(name, given, expected):
+    """-inf at the same entries, everything else within the tolerance of max(1, largest entry)."""
+    given = given.numpy()
+    assert given.shape == expected.shape, name
+    assert np.array_equal(np.isneginf(given), np.isneginf(expected)), name
+    given, expected = (np.where(np.isneginf(x), 0, x) for x in (given, expected))
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    assert np.abs(given - expected).max(initial=0) <= TOLERANCE * scale, name
+
+
+def check_forward(a, tokens, seed=0, **reading):
+    """Every tensor of names(a), from one run of each."""
+    network, recorder, tap = make_network(a, seed), Recorder(names(a)), Tap()
+    weights = numpy_weights(network)
+    logits = call(network, tokens, tap=recorder, **reading).detach()
+    given = arrays(reading)
+    if a.encoder is not None and "source" not in reading:
+        given["source"] = reference.encode(a, weights, source_tokens(a, tokens.size(0)).numpy(), tap=tap)
+    expected = reference.forward(a, weights, tokens.numpy(), tap=tap, **given)
+    check_same("returned logits", logits, expected)
+    for name in names(a):
+        if "source" in reading and name.startswith("encoder."):
+            continue  # what it would have computed was given
+        assert recorder.values[name].ndim == len(axes(name)), name
+        check_same(name, recorder.values[name], tap.values[name])
+    return recorder.values, tap.values
+
+
+@settings(max_examples=60)
+@given(any_architectures(), st.integers(1, 3), st.integers(0, 3))
+def test_every_named_tensor_is_the_reference_s(a, batch, seed):
+    n = 1 + seed % a.n_ctx
+    check_forward(a, draw_tokens(a, batch, max(n, 3), seed), seed)
+
+
+@settings(max_examples=40)
+@given(any_architectures(), st.data())
+def test_masks_positions_segments_and_embeddings_given(a, data):
+    batch, n = data.draw(st.integers(1, 3)), data.draw(st.integers(1, a.n_ctx))
+    random = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    reading = {}
+    if data.draw(st.booleans()):
+        # rows that may read nothing are among them
+        reading["mask"] = torch.rand((*data.draw(st.sampled_from([(), (batch,)])), n, n), generator=random) < 0.6
+    if data.draw(st.booleans()):
+        shape = data.draw(st.sampled_from([(n,), (batch, n)]))
+        reading["positions"] = torch.randint(0, a.n_ctx, shape, generator=random)
+    if a.n_segments and data.draw(st.booleans()):
+        reading["segments"] = torch.randint(0, a.n_segments, (batch, n), generator=random)
+    if data.draw(st.booleans()):
+        reading["embeddings"] = torch.randn(batch, n, a.d_model, generator=random, dtype=torch.float64)
+    if a.encoder is not None and data.draw(st.booleans()):
+        reading["source"] = torch.randn(batch, 2, a.d_model, generator=random, dtype=torch.float64)
+        reading["source_mask"] = torch.rand(batch, n, 2, generator=random) < 0.6
+    check_forward(a, draw_tokens(a, batch, n), **reading)
+
+
+def word_cases():
+    return [pytest.param(field, word, id=f"{field}={word}") for field, options in words() for word in options]
+
+
+@pytest.mark.parametrize(("field", "word"), word_cases())
+def test_every_word_has_a_reference(field, word):
+    a = BASE.with_fields(COMPANIONS.get(field, {}) | {field: word})
+    check_forward(a, draw_tokens(a, 2, 6), segments=draw_tokens(a, 2, 6, seed=1) % 2)
+    if a.block != "parallel":
+        check_forward(with_encoder(a), draw_tokens(a, 2, 6))
+
+
+@pytest.mark.parametrize(("field", "options"), [pytest.param(*w, id=w[0]) for w in words()])
+def test_no_two_words_of_a_field_are_the_same_function(field, options):
+    found = {}
+    for word in options:
+        a = BASE.with_fields(COMPANIONS.get(field, {}) | {field: word})
+        found[word] = make_network(a)(draw_tokens(a, 2, 6)).detach()
+    for one, other in itertools.combinations(options, 2):
+        # a prefix of no length is causal: the two words differ in what they may be given, and what a cache may keep
+        if {one, other} != {"causal", "prefix"}:
+            assert not torch.allclose(found[one], found[other], atol=1e-6), f"{one} and {other}"
+
+
+def test_every_row_of_the_table_is_computed_by_both():
+    variants = [
+        BASE.with_fields({"embed_norm": "norm", "mlp.form": "gated"}),
+        BASE.with_fields({"positions.kind": "rotary"}),
+        BASE.with_fields({"mlp.n_hidden": 2}),
+        with_encoder(BASE),
+    ]
+    seen = set()
+    for a in variants:
+        ours, theirs = check_forward(a, draw_tokens(a, 2, 6))
+        seen |= {row(name).name for name in ours.keys() & theirs.keys()}
+    # what follows from the logits belongs to no network: see test_probabilities_and_loss
+    assert seen == ROWS.keys() - {"probs", "loss"}
+
+
+@settings(max_examples=20)
+@given(architectures(max_ctx=6))
+def test_probabilities_and_loss(a):
+    network, tokens = make_network(a), draw_tokens(a, 2, 4)
+    theirs = reference.forward(a, numpy_weights(network), tokens.numpy())
+    logits = network(tokens).detach()
+    check_same("probs", logits.softmax(-1), softmax(theirs))
+    loss = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:])
+    check_same("loss", loss, np.asarray(next_token_loss(theirs, tokens.numpy())))
+
+
+@settings(max_examples=20)
+@given(architectures(fixed={"readout": "bert"}, max_ctx=6))
+def test_the_bert_readout(a):
+    check_forward(a, draw_tokens(a, 2, 4))

@@ -1,0 +1,94 @@
+"""The engine's gradients are the reference's, for every parameter, and both are slopes of the reference's loss."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from drawing import architectures, make_network
+from pellucid.architecture import Architecture, words
+from pellucid.model.weights import state_of
+from pellucid.reference.learning import loss_and_gradient, next_token_loss
+from pellucid.reference.transformer import encode, forward
+from running import any_architectures, call, draw_tokens, source_tokens
+
+TOLERANCE = 1e-10
+
+
+def engine_gradient(network, tokens):
+    """The mean next-token loss of the engine and its gradient, by parameter."""
+    logits = call(network, tokens)
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    network.zero_grad()
+    loss.backward()
+    # a parameter that decides nothing (a segment that no token has) may have no gradient at all
+    return loss.item(), {n: np.zeros(p.shape) if p.grad is None else p.grad.numpy() for n, p in parameters(network)}
+
+
+def parameters(network):
+    return list(network.named_parameters())
+
+
+def reference_arguments(network, tokens):
+    a = network.architecture
+    source = None if a.encoder is None else source_tokens(a, tokens.size(0)).numpy()
+    return {name: p.numpy() for name, p in state_of(network).items()}, tokens.numpy(), source
+
+
+def check_gradient(network, tokens):
+    weights, ids, source = reference_arguments(network, tokens)
+    loss, ours = engine_gradient(network, tokens)
+    expected_loss, theirs = loss_and_gradient(network.architecture, weights, ids, source=source)
+    assert abs(loss - expected_loss) <= TOLERANCE * max(1.0, abs(expected_loss))
+    assert ours.keys() == theirs.keys()
+    # the gradient is one vector: its entries are measured by its largest
+    scale = max(1.0, *(float(np.abs(g).max(initial=0)) for g in theirs.values()))
+    for name, expected in theirs.items():
+        assert np.abs(ours[name] - expected).max(initial=0) <= TOLERANCE * scale, name
+
+
+@settings(max_examples=40)
+@given(any_architectures(), st.integers(0, 3))
+def test_every_gradient_is_the_reference_s(a, seed):
+    check_gradient(make_network(a, seed), draw_tokens(a, 2, 4, seed))
+
+
+@settings(max_examples=20)
+@given(architectures(max_ctx=6))
+def test_attention_written_out_has_the_same_gradient(a):
+    network = make_network(a)
+    for block in network.blocks:
+        block.attn.mix = block.attn.written_out
+    check_gradient(network, draw_tokens(a, 2, 4))
+
+
+@pytest.mark.parametrize(("field", "word"), [(field, word) for field, options in words() for word in options])
+def test_every_word_has_a_reference_gradient(field, word):
+    base = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=1).with_fields({"n_segments": 2, "mlp.d_ff": 5})
+    a = base.with_fields({"positions.kind": "rotary"} if field == "positions.layout" else {}).with_fields({field: word})
+    check_gradient(make_network(a), draw_tokens(a, 2, 5))
+
+
+@settings(max_examples=15)
+@given(any_architectures(fixed={"mlp.activation": st.sampled_from(["gelu", "gelu_tanh", "silu", "tanh"])}))
+def test_along_random_directions_it_is_the_slope_of_the_reference_loss(a):
+    """(loss(w + h u) - loss(w - h u)) / 2h = <gradient, u>, for a u that moves every parameter a little."""
+    network, tokens = make_network(a), draw_tokens(a, 2, 4)
+    weights, ids, source = reference_arguments(network, tokens)
+    _, gradient = engine_gradient(network, tokens)
+    rng = np.random.default_rng(0)
+    direction = {name: rng.normal(size=w.shape) for name, w in weights.items()}
+    length = np.sqrt(sum(np.sum(u * u) for u in direction.values()))
+    direction = {name: u / length for name, u in direction.items()}
+
+    def loss(h):
+        moved = {name: w + h * direction[name] for name, w in weights.items()}
+        encoded = None if source is None else encode(a, moved, source)
+        return float(next_token_loss(forward(a, moved, ids, source=encoded), ids))
+
+    slope = sum(float(np.sum(gradient[name] * u)) for name, u in direction.items())
+    h = 1e-5
+    # two steps: their difference bounds the error of the difference quotient itself
+    coarse, fine = ((loss(k * h) - loss(-k * h)) / (2 * k * h) for k in (2, 1))
+    assert abs(fine - slope) <= abs(coarse - fine) + 1e-7 * max(1.0, abs(slope))
