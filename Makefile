@@ -1,0 +1,44 @@
+# make demo and make test are all a newcomer needs; both set up what is missing and may be run again.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+# the locked CPU build; `make REQUIREMENTS=requirements/cuda.txt ...` for another
+REQUIREMENTS ?= requirements/cpu.txt
+BIN := .venv/bin
+MINUTES ?= 3
+
+.PHONY: demo test test-slow check format lint types fast setup clean
+
+.venv/.ready: $(REQUIREMENTS) pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, found " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+setup: .venv/.ready
+
+demo: setup
+	@$(BIN)/python -m pellucid.demo $(if $(FRESH),--fresh) --minutes $(MINUTES)
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+format: setup
+	$(BIN)/ruff format src tests
+
+lint: setup
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+
+types: setup
+	$(BIN)/pyright
+
+fast: setup
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" -n 2
+
+check: format lint types fast
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

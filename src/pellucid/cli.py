@@ -1,0 +1,318 @@
+"""The command line: arguments in, one public Python call out.
+
+Nothing heavy is imported until a command runs, so that `pellucid --help` answers at once.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional, UseAppendAction, arg
+
+OK, FAILED, WRONG_INPUT, NUMERICS = 0, 1, 2, 3
+
+Optional = float | None  # shorthand for options that are off unless given
+
+
+def train(
+    paths: Positional[tuple[str, ...]] = (),
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    from_: Annotated[str | None, arg(name="from")] = None,
+    preset: str | None = None,
+    recipe: Path | None = None,
+    set_: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="FIELD=VALUE")] = (),
+    minutes: float | None = None,
+    steps: int | None = None,
+    tokens: int | None = None,
+    epochs: float | None = None,
+    tokenizer: str | None = None,
+    vocabulary: int | None = None,
+    held_out: float | None = None,
+    inside_documents: bool = False,
+    seed: int | None = None,
+    device: str | None = None,
+    precision: Literal["auto", "float32", "bfloat16"] | None = None,
+    deterministic: bool = False,
+) -> int:
+    """Train a model on text files and folders.
+
+    Args:
+        paths: files and folders of plain text; not needed with --resume.
+        out: the run's folder, which must not exist yet; runs/NAME unless given.
+        resume: continue the run in --out exactly where its last checkpoint left it.
+        from_: start from the weights, tokenizer and architecture of this run or model.
+        preset: an architecture by name: small (the default), modern, gpt2, ...
+        recipe: a TOML or JSON file of fields, read after the preset and before --set.
+        set_: one field of the recipe, such as model.d_model=256 or dropout=0.1; may be repeated.
+        minutes: how long to train; 10 where no length is given.
+        steps: length in steps (updates of the weights).
+        tokens: length in tokens.
+        epochs: length in passes over the text.
+        tokenizer: bpe, char, byte, or the path of a tokenizer.json.
+        vocabulary: how many ids byte-pair encoding learns.
+        held_out: the share of the text that is kept for measuring.
+        inside_documents: let nothing be read across the border of two documents.
+        seed: of initial weights, order of batches and dropout.
+        device: cpu, cuda, mps or auto.
+        precision: of matrix products.
+        deterministic: use only kernels whose results do not vary between runs.
+    """
+    import pellucid
+
+    given = {
+        "text.tokenizer": tokenizer,
+        "text.vocabulary": vocabulary,
+        "text.held_out": held_out,
+        "text.inside_documents": "yes" if inside_documents else None,
+        "train.seed": seed,
+        "train.device": device,
+        "train.precision": precision,
+        "train.deterministic": "yes" if deterministic else None,
+    }
+    run = pellucid.train(
+        *paths,
+        out=out,
+        resume=resume,
+        from_model=from_,
+        preset=preset,
+        recipe=recipe,
+        fields=parse_fields(set_) | {name: value for name, value in given.items() if value is not None},
+        minutes=minutes,
+        steps=steps,
+        tokens=tokens,
+        epochs=epochs,
+        show=True,
+    )
+    return run.exit_code
+
+
+def generate(
+    model: Positional[str],
+    prompt: Positional[str] = "",
+    *,
+    max_tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    stop: UseAppendAction[tuple[str, ...]] = (),
+    seed: int | None = None,
+    n: int = 1,
+    stream: bool = True,
+    checkpoint: str = "best",
+    device: str = "auto",
+) -> int:
+    """Write on from a prompt.
+
+    Args:
+        model: a run folder or a saved model.
+        prompt: the text to continue; - reads it from standard input.
+        max_tokens: the most tokens to write.
+        temperature: divides the logits; 0 always takes the likeliest token.
+        top_k: sample from this many likeliest tokens.
+        top_p: sample from the fewest likeliest tokens that have this much probability together.
+        min_p: sample from tokens at least this share as likely as the likeliest.
+        repetition_penalty: divide the logits of tokens already there by this.
+        frequency_penalty: subtract this from a token's logit for each time it was written.
+        stop: end before this text; may be repeated.
+        seed: the same seed gives the same text; drawn and shown where none is given.
+        n: how many texts.
+        stream: show text as it is written (with --n 1).
+        checkpoint: of a run: best (lowest held-out loss), last, or a step.
+        device: cpu, cuda, mps or auto.
+    """
+    import pellucid
+
+    options: dict[str, Any] = {
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "frequency_penalty": frequency_penalty,
+    }
+    loaded = pellucid.load(model, checkpoint=checkpoint, device=device)
+    prompt = sys.stdin.read() if prompt == "-" else prompt
+    common = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "stop": list(stop),
+        "seed": seed,
+        **{name: value for name, value in options.items() if value is not None},
+    }
+    if stream and n == 1:
+        print(prompt, end="", flush=True)
+        for piece in loaded.stream(prompt, **common):
+            print(piece, end="", flush=True)
+        print()
+        return OK
+    for i, result in enumerate(loaded.generate_many(prompt, n=n, **common)):
+        print(("" if i == 0 else "\n" + "-" * 40 + "\n") + prompt + result.text)
+    return OK
+
+
+def score(
+    model: Positional[str],
+    file: Positional[str],
+    *,
+    prefix: str | None = None,
+    per_token: bool = False,
+    stride: int | None = None,
+    checkpoint: str = "best",
+    device: str = "auto",
+) -> int:
+    """How probable a text is: log-probability, perplexity, bits per byte, surprisal per token.
+
+    Args:
+        model: a run folder or a saved model.
+        file: the text's file; - reads standard input.
+        prefix: score the text as the continuation of this.
+        per_token: list every token with its surprisal in bits.
+        stride: tokens by which the window moves on long texts; half the context unless given.
+        checkpoint: of a run: best (lowest held-out loss), last, or a step.
+        device: cpu, cuda, mps or auto.
+    """
+    import pellucid
+    from pellucid.text.documents import read_corpus
+
+    text = sys.stdin.read() if file == "-" else "".join(d.text for d in read_corpus(file).documents)
+    loaded = pellucid.load(model, checkpoint=checkpoint, device=device)
+    found = loaded.score(text, prefix=prefix, stride=stride)
+    print(found.describe(per_token=per_token))
+    return OK
+
+
+def tokenizer_train(
+    paths: Positional[tuple[str, ...]],
+    *,
+    out: Path,
+    kind: Literal["bpe", "char", "byte"] = "bpe",
+    vocabulary: int = 8192,
+) -> int:
+    """Make a tokenizer from text.
+
+    Args:
+        paths: files and folders of plain text.
+        out: the folder to write tokenizer.json into; an existing tokenizer.json is refused.
+        kind: byte-level byte-pair encoding, characters, or bytes.
+        vocabulary: how many ids byte-pair encoding learns.
+    """
+    import pellucid
+
+    made = pellucid.train_tokenizer(*paths, kind=kind, vocabulary=vocabulary, out=out)
+    print(f"{made.n_vocab:,} ids, written to {out / 'tokenizer.json'}")
+    for note in made.notes:
+        print(note)
+    return OK
+
+
+def tokenizer_encode(tokenizer: Positional[str], text: Positional[str] = "-", *, allow_special: bool = False) -> int:
+    """Show the ids of a text and what each stands for.
+
+    Args:
+        tokenizer: a tokenizer.json, or a folder or run that holds one.
+        text: the text; - reads standard input.
+        allow_special: read <|endoftext|> and the like as special tokens.
+    """
+    from pellucid.text.tokenizer import load_tokenizer
+
+    loaded = load_tokenizer(tokenizer)
+    text = sys.stdin.read() if text == "-" else text
+    ids = loaded.encode(text, allow_special=tuple(loaded.special) if allow_special else ())
+    for i in ids:
+        print(f"{i}\t{loaded.token_str(i)}")
+    return OK
+
+
+def tokenizer_decode(tokenizer: Positional[str], ids: Positional[tuple[int, ...]]) -> int:
+    """The text that ids stand for.
+
+    Args:
+        tokenizer: a tokenizer.json, or a folder or run that holds one.
+        ids: token ids, separated by spaces.
+    """
+    from pellucid.text.tokenizer import load_tokenizer
+
+    print(load_tokenizer(tokenizer).decode(list(ids)))
+    return OK
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "train": train,
+    "generate": generate,
+    "score": score,
+}
+TOKENIZER_COMMANDS: dict[str, Callable[..., int]] = {
+    "train": tokenizer_train,
+    "encode": tokenizer_encode,
+    "decode": tokenizer_decode,
+}
+
+
+def parse_fields(pairs: Sequence[str]) -> dict[str, str]:
+    """`["d_model=256", ...]` as a dictionary; raises ValueError for anything that is not FIELD=VALUE."""
+    fields = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--set {pair!r}: expected FIELD=VALUE, such as --set model.d_model=256")
+        fields[name.strip()] = value.strip()
+    return fields
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    0 done; 1 a check failed; 2 the input or the options are wrong; 3 stopped by numerics; 130 and 143
+    interrupted by Ctrl-C and SIGTERM, after saving.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    commands, program, about = COMMANDS, "pellucid", "Language models you can see through."
+    if arguments[:1] == ["tokenizer"]:
+        commands, program, about = TOKENIZER_COMMANDS, "pellucid tokenizer", "Make, use and look at tokenizers."
+        arguments = arguments[1:]
+    if arguments[:1] not in ([name] for name in commands):
+        return overview(arguments, commands, program, about)
+    function = commands[arguments[0]]
+    try:
+        return tyro.cli(function, prog=f"{program} {arguments[0]}", args=arguments[1:])
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # the reader of our output has gone: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except (ValueError, OSError) as error:
+        print(f"pellucid: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    except RuntimeError as error:
+        if type(error).__name__ != "NumericsError":
+            raise
+        print(f"pellucid: {error}", file=sys.stderr)
+        return NUMERICS
+
+
+def overview(arguments: list[str], commands: dict[str, Callable[..., int]], program: str, about: str) -> int:
+    """The list of commands, for --help, for nothing, and for a command that does not exist."""
+    lines = [about, "", f"usage: {program} COMMAND ...   ({program} COMMAND --help says more)", ""]
+    rows = {name: (function.__doc__ or "").splitlines()[0] for name, function in commands.items()}
+    if commands is COMMANDS:
+        rows["tokenizer"] = "Make, use and look at tokenizers."
+    lines += [f"  {name:<12}{text}" for name, text in rows.items()]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print("\n".join(lines))
+        return OK
+    if arguments[0] in ("-V", "--version"):
+        from pellucid import __version__
+
+        print(f"pellucid {__version__}")
+        return OK
+    print(f"pellucid: there is no command {arguments[0]!r}\n\n" + "\n".join(lines), file=sys.stderr)
+    return WRONG_INPUT

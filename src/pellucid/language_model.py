@@ -1,0 +1,196 @@
+"""The one object a user holds: a network, its tokenizer, and where both come from."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pellucid.architecture import Architecture
+from pellucid.generate.scoring import Score, score
+from pellucid.generate.text import Generated, generate, stream_generate
+from pellucid.model import Transformer
+from pellucid.model.weights import load_weights, save_weights
+from pellucid.text.documents import read_corpus
+from pellucid.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from pellucid.text.tokenizer import train_tokenizer as make_tokenizer
+from pellucid.training import run as runs
+from pellucid.training.display import PlainReporter, make_reporter
+from pellucid.training.recipe import RecipeError, differences, make_recipe, overlay
+from pellucid.training.resolve import resolve_device, with_length
+from pellucid.training.run import Run
+
+
+class ModelError(ValueError):
+    """A folder that holds no model."""
+
+
+@dataclass
+class LanguageModel:
+    """A network with its tokenizer. Texts go in, texts and probabilities come out.
+
+    `provenance` says where the weights come from: the folder, and the step of a run.
+    """
+
+    network: Transformer
+    tokenizer: Tokenizer
+    provenance: dict[str, Any]
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.network.architecture
+
+    def generate(self, prompt: str = "", **options: Any) -> Generated:
+        """One continuation of the prompt; see `pellucid.generate.generate` for the options."""
+        return generate(self.network, self.tokenizer, prompt, **options)[0]
+
+    def generate_many(self, prompts: str | list[str], *, n: int = 1, **options: Any) -> list[Generated]:
+        """n continuations of every prompt, in one batch, those of the first prompt first."""
+        return generate(self.network, self.tokenizer, prompts, n=n, **options)
+
+    def stream(self, prompt: str = "", **options: Any) -> Iterator[str]:
+        """The continuation piece by piece; the pieces joined are the text that `generate` gives."""
+        return stream_generate(self.network, self.tokenizer, prompt, **options)
+
+    def score(self, text: str, *, prefix: str | None = None, stride: int | None = None) -> Score:
+        """How probable `text` is, by itself or as the continuation of `prefix`; see `pellucid.generate.score`."""
+        return score(self.network, self.tokenizer, text, prefix=prefix, stride=stride)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write architecture.json, tokenizer.json and model.safetensors into a new folder."""
+        folder = Path(folder)
+        if folder.exists() and any(folder.iterdir()):
+            raise ModelError(f"{folder} is not empty: choose a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "architecture.json").write_text(json.dumps(self.architecture.to_dict(), indent=1) + "\n")
+        self.tokenizer.save(folder)
+        save_weights(self.network, folder / "model.safetensors")
+        return folder
+
+
+def load(
+    model: str | Path, *, checkpoint: str = "best", device: str = "auto", dtype: torch.dtype = torch.float32
+) -> LanguageModel:
+    """The model in a run's folder, at its best (lowest held-out loss), last or numbered checkpoint, or in a saved one.
+
+    Raises ValueError when there is no model, or it is damaged.
+    """
+    folder, place = Path(model), resolve_device(device)
+    if (folder / "recipe.json").exists():
+        network, tokenizer, step = runs.load_run(folder, checkpoint, place)
+        return LanguageModel(network.to(dtype), tokenizer, {"folder": str(folder), "step": step})
+    if not (folder / "model.safetensors").exists():
+        what = "holds no model" if folder.exists() else "does not exist"
+        raise ModelError(f"{folder} {what}: give a run's folder, such as runs/NAME, or one that save() wrote")
+    network = Transformer(Architecture.from_dict(json.loads((folder / "architecture.json").read_bytes())))
+    load_weights(network, folder / "model.safetensors")
+    return LanguageModel(network.to(place, dtype).eval(), load_tokenizer(folder), {"folder": str(folder)})
+
+
+def train(
+    *inputs: str | Path,
+    out: str | Path | None = None,
+    resume: bool = False,
+    from_model: str | Path | None = None,
+    preset: str | None = None,
+    recipe: str | Path | None = None,
+    fields: Mapping[str, Any] | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    tokens: int | None = None,
+    epochs: float | None = None,
+    show: bool = False,
+) -> Run:
+    """Train a language model on text files and folders, into the run folder `out` (runs/NAME unless given).
+
+    preset      an architecture of `pellucid.presets` ("small" unless given)
+    recipe      a TOML or JSON file of fields
+    fields      single fields, such as {"model.d_model": 256, "dropout": 0.1}; they override the recipe file
+    minutes, steps, tokens, epochs   the length, at most one of them; 10 minutes unless given
+    resume      continue the run in `out` exactly; a length makes it longer, other choices are refused
+    from_model  start from the weights, tokenizer and architecture of this run or saved model
+    show        print what happens: live in a terminal, plain lines elsewhere
+
+    Losses are in nats per token. Ctrl-C and SIGTERM save and return (`Run.exit_code` 130, 143). Raises
+    ValueError, with nothing written, when the text or a choice is wrong; NumericsError after three steps
+    in a row whose loss or gradient was not finite.
+    """
+    reporter = make_reporter() if show else QuietReporter()
+    length = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
+    if len([value for value in length.values() if value]) > 1:
+        raise RecipeError(
+            f"the length is given twice, by {' and '.join(n for n, v in length.items() if v)}: give one of them"
+        )
+    if negative := [name for name, value in length.items() if value is not None and value <= 0]:
+        raise RecipeError(f"{negative[0]} = {length[negative[0]]}: expected a number above 0")
+    file, changes = None if recipe is None else Path(recipe), dict(fields or {})
+    if resume:
+        return continue_run(tuple(map(str, inputs)), out, preset, file, changes, length, reporter)
+    if not inputs:
+        raise RecipeError("no text was named: give at least one file or folder")
+    paths = tuple(str(Path(path)) for path in inputs)
+    given: dict[str, Any] = {}
+    if from_model is not None:
+        source = load(from_model, device="cpu")
+        if wrong := [n for n in changes if n.startswith("model.") and not n.startswith("model.dropout")] + (
+            [preset] if preset else []
+        ):
+            raise RecipeError(f"--from takes the architecture of {from_model}: leave out {wrong[0]}")
+        given = {"tokenizer": source.tokenizer, "weights": dict(source.network.named_parameters())}
+        made = make_recipe(paths, "small", changes, file)
+        made = replace(made, model=source.architecture)
+    else:
+        made = make_recipe(paths, preset or "small", changes, file)
+    return runs.start(with_length(made, length), None if out is None else Path(out), reporter, write_sample, **given)
+
+
+def continue_run(
+    inputs: tuple[str, ...],
+    out: str | Path | None,
+    preset: str | None,
+    file: Path | None,
+    changes: dict[str, Any],
+    length: dict[str, Any],
+    reporter: PlainReporter,
+) -> Run:
+    """Resume the run in `out`; whatever else was said must be what the run has."""
+    if out is None:
+        raise RecipeError("--resume continues a run that exists: name its folder with --out, such as --out runs/NAME")
+    recipe = runs.read_recipe(Path(out))
+    if changed := differences(recipe, overlay(recipe, preset, changes, file)):
+        raise RecipeError(
+            f"{out} cannot be resumed with other choices ({'; '.join(changed[:3])}): leave them out, or start a new "
+            f"run from its weights with --from {out}"
+        )
+    return runs.resume(Path(out), inputs, length, reporter, write_sample)
+
+
+class QuietReporter(PlainReporter):
+    """Says nothing."""
+
+    def line(self, text: str) -> None:
+        pass
+
+
+def write_sample(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: int) -> str:
+    """What the network writes after `prompt`, at temperature 0.8; its training mode is put back."""
+    network.eval()
+    try:
+        return prompt + generate(network, tokenizer, prompt, max_tokens=100, temperature=0.8, seed=seed)[0].text
+    finally:
+        network.train()
+
+
+def train_tokenizer(
+    *inputs: str | Path, kind: str = "bpe", vocabulary: int = 8192, out: str | Path | None = None
+) -> Tokenizer:
+    """A tokenizer made from text files and folders, written to `out`/tokenizer.json where `out` is given."""
+    if out is not None and (Path(out) / "tokenizer.json").exists():
+        raise TokenizerError(f"{Path(out) / 'tokenizer.json'} exists: choose another folder")
+    corpus = read_corpus([str(path) for path in inputs])
+    made = make_tokenizer(kind, (d.text for d in corpus.documents), vocabulary if kind == "bpe" else None)
+    if out is not None:
+        made.save(out)
+    return made

@@ -1,0 +1,184 @@
+"""Checkpoints that a crash cannot spoil: written aside, checksummed, flushed to disk, then named.
+
+A checkpoint is the folder `checkpoints/step-00000100`. Its manifest lists every file with size and
+SHA-256 and every tensor with its global shape, so that a checkpoint written by several processes can be
+read by any number of them. Tensors are safetensors, everything else is JSON; nothing is pickled.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is damaged, or that could not be written."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds: weights, the optimiser's numbers, and plain values."""
+
+    step: int
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def folder_of(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def steps_of(run: Path) -> list[int]:
+    """The steps that have a checkpoint folder, verified or not, in order."""
+    found = (re.fullmatch(r"step-(\d{8,})", p.name) for p in (run / "checkpoints").glob("step-*"))
+    return sorted(int(m[1]) for m in found if m)
+
+
+def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
+    """Write it under its final name in one rename; what was there before is untouched until then.
+
+    Raises CheckpointError with the bytes needed when the disk is full; no partial folder is left.
+    """
+    target = folder_of(run, checkpoint.step)
+    if target.exists():
+        if not verify(target):
+            return target  # training is deterministic: this step has been saved already
+        shutil.rmtree(target)
+    files = {
+        "model-00001-of-00001.safetensors": save({k: v.contiguous().cpu() for k, v in checkpoint.weights.items()}),
+        "optimizer-00001-of-00001.safetensors": save(
+            {k: v.contiguous().cpu() for k, v in checkpoint.optimizer.items()}
+        ),
+        "state.json": json.dumps(checkpoint.state, indent=1).encode(),
+    }
+    manifest = {
+        "format": FORMAT,
+        "step": checkpoint.step,
+        "files": {n: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for n, b in files.items()},
+        "tensors": {
+            name: {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
+            for name, t in {**checkpoint.weights, **checkpoint.optimizer}.items()
+        },
+    }
+    files[MANIFEST] = json.dumps(manifest, indent=1).encode()
+    aside = target.with_name(f"{target.name}.writing")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        for name, content in files.items():
+            write_durably(aside / name, content)
+        flush_folder(aside)
+        os.rename(aside, target)
+        flush_folder(target.parent)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        need = sum(map(len, files.values()))
+        raise CheckpointError(
+            f"the disk is full: the checkpoint of step {checkpoint.step} needs {need:,} bytes in {target.parent}; "
+            "the checkpoint before it is intact. Free that much and resume"
+        ) from error
+    return target
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """The bytes are on disk when this returns."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def flush_folder(path: Path) -> None:
+    """The folder's entries are on disk when this returns."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file in one step: a reader sees the old one or the new one, whole."""
+    aside = path.with_name(f"{path.name}.writing")
+    write_durably(aside, (json.dumps(value, indent=1) + "\n").encode())
+    os.replace(aside, path)
+    flush_folder(path.parent)
+
+
+def verify(folder: Path) -> str:
+    """What is wrong with a checkpoint folder, or "" when every file is as its manifest says."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        files: Mapping[str, Any] = manifest["files"]
+        for name, said in files.items():
+            content = (folder / name).read_bytes()
+            if len(content) != said["bytes"]:
+                return f"{name} has {len(content):,} bytes, {said['bytes']:,} were written"
+            if hashlib.sha256(content).hexdigest() != said["sha256"]:
+                return f"{name} has changed since it was written: its checksum differs"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (ValueError, KeyError, TypeError):
+        return f"{MANIFEST} cannot be read"
+    return ""
+
+
+def load_checkpoint(run: Path, step: int | None = None) -> tuple[Checkpoint, list[str]]:
+    """The checkpoint of `step`, or the newest one that verifies, and a sentence for each one passed over.
+
+    Raises CheckpointError when there is none, or the one asked for is damaged.
+    """
+    steps = steps_of(run) if step is None else [step]
+    passed = []
+    for candidate in reversed(steps):
+        folder = folder_of(run, candidate)
+        wrong = verify(folder)
+        if not wrong:
+            state = json.loads((folder / "state.json").read_bytes())
+            weights, optimizer = (load_file(folder / f"{n}-00001-of-00001.safetensors") for n in ("model", "optimizer"))
+            return Checkpoint(candidate, weights, optimizer, state), passed
+        passed.append(f"checkpoint of step {candidate} passed over: {wrong}")
+    reasons = "; ".join(passed) or "nothing has been saved yet"
+    raise CheckpointError(f"{run}: no usable checkpoint: {reasons}")
+
+
+def mark_best(run: Path, step: int, loss: float) -> None:
+    """Record which checkpoint has the lowest held-out loss (nats per token)."""
+    write_json(run / "checkpoints" / "best.json", {"step": step, "held_out_loss": loss})
+
+
+def best_step(run: Path) -> int | None:
+    """The step that `mark_best` recorded, where that checkpoint still stands."""
+    try:
+        step = json.loads((run / "checkpoints" / "best.json").read_bytes())["step"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return step if folder_of(run, step).is_dir() else None
+
+
+def prune(run: Path, keep_last: int) -> None:
+    """Remove all but the newest `keep_last` checkpoints and the best; and what an interrupted save left aside."""
+    keep = {*steps_of(run)[-keep_last:], best_step(run)}
+    for step in steps_of(run):
+        if step not in keep:
+            # renamed first, so that a crash in the middle leaves nothing that looks like a checkpoint
+            gone = folder_of(run, step).with_suffix(".removing")
+            os.rename(folder_of(run, step), gone)
+            shutil.rmtree(gone)
+    for left in (*(run / "checkpoints").glob("*.removing"), *(run / "checkpoints").glob("*.writing")):
+        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)

@@ -1,0 +1,180 @@
+"""What a person sees of a run: a live panel in a terminal, plain lines anywhere else."""
+
+import sys
+import time
+from typing import Any, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pellucid.architecture import Architecture
+from pellucid.training.recipe import Recipe
+
+
+class PlainReporter:
+    """A line now and then, for logs and pipes."""
+
+    def __init__(self, file: TextIO | None = None, every_seconds: float = 10.0):
+        self.file = file or sys.stdout
+        self.every = every_seconds
+        self.last = -1e9
+
+    def line(self, text: str) -> None:
+        print(text, file=self.file, flush=True)
+
+    def start(self, lines: list[str]) -> None:
+        for text in lines:
+            self.line(text)
+
+    def begin(self, recipe: Recipe, step: int) -> None:
+        self.speed = Speed(recipe, step)
+
+    def step(self, row: dict[str, Any], n_steps: int) -> None:
+        self.speed.see(row)
+        now = time.monotonic()
+        if now - self.last >= self.every or row["step"] == n_steps:
+            self.last = now
+            loss = "skipped" if row["loss"] is None else f"{row['loss']:.4f} nats/token"
+            self.line(
+                f"step {row['step']}/{n_steps}  loss {loss}  lr {row['learning_rate']:.2e}  "
+                f"{self.speed.tokens_per_second():,.0f} tokens/s  ETA {clock(self.speed.remaining(n_steps))}"
+            )
+
+    def evaluation(self, row: dict[str, Any]) -> None:
+        self.line(
+            f"step {row['step']}  held-out loss {row['held_out_loss']:.4f} nats/token, "
+            f"{row['bits_per_byte']:.4f} bits/byte" + ("" if row["whole"] else " (on a part)")
+        )
+
+    def sample(self, step: int, text: str) -> None:
+        self.line(f"--- sample at step {step}\n{text}\n---")
+
+    def note(self, text: str) -> None:
+        self.line(text)
+
+    def close(self) -> None:
+        pass
+
+
+class LiveReporter(PlainReporter):
+    """The same in one panel that is drawn anew a few times a second."""
+
+    def __init__(self, console: Console):
+        super().__init__()
+        self.console = console
+        self.row: dict[str, Any] = {}
+        self.smooth: float | None = None
+        self.held_out: dict[str, Any] = {}
+        self.text = ""
+        self.live: Live | None = None
+
+    def line(self, text: str) -> None:
+        self.console.print(Text(text))
+
+    def begin(self, recipe: Recipe, step: int) -> None:
+        super().begin(recipe, step)
+        self.n_steps = recipe.n_steps
+        self.live = Live(self, console=self.console, refresh_per_second=4, transient=True)
+        self.live.start()
+
+    def step(self, row: dict[str, Any], n_steps: int) -> None:
+        self.speed.see(row)
+        self.row = row
+        if row["loss"] is not None:
+            self.smooth = row["loss"] if self.smooth is None else 0.9 * self.smooth + 0.1 * row["loss"]
+
+    def evaluation(self, row: dict[str, Any]) -> None:
+        self.held_out = row
+        super().evaluation(row)
+
+    def sample(self, step: int, text: str) -> None:
+        self.text = text
+
+    def close(self) -> None:
+        if self.live:
+            self.live.stop()
+            self.live = None
+            if self.text:
+                self.console.print(Panel(Text(self.text), title="sample", title_align="left"))
+
+    def __rich__(self) -> Group | Text:
+        if not self.row:
+            return Text("first step (compiling, where asked for) ...")
+        table = Table.grid(padding=(0, 2))
+        for _ in range(4):
+            table.add_column()
+        held = self.held_out
+        table.add_row(
+            "loss", f"{self.smooth or float('nan'):.4f} nats/token", "learning rate", f"{self.row['learning_rate']:.2e}"
+        )
+        table.add_row(
+            "held-out loss",
+            f"{held['held_out_loss']:.4f} nats/token" if held else "not yet",
+            "bits per byte",
+            f"{held['bits_per_byte']:.4f}" if held else "not yet",
+        )
+        table.add_row(
+            "speed",
+            f"{self.speed.tokens_per_second():,.0f} tokens/s",
+            "ETA",
+            clock(self.speed.remaining(self.n_steps)),
+        )
+        bar = ProgressBar(total=self.n_steps, completed=self.row["step"])
+        head = Text(f"step {self.row['step']} of {self.n_steps}")
+        parts: list[Any] = [head, bar, table]
+        if self.text:
+            parts.append(Panel(Text(self.text[-600:]), title="sample", title_align="left"))
+        return Group(*parts)
+
+
+class Speed:
+    """Tokens per second and time left, from the steps of this sitting after its first, which may compile."""
+
+    def __init__(self, recipe: Recipe, step: int):
+        self.recipe, self.first = recipe, None
+        self.now: tuple[int, float] = (step, time.monotonic())
+
+    def see(self, row: dict[str, Any]) -> None:
+        self.now = (row["step"], time.monotonic())
+        self.first = self.first or self.now
+
+    def steps_per_second(self) -> float:
+        if self.first is None or self.now[0] == self.first[0]:
+            return 0.0
+        return (self.now[0] - self.first[0]) / max(self.now[1] - self.first[1], 1e-9)
+
+    def tokens_per_second(self) -> float:
+        return self.steps_per_second() * self.recipe.tokens_per_step
+
+    def remaining(self, n_steps: int) -> float | None:
+        """Seconds to the last step, None before anything can be said."""
+        speed = self.steps_per_second()
+        return (n_steps - self.now[0]) / speed if speed else None
+
+
+def clock(seconds: float | None) -> str:
+    """3:05 for 185 seconds, 2:00:07 for 7,207."""
+    if seconds is None:
+        return "--:--"
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+
+
+def make_reporter() -> PlainReporter:
+    """The live panel in a terminal, plain lines otherwise."""
+    console = Console()
+    return LiveReporter(console) if console.is_terminal else PlainReporter()
+
+
+def describe(a: Architecture, n_parameters: int) -> str:
+    """One line that says what is trained."""
+    heads = f"{a.n_heads} heads" + (f" ({a.n_kv_heads} of keys and values)" if a.n_kv_heads != a.n_heads else "")
+    return (
+        f"model: {n_parameters:,} parameters, {a.n_layers} layers, width {a.d_model}, {heads}, context {a.n_ctx}, "
+        f"vocabulary {a.n_vocab:,}, {a.positions.kind} positions, {a.norm.kind} norm, {a.mlp.activation}"
+    )

@@ -1,0 +1,236 @@
+"""The training loop: step, now and then save, evaluate and sample; stop where nothing is lost."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pellucid.model import Transformer
+from pellucid.model.weights import load_state, state_of
+from pellucid.training.checkpoint import Checkpoint, best_step, mark_best, prune, save_checkpoint
+from pellucid.training.interrupt import Interruption
+from pellucid.training.metrics import MetricsFile
+from pellucid.training.objectives import Loss, Pass, token_losses
+from pellucid.training.optimizer import Optimizer
+from pellucid.training.recipe import Recipe
+from pellucid.training.schedule import factor
+
+#: steps whose figures may still be on the device: reading them at once would make it wait
+LAG = 4
+#: bad steps in a row after which a run stops
+PATIENCE = 3
+
+
+class NumericsError(RuntimeError):
+    """Losses or gradients were not finite, several steps in a row."""
+
+
+class Data(Protocol):
+    """What the loop asks of a dataset."""
+
+    def at(self, step: int, micro: int, of: int) -> Pass:
+        """Part `micro` of `of` of a step's batch; a pure function of its arguments."""
+        ...
+
+    def held_out(self, limit: int) -> Iterator[Pass]:
+        """About `limit` held-out tokens, or all for 0; `counts` says which targets are scored."""
+        ...
+
+    @property
+    def held_out_tokens_per_byte(self) -> float: ...
+
+
+class Reporter(Protocol):
+    """Who is told what happens; the loop does not care how it is shown."""
+
+    def step(self, row: dict[str, Any], n_steps: int) -> None: ...
+    def evaluation(self, row: dict[str, Any]) -> None: ...
+    def sample(self, step: int, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+def step_seed(seed: int, step: int) -> int:
+    """The seed of a step's random numbers: dropout needs no state to be resumed."""
+    return (seed * 1_000_003 + step) % 2**63
+
+
+@dataclass
+class Training:
+    """A run under way. `loss` is the objective over the network, compiled or not; the rest is plain."""
+
+    run: Path
+    recipe: Recipe
+    network: Transformer
+    optimizer: Optimizer
+    loss: Loss
+    data: Data
+    reporter: Reporter
+    metrics: MetricsFile
+    interruption: Interruption
+    sample: Callable[[Transformer, int], str] | None = None
+    step: int = 0
+    #: seconds of this run before it was last interrupted, and the hour it may not pass
+    seconds_before: float = 0.0
+    deadline: float = math.inf
+    bad_in_a_row: int = 0
+    pending: deque[tuple[dict[str, Any], dict[str, Tensor]]] = field(default_factory=deque)
+    started: float = field(default_factory=time.monotonic)
+    best: float = math.inf
+    last_evaluation: dict[str, Any] | None = None
+
+    # One step ------------------------------------------------------------------------------
+
+    def factor(self, step: int) -> float:
+        """The learning rate's factor, within the segment that the step is in."""
+        t = self.recipe.train
+        start, end = next(s for s in self.recipe.segments if step < s[1])
+        warmup = min(100, (end - start) // 50) if t.warmup < 0 else t.warmup
+        return factor(step - start, end - start, shape=t.schedule, warmup=warmup, floor=t.floor)
+
+    def take_step(self) -> None:
+        """One update from the batch of this step; the weights of a step that is not finite stay as they were."""
+        t = self.recipe.train
+        torch.manual_seed(step_seed(t.seed, self.step))
+        rate = self.factor(self.step)
+        self.optimizer.set_factor(rate)
+        self.optimizer.zero_grad()
+        total = torch.zeros((), device=next(self.network.parameters()).device)
+        for micro in range(t.accumulate):
+            part = self.loss(self.data.at(self.step, micro, t.accumulate)) / self.recipe.tokens_per_step
+            part.backward()
+            total += part.detach()
+        norm = self.clip(t.clip)
+        bad = ~(torch.isfinite(total) & torch.isfinite(norm))
+        self.optimizer.step(bad)
+        self.step += 1
+        row = {
+            "step": self.step,
+            "learning_rate": rate * t.learning_rate,
+            "tokens": self.step * self.recipe.tokens_per_step,
+        }
+        self.pending.append((row, {"loss": total, "grad_norm": norm, "bad": bad}))
+
+    def clip(self, largest: float) -> Tensor:
+        """The norm of the gradient, scaled down where it is larger than allowed."""
+        parameters = [p for p in self.network.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if largest:
+            torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+        return norm
+
+    def read_figures(self, keep: int) -> None:
+        """Write the figures of all but the last `keep` steps; raises NumericsError after three bad ones in a row."""
+        while len(self.pending) > keep:
+            row, figures = self.pending.popleft()
+            values = {name: t.item() for name, t in figures.items()}
+            seconds = self.seconds()
+            row |= {"loss": values["loss"], "grad_norm": values["grad_norm"], "seconds": round(seconds, 3)}
+            self.bad_in_a_row = self.bad_in_a_row + 1 if values["bad"] else 0
+            if values["bad"]:
+                row |= {"loss": None, "grad_norm": None, "skipped": True}
+                self.reporter.note(f"step {row['step']} skipped: its loss or gradient is not finite")
+            self.metrics.write(row)
+            self.reporter.step(row, self.recipe.n_steps)
+            if self.bad_in_a_row >= PATIENCE:
+                raise NumericsError(
+                    f"stopped: the loss or the gradient was not finite {PATIENCE} steps in a row, up to step "
+                    f"{row['step']}; the checkpoints are as they were. Lower learning_rate and muon_learning_rate, "
+                    "or set precision=float32"
+                )
+
+    def seconds(self) -> float:
+        """Seconds this run has trained, over all its sittings."""
+        return self.seconds_before + time.monotonic() - self.started
+
+    # Between steps -------------------------------------------------------------------------
+
+    def go(self) -> None:
+        """Train to the last step, or until interrupted or out of time; always ends with a checkpoint."""
+        t, end = self.recipe.train, self.recipe.n_steps
+        self.network.train()
+        if self.step and (self.is_due(t.evaluate_every) or self.step == end):
+            self.evaluate(whole=self.step == end)  # an interruption may have come between the save and this
+        while self.step < end and not self.interruption:
+            self.take_step()
+            self.read_figures(LAG)
+            late = time.monotonic() > self.deadline
+            stop = late or self.step == end
+            if stop or self.is_due(t.evaluate_every) or self.is_due(t.checkpoint_every):
+                self.save()
+                if stop or self.is_due(t.evaluate_every):
+                    self.evaluate(whole=stop)
+            if late and self.step < end:
+                self.reporter.note(f"the time is up: stopped after step {self.step} of {end}; --resume continues")
+                return
+        if self.interruption:
+            self.save()
+
+    def is_due(self, every: int) -> bool:
+        return self.step % every == 0
+
+    def save(self) -> None:
+        """A checkpoint of this step; older ones beyond `keep_last` go, the best stays."""
+        self.read_figures(0)
+        state = {"step": self.step, "bad_in_a_row": self.bad_in_a_row, "seconds": round(self.seconds(), 3)}
+        save_checkpoint(self.run, Checkpoint(self.step, state_of(self.network), self.optimizer.state(), state))
+        prune(self.run, self.recipe.train.keep_last)
+
+    def evaluate(self, whole: bool) -> None:
+        """Held-out loss, over all of the held-out text or a part, then a sample; each once a step."""
+        if not self.has_row("held_out_loss"):
+            loss = self.held_out_loss(0 if whole else self.recipe.train.evaluate_tokens)
+            if loss is None:
+                return
+            if loss < self.best or best_step(self.run) is None:
+                self.best = loss
+                mark_best(self.run, self.step, loss)
+            bits = loss / math.log(2) * self.data.held_out_tokens_per_byte
+            row = {"step": self.step, "held_out_loss": loss, "bits_per_byte": bits, "whole": whole}
+            self.metrics.write(row | {"seconds": round(self.seconds(), 3)})
+            self.reporter.evaluation(row)
+            self.last_evaluation = row
+        every = self.recipe.train.sample_every
+        if self.sample and every > 0 and (whole or self.is_due(every)) and not self.has_row("sample"):
+            text = self.sample(self.network, step_seed(self.recipe.train.seed, self.step))
+            self.metrics.write({"step": self.step, "sample": text})
+            self.reporter.sample(self.step, text)
+
+    def has_row(self, field: str) -> bool:
+        """Whether the run wrote this for this step before it was interrupted."""
+        return any(row["step"] == self.step and field in row for row in self.metrics.kept)
+
+    @torch.no_grad()
+    def held_out_loss(self, limit: int) -> float | None:
+        """Mean nats per held-out token in windows of the training context; None when interrupted."""
+        self.network.eval()
+        total, count = 0.0, 0
+        try:
+            for given in self.data.held_out(limit):
+                if self.interruption:
+                    return None
+                scored = token_losses(self.network, given)[given.counts]
+                total += scored.double().sum().item()
+                count += scored.numel()
+        finally:
+            self.network.train()
+        return total / count
+
+    # From a checkpoint ---------------------------------------------------------------------
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue exactly where the checkpoint was written."""
+        load_state(self.network, checkpoint.weights, f"the checkpoint of step {checkpoint.step}")
+        if checkpoint.step:
+            self.optimizer.load_state(checkpoint.optimizer)
+        self.step = checkpoint.step
+        self.bad_in_a_row = checkpoint.state["bad_in_a_row"]
+        self.seconds_before = checkpoint.state["seconds"]
+        evaluations = [row for row in self.metrics.kept if "held_out_loss" in row]
+        self.best = min((row["held_out_loss"] for row in evaluations), default=math.inf)
+        self.last_evaluation = evaluations[-1] if evaluations else None

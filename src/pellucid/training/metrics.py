@@ -1,0 +1,45 @@
+"""metrics.jsonl: one JSON object a line, one line a step, an evaluation, a sample or a note.
+
+A run that was killed is resumed at its last checkpoint: lines behind it are dropped then, so that the
+file reads as if nothing had happened. Wall-clock fields (`seconds`, `tokens_per_second`) alone differ.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, TextIO
+
+from pellucid.training.checkpoint import write_durably
+
+WALL_CLOCK = ("seconds", "tokens_per_second")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Every whole line; one that a crash cut short is left out."""
+    rows = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue
+    return rows
+
+
+class MetricsFile:
+    """Appends rows, after dropping those of steps later than `step`."""
+
+    def __init__(self, path: Path, step: int = 0):
+        rows = [row for row in read_metrics(path) if row["step"] <= step]
+        aside = path.with_name(f"{path.name}.writing")
+        write_durably(aside, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        aside.replace(path)
+        self.file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self.kept = rows
+
+    def write(self, row: dict[str, Any]) -> None:
+        """One line, handed to the system at once."""
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()

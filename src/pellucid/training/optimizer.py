@@ -1,0 +1,109 @@
+"""AdamW and Muon as one optimiser whose bad steps leave no trace."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Word = Literal["adamw", "muon"]
+
+
+def is_hidden_matrix(name: str, p: Tensor) -> bool:
+    """Whether Muon may have it: the two-dimensional weights inside the blocks, not embeddings and readout."""
+    return p.ndim == 2 and "blocks." in name
+
+
+class Optimizer:
+    """AdamW for everything (`adamw`), or Muon for hidden matrices and AdamW for the rest (`muon`).
+
+    Weight decay is decoupled and on matrices only: norms, biases and other vectors never decay. A tied
+    matrix is one parameter, counted once. Sources: Loshchilov and Hutter 2017; Jordan et al. 2024.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        word: Word,
+        *,
+        learning_rate: float,
+        muon_learning_rate: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+    ):
+        named = list(model.named_parameters())
+        hidden = [(n, p) for n, p in named if word == "muon" and is_hidden_matrix(n, p)]
+        taken = {n for n, _ in hidden}
+        rest = [(n, p) for n, p in named if n not in taken]
+        groups = [
+            {"params": [p for _, p in rest if p.ndim >= 2], "weight_decay": weight_decay},
+            {"params": [p for _, p in rest if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        self.names = {p: n for n, p in named}
+        self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True)
+        # match_rms_adamw gives an update the size of AdamW's, so that one learning rate serves all widths
+        self.muon = (
+            torch.optim.Muon(
+                [p for _, p in hidden],
+                lr=muon_learning_rate,
+                weight_decay=weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+            if hidden
+            else None
+        )
+        self.parts: Sequence[torch.optim.Optimizer] = [self.adamw] + ([self.muon] if self.muon else [])
+        self.peaks = [[group["lr"] for group in part.param_groups] for part in self.parts]
+
+    def set_factor(self, factor: float) -> None:
+        """Learning rates for the next step: the peaks times `factor`."""
+        for part, peaks in zip(self.parts, self.peaks, strict=True):
+            for group, peak in zip(part.param_groups, peaks, strict=True):
+                group["lr"] = peak * factor
+
+    def zero_grad(self) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
+    def step(self, bad: Tensor) -> None:
+        """One update, unless `bad` (a boolean scalar on the model's device): then nothing changes, bit for bit.
+
+        The decision stays on the device. Fused AdamW knows how to pass over a step; Muon does not, so its
+        old values are kept and selected. Multiplying by zero would not do: 0 * inf is not 0.
+        """
+        setattr(self.adamw, "found_inf", bad.float())  # noqa: B010 (the attribute that gradient scalers set)
+        self.adamw.step()
+        if self.muon:
+            kept = [t for p in self._params(self.muon) for t in (p, self.muon.state[p].get("momentum_buffer"))]
+            old = [None if t is None else t.detach().clone() for t in kept]
+            self.muon.step()
+            new = [t for p in self._params(self.muon) for t in (p, self.muon.state[p]["momentum_buffer"])]
+            with torch.no_grad():
+                for before, after in zip(old, new, strict=True):
+                    after.copy_(torch.where(bad, torch.zeros_like(after) if before is None else before, after))
+
+    @staticmethod
+    def _params(part: torch.optim.Optimizer) -> Iterable[nn.Parameter]:
+        return (p for group in part.param_groups for p in group["params"])
+
+    def state(self) -> dict[str, Tensor]:
+        """Every number the optimiser remembers, as `parameter name/quantity`."""
+        found: dict[str, Tensor] = {}
+        for part in self.parts:
+            for p in self._params(part):
+                for key, value in part.state[p].items():
+                    found[f"{self.names[p]}/{key}"] = value
+        return found
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Put back what `state` gave; raises KeyError naming the first quantity that is missing."""
+        for part in self.parts:
+            keys = ("step", "exp_avg", "exp_avg_sq") if part is self.adamw else ("momentum_buffer",)
+            for p in self._params(part):
+                values: dict[str, Any] = {}
+                for key in keys:
+                    value = state[f"{self.names[p]}/{key}"]
+                    values[key] = value.to(p.device, torch.float32 if key == "step" else p.dtype).clone()
+                part.state[p] = values

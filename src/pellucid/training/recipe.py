@@ -1,0 +1,242 @@
+"""A recipe: every choice that a training run depends on, resolved once and then kept.
+
+What a user leaves open (0, or the word auto) is decided when the run starts, written to recipe.json
+with the rest, and used unchanged when the run is resumed.
+"""
+
+import dataclasses
+import difflib
+import json
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pellucid.architecture import Architecture, ArchitectureError, architecture_fields, parse_value, resolve_field
+from pellucid.presets import preset
+from pellucid.training.optimizer import Word
+from pellucid.training.schedule import Shape
+
+
+class RecipeError(ValueError):
+    """A choice that does not exist, or two that contradict each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextChoices:
+    """How the text becomes tokens."""
+
+    tokenizer: str = "bpe"  # bpe, char, byte, or the path of a tokenizer.json
+    vocabulary: int = 0  # ids that BPE learns; 0: chosen by the amount of text
+    held_out: float = 0.1  # share of the text, by bytes, that is never trained on
+    inside_documents: Literal["no", "yes"] = "no"  # yes: nothing is read across the border of two documents
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainChoices:
+    """How the weights are found. Rates are per step; losses in nats per token."""
+
+    # length: at most one of these; epochs and tokens are turned into steps, minutes by measuring
+    steps: int = 0
+    tokens: int = 0
+    epochs: float = 0.0
+    minutes: float = 0.0
+
+    batch: int = 0  # sequences in one pass; 0: chosen
+    accumulate: int = 1  # passes whose gradients are added up before a step
+    optimizer: Word = "muon"
+    learning_rate: float = 3e-3  # AdamW's peak
+    muon_learning_rate: float = 1e-2  # Muon's peak
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # on matrices only
+    clip: float = 1.0  # largest norm of the gradient; 0: not clipped
+    schedule: Shape = "cosine"
+    warmup: int = -1  # steps; -1: 2 % of them, at most 100
+    floor: float = 0.1  # the last learning rate as a share of the peak
+    init_std: float = 0.02
+
+    seed: int = 1337
+    device: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: what this hardware multiplies faster
+    compile: Literal["auto", "no", "yes"] = "auto"  # auto: where it pays for itself within the run
+    recompute: Literal["no", "yes"] = "no"  # yes: activations of a block are computed again in the backward pass
+    deterministic: Literal["no", "yes"] = "no"  # yes: kernels whose results do not vary between runs
+
+    evaluate_every: int = 0  # steps; 0: ten times a run
+    evaluate_tokens: int = 0  # held-out tokens read each time but the last; 0: chosen
+    checkpoint_every: int = 0  # steps; 0: at every evaluation
+    keep_last: int = 2  # checkpoints, besides the best
+    sample_every: int = 0  # steps; 0: at every evaluation; -1: never
+    sample_prompt: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One run: what is read, the network, and how it is trained.
+
+    `segments` are the ranges of steps over which the schedule runs from warm-up to its end: one for a
+    run, one more for each time it was made longer.
+    """
+
+    inputs: tuple[str, ...]
+    model: Architecture
+    text: TextChoices = field(default_factory=TextChoices)
+    train: TrainChoices = field(default_factory=TrainChoices)
+    segments: tuple[tuple[int, int], ...] = ()
+    kind: str = "transformer"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; the architecture has its own file."""
+        return json.loads(json.dumps({**dataclasses.asdict(self), "model": self.model.to_dict()}))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """What `to_dict` wrote."""
+        made = {
+            "text": _part(TextChoices, values.get("text", {}), "text"),
+            "train": _part(TrainChoices, values.get("train", {}), "train"),
+        }
+        return cls(
+            inputs=tuple(values["inputs"]),
+            model=Architecture.from_dict(values["model"]),
+            segments=tuple((a, b) for a, b in values.get("segments", ())),
+            kind=values.get("kind", "transformer"),
+            **made,
+        )
+
+    @property
+    def n_steps(self) -> int:
+        """The step after the last one."""
+        return self.segments[-1][1] if self.segments else self.train.steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.batch * self.train.accumulate * self.model.n_ctx
+
+
+LENGTHS = ("steps", "tokens", "epochs", "minutes")
+PARTS = {"text": TextChoices, "train": TrainChoices}
+
+
+def recipe_fields() -> list[str]:
+    """The dotted name of every field that --set reaches."""
+    return [f"model.{n}" for n in architecture_fields()] + [
+        f"{p}.{f.name}" for p, c in PARTS.items() for f in fields(c)
+    ]
+
+
+def make_recipe(
+    inputs: tuple[str, ...],
+    preset_name: str,
+    changes: Mapping[str, Any],
+    file: Path | None = None,
+) -> Recipe:
+    """A recipe from a preset, then a recipe file, then single fields, each overriding what came before.
+
+    `changes` maps field names (`model.d_model`, or `d_model` where no other part has it) to values, as
+    text or typed. Raises RecipeError or ArchitectureError: one line that names the nearest right field.
+    """
+    from_file = {} if file is None else read_recipe_file(file)
+    base = Recipe(inputs=inputs, model=preset(from_file.pop("preset", preset_name)))
+    return with_fields(base, {**from_file, **changes})
+
+
+def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A copy with named fields changed; see make_recipe for names and errors."""
+    named: dict[str, Any] = {}
+    for name, value in changes.items():
+        try:
+            named[resolve_field(name, recipe_fields())] = value
+        except ArchitectureError as error:
+            raise RecipeError(str(error)) from None
+    of = {p: {n.partition(".")[2]: v for n, v in named.items() if n.startswith(f"{p}.")} for p in ("model", *PARTS)}
+    parts = {p: _part(kind, {**vars(getattr(recipe, p)), **of[p]}, p) for p, kind in PARTS.items()}
+    return replace(recipe, model=recipe.model.with_fields(of["model"]), text=parts["text"], train=parts["train"])
+
+
+def overlay(recipe: Recipe, preset_name: str | None, changes: Mapping[str, Any], file: Path | None) -> Recipe:
+    """What a run's recipe would be with these choices on top: equal to it where they say the same."""
+    from_file = {} if file is None else read_recipe_file(file)
+    name = from_file.pop("preset", None) if preset_name is None else preset_name
+    base = recipe if name is None else replace(recipe, model=preset(name, recipe.model.n_vocab))
+    open_ = (0, -1, "auto", "0", "-1")  # what leaves a choice open asks for nothing else than the run has
+    return with_fields(base, {n: v for n, v in {**from_file, **changes}.items() if v not in open_})
+
+
+def read_recipe_file(path: Path) -> dict[str, Any]:
+    """The fields of a TOML or JSON recipe, as dotted names; a run's recipe.json can be given as it is."""
+    try:
+        content = path.read_text(encoding="utf-8")
+        values = tomllib.loads(content) if path.suffix == ".toml" else json.loads(content)
+    except OSError as error:
+        raise RecipeError(f"the recipe {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise RecipeError(f"the recipe {path} is not valid {path.suffix.lstrip('.') or 'JSON'}: {error}") from None
+    if not isinstance(values, dict):
+        raise RecipeError(f"the recipe {path} holds {type(values).__name__}: expected named fields")
+    for own in ("inputs", "segments", "kind"):
+        values.pop(own, None)
+    return _flat(values)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            found[prefix + key] = value
+    return found
+
+
+def _part(kind: type, values: Mapping[str, Any], part: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    for name in values:
+        if name not in hints:
+            near = difflib.get_close_matches(name, hints, 1)
+            raise RecipeError(f"there is no field {part}.{name}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    made = kind(**{name: parse_value(f"{part}.{name}", value, hints[name]) for name, value in values.items()})
+    _check_part(made)
+    return made
+
+
+def _check_part(part: Any) -> None:
+    def refuse_unless(true: bool, name: str, expected: str) -> None:
+        if not true:
+            raise RecipeError(f"{name} = {getattr(part, name.partition('.')[2])}: expected {expected}")
+
+    if isinstance(part, TextChoices):
+        refuse_unless(0 < part.held_out < 1, "text.held_out", "a share between 0 and 1, such as 0.1")
+        refuse_unless(part.vocabulary >= 0, "text.vocabulary", "a number of ids, or 0 to have it chosen")
+        return
+    given = [name for name in LENGTHS if getattr(part, name)]
+    if len(given) > 1:
+        raise RecipeError(f"the length is given twice, by {' and '.join(given)}: give one of them")
+    for name in (*LENGTHS, "batch", "clip", "weight_decay", "evaluate_every", "evaluate_tokens", "checkpoint_every"):
+        refuse_unless(getattr(part, name) >= 0, f"train.{name}", "0 or more")
+    for name in ("learning_rate", "muon_learning_rate", "eps", "init_std"):
+        refuse_unless(getattr(part, name) > 0, f"train.{name}", "a number above 0")
+    for name in ("beta_1", "beta_2", "floor"):
+        refuse_unless(0 <= getattr(part, name) <= 1, f"train.{name}", "a number from 0 to 1")
+    for name in ("accumulate", "keep_last"):
+        refuse_unless(getattr(part, name) >= 1, f"train.{name}", "1 or more")
+
+
+def differences(old: Recipe, new: Recipe) -> list[str]:
+    """What differs between two recipes, a line a field: what `--resume` may not change."""
+    a, b = _flat(old.to_dict()), _flat(new.to_dict())
+    may = {f"train.{name}" for name in LENGTHS} | {"segments"}
+    return [
+        f"{k}: {a.get(k)} in the run, {b.get(k)} asked for"
+        for k in sorted({*a, *b})
+        if a.get(k) != b.get(k) and k not in may
+    ]
+
+
+def with_train(recipe: Recipe, **changes: Any) -> Recipe:
+    """A copy with fields of `train` changed."""
+    return replace(recipe, train=replace(recipe.train, **changes))

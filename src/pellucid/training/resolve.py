@@ -1,0 +1,151 @@
+"""Turning what a recipe leaves open into numbers: asked of this machine once, printed, and written down."""
+
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pellucid.architecture import Architecture, count_parameters
+from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, with_train
+
+#: seconds that compiling a training step is taken to cost, by kind of device; docs/log.md has the measurements
+COMPILE_SECONDS = {"cpu": 60.0, "cuda": 60.0, "mps": 60.0}
+#: the share of eager time that compiling has been seen to save on each
+COMPILE_SAVES = {"cpu": 0.10, "cuda": 0.35, "mps": 0.0}
+
+
+def resolve_device(word: str) -> torch.device:
+    """The device of that name; auto is the first of CUDA, Apple's MPS and the CPU that is there."""
+    if word == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(word)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise RecipeError(
+            f"device {word!r} cannot be used here ({str(error).splitlines()[0]}): say cpu or auto"
+        ) from None
+    return device
+
+
+def matmul_seconds(device: torch.device, dtype: torch.dtype, n: int = 384) -> float:
+    """Median seconds of an n-cube matrix product."""
+    a = torch.randn(n, n, device=device).to(dtype)
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        (a @ a)[0, 0].item()  # reading one number waits for the device
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def resolve_precision(recipe: Recipe, device: torch.device) -> tuple[str, str]:
+    """The precision of matrix products and a sentence that says why."""
+    asked = recipe.train.precision
+    if asked != "auto":
+        return asked, f"precision: {asked}, as asked"
+    plain, half = matmul_seconds(device, torch.float32), matmul_seconds(device, torch.bfloat16)
+    word = "bfloat16" if half < 0.8 * plain else "float32"
+    return word, f"precision: {word} (a bfloat16 matrix product takes {half / plain:.2f} times a float32 one here)"
+
+
+def resolve_batch(recipe: Recipe) -> int:
+    """Sequences in one pass: about 2,048 tokens, at least 4 sequences."""
+    return recipe.train.batch or max(4, 2048 // recipe.model.n_ctx)
+
+
+def resolve_steps(recipe: Recipe, n_train_tokens: int, seconds_per_step: Callable[[], float] | None) -> tuple[int, str]:
+    """The number of steps and a sentence that says where it comes from. Minutes need a measurement."""
+    t, per_step = recipe.train, recipe.tokens_per_step
+    if t.steps:
+        return t.steps, f"length: {t.steps:,} steps of {per_step:,} tokens, as asked"
+    if t.tokens:
+        return max(1, round(t.tokens / per_step)), f"length: {t.tokens:,} tokens, {per_step:,} a step"
+    if t.epochs:
+        steps = max(1, round(t.epochs * n_train_tokens / per_step))
+        return steps, f"length: {t.epochs:g} epochs of {n_train_tokens:,} tokens, {steps:,} steps"
+    assert seconds_per_step is not None
+    seconds = seconds_per_step()
+    steps = max(1, int(60 * t.minutes * 0.93 / seconds))  # the rest is for saving, evaluating and sampling
+    return steps, f"length: {t.minutes:g} minutes, {steps:,} steps at {seconds * 1e3:.0f} ms"
+
+
+def with_length(recipe: Recipe, length: dict[str, Any]) -> Recipe:
+    """A copy whose length is the one given; ten minutes where none is."""
+    given = {name: value for name, value in length.items() if value}
+    if not given and not any(getattr(recipe.train, name) for name in LENGTHS):
+        given = {"minutes": 10.0}
+    return with_train(recipe, **{**dict.fromkeys(LENGTHS, 0), **given}) if given else recipe
+
+
+def compile_pays(device: torch.device, seconds_per_step: float, n_steps: int) -> tuple[bool, str]:
+    """Whether compiling saves more than it costs over the run, and a sentence with the figures."""
+    if not can_compile(device):
+        return False, "compiled: no (there is no C++ compiler here)"
+    saved = seconds_per_step * n_steps * COMPILE_SAVES[device.type]
+    pays = saved > COMPILE_SECONDS[device.type]
+    word = "yes" if pays else "no"
+    return (
+        pays,
+        f"compiled: {word} (saves about {saved:.0f} s of this run, costs about {COMPILE_SECONDS[device.type]:.0f})",
+    )
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether torch.compile finds what it needs: a C++ compiler on the CPU, Triton on CUDA."""
+    if device.type == "cuda":
+        return True
+    return device.type == "cpu" and any(shutil.which(c) for c in (os.environ.get("CXX") or "g++", "clang++"))
+
+
+def training_bytes(a: Architecture, batch: int, precision: str) -> int:
+    """An estimate, from below, of what training needs at once: weights, gradients, AdamW's two averages, activations.
+
+    Activations are counted per position as the tensors that the backward pass of a block keeps: about
+    10 d_model + 3 d_ff + what q, k, v take, and the logits twice.
+    """
+    n = count_parameters(a)["total"]
+    per_number = 2 if precision == "bfloat16" else 4
+    per_position = a.n_layers * (10 * a.d_model + 3 * a.d_ff + (a.n_heads + 2 * a.n_kv_heads) * a.d_head)
+    return 16 * n + batch * a.n_ctx * (per_number * per_position + 8 * a.n_vocab)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """How much memory the device has in all."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_memory(recipe: Recipe, device: torch.device) -> None:
+    """Refuse a run that cannot fit, before anything is allocated."""
+    need, have = training_bytes(recipe.model, recipe.train.batch, recipe.train.precision), memory_bytes(device)
+    if need > have:
+        raise RecipeError(
+            f"training this would need at least {need / 2**30:.1f} GiB and {device.type} has {have / 2**30:.1f} GiB: "
+            f"{count_parameters(recipe.model)['total']:,} parameters, {recipe.train.batch} sequences of "
+            f"{recipe.model.n_ctx} tokens a pass. Make d_model, n_layers, n_ctx or batch smaller"
+        )
+
+
+def resolve_intervals(recipe: Recipe) -> Recipe:
+    """Evaluation, checkpoint and sample intervals, in steps."""
+    t = recipe.train
+    evaluate = t.evaluate_every or max(1, recipe.n_steps // 10)
+    return replace(
+        recipe,
+        train=replace(
+            t,
+            evaluate_every=evaluate,
+            evaluate_tokens=t.evaluate_tokens or 20 * max(1024, recipe.tokens_per_step // t.accumulate),
+            checkpoint_every=t.checkpoint_every or evaluate,
+            sample_every=t.sample_every or evaluate,
+        ),
+    )
