@@ -283,6 +283,11 @@ HARMFUL = {
     "an id given twice": (lambda c: c["model"]["vocab"].update(zzz=5), "gives id 5 to both"),
     "no separator": (lambda c: c["added_tokens"][0].update(content="<|pad|>"), "no separator"),
     "another model": (lambda c: c["model"].update(type="Unigram"), "Unigram"),
+    "a byte left out": (lambda c: c["model"]["vocab"].pop("A"), "lacks 1 of the 256 bytes"),
+    "merges dropped at random": (lambda c: c["model"].update(dropout=0.1), "at random"),
+    "a merge of nothing": (lambda c: c["model"]["merges"].__setitem__(0, ["", ""]), "engine failed"),
+    "a vocabulary of another shape": (lambda c: c["model"].update(vocab=[1, 2]), "damaged|lacks"),
+    "a step of another shape": (lambda c: c.update(pre_tokenizer="x"), "damaged"),
     "not byte-level": (lambda c: c.update(pre_tokenizer=None), "not byte-level"),
 }  # fmt: skip
 

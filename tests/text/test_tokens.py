@@ -148,6 +148,11 @@ DAMAGE = {
         lambda raw: raw.__setitem__(slice(None), raw.replace(b'"format": 1', b'"format": 8')),
         "format 8, expected 1",
     ),
+    "manifest of another shape": (
+        "manifest.json",
+        lambda raw: raw.__setitem__(slice(None), raw.replace(b'"tokens":', b'"token":')),
+        "manifest is damaged",
+    ),
     "manifest leading out": (
         "manifest.json",
         lambda raw: raw.__setitem__(slice(None), raw.replace(b"train-00001.bin", b"../x/secret.bin")),

@@ -206,6 +206,10 @@ def _check_content(content: Any, trust: bool) -> None:
     steps = _steps(content.get("pre_tokenizer"), "pretokenizers")
     if not any(step.get("type") == "ByteLevel" for step in steps) or model.get("byte_fallback"):
         raise TokenizerError("tokenizer.json holds a BPE that is not byte-level: expected a ByteLevel pre-tokenizer")
+    if absent := [character for character in byte_characters() if character not in model["vocab"]]:
+        raise TokenizerError(f"the vocabulary lacks {len(absent)} of the 256 bytes: text that has them would be lost")
+    if model.get("dropout"):
+        raise TokenizerError("the model drops merges at random (dropout): the same text would get other ids each time")
     if trust:
         return
     for step in steps:

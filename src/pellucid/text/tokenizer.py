@@ -63,7 +63,12 @@ def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise TokenizerError(f"{path}: this JSON is not a tokenizer.json, it has no model")
     text = path.read_text(encoding="utf-8")
-    return read_symbols(text) or BPETokenizer(text, trust=trust)
+    try:
+        return read_symbols(text) or BPETokenizer(text, trust=trust)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from None
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise TokenizerError(f"{path} is damaged: {error!r}") from error
 
 
 def _read_json(path: Path):

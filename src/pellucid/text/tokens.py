@@ -103,6 +103,15 @@ class Tokens:
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
+        try:
+            return cls._open(folder, manifest, tokenizer)
+        except TokensError:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise TokensError(f"{folder}: the manifest is damaged ({error!r}): prepare the tokens again") from error
+
+    @classmethod
+    def _open(cls, folder: Path, manifest: dict[str, Any], tokenizer: Tokenizer | None) -> Self:
         made_by = manifest["tokenizer"]
         if tokenizer is not None and tokenizer.hash != made_by["hash"]:
             raise TokensError(
