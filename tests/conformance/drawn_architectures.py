@@ -28,7 +28,7 @@ NEAREST = Architecture(n_vocab=5, n_ctx=5, d_model=4, n_layers=1)
 
 @st.composite
 def architectures(draw, encoder: bool | None = None, **fixed: Any) -> Architecture:
-    """An architecture of any words, with `fixed` fields (dots written `__`); encoder None draws whether there is one."""
+    """An architecture of any words, with `fixed` fields (dots written `__`); encoder None draws it too."""
     fixed = {name.replace("__", "."): value for name, value in fixed.items()}
     choices = {name: draw(st.sampled_from(options)) for name, options in words()}
     choices |= {name: draw(size) for name, size in SIZES.items()} | fixed

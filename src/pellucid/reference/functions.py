@@ -60,9 +60,10 @@ def log_softmax(x: Array, axis: int = -1, where: np.ndarray | None = None) -> Ar
 
     S4 "Machine Learning Solution": the log of P, of which the log-loss is made.
     """
-    x = real(x)
-    total = logsumexp(x, axis, where)[..., None] if axis == -1 else np.expand_dims(logsumexp(x, axis, where), axis)
-    return x - total if where is None else np.where(where, x - total, -np.inf)
+    x = real(x) if where is None else np.where(where, real(x), -np.inf)
+    x = x - _shift(x, axis)
+    total = np.sum(np.exp(x), axis=axis, keepdims=True)
+    return x - np.log(np.where(constant(total) == 0, 1.0, total))
 
 
 # Activation functions -----------------------------------------------------------------------------

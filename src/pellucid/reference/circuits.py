@@ -1,0 +1,124 @@
+"""Reading a transformer: its heads as matrices, its norms folded away, its logits as sums of parts."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pellucid.architecture import Architecture
+from pellucid.reference.attention import Head
+from pellucid.reference.tap import OFF, Tap
+from pellucid.reference.tape import Array, real
+from pellucid.reference.transformer import forward, normalise, readout
+from pellucid.reference.weights import Weights, part
+
+
+def heads_of_layer(a: Architecture, weights: Weights, layer: int) -> list[Head]:
+    """The four matrices of each head of a block, W_Q, W_K, W_V [d, m] and W_O [m, d].   S0 3.2; S1 1.1.2 Q_dea"""
+    w = part(weights, f"blocks.{layer}.attn")
+    q, k, v = (real(w[f"{name}.weight"]).reshape(-1, a.d_head, a.d_model) for name in ("query", "key", "value"))
+    out = real(w["out.weight"]).reshape(a.d_model, a.n_heads, a.d_head)
+    shared = np.arange(a.n_heads) * a.n_kv_heads // a.n_heads
+    return [Head(q[h], k[g], v[g], out[:, h]) for h, g in enumerate(shared)]
+
+
+def fold_layer_norm(gain: Array, bias: Array, W: Array, b: Array) -> tuple[Array, Array]:
+    """W' = W diag(gain), b' = b + W bias, so that (x gain + bias) W^T + b = x W'^T + b'   W [out, m], b [out]
+
+    S1 1.1.1.1. The part that depends on the data cannot be folded (S1 footnote 7). Erratum E-34.
+    """
+    return real(W) * gain, b + real(W) @ bias
+
+
+def fold_norms(a: Architecture, weights: Weights) -> tuple[Architecture, dict[str, np.ndarray], np.ndarray]:
+    """An untied architecture, weights and a vector b_U with the same logits once b_U is added; all gains 1, biases 0
+
+    S1 1.1.1.1. Raises ValueError for post blocks, whose norm's output is also the stream, for the bert readout, and
+    where a linear map that would have to take up a bias has none. Erratum E-34.
+    """
+    if a.block == "post" or a.readout == "bert" or a.norm.kind == "none" or a.encoder is not None:
+        raise ValueError("norms fold into what reads them alone: pre or parallel blocks, linear readout, some norm")
+    biased = a.norm.kind == "layer" and a.norm.bias == "all"
+    if biased and not (a.attention.bias in ("qkv", "all") and a.mlp.bias == "all"):
+        raise ValueError("the norms have biases, and linear maps without a bias cannot take them up")
+    folded = {name: real(w).copy() for name, w in weights.items()}
+    folded["unembed.weight"] = folded.get("unembed.weight", folded["embed.token.weight"]).copy()
+    first = ["mlp.gate", "mlp.up.0"] if a.mlp.form == "gated" else ["mlp.up.0" if a.mlp.n_hidden else "mlp.down"]
+    for l in range(a.n_layers):
+        for norm, readers in (("norm_1", ["attn.query", "attn.key", "attn.value"]), ("norm_2", first)):
+            _fold(folded, f"blocks.{l}.{norm}", [f"blocks.{l}.{reader}" for reader in readers])
+    b_U = np.zeros(a.n_vocab)
+    if a.final_norm == "norm":
+        bias = folded.get("final_norm.bias", np.zeros(a.d_model))
+        b_U = folded["unembed.weight"] @ bias
+        folded["final_norm.bias"] = np.zeros(a.d_model)
+        _fold(folded, "final_norm", ["unembed"])
+        if not biased:
+            del folded["final_norm.bias"]
+    return a.with_fields({"unembed": "untied"}), folded, b_U
+
+
+def _fold(weights: dict[str, np.ndarray], norm: str, readers: list[str]) -> None:
+    """Move a norm's gain and bias into the linear maps that read it."""
+    gain, bias = weights[f"{norm}.gain"], weights.get(f"{norm}.bias")
+    for reader in readers:
+        b = weights.get(f"{reader}.bias", 0.0)
+        W, b = fold_layer_norm(gain, np.zeros_like(gain) if bias is None else bias, weights[f"{reader}.weight"], b)
+        weights[f"{reader}.weight"] = W
+        if f"{reader}.bias" in weights:
+            weights[f"{reader}.bias"] = b
+    weights[f"{norm}.gain"] = np.ones_like(gain)
+    if bias is not None:
+        weights[f"{norm}.bias"] = np.zeros_like(bias)
+
+
+def logit_lens(a: Architecture, weights: Weights, stream: Array) -> Array:
+    """The logits read off the stream at any depth: final norm, then unembedding   [b, n, m] -> [b, n, v]
+
+    S4 "Deep Architecture"; S3 slide 6 applied to x^(l) in the place of x^(n_L).
+    """
+    return readout(a, weights, normalise(a, weights, "final_norm", stream, OFF) if a.final_norm == "norm" else stream)
+
+
+def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarray, **reading) -> dict[str, np.ndarray]:
+    """What each part of the network adds to the logits, the final norm's scale frozen   name -> [b, n, v]
+
+    S4 figure (Ferrando et al. 2024); S1 footnote 3 (the residual stream). Parts: embed, pos_embed, seg_embed,
+    blocks.l.attn.head.h, blocks.l.attn.out.bias, blocks.l.mlp_out, final_norm.bias; their sum is the logits. Raises
+    ValueError where the stream is not a sum of parts: post blocks, embed_norm, the bert readout.
+    """
+    if a.block == "post" or a.embed_norm == "norm" or a.readout == "bert" or a.encoder is not None:
+        raise ValueError(
+            "the stream is a sum of parts only without norms on it: pre or parallel blocks, linear readout"
+        )
+    tap = Tap()
+    forward(a, weights, np.atleast_2d(tokens), tap=tap, **reading)
+    parts = _parts(a, weights, tap.values)
+    if a.final_norm == "norm" and a.norm.kind != "none":
+        scale, gain = tap.values["final_norm.scale"], real(weights["final_norm.gain"])
+        centre = a.norm.kind == "layer"
+        parts = {name: gain * (p - centre * p.mean(-1, keepdims=True)) / scale for name, p in parts.items()}
+        if "final_norm.bias" in weights:
+            parts["final_norm.bias"] = np.broadcast_to(weights["final_norm.bias"], next(iter(parts.values())).shape)
+    return {name: readout(a, weights, p) for name, p in parts.items()}
+
+
+def _parts(a: Architecture, weights: Weights, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The summands of the stream behind the last block, each [b, n, m]."""
+    parts = {name: values[name] for name in ("embed", "pos_embed", "seg_embed") if name in values}
+    for l in range(a.n_layers):
+        result = values[f"blocks.{l}.attn.result"]
+        parts |= {f"blocks.{l}.attn.head.{h}": result[:, h] for h in range(a.n_heads)}
+        bias = f"blocks.{l}.attn.out.bias"
+        if bias in weights:
+            parts[bias] = np.broadcast_to(weights[bias], result[:, 0].shape)
+        parts[f"blocks.{l}.mlp_out"] = values[f"blocks.{l}.mlp_out"]
+    return parts
+
+
+def dropout_sites(a: Architecture) -> list[str]:
+    """The tensors to which dropout is applied in training: 1 + 3 n_layers of them.   S1 Fig. 1, 1.1.2 Dr. Erratum E-28
+
+    A forward pass with dropout is one whose tap edits these tensors by `functions.dropout`.
+    """
+    within = ("attn.pattern", "attn_out", "mlp_out")
+    return ["embed_norm", *(f"blocks.{l}.{site}" for l in range(a.n_layers) for site in within)]
