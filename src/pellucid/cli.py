@@ -97,11 +97,11 @@ def generate(
     *,
     max_tokens: int = 200,
     temperature: float = 0.8,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-    frequency_penalty: float | None = None,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
     stop: UseAppendAction[tuple[str, ...]] = (),
     seed: int | None = None,
     n: int = 1,
@@ -116,10 +116,10 @@ def generate(
         prompt: the text to continue; - reads it from standard input.
         max_tokens: the most tokens to write.
         temperature: divides the logits; 0 always takes the likeliest token.
-        top_k: sample from this many likeliest tokens.
+        top_k: sample from this many likeliest tokens; 0 from all.
         top_p: sample from the fewest likeliest tokens that have this much probability together.
         min_p: sample from tokens at least this share as likely as the likeliest.
-        repetition_penalty: divide the logits of tokens already there by this.
+        repetition_penalty: divide the logits of tokens already there by this (multiply where negative).
         frequency_penalty: subtract this from a token's logit for each time it was written.
         stop: end before this text; may be repeated.
         seed: the same seed gives the same text; drawn and shown where none is given.
@@ -130,30 +130,31 @@ def generate(
     """
     import pellucid
 
+    loaded = pellucid.load(model, checkpoint=checkpoint, device=device)
+    prompt = sys.stdin.read() if prompt == "-" else prompt
     options: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
         "frequency_penalty": frequency_penalty,
-    }
-    loaded = pellucid.load(model, checkpoint=checkpoint, device=device)
-    prompt = sys.stdin.read() if prompt == "-" else prompt
-    common = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
         "stop": list(stop),
         "seed": seed,
-        **{name: value for name, value in options.items() if value is not None},
     }
+    results = []
     if stream and n == 1:
         print(prompt, end="", flush=True)
-        for piece in loaded.stream(prompt, **common):
-            print(piece, end="", flush=True)
+        for piece in loaded.stream(prompt, **options):
+            print(piece.text, end="", flush=True)
+            results += [piece.result] if piece.result else []
         print()
-        return OK
-    for i, result in enumerate(loaded.generate_many(prompt, n=n, **common)):
-        print(("" if i == 0 else "\n" + "-" * 40 + "\n") + prompt + result.text)
+    else:
+        results = loaded.generate_many(prompt, n=n, **options)
+        print(f"\n{'-' * 40}\n".join(prompt + result.text for result in results))
+    if seed is None:
+        print(f"seed {results[0].seed}", file=sys.stderr)
     return OK
 
 
@@ -161,7 +162,7 @@ def score(
     model: Positional[str],
     file: Positional[str],
     *,
-    prefix: str | None = None,
+    prefix: str = "",
     per_token: bool = False,
     stride: int | None = None,
     checkpoint: str = "best",
@@ -184,7 +185,16 @@ def score(
     text = sys.stdin.read() if file == "-" else "".join(d.text for d in read_corpus(file).documents)
     loaded = pellucid.load(model, checkpoint=checkpoint, device=device)
     found = loaded.score(text, prefix=prefix, stride=stride)
-    print(found.describe(per_token=per_token))
+    if per_token:
+        print("bits\ttoken")
+        for piece, bits in zip(found.pieces, found.surprisal_bits, strict=True):
+            print(f"{bits:.3f}\t{piece.decode(errors='backslashreplace')!r}")
+    print(
+        f"log-probability  {found.log_prob:.4f} nats over {found.n_tokens:,} tokens, {found.n_bytes:,} bytes\n"
+        f"loss             {found.loss:.4f} nats per token ({found.bits_per_token:.4f} bits)\n"
+        f"perplexity       {found.perplexity:.3f} per token\n"
+        f"bits per byte    {found.bits_per_byte:.4f}"
+    )
     return OK
 
 

@@ -10,7 +10,7 @@ import torch
 
 from pellucid.architecture import Architecture
 from pellucid.generate.scoring import Score, score
-from pellucid.generate.text import Generated, generate, stream_generate
+from pellucid.generate.text import Generated, Piece, generate, stream_generate
 from pellucid.model import Transformer
 from pellucid.model.weights import load_weights, save_weights
 from pellucid.text.documents import read_corpus
@@ -43,20 +43,20 @@ class LanguageModel:
         return self.network.architecture
 
     def generate(self, prompt: str = "", **options: Any) -> Generated:
-        """One continuation of the prompt; see `pellucid.generate.generate` for the options."""
+        """One continuation of the prompt; see `pellucid.generate.text.stream_generate` for the options."""
         return generate(self.network, self.tokenizer, prompt, **options)[0]
 
     def generate_many(self, prompts: str | list[str], *, n: int = 1, **options: Any) -> list[Generated]:
         """n continuations of every prompt, in one batch, those of the first prompt first."""
         return generate(self.network, self.tokenizer, prompts, n=n, **options)
 
-    def stream(self, prompt: str = "", **options: Any) -> Iterator[str]:
-        """The continuation piece by piece; the pieces joined are the text that `generate` gives."""
+    def stream(self, prompt: str = "", **options: Any) -> Iterator[Piece]:
+        """The continuation piece by piece; the pieces' texts joined are the text that `generate` gives."""
         return stream_generate(self.network, self.tokenizer, prompt, **options)
 
-    def score(self, text: str, *, prefix: str | None = None, stride: int | None = None) -> Score:
-        """How probable `text` is, by itself or as the continuation of `prefix`; see `pellucid.generate.score`."""
-        return score(self.network, self.tokenizer, text, prefix=prefix, stride=stride)
+    def score(self, text: str, **options: Any) -> Score:
+        """How probable `text` is, by itself or as the continuation of `prefix`; see `pellucid.generate.scoring.score`."""
+        return score(self.network, self.tokenizer, text, **options)
 
     def save(self, folder: str | Path) -> Path:
         """Write architecture.json, tokenizer.json and model.safetensors into a new folder."""

@@ -1,0 +1,68 @@
+"""`make demo`: train on the bundled text, show what the model writes, and say where to look next."""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from pellucid.language_model import load, train
+from pellucid.text.documents import bundled
+from pellucid.training.metrics import read_metrics
+from pellucid.training.run import Run, read_recipe
+
+HERE = Path("runs/demo")
+PROMPTS = ("ROMEO:\n", "KING RICHARD III:\n", "First Citizen:\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train unless a finished run is there, then write from three prompts and score a line."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--fresh", action="store_true", help="train again (make demo FRESH=1)")
+    options = parser.parse_args(arguments)
+    if options.fresh:
+        shutil.rmtree(HERE, ignore_errors=True)
+    run = continue_or_start(options.minutes)
+    if run.exit_code:
+        return run.exit_code
+    show(run)
+    return 0
+
+
+def continue_or_start(minutes: float) -> Run:
+    """The finished demo run; one that was interrupted is continued, none is begun."""
+    if not (HERE / "recipe.json").exists():
+        return train(bundled("shakespeare"), out=HERE, minutes=minutes, fields={"sample_prompt": "ROMEO:\n"}, show=True)
+    recipe = read_recipe(HERE)
+    steps = max((row["step"] for row in read_metrics(HERE / "metrics.jsonl") if row.get("whole")), default=0)
+    if steps >= recipe.n_steps:
+        print(f"{HERE} is finished; make demo FRESH=1 trains it again\n")
+        return Run(HERE, recipe, steps)
+    return train(bundled("shakespeare"), out=HERE, resume=True, show=True)
+
+
+def show(run: Run) -> None:
+    """Samples, a score, and the next commands."""
+    model = load(run.path)
+    rows = [row for row in read_metrics(run.path / "metrics.jsonl") if "held_out_loss" in row]
+    first, best = rows[0], min(rows, key=lambda row: row["held_out_loss"])
+    print(
+        f"held-out text: {first['bits_per_byte']:.3f} bits per byte after {first['step']} steps, "
+        f"{best['bits_per_byte']:.3f} after {best['step']}\n"
+    )
+    for seed, prompt in enumerate(PROMPTS, 1):
+        print(prompt + model.generate(prompt, max_tokens=120, temperature=0.8, seed=seed).text + "\n" + "-" * 60)
+    line = "But, soft! what light through yonder window breaks?"
+    print(f"score: {line!r} has {model.score(line).bits_per_byte:.2f} bits per byte\n")
+    print(
+        f"where to look next\n"
+        f'  .venv/bin/pellucid generate {run.path} "JULIET:" --seed 7     write on from a prompt\n'
+        f"  .venv/bin/pellucid score {run.path} README.md                how probable a text is\n"
+        f"  .venv/bin/pellucid train YOUR_TEXTS/ --minutes 10             train on your own text\n"
+        f"  {run.path}/                                             recipe, metrics, checkpoints\n"
+        f"  src/pellucid/model/transformer.py                     the whole forward pass"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
