@@ -28,6 +28,7 @@ class NoCache:
 class Cache(NoCache):
     """Room for `capacity` positions (n_ctx unless said) of every layer's keys and values, filled from the left.
 
+    It keeps numbers, not gradients: the model is called under `torch.no_grad()`.
     Memory is taken once: 2 n_layers batch n_kv_heads capacity d_head numbers (`nbytes` bytes).
     Raises ArchitectureError where earlier positions read later ones, so that nothing can be kept.
     """
@@ -89,8 +90,10 @@ class CacheLayer(NoCache):
     def extend(self, k: Keys, v: Keys) -> tuple[Keys, Keys]:
         """All keys and values up to now, the new ones written behind the kept ones.
 
-        Raises ValueError when they do not fit, before anything is written.
+        Raises ValueError when they do not fit or are wanted with gradients, before anything is written.
         """
+        if k.requires_grad:
+            raise ValueError("a cache keeps numbers, not gradients: call the model under torch.no_grad()")
         end = self.length + k.size(2)
         if end > self.keys.size(2):
             raise ValueError(
