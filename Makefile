@@ -4,6 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 REQUIREMENTS ?= requirements/cpu.txt
 BIN := .venv/bin
 MINUTES ?= 3
+# threads that spin beside busy test processes cost an order of magnitude (docs/log.md)
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .PHONY: demo test test-slow check format lint types fast setup clean
 
@@ -20,7 +22,7 @@ demo: setup
 	@$(BIN)/python -m pellucid.demo $(if $(FRESH),--fresh) --minutes $(MINUTES)
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(TEST) -m "not slow and not gpu"
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
@@ -36,7 +38,7 @@ types: setup
 	$(BIN)/pyright
 
 fast: setup
-	$(BIN)/python -m pytest -q -m "not slow and not gpu" -n 2
+	$(TEST) -q -m "not slow and not gpu"
 
 check: format lint types fast
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pellucid.language_model import train as train
     from pellucid.language_model import train_tokenizer as train_tokenizer
     from pellucid.presets import preset as preset
+    from pellucid.text.tokenizer import load_tokenizer as load_tokenizer
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ _HOMES = {
     "LanguageModel": "pellucid.language_model",
     "count_parameters": "pellucid.architecture",
     "load": "pellucid.language_model",
+    "load_tokenizer": "pellucid.text.tokenizer",
     "preset": "pellucid.presets",
     "train": "pellucid.language_model",
     "train_tokenizer": "pellucid.language_model",

@@ -1,0 +1,89 @@
+"""Every command and every Python block of the README runs, with lengths cut short."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TEXTS = ROOT / "tests" / "data"
+
+#: what a command of the README takes minutes for, and what is run here instead
+SHORTER = {
+    "--minutes 10": "--steps 3 --set n_layers=1 --set d_model=48 --set n_ctx=32",
+    "--set n_layers=4 --set n_heads=4 --set d_model=128": "--set n_layers=1 --set n_heads=4 --set d_model=32",
+    "--steps 2000": "--steps 3",
+    "minutes=10": "steps=3, fields={'n_layers': 1, 'd_model': 48, 'n_ctx': 32}",
+    "max_tokens=200": "max_tokens=5",
+    "--seed 1": "--seed 1 --max-tokens 5",
+}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def shortened(text: str) -> str:
+    for long, short in SHORTER.items():
+        text = text.replace(long, short)
+    return text
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as a reader of the README has it: some texts, a chapter, and the repository's source."""
+    (tmp_path / "my_texts").mkdir()
+    text = (TEXTS / "shakespeare.txt").read_text(encoding="utf-8")[:20_000]
+    for i in range(10):
+        (tmp_path / "my_texts" / f"{i}.txt").write_text(text[2000 * i : 2000 * (i + 1)], encoding="utf-8")
+    (tmp_path / "chapter.txt").write_text(text[:300], encoding="utf-8")
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(command: str) -> subprocess.CompletedProcess:
+    words = shlex.split(command, comments=True)
+    assert words[0] == "pellucid"
+    return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=240)
+
+
+def test_commands(desk: Path):
+    """In the order they stand: the later ones use the run of the first."""
+    commands = [c for block in blocks("sh") for c in shortened(block.replace("\\\n", " ")).splitlines() if c.strip()]
+    assert len(commands) == 6
+    for command in commands:
+        done = run(command)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+    assert (desk / "runs" / "my_texts" / "recipe.json").exists()
+    assert (desk / "runs" / "my_texts-2").exists()
+
+
+def test_python(desk: Path):
+    code = blocks("python")
+    assert len(code) == 1
+    done = subprocess.run([sys.executable, "-c", shortened(code[0])], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\d+\.\d+\s*$", done.stdout)
+
+
+def test_make_targets_exist():
+    """The first screen's two commands are targets of the Makefile."""
+    assert shutil.which("make")
+    for target in ("demo", "test", "check"):
+        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert README.index("make demo") < README.index("make test") < 2000
+
+
+def test_paths_exist():
+    """Every path that the README names in backticks is there."""
+    named = re.findall(r"`((?:src|docs|tests)/[\w./-]+)`", README)
+    assert named
+    assert not [path for path in named if not (ROOT / path).exists()]
