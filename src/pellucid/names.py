@@ -159,6 +159,8 @@ def absent(template: str, a: Architecture) -> str:
         "mlp.pre": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: say mlp.pre.0, mlp.pre.1, ..."),
         "mlp.post": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: say mlp.post.0, mlp.post.1, ..."),
     }
+    if place.endswith(".l") and a.mlp.n_hidden == 1:
+        return f"mlp.n_hidden = 1: say {place.removesuffix('.l')}"
     if place.startswith(("cross", "resid_cross")):
         return "" if a.encoder is not None else "no encoder is read"
     missing, why = reasons.get(place, (False, ""))
@@ -221,5 +223,15 @@ def _why_not(pattern: str, a: Architecture) -> str:
         template = row(re.sub(r"blocks\.\*\.", "blocks.0.", name)).name
     except KeyError:
         return f"there is no tensor {pattern!r}; pellucid.names.names(architecture) lists them"
-    why = absent(template, a) or f"the architecture has {a.n_layers} layers, numbered from 0"
+    part = a.encoder if name.startswith("encoder.") else a
+    if part is None:
+        why = "no encoder is read"
+    elif template in ("probs", "loss"):
+        why = "it follows from the logits, outside the network"
+    elif part is a.encoder and template == "logits":
+        why = "an encoder ends in final_norm, or in the last resid_post"
+    elif template.endswith(".l") and not absent(template, part):
+        why = f"mlp.n_hidden = {part.mlp.n_hidden}: its hidden layers are numbered from 0"
+    else:
+        why = absent(template, part) or f"the architecture has {part.n_layers} layers, numbered from 0"
     return f"this architecture has no {pattern!r}: {why}"
