@@ -1,0 +1,146 @@
+"""The names table: what exists, what is selected, and why something is not there."""
+
+import pytest
+from hypothesis import given, settings
+
+from drawing import architectures
+from pellucid.architecture import Architecture
+from pellucid.names import ALIASES, ROWS, TABLE, absent, axes, canonical, names, row, select
+from running import any_architectures
+
+A = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=2)
+GATED = A.with_fields({"mlp.form": "gated"})
+
+
+def test_the_names_of_a_gpt2_block_in_order_of_computation():
+    inside = [name.removeprefix("blocks.1.") for name in names(A) if name.startswith("blocks.1.")]
+    assert " ".join(inside) == (
+        "resid_pre norm_1.scale norm_1.normalized norm_1 attn.q attn.k attn.v attn.scores attn.pattern attn.z "
+        "attn.result attn_out resid_mid norm_2.scale norm_2.normalized norm_2 mlp.pre mlp.post mlp_out resid_post"
+    )
+    outside = [name for name in names(A) if not name.startswith("blocks.")]
+    assert outside == ["embed", "pos_embed", "final_norm.scale", "final_norm.normalized", "final_norm", "logits"]
+
+
+@settings(max_examples=50)
+@given(any_architectures())
+def test_every_name_has_a_row_axes_and_selects_itself(a):
+    found = names(a)
+    assert len(found) == len(set(found))
+    for name in found:
+        assert row(name) in TABLE
+        assert set(axes(name)) <= set("bijhgmdfv1")
+        assert select(name, a) == [name]
+    assert select("*", a) == found
+
+
+@settings(max_examples=30)
+@given(architectures(max_ctx=6))
+def test_what_is_absent_is_refused_with_a_reason(a):
+    present = {row(name).name for name in names(a)}
+    for template in ROWS.keys() - present - {"probs", "loss"}:
+        if template.endswith(".l"):
+            continue
+        assert absent(template, a), template
+        with pytest.raises(KeyError, match="this architecture has no") as refused:
+            select(template.replace("blocks.i.", "blocks.0."), a)
+        assert absent(template, a) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes", "reason"),
+    [
+        ("blocks.0.resid_mid", {"block": "parallel"}, "a parallel block adds attention and MLP to the stream at once"),
+        ("pos_embed", {"positions.kind": "rotary"}, "positions.kind = rotary adds nothing to the stream"),
+        ("blocks.0.attn.rot_q", {}, "positions.kind = learned rotates nothing"),
+        ("blocks.0.norm_1", {"norm.kind": "none"}, "norm.kind = none"),
+        ("blocks.0.norm_1.scale", {"norm.kind": "none"}, "norm.kind = none"),
+        ("final_norm", {"final_norm": "none"}, "the last stream is not normalised"),
+        ("embed_norm", {}, "the embedded stream is not normalised"),
+        ("seg_embed", {}, "n_segments = 0"),
+        ("blocks.0.mlp.gate", {}, "mlp.form = plain has no gate"),
+        ("blocks.0.mlp.pre", {"n_hidden": 2}, "mlp.n_hidden = 2: say mlp.pre.0, mlp.pre.1, ..."),
+        ("blocks.0.cross.q", {}, "no encoder is read"),
+        ("blocks.0.cross_out", {}, "no encoder is read"),
+        ("blocks.0.resid_cross", {}, "no encoder is read"),
+        ("blocks.*.norm_cross", {}, "no encoder is read"),
+        ("blocks.0.mlp.pre.1", {}, "mlp.n_hidden = 1: say mlp.pre"),
+        ("blocks.0.mlp.post.5", {"n_hidden": 2}, "mlp.n_hidden = 2: its hidden layers are numbered from 0"),
+        ("encoder.embed", {}, "no encoder is read"),
+        ("probs", {}, "it follows from the logits, outside the network"),
+        ("blocks.9.attn.q", {}, "the architecture has 2 layers, numbered from 0"),
+        ("blocks.0.attn.hook_rot_k", {}, "positions.kind = learned rotates nothing"),
+    ],
+)
+def test_reasons(asked, changes, reason):
+    with pytest.raises(KeyError) as refused:
+        select(asked, A.with_fields(changes))
+    assert refused.value.args[0].startswith(f"this architecture has no {asked!r}: ")
+    assert reason in refused.value.args[0]
+
+
+@pytest.mark.parametrize("asked", ["attn.pattern", "blocks.0.attn.patern", "blocks.x.attn.q", "", "hook_q"])
+def test_what_nobody_has_is_refused(asked):
+    with pytest.raises(KeyError, match=r"there is no tensor .*names\.names\(architecture\) lists them"):
+        select(asked, A)
+
+
+def test_select_takes_patterns_and_keeps_the_order_of_computation():
+    assert select("blocks.*.attn.pattern", A) == ["blocks.0.attn.pattern", "blocks.1.attn.pattern"]
+    assert select(["logits", "embed"], A) == ["embed", "logits"]
+    assert select(("blocks.1.*", "blocks.1.attn.q"), A) == [n for n in names(A) if n.startswith("blocks.1.")]
+
+
+@pytest.mark.parametrize(
+    ("alias", "ours"),
+    [
+        ("hook_embed", "embed"),
+        ("blocks.1.hook_resid_pre", "blocks.1.resid_pre"),
+        ("blocks.1.attn.hook_pattern", "blocks.1.attn.pattern"),
+        ("blocks.1.ln1.hook_scale", "blocks.1.norm_1.scale"),
+        ("blocks.1.ln1.hook_normalized", "blocks.1.norm_1.normalized"),
+        ("blocks.0.mlp.hook_pre", "blocks.0.mlp.pre"),
+        ("blocks.0.mlp.pre.0", "blocks.0.mlp.pre"),
+        ("blocks.0.mlp.post.0", "blocks.0.mlp.post"),
+        ("ln_final.hook_normalized", "final_norm.normalized"),
+        ("blocks.*.attn.hook_z", "blocks.*.attn.z"),
+    ],
+)
+def test_other_spellings_stand_for_ours(alias, ours):
+    assert canonical(alias, A) == ours
+    assert select(alias, A) == select(ours, A)
+
+
+def test_in_a_gated_mlp_the_other_tool_s_pre_is_the_gate():
+    assert canonical("blocks.0.mlp.hook_pre", GATED) == "blocks.0.mlp.gate"
+    assert canonical("blocks.0.mlp.hook_pre_linear", GATED) == "blocks.0.mlp.pre"
+
+
+def test_aliases_are_unique_and_point_to_rows():
+    given = [r.transformer_lens for r in TABLE if r.transformer_lens]
+    assert len(given) == len(set(given)) == len(ALIASES)
+    assert set(ALIASES.values()) <= ROWS.keys()
+    assert len(ROWS) == len(TABLE)
+    assert all(r.equation and r.axes for r in TABLE)
+
+
+def test_with_several_hidden_layers_each_has_its_number():
+    deep = A.with_fields({"n_hidden": 2})
+    assert [n for n in names(deep) if "blocks.0.mlp." in n] == [
+        f"blocks.0.mlp.{n}" for n in ("pre.0", "pre.1", "post.0", "post.1")
+    ]
+
+
+def test_an_encoder_s_tensors_carry_its_prefix():
+    both = Architecture.from_dict(A.to_dict() | {"encoder": A.with_fields({"mask": "bidirectional"}).to_dict()})
+    found = names(both)
+    assert "encoder.blocks.1.attn.pattern" in found
+    assert "blocks.1.cross.pattern" in found
+    assert "encoder.blocks.1.cross.pattern" not in found
+    assert "encoder.logits" not in found
+    with pytest.raises(KeyError, match="an encoder ends in final_norm, or in the last resid_post"):
+        select("encoder.logits", both)
+    with pytest.raises(KeyError, match="no encoder is read"):
+        select("encoder.blocks.0.cross.q", both)
+    assert found.index("encoder.final_norm") < found.index("embed")
+    assert select("encoder.blocks.1.attn.hook_pattern", both) == ["encoder.blocks.1.attn.pattern"]
