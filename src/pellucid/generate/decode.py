@@ -1,0 +1,155 @@
+"""The loop: read, choose a token, append it, until every text is finished."""
+
+import operator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from pellucid.generate.errors import GenerationError
+from pellucid.generate.reading import Cached, NextLogits, Recomputing, Row, check_readable, reading
+from pellucid.generate.sampling import Sampling, choose, uniform
+from pellucid.model import Transformer
+
+
+@dataclass(frozen=True)
+class Step:
+    """One token more for each row that was going on, and the logits [rows, n_vocab] it was chosen from."""
+
+    rows: list[Row]
+    tokens: list[int]
+    logits: NextLogits
+
+
+class Decoding:
+    """The iterator of steps that `generate_ids` returns.
+
+    rows     every text, prompt by prompt and sample by sample, finished ones too
+    stop     ends a row before its time, for reasons that only the caller sees
+    """
+
+    def __init__(
+        self,
+        network: Transformer,
+        rows: list[Row],
+        max_tokens: int,
+        sampling: Sampling,
+        stop_ids: Collection[int],
+        cache: bool,
+        n_allowed: int | None,
+    ):
+        self.network, self.rows, self.max_tokens, self.sampling = network, rows, max_tokens, sampling
+        self.stop_ids, self.n_allowed = frozenset(stop_ids), n_allowed
+        longest = max((len(row.given) for row in rows), default=0) + max_tokens
+        self.reader = Cached(network, longest) if cache else Recomputing(network)
+        #: the rows that the reader holds
+        self.active = rows
+        self.started = False
+        for row in rows:
+            row.finish_reason = None if max_tokens else "length"
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        going = [r for r, row in enumerate(self.active) if row.finish_reason is None]
+        if not going:
+            raise StopIteration
+        with reading(self.network):
+            logits = self.read(going)
+            chosen = self.choose(logits).tolist()
+        for row, token in zip(self.active, chosen, strict=True):
+            row.generated.append(token)
+            if token in self.stop_ids:
+                row.finish_reason = "end"
+            elif len(row.generated) == self.max_tokens:
+                row.finish_reason = "length"
+        return Step(list(self.active), chosen, logits)
+
+    def read(self, going: list[int]) -> NextLogits:
+        """The next logits of the rows that go on, the others having been dropped."""
+        if self.started:
+            if len(going) < len(self.active):
+                self.reader.select(going)
+                self.active = [self.active[r] for r in going]
+            return self.reader.read(self.active)
+        self.started = True
+        # every prompt is read once, whatever the number of its samples
+        first: dict[int, Row] = {}
+        for row in self.active:
+            first.setdefault(row.prompt, row)
+        place = {prompt: r for r, prompt in enumerate(first)}
+        logits = self.reader.read(list(first.values()))
+        self.active = [self.active[r] for r in going]
+        copies = [place[row.prompt] for row in self.active]
+        if copies == list(range(len(first))):
+            return logits
+        self.reader.select(copies)
+        return logits[copies]
+
+    def choose(self, logits: NextLogits):
+        """The next id of every active row."""
+        return choose(
+            logits,
+            self.sampling,
+            [uniform(row.seed, row.sample, len(row.generated)) for row in self.active],
+            [row.given for row in self.active],
+            [row.generated for row in self.active],
+            self.n_allowed,
+        )
+
+    def stop(self, row: Row) -> None:
+        """End this row here; what it has generated stays."""
+        row.finish_reason = "stop"
+
+
+def generate_ids(
+    network: Transformer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+    stop_ids: Collection[int] = (),
+    seeds: int | Sequence[int] = 0,
+    samples: Sequence[int] = (0,),
+    cache: bool = True,
+    n_allowed: int | None = None,
+) -> Decoding:
+    """Continue every prompt by up to `max_tokens` ids, step by step.
+
+    prompts     of any lengths, each at least one id; of a prompt longer than the context the last n_ctx
+                ids are read
+    stop_ids    a row ends with the first of these, which is its last token
+    seeds       of each prompt, or one for all
+    samples     which samples of every prompt to draw: sample 2 of a prompt and a seed is the same text
+                whether or not the others are drawn with it
+    cache       False recomputes everything at every step, one row at a time: slower, and the same
+    n_allowed   the tokenizer's vocabulary, where the network's is larger: no id from here on is chosen
+
+    The result iterates over `Step`s; its `rows` hold what has been generated. A network with mask word
+    `prefix` reads its prompt as the prefix. Texts that outgrow the context go on in a moving window
+    (`window_start`). Raises GenerationError for what cannot be run.
+    """
+    check_readable(network)
+    a = network.architecture
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
+        raise GenerationError(f"max_tokens = {max_tokens!r}: expected a whole number of at least 0")
+    if n_allowed is not None and not 1 <= n_allowed <= a.n_vocab:
+        raise GenerationError(
+            f"a vocabulary of {n_allowed} ids was given to a network of n_vocab = {a.n_vocab}: "
+            "is this the tokenizer that the network was trained with?"
+        )
+    each = [seeds] * len(prompts) if isinstance(seeds, int) else list(seeds)
+    if len(each) != len(prompts):
+        raise GenerationError(f"{len(each)} seeds for {len(prompts)} prompts: give one for each, or one for all")
+    read = [check_prompt(prompt, n, a.n_vocab)[-a.n_ctx :] for n, prompt in enumerate(prompts)]
+    rows = [Row(n, sample, each[n], read[n]) for n in range(len(prompts)) for sample in samples]
+    return Decoding(network, rows, max_tokens, sampling, stop_ids, cache, n_allowed)
+
+
+def check_prompt(prompt: Sequence[int], n: int, n_vocab: int) -> tuple[int, ...]:
+    """The ids of prompt number n as plain integers, every one of them in the vocabulary."""
+    ids = tuple(operator.index(i) for i in prompt)
+    if not ids:
+        raise GenerationError(f"prompt {n} is empty: start from the separator's id where there is no text")
+    if outside := [i for i in ids if not 0 <= i < n_vocab]:
+        raise GenerationError(f"prompt {n} holds id {outside[0]}; this network knows 0 to {n_vocab - 1}")
+    return ids

@@ -1,0 +1,217 @@
+"""How the tokens so far become the next logits: from a cache, or read afresh every time.
+
+Both readers see the same window of a text, so what they compute is the same by definition; the law
+`cached = uncached` then tests the arithmetic. Rows of different lengths stand in one cache flush
+right: row r fills the columns [width - length_r, width), positions count from its own start, and
+nobody reads the columns before it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pellucid.generate.errors import GenerationError
+from pellucid.model import Cache, Transformer
+from pellucid.model.transformer import Encoder
+
+NextLogits = Float[Tensor, "rows n_vocab"]
+
+
+def window_start(n_prompt: int, n_tokens: int, n_ctx: int) -> int:
+    """The first token that is read when a text has `n_tokens`, its prompt's `n_prompt` among them.
+
+    A prompt keeps its last n_ctx tokens. Whenever one token more than the context would be read, the
+    older half of it (n_ctx // 2 tokens, at least one) is dropped and the rest takes positions 0, 1, ...
+    """
+    start, hop = max(0, n_prompt - n_ctx), max(1, n_ctx // 2)
+    excess = max(0, n_tokens - start - n_ctx)
+    return start + hop * -(-excess // hop)
+
+
+@dataclass(eq=False)
+class Row:
+    """One text on its way: `sample` number so-and-so of prompt number `prompt`."""
+
+    prompt: int
+    sample: int
+    seed: int
+    given: tuple[int, ...]
+    generated: list[int] = field(default_factory=list)
+    #: None while it goes on; length (max_tokens reached), end (a stop id came), stop (told so)
+    finish_reason: str | None = None
+
+    def window(self, n_ctx: int) -> tuple[int, list[int]]:
+        """Where its window starts, and the tokens in it."""
+        start = window_start(len(self.given), len(self.given) + len(self.generated), n_ctx)
+        return start, [*self.given, *self.generated][start:]
+
+
+@contextmanager
+def reading(network: Transformer) -> Iterator[None]:
+    """Without gradients and without dropout; a network in training goes back to it."""
+    training = network.training
+    if training:
+        network.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        if training:
+            network.train()
+
+
+def last_logits(network: Transformer, tokens: Tensor, **given) -> NextLogits:
+    """Logits at the last position alone: a long prompt's other rows of n_vocab numbers are never made."""
+    return network.unembed(Encoder.forward(network, tokens, **given)[:, -1:])[:, 0]
+
+
+class Recomputing:
+    """Every window read from its beginning at every step, one row at a time: the definition."""
+
+    def __init__(self, network: Transformer):
+        self.network = network
+
+    def read(self, rows: Sequence[Row]) -> NextLogits:
+        """The logits of each row's next token."""
+        return torch.cat([self.read_one(row) for row in rows])
+
+    def read_one(self, row: Row) -> NextLogits:
+        start, tokens = row.window(self.network.architecture.n_ctx)
+        device = self.network.embed.token.weight.device
+        mask = visible_keys([len(tokens)], [prefix_length(self.network, row, start)], device)
+        return last_logits(self.network, torch.tensor([tokens], device=device), mask=mask)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows; there is nothing to copy."""
+
+
+class Cached:
+    """Windows kept in one preallocated cache; a row whose window moves is read afresh, alone.
+
+    capacity   columns of the cache: n_ctx // 2 more than the context where texts outgrow it, so that
+               rows which outgrow it at different times seldom have everything moved to the left
+    """
+
+    def __init__(self, network: Transformer, longest: int):
+        """`longest`: the tokens that the longest text may come to."""
+        self.network, self.n_ctx = network, network.architecture.n_ctx
+        self.capacity = min(longest, self.n_ctx + self.n_ctx // 2)
+        self.cache: Cache | None = None
+        #: of each row: where its window starts in its text, and how many columns it fills
+        self.starts: list[int] = []
+        self.lengths: list[int] = []
+
+    def read(self, rows: Sequence[Row]) -> NextLogits:
+        """The logits of each row's next token; since the last call every row has grown by one token."""
+        windows = [row.window(self.n_ctx) for row in rows]
+        prefixes = [prefix_length(self.network, row, start) for row, (start, _) in zip(rows, windows, strict=True)]
+        moved = [r for r, (start, _) in enumerate(windows) if self.cache is None or start != self.starts[r]]
+        self.starts = [start for start, _ in windows]
+        new = [tokens for _, tokens in windows]
+        if len(moved) == len(rows):
+            self.cache = self.make_cache(len(rows), self.capacity)
+            self.lengths = [len(tokens) for tokens in new]
+            return self.fill(self.cache, new, prefixes)
+        self.make_room([len(new[r]) - 1 if r in moved else length for r, length in enumerate(self.lengths)])
+        logits = self.step([tokens[-1] for tokens in new])
+        self.lengths = [len(tokens) for tokens in new]
+        if moved:
+            logits[moved] = self.reread(moved, [new[r] for r in moved], [prefixes[r] for r in moved])
+        return logits
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows, in this order and repeated where asked.
+
+        Finished rows are dropped at once: copying the others costs about as much as one step reads, and
+        every later step is cheaper by what was dropped.
+        """
+        assert self.cache is not None
+        self.cache = self.cache.fork(torch.tensor(rows, device=self.cache.store.device))
+        self.starts, self.lengths = [self.starts[r] for r in rows], [self.lengths[r] for r in rows]
+        self.move_left(max(self.lengths, default=0))
+
+    def make_cache(self, batch: int, capacity: int) -> Cache:
+        weight = self.network.embed.token.weight
+        return Cache(self.network.architecture, batch, capacity, dtype=weight.dtype, device=weight.device)
+
+    def fill(self, cache: Cache, windows: Sequence[list[int]], prefixes: Sequence[int]) -> NextLogits:
+        """Read whole windows into an empty cache, padded on the left with token 0, which nobody reads."""
+        lengths, device = [len(tokens) for tokens in windows], cache.store.device
+        width = max(lengths)
+        tokens = torch.tensor([[0] * (width - len(w)) + w for w in windows], device=device)
+        positions = torch.tensor([[*[0] * (width - n), *range(n)] for n in lengths], device=device)
+        mask = visible_keys(lengths, prefixes, device)
+        return last_logits(self.network, tokens, positions=positions, mask=mask, cache=cache)
+
+    def step(self, tokens: Sequence[int]) -> NextLogits:
+        """Read one more token of every row."""
+        assert self.cache is not None
+        device, width = self.cache.store.device, self.cache.length
+        # a row about to be read afresh has no position left; what it computes here is thrown away
+        positions = torch.tensor([[min(n, self.n_ctx - 1)] for n in self.lengths], device=device)
+        mask = None
+        if any(n < width for n in self.lengths):
+            starts = torch.tensor([width - n for n in self.lengths], device=device)
+            mask = (torch.arange(width + 1, device=device) >= starts[:, None])[:, None]
+        given = torch.tensor([[token] for token in tokens], device=device)
+        return last_logits(self.network, given, positions=positions, mask=mask, cache=self.cache)
+
+    def reread(self, rows: list[int], windows: Sequence[list[int]], prefixes: Sequence[int]) -> NextLogits:
+        """Read these rows' windows afresh and put them in their places in the cache."""
+        assert self.cache is not None
+        width = max(len(tokens) for tokens in windows)
+        fresh = self.make_cache(len(rows), width)
+        logits = self.fill(fresh, windows, prefixes)
+        end = self.cache.length
+        self.cache.store[:, :, rows, :, end - width : end] = fresh.store
+        return logits
+
+    def make_room(self, needed: Sequence[int]) -> None:
+        """One free column, if need be by moving every row to the left as far as the longest allows."""
+        assert self.cache is not None
+        if self.cache.length == self.cache.capacity:
+            self.move_left(max(needed))
+
+    def move_left(self, width: int) -> None:
+        """Leave out the columns before the last `width`."""
+        assert self.cache is not None
+        columns = self.cache.store
+        if self.cache.length > width:
+            columns[..., :width, :] = columns[..., self.cache.length - width : self.cache.length, :].clone()
+            self.cache.crop(width)
+
+
+def prefix_length(network: Transformer, row: Row, start: int) -> int:
+    """How much of a window is read as a prefix: what it holds of the prompt, where the mask's word is prefix."""
+    return max(0, len(row.given) - start) if network.architecture.attention.mask == "prefix" else 0
+
+
+def visible_keys(lengths: Sequence[int], prefixes: Sequence[int], device: torch.device) -> Tensor | None:
+    """Which keys the queries of windows flush right may read, bool [rows, width, width]; None for j <= i alone.
+
+    Left of a window each column reads itself: a row of scores with nothing to read would not be a number.
+    """
+    width = max(lengths)
+    if min(lengths) == width and not any(prefixes):
+        return None
+    place = torch.arange(width, device=device)
+    i, j = place[:, None], place
+    starts = torch.tensor([width - n for n in lengths], device=device)[:, None, None]
+    ends = starts + torch.tensor(list(prefixes), device=device)[:, None, None]
+    return ((j >= starts) & ((j <= i) | (j < ends))) | (i == j)
+
+
+def check_readable(network: Transformer) -> None:
+    """Refuse networks whose words leave no next token to predict."""
+    a = network.architecture
+    if a.attention.mask == "bidirectional":
+        raise GenerationError(
+            "attention.mask = bidirectional: every position has read its successors, so there is no next token to "
+            "predict; use a network with a causal or prefix mask, or fill masked tokens instead"
+        )
+    if a.encoder is not None:
+        raise GenerationError("this network reads an encoder's output, which text generation cannot give it yet")

@@ -1,0 +1,287 @@
+"""How probable a text is: log-probabilities in nats, token by token, and what follows from them.
+
+Every token is scored exactly once. A text that fits into the context is scored in one pass; a longer
+one in windows that overlap, each adding `stride` tokens, so that once the context is full every token
+has at least n_ctx - stride tokens before it (Press et al. 2021, section 2; Hugging Face's account of
+perplexity). Bytes are those of the text that was given, never of decoded tokens.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from pellucid.generate.errors import GenerationError
+from pellucid.generate.reading import check_readable, reading
+from pellucid.model import Transformer
+from pellucid.model.mask import prefix_mask
+from pellucid.model.shapes import Tokens, Visible
+from pellucid.model.transformer import Encoder
+from pellucid.text.tokenizer import Tokenizer
+
+#: at most this many logits exist at a time, unless told otherwise: 64 MiB in float32
+CHUNK = 2**24
+
+
+class ScoringError(GenerationError):
+    """A text of which nothing can be scored, or windows that cannot be laid over it."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Log-probabilities of the tokens of a text.
+
+    ids          the scored tokens
+    pieces       the bytes of each in the text that was given
+    log_probs    float64 [len(ids)], nats: log P(token | everything before it that its window holds)
+    n_context    tokens that were read and not scored: separator, prefix, or a first token given nothing
+    """
+
+    ids: list[int]
+    pieces: list[bytes]
+    log_probs: np.ndarray
+    n_context: int
+
+    @property
+    def log_prob(self) -> float:
+        """log P of all scored tokens, nats, summed without rounding in between."""
+        return math.fsum(self.log_probs)
+
+    @property
+    def surprisal(self) -> np.ndarray:
+        """-log P of each token, nats."""
+        return -self.log_probs
+
+    @property
+    def surprisal_bits(self) -> np.ndarray:
+        """-log2 P of each token, bits."""
+        return -self.log_probs / math.log(2)
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of UTF-8 that the scored tokens stand for in the text."""
+        return sum(map(len, self.pieces))
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return -self.log_prob / self.n_tokens
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the nats per token; inf where that is beyond the numbers."""
+        return math.exp(self.loss) if self.loss < 709 else math.inf
+
+    @property
+    def bits_per_token(self) -> float:
+        return self.loss / math.log(2)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits of all scored tokens over their bytes: comparable between tokenizers."""
+        return -self.log_prob / math.log(2) / self.n_bytes
+
+
+def score(
+    network: Transformer,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    prefix: str = "",
+    start: Literal["separator", "none"] = "separator",
+    stride: int | None = None,
+    batch: int = 8,
+) -> Score:
+    """How probable `text` is, after `prefix` where one is given (`score_continuation`).
+
+    start    separator: the separator is read first, as in training, so the first token has a
+             probability too, P(t_1 | <|endoftext|>); none: nothing is, and the first token of the
+             text (or of the prefix) is read and not scored
+    stride   tokens that each further window adds, n_ctx // 2 unless given
+    batch    windows read at a time
+
+    Raises ScoringError where there is nothing to score, such as an empty text.
+    """
+    if prefix:
+        return score_continuation(network, tokenizer, prefix, text, start=start, stride=stride, batch=batch)
+    return _score(network, tokenizer, text, tokenizer.encode(text), 0, start, stride, batch)
+
+
+def score_continuation(
+    network: Transformer,
+    tokenizer: Tokenizer,
+    prefix: str,
+    continuation: str,
+    *,
+    start: Literal["separator", "none"] = "separator",
+    stride: int | None = None,
+    batch: int = 8,
+) -> Score:
+    """How probable `continuation` is after `prefix`, with the border between their tokens drawn as lm-eval draws it.
+
+    White space at the end of the prefix is moved to the continuation; both are encoded as one text, and
+    what follows its first len(encode(prefix)) tokens is scored. encode(prefix) + encode(continuation)
+    would be another sequence, which training never saw. Where a token reaches across the border, the
+    border moves with it: `pieces` says what was scored. lm-eval reads no separator first: its numbers
+    for a non-empty prefix are those of start = "none".
+
+    A network with mask word `prefix` reads separator and prefix as its prefix.
+    """
+    kept = prefix.rstrip()
+    whole = prefix + continuation
+    ids, border = tokenizer.encode(whole), len(tokenizer.encode(kept))
+    if border >= len(ids):
+        raise ScoringError(
+            f"the continuation {continuation!r} has no token of its own after this prefix: give a longer one, "
+            "or score the two as one text"
+        )
+    return _score(network, tokenizer, whole, ids, border, start, stride, batch)
+
+
+def _score(
+    network: Transformer,
+    tokenizer: Tokenizer,
+    text: str,
+    ids: Sequence[int],
+    border: int,
+    start: str,
+    stride: int | None,
+    batch: int,
+) -> Score:
+    """Score of `ids[border:]`, all ids being those of `text`."""
+    if start not in ("separator", "none"):
+        raise ScoringError(f"start = {start!r}: say separator, or none")
+    lead = [tokenizer.separator] if start == "separator" else []
+    first = max(len(lead) + border, 1)
+    given = [*lead, *ids]
+    if len(given) <= first:
+        what = "an empty text" if not ids else "a text of one token read after nothing (start = none)"
+        raise ScoringError(f"{what} has no token to score: give more text")
+    log_probs = score_tokens(
+        network, given, first=first, n_prefix=len(lead) + border if border else 0, stride=stride, batch=batch
+    )
+    pieces = token_pieces(tokenizer, text, ids)
+    return Score(list(given[first:]), pieces[first - len(lead) :], log_probs, first)
+
+
+def score_tokens(
+    network: Transformer,
+    ids: Sequence[int] | np.ndarray,
+    *,
+    first: int = 1,
+    n_prefix: int = 0,
+    stride: int | None = None,
+    batch: int = 8,
+) -> np.ndarray:
+    """log P(ids[t] | ids before it) for t = first, first + 1, ...; float64 [len(ids) - first], nats.
+
+    n_prefix   how many of the ids are the prefix, for networks with mask word `prefix`; others ignore
+               the distinction. At most `first`: tokens of the prefix see their own successors
+
+    Raises ScoringError for windows that cannot be laid, GenerationError for networks without next token.
+    """
+    check_readable(network)
+    a = network.architecture
+    stride = a.n_ctx // 2 or 1 if stride is None else stride
+    if not 1 <= stride <= a.n_ctx:
+        raise ScoringError(f"stride = {stride}: expected 1 to n_ctx = {a.n_ctx} tokens")
+    if not 1 <= first < len(ids) or n_prefix > first or batch < 1:
+        raise ScoringError(
+            f"first = {first}, n_prefix = {n_prefix}, batch = {batch} for {len(ids)} ids: expected "
+            "1 <= first < len(ids), n_prefix <= first and batch >= 1"
+        )
+    tokens = torch.as_tensor(np.asarray(ids, dtype=np.int64))
+    if tokens.min() < 0 or tokens.max() >= a.n_vocab:
+        raise ScoringError(f"ids from {tokens.min()} to {tokens.max()}: this network knows 0 to {a.n_vocab - 1}")
+    found = np.full(len(ids), np.nan)
+    windows = list(lay_windows(len(ids) - 1, a.n_ctx, stride, first))
+    for at in range(0, len(windows), batch):
+        some = windows[at : at + batch]
+        losses = _window_losses(network, tokens, some, n_prefix)
+        for (_, end, scored), row in zip(some, losses, strict=True):
+            found[scored : end + 1] = -row[scored - end - 1 :]
+    return found[first:]
+
+
+def lay_windows(n: int, n_ctx: int, stride: int, first: int = 1) -> Iterator[tuple[int, int, int]]:
+    """Windows (begin, end, scored) over targets 1 ... n: inputs begin ... end - 1 give targets scored ... end.
+
+    All are min(n, n_ctx) inputs long, and each target from `first` on is scored in exactly one of them.
+    """
+    end = min(n, max(n_ctx, first - 1 + stride))
+    while True:
+        yield max(0, end - n_ctx), end, first
+        if end == n:
+            return
+        first, end = end + 1, min(n, end + stride)
+
+
+def _window_losses(network: Transformer, tokens: Tensor, windows: list[tuple[int, int, int]], n_prefix: int):
+    """Losses of each window's targets, float64 [window, min(n, n_ctx)]."""
+    device = network.embed.token.weight.device
+    inputs = torch.stack([tokens[begin:end] for begin, end, _ in windows]).to(device)
+    targets = torch.stack([tokens[begin + 1 : end + 1] for begin, end, _ in windows]).to(device)
+    mask = None
+    if n_prefix and network.architecture.attention.mask == "prefix":
+        lengths = torch.tensor([max(0, n_prefix - begin) for begin, _, _ in windows], device=device)
+        mask = prefix_mask(lengths, inputs.size(1))
+    with reading(network):
+        return token_losses(network, inputs, targets, mask=mask).cpu().double().numpy()
+
+
+def token_losses(
+    network: Transformer,
+    inputs: Tokens,
+    targets: Tokens,
+    *,
+    mask: Visible | None = None,
+    chunk: int = CHUNK,
+) -> Float[Tensor, "batch pos"]:
+    """-log P(target) at every position, nats, in float32 or better; 0 where a target is -100.
+
+    Logits are made for `chunk` numbers at a time and forgotten: of 16 windows of 1024 tokens and 50257
+    ids, 64 MiB exist instead of 3.1 GiB. With gradients on, autograd keeps each chunk all the same.
+    """
+    stream = Encoder.forward(network, inputs, mask=mask).flatten(0, 1)
+    rows = max(1, chunk // network.architecture.n_vocab)
+    losses = [
+        F.cross_entropy(_at_least_float32(network.unembed(x)), y, reduction="none")
+        for x, y in zip(stream.split(rows), targets.flatten().split(rows), strict=True)
+    ]
+    return torch.cat(losses).unflatten(0, tuple(inputs.shape))
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def token_pieces(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[bytes]:
+    """The bytes that each token stands for in `text`; together they are the text's own.
+
+    An unknown character's id says nothing of its bytes: the character is looked up in the text.
+    """
+    data, pieces, at = text.encode("utf-8"), [], 0
+    for token in ids:
+        piece = tokenizer.token_bytes(token)
+        if token == tokenizer.unknown:
+            piece = data[at : at + _character_length(data[at])]
+        pieces.append(piece)
+        at += len(piece)
+    if b"".join(pieces) != data:
+        raise ScoringError("the tokenizer changes this text before encoding it, so its bytes cannot be counted")
+    return pieces
+
+
+def _character_length(lead: int) -> int:
+    """Bytes of the UTF-8 character that begins with this byte."""
+    return 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4

@@ -1,0 +1,166 @@
+"""Scores in the units they claim, of the bytes that were given, with the borders drawn as documented."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drawing import make_network
+from pellucid.architecture import Architecture, Attention
+from pellucid.generate import GenerationError, ScoringError, score, score_continuation, score_tokens
+from pellucid.generate.scoring import lay_windows
+from pellucid.model import Transformer
+from pellucid.text.tokenizer import ByteTokenizer, CharTokenizer, train_tokenizer
+
+BYTES = ByteTokenizer()
+TEXT = "to be or not to be, naïve café — ещё 日本語 🙂 "
+BPE = train_tokenizer("bpe", [TEXT * 5], 320)
+
+
+def network_for(tokenizer, n_ctx=16, **words):
+    return make_network(Architecture(n_vocab=tokenizer.n_vocab, n_ctx=n_ctx, d_model=8, n_layers=2, **words))
+
+
+def uniform_network(n_vocab: int) -> Transformer:
+    network = Transformer(Architecture(n_vocab=n_vocab, n_ctx=8, d_model=4, n_layers=1, unembed="untied")).double()
+    torch.nn.init.zeros_(network.unembed.weight)
+    return network.eval()
+
+
+def test_a_uniform_model_needs_log2_of_its_vocabulary_a_token():
+    result = score(uniform_network(257), BYTES, "naïve 🙂" * 5)
+    assert result.n_tokens == result.n_bytes == 5 * len("naïve 🙂".encode())
+    assert result.bits_per_token == pytest.approx(math.log2(257), rel=1e-14)
+    assert result.bits_per_byte == pytest.approx(math.log2(257), rel=1e-14)
+    assert result.perplexity == pytest.approx(257, rel=1e-12)
+    assert np.allclose(result.surprisal_bits, math.log2(257), rtol=1e-14)
+    assert result.log_prob == pytest.approx(-result.n_tokens * math.log(257), rel=1e-14)
+
+
+def test_a_uniform_model_of_the_256_bytes_needs_8_bits_a_byte():
+    log_probs = score_tokens(uniform_network(256), list("日本語 text".encode()))
+    assert -log_probs.sum() / math.log(2) / (len("日本語 text".encode()) - 1) == pytest.approx(8, rel=1e-14)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, BPE, CharTokenizer("abcdefg ")], ids=lambda t: t.kind)
+def test_bytes_are_those_of_the_text_whatever_the_tokens(tokenizer):
+    network = network_for(tokenizer)
+    for text in (TEXT, "\ufffd", "🙂x日" * 9):
+        result = score(network, tokenizer, text)
+        assert b"".join(result.pieces) == text.encode()
+        assert result.n_bytes == len(text.encode())
+        assert result.ids == tokenizer.encode(text)
+        assert result.bits_per_byte == pytest.approx(-math.fsum(result.log_probs) / math.log(2) / len(text.encode()))
+        assert math.fsum(result.surprisal) == -result.log_prob
+
+
+def direct(network, ids: list[int], first: int = 1, mask=None) -> list[float]:
+    with torch.no_grad():
+        logits = network(torch.tensor([ids[:-1]]), mask=mask)[0].log_softmax(-1)
+    return [logits[t - 1, ids[t]].item() for t in range(first, len(ids))]
+
+
+def test_the_first_token_is_scored_after_the_separator_or_not_at_all():
+    network = network_for(BYTES)
+    ids = list(b"hello")
+    result = score(network, BYTES, "hello")
+    assert np.allclose(result.log_probs, direct(network, [256, *ids]), atol=1e-12)
+    assert (result.n_context, result.n_tokens, result.n_bytes) == (1, 5, 5)
+    without = score(network, BYTES, "hello", start="none")
+    assert np.allclose(without.log_probs, direct(network, ids), atol=1e-12)
+    assert (without.n_context, without.n_tokens, without.n_bytes, without.pieces[0]) == (1, 4, 4, b"e")
+
+
+def test_a_continuation_is_scored_after_its_prefix():
+    network = network_for(BYTES)
+    result = score_continuation(network, BYTES, "ab", "cde")
+    assert np.allclose(result.log_probs, direct(network, [256, *b"abcde"], 3), atol=1e-12)
+    assert (result.pieces, result.n_context) == ([b"c", b"d", b"e"], 3)
+    assert np.array_equal(score(network, BYTES, "cde", prefix="ab").log_probs, result.log_probs)
+    as_lm_eval = score_continuation(network, BYTES, "ab", "cde", start="none")
+    assert np.allclose(as_lm_eval.log_probs, direct(network, list(b"abcde"), 2), atol=1e-12)
+    nothing_before = score_continuation(network, BYTES, "", "cde")
+    assert np.array_equal(nothing_before.log_probs, score(network, BYTES, "cde").log_probs)
+
+
+def test_parts_multiply_where_tokens_respect_the_border():
+    network = network_for(BPE, n_ctx=40)
+    a, b = "to be or", " not to be"
+    assert BPE.encode(a) + BPE.encode(b) == BPE.encode(a + b)
+    whole = score(network, BPE, a + b).log_prob
+    assert score(network, BPE, a).log_prob + score_continuation(network, BPE, a, b).log_prob == pytest.approx(
+        whole, rel=1e-13
+    )
+
+
+def test_white_space_at_the_end_of_a_prefix_belongs_to_the_continuation():
+    network = network_for(BPE, n_ctx=40)
+    moved = score_continuation(network, BPE, "to be or ", "not")
+    assert b"".join(moved.pieces) == b" not"
+    assert np.array_equal(moved.log_probs, score_continuation(network, BPE, "to be or", " not").log_probs)
+    naive = BPE.encode("to be or ") + BPE.encode("not")
+    assert naive != BPE.encode("to be or not")
+
+
+def test_a_continuation_that_melts_into_the_prefix_is_refused_and_says_so():
+    network = network_for(BPE, n_ctx=40)
+    assert len(BPE.encode("to b")) >= len(BPE.encode("to be"))
+    with pytest.raises(ScoringError, match="no token of its own"):
+        score_continuation(network, BPE, "to b", "e")
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.data())
+def test_windows_score_every_target_once_with_context_enough(n, n_ctx, data):
+    stride, first = data.draw(st.integers(1, n_ctx)), data.draw(st.integers(1, n))
+    windows = list(lay_windows(n, n_ctx, stride, first))
+    scored = [t for _, end, start in windows for t in range(start, end + 1)]
+    assert scored == list(range(first, n + 1))
+    for begin, end, start in windows:
+        assert end - begin == min(n, n_ctx)
+        assert 0 <= begin < start
+        assert start - begin >= min(start, n_ctx - stride + 1)
+
+
+def test_a_prefix_network_reads_the_prefix_whole():
+    network = network_for(BYTES, attention=Attention(mask="prefix"))
+    ids, n_prefix = [256, *b"abcde"], 3
+    place = torch.arange(5)
+    mask = (place <= place[:, None]) | (place < n_prefix)
+    result = score_continuation(network, BYTES, "ab", "cde")
+    assert np.allclose(result.log_probs, direct(network, ids, n_prefix, mask), atol=1e-12)
+    assert not np.allclose(result.log_probs, direct(network, ids, n_prefix), atol=1e-4)
+
+
+def test_precision_is_reported_in_float64_and_training_is_left_alone():
+    network = network_for(BYTES).float().train()
+    result = score(network, BYTES, TEXT)
+    assert result.log_probs.dtype == np.float64
+    assert network.training
+    half = score(network.bfloat16(), BYTES, TEXT)
+    assert half.log_prob == pytest.approx(result.log_prob, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("", {}, "an empty text has no token to score"),
+        ("a", {"start": "none"}, "one token read after nothing"),
+        ("ab", {"start": "bos"}, "start = 'bos'"),
+        ("ab", {"stride": 0}, "stride = 0"),
+        ("ab", {"stride": 17}, "expected 1 to n_ctx = 16"),
+        ("ab", {"batch": 0}, "batch = 0"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(text, options, message):
+    with pytest.raises(ScoringError, match=message):
+        score(network_for(BYTES), BYTES, text, **options)
+
+
+def test_ids_and_networks_that_do_not_fit_are_refused():
+    with pytest.raises(ScoringError, match="knows 0 to 256"):
+        score_tokens(network_for(BYTES), [1, 257])
+    with pytest.raises(GenerationError, match="bidirectional"):
+        score(network_for(BYTES, attention=Attention(mask="bidirectional")), BYTES, "abc")
