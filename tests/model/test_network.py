@@ -1,0 +1,337 @@
+"""Attention, masks, positions, tables and dropout of the network."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drawing import architectures, difference, make_network
+from pellucid.architecture import Architecture, ArchitectureError
+from pellucid.model import Cache, Recorder, Transformer
+from pellucid.model.mask import documents_mask, prefix_mask
+from pellucid.model.tables import Table
+from running import any_architectures, call, draw_tokens, with_encoder
+
+A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"n_heads": 2})
+ONE = A.with_fields({"n_layers": 1})
+
+
+def write_out(network):
+    """The same network with every attention written out."""
+    twin = copy.deepcopy(network)
+    for module in twin.modules():
+        if hasattr(module, "written_out") and hasattr(module, "mix"):
+            module.mix = module.written_out
+    return twin
+
+
+# Attention ----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(any_architectures(), st.data())
+def test_written_out_is_fused(a, data):
+    network, n = make_network(a), data.draw(st.integers(1, a.n_ctx))
+    random = torch.Generator().manual_seed(data.draw(st.integers(0, 9)))
+    shape = data.draw(st.sampled_from([None, (n, n), (2, n, n)]))
+    reading = {} if shape is None else {"mask": torch.rand(shape, generator=random) < 0.5}
+    tokens = draw_tokens(a, 2, n)
+    assert difference(call(write_out(network), tokens, **reading), call(network, tokens, **reading).detach()) <= 1e-12
+
+
+@torch.no_grad()
+@settings(max_examples=20)
+@given(architectures({"attention.mask": st.sampled_from(["causal", "prefix"])}), st.data())
+def test_written_out_is_fused_with_a_cache(a, data):
+    network, tokens, first = make_network(a), draw_tokens(a, 2, a.n_ctx), data.draw(st.integers(1, a.n_ctx - 1))
+    found = []
+    for twin in (network, write_out(network)):
+        cache = Cache(a, 2, dtype=torch.float64)
+        twin(tokens[:, :first], cache=cache)
+        found.append(twin(tokens[:, first:], cache=cache))
+    assert difference(*found) <= 1e-12
+
+
+def test_written_out_twins_are_twins():
+    """deepcopy binds the written-out twin to its own weights, not to the original's."""
+    twin = write_out(make_network(A))
+    assert all(block.attn.mix.__self__ is block.attn for block in twin.blocks)
+    assert all(block.attn.mix.__self__ is block.attn for block in copy.deepcopy(make_network(A)).blocks)
+
+
+@pytest.mark.parametrize("words", [{}, {"positions.kind": "alibi"}, {"n_kv_heads": 1}, {"windows": "2"}], ids=str)
+@pytest.mark.parametrize("mix", ["fused", "written_out"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_row_that_may_read_nothing_reads_zeros_and_its_gradients_are_finite(words, mix, dtype):
+    network = make_network(ONE.with_fields(words), dtype=dtype)
+    network = write_out(network) if mix == "written_out" else network
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    mask[2] = False
+    recorder = Recorder(["blocks.0.attn.z", "blocks.0.attn.pattern"], grad=mix == "written_out")
+    logits = network(draw_tokens(ONE, 2, 5), mask=mask, tap=recorder)
+    logits.float().square().sum().backward()
+    assert (recorder.values["blocks.0.attn.z"][:, :, 2] == 0).all()
+    assert (recorder.values["blocks.0.attn.pattern"][:, :, 2] == 0).all()
+    assert (recorder.values["blocks.0.attn.z"][:, :, 3] != 0).any()
+    assert logits.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in network.parameters())
+
+
+def test_query_heads_share_keys_in_order():
+    """Query head h reads head floor(h n_kv / n): with heads 0 ... 3 and two key-value heads, 0 0 1 1."""
+    a = ONE.with_fields({"n_heads": 4, "n_kv_heads": 2, "positions.kind": "none"})
+    network, recorder = make_network(a), Recorder(["blocks.0.attn.v", "blocks.0.attn.z"])
+    network(draw_tokens(a, 2, 5), tap=recorder)
+    v, z = recorder.values["blocks.0.attn.v"], recorder.values["blocks.0.attn.z"]
+    # the first row reads itself alone, so z of it is v of its group
+    assert difference(z[:, :, 0], v[:, [0, 0, 1, 1], 0]) <= 1e-12
+
+
+# Masks and positions ------------------------------------------------------------------------------
+
+
+def test_a_prefix_mask_is_causal_but_for_the_prefix():
+    expected = [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    mask = prefix_mask(torch.tensor([3, 0]), 4)
+    assert mask[0].int().tolist() == expected
+    assert torch.equal(mask[1], torch.ones(4, 4, dtype=torch.bool).tril())
+
+
+def test_a_documents_mask_reads_its_own_document_up_to_itself():
+    mask = documents_mask(torch.tensor([[0, 0, 1, 1]]))
+    assert mask[0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+
+
+@settings(max_examples=20)
+@given(architectures({"attention.mask": "causal"}, max_ctx=8))
+def test_packed_documents_are_the_documents_alone(a):
+    """With a documents mask and positions from 0 in each, packing changes nothing."""
+    network, tokens = make_network(a), draw_tokens(a, 1, 4)
+    packed = network(
+        tokens, positions=torch.tensor([0, 1, 0, 1]), mask=documents_mask(torch.tensor([[0, 0, 1, 1]]))
+    ).detach()
+    alone = torch.cat([network(tokens[:, :2]), network(tokens[:, 2:])], 1).detach()
+    assert difference(packed, alone) <= 1e-12
+
+
+@pytest.mark.parametrize("kind", ["none", "learned", "sinusoidal", "rotary", "alibi"])
+def test_more_positions_than_the_context_are_refused(kind):
+    a = A.with_fields({"positions.kind": kind})
+    network, tokens = make_network(a), torch.zeros(1, 9, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"9 positions were given .* n_ctx = 8: pass at most the last 8 tokens"):
+        network(tokens)
+    assert network(tokens[:, :8]).shape == (1, 8, 11)
+    with torch.no_grad():
+        cache = Cache(a, capacity=20, dtype=torch.float64)
+        network(tokens[:, :6], cache=cache)
+        with pytest.raises(ValueError, match=r"9 positions were given"):
+            network(tokens[:, :3], cache=cache)
+
+
+@pytest.mark.parametrize("kind", ["learned", "sinusoidal", "rotary"])
+def test_so_is_a_given_position_that_no_table_holds(kind):
+    network = make_network(A.with_fields({"positions.kind": kind}))
+    with pytest.raises(IndexError):
+        network(torch.zeros(1, 2, dtype=torch.long), positions=torch.tensor([0, 8]))
+
+
+def test_tokens_outside_the_vocabulary_are_refused():
+    with pytest.raises(IndexError):
+        make_network(A)(torch.tensor([[11]]))
+
+
+def test_what_would_be_ignored_is_refused():
+    network, tokens = make_network(A), draw_tokens(A)
+    source = torch.zeros(2, 3, 8, dtype=torch.float64)
+    with pytest.raises(ValueError, match="segments were given to an architecture with n_segments = 0"):
+        network(tokens, segments=torch.zeros_like(tokens))
+    with pytest.raises(ValueError, match="a source was given to an architecture without an encoder"):
+        network(tokens, source=source)
+    with pytest.raises(ValueError, match="a source was given to an architecture without an encoder"):
+        network(tokens, source_mask=torch.ones(4, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="reads an encoder's output and none was given"):
+        make_network(with_encoder(A))(tokens)
+
+
+def test_without_segments_every_token_is_of_kind_0():
+    a = A.with_fields({"n_segments": 2})
+    network, tokens = make_network(a), draw_tokens(a)
+    zero = torch.zeros_like(tokens)
+    assert torch.equal(network(tokens), network(tokens, segments=zero))
+    assert not torch.equal(network(tokens), network(tokens, segments=zero + 1))
+
+
+def test_embeddings_take_the_place_of_the_lookup():
+    a = A.with_fields({"embed_scale": "sqrt(d_model)"})
+    network, tokens = make_network(a), draw_tokens(a)
+    assert torch.equal(network(tokens, embeddings=network.embed.token(tokens)), network(tokens))
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+def tables(network):
+    return {name: m for name, m in network.named_modules() if isinstance(m, Table)}
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "rotary", "alibi"])
+@pytest.mark.parametrize("layout", ["halves", "pairs"])
+def test_tables_have_the_digits_of_their_precision_at_every_move(kind, layout):
+    a = A.with_fields({"positions.kind": kind, "positions.layout": layout})
+    network = Transformer(a)
+    for move, dtype in (
+        (Transformer.bfloat16, torch.float32),  # never below float32
+        (Transformer.half, torch.float32),
+        (Transformer.double, torch.float64),  # no digit was lost on the way
+        (Transformer.float, torch.float32),
+        (lambda m: m.to(torch.float64), torch.float64),
+        (copy.deepcopy, torch.float64),
+    ):
+        network = move(network)
+        assert tables(network)
+        for table in tables(network).values():
+            assert table.values.dtype == dtype
+            assert torch.equal(table.values, table.exact.to(dtype))
+    assert not any("values" in name for name in network.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "rotary", "alibi"])
+def test_a_network_made_without_memory_has_its_tables_when_it_is_given_some(kind):
+    a = A.with_fields({"positions.kind": kind})
+    with torch.device("meta"):
+        network = Transformer(a)
+    assert all(t.is_meta for t in (*network.parameters(), *network.buffers()))
+    network.to_empty(device="cpu")
+    assert tables(network)
+    for name, table in tables(Transformer(a)).items():
+        assert torch.equal(tables(network)[name].values, table.values)
+    assert network.unembed.weight is network.embed.token.weight
+
+
+def test_rotary_tables_in_float64_are_cosines_of_the_angles():
+    a = A.with_fields({"positions.kind": "rotary", "positions.base": 100.0})
+    cos, sin = make_network(a).turns.values
+    angle = torch.arange(8, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.1], dtype=torch.float64)
+    assert difference(cos, angle.cos()) <= 1e-15
+    assert difference(sin, angle.sin()) <= 1e-15
+
+
+@settings(max_examples=15)
+@given(architectures(max_ctx=6), st.sampled_from([torch.bfloat16, torch.float32]))
+def test_every_word_runs_in_low_precision(a, dtype):
+    logits = make_network(a, dtype=dtype)(draw_tokens(a, 2, 4))
+    assert logits.dtype == dtype
+    assert logits.isfinite().all()
+
+
+# Dropout ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", ["embed", "pattern", "attn_out", "mlp_out"])
+@pytest.mark.parametrize("block", ["pre", "post", "parallel"])
+def test_each_rate_acts_where_it_says_and_nowhere_before(rate, block):
+    """In training the first tensor behind a rate differs from evaluation's, and no tensor before it does."""
+    a = ONE.with_fields({"block": block, f"dropout.{rate}": 0.5})
+    network, tokens = make_network(a), draw_tokens(a, 4, 8)
+    order = [f"blocks.0.{name}" for name in ("resid_pre", "attn.v", "attn.z", "attn_out", "mlp.post", "mlp_out")]
+    first = {"embed": "resid_pre", "pattern": "attn.z", "attn_out": "attn_out", "mlp_out": "mlp_out"}[rate]
+    still, noisy = Recorder(["embed", "pos_embed", *order]), Recorder(["embed", "pos_embed", *order])
+    network(tokens, tap=still)
+    torch.manual_seed(0)
+    network.train()(tokens, tap=noisy)
+    changed = [name for name in order if not torch.equal(still.values[name], noisy.values[name])]
+    # a parallel block's MLP does not read what attention adds
+    apart = ["blocks.0.mlp.post", "blocks.0.mlp_out"] if block == "parallel" and rate in ("pattern", "attn_out") else []
+    expected = order[order.index(f"blocks.0.{first}") :]
+    assert changed == [name for name in expected if name not in apart]
+    assert all(torch.equal(still.values[name], noisy.values[name]) for name in ("embed", "pos_embed"))
+
+
+@pytest.mark.parametrize(("rate", "name"), [("embed", "resid_pre"), ("attn_out", "attn_out"), ("mlp_out", "mlp_out")])
+def test_entries_are_zero_with_probability_p_and_scaled_otherwise(rate, name):
+    p = 0.25
+    a = ONE.with_fields({f"dropout.{rate}": p})
+    network, tokens, full = make_network(a), draw_tokens(a, 64, 8), f"blocks.0.{name}"
+    still, noisy = Recorder([full]), Recorder([full])
+    network(tokens, tap=still)
+    torch.manual_seed(0)
+    network.train()(tokens, tap=noisy)
+    zero = noisy.values[full] == 0
+    # 4096 entries: six standard deviations of the share are 0.041
+    assert abs(zero.double().mean().item() - p) < 0.041
+    kept = torch.where(zero, 0.0, still.values[full] / (1 - p))
+    assert difference(noisy.values[full], kept) <= 1e-12
+
+
+@pytest.mark.parametrize("mix", ["fused", "written_out"])
+def test_the_pattern_s_entries_are_dropped_with_probability_p(mix):
+    """With every value 1, z_i = sum_j of kept A_ij / (1 - p): the first row reads itself, 0 or 1 / (1 - p)."""
+    p = 0.25
+    a = ONE.with_fields({"dropout.pattern": p})
+    network = make_network(a)
+    network = (write_out(network) if mix == "written_out" else network).train()
+    recorder = Recorder(["blocks.0.attn.z"], {"blocks.0.attn.v": [torch.ones_like]})
+    torch.manual_seed(0)
+    network(draw_tokens(a, 1024, 2), tap=recorder)
+    first = recorder.values["blocks.0.attn.z"][:, :, 0, 0]
+    # 2048 entries: six standard deviations of the share are 0.058
+    assert abs((first == 0).double().mean().item() - p) < 0.058
+    kept = first[first != 0]
+    assert difference(kept, torch.full_like(kept, 1 / (1 - p))) <= 1e-12
+
+
+@settings(max_examples=15)
+@given(any_architectures({"dropout": 0.0}))
+def test_evaluation_is_deterministic_and_so_is_training_without_rates(a):
+    network, tokens = make_network(a.with_fields({"dropout": 0.5})), draw_tokens(a, 2, 4)
+    before = torch.get_rng_state()
+    assert torch.equal(call(network, tokens), call(network, tokens))
+    assert torch.equal(torch.get_rng_state(), before)
+    still = make_network(a)
+    assert torch.equal(call(still, tokens), call(still.train(), tokens))
+
+
+# Cache --------------------------------------------------------------------------------------------
+
+
+def test_a_cache_takes_its_memory_once():
+    a = A.with_fields({"n_heads": 4, "n_kv_heads": 2, "attention.d_head": 3})
+    cache = Cache(a, batch=5, dtype=torch.float32)
+    assert cache.nbytes == 2 * 2 * 5 * 2 * 8 * 3 * 4
+    assert Cache(a, 5, capacity=4, dtype=torch.bfloat16).nbytes == cache.nbytes // 4
+    pointer = cache.store.data_ptr()
+    with torch.no_grad():
+        make_network(a, dtype=torch.float32)(draw_tokens(a, 5, 6), cache=cache)
+    assert (cache.length, cache.store.data_ptr()) == (6, pointer)
+
+
+@torch.no_grad()
+def test_a_cache_refuses_what_it_cannot_do():
+    with pytest.raises(ArchitectureError, match=r"attention\.mask = bidirectional: a cache needs masks"):
+        Cache(A.with_fields({"mask": "bidirectional"}))
+    network, cache = make_network(A), Cache(A, 2, capacity=4, dtype=torch.float64)
+    network(draw_tokens(A, 2, 3), cache=cache)
+    with pytest.raises(ValueError, match="5 positions do not fit into a cache of 4"):
+        network(draw_tokens(A, 2, 2), cache=cache)
+    assert cache.length == 3
+    for length in (-1, 4):
+        with pytest.raises(ValueError, match=f"cannot crop a cache of 3 positions to {length}: give 0 to 3"):
+            cache.crop(length)
+    with torch.enable_grad(), pytest.raises(ValueError, match=r"a cache keeps numbers, not gradients"):
+        network(draw_tokens(A, 2, 1), cache=cache)
+    assert cache.length == 3
+
+
+@torch.no_grad()
+def test_a_fork_shares_no_memory():
+    network, cache = make_network(A), Cache(A, 2, dtype=torch.float64)
+    network(draw_tokens(A, 2, 3), cache=cache)
+    fork, chosen = cache.fork(), cache.fork(torch.tensor([1, 1, 0]))
+    kept = cache.store.clone()
+    network(draw_tokens(A, 2, 3, seed=1), cache=fork)
+    network(draw_tokens(A, 3, 3, seed=1), cache=chosen)
+    assert torch.equal(cache.store, kept)
+    assert (cache.length, fork.length, chosen.length) == (3, 6, 6)
+    assert torch.equal(chosen.store[:, :, :, :, :3], kept[:, :, [1, 1, 0], :, :3])
