@@ -123,9 +123,10 @@ class LiveReporter(PlainReporter):
             "ETA",
             clock(self.speed.remaining(self.n_steps)),
         )
-        bar = ProgressBar(total=self.n_steps, completed=self.row["step"])
-        head = Text(f"step {self.row['step']} of {self.n_steps}")
-        parts: list[Any] = [head, bar, table]
+        # in a cell of its own: a bar does not end its line
+        bar = Table.grid(expand=True)
+        bar.add_row(ProgressBar(total=self.n_steps, completed=self.row["step"]))
+        parts: list[Any] = [Text(f"step {self.row['step']} of {self.n_steps}"), bar, table]
         if self.text:
             parts.append(Panel(Text(self.text[-600:]), title="sample", title_align="left"))
         return Group(*parts)
