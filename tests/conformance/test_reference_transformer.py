@@ -1,0 +1,478 @@
+"""Blocks, the stack and whole transformers: S0 section 4, S1 1.1, S2, S3 slides 3 to 8, S4."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from drawn_architectures import architectures, draw_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pellucid.architecture import Architecture, Attention, count_parameters
+from pellucid.names import axes, names
+from pellucid.reference import attention as A
+from pellucid.reference import blocks as B
+from pellucid.reference.circuits import direct_logit_attribution, heads_of_layer, logit_lens
+from pellucid.reference.embedding import one_hot, sinusoidal_positions, unembed
+from pellucid.reference.functions import gelu_tanh, layer_norm, log_softmax, relu, softmax, tanh
+from pellucid.reference.learning import next_token_logits, next_token_probabilities
+from pellucid.reference.masks import bidirectional_mask, causal_mask
+from pellucid.reference.tap import Tap
+from pellucid.reference.tape import gradient
+from pellucid.reference.transformer import encode, encoder_decoder, forward, soft_forward, trace
+from pellucid.reference.weights import flatten, random_weights, unflatten, weight_shapes
+
+
+def seed_0(**changes):
+    """S0 as printed and corrected: no norms, positions, biases or scale."""
+    a = Architecture(n_vocab=9, n_ctx=7, d_model=8, n_layers=2).with_fields(
+        {"n_heads": 2, "attention.bias": "none", "scale": "1", "positions.kind": "none", "norm.kind": "none",
+         "final_norm": "none", "unembed": "untied"}
+    )  # fmt: skip
+    return a.with_fields({name.replace("__", "."): value for name, value in changes.items()})
+
+
+def logits_of(a, w, tokens, **reading):
+    """forward, with an encoder reading the same tokens where there is one."""
+    return forward(a, w, tokens, source=encode(a, w, tokens) if a.encoder else None, **reading)
+
+
+def close(x, y, tolerance=1e-12):
+    return np.abs(x - y).max(initial=0) <= tolerance * max(1, np.abs(y).max(initial=0))
+
+
+@pytest.mark.item("S0-0-a", "S3-1-e", "X-PARAMS")
+@settings(max_examples=60)
+@given(architectures())
+def test_a_model_is_a_point_of_r_to_the_n(a):
+    shapes = weight_shapes(a)
+    w = random_weights(a, np.random.default_rng(0))
+    theta = flatten(w)
+    assert theta.shape == (count_parameters(a)["total"],)
+    back = unflatten(theta, shapes)
+    assert all(np.array_equal(back[name], w[name]) for name in shapes)
+    with pytest.raises(ValueError, match="expected"):
+        unflatten(theta[1:], shapes)
+
+
+def test_weights_of_another_architecture_are_refused(rng):
+    a = seed_0()
+    w, tokens = random_weights(a, rng), np.arange(3)
+    with pytest.raises(ValueError, match="missing"):
+        forward(a, {k: v for k, v in w.items() if k != "unembed.weight"}, tokens)
+    with pytest.raises(ValueError, match="no weight"):
+        forward(a, w | {"final_norm.gain": np.ones(8)}, tokens)
+    with pytest.raises(ValueError, match=r"expected \(9, 8\)"):
+        forward(a, w | {"unembed.weight": np.ones((8, 9))}, tokens)
+    with pytest.raises(ValueError, match="source"):
+        forward(a, w, tokens, source=np.ones((3, 8)))
+    with pytest.raises(ValueError, match="neither"):
+        forward(a, w)
+    with pytest.raises(ValueError, match="queries by keys"):
+        forward(a, w, tokens, mask=np.ones((2, 3), bool))
+
+
+@pytest.mark.item("S0-0-d", "S0-4.2-b")
+def test_the_transformer_is_defined_on_all_matrices(rng, same):
+    a = seed_0()
+    w = random_weights(a, rng)
+    ids = rng.integers(0, 9, (2, 7))
+    first, second = one_hot(ids[0], 9), one_hot(ids[1], 9)
+    same(soft_forward(a, w, first), forward(a, w, ids[0]))
+    between = (first + second) / 2
+    assert np.all(np.isfinite(soft_forward(a, w, between)))
+    direction = rng.normal(size=between.shape)
+    _, g = gradient(lambda v: np.sum(np.square(soft_forward(a, w, v["t"]))), {"t": between})
+
+    def f(h):
+        return np.sum(soft_forward(a, w, between + h * direction) ** 2)
+
+    slope = (f(1e-5) - f(-1e-5)) / 2e-5
+    assert np.sum(g["t"] * direction) == pytest.approx(slope, rel=1e-6)
+
+
+@pytest.mark.item("S0-4.1-a", "S0-4.1-b", "S2-1-b", "S2-1-c", "S2-1-d", "S4-res-a")
+def test_a_block_is_attention_then_mlp(rng, same):
+    a = seed_0(n_layers=1, activation="tanh")
+    w, tokens, tap = random_weights(a, rng), rng.integers(0, 9, 7), Tap()
+    forward(a, w, tokens, tap=tap)
+    X = w["embed.token.weight"][tokens]
+    heads = heads_of_layer(a, w, 0)
+
+    def attend(X):
+        return A.multi_head_sum(X, heads, causal_mask(7))
+
+    def m(X):
+        inner = tanh(X @ w["blocks.0.mlp.up.0.weight"].T + w["blocks.0.mlp.up.0.bias"])
+        return inner @ w["blocks.0.mlp.down.weight"].T + w["blocks.0.mlp.down.bias"]
+
+    composed = B.residual(m)(B.residual(attend)(X))
+    same(tap.values["blocks.0.resid_post"][0], composed)
+    same(B.block(X, attend, m), composed)
+    same(tap.values["blocks.0.resid_mid"][0] - X, attend(X))
+    same(tap.values["blocks.0.attn_out"][0], attend(X))
+    # E-04: the printed (4.2) lacks the heads
+    same((X + m(X + attend(X))) - composed, -attend(X))
+
+
+@pytest.mark.item("S0-4.1-c")
+def test_the_parallel_block_counts_the_stream_once(rng, same):
+    """E-05: with FF and ATTN as defined the printed form has 3X."""
+    a = seed_0(n_layers=1, block="parallel", activation="relu")
+    w, tokens, tap = random_weights(a, rng), rng.integers(0, 9, 7), Tap()
+    forward(a, w, tokens, tap=tap)
+    X, heads = w["embed.token.weight"][tokens], heads_of_layer(a, w, 0)
+
+    def attend(X):
+        return A.multi_head_sum(X, heads, causal_mask(7))
+
+    def m(X):
+        inner = relu(X @ w["blocks.0.mlp.up.0.weight"].T + w["blocks.0.mlp.up.0.bias"])
+        return inner @ w["blocks.0.mlp.down.weight"].T + w["blocks.0.mlp.down.bias"]
+
+    same(tap.values["blocks.0.resid_post"][0], B.parallel_block(X, attend, m))
+    same((X + B.residual(m)(X) + B.residual(attend)(X)) - B.parallel_block(X, attend, m), 2 * X)
+
+
+@pytest.mark.item("S0-4.2-a", "S1-1.1-g", "S4-deep-a", "S2-1-a")
+@settings(max_examples=40)
+@given(architectures(encoder=False))
+def test_the_stream_is_the_embedding_plus_what_was_added(a):
+    rng = np.random.default_rng(0)
+    w, tokens, tap = random_weights(a, rng), draw_tokens(rng, a), Tap()
+    logits = forward(a, w, tokens, tap=tap)
+    values = tap.values
+    stream = values["embed_norm"]
+    for l in range(a.n_layers):
+        assert np.array_equal(values[f"blocks.{l}.resid_pre"], stream)
+        added = values[f"blocks.{l}.attn_out"] + values[f"blocks.{l}.mlp_out"]
+        if a.block != "post":
+            assert close(values[f"blocks.{l}.resid_post"], stream + added)
+        else:
+            assert close(values[f"blocks.{l}.resid_mid"], stream + values[f"blocks.{l}.attn_out"])
+        stream = values[f"blocks.{l}.resid_post"]
+    assert close(logit_lens(a, w, stream), logits)
+    assert B.decoder_stack(1.5, []) == 1.5
+    found, added = B.residual_stream(2.0, [lambda x: x * x, lambda x: -x])
+    assert [float(x) for x in found] == [2, 6, 0]
+    assert sum(added) == -2
+
+
+@pytest.mark.item("S0-4.2-b")
+def test_without_blocks_it_is_a_table_of_bigrams(rng, same):
+    a = seed_0(n_layers=0)
+    w = random_weights(a, rng)
+    table = w["embed.token.weight"] @ w["unembed.weight"].T
+    tokens = rng.integers(0, 9, 7)
+    same(forward(a, w, tokens), table[tokens])
+
+
+@pytest.mark.item("S0-4.3-b", "S0-4.3-c", "S0-4.3-d", "S1-1.1-i", "S3-6-a", "S3-6-b", "S2-1-e", "S4-ntp-a", "S4-ntp-b")
+def test_logits_are_relative_log_probabilities(rng, same):
+    a = seed_0()
+    w, tokens, tap = random_weights(a, rng), rng.integers(0, 9, 7), Tap()
+    logits = forward(a, w, tokens, tap=tap)
+    stream = tap.values["final_norm"][0]
+    same(logits, unembed(stream, w["unembed.weight"]))
+    same(logits.T, w["unembed.weight"] @ stream.T)  # S4 writes columns
+    p = next_token_probabilities(logits)
+    same(p.sum(1), np.ones(7))
+    same(np.log(p[3, 2] / p[3, 5]), logits[3, 2] - logits[3, 5])
+    e = np.exp(w["unembed.weight"] @ stream[-1])
+    same(next_token_probabilities(next_token_logits(logits)), e / e.sum())
+    assert p[-1].argmax() == next_token_logits(logits).argmax()
+
+
+@pytest.mark.item("S0-4.3-f", "S1-1.1.2-f", "S4-ntp-c", "S0-3-a")
+@settings(max_examples=60)
+@given(architectures(), st.integers(1, 4))
+def test_causality(a, n):
+    """Row i depends on tokens up to i alone, and T(prefix) is a prefix of T."""
+    rng = np.random.default_rng(0)
+    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
+    source = encode(a, w, tokens) if a.encoder else None
+    changed = tokens.copy()
+    changed[:, n:] = (changed[:, n:] + 1) % a.n_vocab
+    logits, other = (forward(a, w, t, source=source) for t in (tokens, changed))
+    if a.attention.mask == "bidirectional":
+        return
+    assert np.array_equal(logits[:, :n], other[:, :n])
+    assert close(forward(a, w, tokens[:, :n], source=source), logits[:, :n])
+
+
+@pytest.mark.item("S3-2-b", "S4-att-l")
+def test_a_bidirectional_model_reads_to_the_right(rng):
+    a = seed_0(mask="bidirectional", n_layers=1)
+    w, tokens = random_weights(a, rng), rng.integers(0, 9, 7)
+    changed = tokens.copy()
+    changed[5] = (changed[5] + 1) % 9
+    assert np.abs(forward(a, w, changed)[2] - forward(a, w, tokens)[2]).max() > 1e-3
+
+
+@pytest.mark.item("S1-1.1-a")
+@settings(max_examples=60)
+@given(architectures())
+def test_every_tensor_of_the_table_that_the_architecture_has_is_named(a):
+    rng = np.random.default_rng(0)
+    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
+    values = trace(a, w, tokens, source=encode(a, w, tokens) if a.encoder else None)
+    sizes = dict(b=2, i=a.n_ctx, j=a.n_ctx, h=a.n_heads, g=a.n_kv_heads, m=a.d_model, d=a.d_head, f=a.d_ff, v=a.n_vocab)
+    sizes["1"] = 1
+    encoded = {name for name in names(a) if name.startswith("encoder.")}
+    for name in [name for name in names(a) if name not in encoded] + ["probs"]:
+        assert values[name].shape == tuple(sizes[letter] for letter in axes(name)), name
+    assert set(values) >= set(names(a)) - encoded
+    assert values["loss"].shape == (2, a.n_ctx - 1)
+
+
+@pytest.mark.item("S1-1.1-k", "S3-3-a")
+@settings(max_examples=40)
+@given(architectures(encoder=False))
+def test_rows_of_a_batch_do_not_meet_and_padding_is_not_read(a):
+    rng = np.random.default_rng(0)
+    w, tokens = random_weights(a, rng), draw_tokens(rng, a, batch=3)
+    logits = forward(a, w, tokens)
+    assert close(np.stack([forward(a, w, row) for row in tokens]), logits)
+    n = a.n_ctx - 2
+    own = bidirectional_mask(a.n_ctx) if a.attention.mask == "bidirectional" else causal_mask(a.n_ctx)
+    real = own & (np.arange(a.n_ctx) < n)
+    assert close(forward(a, w, tokens, mask=real)[:, :n], forward(a, w, tokens[:, :n]))
+
+
+@pytest.mark.item("S3-12-b")
+@settings(max_examples=40)
+@given(architectures(encoder=False, attention__windows=(0,), positions__kind="rotary"))
+def test_two_texts_packed_into_one_row(a):
+    """A mask of documents and positions that start anew give the logits of the texts alone."""
+    rng = np.random.default_rng(0)
+    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
+    cut = 2
+    positions = np.concatenate([np.arange(cut), np.arange(a.n_ctx - cut)])
+    inside = np.equal.outer(np.arange(a.n_ctx) < cut, np.arange(a.n_ctx) < cut)
+    own = bidirectional_mask(a.n_ctx) if a.attention.mask == "bidirectional" else causal_mask(a.n_ctx)
+    packed = forward(a, w, tokens, positions=np.tile(positions, (2, 1)), mask=np.stack([own & inside] * 2))
+    assert close(packed[:, :cut], forward(a, w, tokens[:, :cut]))
+    assert close(packed[:, cut:], forward(a, w, tokens[:, cut:]))
+
+
+@pytest.mark.item("S3-4-b", "S3-7-a", "S3-3-a")
+@pytest.mark.parametrize("mask", ["causal", "bidirectional"])
+def test_all_positions_at_once_are_each_position_by_itself(mask, rng, same):
+    """S3's T^(l)(i, X): a post block of the transformer against explicit sums for one position."""
+    a = seed_0(
+        n_layers=1, block="post", norm__kind="layer", norm__eps_at="outside", mask=mask, activation="relu",
+        scale="1/sqrt(d_head)",
+    )  # fmt: skip
+    w, tokens, tap = random_weights(a, rng), rng.integers(0, 9, 7), Tap()
+    forward(a, w, tokens, tap=tap)
+    X, heads = w["embed.token.weight"][tokens], heads_of_layer(a, w, 0)
+
+    def attend_at(i, X):
+        z = [
+            A.attention_head_at(
+                i, X, h.W_Q, h.W_K, h.W_V, lambda i, j: mask == "bidirectional" or j <= i, a.score_scale
+            )
+            for h in heads
+        ]
+        return w["blocks.0.attn.out.weight"] @ np.concatenate(z)
+
+    def m(x):
+        inner = relu(w["blocks.0.mlp.up.0.weight"] @ x + w["blocks.0.mlp.up.0.bias"])
+        return w["blocks.0.mlp.down.weight"] @ inner + w["blocks.0.mlp.down.bias"]
+
+    def norm(k):
+        gain, bias = w[f"blocks.0.norm_{k}.gain"], w[f"blocks.0.norm_{k}.bias"]
+        return lambda x: layer_norm(x, gain, bias, a.norm.eps, "outside")
+
+    for i in range(7):
+        same(tap.values["blocks.0.resid_post"][0, i], B.block_at(i, X, attend_at, m, norm(1), norm(2)))
+
+
+@pytest.mark.item("S3-7-b", "S4-res-b")
+def test_a_block_that_adds_nothing_is_the_identity(rng):
+    a = seed_0()
+    zeros = {name: np.zeros(shape) for name, shape in weight_shapes(a).items() if name.startswith("blocks.")}
+    w, tokens, tap = random_weights(a, rng) | zeros, rng.integers(0, 9, 7), Tap()
+    forward(a, w, tokens, tap=tap)
+    assert np.array_equal(tap.values["blocks.1.resid_post"], tap.values["embed"])
+    x = rng.normal(size=(2, 8))
+    _, g = gradient(lambda v: np.sum(B.residual(lambda x: 0.0 * x)(v["x"])[0, :1]), {"x": x})
+    assert np.array_equal(g["x"], np.eye(1, 16).reshape(2, 8))
+
+
+@pytest.mark.item("S4-draw-c")
+def test_a_pass_can_be_changed_from_within(rng, same):
+    a = seed_0()
+    w = random_weights(a, rng)
+    ours, theirs = rng.integers(0, 9, (2, 7))
+    kept = Tap()
+    logits, other = forward(a, w, ours), forward(a, w, theirs, tap=kept)
+    assert np.array_equal(forward(a, w, ours, tap=Tap({"blocks.0.attn.pattern": lambda x: x})), logits)
+    transplanted = Tap({"blocks.0.resid_post": lambda x: kept.values["blocks.0.resid_post"]})
+    assert np.array_equal(forward(a, w, ours, tap=transplanted), other)
+    silent = Tap({f"blocks.{l}.attn.result": np.zeros_like for l in range(2)})
+    without = w | {f"blocks.{l}.attn.out.weight": np.zeros((8, 8)) for l in range(2)}
+    same(forward(a, w, ours, tap=silent), forward(a, without, ours))
+
+
+@pytest.mark.item("S4-fig-a")
+@settings(max_examples=40)
+@given(architectures(encoder=False, embed_norm="none", readout="linear"))
+def test_logits_are_a_sum_over_the_parts(a):
+    rng = np.random.default_rng(0)
+    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
+    if a.block == "post":
+        with pytest.raises(ValueError, match="sum of parts"):
+            direct_logit_attribution(a, w, tokens)
+        return
+    parts = direct_logit_attribution(a, w, tokens)
+    assert close(sum(parts.values()), forward(a, w, tokens), 1e-11)
+    heads = [name for name in parts if ".head." in name]
+    assert len(heads) == a.n_layers * a.n_heads
+
+
+@pytest.mark.item("S4-ntp-e")
+def test_the_softmax_bottleneck(rng, same):
+    """Log-probabilities over many contexts have rank at most d + 1; phi and lambda are unique up to a linear map."""
+    phi, lam, R = rng.normal(size=(40, 3)), rng.normal(size=(20, 3)), rng.normal(size=(3, 3))
+    logp = log_softmax(unembed(phi, lam))
+    assert np.linalg.matrix_rank(logp) == 4
+    same(log_softmax(unembed(phi @ R.T, lam @ np.linalg.inv(R))), logp, 1e-10)
+
+
+@pytest.mark.item("S4-mat-a")
+def test_the_whole_transformer_on_one_page(rng, same):
+    a = seed_0(n_heads=1, n_layers=1, norm__kind="layer", norm__bias="none", mlp__bias="none",
+               scale="1/sqrt(d_head)", positions__kind="sinusoidal", activation="gelu_tanh")  # fmt: skip
+    w, tokens = random_weights(a, rng), rng.integers(0, 9, 7)
+    w |= {f"blocks.0.norm_{k}.gain": np.ones(8) for k in (1, 2)}
+    (head,) = heads_of_layer(a, w, 0)
+    E = w["embed.token.weight"][tokens] + sinusoidal_positions(7, 8)
+    page = B.one_head_transformer(
+        E, *head, w["blocks.0.mlp.up.0.weight"], w["blocks.0.mlp.down.weight"], w["unembed.weight"],
+        gelu_tanh, lambda Z: softmax(Z, where=causal_mask(7)), layer_norm,
+    )  # fmt: skip
+    same(page, forward(a, w, tokens))
+
+
+@pytest.mark.item("S1-1.1.2-d")
+@settings(max_examples=30)
+@given(architectures(encoder=False, attention__n_heads=4, attention__n_kv_heads=2))
+def test_grouped_queries_are_shared_copies(a):
+    rng = np.random.default_rng(0)
+    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
+    copied = dict(w)
+    for name, x in w.items():
+        if ".attn.key." in name or ".attn.value." in name:
+            rows = x.reshape(2, a.d_head, *x.shape[1:])
+            copied[name] = np.repeat(rows, 2, axis=0).reshape(-1, *x.shape[1:]) if "norm" not in name else x
+    assert close(forward(a.with_fields({"n_kv_heads": 4}), copied, tokens), forward(a, w, tokens))
+
+
+@pytest.mark.item("S4-encdec-a", "X-ENCDEC")
+@pytest.mark.parametrize("block", ["post", "pre"])
+def test_encoder_and_decoder_are_torchs(block, rng, same):
+    """nn.Transformer with the weights of the reference, and the two halves of what it means to read a source."""
+    fields = {"n_heads": 2, "block": block, "mlp.d_ff": 10, "mlp.activation": "relu", "positions.kind": "none"}
+    inner = Architecture(n_vocab=9, n_ctx=7, d_model=8, n_layers=2).with_fields(fields | {"mask": "bidirectional"})
+    a = Architecture(n_vocab=9, n_ctx=7, d_model=8, n_layers=2, encoder=inner).with_fields(fields)
+    w = random_weights(a, rng)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "enable_nested_tensor", UserWarning)
+        theirs = torch.nn.Transformer(
+            8, 2, 2, 2, 10, 0.0, "relu", batch_first=True, norm_first=block == "pre", dtype=torch.float64
+        ).eval()
+    theirs.load_state_dict({name: torch.tensor(x) for name, x in torch_names(w).items()})
+    source, tokens, tap = rng.integers(0, 9, (2, 5)), rng.integers(0, 9, (2, 6)), Tap()
+    encoder_decoder(a, w, source, tokens, tap=tap)
+    src, tgt = w["encoder.embed.token.weight"][source], w["embed.token.weight"][tokens]
+    with torch.no_grad():
+        out = theirs(torch.tensor(src), torch.tensor(tgt), tgt_mask=torch.tensor(~causal_mask(6)))
+    same(tap.values["final_norm"], out.numpy())
+    # the decoder is causal, and an encoder's output without positions is a set
+    encoded = encode(a, w, source)
+    logits = forward(a, w, tokens, source=encoded)
+    changed = forward(a, w, (tokens + np.array([0, 0, 0, 1, 1, 1])) % 9, source=encoded)
+    assert np.array_equal(changed[:, :3], logits[:, :3])
+    same(forward(a, w, tokens, source=encoded[:, ::-1]), logits)
+    first = np.zeros((6, 5), bool)
+    first[:, :3] = True
+    same(forward(a, w, tokens, source=encoded, source_mask=first), forward(a, w, tokens, source=encoded[:, :3]))
+
+
+def torch_names(w):
+    """The reference's weights under nn.Transformer's names."""
+    out = {}
+    for half, scope in (("encoder.", "encoder."), ("decoder.", "")):
+        norms = {"norm_1": "norm1", "norm_2": "norm2" if scope else "norm3", "norm_cross": "norm2"}
+        for l in range(2):
+            at, to = f"{scope}blocks.{l}.", f"{half}layers.{l}."
+            for mine, his in (("attn", "self_attn"), ("cross", "multihead_attn"))[: 1 if scope else 2]:
+                for kind in ("weight", "bias"):
+                    parts = [w[f"{at}{mine}.{name}.{kind}"] for name in ("query", "key", "value")]
+                    out[f"{to}{his}.in_proj_{kind}"] = np.concatenate(parts)
+                    out[f"{to}{his}.out_proj.{kind}"] = w[f"{at}{mine}.out.{kind}"]
+            for kind in ("weight", "bias"):
+                out[f"{to}linear1.{kind}"] = w[f"{at}mlp.up.0.{kind}"]
+                out[f"{to}linear2.{kind}"] = w[f"{at}mlp.down.{kind}"]
+            for mine, his in norms.items():
+                if at + mine + ".gain" in w:
+                    out[f"{to}{his}.weight"], out[f"{to}{his}.bias"] = w[f"{at}{mine}.gain"], w[f"{at}{mine}.bias"]
+        out[f"{half}norm.weight"], out[f"{half}norm.bias"] = w[f"{scope}final_norm.gain"], w[f"{scope}final_norm.bias"]
+    return out
+
+
+GPT = {"mlp.activation": "gelu_tanh"}
+
+
+@pytest.mark.item("X-PARAMS")
+@pytest.mark.parametrize(
+    ("n_vocab", "n_ctx", "d_model", "n_layers", "n_heads", "expected"),
+    [
+        (50_257, 1024, 768, 12, 12, 124_439_808),
+        (50_257, 1024, 1024, 24, 16, 354_823_168),
+        (50_257, 1024, 1280, 36, 20, 774_030_080),
+        (50_257, 1024, 1600, 48, 25, 1_557_611_200),
+        (50_257, 2048, 12_288, 96, 96, 174_604_259_328),
+    ],
+)
+def test_the_sizes_of_gpt_2_and_3(n_vocab, n_ctx, d_model, n_layers, n_heads, expected):
+    a = Architecture(
+        n_vocab=n_vocab, n_ctx=n_ctx, d_model=d_model, n_layers=n_layers, attention=Attention(n_heads=n_heads)
+    )
+    assert count_parameters(a)["total"] == expected
+
+
+@pytest.mark.item("X-PARAMS")
+def test_the_sizes_of_gpt_1_bert_vaswani_and_pythia():
+    def count(n_vocab, n_ctx, d_model, n_layers, n_heads, encoder=None, **changes):
+        a = Architecture(n_vocab=n_vocab, n_ctx=n_ctx, d_model=d_model, n_layers=n_layers, encoder=encoder)
+        a = a.with_fields({"n_heads": n_heads} | {name.replace("__", "."): v for name, v in changes.items()})
+        return a, count_parameters(a)["total"]
+
+    assert count(40_478, 512, 768, 12, 12, block="post", final_norm="none")[1] == 116_534_784
+    _, bert = count(30_522, 512, 768, 12, 12, block="post", final_norm="none", embed_norm="norm", n_segments=2)
+    assert bert + 768 * 768 + 768 == 109_482_240  # with the pooler
+    pythia = count(
+        50_304, 2048, 128, 6, 4, block="parallel", positions__kind="rotary", positions__fraction=0.25, unembed="untied"
+    )
+    assert pythia[1] == 14_067_712
+    base = {"block": "post", "positions__kind": "sinusoidal"}
+    inner, _ = count(37_000, 512, 512, 6, 8, mask="bidirectional", **base)
+    _, total = count(37_000, 512, 512, 6, 8, encoder=inner, **base)
+    assert total - 37_000 * 512 == 44_140_544 + 37_000 * 512 == 63_084_544  # one embedding shared by both sides
+
+
+@pytest.mark.item("S0-ref")
+def test_the_algorithms_of_phuong_and_hutter_have_one_function_each():
+    from pellucid.reference import embedding, functions, generation, learning, transformer
+
+    algorithms = {
+        1: embedding.embed, 2: embedding.sinusoidal_positions, 3: A.attention_head_at, 4: A.attention_head,
+        5: A.multi_head_concat, 6: functions.layer_norm, 7: embedding.unembed, 8: transformer.encoder_decoder,
+        9: transformer.encode, 10: transformer.forward, 11: learning.loss_and_gradient, 12: learning.masked_lm_loss,
+        13: learning.next_token_loss, 14: generation.generate,
+    }  # fmt: skip
+    assert sorted(algorithms) == list(range(1, 15))
+    assert all(f.__doc__ for f in algorithms.values())
