@@ -287,10 +287,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["tokenizer"]:
         commands, program, about = TOKENIZER_COMMANDS, "pellucid tokenizer", "Make, use and look at tokenizers."
         arguments = arguments[1:]
-    if arguments[:1] not in ([name] for name in commands):
-        return overview(arguments, commands, program, about)
-    function = commands[arguments[0]]
     try:
+        if arguments[:1] not in ([name] for name in commands):
+            return overview(arguments, commands, program, about)
+        function = commands[arguments[0]]
         return tyro.cli(function, prog=f"{program} {arguments[0]}", args=arguments[1:])
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
