@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pellucid.generate import sampling as module
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.sampling import Sampling, choose, draw, keep_top_k, keep_top_p, penalise, probabilities, uniform
 
@@ -49,10 +50,14 @@ def test_top_k_keeps_exactly_k_and_the_lower_ids_among_equals(logits, k):
         assert all(result[i] == row[i] for i in best)
 
 
-@given(logits_rows(), st.floats(0, 1))
-def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(logits, mass):
+@given(logits_rows(), st.floats(0, 1), st.sampled_from([1, 2, 512]))
+def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(logits, mass, short):
     p = logits.softmax(-1)
-    for row, result in zip(p.tolist(), keep_top_p(p, mass).tolist(), strict=True):
+    with pytest.MonkeyPatch.context() as patch:
+        # the likeliest that are looked at first change nothing but the time
+        patch.setattr(module, "SHORT", short)
+        kept_p = keep_top_p(p, mass)
+    for row, result in zip(p.tolist(), kept_p.tolist(), strict=True):
         falling = sorted(range(len(row)), key=lambda i: (-row[i], i))
         kept = [i for i in falling if result[i] > 0]
         assert kept == falling[: len(kept)]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pellucid.generate.errors import GenerationError
@@ -134,18 +134,29 @@ def keep_top_k(logits: Scores, k: int) -> Scores:
     if k >= logits.size(-1):
         return logits
     kth = logits.topk(k, dim=-1).values[:, -1:]
-    above, equal = logits > kth, logits == kth
-    room = k - above.sum(-1, keepdim=True)
-    return logits.masked_fill(~(above | (equal & (equal.cumsum(-1) <= room))), -torch.inf)
+    return logits.masked_fill(~_largest(logits, k, kth), -torch.inf)
 
 
 def keep_top_p(p: Scores, mass: float) -> Scores:
     """0 for all but the fewest likeliest tokens whose mass reaches `mass` (Holtzman et al. 2020), lower ids first."""
-    falling, order = p.sort(dim=-1, descending=True, stable=True)
+    # sorting a whole vocabulary takes longer than a step of a small network, and is seldom needed
+    falling = p.topk(min(SHORT, p.size(-1)), dim=-1).values
+    if (falling.sum(-1) < mass).any():
+        falling = p.sort(dim=-1, descending=True).values
     before = falling.cumsum(-1) - falling
-    stays = before < mass
-    stays[:, 0] = True
-    return p.masked_fill(~torch.empty_like(stays).scatter_(-1, order, stays), 0)
+    k = (before < mass).sum(-1, keepdim=True).clamp(min=1)
+    return p.masked_fill(~_largest(p, k, falling.gather(-1, k - 1)), 0)
+
+
+#: how many of the likeliest tokens are looked at first, in the hope that they reach the mass
+SHORT = 512
+
+
+def _largest(x: Scores, k: int | Tensor, kth: Tensor) -> Bool[Tensor, "rows n_vocab"]:
+    """Where the k largest of each row are, given the k-th largest value; among equals the lower ids."""
+    above, equal = x > kth, x == kth
+    room = k - above.sum(-1, keepdim=True)
+    return above | (equal & (equal.cumsum(-1) <= room))
 
 
 def draw(p: Scores, numbers: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
