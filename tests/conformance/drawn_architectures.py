@@ -1,12 +1,15 @@
-"""Small architectures drawn from every word of the vocabulary, for property tests."""
+"""Small architectures drawn from every word of the vocabulary, encoders too, for property tests of the reference."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from pellucid.architecture import Architecture, words
+from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions, words
 
+PARTS: dict[str, Any] = {"attention": Attention, "mlp": MLP, "positions": Positions, "norm": Norm}
+WORDS = tuple(words())
 SIZES: dict[str, Any] = {
     "n_vocab": st.integers(2, 11),
     "n_ctx": st.integers(5, 9),
@@ -23,27 +26,33 @@ SIZES: dict[str, Any] = {
     "norm.eps": st.sampled_from([1e-5, 1e-2]),
     "n_segments": st.integers(0, 2),
 }
-NEAREST = Architecture(n_vocab=5, n_ctx=5, d_model=4, n_layers=1)
+
+
+def build(fields: dict[str, Any]) -> Architecture:
+    """The architecture of dotted fields; parts are made directly, because with_fields also reads strings."""
+    whole = {name: value for name, value in fields.items() if "." not in name}
+    for part, kind in PARTS.items():
+        whole[part] = kind(**{n[len(part) + 1 :]: v for n, v in fields.items() if n.startswith(part + ".")})
+    return Architecture(**whole)
 
 
 @st.composite
 def architectures(draw, encoder: bool | None = None, **fixed: Any) -> Architecture:
     """An architecture of any words, with `fixed` fields (dots written `__`); encoder None draws it too."""
-    fixed = {name.replace("__", "."): value for name, value in fixed.items()}
-    choices = {name: draw(st.sampled_from(options)) for name, options in words()}
-    choices |= {name: draw(size) for name, size in SIZES.items()} | fixed
-    if choices["attention.n_heads"] % (choices["attention.n_kv_heads"] or 1):
-        choices["attention.n_kv_heads"] = 1
-    if choices["mlp.form"] == "gated":
-        choices["mlp.n_hidden"] = 1
+    choices = {name: st.sampled_from(options) for name, options in WORDS} | SIZES
+    choices |= {name.replace("__", "."): st.just(value) for name, value in fixed.items()}
+    fields = {name: draw(strategy) for name, strategy in choices.items()}
+    if fields["attention.n_heads"] % (fields["attention.n_kv_heads"] or 1):
+        fields["attention.n_kv_heads"] = 1
+    if fields["mlp.form"] == "gated":
+        fields["mlp.n_hidden"] = 1
     with_encoder = draw(st.booleans()) if encoder is None else encoder
-    if with_encoder and choices["block"] == "parallel":
-        choices["block"] = "post"
-    a = NEAREST.with_fields(choices)
+    if with_encoder and fields["block"] == "parallel":
+        fields["block"] = "post"
     if not with_encoder:
-        return a
-    inner = a.with_fields({"attention.mask": "bidirectional", "unembed": "tied", "readout": "linear"})
-    return Architecture.from_dict(a.to_dict() | {"encoder": inner.to_dict()})
+        return build(fields)
+    inner = build(fields | {"attention.mask": "bidirectional", "unembed": "tied", "readout": "linear"})
+    return dataclasses.replace(build(fields), encoder=inner)
 
 
 def draw_tokens(rng: np.random.Generator, a: Architecture, batch: int = 2, n: int | None = None) -> np.ndarray:

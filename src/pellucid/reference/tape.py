@@ -55,8 +55,11 @@ class Var(np.lib.mixins.NDArrayOperatorsMixin):
             return ufunc(*values)
         if method != "__call__" or kwargs or ufunc not in DERIVATIVES:
             raise TypeError(f"{ufunc.__name__} has no derivative here: add it to DERIVATIVES")
+        rules = DERIVATIVES[ufunc]
+        if any(isinstance(x, Var) for x in inputs[len(rules) :]):
+            raise TypeError(f"{ufunc.__name__} has no derivative here with respect to its last argument")
         out = np.asarray(ufunc(*values), np.float64)
-        return Var(out, _parents(inputs, values, out, DERIVATIVES[ufunc]))
+        return Var(out, _parents(inputs, values, out, rules))
 
     def __array_function__(self, function, types, args, kwargs):
         if function not in FUNCTIONS:
@@ -123,6 +126,18 @@ def _unbroadcast(g: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return g.sum(axis=repeated, keepdims=True) if repeated else g
 
 
+def _of_left(g: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """From the gradient of a @ b to that of a; a vector on either side is one row or one column."""
+    return g[..., None] * b if b.ndim == 1 else g @ np.swapaxes(b, -1, -2)
+
+
+def _of_right(g: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """From the gradient of a @ b to that of b."""
+    if b.ndim == 1:
+        return g[..., None] * a
+    return a[:, None] * g[..., None, :] if a.ndim == 1 else np.swapaxes(a, -1, -2) @ g
+
+
 COMPARISONS = {np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal, np.isfinite}
 
 #: ufunc -> for each argument, (gradient of the result, result, arguments...) -> gradient of that argument
@@ -140,10 +155,7 @@ DERIVATIVES: dict[Any, tuple[Callable, ...]] = {
     np.square: (lambda g, y, a: 2 * g * a,),
     np.tanh: (lambda g, y, a: g * (1 - y * y),),
     np.maximum: (lambda g, y, a, b: g * (a > b), lambda g, y, a, b: g * (b >= a)),
-    np.matmul: (
-        lambda g, y, a, b: g @ np.swapaxes(b, -1, -2),
-        lambda g, y, a, b: np.swapaxes(a, -1, -2) @ g,
-    ),
+    np.matmul: (lambda g, y, a, b: _of_left(g, a, b), lambda g, y, a, b: _of_right(g, a, b)),
 }
 
 
