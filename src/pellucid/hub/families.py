@@ -1,0 +1,267 @@
+"""Models of other projects in our words: their config.json and tensors to ours and back, read off the tables.
+
+Nothing is computed: tensors are cut, joined, transposed and renamed, so that a model comes back bit for
+bit. What one side cannot say is refused with the word that is in the way.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pellucid.architecture import Architecture, ArchitectureError, architecture_fields
+from pellucid.hub.tables import FAMILIES, Family, Row
+from pellucid.model import Transformer
+
+__all__ = ["FAMILIES", "FamilyError", "architecture_of", "config_of", "family_of", "in_the_way", "to_ours", "to_theirs"]
+
+PARTS = {"weight": "weight", "gain": "weight", "bias": "bias"}
+
+
+class FamilyError(ValueError):
+    """A model of another project that our words cannot say, or one of ours that theirs cannot."""
+
+
+# Configuration ------------------------------------------------------------------------------------
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family that a config.json belongs to; FamilyError names those that are known."""
+    name = config.get("model_type")
+    if name not in FAMILIES:
+        raise FamilyError(f"model_type = {name!r} is not a family that is known: expected {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def architecture_of(config: Mapping[str, Any], family: Family | None = None) -> Architecture:
+    """The architecture that a config.json describes.
+
+    Raises FamilyError for options that our words cannot say, ArchitectureError for sizes that contradict each other.
+    """
+    family = family or family_of(config)
+    for path, constant in family.constants.items():
+        if (value := _look_up(config, path)) is not None and value != constant:
+            raise FamilyError(f"{path} = {value!r} in config.json: only {constant!r} can be said in our words")
+    values: dict[str, Any] = {}
+    for name, word in family.words.items():
+        _put(values, name, word)
+    for row in family.fields:
+        value = _look_up(config, row.theirs)
+        value = row.default if value is None else value
+        if row.words is not None:
+            if value not in list(row.words):
+                known = ", ".join(map(repr, row.words))
+                raise FamilyError(f"{row.theirs} = {value!r} in config.json: only {known} can be said in our words")
+            value = row.words[value]
+        for name in row.names:
+            _put(values, name, value)
+    return Architecture.from_dict(values)
+
+
+def config_of(a: Architecture, family: Family | None = None, end_token: int | None = None) -> dict[str, Any]:
+    """The config.json of an architecture; `end_token` is the id of the separator, at which generation ends.
+
+    Raises FamilyError naming the word that is in the way.
+    """
+    family = _check_expressible(a, family)
+    config = _write(a, family)
+    if end_token is not None:
+        config |= {"bos_token_id": end_token, "eos_token_id": end_token}
+    return config
+
+
+def in_the_way(a: Architecture, family: Family) -> str:
+    """The first field of the architecture that the family cannot say, with its value; "" where it can say all.
+
+    The family can say what comes back when its config.json is read.
+    """
+    said = _settled(a)
+    for row in family.fields:
+        for name in row.names:
+            if row.words is not None and said[name] not in row.words.values():
+                return f"{name} = {said[name]}"
+    try:
+        heard = _settled(architecture_of(_write(a, family), family))
+    except ArchitectureError:
+        return f"attention.d_head = {a.d_head}"  # the one size that a config leaves to be divided out
+    different = [name for name in said if said[name] != heard[name]]
+    different += [name for name, holds in family.limits.items() if not holds(a)]
+    return f"{different[0]} = {said[different[0]]}" if different else ""
+
+
+def _check_expressible(a: Architecture, family: Family | None) -> Family:
+    """The family, or where none is given the first that can say the architecture."""
+    tried = {f.name: in_the_way(a, f) for f in ([family] if family else FAMILIES.values())}
+    for name, word in tried.items():
+        if not word:
+            return family or FAMILIES[name]
+    ways = "; ".join(f"{name} cannot say {word}" for name, word in tried.items())
+    raise FamilyError(f"this architecture cannot be written as a model of another project: {ways}")
+
+
+def _write(a: Architecture, family: Family) -> dict[str, Any]:
+    said = _settled(a)
+    config: dict[str, Any] = {"model_type": family.name, "architectures": [family.model_class]}
+    for path, constant in family.constants.items():
+        if constant is not None:
+            _put(config, path, constant)
+    for row in family.fields:
+        value = said[row.names[0]]
+        if row.words is not None:
+            value = next((theirs for theirs, ours in row.words.items() if ours == value), None)
+        _put(config, row.theirs.split("|")[0], value)
+    return config
+
+
+def _settled(a: Architecture) -> dict[str, Any]:
+    """Every field by dotted name, sizes that follow from others filled in and fields that nothing reads left out."""
+    values: dict[str, Any] = {"encoder": "given" if a.encoder is not None else None}
+    nested = a.to_dict()
+    for name in [*(n for n in architecture_fields() if n != "dropout"), *(f"dropout.{n}" for n in nested["dropout"])]:
+        values[name] = _look_up(nested, name)
+    values |= {"attention.d_head": a.d_head, "attention.n_kv_heads": a.n_kv_heads, "mlp.d_ff": a.d_ff}
+    windows = [a.window(layer) for layer in range(a.n_layers)]
+    values["attention.windows"] = [0 if w >= a.n_ctx else w for w in windows]
+    unread = {"rotary": (), "sinusoidal": ("fraction",)}.get(a.positions.kind, ("base", "fraction", "layout"))
+    values |= {f"positions.{name}": None for name in unread}
+    if a.norm.kind == "rms":
+        values["norm.bias"] = None
+    return values
+
+
+def _look_up(values: Mapping[str, Any], paths: str) -> Any:
+    """The value at the first of the paths (`a.b|c`) that leads somewhere, else None."""
+    for path in paths.split("|"):
+        found: Any = values
+        for step in path.split("."):
+            found = found.get(step) if isinstance(found, Mapping) else None
+        if found is not None:
+            return found
+    return None
+
+
+def _put(values: dict[str, Any], path: str, value: Any) -> None:
+    *parts, last = path.split(".")
+    for part in parts:
+        values = values.setdefault(part, {})
+    values[last] = value
+
+
+# Tensors ------------------------------------------------------------------------------------------
+
+
+def to_ours(state: Mapping[str, Tensor], config: Mapping[str, Any], family: Family | None = None) -> dict[str, Tensor]:
+    """Their tensors under our names, for `load_state` of a Transformer of `architecture_of(config)`.
+
+    Names without the family's prefix, older spellings and repeated tensors are understood. Raises FamilyError
+    naming a tensor that is missing, left over, of another shape, or different from what it should repeat.
+    """
+    family = family or family_of(config)
+    a = architecture_of(config, family)
+    shapes = _shapes(a)
+    left = _spelled(state, family, {theirs for _, theirs, _ in _pairs(family, shapes)})
+    twins = _take_twins(left, family, a)
+    made: dict[str, Tensor] = {}
+    for ours, theirs, row in _pairs(family, shapes):
+        tensor = left.pop(theirs, None)
+        tensor = twins.get(theirs) if tensor is None else tensor
+        if tensor is None:
+            raise FamilyError(f"the tensor {theirs} is missing: is config.json the one of these weights?")
+        expected = _joined([torch.empty(shapes[name], device="meta") for name in ours], row, a).shape
+        if tensor.shape != expected:
+            raise FamilyError(f"{theirs} has shape {list(tensor.shape)}: config.json asks for {list(expected)}")
+        made |= dict(zip(ours, _split(tensor, [shapes[name][0] for name in ours], row, a), strict=True))
+    _check_left(left, family, made)
+    return made
+
+
+def to_theirs(state: Mapping[str, Tensor], a: Architecture, family: Family | None = None) -> dict[str, Tensor]:
+    """Our tensors (`state_of`) under their names; a tied readout is written once, with the embedding.
+
+    Raises FamilyError naming the word of the architecture that is in the way, or a tensor that is missing.
+    """
+    family = _check_expressible(a, family)
+    made = {}
+    for ours, theirs, row in _pairs(family, _shapes(a)):
+        if missing := [name for name in ours if name not in state]:
+            raise FamilyError(f"the tensor {missing[0]} is missing: give every parameter of the architecture")
+        made[theirs] = _joined([state[name] for name in ours], row, a).contiguous()
+    return made | {twin: made[other].clone() for twin, other in family.twins.items() if other in made}
+
+
+def _shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter, from a network without memory."""
+    with torch.device("meta"):
+        return {name: tuple(p.shape) for name, p in Transformer(a).named_parameters()}
+
+
+def _pairs(family: Family, shapes: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, Row]]:
+    """(our tensors, their tensor, the row that says so), for every tensor that the architecture has."""
+    layers = sorted({int(n) for name in shapes for n in re.findall(r"^(?:encoder\.)?blocks\.(\d+)\.", name)})
+    for row in family.rows:
+        for i in layers if "{i}" in row.theirs else [0]:
+            for part, theirs in PARTS.items():
+                ours = tuple(f"{module.format(i=i)}.{part}" for module in row.modules)
+                if ours[0] in shapes:
+                    yield ours, f"{row.theirs.format(i=i)}.{theirs}", row
+
+
+def _joined(parts: list[Tensor], row: Row, a: Architecture) -> Tensor:
+    """Our tensors as their one."""
+    if row.fused == "heads":
+        by_head = [part.unflatten(0, (a.n_heads, -1)) for part in parts]
+        joined = torch.stack(by_head, 1).flatten(0, 2)
+    else:
+        joined = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return joined.T if row.transposed and joined.ndim == 2 else joined
+
+
+def _split(tensor: Tensor, rows: list[int], row: Row, a: Architecture) -> list[Tensor]:
+    """Their tensor as ours, with these numbers of rows."""
+    tensor = tensor.T if row.transposed and tensor.ndim == 2 else tensor
+    if row.fused == "heads":
+        parts = tensor.unflatten(0, (a.n_heads, len(rows), -1)).unbind(1)
+        return [part.flatten(0, 1).contiguous() for part in parts]
+    return [part.contiguous() for part in tensor.split(rows)]
+
+
+def _spelled(state: Mapping[str, Tensor], family: Family, expected: set[str]) -> dict[str, Tensor]:
+    """The state under the family's present names, prefix included, without what has no counterpart."""
+    named = {}
+    for name, tensor in state.items():
+        for old, new in family.spellings.items():
+            name = name.replace(old, new)
+        named[name] = tensor
+    if not any(name.startswith(family.prefix) for name in named):
+        # files of the bare model (GPT2Model, BertModel) leave the prefix out
+        heads = {name.split(".")[0] for name in expected if not name.startswith(family.prefix)}
+        named = {n if n.split(".")[0] in heads else family.prefix + n: t for n, t in named.items()}
+    return {n: t for n, t in named.items() if not any(re.search(pattern, n) for pattern in family.ignored)}
+
+
+def _take_twins(left: dict[str, Tensor], family: Family, a: Architecture) -> dict[str, Tensor]:
+    """The repeated tensors, taken out, under the name of what they repeat.
+
+    Where the readout is untied, the twin is a tensor that nothing reads.
+    """
+    found = {}
+    for twin, other in family.twins.items():
+        if twin in left:
+            found[other] = left.pop(twin)
+            if a.unembed == "tied" and other in left and not torch.equal(left[other], found[other]):
+                raise FamilyError(f"{twin} and {other} should be one tensor and differ: the file is damaged")
+    return found
+
+
+def _check_left(left: Mapping[str, Tensor], family: Family, made: Mapping[str, Tensor]) -> None:
+    """Nothing is left over but a tied readout's second copy."""
+    readout = next(f"{row.theirs}.weight" for row in family.rows if row.ours == "unembed")
+    for name, tensor in left.items():
+        if name != readout:
+            raise FamilyError(f"the tensor {name} is left over: nothing in config.json or our words asks for it")
+        if not torch.equal(tensor, made["embed.token.weight"]):
+            raise FamilyError(
+                f"{name} differs from the embedding although config.json ties them: set tie_word_embeddings to false"
+            )

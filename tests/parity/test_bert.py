@@ -1,0 +1,120 @@
+"""BERT of transformers and ours are one function, with segments and padding."""
+
+import pytest
+import torch
+from theirs import TOLERANCE, as_ours, both, draw, farthest, numpy_weights, perturb
+from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, BertModel
+
+from pellucid.architecture import count_parameters
+from pellucid.hub import architecture_of, to_ours
+from pellucid.model import Recorder, Transformer
+from pellucid.model.weights import state_of
+from pellucid.presets import preset
+from pellucid.reference import transformer as reference
+from pellucid.reference.tap import Tap
+
+SIZES = {"vocab_size": 13, "max_position_embeddings": 9, "hidden_size": 12, "num_hidden_layers": 3}
+VARIANTS = {
+    "plain": {"num_attention_heads": 3, "intermediate_size": 20},
+    "one head, tanh gelu": {"num_attention_heads": 1, "intermediate_size": 7, "hidden_act": "gelu_new"},
+    "untied, large eps": {
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "tie_word_embeddings": False,
+        "layer_norm_eps": 1e-2,
+    },
+    "three segments, relu": {
+        "num_attention_heads": 4,
+        "intermediate_size": 20,
+        "type_vocab_size": 3,
+        "hidden_act": "relu",
+    },
+}
+
+
+def theirs(kind=BertForMaskedLM, **options):
+    config = BertConfig(**SIZES | VARIANTS["plain"] | options)
+    return perturb(kind(config)), config.to_dict()
+
+
+def reading(a, seed=0):
+    """Segments, and a mask that hides what pads each row on the right."""
+    segments = draw(a, seed=seed + 1) % a.n_segments
+    kept = torch.arange(a.n_ctx) < torch.tensor([a.n_ctx, 4, 1])[:, None]
+    return segments, kept
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_logits(options, attention):
+    model, config = theirs(**options, attn_implementation=attention)
+    network, _ = as_ours(model, config)
+    a = network.architecture
+    tokens, (segments, kept) = draw(a), reading(a)
+    expected = model(tokens, token_type_ids=segments).logits
+    for logits in both(network, tokens, segments=segments).values():
+        assert farthest(logits, expected) <= TOLERANCE
+    expected = model(tokens, token_type_ids=segments, attention_mask=kept.long()).logits
+    mask = kept[:, None, :].expand(-1, a.n_ctx, -1)
+    for logits in both(network, tokens, segments=segments, mask=mask).values():
+        assert farthest(logits, expected) <= TOLERANCE
+
+
+def test_the_stream_is_that_of_the_bare_model():
+    """BertModel's last_hidden_state and hidden_states are the streams behind our blocks."""
+    model, config = theirs()
+    bare = BertModel(model.config).double().eval()
+    # the pooler is not part of the masked language model
+    assert bare.load_state_dict(model.bert.state_dict(), strict=False).missing_keys == [
+        "pooler.dense.weight",
+        "pooler.dense.bias",
+    ]
+    network, _ = as_ours(model, config)
+    a = network.architecture
+    tokens, (segments, kept) = draw(a), reading(a)
+    mask = kept[:, None, :].expand(-1, a.n_ctx, -1)
+    names = ["embed_norm", *(f"blocks.{i}.resid_post" for i in range(a.n_layers))]
+    recorder, tap = Recorder(names), Tap()
+    network(tokens, segments=segments, mask=mask, tap=recorder)
+    reference.forward(a, numpy_weights(network), tokens.numpy(), segments=segments.numpy(), mask=mask.numpy(), tap=tap)
+    found = bare(tokens, token_type_ids=segments, attention_mask=kept.long(), output_hidden_states=True)
+    assert torch.equal(found.hidden_states[-1], found.last_hidden_state)
+    for name, expected in zip(names, found.hidden_states, strict=True):
+        assert farthest(recorder.values[name], expected) <= TOLERANCE, name
+        assert farthest(torch.from_numpy(tap.values[name]), expected) <= TOLERANCE, name
+
+
+def test_the_pooler_and_the_next_sentence_head_are_left_out():
+    model, config = theirs(BertForPreTraining)
+    network, _ = as_ours(model, config)
+    tokens, (segments, _) = draw(network.architecture), reading(network.architecture)
+    expected = model(tokens, token_type_ids=segments).prediction_logits
+    for logits in both(network, tokens, segments=segments).values():
+        assert farthest(logits, expected) <= TOLERANCE
+
+
+def test_parameters_of_bert_base():
+    """109,482,240 counts BertModel: no readout, and a pooler (d^2 + d), which we do not have."""
+    with torch.device("meta"):
+        bare = BertModel(BertConfig())
+        ours = Transformer(preset("bert"))
+    assert sum(p.numel() for p in bare.parameters()) == 109_482_240
+    assert architecture_of(BertConfig().to_dict()) == preset("bert").with_fields({"mlp.d_ff": 3072})
+    counts = count_parameters(preset("bert"))
+    pooler = 768 * 768 + 768
+    assert counts["total"] - counts["unembed"] + pooler == 109_482_240
+    assert sum(p.numel() for p in state_of(ours).values()) == counts["total"] == 109_514_298
+
+
+def test_old_spellings_are_read():
+    """The files of 2018 call a norm's gain gamma and its bias beta, and hold one bias of the readout."""
+    model, config = theirs()
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in model.state_dict().items()
+        if name != "cls.predictions.decoder.bias"
+    }
+    old["bert.embeddings.position_ids"] = torch.arange(9)
+    made, expected = to_ours(old, config), to_ours(model.state_dict(), config)
+    assert made.keys() == expected.keys()
+    assert all(torch.equal(made[name], expected[name]) for name in expected)

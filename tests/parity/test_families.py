@@ -1,0 +1,240 @@
+"""The tables go both ways bit for bit, and what one side cannot say is refused with the word in the way."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from theirs import draw, farthest
+from transformers import BertForMaskedLM, GPT2LMHeadModel, GPTNeoXForCausalLM
+
+from drawing import architectures, make_network
+from pellucid.architecture import Architecture, words
+from pellucid.hub import FAMILIES, FamilyError, architecture_of, config_of, to_ours, to_theirs
+from pellucid.hub.families import in_the_way
+from pellucid.model import Transformer
+from pellucid.model.weights import load_state, state_of
+
+SIZES = {"n_vocab": 13, "n_ctx": 8, "d_model": 12, "n_layers": 2, "n_segments": 0, "attention.d_head": 0}
+SIZES |= {"attention.n_heads": 3, "attention.n_kv_heads": 0, "attention.windows": (0,), "mlp.n_hidden": 1}
+COMMON = {"norm.kind": "layer", "norm.eps_at": "inside", "norm.bias": "all", "mlp.form": "plain", "mlp.bias": "all"}
+COMMON |= {"attention.qk_norm": "none", "attention.bias": "all", "embed_scale": "1", "dropout.mlp_out": 0.0}
+COMMON |= {"attention.scale": "1/sqrt(d_head)", "embed_norm": "none", "final_norm": "norm", "readout": "linear"}
+#: what each family leaves free is drawn
+FREE = {
+    "gpt2": {
+        "attention.mask": "causal",
+        "attention.scale": st.sampled_from(["1/sqrt(d_head)", "1"]),
+        "positions.kind": "learned",
+        "block": "pre",
+    },
+    "gpt_neox": {
+        "attention.mask": "causal",
+        "attention.bias": st.sampled_from(["all", "none"]),
+        "positions.kind": "rotary",
+        "positions.layout": "halves",
+        "positions.fraction": st.sampled_from([0.5, 1.0]),
+        "block": st.sampled_from(["pre", "parallel"]),
+    },
+    "bert": {
+        "attention.mask": "bidirectional",
+        "positions.kind": "learned",
+        "block": "post",
+        "embed_norm": "norm",
+        "final_norm": "none",
+        "readout": "bert",
+        "n_segments": st.sampled_from([1, 2, 3]),
+    },
+}
+MODELS = {"gpt2": GPT2LMHeadModel, "gpt_neox": GPTNeoXForCausalLM, "bert": BertForMaskedLM}
+
+
+def of_family(name):
+    return architectures(SIZES | COMMON | FREE[name])
+
+
+def one_of(name):
+    """One architecture of the family."""
+    fixed = {key: value for key, value in (SIZES | COMMON | FREE[name]).items() if not hasattr(value, "map")}
+    fixed |= {"n_segments": 2} if name == "bert" else {}
+    return Architecture(n_vocab=13, n_ctx=8, d_model=12, n_layers=2).with_fields(fixed)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@settings(max_examples=15)
+@given(st.sampled_from(list(FAMILIES)).flatmap(of_family), st.integers(0, 3))
+def test_there_and_back_bit_for_bit(a, seed):
+    state = state_of(make_network(a, seed, torch.float32))
+    config = json.loads(json.dumps(config_of(a)))
+    theirs = to_theirs(state, a)
+    assert all(tensor.is_contiguous() for tensor in theirs.values())
+    assert same(to_ours(theirs, config), state)
+    back = architecture_of(config)
+    assert same(to_theirs(state, back), theirs)
+    assert config_of(back) == config
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("unembed", ["tied", "untied"])
+def test_the_files_load_in_transformers(name, unembed, tmp_path):
+    """config.json and model.safetensors, with nothing missing and nothing left over."""
+    a = one_of(name).with_fields({"unembed": unembed})
+    network = make_network(a)
+    config = config_of(a, end_token=12) | {"dtype": "float64", "pad_token_id": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(to_theirs(state_of(network), a), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model, info = MODELS[name].from_pretrained(tmp_path, dtype="auto", output_loading_info=True)
+    assert not any(info.values()), info
+    assert model.config.architectures == [type(model).__name__] == [FAMILIES[name].model_class]
+    tokens = draw(a)
+    # 1e-6: the float32 angles of GPT-NeoX, see test_gpt_neox
+    tolerance = 1e-6 if name == "gpt_neox" else 1e-12
+    assert farthest(network(tokens), model.eval()(tokens).logits) <= tolerance
+    if name != "bert":
+        assert model.generation_config.eos_token_id == 12
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_transformers_saves_is_read(name, tmp_path):
+    a = one_of(name)
+    network = make_network(a)
+    config = config_of(a, end_token=12) | {"pad_token_id": None}
+    model = MODELS[name](MODELS[name].config_class(**config)).double()
+    extra = model.load_state_dict(to_theirs(state_of(network), a), strict=False).unexpected_keys
+    model.tie_weights()
+    assert not extra
+    model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    again = Transformer(architecture_of(saved)).double().eval()
+    load_state(again, to_ours(load_file(tmp_path / "model.safetensors"), saved))
+    tokens = draw(a)
+    assert torch.equal(again(tokens), network(tokens))
+
+
+REFUSED = [
+    ("gpt2", {"positions.kind": "rotary"}, "positions.kind = rotary"),
+    ("gpt2", {"block": "parallel"}, "block = parallel"),
+    ("gpt2", {"norm.kind": "rms"}, "norm.kind = rms"),
+    ("gpt2", {"norm.bias": "none"}, "norm.bias = none"),
+    ("gpt2", {"norm.eps_at": "outside"}, "norm.eps_at = outside"),
+    ("gpt2", {"attention.n_kv_heads": 1}, "attention.n_kv_heads = 1"),
+    ("gpt2", {"attention.d_head": 5}, "attention.d_head = 5"),
+    ("gpt2", {"attention.n_heads": 5, "attention.d_head": 2}, "attention.d_head = 2"),
+    ("gpt2", {"attention.windows": "0, 3"}, "attention.windows = [0, 3]"),
+    ("gpt2", {"attention.scale": "1/d_head"}, "attention.scale = 1/d_head"),
+    ("gpt2", {"attention.mask": "prefix"}, "attention.mask = prefix"),
+    ("gpt2", {"mlp.form": "gated"}, "mlp.form = gated"),
+    ("gpt2", {"mlp.n_hidden": 2}, "mlp.n_hidden = 2"),
+    ("gpt2", {"mlp.bias": "none"}, "mlp.bias = none"),
+    ("gpt2", {"n_segments": 2}, "n_segments = 2"),
+    ("gpt2", {"dropout.mlp_out": 0.3}, "dropout.mlp_out = 0.3"),
+    ("gpt_neox", {"positions.layout": "pairs"}, "positions.layout = pairs"),
+    ("gpt_neox", {"positions.fraction": 0.75}, "positions.fraction = 0.75"),
+    ("gpt_neox", {"attention.bias": "qkv"}, "attention.bias = qkv"),
+    ("gpt_neox", {"block": "post"}, "block = post"),
+    ("bert", {"attention.mask": "causal"}, "attention.mask = causal"),
+    ("bert", {"n_segments": 0}, "n_segments = 0"),
+    ("bert", {"readout": "linear"}, "readout = linear"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "word"), REFUSED)
+def test_the_word_in_the_way_is_named(name, changes, word):
+    a = one_of(name)
+    assert in_the_way(a, FAMILIES[name]) == ""
+    changed = a.with_fields(changes)
+    assert in_the_way(changed, FAMILIES[name]) == word
+    for refused in (lambda: config_of(changed, FAMILIES[name]), lambda: to_theirs({}, changed, FAMILIES[name])):
+        with pytest.raises(FamilyError, match=word.replace("[", "\\[")):
+            refused()
+
+
+def test_an_encoder_is_refused():
+    a = one_of("gpt2")
+    encoder = a.with_fields({"attention.mask": "bidirectional"})
+    reading = Architecture.from_dict(a.to_dict() | {"encoder": encoder.to_dict()})
+    with pytest.raises(FamilyError, match=r"gpt2 cannot say encoder = given.*gpt_neox cannot say"):
+        config_of(reading)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_word_is_written_or_refused_by_name(name):
+    """What is not refused is the same function when it comes back from the files."""
+    family, written = FAMILIES[name], set()
+    for field, options in words():
+        for word in options:
+            a = one_of(name).with_fields({field: word})
+            if blocker := in_the_way(a, family):
+                assert blocker == f"{field} = {word}"
+                continue
+            written.add(f"{field} = {word}")
+            config, network = config_of(a, family), make_network(a)
+            again = Transformer(architecture_of(config)).double().eval()
+            load_state(again, to_ours(to_theirs(state_of(network), a, family), config))
+            tokens = draw(a)
+            assert torch.equal(again(tokens), network(tokens)), (field, word)
+    free = {"gpt2": "attention.scale = 1", "gpt_neox": "block = pre", "bert": "unembed = untied"}
+    assert {free[name], "mlp.activation = silu"} <= written
+
+
+def test_windows_that_reach_the_whole_context_are_none():
+    assert in_the_way(one_of("gpt2").with_fields({"attention.windows": "8, 0"}), FAMILIES["gpt2"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "llama"}, "model_type = 'llama' is not a family that is known: expected gpt2, gpt_neox, bert"),
+        ({"activation_function": "mish"}, "activation_function = 'mish' in config.json: only 'gelu'"),
+        ({"add_cross_attention": True}, "add_cross_attention = True in config.json: only False"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+    ],
+)
+def test_options_of_theirs_that_we_cannot_say(change, message):
+    with pytest.raises(FamilyError, match=message):
+        architecture_of(config_of(one_of("gpt2")) | change)
+
+
+@pytest.mark.parametrize("scaling", [{"rope_parameters": {"rope_type": "yarn"}}, {"rope_scaling": {"type": "linear"}}])
+def test_scaled_rotary_positions_are_refused(scaling):
+    with pytest.raises(FamilyError, match="rope_"):
+        architecture_of(config_of(one_of("gpt_neox")) | scaling)
+
+
+def test_damaged_states_are_refused():
+    a = one_of("gpt2")
+    state, config = to_theirs(state_of(make_network(a)), a), config_of(a)
+    name = "transformer.h.1.attn.c_attn.weight"
+    for changed, message in [
+        ({n: t for n, t in state.items() if n != name}, f"{name} is missing"),
+        (state | {name: state[name].T}, r"has shape \[36, 12\]: config.json asks for \[12, 36\]"),
+        (state | {"transformer.h.7.ln_1.weight": state["transformer.ln_f.weight"]}, "h.7.ln_1.weight is left over"),
+        (state | {"lm_head.weight": state["transformer.wte.weight"] + 1}, "lm_head.weight differs from the embedding"),
+    ]:
+        with pytest.raises(FamilyError, match=message):
+            to_ours(changed, config)
+    with pytest.raises(FamilyError, match=r"embed.token.weight is missing"):
+        to_theirs({}, a)
+    bert = one_of("bert")
+    state = to_theirs(state_of(make_network(bert)), bert)
+    state["cls.predictions.bias"] = state["cls.predictions.bias"] + 1
+    with pytest.raises(FamilyError, match="should be one tensor and differ"):
+        to_ours(state, config_of(bert))
+
+
+def test_names_without_the_prefix():
+    """The files of the bare models, as they lie on the hub."""
+    a = one_of("gpt2")
+    state = state_of(make_network(a))
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in to_theirs(state, a).items()}
+    bare["h.0.attn.bias"] = torch.ones(1, 1, 8, 8).tril()
+    assert same(to_ours(bare, config_of(a)), state)
+    a = one_of("bert")
+    state = state_of(make_network(a))
+    bare = {name.removeprefix("bert."): tensor for name, tensor in to_theirs(state, a).items()}
+    assert same(to_ours(bare, config_of(a)), state)
