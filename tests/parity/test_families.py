@@ -1,5 +1,6 @@
 """The tables go both ways bit for bit, and what one side cannot say is refused with the word in the way."""
 
+import functools
 import json
 
 import pytest
@@ -55,6 +56,7 @@ def of_family(name):
     return architectures(SIZES | COMMON | FREE[name])
 
 
+@functools.cache
 def one_of(name):
     """One architecture of the family."""
     fixed = {key: value for key, value in (SIZES | COMMON | FREE[name]).items() if not hasattr(value, "map")}

@@ -78,6 +78,9 @@ def in_the_way(a: Architecture, family: Family) -> str:
     The family can say what comes back when its config.json is read.
     """
     said = _settled(a)
+    for name, word in family.words.items():
+        if said[name] != word:
+            return f"{name} = {said[name]}"
     for row in family.fields:
         for name in row.names:
             if row.words is not None and said[name] not in row.words.values():
