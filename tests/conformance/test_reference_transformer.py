@@ -92,7 +92,7 @@ def test_the_transformer_is_defined_on_all_matrices(rng, same):
     assert np.sum(g["t"] * direction) == pytest.approx(slope, rel=1e-6)
 
 
-@pytest.mark.item("S0-4.1-a", "S0-4.1-b", "S2-1-b", "S2-1-c", "S2-1-d", "S4-res-a")
+@pytest.mark.item("S0-3.3-a", "S0-4.1-a", "S0-4.1-b", "S2-1-b", "S2-1-c", "S2-1-d", "S4-res-a")
 def test_a_block_is_attention_then_mlp(rng, same):
     a = seed_0(n_layers=1, activation="tanh")
     w, tokens, tap = random_weights(a, rng), rng.integers(0, 9, 7), Tap()
@@ -112,6 +112,13 @@ def test_a_block_is_attention_then_mlp(rng, same):
     same(B.block(X, attend, m), composed)
     same(tap.values["blocks.0.resid_mid"][0] - X, attend(X))
     same(tap.values["blocks.0.attn_out"][0], attend(X))
+    for h, head in enumerate(heads):
+        W_QK = A.qk_circuit(head.W_Q, head.W_K)
+        same(tap.values["blocks.0.attn.pattern"][0, h], A.attention_pattern(X, W_QK, causal_mask(7)))
+        same(
+            tap.values["blocks.0.attn.result"][0, h],
+            A.attention_head(X, W_QK, A.ov_circuit(head.W_O, head.W_V), causal_mask(7)),
+        )
     # E-04: the printed (4.2) lacks the heads
     same((X + m(X + attend(X))) - composed, -attend(X))
 
@@ -226,7 +233,7 @@ def test_every_tensor_of_the_table_that_the_architecture_has_is_named(a):
     assert values["loss"].shape == (2, a.n_ctx - 1)
 
 
-@pytest.mark.item("S1-1.1-k", "S3-3-a")
+@pytest.mark.item("S1-1.1-k", "S3-3-a", "S4-code-a")
 @settings(max_examples=40)
 @given(architectures(encoder=False))
 def test_rows_of_a_batch_do_not_meet_and_padding_is_not_read(a):
