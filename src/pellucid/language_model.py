@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pellucid.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from pellucid.text.tokenizer import train_tokenizer as make_tokenizer
 from pellucid.training import run as runs
 from pellucid.training.display import PlainReporter, make_reporter
-from pellucid.training.recipe import RecipeError, differences, make_recipe, overlay
+from pellucid.training.recipe import RecipeError, differences, make_recipe, make_recipe_on, overlay, take_length
 from pellucid.training.resolve import resolve_device, with_length
 from pellucid.training.run import Run
 
@@ -118,14 +118,9 @@ def train(
     in a row whose loss or gradient was not finite.
     """
     reporter = make_reporter() if show else QuietReporter()
-    length = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
-    if len([value for value in length.values() if value]) > 1:
-        raise RecipeError(
-            f"the length is given twice, by {' and '.join(n for n, v in length.items() if v)}: give one of them"
-        )
-    if negative := [name for name, value in length.items() if value is not None and value <= 0]:
-        raise RecipeError(f"{negative[0]} = {length[negative[0]]}: expected a number above 0")
-    file, changes = None if recipe is None else Path(recipe), dict(fields or {})
+    file = None if recipe is None else Path(recipe)
+    asked = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
+    changes, length = take_length(fields or {}, asked)
     if resume:
         return continue_run(tuple(map(str, inputs)), out, preset, file, changes, length, reporter)
     if not inputs:
@@ -134,15 +129,12 @@ def train(
     given: dict[str, Any] = {}
     if from_model is not None:
         source = load(from_model, device="cpu")
-        if wrong := [n for n in changes if n.startswith("model.") and not n.startswith("model.dropout")] + (
-            [preset] if preset else []
-        ):
-            raise RecipeError(f"--from takes the architecture of {from_model}: leave out {wrong[0]}")
+        if preset:
+            raise RecipeError(f"--from takes the architecture of {from_model}: leave out --preset {preset}")
+        made = make_recipe_on(source.architecture, paths, changes, file)
         given = {"tokenizer": source.tokenizer, "weights": dict(source.network.named_parameters())}
-        made = make_recipe(paths, "small", changes, file)
-        made = replace(made, model=source.architecture)
     else:
-        made = make_recipe(paths, preset or "small", changes, file)
+        made = make_recipe(paths, preset, changes, file)
     return runs.start(with_length(made, length), None if out is None else Path(out), reporter, write_sample, **given)
 
 

@@ -2,16 +2,18 @@
 
 A checkpoint is the folder `checkpoints/step-00000100`. Its manifest lists every file with size and
 SHA-256 and every tensor with its global shape, so that a checkpoint written by several processes can be
-read by any number of them. Tensors are safetensors, everything else is JSON; nothing is pickled.
+read by any number of them; the manifest carries a checksum of itself. Tensors are safetensors,
+everything else is JSON; nothing is pickled.
 """
 
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +75,7 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
             for name, t in {**checkpoint.weights, **checkpoint.optimizer}.items()
         },
     }
-    files[MANIFEST] = json.dumps(manifest, indent=1).encode()
+    files[MANIFEST] = seal(manifest)
     aside = target.with_name(f"{target.name}.writing")
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -96,15 +98,21 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """The bytes are on disk when this returns."""
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    """The bytes are on disk when this returns; an OSError names the file."""
+    try:
+        with open(path, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def flush_folder(path: Path) -> None:
     """The folder's entries are on disk when this returns."""
+    if sys.platform == "win32":
+        return  # folders cannot be opened there, and their entries are written through
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -115,26 +123,45 @@ def flush_folder(path: Path) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file in one step: a reader sees the old one or the new one, whole."""
     aside = path.with_name(f"{path.name}.writing")
-    write_durably(aside, (json.dumps(value, indent=1) + "\n").encode())
-    os.replace(aside, path)
+    try:
+        write_durably(aside, (json.dumps(value, indent=1) + "\n").encode())
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
     flush_folder(path.parent)
 
 
+def seal(manifest: dict[str, Any]) -> bytes:
+    """The manifest's bytes, its own SHA-256 the last entry."""
+    digest = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
+    return json.dumps(manifest | {"sha256": digest}, indent=1).encode()
+
+
 def verify(folder: Path) -> str:
-    """What is wrong with a checkpoint folder, or "" when every file is as its manifest says."""
+    """What is wrong with a checkpoint folder, or "" when every file is byte for byte as it was written."""
+    name = MANIFEST
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        files: Mapping[str, Any] = manifest["files"]
-        for name, said in files.items():
-            content = (folder / name).read_bytes()
-            if len(content) != said["bytes"]:
-                return f"{name} has {len(content):,} bytes, {said['bytes']:,} were written"
-            if hashlib.sha256(content).hexdigest() != said["sha256"]:
-                return f"{name} has changed since it was written: its checksum differs"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
+        raw = (folder / MANIFEST).read_bytes()
+        manifest = json.loads(raw)
+        del manifest["sha256"]
+        if seal(manifest) != raw:  # whatever was changed, white space included, is written differently now
+            return f"{MANIFEST} has changed since it was written: its checksum differs"
+        if manifest["format"] != FORMAT or folder_of(Path(), manifest["step"]).name != folder.name:
+            return f"{MANIFEST} is of format {manifest['format']} and step {manifest['step']}, which is not this one's"
+        for name, said in manifest["files"].items():
+            with open(folder / name, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != said["bytes"]:
+                    return f"{name} has {size:,} bytes, {said['bytes']:,} were written"
+                if hashlib.file_digest(file, "sha256").hexdigest() != said["sha256"]:
+                    return f"{name} has changed since it was written: its checksum differs"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
     except (ValueError, KeyError, TypeError):
-        return f"{MANIFEST} cannot be read"
+        return f"{MANIFEST} has changed since it was written: it is not a manifest any more"
     return ""
 
 
@@ -171,8 +198,26 @@ def best_step(run: Path) -> int | None:
     return step if folder_of(run, step).is_dir() else None
 
 
+def best_loss(run: Path) -> float:
+    """The held-out loss of `best_step`, infinite where there is none."""
+    if best_step(run) is None:
+        return math.inf
+    return json.loads((run / "checkpoints" / "best.json").read_bytes())["held_out_loss"]
+
+
+def set_aside(run: Path, after: int) -> None:
+    """Take checkpoints later than step `after`, which are damaged, out of the row, or pruning would count them."""
+    for step in steps_of(run):
+        if step > after:
+            gone = folder_of(run, step).with_suffix(".damaged")
+            shutil.rmtree(gone, ignore_errors=True)
+            os.rename(folder_of(run, step), gone)
+
+
 def prune(run: Path, keep_last: int) -> None:
     """Remove all but the newest `keep_last` checkpoints and the best; and what an interrupted save left aside."""
+    for left in (*(run / "checkpoints").glob("*.removing"), *(run / "checkpoints").glob("*.writing")):
+        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
     keep = {*steps_of(run)[-keep_last:], best_step(run)}
     for step in steps_of(run):
         if step not in keep:
@@ -180,5 +225,3 @@ def prune(run: Path, keep_last: int) -> None:
             gone = folder_of(run, step).with_suffix(".removing")
             os.rename(folder_of(run, step), gone)
             shutil.rmtree(gone)
-    for left in (*(run / "checkpoints").glob("*.removing"), *(run / "checkpoints").glob("*.writing")):
-        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from pellucid.training.recipe import Recipe
 
 
 class TokenData:
-    """Batches of a recipe over prepared tokens."""
+    """Batches of a recipe over prepared tokens; raises BatchesError where either part is too small for them."""
 
     def __init__(self, tokens: Tokens, recipe: Recipe, device: torch.device):
         t, self.inside = recipe.train, recipe.text.inside_documents == "yes"
@@ -21,19 +21,16 @@ class TokenData:
         whole = t.batch * t.accumulate
         self.batches = Batches(tokens, self.n_ctx, whole, t.seed, inside_documents=self.inside)
         self.part = tokens.part("held_out")
+        self.held_out()  # what it would refuse at the first evaluation is refused now
 
     def at(self, step: int, micro: int, of: int) -> Pass:
         """Part `micro` of `of` of a step's batch."""
         return self._pass(self.batches.at(step, micro, of))
 
-    def held_out(self, limit: int) -> Iterator[Pass]:
-        """Windows of the training context that do not overlap: the first `limit` tokens of them, or all for 0."""
-        read = 0
-        for batch in windows(self.part, self.n_ctx, batch=self.batch, inside_documents=self.inside):
-            yield self._pass(batch, batch.counts)
-            read += batch.inputs.size
-            if limit and read >= limit:
-                return
+    def held_out(self) -> Iterator[Pass]:
+        """All of the held-out text, in windows of the training context that do not overlap."""
+        found = windows(self.part, self.n_ctx, batch=self.batch, inside_documents=self.inside)
+        return (self._pass(batch, batch.counts) for batch in found)
 
     @property
     def held_out_tokens_per_byte(self) -> float:

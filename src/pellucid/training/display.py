@@ -1,5 +1,6 @@
 """What a person sees of a run: a live panel in a terminal, plain lines anywhere else."""
 
+import os
 import sys
 import time
 from typing import Any, TextIO
@@ -24,7 +25,11 @@ class PlainReporter:
         self.last = -1e9
 
     def line(self, text: str) -> None:
-        print(text, file=self.file, flush=True)
+        try:
+            print(text, file=self.file, flush=True)
+        except BrokenPipeError:
+            # whoever read this has gone (`| head`); the run goes on, and says nothing to nobody
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
     def start(self, lines: list[str]) -> None:
         for text in lines:

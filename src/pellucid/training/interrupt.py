@@ -6,10 +6,15 @@ from types import FrameType
 from typing import Self
 
 
+class Interrupted(Exception):  # noqa: N818 (nothing went wrong)
+    """A signal came where there is nothing to save yet."""
+
+
 class Interruption:
     """While entered, the first SIGINT or SIGTERM sets `signal`; a second one stops at once.
 
-    Whoever works in a loop looks at it: training after each step, evaluation and sampling after each batch.
+    Whoever works in a loop looks at it: reading text after each piece, training after each step, evaluation
+    after each batch.
     """
 
     def __init__(self):
@@ -24,9 +29,14 @@ class Interruption:
         """130 after Ctrl-C, 143 after SIGTERM, 0 where nothing came."""
         return 128 + self.signal if self.signal else 0
 
+    def poll(self, *_: object) -> None:
+        """Raise Interrupted where a signal has come; as a `progress` it ends the reading of text."""
+        if self.signal:
+            raise Interrupted
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(128 + number)
         self.signal = number
 
     def __enter__(self) -> Self:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pellucid.model import Transformer
 from pellucid.model.weights import load_state, state_of
-from pellucid.training.checkpoint import Checkpoint, best_step, mark_best, prune, save_checkpoint
+from pellucid.training.checkpoint import Checkpoint, best_loss, mark_best, prune, save_checkpoint
 from pellucid.training.interrupt import Interruption
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.objectives import Loss, Pass, token_losses
@@ -38,8 +38,8 @@ class Data(Protocol):
         """Part `micro` of `of` of a step's batch; a pure function of its arguments."""
         ...
 
-    def held_out(self, limit: int) -> Iterator[Pass]:
-        """About `limit` held-out tokens, or all for 0; `counts` says which targets are scored."""
+    def held_out(self) -> Iterator[Pass]:
+        """All held-out tokens in a fixed order; `counts` says which targets are scored."""
         ...
 
     @property
@@ -81,7 +81,6 @@ class Training:
     bad_in_a_row: int = 0
     pending: deque[tuple[dict[str, Any], dict[str, Tensor]]] = field(default_factory=deque)
     started: float = field(default_factory=time.monotonic)
-    best: float = math.inf
     last_evaluation: dict[str, Any] | None = None
 
     # One step ------------------------------------------------------------------------------
@@ -89,7 +88,7 @@ class Training:
     def factor(self, step: int) -> float:
         """The learning rate's factor, within the segment that the step is in."""
         t = self.recipe.train
-        start, end = next(s for s in self.recipe.segments if step < s[1])
+        start, end = next(s for s in reversed(self.recipe.segments) if s[0] <= step)
         warmup = min(100, (end - start) // 50) if t.warmup < 0 else t.warmup
         return factor(step - start, end - start, shape=t.schedule, warmup=warmup, floor=t.floor)
 
@@ -154,72 +153,91 @@ class Training:
         """Train to the last step, or until interrupted or out of time; always ends with a checkpoint."""
         t, end = self.recipe.train, self.recipe.n_steps
         self.network.train()
-        if self.step and (self.is_due(t.evaluate_every) or self.step == end):
-            self.evaluate(whole=self.step == end)  # an interruption may have come between the save and this
+        if self.step:
+            self.look(whole=self.step == end)  # an interruption may have come between the save and this
         while self.step < end and not self.interruption:
             self.take_step()
             self.read_figures(LAG)
             late = time.monotonic() > self.deadline
             stop = late or self.step == end
-            if stop or self.is_due(t.evaluate_every) or self.is_due(t.checkpoint_every):
-                self.save()
-                if stop or self.is_due(t.evaluate_every):
-                    self.evaluate(whole=stop)
+            if stop or any(map(self.is_due, (t.checkpoint_every, t.evaluate_every, t.sample_every))):
+                self.save()  # before anything that can fail or be interrupted
+                self.look(whole=stop)
             if late and self.step < end:
                 self.reporter.note(f"the time is up: stopped after step {self.step} of {end}; --resume continues")
                 return
         if self.interruption:
             self.save()
 
+    @property
+    def complete(self) -> bool:
+        """Whether the last step was taken and all of the held-out text read after it."""
+        row = self.last_evaluation or {}
+        return self.step == self.recipe.n_steps == row.get("step") and row["whole"]
+
     def is_due(self, every: int) -> bool:
-        return self.step % every == 0
+        return every > 0 and self.step % every == 0
 
     def save(self) -> None:
         """A checkpoint of this step; older ones beyond `keep_last` go, the best stays."""
         self.read_figures(0)
+        self.metrics.sync()
         state = {"step": self.step, "bad_in_a_row": self.bad_in_a_row, "seconds": round(self.seconds(), 3)}
         save_checkpoint(self.run, Checkpoint(self.step, state_of(self.network), self.optimizer.state(), state))
         prune(self.run, self.recipe.train.keep_last)
 
-    def evaluate(self, whole: bool) -> None:
-        """Held-out loss, over all of the held-out text or a part, then a sample; each once a step."""
-        if not self.has_row("held_out_loss"):
-            loss = self.held_out_loss(0 if whole else self.recipe.train.evaluate_tokens)
-            if loss is None:
-                return
-            if loss < self.best or best_step(self.run) is None:
-                self.best = loss
-                mark_best(self.run, self.step, loss)
-            bits = loss / math.log(2) * self.data.held_out_tokens_per_byte
-            row = {"step": self.step, "held_out_loss": loss, "bits_per_byte": bits, "whole": whole}
-            self.metrics.write(row | {"seconds": round(self.seconds(), 3)})
-            self.reporter.evaluation(row)
-            self.last_evaluation = row
-        every = self.recipe.train.sample_every
-        if self.sample and every > 0 and (whole or self.is_due(every)) and not self.has_row("sample"):
-            text = self.sample(self.network, step_seed(self.recipe.train.seed, self.step))
+    def look(self, whole: bool) -> None:
+        """What is due at this step and not in its metrics yet: the held-out loss, on a part or the whole; a sample."""
+        t = self.recipe.train
+        if (whole or self.is_due(t.evaluate_every)) and not self.has_row("held_out_loss"):
+            self.evaluate(whole)
+        asked = self.sample and t.sample_every > 0 and (whole or self.is_due(t.sample_every))
+        if self.sample and asked and not self.interruption and not self.has_row("sample"):
+            text = self.sample(self.network, step_seed(t.seed, self.step))
             self.metrics.write({"step": self.step, "sample": text})
             self.reporter.sample(self.step, text)
+
+    def evaluate(self, whole: bool) -> None:
+        """Measure the held-out loss; the best checkpoint is the one whose loss over the same part is lowest."""
+        measured = self.held_out_loss(whole)
+        if measured is None:
+            return
+        loss, part = measured
+        if part < best_loss(self.run):
+            mark_best(self.run, self.step, part)
+        bits = loss / math.log(2) * self.data.held_out_tokens_per_byte
+        row = {"step": self.step, "held_out_loss": loss, "bits_per_byte": bits, "whole": whole}
+        self.metrics.write(row | {"seconds": round(self.seconds(), 3)})
+        self.reporter.evaluation(row)
+        self.last_evaluation = row
 
     def has_row(self, field: str) -> bool:
         """Whether the run wrote this for this step before it was interrupted."""
         return any(row["step"] == self.step and field in row for row in self.metrics.kept)
 
     @torch.no_grad()
-    def held_out_loss(self, limit: int) -> float | None:
-        """Mean nats per held-out token in windows of the training context; None when interrupted."""
+    def held_out_loss(self, whole: bool) -> tuple[float, float] | None:
+        """Mean nats per held-out token over what is asked for and over the first `evaluate_tokens`.
+
+        Windows of the training context, as many as begin within that number; None when interrupted.
+        """
         self.network.eval()
-        total, count = 0.0, 0
+        total, count, read, part = 0.0, 0, 0, None
         try:
-            for given in self.data.held_out(limit):
+            for given in self.data.held_out():
                 if self.interruption:
                     return None
                 scored = token_losses(self.network, given)[given.counts]
                 total += scored.double().sum().item()
                 count += scored.numel()
+                read += given.inputs.numel()
+                if part is None and read >= self.recipe.train.evaluate_tokens:
+                    part = total / count
+                    if not whole:
+                        break
         finally:
             self.network.train()
-        return total / count
+        return total / count, total / count if part is None else part
 
     # From a checkpoint ---------------------------------------------------------------------
 
@@ -232,5 +250,4 @@ class Training:
         self.bad_in_a_row = checkpoint.state["bad_in_a_row"]
         self.seconds_before = checkpoint.state["seconds"]
         evaluations = [row for row in self.metrics.kept if "held_out_loss" in row]
-        self.best = min((row["held_out_loss"] for row in evaluations), default=math.inf)
         self.last_evaluation = evaluations[-1] if evaluations else None

@@ -5,6 +5,7 @@ file reads as if nothing had happened. Wall-clock fields (`seconds`, `tokens_per
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,11 +18,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Every whole line; one that a crash cut short is left out."""
     rows = []
     if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_bytes().splitlines():
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except ValueError:
                 continue
+            if isinstance(row, dict) and "step" in row:
+                rows.append(row)
     return rows
 
 
@@ -40,6 +43,10 @@ class MetricsFile:
         """One line, handed to the system at once."""
         self.file.write(json.dumps(row) + "\n")
         self.file.flush()
+
+    def sync(self) -> None:
+        """What was written is on disk when this returns: a checkpoint may not outlive its rows."""
+        os.fsync(self.file.fileno())
 
     def close(self) -> None:
         self.file.close()

@@ -7,6 +7,7 @@ with the rest, and used unchanged when the run is resumed.
 import dataclasses
 import difflib
 import json
+import math
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -79,7 +80,7 @@ class Recipe:
     """One run: what is read, the network, and how it is trained.
 
     `segments` are the ranges of steps over which the schedule runs from warm-up to its end: one for a
-    run, one more for each time it was made longer.
+    run, one more for each time its length was changed. A step is in the last one that has begun.
     """
 
     inputs: tuple[str, ...]
@@ -131,18 +132,63 @@ def recipe_fields() -> list[str]:
 
 def make_recipe(
     inputs: tuple[str, ...],
-    preset_name: str,
+    preset_name: str | None,
     changes: Mapping[str, Any],
     file: Path | None = None,
 ) -> Recipe:
-    """A recipe from a preset, then a recipe file, then single fields, each overriding what came before.
+    """A recipe from a preset ("small" unless named), then a recipe file, then single fields.
 
-    `changes` maps field names (`model.d_model`, or `d_model` where no other part has it) to values, as
-    text or typed. Raises RecipeError or ArchitectureError: one line that names the nearest right field.
+    Each overrides what came before. `changes` maps field names (`model.d_model`, or `d_model` where no other
+    part has it) to values, as text or typed. Raises RecipeError or ArchitectureError: one line that names the
+    nearest right field.
     """
-    from_file = {} if file is None else read_recipe_file(file)
-    base = Recipe(inputs=inputs, model=preset(from_file.pop("preset", preset_name)))
+    name, from_file = _preset_and_fields(preset_name, file)
+    base = Recipe(inputs=inputs, model=preset(name or "small"))
     return with_fields(base, {**from_file, **changes})
+
+
+def make_recipe_on(
+    architecture: Architecture, inputs: tuple[str, ...], changes: Mapping[str, Any], file: Path | None = None
+) -> Recipe:
+    """As make_recipe, on a model that exists: its dropout alone may change, and its tokenizer stays."""
+    name, from_file = _preset_and_fields(None, file)
+    base = Recipe(inputs=inputs, model=architecture)
+    made = with_fields(base, {**from_file, **changes})
+    fixed = ("model.", "text.tokenizer", "text.vocabulary")
+    wrong = [line for line in differences(base, made) if line.startswith(fixed) and "model.dropout" not in line]
+    if name or wrong:
+        raise RecipeError(
+            "a run that starts from a model keeps its architecture and tokenizer: leave out "
+            + (f"the preset {name}" if name else wrong[0].partition(":")[0])
+        )
+    return made
+
+
+def _preset_and_fields(preset_name: str | None, file: Path | None) -> tuple[str | None, dict[str, Any]]:
+    """The preset that is named, here or in the recipe file, and the file's fields."""
+    from_file = {} if file is None else read_recipe_file(file)
+    name = from_file.pop("preset", None)
+    if name is not None and preset_name not in (None, name):
+        raise RecipeError(f"the preset is given twice, {preset_name} and, in {file}, {name}: give one of them")
+    return preset_name or name, from_file
+
+
+def take_length(changes: Mapping[str, Any], length: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`changes` without the lengths among them, and `length` with those; two that are given are refused."""
+    hints, rest, found = typing.get_type_hints(TrainChoices), {}, {}
+    for name, value in changes.items():
+        bare = name.removeprefix("train.")
+        if bare in LENGTHS:
+            found[bare] = parse_value(f"train.{bare}", value, hints[bare])
+        else:
+            rest[name] = value
+    given = [(n, v) for n, v in (*length.items(), *found.items()) if v is not None]
+    for name, value in given:
+        if not 0 < value < float("inf"):
+            raise RecipeError(f"{name} = {value}: expected a number above 0")
+    if len(given) > 1:
+        raise RecipeError(f"the length is given twice, by {' and '.join(n for n, _ in given)}: give one of them")
+    return rest, dict(given)
 
 
 def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -150,9 +196,11 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     named: dict[str, Any] = {}
     for name, value in changes.items():
         try:
-            named[resolve_field(name, recipe_fields())] = value
+            full = resolve_field(name, recipe_fields())
         except ArchitectureError as error:
             raise RecipeError(str(error)) from None
+        named.pop(full, None)  # what is said later is applied later: `dropout` sets all of dropout.*
+        named[full] = value
     of = {p: {n.partition(".")[2]: v for n, v in named.items() if n.startswith(f"{p}.")} for p in ("model", *PARTS)}
     parts = {p: _part(kind, {**vars(getattr(recipe, p)), **of[p]}, p) for p, kind in PARTS.items()}
     return replace(recipe, model=recipe.model.with_fields(of["model"]), text=parts["text"], train=parts["train"])
@@ -160,11 +208,18 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 def overlay(recipe: Recipe, preset_name: str | None, changes: Mapping[str, Any], file: Path | None) -> Recipe:
     """What a run's recipe would be with these choices on top: equal to it where they say the same."""
-    from_file = {} if file is None else read_recipe_file(file)
-    name = from_file.pop("preset", None) if preset_name is None else preset_name
+    name, from_file = _preset_and_fields(preset_name, file)
     base = recipe if name is None else replace(recipe, model=preset(name, recipe.model.n_vocab))
-    open_ = (0, -1, "auto", "0", "-1")  # what leaves a choice open asks for nothing else than the run has
-    return with_fields(base, {n: v for n, v in {**from_file, **changes}.items() if v not in open_})
+    return with_fields(base, {n: v for n, v in {**from_file, **changes}.items() if not _leaves_open(n, v)})
+
+
+def _leaves_open(name: str, value: Any) -> bool:
+    """Whether this value has the field chosen, which asks for nothing else than what the run has."""
+    part, _, last = next((k for k in recipe_fields() if k == name or k.endswith(f".{name}")), name).partition(".")
+    if part not in PARTS:
+        return False
+    default = {f.name: f.default for f in fields(PARTS[part])}.get(last)
+    return default in (0, -1, "auto") and str(value) in (str(default), str(default).removesuffix(".0"))
 
 
 def read_recipe_file(path: Path) -> dict[str, Any]:
@@ -212,7 +267,12 @@ def _check_part(part: Any) -> None:
     if isinstance(part, TextChoices):
         refuse_unless(0 < part.held_out < 1, "text.held_out", "a share between 0 and 1, such as 0.1")
         refuse_unless(part.vocabulary >= 0, "text.vocabulary", "a number of ids, or 0 to have it chosen")
+        learned = part.tokenizer == "bpe" or not part.vocabulary
+        refuse_unless(learned, "text.vocabulary", f"0 where text.tokenizer = {part.tokenizer}, which learns none")
         return
+    for f in fields(part):
+        value = getattr(part, f.name)
+        refuse_unless(not isinstance(value, float) or math.isfinite(value), f"train.{f.name}", "a finite number")
     given = [name for name in LENGTHS if getattr(part, name)]
     if len(given) > 1:
         raise RecipeError(f"the length is given twice, by {' and '.join(given)}: give one of them")
@@ -220,21 +280,19 @@ def _check_part(part: Any) -> None:
         refuse_unless(getattr(part, name) >= 0, f"train.{name}", "0 or more")
     for name in ("learning_rate", "muon_learning_rate", "eps", "init_std"):
         refuse_unless(getattr(part, name) > 0, f"train.{name}", "a number above 0")
-    for name in ("beta_1", "beta_2", "floor"):
-        refuse_unless(0 <= getattr(part, name) <= 1, f"train.{name}", "a number from 0 to 1")
+    for name in ("beta_1", "beta_2"):
+        refuse_unless(0 <= getattr(part, name) < 1, f"train.{name}", "a number from 0 up to, not including, 1")
+    refuse_unless(0 <= part.floor <= 1, "train.floor", "a number from 0 to 1")
     for name in ("accumulate", "keep_last"):
         refuse_unless(getattr(part, name) >= 1, f"train.{name}", "1 or more")
+    for name in ("warmup", "sample_every"):
+        refuse_unless(getattr(part, name) >= -1, f"train.{name}", "-1 or more")
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
     """What differs between two recipes, a line a field: what `--resume` may not change."""
     a, b = _flat(old.to_dict()), _flat(new.to_dict())
-    may = {f"train.{name}" for name in LENGTHS} | {"segments"}
-    return [
-        f"{k}: {a.get(k)} in the run, {b.get(k)} asked for"
-        for k in sorted({*a, *b})
-        if a.get(k) != b.get(k) and k not in may
-    ]
+    return [f"{k}: {a.get(k)} in the run, {b.get(k)} asked for" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
 
 
 def with_train(recipe: Recipe, **changes: Any) -> Recipe:

@@ -1,11 +1,14 @@
 """Turning what a recipe leaves open into numbers: asked of this machine once, printed, and written down."""
 
+import ctypes
 import os
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +28,8 @@ def resolve_device(word: str) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if word.partition(":")[0] not in COMPILE_SECONDS:
+        raise RecipeError(f"train.device = {word!r}: say auto, {', '.join(COMPILE_SECONDS)}, or cuda:1 and so on")
     try:
         device = torch.device(word)
         torch.empty(0, device=device)
@@ -118,10 +123,18 @@ def training_bytes(a: Architecture, batch: int, precision: str) -> int:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """How much memory the device has in all."""
+    """How much memory the device has in all, or this container may use."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if sys.platform == "win32":
+        kibibytes = ctypes.c_ulonglong()
+        ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kibibytes))
+        return 1024 * kibibytes.value
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:  # a container may have less
+        return min(installed, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return installed
 
 
 def check_memory(recipe: Recipe, device: torch.device) -> None:

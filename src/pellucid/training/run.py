@@ -1,36 +1,32 @@
 """A training run from text to checkpoints: decide everything once, write it down, train, or continue."""
 
-import json
 import os
-import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint as recompute
 
 from pellucid.architecture import count_parameters
 from pellucid.model import Transformer
-from pellucid.model.weights import initialise, load_state
-from pellucid.text.documents import Corpus, read_corpus
-from pellucid.text.preparation import prepare
-from pellucid.text.split import Split, split_corpus
-from pellucid.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from pellucid.text.tokenizer import Tokenizer, load_tokenizer
 from pellucid.text.tokens import Tokens, describe_difference, read_manifest
 from pellucid.training import resolve
-from pellucid.training.checkpoint import CheckpointError, best_step, load_checkpoint, steps_of, write_json
+from pellucid.training.checkpoint import Checkpoint, load_checkpoint, set_aside, steps_of, write_json
 from pellucid.training.data import TokenData
 from pellucid.training.display import PlainReporter, describe
-from pellucid.training.interrupt import Interruption
+from pellucid.training.folder import choose_folder, only_one, read_json, write_folder
+from pellucid.training.folder import load_run as load_run
+from pellucid.training.folder import read_recipe as read_recipe
+from pellucid.training.interrupt import Interrupted, Interruption
 from pellucid.training.loop import Training
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.objectives import precise
-from pellucid.training.optimizer import Optimizer
 from pellucid.training.recipe import Recipe, RecipeError, with_train
+from pellucid.training.setup import build, make_optimizer, read_text, seconds_per_step, settle
 
 Sampler = Callable[[Transformer, Tokenizer, str, int], str]
 
@@ -47,177 +43,102 @@ class Run:
     exit_code: int = 0
 
 
-def cache_folder() -> Path:
-    """Where prepared tokens are kept between runs: PELLUCID_CACHE, or the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(os.environ.get("PELLUCID_CACHE") or Path(base) / "pellucid")
-
-
-def choose_folder(out: Path | None, inputs: tuple[str, ...]) -> Path:
-    """The folder of a new run: the one asked for, which may not exist, or the next free runs/NAME."""
-    if out is not None:
-        if out.exists():
-            raise RecipeError(f"{out} exists: choose another --out, or continue that run with --resume --out {out}")
-        return out
-    name = re.sub(r"[^\w.-]+", "-", Path(inputs[0]).resolve().stem) or "run"
-    candidates = [Path("runs") / name, *(Path("runs") / f"{name}-{i}" for i in range(2, 10_000))]
-    return next(path for path in candidates if not path.exists())
-
-
-def default_vocabulary(n_bytes: int) -> int:
-    """How many ids BPE learns for so much text: about one for each 500 bytes, from 512 to 32,768."""
-    wanted = max(512, min(32768, n_bytes // 500))
-    return 2 ** (wanted.bit_length() - 1)
-
-
-def make_tokenizer(recipe: Recipe, split: Split) -> Tokenizer:
-    """The tokenizer that the recipe asks for, trained on the training part alone."""
-    asked = recipe.text.tokenizer
-    if asked not in ("bpe", "char", "byte"):
-        return load_tokenizer(asked)
-    n_vocab = (recipe.text.vocabulary or default_vocabulary(split.corpus.n_bytes)) if asked == "bpe" else None
-    return train_tokenizer(asked, split.texts("train"), n_vocab)
-
-
-# A new run ----------------------------------------------------------------------------------
-
-
 def start(
     recipe: Recipe, out: Path | None, reporter: PlainReporter, sampler: Sampler | None = None, **given: Any
 ) -> Run:
     """Read the text, decide what is open, write the run's folder, train.
 
-    `given` may hold `tokenizer` and `weights`, for a run that starts from another model.
+    `given` may hold `tokenizer` and `weights`, for a run that starts from another model. Whatever is wrong
+    with the text or the choices is found before the folder is made.
     """
+    run = choose_folder(out, recipe.inputs)
     with Interruption() as interruption:
         began = time.monotonic()
-        run = choose_folder(out, recipe.inputs)
-        corpus, tokens, tokenizer = read_text(recipe, reporter, given.get("tokenizer"))
-        recipe = replace(recipe, model=replace(recipe.model, n_vocab=tokenizer.n_vocab))
         device = resolve.resolve_device(recipe.train.device)
-        recipe = with_train(recipe, batch=resolve.resolve_batch(recipe))
-        resolve.check_memory(recipe, device)
-        network = build(recipe, device, given.get("weights"))
-        recipe, lines = settle(recipe, network, tokens, device, given.get("weights"))
+        weights = given.get("weights")
+        try:
+            corpus, tokens, tokenizer = read_text(recipe, reporter, given.get("tokenizer"), interruption)
+            recipe = replace(recipe, model=replace(recipe.model, n_vocab=tokenizer.n_vocab))
+            recipe = with_train(recipe, batch=resolve.resolve_batch(recipe))
+            resolve.check_memory(recipe, device)
+            TokenData(tokens, recipe, device)  # refuses text too small for a window
+            network = build(recipe, device, weights)
+            recipe, lines = settle(recipe, network, tokens, device, weights)
+            interruption.poll()
+        except Interrupted:
+            reporter.note("interrupted before the first step: nothing was written")
+            return Run(run, recipe, 0, exit_code=interruption.exit_code)
         n_parameters = count_parameters(recipe.model)["total"]
         reporter.start([describe(recipe.model, n_parameters), *lines, f"run: {run}"])
-        if interruption:
-            return Run(run, recipe, 0, exit_code=interruption.exit_code)
-        run.mkdir(parents=True)
-        tokenizer.save(run)
-        write_json(run / "architecture.json", recipe.model.to_dict())
-        write_json(run / "data.json", read_manifest(tokens.folder) | {"skipped": [list(s) for s in corpus.skipped]})
-        write_json(run / "recipe.json", recipe.to_dict())  # last: a folder with a recipe can be resumed
+        about = read_manifest(tokens.folder) | {"skipped": [list(s) for s in corpus.skipped]}
+        write_folder(run, recipe, tokenizer, about, network if weights is not None else None)
         deadline = began + 1.1 * 60 * recipe.train.minutes if recipe.train.minutes else float("inf")
-        return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, deadline)
+        with only_one(run):
+            return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, deadline)
 
 
-def read_text(recipe: Recipe, reporter: PlainReporter, tokenizer: Tokenizer | None) -> tuple[Corpus, Tokens, Tokenizer]:
-    """The corpus, its tokens on disk, and the tokenizer, made where none is given; says what was read."""
-    corpus = read_corpus(recipe.inputs)
-    split = split_corpus(corpus, recipe.text.held_out, recipe.train.seed)
-    tokenizer = tokenizer or make_tokenizer(recipe, split)
-    tokens = prepare(split, tokenizer, cache_folder())
-    n_train, n_held = (len(tokens.part(p)) for p in ("train", "held_out"))
-    lines = [
-        f"text: {len(corpus.documents):,} documents, {corpus.n_bytes:,} bytes; {n_train:,} tokens to train on, "
-        f"{n_held:,} held out",
-        split.note,
-        f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids, "
-        f"{corpus.n_bytes / (n_train + n_held):.2f} bytes per token",
-        *tokenizer.notes,
-    ]
-    if corpus.replaced:
-        lines.append(f"{corpus.replaced:,} sequences of bytes are not UTF-8 and became U+FFFD")
-    lines += [f"skipped {s.path}: {s.reason}" for s in corpus.skipped[:5]]
-    if len(corpus.skipped) > 5:
-        lines.append(f"skipped {len(corpus.skipped) - 5} more files, listed in the run's data.json")
-    reporter.start(lines)
-    return corpus, tokens, tokenizer
+def resume(
+    run: Path,
+    inputs: tuple[str, ...],
+    length: dict[str, Any],
+    reporter: PlainReporter,
+    sampler: Sampler | None = None,
+) -> Run:
+    """Continue a run exactly where its last verified checkpoint left it; `length` makes it longer.
+
+    The text is read again, from `inputs` where they are given (it may have moved); text that is no longer
+    the same is refused, and the file that differs is named.
+    """
+    written = read_recipe(run)
+    with Interruption() as interruption, only_one(run):
+        began = time.monotonic()
+        recipe = replace(written, inputs=inputs or written.inputs)
+        device = resolve.resolve_device(recipe.train.device)
+        tokenizer = load_tokenizer(run)
+        try:
+            _, tokens, _ = read_text(recipe, reporter, tokenizer, interruption)
+        except Interrupted:
+            reporter.note(f"interrupted before the first step: {run} is as it was")
+            return Run(run, recipe, max(steps_of(run), default=0), exit_code=interruption.exit_code)
+        if difference := describe_difference(read_json(run / "data.json"), read_manifest(tokens.folder)):
+            raise RecipeError(
+                f"{run} was trained on other text ({'; '.join(difference.splitlines())}): put it back, or start a new "
+                f"run with --from {run}"
+            )
+        resolve.check_memory(recipe, device)
+        checkpoint, passed = load_checkpoint(run) if steps_of(run) else (None, [])
+        step = checkpoint.step if checkpoint else 0
+        reporter.start([f"warning: {sentence}; continuing from step {step}" for sentence in passed])
+        recipe = lengthen(
+            recipe, step, length, lambda: seconds_per_step(recipe, build(recipe, device), tokens, device), tokens
+        )
+        if recipe != written:
+            write_json(run / "recipe.json", recipe.to_dict())
+        network = build(recipe, device)
+        set_aside(run, step)
+        at = f"{run} is at step {step} of {recipe.n_steps}"
+        reporter.start([f"{at}: finished; --steps, --minutes, ... make it longer" if step == recipe.n_steps else at])
+        minutes = length.get("minutes")
+        deadline = began + 1.1 * 60 * minutes if minutes else float("inf")
+        return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, deadline, checkpoint)
 
 
-def build(recipe: Recipe, device: torch.device, weights: dict[str, torch.Tensor] | None = None) -> Transformer:
-    """The network with its first weights, drawn from the seed or given."""
-    network = Transformer(recipe.model)
-    initialise(network, recipe.train.seed, recipe.train.init_std)
-    if weights is not None:
-        load_state(network, weights, "the model to start from")
-    if recipe.train.recompute == "yes":
-        recompute_blocks(network)
-    return network.to(device)
+def lengthen(recipe: Recipe, step: int, length: dict[str, Any], measure: Callable[[], float], tokens: Tokens) -> Recipe:
+    """The recipe with a new segment of the schedule from `step` on, where a length was asked for.
 
-
-def recompute_blocks(network: Transformer) -> None:
-    """Keep each block's input alone for the backward pass, and compute the rest again there."""
-    for block in network.blocks:
-        block.forward = partial(recompute, block.forward, use_reentrant=False)
-
-
-def make_optimizer(recipe: Recipe, network: Transformer) -> Optimizer:
-    """The recipe's optimiser over the network's parameters."""
-    t = recipe.train
-    return Optimizer(
-        network,
-        t.optimizer,
-        learning_rate=t.learning_rate,
-        muon_learning_rate=t.muon_learning_rate,
-        betas=(t.beta_1, t.beta_2),
-        eps=t.eps,
-        weight_decay=t.weight_decay,
-    )
-
-
-def settle(
-    recipe: Recipe, network: Transformer, tokens: Tokens, device: torch.device, weights: Any
-) -> tuple[Recipe, list[str]]:
-    """Precision, number of steps, compilation and intervals, each with the sentence that explains it."""
-    precision, why = resolve.resolve_precision(recipe, device)
-    recipe = with_train(recipe, precision=precision, device=str(device))
-    lines = [
-        f"device: {device}, {torch.get_num_threads()} threads" if device.type == "cpu" else f"device: {device}",
-        why,
-    ]
-    seconds: list[float] = []
-
-    def measure() -> float:
-        if not seconds:
-            seconds.append(seconds_per_step(recipe, network, tokens, device))
-            initialise(network, recipe.train.seed, recipe.train.init_std)
-            if weights is not None:
-                load_state(network, weights)
-        return seconds[0]
-
-    steps, why = resolve.resolve_steps(recipe, len(tokens.part("train")), measure)
-    recipe = replace(recipe, segments=((0, steps),))
-    lines.append(why)
-    if recipe.train.compile == "auto":
-        pays, why = resolve.compile_pays(device, measure(), steps)
-        recipe = with_train(recipe, compile="yes" if pays else "no")
-        lines.append(why)
-    elif recipe.train.compile == "yes" and not resolve.can_compile(device):
-        raise RecipeError("train.compile = yes: there is no C++ compiler here (g++ or clang++); say no, or install one")
-    return resolve.resolve_intervals(recipe), lines
-
-
-def seconds_per_step(recipe: Recipe, network: Transformer, tokens: Tokens, device: torch.device) -> float:
-    """Seconds of a training step, not compiled, after a warm-up; the weights are spoilt."""
-    optimizer, data = make_optimizer(recipe, network), TokenData(tokens, recipe, device)
-    loss = precise(network, device, recipe.train.precision)
-    good = torch.zeros((), dtype=torch.bool, device=device)
-    times: list[float] = []
-    network.train()
-    while len(times) < 3 or (len(times) < 12 and sum(times) < 3.0):
-        start = time.perf_counter()
-        optimizer.zero_grad()
-        for micro in range(recipe.train.accumulate):
-            (loss(data.at(0, micro, recipe.train.accumulate)) / recipe.tokens_per_step).backward()
-        optimizer.step(good)
-        next(network.parameters()).flatten()[0].item()  # wait for the device
-        times.append(time.perf_counter() - start)
-    return sorted(times[1:])[len(times[1:]) // 2]
-
-
-# Training and continuing --------------------------------------------------------------------
+    Steps, tokens and epochs count from the beginning of the run; minutes count from now.
+    """
+    given = {name: value for name, value in length.items() if value}
+    if not given:
+        return recipe
+    total, _ = resolve.resolve_steps(resolve.with_length(recipe, given), len(tokens.part("train")), measure)
+    total += step if given.get("minutes") else 0
+    if total == recipe.n_steps:
+        return recipe
+    if total <= step:
+        raise RecipeError(f"the run has {step} steps already: ask for more than that, not {total}")
+    # earlier segments keep the end they were meant to have: steps that are taken again have the same rates
+    return replace(recipe, segments=(*(s for s in recipe.segments if s[0] < step), (step, total)))
 
 
 def train(
@@ -230,16 +151,10 @@ def train(
     sampler: Sampler | None,
     interruption: Interruption,
     deadline: float,
+    checkpoint: Checkpoint | None = None,
 ) -> Run:
-    """Train from the newest checkpoint that verifies, or from the first weights where there is none."""
-    if recipe.train.deterministic == "yes":
-        torch.use_deterministic_algorithms(True)
+    """Train to the end from a checkpoint, or from the first weights where there is none."""
     device = torch.device(recipe.train.device)
-    checkpoint = None
-    if steps_of(run):
-        checkpoint, passed = load_checkpoint(run)
-        for sentence in passed:
-            reporter.note(f"warning: {sentence}; continuing from step {checkpoint.step}")
     loss = precise(network, device, recipe.train.precision)
     training = Training(
         run=run,
@@ -258,92 +173,24 @@ def train(
         training.restore(checkpoint)
     reporter.begin(recipe, training.step)
     try:
-        training.go()
+        with deterministic_kernels(recipe.train.deterministic == "yes"):
+            training.go()
     finally:
         reporter.close()
         training.metrics.close()
     last = training.last_evaluation or {}
-    code = interruption.exit_code if training.step < recipe.n_steps else 0
+    code = 0 if training.complete else interruption.exit_code
     return Run(run, recipe, training.step, last.get("held_out_loss"), last.get("bits_per_byte"), code)
 
 
-def resume(
-    run: Path,
-    inputs: tuple[str, ...],
-    length: dict[str, Any],
-    reporter: PlainReporter,
-    sampler: Sampler | None = None,
-) -> Run:
-    """Continue a run exactly where its last verified checkpoint left it; `length` makes it longer.
-
-    The text is read again, from `inputs` where they are given (it may have moved); text that is no longer
-    the same is refused, and the file that differs is named.
-    """
-    with Interruption() as interruption:
-        began = time.monotonic()
-        recipe = read_recipe(run)
-        recipe = replace(recipe, inputs=inputs or recipe.inputs)
-        tokenizer = load_tokenizer(run)
-        _, tokens, _ = read_text(recipe, reporter, tokenizer)
-        old, new = json.loads((run / "data.json").read_bytes()), read_manifest(tokens.folder)
-        if difference := describe_difference(old, new):
-            raise RecipeError(
-                f"{run} was trained on other text ({difference}): put it back, or start a new run with --from {run}"
-            )
-        device = resolve.resolve_device(recipe.train.device)
-        resolve.check_memory(recipe, device)
-        network = build(recipe, device)
-        step = max(steps_of(run), default=0)
-        recipe = lengthen(
-            recipe, step, length, lambda: seconds_per_step(recipe, build(recipe, device), tokens, device), tokens
-        )
-        write_json(run / "recipe.json", recipe.to_dict())
-        minutes = length.get("minutes")
-        deadline = began + 1.1 * 60 * minutes if minutes else float("inf")
-        reporter.start([f"resuming {run} at step {step} of {recipe.n_steps}"])
-        return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, deadline)
-
-
-def lengthen(recipe: Recipe, step: int, length: dict[str, Any], measure: Callable[[], float], tokens: Tokens) -> Recipe:
-    """The recipe with a new segment of the schedule from `step` on, where a length was asked for.
-
-    Steps, tokens and epochs count from the beginning of the run; minutes count from now.
-    """
-    given = {name: value for name, value in length.items() if value}
-    if not given:
-        return recipe
-    timed = replace(
-        recipe, train=replace(recipe.train, **{**dict.fromkeys(("steps", "tokens", "epochs", "minutes"), 0), **given})
-    )
-    total, _ = resolve.resolve_steps(timed, len(tokens.part("train")), measure)
-    total += step if given.get("minutes") else 0
-    if total <= step:
-        raise RecipeError(f"the run has {step} steps already: ask for more than that, not {total}")
-    if total == recipe.n_steps:
-        return recipe
-    kept = tuple((a, min(b, step)) for a, b in recipe.segments if a < step)
-    return replace(recipe, segments=(*kept, (step, total)))
-
-
-def read_recipe(run: Path) -> Recipe:
-    """The recipe of a run's folder; raises RecipeError where there is none."""
-    path = run / "recipe.json"
-    if not path.exists():
-        what = "does not exist" if not run.exists() else "has no recipe.json"
-        raise RecipeError(f"{run} {what}: give the folder of a run, such as runs/NAME")
+@contextmanager
+def deterministic_kernels(asked: bool) -> Iterator[None]:
+    """Only kernels whose results do not vary between runs, where asked for; the caller's choice is put back."""
+    before = torch.are_deterministic_algorithms_enabled()
+    if asked:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
+        torch.use_deterministic_algorithms(True)
     try:
-        return Recipe.from_dict(json.loads(path.read_bytes()))
-    except (ValueError, KeyError, TypeError) as error:
-        raise RecipeError(f"{path} cannot be read: {error}") from None
-
-
-def load_run(run: Path, checkpoint: str, device: torch.device) -> tuple[Transformer, Tokenizer, int]:
-    """The network and tokenizer of a run at a checkpoint: best, last, or a step, and which step that is."""
-    recipe = read_recipe(run)
-    if checkpoint not in ("best", "last") and not checkpoint.isdigit():
-        raise CheckpointError(f"checkpoint {checkpoint!r}: say best, last, or one of the steps {steps_of(run)}")
-    step = int(checkpoint) if checkpoint.isdigit() else best_step(run) if checkpoint == "best" else None
-    found, _ = load_checkpoint(run, step)
-    network = Transformer(recipe.model)
-    load_state(network, found.weights, f"{run}, step {found.step}")
-    return network.to(device).eval(), load_tokenizer(run), found.step
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

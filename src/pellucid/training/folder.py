@@ -1,0 +1,132 @@
+"""A run's folder: its name, its files, and who may write in it."""
+
+import json
+import os
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pellucid.model import Transformer
+from pellucid.model.weights import load_state, state_of
+from pellucid.text.tokenizer import Tokenizer, load_tokenizer
+from pellucid.training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    best_step,
+    flush_folder,
+    load_checkpoint,
+    save_checkpoint,
+    steps_of,
+    write_json,
+)
+from pellucid.training.recipe import Recipe, RecipeError
+
+
+def cache_folder() -> Path:
+    """Where prepared tokens are kept between runs: PELLUCID_CACHE, or the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("PELLUCID_CACHE") or Path(base) / "pellucid")
+
+
+def choose_folder(out: Path | None, inputs: tuple[str, ...]) -> Path:
+    """The folder of a new run: the one asked for, which may not exist, or the next free runs/NAME."""
+    if out is not None:
+        if out.exists():
+            raise RecipeError(f"{out} exists: choose another --out, or continue that run with --resume --out {out}")
+        return out
+    name = re.sub(r"[^\w.-]+", "-", Path(inputs[0]).resolve().stem) or "run"
+    candidates = [Path("runs") / name, *(Path("runs") / f"{name}-{i}" for i in range(2, 10_000))]
+    return next(path for path in candidates if not path.exists())
+
+
+def write_folder(
+    run: Path, recipe: Recipe, tokenizer: Tokenizer, data: dict[str, Any], first: Transformer | None
+) -> None:
+    """Make the run's folder, complete and flushed to disk, or not at all.
+
+    `first` is a network whose weights the seed does not give again: they become the checkpoint of step 0.
+    """
+    aside = run.with_name(f".{run.name}.writing-{os.getpid()}")
+    aside.mkdir(parents=True)
+    try:
+        tokenizer.save(aside)
+        write_json(aside / "architecture.json", recipe.model.to_dict())
+        write_json(aside / "data.json", data)
+        write_json(aside / "recipe.json", recipe.to_dict())
+        if first is not None:
+            state = {"step": 0, "bad_in_a_row": 0, "seconds": 0.0}
+            save_checkpoint(aside, Checkpoint(0, state_of(first), {}, state))
+        with open(aside / "tokenizer.json", "r+b") as file:
+            os.fsync(file.fileno())
+        flush_folder(aside)
+        if run.exists():  # somebody else's since it was chosen
+            raise RecipeError(f"{run} exists: another run has taken that name; choose another --out")
+        os.rename(aside, run)
+        flush_folder(run.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def only_one(run: Path) -> Iterator[None]:
+    """Let one process at a time train in a folder; the system takes the lock back however the process ends."""
+    with open(run / "lock", "ab") as file:
+        try:
+            if sys.platform == "win32":
+                import msvcrt
+
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise RecipeError(f"{run} is being trained by another process: wait for it, or stop it first") from None
+        yield
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of a run; raises RecipeError where it is missing or damaged."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise RecipeError(f"{path} is damaged, it is not JSON any more: {error}") from None
+
+
+def read_recipe(run: Path) -> Recipe:
+    """The recipe of a run's folder; raises RecipeError where there is none."""
+    path = run / "recipe.json"
+    if not path.exists():
+        what = "does not exist" if not run.exists() else "has no recipe.json"
+        raise RecipeError(f"{run} {what}: give the folder of a run, such as runs/NAME")
+    values = read_json(path)
+    try:
+        return Recipe.from_dict(values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecipeError(f"{path} cannot be read: {error}") from None
+
+
+def load_run(run: Path, checkpoint: str, device: torch.device) -> tuple[Transformer, Tokenizer, int]:
+    """The network and tokenizer of a run at a checkpoint: best, last, or a step, and which step that is.
+
+    Warns where the last one is damaged and the one before it is taken; a damaged best one is refused.
+    """
+    recipe = read_recipe(run)
+    if checkpoint not in ("best", "last") and not checkpoint.isdigit():
+        raise CheckpointError(f"checkpoint {checkpoint!r}: say best, last, or one of the steps {steps_of(run)}")
+    step = int(checkpoint) if checkpoint.isdigit() else best_step(run) if checkpoint == "best" else None
+    found, passed = load_checkpoint(run, step)
+    for sentence in passed:
+        warnings.warn(f"{run}: {sentence}; taking step {found.step}", stacklevel=2)
+    network = Transformer(recipe.model)
+    load_state(network, found.weights, f"{run}, step {found.step}")
+    return network.to(device).eval(), load_tokenizer(run), found.step

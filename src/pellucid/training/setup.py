@@ -1,0 +1,157 @@
+"""What a run is made of: its tokens, its network, its optimiser, and the choices that were left open."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint as recompute
+
+from pellucid.model import Transformer
+from pellucid.model.weights import initialise, load_state
+from pellucid.text.documents import Corpus, read_corpus
+from pellucid.text.preparation import prepare
+from pellucid.text.split import Split, split_corpus
+from pellucid.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from pellucid.text.tokens import Tokens
+from pellucid.training import resolve
+from pellucid.training.data import TokenData
+from pellucid.training.display import PlainReporter
+from pellucid.training.folder import cache_folder
+from pellucid.training.interrupt import Interruption
+from pellucid.training.objectives import precise
+from pellucid.training.optimizer import Optimizer
+from pellucid.training.recipe import Recipe, RecipeError, with_train
+
+Weights = Mapping[str, Tensor]
+
+
+def default_vocabulary(n_bytes: int) -> int:
+    """How many ids BPE learns for so much text: about one for each 500 bytes, from 512 to 32,768."""
+    wanted = max(512, min(32768, n_bytes // 500))
+    return 2 ** (wanted.bit_length() - 1)
+
+
+def make_tokenizer(recipe: Recipe, split: Split) -> Tokenizer:
+    """The tokenizer that the recipe asks for, trained on the training part alone."""
+    asked = recipe.text.tokenizer
+    if asked not in ("bpe", "char", "byte"):
+        return load_tokenizer(asked)
+    n_vocab = (recipe.text.vocabulary or default_vocabulary(split.corpus.n_bytes)) if asked == "bpe" else None
+    return train_tokenizer(asked, split.texts("train"), n_vocab)
+
+
+def read_text(
+    recipe: Recipe, reporter: PlainReporter, tokenizer: Tokenizer | None, interruption: Interruption
+) -> tuple[Corpus, Tokens, Tokenizer]:
+    """The corpus, its tokens on disk, and the tokenizer, made where none is given; says what was read.
+
+    Raises Interrupted, with nothing left behind, when a signal comes.
+    """
+    corpus = read_corpus(recipe.inputs, interruption.poll)
+    split = split_corpus(corpus, recipe.text.held_out, recipe.train.seed)
+    tokenizer = tokenizer or make_tokenizer(recipe, split)
+    interruption.poll()
+    tokens = prepare(split, tokenizer, cache_folder(), progress=interruption.poll)
+    interruption.poll()
+    n_train, n_held = (len(tokens.part(p)) for p in ("train", "held_out"))
+    lines = [
+        f"text: {len(corpus.documents):,} documents, {corpus.n_bytes:,} bytes; {n_train:,} tokens to train on, "
+        f"{n_held:,} held out",
+        split.note,
+        f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids, "
+        f"{corpus.n_bytes / (n_train + n_held):.2f} bytes per token",
+        *tokenizer.notes,
+    ]
+    if corpus.replaced:
+        lines.append(f"{corpus.replaced:,} sequences of bytes are not UTF-8 and became U+FFFD")
+    if unknown := sum(part["unknown"] for part in tokens.manifest["parts"].values()):
+        lines.append(f"{unknown:,} characters are not in the tokenizer's vocabulary and became its unknown token")
+    lines += [f"skipped {s.path}: {s.reason}" for s in corpus.skipped[:5]]
+    if len(corpus.skipped) > 5:
+        lines.append(f"skipped {len(corpus.skipped) - 5} more files, listed in the run's data.json")
+    reporter.start(lines)
+    return corpus, tokens, tokenizer
+
+
+def build(recipe: Recipe, device: torch.device, weights: Weights | None = None) -> Transformer:
+    """The network with its first weights, drawn from the seed or given."""
+    network = Transformer(recipe.model)
+    initialise(network, recipe.train.seed, recipe.train.init_std)
+    if weights is not None:
+        load_state(network, weights, "the model to start from")
+    if recipe.train.recompute == "yes":
+        recompute_blocks(network)
+    return network.to(device)
+
+
+def recompute_blocks(network: Transformer) -> None:
+    """Keep each block's input alone for the backward pass, and compute the rest again there."""
+    for block in network.blocks:
+        block.forward = partial(recompute, block.forward, use_reentrant=False)
+
+
+def make_optimizer(recipe: Recipe, network: Transformer) -> Optimizer:
+    """The recipe's optimiser over the network's parameters."""
+    t = recipe.train
+    return Optimizer(
+        network,
+        t.optimizer,
+        learning_rate=t.learning_rate,
+        muon_learning_rate=t.muon_learning_rate,
+        betas=(t.beta_1, t.beta_2),
+        eps=t.eps,
+        weight_decay=t.weight_decay,
+    )
+
+
+def settle(
+    recipe: Recipe, network: Transformer, tokens: Tokens, device: torch.device, weights: Weights | None
+) -> tuple[Recipe, list[str]]:
+    """Precision, number of steps, compilation and intervals, each with the sentence that explains it."""
+    precision, why = resolve.resolve_precision(recipe, device)
+    recipe = with_train(recipe, precision=precision, device=str(device))
+    lines = [
+        f"device: {device}, {torch.get_num_threads()} threads" if device.type == "cpu" else f"device: {device}",
+        why,
+    ]
+    seconds: list[float] = []
+
+    def measure() -> float:
+        if not seconds:
+            seconds.append(seconds_per_step(recipe, network, tokens, device))
+            initialise(network, recipe.train.seed, recipe.train.init_std)
+            if weights is not None:
+                load_state(network, weights)
+        return seconds[0]
+
+    steps, why = resolve.resolve_steps(recipe, len(tokens.part("train")), measure)
+    recipe = replace(recipe, segments=((0, steps),))
+    lines.append(why)
+    if recipe.train.compile == "auto":
+        pays, why = resolve.compile_pays(device, measure(), steps)
+        recipe = with_train(recipe, compile="yes" if pays else "no")
+        lines.append(why)
+    elif recipe.train.compile == "yes" and not resolve.can_compile(device):
+        raise RecipeError("train.compile = yes: there is no C++ compiler here (g++ or clang++); say no, or install one")
+    return resolve.resolve_intervals(recipe), lines
+
+
+def seconds_per_step(recipe: Recipe, network: Transformer, tokens: Tokens, device: torch.device) -> float:
+    """Seconds of a training step, not compiled, after a warm-up; the weights are spoilt."""
+    optimizer, data = make_optimizer(recipe, network), TokenData(tokens, recipe, device)
+    loss = precise(network, device, recipe.train.precision)
+    good = torch.zeros((), dtype=torch.bool, device=device)
+    times: list[float] = []
+    network.train()
+    while len(times) < 3 or (len(times) < 12 and sum(times) < 3.0):
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        for micro in range(recipe.train.accumulate):
+            (loss(data.at(0, micro, recipe.train.accumulate)) / recipe.tokens_per_step).backward()
+        optimizer.step(good)
+        next(network.parameters()).flatten()[0].item()  # wait for the device
+        times.append(time.perf_counter() - start)
+    return sorted(times[1:])[len(times[1:]) // 2]

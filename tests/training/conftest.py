@@ -1,0 +1,27 @@
+"""Every test of this room keeps its prepared tokens to itself."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import OPEN, write_text
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    # sums do not depend on how many cores are free
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A small file to train on."""
+    return write_text(tmp_path)

@@ -1,0 +1,73 @@
+"""Several small passes are the large batch: in gradients, and in the weights after some steps."""
+
+import pytest
+import torch
+from tiny import make_training
+from torch.nn import functional as F
+
+from pellucid.training.objectives import Pass, next_token_loss
+
+WAYS = [(8, 1), (4, 2), (2, 4), (1, 8)]
+
+
+def gradients(text, tmp_path, batch, accumulate, **fields):
+    out = tmp_path / f"run-{batch}-{accumulate}"
+    training = make_training(
+        text, out, torch.float64, batch=batch, accumulate=accumulate, clip=0.0, **{"dropout": 0.0, **fields}
+    )
+    training.take_step()
+    row, figures = training.pending[0]
+    return {n: p.grad.clone() for n, p in training.network.named_parameters()}, figures["loss"], row
+
+
+@pytest.mark.parametrize("inside", ["no", "yes"])
+def test_gradients_are_those_of_the_large_batch(text, tmp_path, inside):
+    (whole, loss, row), *others = (gradients(text, tmp_path, b, a, inside_documents=inside) for b, a in WAYS)
+    assert row["tokens"] == 8 * 16
+    for found, its_loss, its_row in others:
+        assert its_row == row
+        assert its_loss.item() == pytest.approx(loss.item(), rel=1e-6)  # the figure is added up in float32
+        for name in whole:
+            error = (found[name] - whole[name]).abs().max() / max(1.0, whole[name].abs().max())
+            assert error <= 1e-12, name
+
+
+def test_gradients_are_those_of_the_mean_over_all_tokens(text, tmp_path):
+    found, loss, _ = gradients(text, tmp_path, 2, 4)
+    training = make_training(text, tmp_path / "direct", torch.float64, batch=8, accumulate=1, dropout=0.0)
+    given = training.data.at(0, 0, 1)
+    logits = training.network(given.inputs)
+    mean = F.cross_entropy(logits.reshape(-1, logits.size(-1)), given.targets.reshape(-1))
+    mean.backward()
+    assert loss.item() == pytest.approx(mean.item(), rel=1e-6)
+    for name, p in training.network.named_parameters():
+        assert torch.allclose(found[name], p.grad, rtol=0, atol=1e-12), name
+
+
+def test_passes_of_different_sizes_add_up_by_their_tokens(text, tmp_path):
+    training = make_training(text, tmp_path / "run", torch.float64, batch=4, accumulate=1, dropout=0.0)
+    given = training.data.at(0, 0, 1)
+    whole = next_token_loss(training.network, given)
+    parts = [Pass(given.inputs[a:b], given.targets[a:b]) for a, b in ((0, 1), (1, 4))]
+    assert sum(next_token_loss(training.network, part) for part in parts).item() == pytest.approx(
+        whole.item(), rel=1e-13
+    )
+    short = [Pass(given.inputs[:, :5], given.targets[:, :5]), given]
+    sizes = [5 * 4, 16 * 4]
+    direct = [next_token_loss(training.network, p).item() / n for p, n in zip(short, sizes, strict=True)]
+    assert all(3 < value < 8 for value in direct)  # nats per token, whatever the size
+
+
+@pytest.mark.parametrize(("word", "tolerance"), [("adamw", 1e-6), ("muon", 1e-4)])
+def test_weights_after_some_steps_are_those_of_the_large_batch(text, tmp_path, word, tolerance):
+    found = []
+    for batch, accumulate in ((8, 1), (2, 4)):
+        out = tmp_path / f"{word}-{batch}"
+        training = make_training(text, out, optimizer=word, batch=batch, accumulate=accumulate, dropout=0.0, steps=6)
+        for _ in range(6):
+            training.take_step()
+        found.append({n: p.detach() for n, p in training.network.named_parameters()})
+    whole, parts = found
+    for name in whole:
+        error = (parts[name] - whole[name]).abs().max() / max(1.0, whole[name].abs().max())
+        assert error <= tolerance, (name, error)

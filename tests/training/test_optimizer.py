@@ -1,0 +1,105 @@
+"""What decays, what Muon has, and what the two optimisers compute."""
+
+import pytest
+import torch
+from tiny import make_training, recipe_for
+
+from pellucid.architecture import count_parameters
+from pellucid.training.setup import make_optimizer
+
+GOOD = torch.tensor(False)
+
+
+def groups(training):
+    """name -> (optimiser, weight decay), once for every time a parameter is held."""
+    names = {p: n for n, p in training.network.named_parameters()}
+    found = []
+    for part in training.optimizer.parts:
+        kind = type(part).__name__
+        found += [(names[p], kind, g["weight_decay"]) for g in part.param_groups for p in g["params"]]
+    return found
+
+
+@pytest.mark.parametrize("word", ["adamw", "muon"])
+@pytest.mark.parametrize("unembed", ["tied", "untied"])
+def test_every_parameter_is_held_once_and_only_matrices_decay(text, tmp_path, word, unembed):
+    fields = {"attention.bias": "all", "mlp.bias": "all", "norm.kind": "layer", "positions.kind": "learned"}
+    training = make_training(text, tmp_path / "run", optimizer=word, unembed=unembed, weight_decay=0.3, **fields)
+    found = groups(training)
+    names = [name for name, _, _ in found]
+    shapes = {n: p for n, p in training.network.named_parameters()}
+    assert sorted(names) == sorted(shapes)
+    assert ("unembed.weight" in names) == (unembed == "untied")
+    assert sum(p.numel() for p in shapes.values()) == count_parameters(training.recipe.model)["total"]
+    for name, kind, decay in found:
+        assert decay == (0.3 if shapes[name].ndim == 2 else 0.0), name
+        hidden = shapes[name].ndim == 2 and name.startswith("blocks.")
+        assert kind == ("Muon" if word == "muon" and hidden else "AdamW"), name
+
+
+def test_a_vector_with_no_gradient_does_not_move_and_a_matrix_shrinks(text, tmp_path):
+    training = make_training(text, tmp_path / "run", optimizer="adamw", learning_rate=0.5, weight_decay=0.1)
+    before = {n: p.detach().clone() for n, p in training.network.named_parameters()}
+    for p in training.network.parameters():
+        p.grad = torch.zeros_like(p)
+    training.optimizer.step(GOOD)
+    for name, p in training.network.named_parameters():
+        expected = before[name] * (1 - 0.5 * 0.1) if p.ndim == 2 else before[name]
+        assert torch.allclose(p, expected, rtol=1e-6, atol=0), name
+
+
+def test_adamw_takes_the_step_of_its_paper(text, tmp_path):
+    training = make_training(text, tmp_path / "run", torch.float64, optimizer="adamw", learning_rate=0.01)
+    w = training.network.blocks[0].mlp.down.weight
+    theta, m, v = w.detach().clone(), torch.zeros_like(w), torch.zeros_like(w)
+    generator = torch.Generator().manual_seed(0)
+    for t in range(1, 4):
+        g = torch.randn(w.shape, generator=generator, dtype=torch.float64)
+        for p in training.network.parameters():
+            p.grad = g.clone() if p is w else torch.zeros_like(p)
+        training.optimizer.step(GOOD)
+        # Loshchilov and Hutter 2017, algorithm 2, with the decay scaled by the rate as everywhere today
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
+        theta = theta - 0.01 * 0.1 * theta
+        theta = theta - 0.01 * (m / (1 - 0.9**t)) / ((v / (1 - 0.99**t)).sqrt() + 1e-8)
+    assert torch.allclose(w, theta, rtol=1e-12, atol=0)
+
+
+def test_muon_moves_a_matrix_along_nearly_orthogonal_directions(text, tmp_path):
+    training = make_training(text, tmp_path / "run", optimizer="muon", weight_decay=0.0)
+    w = training.network.blocks[0].mlp.up[0].weight
+    before = w.detach().clone()
+    generator = torch.Generator().manual_seed(0)
+    for p in training.network.parameters():
+        p.grad = torch.randn(p.shape, generator=generator)
+    training.optimizer.step(GOOD)
+    values = torch.linalg.svdvals(w.detach() - before)
+    # five rounds of Newton-Schulz bring singular values between 0.7 and 1.2 of a common size
+    assert values.max() / values.min() < 2.5
+
+
+def test_the_state_is_put_back_under_the_names_of_the_parameters(text, tmp_path):
+    training = make_training(text, tmp_path / "run", optimizer="muon")
+    training.take_step()
+    state = {name: value.clone() for name, value in training.optimizer.state().items()}
+    assert "blocks.0.attn.query.weight/momentum_buffer" in state
+    assert {"embed.token.weight/exp_avg", "embed.token.weight/exp_avg_sq", "embed.token.weight/step"} <= state.keys()
+    other = make_optimizer(training.recipe, training.network)
+    other.load_state(state)
+    again = other.state()
+    assert again.keys() == state.keys()
+    assert all(torch.equal(again[name], state[name]) for name in state)
+    with pytest.raises(KeyError, match="momentum_buffer"):
+        other.load_state({n: v for n, v in state.items() if "query.weight" not in n})
+
+
+def test_the_factor_scales_both_peaks(text):
+    import pellucid.training.run as runs
+
+    recipe = recipe_for(text, learning_rate=0.5, muon_learning_rate=0.25)
+    network = runs.build(recipe, torch.device("cpu"))
+    optimizer = make_optimizer(recipe, network)
+    for factor in (0.5, 0.1, 1.0):
+        optimizer.set_factor(factor)
+        rates = [{group["lr"] for group in part.param_groups} for part in optimizer.parts]
+        assert rates == [{0.5 * factor}, {0.25 * factor}]

@@ -1,0 +1,150 @@
+"""Runs small enough to be made by the dozen, and what two of them are compared by."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from pellucid.text.documents import read_corpus
+from pellucid.text.preparation import prepare
+from pellucid.text.split import split_corpus
+from pellucid.text.tokenizer import ByteTokenizer
+from pellucid.training import run as runs
+from pellucid.training.checkpoint import folder_of, steps_of
+from pellucid.training.data import TokenData
+from pellucid.training.display import PlainReporter
+from pellucid.training.interrupt import Interruption
+from pellucid.training.loop import Training
+from pellucid.training.metrics import WALL_CLOCK, MetricsFile, read_metrics
+from pellucid.training.objectives import precise
+from pellucid.training.recipe import Recipe, make_recipe
+from pellucid.training.resolve import resolve_intervals
+from pellucid.training.setup import build, make_optimizer
+
+SHAKESPEARE = Path(__file__).parent.parent / "data" / "shakespeare.txt"
+
+#: two layers, dropout on, two passes a step, everything decided that would be measured
+FIELDS: dict[str, Any] = {
+    "d_model": 16,
+    "n_layers": 2,
+    "n_heads": 2,
+    "n_ctx": 16,
+    "dropout": 0.1,
+    "tokenizer": "byte",
+    "batch": 2,
+    "accumulate": 2,
+    "steps": 12,
+    "evaluate_every": 4,
+    "evaluate_tokens": 100,
+    "precision": "float32",
+    "compile": "no",
+    "device": "cpu",
+}
+
+
+#: metrics files of loops that a test made by hand; conftest.py closes them
+OPEN: list[MetricsFile] = []
+
+
+class Heard(PlainReporter):
+    """Keeps every line."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+def write_text(folder: Path, n: int = 4000, name: str = "text.txt") -> Path:
+    """A file with the first `n` characters of Shakespeare."""
+    path = folder / name
+    path.write_text(SHAKESPEARE.read_text(encoding="utf-8")[:n], encoding="utf-8")
+    return path
+
+
+def recipe_for(text: Path, **fields: Any) -> Recipe:
+    return make_recipe((str(text),), "small", {**FIELDS, **fields})
+
+
+def sample_text(network: Any, tokenizer: Any, prompt: str, seed: int) -> str:
+    """A sampler with a result that depends on the weights and the seed alone."""
+    network.eval()
+    with torch.no_grad():
+        logits = network(torch.zeros(1, 4, dtype=torch.int64))
+    network.train()
+    return f"{seed} {logits.argmax().item()}"
+
+
+def start(text: Path, out: Path, reporter: PlainReporter | None = None, sampler: Any = sample_text, **fields: Any):
+    return runs.start(recipe_for(text, **fields), out, reporter or Heard(), sampler)
+
+
+def resume(out: Path, reporter: PlainReporter | None = None, **length: Any):
+    return runs.resume(out, (), length, reporter or Heard(), sample_text)
+
+
+def make_training(
+    text: Path, out: Path, dtype: torch.dtype = torch.float32, data: Any = None, **fields: Any
+) -> Training:
+    """A run's loop before its first step, without its folder's other files."""
+    recipe = recipe_for(text, **fields)
+    corpus = split_corpus(read_corpus([str(text)]), recipe.text.held_out, recipe.train.seed)
+    tokenizer = ByteTokenizer()
+    recipe = replace(
+        recipe, model=replace(recipe.model, n_vocab=tokenizer.n_vocab), segments=((0, recipe.train.steps),)
+    )
+    network = build(recipe, torch.device("cpu")).to(dtype)
+    out.mkdir(parents=True, exist_ok=True)
+    OPEN.append(MetricsFile(out / "metrics.jsonl"))
+    return Training(
+        run=out,
+        recipe=resolve_intervals(recipe),
+        network=network,
+        optimizer=make_optimizer(recipe, network),
+        loss=precise(network, torch.device("cpu"), recipe.train.precision),
+        data=data or TokenData(prepare(corpus, tokenizer, out.parent / "cache"), recipe, torch.device("cpu")),
+        reporter=Heard(),
+        metrics=OPEN[-1],
+        interruption=Interruption(),
+    )
+
+
+def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
+    """Every weight and every number of the optimiser at a checkpoint."""
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted(folder_of(run, step).glob("*.safetensors")):
+        found |= load_file(path)
+    return found
+
+
+def assert_same_tensors(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    """Bit for bit, names too."""
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype
+        assert a[name].numpy().tobytes() == b[name].numpy().tobytes(), name
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without the clock."""
+    found = read_metrics(run / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if name not in WALL_CLOCK} for row in found]
+
+
+def assert_same_run(run: Path, other: Path) -> None:
+    """Weights, optimiser and metrics of two finished runs, bit for bit."""
+    last = steps_of(run)[-1]
+    assert steps_of(other)[-1] == last
+    assert_same_tensors(tensors(run, last), tensors(other, last))
+    assert rows(run) == rows(other)
+    a, b = (json.loads((r / "checkpoints" / "best.json").read_bytes()) for r in (run, other))
+    assert a == b
