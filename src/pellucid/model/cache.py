@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from pellucid.architecture import Architecture, ArchitectureError
-from pellucid.model.shapes import Keys
+from pellucid.model.shapes import Keys, NewKeys
 
 
 class NoCache:
@@ -18,7 +18,7 @@ class NoCache:
     def __getitem__(self, layer: int) -> "NoCache":
         return self
 
-    def extend(self, k: Keys, v: Keys) -> tuple[Keys, Keys]:
+    def extend(self, k: NewKeys, v: NewKeys) -> tuple[Keys, Keys]:
         return k, v
 
     def advance(self, n: int) -> None:
@@ -87,7 +87,7 @@ class CacheLayer(NoCache):
     values: Tensor
     length: int
 
-    def extend(self, k: Keys, v: Keys) -> tuple[Keys, Keys]:
+    def extend(self, k: NewKeys, v: NewKeys) -> tuple[Keys, Keys]:
         """All keys and values up to now, the new ones written behind the kept ones.
 
         Raises ValueError when they do not fit or are wanted with gradients, before anything is written.

@@ -15,6 +15,7 @@ Hidden = Float[Tensor, "batch pos d_ff"]
 Logits = Float[Tensor, "batch pos n_vocab"]
 Queries = Float[Tensor, "batch head query_pos d_head"]
 Keys = Float[Tensor, "batch kv_head key_pos d_head"]
+NewKeys = Float[Tensor, "batch kv_head new_pos d_head"]  # of this call alone, beside a cache's
 Pattern = Float[Tensor, "batch head query_pos key_pos"]
 Turn = tuple[Float[Tensor, "*batch pos planes"], Float[Tensor, "*batch pos planes"]]  # cos and sin
 Visible = Bool[Tensor, "*batch query_pos key_pos"]  # True: the query may read the key

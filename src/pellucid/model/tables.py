@@ -1,7 +1,6 @@
 """Constants of an architecture, rounded once from float64 whatever the model's precision."""
 
 from collections.abc import Callable
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ class Table(nn.Module):
         values = self.exact.to(torch.get_default_device(), torch.get_default_dtype())
         self.register_buffer("values", values, persistent=False)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Table":
         super()._apply(fn, recurse)
         dtype = torch.promote_types(self.values.dtype, torch.float32)
         self.values = self.exact.to(dtype).to(self.values.device)

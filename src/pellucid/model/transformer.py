@@ -1,7 +1,6 @@
 """Tokens -> embedding -> blocks -> unembedding -> logits."""
 
 from collections.abc import Callable
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +83,7 @@ class Transformer(Encoder):
         self.unembed = READOUT[a.readout](a, self.embed)
         self.encoder = None if a.encoder is None else Encoder(a.encoder)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
         # a move that makes new parameters (`to_empty`) makes one for each name, tied or not
         super()._apply(fn, recurse)
         if self.architecture.unembed == "tied":
