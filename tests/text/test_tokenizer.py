@@ -339,3 +339,22 @@ def test_gpt2_itself(needs_data, udhr):
     )
     for text in udhr.values():
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
+def test_more_special_tokens(kind: str, shakespeare: str, tmp_path):
+    """A special id added later changes no other, is never read from text, and is saved with the rest."""
+    plain = train_tokenizer(kind, [shakespeare[:20_000]], 300 if kind == "bpe" else None)
+    masked = plain.with_special("<|mask|>")
+    assert masked.n_vocab == plain.n_vocab + 1
+    assert masked.special == {**plain.special, "<|mask|>": plain.n_vocab}
+    text = "To be, <|mask|> or not"
+    assert masked.encode(text) == plain.encode(text)
+    assert masked.encode(text, allow_special=["<|mask|>"]).count(plain.n_vocab) == 1
+    assert masked.token_bytes(plain.n_vocab) == b""
+    masked.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again.special == masked.special
+    assert again.hash == masked.hash != plain.hash
+    with pytest.raises(TokenizerError, match="not taken yet"):
+        masked.with_special("<|mask|>")

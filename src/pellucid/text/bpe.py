@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.interface import SEPARATOR, Tokenizer, TokenizerError, check_text
+from pellucid.text.interface import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text
 from pellucid.text.symbols import byte_characters
 
 MIN_FREQUENCY = 2
@@ -103,6 +103,13 @@ class BPETokenizer(Tokenizer):
 
     def to_json(self) -> str:
         return self._json
+
+    def with_special(self, *names: str) -> "BPETokenizer":
+        check_special(self, names)
+        engine = Engine.from_str(self._json)
+        engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+        # what was accepted once is not judged again
+        return BPETokenizer(engine.to_str(pretty=True), trust=True, notes=self.notes)
 
     @property
     def merges(self) -> list[tuple[str, str]]:

@@ -48,6 +48,10 @@ class Tokenizer(abc.ABC):
         """The whole tokenizer as the text of a Hugging Face tokenizer.json."""
 
     @abc.abstractmethod
+    def with_special(self, *names: str) -> "Tokenizer":
+        """The same tokenizer with more special ids behind its last one, such as `<|mask|>`; TokenizerError if taken."""
+
+    @abc.abstractmethod
     def _encode(self, text: str) -> list[int]:
         """Ids of text without special tokens in it; `text` has been checked."""
 
@@ -157,6 +161,13 @@ class Stream:
     def finish(self) -> str:
         """What is left: U+FFFD for a character that was never completed."""
         return self._decoder.decode(b"", final=True)
+
+
+def check_special(tokenizer: "Tokenizer", names: Sequence[str]) -> None:
+    """Refuse names that are no names, are given twice, or have an id already."""
+    for i, name in enumerate(names):
+        if len(name) < 2 or name in names[:i] or name in tokenizer.special:
+            raise TokenizerError(f"special token {name!r}: expected two characters or more, named once, not taken yet")
 
 
 def check_text(text: Any) -> None:

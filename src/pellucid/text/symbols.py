@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.interface import SEPARATOR, Tokenizer, check_text
+from pellucid.text.interface import SEPARATOR, Tokenizer, check_special, check_text
 
 UNKNOWN = "<|unknown|>"
 #: any one character, a newline too
@@ -28,14 +28,14 @@ class CharTokenizer(Tokenizer):
     kind = "char"
     unknown: int
 
-    def __init__(self, characters: Iterable[str]):
+    def __init__(self, characters: Iterable[str], more_special: Sequence[str] = ()):
         self.characters = "".join(sorted(set(characters)))
         check_text(self.characters)
         self._points = np.array([ord(c) for c in self.characters], dtype=np.uint32)
         self.separator, self.unknown = len(self.characters), len(self.characters) + 1
-        self.special = {SEPARATOR: self.separator}
-        self.n_vocab = len(self.characters) + 2
-        self._bytes = [c.encode() for c in self.characters] + [b"", "\ufffd".encode()]
+        self.special = {SEPARATOR: self.separator} | _numbered(more_special, len(self.characters) + 2)
+        self.n_vocab = len(self.characters) + 2 + len(more_special)
+        self._bytes = [c.encode() for c in self.characters] + [b"", "\ufffd".encode()] + [b""] * len(more_special)
 
     @classmethod
     def train(cls, texts: Iterable[str]) -> "CharTokenizer":
@@ -68,12 +68,17 @@ class CharTokenizer(Tokenizer):
     def token_str(self, token: int) -> str:
         return UNKNOWN if token == self.unknown else super().token_str(token)
 
+    def with_special(self, *names: str) -> "CharTokenizer":
+        check_special(self, names)
+        return CharTokenizer(self.characters, [*list(self.special)[1:], *names])
+
     def to_json(self) -> str:
-        names = [*self.characters, SEPARATOR, UNKNOWN]
+        names = [*self.characters, SEPARATOR, UNKNOWN, *list(self.special)[1:]]
         engine = Engine(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token=UNKNOWN))
         engine.pre_tokenizer = pre_tokenizers.Split(Regex(ANY_CHARACTER), "isolated")
         engine.decoder = decoders.Fuse()
-        engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in (SEPARATOR, UNKNOWN)])
+        special = (SEPARATOR, UNKNOWN, *list(self.special)[1:])
+        engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
         return engine.to_str(pretty=True)
 
 
@@ -81,12 +86,12 @@ class ByteTokenizer(Tokenizer):
     """One id per byte of UTF-8, the byte's own value; the separator is 256."""
 
     kind = "byte"
-    n_vocab = 257
     separator = 256
 
-    def __init__(self):
-        self.special = {SEPARATOR: self.separator}
-        self._bytes = [bytes([value]) for value in range(256)] + [b""]
+    def __init__(self, more_special: Sequence[str] = ()):
+        self.special = {SEPARATOR: self.separator} | _numbered(more_special, 257)
+        self.n_vocab = 257 + len(more_special)
+        self._bytes = [bytes([value]) for value in range(256)] + [b""] * (1 + len(more_special))
 
     def _encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -100,13 +105,21 @@ class ByteTokenizer(Tokenizer):
     def _table(self) -> Sequence[bytes]:
         return self._bytes
 
+    def with_special(self, *names: str) -> "ByteTokenizer":
+        check_special(self, names)
+        return ByteTokenizer([*list(self.special)[1:], *names])
+
     def to_json(self) -> str:
         vocabulary = {character: value for value, character in enumerate(byte_characters())}
         engine = Engine(models.BPE(vocabulary, []))
         engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         engine.decoder = decoders.ByteLevel()
-        engine.add_special_tokens([AddedToken(SEPARATOR, special=True, normalized=False)])
+        engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in self.special])
         return engine.to_str(pretty=True)
+
+
+def _numbered(names: Sequence[str], first: int) -> dict[str, int]:
+    return {name: first + i for i, name in enumerate(names)}
 
 
 def byte_characters() -> list[str]:
@@ -124,10 +137,12 @@ def read_symbols(text: str) -> Tokenizer | None:
     """The character or byte tokenizer that this tokenizer.json describes, None if it describes another kind."""
     content = json.loads(text)
     model, before = content.get("model") or {}, content.get("pre_tokenizer") or {}
+    added = [str(token.get("content")) for token in content.get("added_tokens") or () if isinstance(token, dict)]
+    more = [name for name in added if name not in (SEPARATOR, UNKNOWN)]
     if model.get("type") == "WordLevel" and (before.get("pattern") or {}).get("Regex") == ANY_CHARACTER:
-        characters = CharTokenizer(name for name in model["vocab"] if name not in (SEPARATOR, UNKNOWN))
+        characters = CharTokenizer((name for name in model["vocab"] if name not in added), more)
         return characters if json.loads(characters.to_json())["model"] == model else None
     if model.get("type") == "BPE" and not model.get("merges") and before.get("use_regex") is False:
-        tokenizer = ByteTokenizer()
+        tokenizer = ByteTokenizer(more)
         return tokenizer if json.loads(tokenizer.to_json())["model"]["vocab"] == model["vocab"] else None
     return None
