@@ -1,0 +1,167 @@
+"""How the code is written: choices made when a model is built, budgets, docstrings, plain text."""
+
+import ast
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import pellucid
+
+SOURCE = Path(pellucid.__file__).parent
+ROOT = SOURCE.parent.parent
+TESTS = ROOT / "tests"
+TEXT_FILES = (".py", ".md", ".toml", ".yaml", ".yml", ".sh", ".txt", ".html", ".js", "")
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+
+#: guides, not laws: what exceeds them is listed with its reason
+FILE_LINES, FUNCTION_LINES, FORWARD_LINES, FORWARD_BRANCHES = 350, 40, 25, 3
+LONG_FILES = {
+    "architecture.py": "the vocabulary in one place: half of it is the formulas beside the words",
+}
+LONG_FUNCTIONS = {
+    "architecture.py:_check": "one line for each contradiction",
+    "training/checkpoint.py:save_checkpoint": "the order of the writes is what makes a crash harmless",
+}
+BRANCHY_FORWARDS = {
+    "model/embed.py:Embed": "the summands of x_0 that an architecture or a call may leave out",
+    "model/mask.py:Mask": "a call with no mask to speak of must not build one",
+}
+#: names of one line that say it all
+UNDOCUMENTED = {"training/checkpoint.py:folder_of"}
+#: texts and tests of texts are in any script
+ANY_SCRIPT = ("tests/", "src/pellucid/data/")
+
+
+def modules():
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def short(path):
+    return path.relative_to(SOURCE).as_posix()
+
+
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def functions(path):
+    return [node for node in ast.walk(tree_of(path)) if isinstance(node, FUNCTION)]
+
+
+def code_lines(function):
+    """Lines of the body behind the docstring."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+@cache
+def forwards():
+    """Every forward of the package, by file and class."""
+    return {
+        f"{short(path)}:{kind.name}": node
+        for path in modules()
+        for kind in ast.walk(tree_of(path))
+        if isinstance(kind, ast.ClassDef)
+        for node in kind.body
+        if isinstance(node, FUNCTION) and node.name == "forward"
+    }
+
+
+@pytest.mark.parametrize("forward", forwards())
+def test_variants_are_chosen_when_the_model_is_built(forward):
+    """No forward asks the architecture anything: what a network does is what it is built of."""
+    for node in ast.walk(forwards()[forward]):
+        if isinstance(node, ast.Attribute):
+            asked = isinstance(node.value, ast.Name) and node.value.id in ("a", "architecture")
+            assert node.attr != "architecture", f"line {node.lineno}"
+            assert not asked, f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("forward", forwards())
+def test_a_forward_is_a_paragraph(forward):
+    node = forwards()[forward]
+    assert code_lines(node) <= FORWARD_LINES
+    branches = [inner for inner in ast.walk(node) if isinstance(inner, ast.If | ast.IfExp | ast.Match)]
+    assert len(branches) <= FORWARD_BRANCHES or forward in BRANCHY_FORWARDS
+
+
+def test_the_forwards_are_found():
+    assert {"model/block.py:PreBlock", "model/attention.py:Attention", *BRANCHY_FORWARDS} <= forwards().keys()
+
+
+def test_files_and_functions_keep_their_budgets():
+    files = {short(path): len(path.read_text(encoding="utf-8").splitlines()) for path in modules()}
+    long_files = {name for name, n in files.items() if n > FILE_LINES}
+    assert long_files <= LONG_FILES.keys()
+    found = {f"{short(path)}:{f.name}" for path in modules() for f in functions(path) if code_lines(f) > FUNCTION_LINES}
+    assert found <= LONG_FUNCTIONS.keys()
+
+
+@pytest.mark.parametrize("path", modules(), ids=short)
+def test_what_is_public_says_what_it_is(path):
+    tree = tree_of(path)
+    assert ast.get_docstring(tree) or not tree.body, f"{short(path)} has no docstring"
+    for node in tree.body:
+        if isinstance(node, FUNCTION | ast.ClassDef) and not node.name.startswith("_"):
+            name = f"{short(path)}:{node.name}"
+            assert ast.get_docstring(node) or name in UNDOCUMENTED, f"{name} has no docstring"
+
+
+def tracked():
+    """Every text file under version control, or all of src and tests where there is no repository."""
+    if (ROOT / ".git").exists():
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+        paths = [ROOT / name for name in filter(None, listed.decode().split("\0"))]
+    else:
+        paths = [*SOURCE.rglob("*"), *TESTS.rglob("*")]
+    for path in paths:
+        if path.is_file() and path.suffix in TEXT_FILES:
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+# written with a line in the middle so that this file passes itself
+HOSTS = (r"py_pi\.org", r"files\.python_hosted", r"registry\.npm_js", r"proxy\.gol_ang")
+UNWANTED = {
+    "an emoji": re.compile("[\U0001f300-\U0001faff\u2728\u2705\u274c\u26a0]"),
+    "a path of one machine": re.compile(r"(?<![\w.~$}])/(?:home|root|work|Users)/\w"),
+    "a package registry": re.compile("|".join(host.replace("_", "") for host in HOSTS)),
+        r"(?:py" r"pi\.org|files\.python" r"hosted|registry\.npm" r"js|proxy\.gol" r"ang)"
+    ),
+}
+
+
+def test_files_are_plain_and_of_no_particular_machine():
+    found = [
+        f"{name}: {what}: {match.group()!r}"
+        for name, text in tracked()
+        for what, pattern in UNWANTED.items()
+        for match in [pattern.search(text)]
+        if match and not (what == "an emoji" and name.startswith(ANY_SCRIPT))
+    ]
+    assert not found
+
+
+def test_what_is_unwanted_would_be_found():
+    assert UNWANTED["an emoji"].search("done \N{ROCKET}")
+    assert UNWANTED["a path of one machine"].search("see /ho_me/someone/model".replace("_", ""))
+    assert not UNWANTED["a path of one machine"].search("pellucid/work/of/art")
+    assert UNWANTED["a package registry"].search("https://py_pi.org/simple".replace("_", ""))
+
+
+def test_no_test_is_skipped_or_expected_to_fail():
+    """Tests of data that is not shipped ask for the fixture `needs_data`; nothing else is left out."""
+    for path in sorted(TESTS.rglob("*.py")):
+        for node in ast.walk(tree_of(path)):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+            assert name not in ("skip", "skipif", "xfail", "importorskip", "SkipTest"), f"{path.name}:{node.lineno}"
+
+
+def test_annotations_that_are_checked_are_not_strings():
+    """A postponed annotation cannot be checked by the tests (jaxtyping), so model files have none."""
+    for path in modules():
+        imports = [node.module for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom)]
+        assert "__future__" not in imports or "jaxtyping" not in path.read_text(encoding="utf-8"), short(path)

@@ -1,0 +1,128 @@
+"""Rooms depend one way, and importing the package costs next to nothing."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pellucid
+
+SOURCE = Path(pellucid.__file__).parent
+#: from the ground up: a room may use the rooms in earlier rows and itself
+FLOORS = (
+    ("architecture",),
+    ("names", "presets"),
+    ("text", "reference", "model"),
+    ("predictors",),
+    ("training", "generate", "lens", "hub"),
+    ("plan", "verify"),
+    ("serve", "look"),
+    ("language_model",),
+    ("demo", "cli"),
+    ("__main__",),
+)
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+#: what only tests and the room that compares see beside the definition
+SEE_THE_REFERENCE = {"reference", "verify"}
+#: (room, room on the same floor that it may use) and why
+NEIGHBOURS: dict[tuple[str, str], str] = {
+    ("presets", "names"): "both describe architectures",
+    ("hub", "generate"): "a loaded model is checked by what it generates",
+}
+TORCHLESS = ("architecture", "names", "presets", "text", "reference")
+#: packages of others, by the rooms that may use them at all; loaded where they are used
+FOREIGN = {"transformers": {"hub"}, "fastapi": {"serve", "look"}, "uvicorn": {"serve", "look"}}
+
+
+def modules():
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def room(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(path, top_level_only=False):
+    """The full names of the modules that a file imports; inside `if TYPE_CHECKING` nothing is."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative imports hide which room is used"
+            yield str(node.module)
+            # `from pellucid import model` imports a room
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "pellucid")
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            stack += node.orelse
+        elif not (top_level_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            stack += ast.iter_child_nodes(node)
+
+
+def rooms_used(path):
+    named = {name.split(".")[1] for name in imported(path) if name.startswith("pellucid.")}
+    return {used for used in named if used in FLOOR or (SOURCE / used).exists() or (SOURCE / f"{used}.py").exists()}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_rooms_depend_one_way(path):
+    if path == SOURCE / "__init__.py":
+        return  # names what others may use, when they do
+    here = room(path)
+    assert here in FLOOR, f"{here} is a new room: give it a floor in FLOORS"
+    for used in rooms_used(path) - {here}:
+        lower = FLOOR[used] < FLOOR[here]
+        assert lower or (here, used) in NEIGHBOURS, f"{path.name} in {here} imports {used}, which is not below it"
+        assert used != "reference" or here in SEE_THE_REFERENCE, f"{path.name} imports the reference"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_foreign_packages_stay_in_their_rooms(path):
+    here = room(path)
+    foreign = {name.split(".")[0] for name in imported(path)}
+    if here in TORCHLESS:
+        assert not foreign & {"torch", "jaxtyping", "safetensors"}
+    if here == "reference":
+        assert foreign <= {"numpy", "pellucid", *sys.stdlib_module_names}
+        assert {used for used in rooms_used(path)} <= {"reference", "architecture", "names"}
+    if here in ("architecture", "names", "presets"):
+        assert foreign <= {"pellucid", *sys.stdlib_module_names}
+    for package, rooms in FOREIGN.items():
+        assert package not in foreign or here in rooms, f"{here} imports {package}"
+    at_once = {name.split(".")[0] for name in imported(path, top_level_only=True)}
+    assert not at_once & {"transformers", "matplotlib", "wandb", "tensorboard", "pyarrow", "zstandard"}
+
+
+def loaded_by(code):
+    """The modules that a fresh interpreter has loaded after running the code."""
+    script = f"{code}\nimport sys, json\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+HEAVY = {"torch", "numpy", "transformers", "fastapi", "uvicorn", "matplotlib", "wandb", "tokenizers", "safetensors"}
+LIGHT = ("import pellucid", "import pellucid.names, pellucid.presets", "import pellucid; dir(pellucid)")
+
+
+@pytest.mark.parametrize("code", LIGHT)
+def test_describing_loads_nothing_heavy(code):
+    assert not loaded_by(code) & HEAVY
+
+
+def test_the_network_loads_neither_servers_nor_other_libraries():
+    heavy = {"transformers", "fastapi", "uvicorn", "matplotlib", "wandb", "pellucid.reference", "pellucid.training"}
+    assert not loaded_by("import pellucid.model, pellucid.model.weights") & heavy
+
+
+def test_every_public_name_can_be_had():
+    for name in pellucid.__all__:
+        assert getattr(pellucid, name) is not None
+    assert not loaded_by("import pellucid; pellucid.Architecture") & {"torch"}
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = pellucid.nothing
+    assert set(dir(pellucid)) >= set(pellucid.__all__)
