@@ -1,0 +1,152 @@
+"""Counting what followed which context, exactly, without a Python loop over tokens.
+
+A context is numbered one token at a time, the nearest token first: the context (.., t_2, t_1) of length
+k has the key number(t_{k-1} .. t_1) * n_vocab + t_k, and its number is the rank of that key among all
+contexts of its length. Keys therefore fit 64 bits whatever the order and the vocabulary, no hash can
+collide, and the context one token shorter is the key divided by n_vocab.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+#: peak memory of counting, in bytes for each token, beside the ids themselves
+BYTES_PER_TOKEN = 64
+
+
+@dataclass(frozen=True)
+class Level:
+    """The contexts of one length, and what followed each of them.
+
+    contexts  int64 [n_contexts], increasing: number of the context one token shorter * n_vocab + oldest token;
+              one key, 0, for the empty context
+    events    int64 [n_events], increasing: number of the context * n_vocab + the token after it
+    counts    int64 [n_events], how often
+    """
+
+    n_vocab: int
+    contexts: np.ndarray
+    events: np.ndarray
+    counts: np.ndarray
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where the events of each context begin, int64 [n_contexts + 1]."""
+        return np.searchsorted(self.events, np.arange(len(self.contexts) + 1) * self.n_vocab)
+
+    def totals(self, values: np.ndarray) -> np.ndarray:
+        """The sum of one value per event over the events of each context, [n_contexts]."""
+        sums = np.concatenate([np.zeros(1, dtype=values.dtype), np.cumsum(values)])
+        return np.diff(sums[self.starts])
+
+
+def older_tokens(ids: np.ndarray, order: int, separator: int | None) -> Iterator[np.ndarray]:
+    """For d = 1 ... order - 1, the token d places before each of `ids`, int64 [len(ids)].
+
+    With a separator given, contexts do not reach across it: whatever stands before the last separator of a
+    context, and before the beginning, reads as the separator. Otherwise -1 stands for nothing.
+    """
+    cut = np.zeros(len(ids), dtype=bool)
+    for d in range(1, order):
+        older = np.full(len(ids), -1 if separator is None else separator, dtype=np.int64)
+        older[d:] = ids[: max(len(ids) - d, 0)]
+        if separator is not None:
+            older[cut] = separator
+            cut |= older == separator
+        yield older
+
+
+def count(ids: np.ndarray, n_vocab: int, order: int, separator: int | None, lower: "Lower") -> list[Level]:
+    """The levels of contexts of length 0 ... order - 1, shortest first.
+
+    The longest contexts carry what was counted. Counts of shorter ones follow from it: `sum` is how often a
+    token followed; `types` is in how many different tokens the context was continued to the left
+    (continuation counts, Kneser and Ney 1995).
+    """
+    contexts, first = [np.zeros(1, dtype=np.int64)], []
+    numbers = np.zeros(len(ids), dtype=np.int64)
+    for older in older_tokens(ids, order, separator):
+        if separator is None:  # the first token that is left has no context this long: an event of its own
+            first.append(numbers[0] * n_vocab + ids[len(ids) - len(numbers)])
+            numbers, older = numbers[1:], older[len(ids) - len(numbers) + 1 :]
+        numbers *= n_vocab
+        numbers += older
+        keys, numbers = rank(numbers, len(contexts[-1]) * n_vocab)
+        contexts.append(keys)
+    numbers *= n_vocab
+    numbers += ids[len(ids) - len(numbers) :]
+    events, counts = tally(numbers, len(contexts[-1]) * n_vocab)
+    levels = [Level(n_vocab, contexts[-1], events, counts)]
+    for length in range(order - 2, -1, -1):
+        shorter, token = np.divmod(events, n_vocab)
+        keys = (contexts[length + 1] // n_vocab)[shorter] * n_vocab + token
+        weights = counts if lower == "sum" else np.ones_like(counts)
+        if separator is None:
+            keys = np.append(keys, first[length])
+            weights = np.append(weights, 1 if lower == "sum" else 0)
+        events, counts = add_up(keys, weights)
+        levels.append(Level(n_vocab, contexts[length], events, counts))
+    return levels[::-1]
+
+
+Lower = Literal["sum", "types"]
+
+
+def rank(keys: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
+    """The different keys in increasing order, and the place of each of `keys`, all below `bound`, among them."""
+    if bound <= len(keys):
+        there = np.zeros(bound, dtype=bool)
+        there[keys] = True
+        return np.flatnonzero(there), (np.cumsum(there) - 1)[keys]
+    order = sorting_order(keys, bound)
+    ordered = keys[order]
+    new = np.empty(len(keys), dtype=bool)
+    new[:1] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    places = np.empty(len(keys), dtype=np.int64)
+    places[order] = np.cumsum(new) - 1
+    return ordered[new], places
+
+
+def sorting_order(keys: np.ndarray, bound: int) -> np.ndarray:
+    """The indices that sort `keys`: sorting numbers is several times faster than sorting their indices."""
+    bits = max(1, (len(keys) - 1).bit_length())
+    if int(bound) << bits >= 1 << 63:
+        return np.argsort(keys, kind="stable")
+    packed = keys << bits
+    packed |= np.arange(len(keys))
+    packed.sort()
+    packed &= (1 << bits) - 1
+    return packed
+
+
+def tally(keys: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
+    """The different keys in increasing order, and how many there are of each; `keys`, below `bound`, are sorted."""
+    if bound <= len(keys):
+        found = np.bincount(keys, minlength=bound)
+        there = np.flatnonzero(found)
+        return there, found[there]
+    keys.sort()
+    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    return keys[starts], np.diff(np.append(starts, len(keys)))
+
+
+def add_up(keys: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different keys in increasing order, and the sum of the weights of each."""
+    order = sorting_order(keys, int(keys.max()) + 1)
+    ordered, sums = keys[order], np.cumsum(weights[order])
+    ends = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)
+    return ordered[ends], np.diff(sums[ends], prepend=0)
+
+
+def locate(table: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The place of each key in the increasing `table`, -1 where it is not there; keys below 0 never are."""
+    order = sorting_order(np.maximum(keys, 0), int(keys.max(initial=0)) + 1)
+    wanted = keys[order]
+    places = np.minimum(np.searchsorted(table, wanted), len(table) - 1)
+    found = np.empty(len(keys), dtype=np.int64)
+    found[order] = np.where(table[places] == wanted, places, -1)
+    return found

@@ -1,0 +1,188 @@
+"""Fitting a predictor's network to text, with the loop that trains transformers; and a mixture's weight."""
+
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pellucid.predictors.baselines import baseline
+from pellucid.predictors.counts import BYTES_PER_TOKEN
+from pellucid.predictors.data import PredictorData, counted_loss
+from pellucid.predictors.load import at_checkpoint, make_network
+from pellucid.predictors.mixture import Counted, Mixture, fit_weight
+from pellucid.predictors.neural import initialise
+from pellucid.predictors.ngram import NGram, NGramChoices
+from pellucid.predictors.recipe import PredictorRecipe
+from pellucid.predictors.use import Predictor
+from pellucid.text.tokenizer import Tokenizer
+from pellucid.text.tokens import Part, Tokens
+from pellucid.training import resolve, setup
+from pellucid.training import run as runs
+from pellucid.training.checkpoint import Checkpoint, best_step, write_json
+from pellucid.training.display import PlainReporter
+from pellucid.training.interrupt import Interruption
+from pellucid.training.loop import Training
+from pellucid.training.metrics import MetricsFile
+from pellucid.training.optimizer import Optimizer
+from pellucid.training.recipe import RecipeError, with_train
+from pellucid.training.run import Run
+
+#: the share of the training tokens that a mixture's weight is fitted on, and nothing is trained on
+SET_ASIDE = 0.05
+
+
+def as_recipe(recipe: PredictorRecipe) -> Any:
+    """A predictor's recipe where a transformer's is declared: the training room reads what both have."""
+    return recipe
+
+
+def resolved(recipe: Any) -> PredictorRecipe:
+    """The way back."""
+    return recipe
+
+
+def as_run(run: Path, recipe: PredictorRecipe, step: int, **given: Any) -> Run:
+    """How a sitting of a predictor's run ended."""
+    return Run(run, as_recipe(recipe), step, **given)
+
+
+def count_part(part: Part, choices: NGramChoices) -> NGram:
+    """An n-gram of a part of the text; RecipeError, before anything is allocated, where that does not fit."""
+    need, have = len(part) * (BYTES_PER_TOKEN + 8), resolve.memory_bytes(torch.device("cpu"))
+    if need > have:
+        raise RecipeError(
+            f"counting {len(part):,} tokens takes about {need / 2**30:.1f} GiB and this machine has "
+            f"{have / 2**30:.1f} GiB: give less text"
+        )
+    c = choices
+    ids = part.read(0, len(part))
+    return NGram.train(ids, c.n_vocab, c.order, c.smoothing, alpha=c.alpha, separator=c.separator)
+
+
+def build(recipe: PredictorRecipe) -> nn.Module:
+    """The network with its first weights, drawn from the seed."""
+    return initialise(make_network(recipe.model), recipe.train.seed)
+
+
+def settle(recipe: PredictorRecipe, network: nn.Module, tokens: Tokens) -> PredictorRecipe:
+    """Batch, device, precision, number of steps and intervals: everything that was left open."""
+    device = resolve.resolve_device(recipe.train.device)
+    batch = recipe.train.batch or max(4, 2048 // recipe.window)
+    plain = {"precision": "float32", "compile": "no"}
+    words = {name: word for name, word in plain.items() if getattr(recipe.train, name) == "auto"}
+    recipe = resolved(with_train(as_recipe(recipe), batch=batch, device=str(device), **words))
+    train, _ = trained_part(recipe, tokens)
+
+    def measure() -> float:
+        return seconds_per_step(recipe, build(recipe).to(device), tokens, device)
+
+    n_steps, _ = resolve.resolve_steps(as_recipe(recipe), len(train), measure)
+    return resolved(resolve.resolve_intervals(as_recipe(replace(recipe, segments=((0, n_steps),)))))
+
+
+def trained_part(recipe: PredictorRecipe, tokens: Tokens) -> tuple[Part, np.ndarray]:
+    """What the network is trained on, and the ids set aside for a mixture's weight, none without a mixture."""
+    part = tokens.part("train")
+    if not recipe.mixture:
+        return part, np.empty(0, dtype=np.int64)
+    cut = int(len(part) * (1 - SET_ASIDE))
+    ids = part.read(0, len(part))
+    return Part.from_ids(ids[:cut], part.n_vocab), ids[cut:]
+
+
+def seconds_per_step(recipe: PredictorRecipe, network: nn.Module, tokens: Tokens, device: torch.device) -> float:
+    """Seconds of a training step after a warm-up; the weights are spoilt."""
+    data = PredictorData(trained_part(recipe, tokens)[0], tokens.part("held_out"), recipe, network, device)
+    optimizer, loss = make_optimizer(recipe, network), counted_loss(network, device, recipe.train.precision)
+    good, times = torch.zeros((), dtype=torch.bool, device=device), []
+    while len(times) < 4 or (len(times) < 40 and sum(times) < 1.0):
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        for micro in range(recipe.train.accumulate):
+            (loss(data.at(0, micro, recipe.train.accumulate)) / recipe.tokens_per_step).backward()
+        optimizer.step(good)
+        next(network.parameters()).flatten()[0].item()  # wait for the device
+        times.append(time.perf_counter() - began)
+    return sorted(times[1:])[len(times[1:]) // 2]
+
+
+def make_optimizer(recipe: PredictorRecipe, network: nn.Module) -> Optimizer:
+    """AdamW over everything."""
+    return setup.make_optimizer(as_recipe(recipe), network)  # type: ignore[arg-type]
+
+
+def train(
+    run: Path,
+    recipe: PredictorRecipe,
+    network: Any,
+    tokens: Tokens,
+    tokenizer: Tokenizer,
+    reporter: PlainReporter,
+    interruption: Interruption,
+    deadline: float,
+    checkpoint: Checkpoint | None = None,
+) -> Run:
+    """Train to the end from a checkpoint, or from the first weights; then fit the mixture, if there is one."""
+    device = torch.device(recipe.train.device)
+    network.to(device)
+    part, aside = trained_part(recipe, tokens)
+    loss = counted_loss(network, device, recipe.train.precision)
+    training = Training(
+        run=run,
+        recipe=as_recipe(recipe),
+        network=network,
+        optimizer=make_optimizer(recipe, network),
+        loss=torch.compile(loss) if recipe.train.compile == "yes" else loss,
+        data=PredictorData(part, tokens.part("held_out"), recipe, network, device),
+        reporter=reporter,
+        metrics=MetricsFile(run / "metrics.jsonl", checkpoint.step if checkpoint else 0),
+        interruption=interruption,
+        sample=lambda net, seed: write_sample(net, tokenizer, recipe, seed),
+        deadline=deadline,
+    )
+    if checkpoint:
+        training.restore(checkpoint)
+    reporter.begin(as_recipe(recipe), training.step)
+    try:
+        with runs.deterministic_kernels(recipe.train.deterministic == "yes"):
+            training.go()
+        if recipe.mixture and not interruption and "mixture_weight" not in (training.last_evaluation or {}):
+            mix(run, recipe, part, aside, tokens.part("held_out"), training)
+    finally:
+        reporter.close()
+        training.metrics.close()
+    last = training.last_evaluation or {}
+    code = 0 if training.complete else interruption.exit_code
+    found = {"held_out_loss": last.get("held_out_loss"), "bits_per_byte": last.get("bits_per_byte")}
+    return as_run(run, recipe, training.step, **found, exit_code=code)
+
+
+def mix(run: Path, recipe: PredictorRecipe, part: Part, aside: np.ndarray, held_out: Part, training: Training) -> None:
+    """Count an n-gram, fit its share on the text set aside, and measure the two together on the held-out part."""
+    m = recipe.model
+    separator = m.separator if recipe.text.inside_documents == "yes" else None
+    choices = NGramChoices(n_vocab=m.n_vocab, order=recipe.mixture, separator=separator)
+    counted = Counted(count_part(part, choices))
+    network: Any = at_checkpoint(recipe, run, "best")[0]
+    weight = fit_weight(network.log_probs(aside), counted.log_probs(aside))
+    shutil.rmtree(run / "ngram", ignore_errors=True)  # of a run that was shorter
+    counted.ngram.save(run / "ngram")
+    write_json(run / "mixture.json", {"weight": weight, "fitted_on_tokens": len(aside), "step": best_step(run)})
+    log_probs = Mixture(network, counted, weight).log_probs(held_out.read(0, len(held_out)))
+    _, loss, bits = baseline("", -float(log_probs.mean()), held_out)
+    row = {"step": training.step, "held_out_loss": loss, "bits_per_byte": bits, "whole": True, "mixture_weight": weight}
+    training.metrics.write(row)
+    training.reporter.note(f"mixed with an n-gram of order {recipe.mixture}, weight of the network {weight:.3f}")
+    training.reporter.evaluation(row)
+    training.last_evaluation = row
+
+
+def write_sample(network: nn.Module, tokenizer: Tokenizer, recipe: PredictorRecipe, seed: int) -> str:
+    """What the network writes after the recipe's prompt."""
+    predictor = Predictor(network, tokenizer, recipe.kind, {})
+    return str(predictor.generate(recipe.train.sample_prompt, max_tokens=100, seed=seed))

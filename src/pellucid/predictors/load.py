@@ -1,0 +1,60 @@
+"""A trained predictor out of its run folder."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pellucid.model.weights import load_state
+from pellucid.predictors.mixture import Counted, Mixture
+from pellucid.predictors.neural import NeuralProbabilistic, NeuralProbabilisticChoices
+from pellucid.predictors.ngram import NGram
+from pellucid.predictors.recipe import PredictorRecipe, read_predictor_recipe
+from pellucid.predictors.recurrent import Recurrent, RecurrentChoices
+from pellucid.predictors.use import Predictor
+from pellucid.text.tokenizer import load_tokenizer
+from pellucid.training.checkpoint import CheckpointError, best_step, load_checkpoint, steps_of
+from pellucid.training.folder import read_json
+from pellucid.training.resolve import resolve_device
+
+
+def load_predictor(run: str | Path, *, checkpoint: str = "best", device: str = "cpu") -> Predictor:
+    """The predictor in a run's folder, at its best (lowest held-out loss), last or numbered checkpoint.
+
+    A mixture is the network at its best checkpoint with the n-gram; other checkpoints are the network alone.
+    Raises ValueError where there is no predictor, or it is damaged.
+    """
+    run = Path(run)
+    recipe, tokenizer = read_predictor_recipe(run), load_tokenizer(run)
+    if recipe.kind == "ngram":
+        if checkpoint not in ("best", "last"):
+            raise CheckpointError(f"checkpoint {checkpoint!r}: an n-gram has none, leave it out")
+        return Predictor(Counted(NGram.load(run / "ngram")), tokenizer, recipe.kind, {"folder": str(run)})
+    network, step = at_checkpoint(recipe, run, checkpoint)
+    network = network.to(resolve_device(device))
+    if (run / "mixture.json").exists() and checkpoint == "best":
+        about = read_json(run / "mixture.json")
+        network = Mixture(network, Counted(NGram.load(run / "ngram")), about["weight"])
+    return Predictor(network.eval(), tokenizer, recipe.kind, {"folder": str(run), "step": step})
+
+
+def at_checkpoint(recipe: PredictorRecipe, run: Path, checkpoint: str) -> tuple[nn.Module, int]:
+    """The network at a checkpoint, best, last or a step, and which step that is."""
+    if checkpoint not in ("best", "last") and not checkpoint.isdigit():
+        raise CheckpointError(f"checkpoint {checkpoint!r}: say best, last, or one of the steps {steps_of(run)}")
+    step = int(checkpoint) if checkpoint.isdigit() else best_step(run) if checkpoint == "best" else None
+    found, passed = load_checkpoint(run, step)
+    for sentence in passed:
+        warnings.warn(f"{run}: {sentence}; taking step {found.step}", stacklevel=2)
+    network = make_network(recipe.model)
+    load_state(network, found.weights, f"{run}, step {found.step}")
+    return network.eval(), found.step
+
+
+def make_network(choices: Any) -> NeuralProbabilistic | Recurrent:
+    """The module that a description describes."""
+    if isinstance(choices, NeuralProbabilisticChoices):
+        return NeuralProbabilistic(choices)
+    assert isinstance(choices, RecurrentChoices)
+    return Recurrent(choices)

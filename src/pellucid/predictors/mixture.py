@@ -1,0 +1,93 @@
+"""Counts as a network, and a network mixed with counts."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pellucid.model.shapes import Logits, Tokens
+from pellucid.predictors.choices import PredictorError, plain_forward
+from pellucid.predictors.ngram import NGram
+
+
+class Counted(nn.Module):
+    """An n-gram predictor with a network's interface: its logits are log-probabilities, float64."""
+
+    def __init__(self, ngram: NGram):
+        super().__init__()
+        self.ngram = ngram
+        self.choices = ngram.choices
+
+    @property
+    def reach(self) -> int:
+        """How many tokens back a prediction reads."""
+        return self.ngram.reach
+
+    def forward(self, tokens: Tokens, *, mask: None = None, positions: None = None) -> Logits:
+        """log P of the token after each position; -inf where that is 0.
+
+        Raises UnseenContextError where maximum likelihood is asked about a context it never saw.
+        """
+        plain_forward(mask, positions)
+        n = self.choices.order - 1
+        padded = np.pad(tokens.cpu().numpy(), ((0, 0), (max(n - 1, 0), 0)), constant_values=-1)
+        windows = np.lib.stride_tricks.sliding_window_view(padded, n, axis=1) if n else padded[..., None][..., :0]
+        with np.errstate(divide="ignore"):
+            p = np.log(self.ngram.distributions(windows.reshape(tokens.numel(), n)))
+        return torch.from_numpy(p).to(tokens.device).unflatten(0, tuple(tokens.shape))
+
+    def log_probs(self, ids: np.ndarray) -> np.ndarray:
+        """log P of each token after the first, as the n-gram gives it, float64 [len(ids) - 1]."""
+        return self.ngram.log_probs(ids)
+
+
+class Mixture(nn.Module):
+    """P(w|h) = weight P_network(w|h) + (1 - weight) P_counted(w|h)   (Bengio et al. 2003, section 4.2)"""
+
+    def __init__(self, network: Any, counted: Counted, weight: float):
+        super().__init__()
+        if not 0 <= weight <= 1:
+            raise PredictorError(f"weight = {weight}: expected a number from 0 to 1")
+        self.network: Any = network
+        self.counted, self.weight = counted, weight
+        self.choices = network.choices
+
+    @property
+    def reach(self) -> int:
+        """How many tokens back a prediction reads."""
+        return max(int(self.network.reach), self.counted.reach)
+
+    def forward(self, tokens: Tokens, *, mask: None = None, positions: None = None) -> Logits:
+        """log P of the token after each position, float64."""
+        own = self.network(tokens, mask=mask, positions=positions).double().log_softmax(-1)
+        return mixed(own, self.counted(tokens).to(own.device), self.weight)
+
+    def log_probs(self, ids: np.ndarray) -> np.ndarray:
+        """log P of each token after the first, nats, float64 [len(ids) - 1]."""
+        own, counted = (torch.from_numpy(m.log_probs(ids)) for m in (self.network, self.counted))
+        return mixed(own, counted, self.weight).numpy()
+
+
+def mixed(a: torch.Tensor, b: torch.Tensor, weight: float) -> torch.Tensor:
+    """log(weight e^a + (1 - weight) e^b)."""
+    share = torch.tensor([weight, 1 - weight], dtype=a.dtype, device=a.device).log()
+    return torch.logaddexp(a + share[0], b + share[1])
+
+
+def fit_weight(a: np.ndarray, b: np.ndarray, *, tolerance: float = 1e-9, most: int = 10_000) -> float:
+    """The weight of the first of two predictors that makes a text most probable, by EM.
+
+    a, b are the log-probabilities that each gives to the tokens of a text that neither was trained on.
+    weight <- mean over tokens of weight e^a / (weight e^a + (1 - weight) e^b); each step gains, and the only
+    maximum is global (Dempster, Laird and Rubin 1977; Jelinek and Mercer 1980).
+    """
+    if a.shape != b.shape or not a.size:
+        raise PredictorError(f"{a.size} and {b.size} log-probabilities: expected the same number, at least 1, of each")
+    weight, odds = 0.5, np.exp(np.clip(b - a, -700, 700))
+    for _ in range(most):
+        new = float(np.mean(weight / (weight + (1 - weight) * odds)))
+        if abs(new - weight) < tolerance:
+            return new
+        weight = new
+    return weight

@@ -1,0 +1,149 @@
+"""The recipe of a predictor that is no transformer: the same outer form, a description of its own."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self, get_type_hints
+
+from pellucid.architecture import ArchitectureError, parse_value, resolve_field
+from pellucid.predictors.neural import NeuralProbabilisticChoices
+from pellucid.predictors.ngram import NGramChoices
+from pellucid.predictors.recurrent import RecurrentChoices
+from pellucid.training.recipe import LENGTHS, RecipeError, TextChoices, TrainChoices, _part
+
+Kind = Literal["ngram", "neural-probabilistic", "recurrent"]
+Description = NGramChoices | NeuralProbabilisticChoices | RecurrentChoices
+KINDS: dict[str, type[Description]] = {
+    "ngram": NGramChoices,
+    "neural-probabilistic": NeuralProbabilisticChoices,
+    "recurrent": RecurrentChoices,
+}
+#: what the text decides
+FROM_TEXT = ("n_vocab", "separator", "documents")
+#: small networks without blocks: AdamW for everything, little decay, nothing to compile or compute again
+TRAIN = TrainChoices(optimizer="adamw", weight_decay=0.01, precision="float32", compile="no")
+#: targets of one training window of a predictor that reads a fixed number of tokens
+WINDOW = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictorRecipe:
+    """One run: what is read, the predictor, and how it is trained. See training.recipe.Recipe."""
+
+    inputs: tuple[str, ...]
+    kind: Kind
+    model: Description
+    mixture: int = 0  # the order of an n-gram that is mixed in, fitted on training text set aside; 0: none
+    text: TextChoices = field(default_factory=TextChoices)
+    train: TrainChoices = TRAIN
+    segments: tuple[tuple[int, int], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """What `to_dict` wrote."""
+        if values.get("kind") not in KINDS:
+            raise RecipeError(f"kind = {values.get('kind')!r}: expected one of {', '.join(KINDS)}")
+        return cls(
+            inputs=tuple(values["inputs"]),
+            kind=values["kind"],
+            model=KINDS[values["kind"]].from_dict(values["model"]),
+            mixture=values["mixture"],
+            text=_part(TextChoices, values["text"], "text"),
+            train=_part(TrainChoices, values["train"], "train"),
+            segments=tuple((a, b) for a, b in values["segments"]),
+        )
+
+    @property
+    def n_steps(self) -> int:
+        """The step after the last one."""
+        return self.segments[-1][1] if self.segments else self.train.steps
+
+    @property
+    def window(self) -> int:
+        """Targets of one training window."""
+        return self.model.n_ctx if isinstance(self.model, RecurrentChoices) else WINDOW
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.batch * self.train.accumulate * self.window
+
+
+def predictor_fields(kind: str) -> list[str]:
+    """The dotted name of every field that can be set for this kind of predictor."""
+    if kind not in KINDS:
+        raise RecipeError(f"predictor {kind!r}: say one of {', '.join(KINDS)}")
+    names = [f"model.{f.name}" for f in dataclasses.fields(KINDS[kind]) if f.name not in FROM_TEXT]
+    names += [f"text.{f.name}" for f in dataclasses.fields(TextChoices)]
+    if kind == "ngram":
+        return [*names, "train.seed"]
+    without = ("optimizer", "muon_learning_rate", "recompute", "init_std")
+    return [*names, "mixture", *(f"train.{f.name}" for f in dataclasses.fields(TrainChoices) if f.name not in without)]
+
+
+def make_predictor_recipe(
+    inputs: tuple[str, ...], kind: str, changes: Mapping[str, Any], length: Mapping[str, Any]
+) -> PredictorRecipe:
+    """A recipe from single fields (`order`, or `model.order`), as text or typed, and a length.
+
+    Raises RecipeError: one line that names the nearest right field, or what is wrong with a value.
+    """
+    known = predictor_fields(kind)
+    of: dict[str, dict[str, Any]] = {"model": {}, "text": {}, "train": {}, "": {}}
+    try:
+        for name, value in changes.items():
+            part, _, last = resolve_field(name, known).rpartition(".")
+            of[part][last] = value
+        hints = get_type_hints(KINDS[kind])
+        described = {name: parse_value(f"model.{name}", value, hints[name]) for name, value in of["model"].items()}
+        mixture = parse_value("mixture", of[""].get("mixture", 0), int)
+    except ArchitectureError as error:
+        raise RecipeError(str(error)) from None
+    if mixture < 0:
+        raise RecipeError(f"mixture = {mixture}: expected the order of an n-gram, or 0 for none")
+    length = {name: value for name, value in length.items() if value}
+    if kind == "ngram" and length:
+        raise RecipeError(f"an n-gram predictor counts its text once: leave out {next(iter(length))}")
+    train = _part(TrainChoices, {**vars(TRAIN), **of["train"], **length}, "train")
+    if kind != "ngram" and not any(getattr(train, name) for name in LENGTHS):
+        train = replace(train, minutes=10.0)
+    made = PredictorRecipe(
+        inputs=inputs,
+        kind=kind,  # type: ignore[arg-type]
+        model=KINDS[kind](n_vocab=1, separator=0, **described),
+        mixture=mixture,
+        text=_part(TextChoices, {**vars(TextChoices()), **of["text"]}, "text"),
+        train=train,
+    )
+    if kind == "recurrent" and made.text.inside_documents == "yes":
+        raise RecipeError("a recurrent predictor reads on across documents: leave out text.inside_documents")
+    return made
+
+
+def described_by_text(recipe: PredictorRecipe, n_vocab: int, separator: int) -> PredictorRecipe:
+    """The recipe with what the tokenizer and the choice about documents say of the predictor."""
+    inside = recipe.text.inside_documents == "yes"
+    if isinstance(recipe.model, NGramChoices):
+        model: Description = replace(recipe.model, n_vocab=n_vocab, separator=separator if inside else None)
+    elif isinstance(recipe.model, NeuralProbabilisticChoices):
+        word: Literal["inside", "across"] = "inside" if inside else "across"
+        model = replace(recipe.model, n_vocab=n_vocab, separator=separator, documents=word)
+    else:
+        model = replace(recipe.model, n_vocab=n_vocab, separator=separator)
+    return replace(recipe, model=model)
+
+
+def read_predictor_recipe(run: Path) -> PredictorRecipe:
+    """The recipe of a predictor's run folder; RecipeError where there is none."""
+    path = run / "recipe.json"
+    try:
+        return PredictorRecipe.from_dict(json.loads(path.read_bytes()))
+    except OSError:
+        raise RecipeError(f"{run} holds no run: there is no recipe.json in it") from None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise RecipeError(f"{path} is not the recipe of a predictor: {error}") from None

@@ -1,0 +1,63 @@
+"""Recurrent predictors: everything before a token, folded into one vector."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from torch import nn
+
+from pellucid.model.shapes import Logits, Tokens
+from pellucid.predictors.choices import Choices, at_least, plain_forward
+from pellucid.predictors.neural import window_log_probs
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentChoices(Choices):
+    """y_i = c + V h_i, the logits of the token after i, with x_i = C(w_i) and h_{-1} = 0.
+
+    elman  h_i = tanh(U x_i + W h_{i-1} + b)                                     (Elman 1990)
+    gru    h_i = (1 - z) * n + z * h_{i-1},  n = tanh(U_n x_i + b_n + r * (W_n h_{i-1} + a_n)),
+           r, z = 1 / (1 + exp(-(U x_i + W h_{i-1} + b))) with weights of their own   (Cho et al. 2014, as in PyTorch)
+
+    n_ctx is the length of the windows that it is trained in, and after which it is read afresh when a text is scored.
+    """
+
+    cell: Literal["gru", "elman"] = "gru"
+    d_embed: int = 128
+    d_hidden: int = 256
+    n_ctx: int = 128
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(self, 1, "d_embed", "d_hidden", "n_ctx")
+
+
+class Recurrent(nn.Module):
+    """embed C, cell (U, W and biases, as torch.nn.RNN and torch.nn.GRU keep them), out (V, c)."""
+
+    def __init__(self, choices: RecurrentChoices):
+        super().__init__()
+        self.choices = choices
+        self.embed = nn.Embedding(choices.n_vocab, choices.d_embed)
+        make = nn.GRU if choices.cell == "gru" else nn.RNN
+        self.cell = make(choices.d_embed, choices.d_hidden, batch_first=True)
+        self.out = nn.Linear(choices.d_hidden, choices.n_vocab)
+
+    @property
+    def reach(self) -> int:
+        """How many tokens back a prediction reads."""
+        return self.choices.n_ctx
+
+    def forward(self, tokens: Tokens, *, mask: None = None, positions: None = None) -> Logits:
+        """Logits of the token after each position. There are no positions and no mask to be given."""
+        plain_forward(mask, positions)
+        states, _ = self.cell(self.embed(tokens))
+        return self.out(states)
+
+    def log_probs(self, ids: np.ndarray) -> np.ndarray:
+        """log P of each token after the first given those before it in its window, nats, float64 [len(ids) - 1].
+
+        Windows of n_ctx inputs begin n_ctx // 2 apart: once the first is full, half of it at least is before a token.
+        """
+        length = self.choices.n_ctx
+        return window_log_probs(self, ids, self.choices.n_vocab, length, max(length // 2, 1))
