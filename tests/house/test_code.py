@@ -129,8 +129,6 @@ UNWANTED = {
     "an emoji": re.compile("[\U0001f300-\U0001faff\u2728\u2705\u274c\u26a0]"),
     "a path of one machine": re.compile(r"(?<![\w.~$}])/(?:home|root|work|Users)/\w"),
     "a package registry": re.compile("|".join(host.replace("_", "") for host in HOSTS)),
-        r"(?:py" r"pi\.org|files\.python" r"hosted|registry\.npm" r"js|proxy\.gol" r"ang)"
-    ),
 }
 
 
