@@ -4,7 +4,7 @@ Queries are the last n_queries of n_keys positions: with a cache the keys reach 
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pellucid.architecture import Architecture
@@ -22,7 +22,7 @@ def everything(i: Tensor, j: Tensor) -> Tensor:
     return (j == j) | (i == i)
 
 
-def prefix_mask(lengths: Places, n: int) -> Visible:
+def prefix_mask(lengths: Int[Tensor, " batch"], n: int) -> Visible:
     """[batch, n, n]: j <= i, or j inside the row's prefix of the given length."""
     place = torch.arange(n, device=lengths.device)
     return causal(place[:, None], place) | (place < lengths[:, None])[:, None, :]
