@@ -102,6 +102,7 @@ def test_truncated_distributions_by_hand():
     np.testing.assert_allclose(G.truncated(logits, top_k=2), [0, 4 / 7, 0, 3 / 7], atol=1e-15)
     np.testing.assert_allclose(G.truncated(logits, top_p=0.69), [0, 4 / 7, 0, 3 / 7], atol=1e-15)
     np.testing.assert_allclose(G.truncated(logits, top_p=0.71), [0, 4 / 9, 2 / 9, 3 / 9], atol=1e-15)
+    assert G.truncated(np.log([0.5, 0.25, 0.25]), top_p=0.5).tolist() == [1, 0, 0]
     np.testing.assert_allclose(G.truncated(logits, top_p=0.01), [0, 1, 0, 0], atol=1e-15)
     np.testing.assert_allclose(G.truncated(logits, 0.5), np.array([1, 16, 4, 9]) / 30, atol=1e-15)
     np.testing.assert_allclose(G.truncated(np.zeros(4), top_k=2), [0.5, 0.5, 0, 0], atol=1e-15)

@@ -86,8 +86,8 @@ def test_alibi(mask, rng, same):
 def test_rotation_of_normalised_queries(fraction, layout, planes, rng, same):
     """Plane k is turned by i base^(-2k/d) after the division by the root mean square, the rest is left."""
     a, w, tokens = draw(
-        rng, positions__kind="rotary", positions__fraction=fraction, positions__base=10.0, positions__layout=layout, qk_norm="rms",
-        activation="silu", scale="1/d_head", norm__eps=1e-2,
+        rng, positions__kind="rotary", positions__fraction=fraction, positions__base=10.0,
+        positions__layout=layout, qk_norm="rms", activation="silu", scale="1/d_head", norm__eps=1e-2,
     )  # fmt: skip
 
     def turned(x, gain, i):
