@@ -18,7 +18,7 @@ SAMPLES = [
     "tabs\tand\n\nnewlines \r\n  and   runs    of spaces   ",
     "no-break\u00a0space, \u3000ideographic\u3000space, zero\u200bwidth, e\u0301 combining",
     "naïve café Ωμέγα Ⅷ ½ ² ٣ ๓ 한국어 日本語 हिन्दी עברית",
-    "👩‍👩‍👧 🏳️‍🌈 \U0001f9ff \U0010fffd \ufeff",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f\u200d\U0001f308 \U0001f9ff \U0010fffd \ufeff",
     "def f(x):\n    return x**2  # 1e-5 + 0x1F\n",
     "<|endoftext|> is only text here <|endoftext|>",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",

@@ -1,0 +1,154 @@
+"""What was found: the laws, the tensors, and how a person reads them in a terminal."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pellucid.names import row
+
+#: of max(1, largest entry), in float64
+TOLERANCE = 1e-10
+RESULT = {True: Text("holds", "green"), False: Text("BROKEN", "bold red"), None: Text("-", "dim")}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One law: whether it holds (None where it does not apply), and what was measured."""
+
+    law: str
+    holds: bool | None
+    measured: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the engine's tensor is from the reference's: max |difference| / max(1, max |reference|).
+
+    Where the two cannot be subtracted, `value` is None and `reason` says why.
+    """
+
+    name: str
+    value: float | None
+    reason: str = ""
+
+    @property
+    def small(self) -> bool:
+        return self.value is not None and self.value <= TOLERANCE
+
+    @property
+    def size(self) -> float:
+        """`value`, infinite where there is none: for finding the worst."""
+        return float("inf") if self.value is None else self.value
+
+    def __str__(self) -> str:
+        return self.reason if self.value is None else f"{self.value:.1e}" if self.value else "0"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found.
+
+    tensors   in the order in which the definition computes them
+    n_tokens  how many tokens of each prompt were read
+    own       how far the model's logits, in the precision `dtype` it runs in, are from the reference's
+    """
+
+    checks: tuple[Check, ...]
+    tensors: tuple[Difference, ...]
+    n_parameters: int
+    n_tokens: tuple[int, ...]
+    dtype: str
+    own: Difference
+
+    @property
+    def first(self) -> str | None:
+        """The first tensor that is not the reference's: all before it are, so this is where to look."""
+        return next((t.name for t in self.tensors if not t.small), None)
+
+    @property
+    def holds(self) -> bool:
+        return all(check.holds is not False for check in self.checks)
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 1 where a law is broken."""
+        return 0 if self.holds else 1
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"holds": self.holds, "first": self.first, "tolerance": TOLERANCE} | asdict(self)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+    def text(self, *, tensors: bool = False, width: int = 80) -> str:
+        """For a terminal without colours."""
+        console = Console(width=width, color_system=None, force_terminal=False)
+        with console.capture() as capture:
+            self.print(console, tensors=tensors)
+        return capture.get()
+
+    def print(self, console: Console | None = None, *, tensors: bool = False) -> None:
+        """A table of the laws; where the engine differs, the tensors around the first that does; `tensors` lists all.
+
+        A list of all has one row for each kind of tensor.
+        """
+        console = console or Console()
+        read = " + ".join(map(str, self.n_tokens))
+        console.print(f"{self.n_parameters:,} parameters; prompts of {read} tokens; compared in float64\n", style="dim")
+        console.print(_law_table(self.checks), "")
+        if tensors:
+            console.print(_kinds_table(self.tensors), "")
+        elif self.first:
+            console.print(_neighbours_table(self.tensors, self.first), "")
+        console.print(f"as it runs, in {self.dtype}: logits within {self.own} of the reference", highlight=False)
+        for line in self.conclusion():
+            console.print(line, style="bold", highlight=False, markup=False)
+
+    def conclusion(self) -> list[str]:
+        """One sentence, and where a tensor differs its name and equation."""
+        broken = [check.law for check in self.checks if check.holds is False]
+        if not broken:
+            return ["every law that applies holds"]
+        lines = [f"broken: {'; '.join(broken)}"]
+        if self.first:
+            lines.append(f"first tensor that differs: {self.first} = {row(self.first).equation}")
+        return lines
+
+
+def _law_table(checks: Sequence[Check]) -> Table:
+    table = Table("law", "", "measured", box=None, pad_edge=False, header_style="bold")
+    for check in checks:
+        table.add_row(Text(check.law), RESULT[check.holds], Text(check.measured))
+    return table
+
+
+def _kinds_table(tensors: Sequence[Difference]) -> Table:
+    """One row for each kind of tensor: the largest difference over the layers."""
+    table = Table("tensor", "largest difference", "in", box=None, pad_edge=False, header_style="bold")
+    kinds: dict[str, list[Difference]] = {}
+    for tensor in tensors:
+        kinds.setdefault(re.sub(r"blocks\.\d+\.", "blocks.*.", tensor.name), []).append(tensor)
+    for kind, found in kinds.items():
+        worst = max(found, key=lambda t: t.size)
+        layer = re.search(r"blocks\.\d+", worst.name)
+        table.add_row(Text(kind), _value(worst), Text(layer.group() if layer else ""))
+    return table
+
+
+def _neighbours_table(tensors: Sequence[Difference], first: str) -> Table:
+    """The first tensor that differs, with what is computed just before and after it."""
+    table = Table("tensor, as computed", "difference", box=None, pad_edge=False, header_style="bold")
+    place = [tensor.name for tensor in tensors].index(first)
+    for tensor in tensors[max(0, place - 3) : place + 4]:
+        table.add_row(Text(tensor.name, "bold" if tensor.name == first else ""), _value(tensor))
+    return table
+
+
+def _value(tensor: Difference) -> Text:
+    return Text(str(tensor), "" if tensor.small else "red")

@@ -1,0 +1,379 @@
+"""`verify` passes what is right, and names the tensor where a planted fault begins."""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import pellucid
+from drawing import make_network
+from pellucid.architecture import Architecture
+from pellucid.language_model import LanguageModel
+from pellucid.model import Recorder
+from pellucid.model.attention import Attention
+from pellucid.model.block import PostBlock, PreBlock
+from pellucid.model.cache import CacheLayer
+from pellucid.model.mask import everything
+from pellucid.model.mlp import ACTIVATION
+from pellucid.model.norm import LayerNorm, LayerNormEpsOutside, Unchanged
+from pellucid.model.positions import Turns
+from pellucid.names import ROWS, names, row
+from pellucid.text.tokenizer import SEPARATOR, ByteTokenizer, train_tokenizer
+from pellucid.verify import Parts, command, verify
+from pellucid.verify.comparison import Subject, compare_tensors
+from running import any_architectures, draw_tokens, with_encoder
+
+BASE = Architecture(n_vocab=257, n_ctx=16, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2, "mlp.d_ff": 12})
+ROTARY = {"positions.kind": "rotary"}
+
+
+def broken(report):
+    return {check.law for check in report.checks if check.holds is False}
+
+
+def check_of(report, law):
+    return next(check for check in report.checks if check.law == law)
+
+
+# What is right ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(any_architectures(), st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+def test_every_law_holds_for_what_is_right(a, dtype):
+    report = verify(make_network(a, dtype=dtype))
+    assert report.holds, report.text()
+    assert report.exit_code == 0
+    assert report.first is None
+    assert {t.name for t in report.tensors} == {*names(a), "loss"}
+    applies = {check.law for check in report.checks if check.holds}
+    assert {"engine = reference", "a tap changes nothing", "attention rows sum to 1", "save -> load"} <= applies
+    assert ("causality" in applies) == ("cached = uncached" in applies) == (a.attention.mask != "bidirectional")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
+def test_with_each_tokenizer(kind, shakespeare):
+    tokenizer = train_tokenizer(kind, [shakespeare[:5000]], 300 if kind == "bpe" else None)
+    model = Parts(make_network(replace(BASE, n_vocab=tokenizer.n_vocab)), tokenizer)
+    report = verify(model, ["Speak, speak.", "", f"a {SEPARATOR} b"])
+    assert report.holds, report.text()
+    assert report.n_tokens[1] == 1
+    assert check_of(report, "text -> tokens -> text").holds
+    assert verify(model).holds
+
+
+def test_the_network_is_left_as_it_was():
+    network = make_network(BASE, dtype=torch.float32).train()
+    network.blocks[1].eval()
+    before, random = {n: p.clone() for n, p in network.named_parameters()}, torch.get_rng_state()
+    verify(network)
+    assert network.training
+    assert network.blocks[0].training
+    assert not network.blocks[1].training
+    assert all(torch.equal(p, before[n]) and p.dtype == torch.float32 for n, p in network.named_parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_large_models_are_given_fewer_tokens(monkeypatch):
+    assert verify(make_network(BASE)).n_tokens == (16, 16)
+    monkeypatch.setattr(
+        "pellucid.verify.examine.AFFORDABLE", 5 * sum(p.numel() for p in make_network(BASE).parameters())
+    )
+    assert verify(make_network(BASE)).n_tokens == (5, 5)
+
+
+def test_prompts_without_a_tokenizer_are_refused():
+    for model, prompts in ((make_network(BASE), ["text"]), (Parts(make_network(BASE), ByteTokenizer()), [])):
+        with pytest.raises(ValueError, match="prompts need a tokenizer and at least one text"):
+            verify(model, prompts)
+
+
+# Faults in what is computed -----------------------------------------------------------------------
+
+COVERING = [
+    BASE.with_fields({"embed_norm": "norm", "mlp.form": "gated", "n_segments": 2}),
+    BASE.with_fields({"mlp.n_hidden": 2, "block": "parallel"} | ROTARY),
+    BASE.with_fields({"block": "post"}),
+    with_encoder(BASE.with_fields({"n_layers": 1})),
+]
+
+
+@pytest.mark.parametrize("a", COVERING, ids=["gated", "parallel", "post", "encoder"])
+def test_a_fault_in_any_tensor_is_named(a, monkeypatch):
+    """Every name in turn is moved by a millionth: it, and nothing before it, is found."""
+    network = make_network(a)
+    subject = Subject(network, network, None, (), (draw_tokens(a, 1, 3),))
+    for name in names(a):
+        moved = {name: [lambda x: x + 1e-6 * torch.ones_like(x).cumsum(-1)]}
+        with monkeypatch.context() as patch:
+            patch.setattr("pellucid.verify.comparison.Recorder", lambda keep, moved=moved: Recorder(keep, moved))
+            found = compare_tensors(subject)
+        assert next(t.name for t in found if not t.small) == name
+
+
+def test_those_are_all_the_tensors_there_are():
+    assert {row(name).name for a in COVERING for name in names(a)} == ROWS.keys() - {"probs", "loss"}
+
+
+class Transposed(nn.Linear):
+    """x W + b where x W^T + b is meant."""
+
+    def forward(self, input):
+        return F.linear(input, self.weight.T, self.bias)
+
+
+class FusedScale(Attention):
+    """The fast path forgets the scale, the written-out one does not."""
+
+    def fused(self, q, k, v, visible):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+
+
+class LaterPlaces(Turns):
+    """Every position one too far, as when counting starts at 1."""
+
+    def forward(self, positions):
+        return super().forward((positions + 1) % 16)
+
+
+class ScaledMLP(PreBlock):
+    """The MLP reads a little more than the norm gives."""
+
+    def compute(self, x, tap):
+        return super().compute(x * 1.0001, tap)
+
+
+def transpose(at):
+    def plant(network):
+        network.get_submodule(at).__class__ = Transposed
+
+    return plant
+
+
+def fused_scale(network):
+    network.blocks[1].attn.__class__ = FusedScale
+    network.blocks[1].attn.mix = network.blocks[1].attn.fused
+
+
+def put(at, name, value):
+    def plant(network):
+        setattr(network.get_submodule(at) if at else network, name, value)
+
+    return plant
+
+
+def unmask(network):
+    network.blocks[0].attn.mask.rule, network.blocks[0].attn.mask.plain = everything, False
+
+
+def layout(network):
+    network.blocks[1].attn.rotate.split, network.blocks[1].attn.rotate.axis = (-1, 2), -1
+
+
+FAULTS = {
+    "query transposed": ({}, transpose("blocks.1.attn.query"), "blocks.1.attn.q"),
+    "value transposed": ({}, transpose("blocks.0.attn.value"), "blocks.0.attn.v"),
+    "out transposed": ({}, transpose("blocks.1.attn.out"), "blocks.1.attn_out"),
+    "mask gone": ({}, unmask, "blocks.0.attn.scores"),
+    "window one too wide": ({"attention.windows": "3"}, put("blocks.1.attn.mask", "window", 4), "blocks.1.attn.scores"),
+    "scale 1": ({}, put("blocks.1.attn", "scale", 1.0), "blocks.1.attn.scores"),
+    "scale 1 in the fast path alone": ({}, fused_scale, "blocks.1.attn.z"),
+    "embedding not scaled": ({"embed_scale": "sqrt(d_model)"}, put("embed", "scale", 1.0), "embed"),
+    "post for pre": ({}, put("blocks.1", "__class__", PostBlock), "blocks.1.norm_1.scale"),
+    "pre for post": ({"block": "post"}, put("blocks.0", "__class__", PreBlock), "blocks.0.attn.q"),
+    "MLP reads something else": ({}, put("blocks.1", "__class__", ScaledMLP), "blocks.1.mlp.pre"),
+    "epsilon outside": ({"norm.eps": 1e-2}, put("final_norm", "__class__", LayerNormEpsOutside), "final_norm.scale"),
+    "epsilon inside": (
+        {"norm.eps": 1e-2, "norm.eps_at": "outside"},
+        put("blocks.0.norm_2", "__class__", LayerNorm),
+        "blocks.0.norm_2.scale",
+    ),
+    "rotary pairs for halves": (ROTARY, layout, "blocks.1.attn.rot_q"),
+    "rotary from position 1": (ROTARY, put("turns", "__class__", LaterPlaces), "blocks.0.attn.rot_q"),
+    "exact gelu": ({}, put("blocks.0.mlp", "f", ACTIVATION["gelu"]), "blocks.0.mlp.post"),
+    "the readout's other activation": ({"readout": "bert"}, put("unembed", "f", torch.tanh), "logits"),
+}
+
+
+@pytest.mark.parametrize(("fields", "plant", "first"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_planted_fault_is_found_where_it_is(fields, plant, first):
+    network = make_network(BASE.with_fields(fields))
+    assert verify(network).holds
+    plant(network)
+    report = verify(network)
+    assert report.exit_code == 1
+    assert "engine = reference" in broken(report)
+    assert report.first == first
+    assert f"first tensor that differs: {first} = " in " ".join(report.text().split())
+
+
+def test_a_shared_head_read_by_the_wrong_queries_is_found():
+    """Query head h reads head h mod n_kv_heads."""
+
+    class Mixed(Attention):
+        def pattern(self, q, k, visible, tap):
+            mixed = copy.copy(self)
+            mixed.group = 1
+            return Attention.pattern(mixed, q, k.repeat(1, self.group, 1, 1), visible, tap)
+
+    network = make_network(BASE.with_fields({"attention.n_heads": 4, "attention.n_kv_heads": 2}))
+    network.blocks[1].attn.__class__ = Mixed
+    assert verify(network).first == "blocks.1.attn.scores"
+
+
+# Faults that the comparison does not see, or not alone ---------------------------------------------
+
+
+def test_a_leak_breaks_causality():
+    network = make_network(BASE)
+    unmask(network)
+    report = verify(network)
+    assert {"engine = reference", "causality", "attention rows sum to 1"} <= broken(report)
+    assert check_of(report, "causality").measured == "tokens from position 1 on change the logits of position 0"
+    assert check_of(report, "attention rows sum to 1").measured.startswith("blocks.0.attn.pattern: a row gives weight")
+
+
+def test_a_cache_in_the_wrong_order_is_found(monkeypatch):
+    def extend(self, k, v):
+        end = self.length + k.size(2)
+        self.keys[:, :, self.length : end], self.values[:, :, self.length : end] = k, v
+        return self.keys[:, :, :end].flip(2), self.values[:, :, :end]
+
+    network = make_network(BASE)
+    monkeypatch.setattr(CacheLayer, "extend", extend)
+    report = verify(network)
+    assert broken(report) == {"cached = uncached"}
+    assert check_of(report, "cached = uncached").measured.startswith("read token by token, logits differ by")
+    assert report.first is None
+
+
+def test_a_tap_that_changes_the_computation_is_found(monkeypatch):
+    """Writing a norm out gives its last digits another rounding: equal for any tolerance, not bitwise."""
+
+    def choose(self, names, fused, written, seen=None):
+        return written(self)
+
+    monkeypatch.setattr(Recorder, "choose", choose)
+    assert broken(verify(make_network(BASE, dtype=torch.float32))) == {"a tap changes nothing"}
+
+
+def test_rows_that_do_not_sum_to_one_are_found():
+    class Doubled(Attention):
+        def pattern(self, q, k, visible, tap):
+            return tap("pattern", super().pattern(q, k, visible, tap) * 1.001)
+
+    network = make_network(BASE)
+    network.blocks[0].attn.__class__ = Doubled
+    report = verify(network)
+    assert report.first == "blocks.0.attn.pattern"
+    assert check_of(report, "attention rows sum to 1").measured == "blocks.0.attn.pattern: a row sums to 1 + 1.0e-03"
+
+
+class Lossy(ByteTokenizer):
+    def decode(self, ids, *, errors="replace"):
+        return super().decode(ids).lower()
+
+
+class Forged(ByteTokenizer):
+    def _encode(self, text):
+        return [self.separator] if text == SEPARATOR else super()._encode(text)
+
+
+class Unstable(ByteTokenizer):
+    def _encode(self, text):
+        return super()._encode(text)[::-1]
+
+    def decode(self, ids, *, errors="replace"):
+        return super().decode(list(ids)[::-1])
+
+
+TOKENIZER_FAULTS = {
+    "case lost": (Lossy(), "text -> tokens -> text", "'ABC' comes back as 'abc'"),
+    "separator typed": (Forged(), "text -> tokens -> text", "'<|endoftext|>' yields a special id"),
+    "not what its file says": (Unstable(), "save -> load", "the loaded tokenizer gives other ids"),
+}
+
+
+@pytest.mark.parametrize(("tokenizer", "law", "measured"), TOKENIZER_FAULTS.values(), ids=TOKENIZER_FAULTS.keys())
+def test_faults_of_the_tokenizer(tokenizer, law, measured):
+    report = verify(Parts(make_network(BASE), tokenizer), ["ABC", SEPARATOR])
+    assert law in broken(report)
+    assert check_of(report, law).measured == measured
+
+
+def test_more_ids_than_rows():
+    report = verify(Parts(make_network(replace(BASE, n_vocab=200)), ByteTokenizer()))
+    assert check_of(report, "text -> tokens -> text").measured == "257 ids for an embedding of 200 rows"
+    assert broken(report) == {"text -> tokens -> text"}
+
+
+def test_characters_outside_the_vocabulary_are_said():
+    tokenizer = train_tokenizer("char", ["abc"])
+    model = Parts(make_network(replace(BASE, n_vocab=tokenizer.n_vocab)), tokenizer)
+    assert check_of(verify(model, ["abc", "xyz"]), "text -> tokens -> text").measured == (
+        "1 of 2 prompts came back exactly; 1 with characters outside the vocabulary"
+    )
+    assert check_of(verify(model, ["xyz"]), "text -> tokens -> text").holds is None
+
+
+def test_weights_that_are_not_numbers():
+    network = make_network(BASE)
+    with torch.no_grad():
+        network.blocks[1].attn.key.weight[0, 0] = torch.nan
+    report = verify(network)
+    assert report.first == "blocks.1.attn.k"
+    assert "entries are not finite" in report.text()
+    json.loads(report.to_json())
+
+
+def test_parameters_that_are_not_the_architecture_s():
+    network = make_network(BASE)
+    network.final_norm = Unchanged()
+    report = verify(network)
+    assert check_of(report, "engine = reference").measured.startswith("the weight 'final_norm.gain'")
+    assert check_of(report, "save -> load").measured.startswith("model.safetensors and the architecture differ")
+    assert report.exit_code == 1
+    assert "broken: engine = reference; save -> load" in report.text()
+
+
+# What a person sees -------------------------------------------------------------------------------
+
+
+def test_the_report_fits_a_terminal_and_is_json():
+    network = make_network(BASE)
+    for fault in (None, unmask):
+        if fault:
+            fault(network)
+        report = verify(Parts(network, ByteTokenizer()))
+        for tensors in (False, True):
+            shown = report.text(tensors=tensors)
+            assert max(map(len, shown.splitlines())) <= 80
+            assert "..." not in shown.replace("\u2026", "...")
+        read = json.loads(report.to_json())
+        assert read["holds"] == report.holds == (fault is None)
+        assert [t["name"] for t in read["tensors"]] == [t.name for t in report.tensors]
+        assert len(read["checks"]) == 7
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    folder = LanguageModel(make_network(BASE, dtype=torch.float32), ByteTokenizer(), {}).save(tmp_path / "model")
+    assert command(str(folder)) == 0
+    assert "every law that applies holds" in capsys.readouterr().out
+    assert command(str(folder), as_json=True, prompt=("one", "two")) == 0
+    assert json.loads(capsys.readouterr().out)["n_tokens"] == [3, 3]
+    load = pellucid.load
+
+    def faulty(*args, **options):
+        loaded = load(*args, **options)
+        unmask(loaded.network)
+        return loaded
+
+    monkeypatch.setattr(pellucid, "load", faulty)
+    assert command(str(folder), tensors=True) == 1
+    assert "first tensor that differs: blocks.0.attn.scores" in capsys.readouterr().out
