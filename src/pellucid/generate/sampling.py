@@ -162,10 +162,9 @@ def _largest(x: Scores, k: int | Tensor, kth: Tensor) -> Bool[Tensor, "rows n_vo
 def draw(p: Scores, numbers: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
     """The first id whose cumulative probability exceeds the row's number; an id of probability 0 never is."""
     cumulative = p.cumsum(-1)
-    total = cumulative[:, -1:]
-    # number * total may round up to total: then it is the last id that adds anything
-    last = torch.searchsorted(cumulative, total.contiguous())
-    return torch.searchsorted(cumulative, numbers[:, None] * total, right=True).minimum(last)[:, 0]
+    # below the total even when rounded, a number being 1 - 2^-53 at most
+    reached = numbers[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, reached, right=True)[:, 0]
 
 
 def _wide(logits: Tensor) -> Tensor:
