@@ -9,7 +9,7 @@ from pellucid.model.attention import Attention
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.mlp import make_mlp
 from pellucid.model.norm import make_norm
-from pellucid.model.shapes import Encoded, Stream, Turn, Visible
+from pellucid.model.shapes import Encoded, SourceVisible, Stream, Turn, Visible
 from pellucid.model.tap import OFF, Tap
 
 
@@ -20,7 +20,7 @@ class Reading:
     turn: Turn | None = None
     visible: Visible | None = None
     source: Encoded | None = None
-    source_visible: Visible | None = None
+    source_visible: SourceVisible | None = None
 
 
 class PreBlock(nn.Module):

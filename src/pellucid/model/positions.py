@@ -36,7 +36,7 @@ class Sinusoidal(Table):
         axis = {"halves": -2, "pairs": -1}[a.positions.layout]
         super().__init__(torch.stack([angle.sin(), angle.cos()], axis).flatten(1))
 
-    def forward(self, positions: Places) -> Float[Tensor, "*batch pos d_model"]:
+    def forward(self, positions: Places) -> Float[Tensor, "... pos d_model"]:
         return self.values[positions]
 
 

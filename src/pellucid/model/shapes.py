@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Tokens = Int[Tensor, "batch pos"]
-Places = Int[Tensor, "*batch pos"]  # positions, one row for all sequences or one row each
+Places = Int[Tensor, "... pos"]  # positions, one row for all sequences or one row each
 Stream = Float[Tensor, "batch pos d_model"]
 Encoded = Float[Tensor, "batch source_pos d_model"]
 Hidden = Float[Tensor, "batch pos d_ff"]
@@ -17,5 +17,6 @@ Queries = Float[Tensor, "batch head query_pos d_head"]
 Keys = Float[Tensor, "batch kv_head key_pos d_head"]
 NewKeys = Float[Tensor, "batch kv_head new_pos d_head"]  # of this call alone, beside a cache's
 Pattern = Float[Tensor, "batch head query_pos key_pos"]
-Turn = tuple[Float[Tensor, "*batch pos planes"], Float[Tensor, "*batch pos planes"]]  # cos and sin
-Visible = Bool[Tensor, "*batch query_pos key_pos"]  # True: the query may read the key
+Turn = tuple[Float[Tensor, "... pos planes"], Float[Tensor, "... pos planes"]]  # cos and sin
+Visible = Bool[Tensor, "... query_pos key_pos"]  # True: the query may read the key
+SourceVisible = Bool[Tensor, "... query_pos source_pos"]

@@ -11,7 +11,7 @@ from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.embed import READOUT, Embed
 from pellucid.model.norm import Unchanged, make_norm
 from pellucid.model.positions import NoTurns, Turns
-from pellucid.model.shapes import Encoded, Logits, Places, Stream, Tokens, Visible
+from pellucid.model.shapes import Encoded, Logits, Places, SourceVisible, Stream, Tokens, Visible
 from pellucid.model.tap import OFF, Tap
 
 
@@ -35,7 +35,7 @@ class Encoder(nn.Module):
         mask: Visible | None = None,
         segments: Tokens | None = None,
         source: Encoded | None = None,
-        source_mask: Visible | None = None,
+        source_mask: SourceVisible | None = None,
         embeddings: Stream | None = None,
         cache: NoCache | None = None,
         tap: Tap = OFF,
@@ -51,7 +51,7 @@ class Encoder(nn.Module):
         cache.advance(tokens.size(1))
         return self.final_norm(x, tap, "final_norm")
 
-    def check(self, segments: Tokens | None, source: Encoded | None, source_mask: Visible | None) -> None:
+    def check(self, segments: Tokens | None, source: Encoded | None, source_mask: SourceVisible | None) -> None:
         """Refuse what would be ignored, and an encoder-decoder without its source."""
         if self.architecture.encoder is not None and source is None:
             raise ValueError(
