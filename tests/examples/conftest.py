@@ -1,0 +1,22 @@
+"""The scripts of examples/ as modules, and the marker that ties a test to lines of the conformance list."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "item(*ids): the items of tests/conformance/items.toml that this test shows")
+
+
+@pytest.fixture(autouse=True)
+def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Figures are drawn into the test's own folder."""
+    import svg
+
+    monkeypatch.setattr(svg, "FIGURES", tmp_path / "figures")
+    return tmp_path / "figures"
