@@ -48,7 +48,7 @@ def check_gradient(network, tokens):
         assert np.abs(ours[name] - expected).max(initial=0) <= TOLERANCE * scale, name
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(any_architectures(), st.integers(0, 3))
 def test_every_gradient_is_the_reference_s(a, seed):
     check_gradient(make_network(a, seed), draw_tokens(a, 2, 4, seed))

@@ -37,7 +37,7 @@ def splits(draw, n):
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(architectures(CAUSAL, max_ctx=8), st.booleans(), st.data())
 def test_every_split_is_the_whole(a, encoder, data):
     a = with_encoder(a) if encoder else a

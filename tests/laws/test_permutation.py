@@ -14,7 +14,7 @@ def permutation(n, data):
     return torch.tensor(data.draw(st.permutations(range(n))))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(architectures(UNORDERED), st.data())
 def test_permuted_tokens_give_permuted_rows(a, data):
     network, tokens, order = make_network(a), draw_tokens(a, 2, a.n_ctx), permutation(a.n_ctx, data)

@@ -15,7 +15,7 @@ from pellucid.model.weights import load_weights, save_weights, state_of
 from running import any_architectures, call, draw_tokens
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(any_architectures(), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
 def test_save_then_load_is_the_identity(a, dtype):
     network = make_network(a, dtype=dtype)

@@ -35,7 +35,7 @@ def copies(recorder):
     return {name: value.clone() for name, value in recorder.values.items()}
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(any_architectures(), st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
 def test_keeping_everything_changes_no_logit(a, dtype):
     network, tokens, recorder = make_network(a, dtype=dtype), draw_tokens(a, 2, 4), Recorder(names(a))
@@ -53,7 +53,7 @@ def test_keeping_everything_changes_no_logit_in_training(a, rate):
     assert torch.equal(network(tokens, tap=Recorder(names(a))), expected)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(any_architectures())
 def test_a_tap_is_handed_exactly_the_names_of_the_table(a):
     listener = Listener()
@@ -100,7 +100,7 @@ def test_an_edit_is_what_the_computation_goes_on_with(a, data):
     assert torch.equal(recorder.values[stream], other.values[stream])
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(architectures({"mlp.activation": st.sampled_from(["gelu", "silu"]), "norm.eps": 1e-2}, max_ctx=6))
 def test_every_edit_reaches_the_logits(a):
     network, tokens, plain = make_network(a), draw_tokens(a, 2, 4), Recorder(names(a))

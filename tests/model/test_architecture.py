@@ -121,14 +121,14 @@ def test_from_dict_refuses_what_to_dict_did_not_write(values, message):
         Architecture.from_dict(values)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(any_architectures())
 def test_to_dict_and_back_through_json(a):
     assert Architecture.from_dict(json.loads(json.dumps(a.to_dict()))) == a
     assert hash(Architecture.from_dict(a.to_dict())) == hash(a)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(architectures(), st.data())
 def test_command_line_text_sets_every_field(a, data):
     """Every field, given as text to an architecture that differs in it, becomes the value."""

@@ -22,7 +22,7 @@ def test_the_names_of_a_gpt2_block_in_order_of_computation():
     assert outside == ["embed", "pos_embed", "final_norm.scale", "final_norm.normalized", "final_norm", "logits"]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(any_architectures())
 def test_every_name_has_a_row_axes_and_selects_itself(a):
     found = names(a)

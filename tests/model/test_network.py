@@ -30,7 +30,7 @@ def write_out(network):
 # Attention ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(any_architectures(), st.data())
 def test_written_out_is_fused(a, data):
     network, n = make_network(a), data.draw(st.integers(1, a.n_ctx))

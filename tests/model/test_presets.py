@@ -34,7 +34,7 @@ def test_what_is_built_has_as_many_numbers_as_the_formula(name):
     assert sum(p.numel() for p in network.parameters()) == count_parameters(PRESETS[name])["total"]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(any_architectures())
 def test_the_formula_counts_every_drawn_network_part_by_part(a):
     network, counts = make_network(a), count_parameters(a)
