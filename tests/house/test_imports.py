@@ -28,10 +28,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 #: what only tests and the room that compares see beside the definition
 SEE_THE_REFERENCE = {"reference", "verify"}
 #: (room, room on the same floor that it may use) and why
-NEIGHBOURS: dict[tuple[str, str], str] = {
-    ("presets", "names"): "both describe architectures",
-    ("hub", "generate"): "a loaded model is checked by what it generates",
-}
+NEIGHBOURS: dict[tuple[str, str], str] = {}
 TORCHLESS = ("architecture", "names", "presets", "text", "reference")
 #: packages of others, by the rooms that may use them at all; loaded where they are used
 FOREIGN = {"transformers": {"hub"}, "fastapi": {"serve", "look"}, "uvicorn": {"serve", "look"}}
