@@ -16,8 +16,7 @@ FLOORS = (
     ("architecture",),
     ("names", "presets"),
     ("text", "reference", "model"),
-    ("predictors",),
-    ("training", "generate", "lens", "hub"),
+    ("predictors", "training", "generate", "lens", "hub"),
     ("plan", "verify"),
     ("serve", "look"),
     ("language_model",),
@@ -28,7 +27,13 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 #: what only tests and the room that compares see beside the definition
 SEE_THE_REFERENCE = {"reference", "verify"}
 #: (room, room on the same floor that it may use) and why
-NEIGHBOURS: dict[tuple[str, str], str] = {}
+NEIGHBOURS: dict[tuple[str, str], str] = {
+    (
+        "predictors",
+        "training",
+    ): "a run folder of any predictor has the same outer layout, data, schedule and checkpoints",
+    ("predictors", "generate"): "any predictor is sampled and scored by the same code",
+}
 TORCHLESS = ("architecture", "names", "presets", "text", "reference")
 #: packages of others, by the rooms that may use them at all; loaded where they are used
 FOREIGN = {"transformers": {"hub"}, "fastapi": {"serve", "look"}, "uvicorn": {"serve", "look"}}
@@ -76,6 +81,12 @@ def test_rooms_depend_one_way(path):
         lower = FLOOR[used] < FLOOR[here]
         assert lower or (here, used) in NEIGHBOURS, f"{path.name} in {here} imports {used}, which is not below it"
         assert used != "reference" or here in SEE_THE_REFERENCE, f"{path.name} imports the reference"
+
+
+def test_neighbours_use_each_other_one_way():
+    for one, other in NEIGHBOURS:
+        assert FLOOR[one] == FLOOR[other]
+        assert (other, one) not in NEIGHBOURS
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
