@@ -8,8 +8,8 @@ import numpy as np
 from pellucid.predictors.ngram import NGram
 from pellucid.text.tokens import Part, Tokens
 
-#: at most this many training tokens are counted: more would take over 4 GiB
-LIMIT = 1 << 26
+#: at most this many training tokens are counted: more could take over 4 GiB
+LIMIT = 1 << 24
 ORDERS = {1: "unigram", 2: "bigram", 3: "trigram", 5: "5-gram"}
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pellucid.predictors.baselines import baseline
-from pellucid.predictors.counts import BYTES_PER_TOKEN
+from pellucid.predictors.counts import peak_bytes
 from pellucid.predictors.data import PredictorData, counted_loss
 from pellucid.predictors.load import at_checkpoint, make_network
 from pellucid.predictors.mixture import Counted, Mixture, fit_weight
@@ -53,11 +53,11 @@ def as_run(run: Path, recipe: PredictorRecipe, step: int, **given: Any) -> Run:
 
 def count_part(part: Part, choices: NGramChoices) -> NGram:
     """An n-gram of a part of the text; RecipeError, before anything is allocated, where that does not fit."""
-    need, have = len(part) * (BYTES_PER_TOKEN + 8), resolve.memory_bytes(torch.device("cpu"))
+    need, have = 8 * len(part) + peak_bytes(len(part), choices.order), resolve.memory_bytes(torch.device("cpu"))
     if need > have:
         raise RecipeError(
-            f"counting {len(part):,} tokens takes about {need / 2**30:.1f} GiB and this machine has "
-            f"{have / 2**30:.1f} GiB: give less text"
+            f"counting {len(part):,} tokens may take {need / 2**30:.1f} GiB and this machine has "
+            f"{have / 2**30:.1f} GiB: give less text, or a lower order"
         )
     c = choices
     ids = part.read(0, len(part))

@@ -112,7 +112,7 @@ class NGram:
         alpha: float = 0.1,
         separator: int | None = None,
     ) -> Self:
-        """Count `ids`, int [n]. Takes about `counts.BYTES_PER_TOKEN` bytes a token while it counts.
+        """Count `ids`, int [n], in at most `counts.peak_bytes(n, order)` bytes.
 
         Raises NGramError for choices that contradict each other, ids outside the vocabulary and fewer ids than order.
         """

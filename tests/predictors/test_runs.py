@@ -1,0 +1,319 @@
+"""Runs of predictors: from a text to a folder like a transformer's, and back to a predictor that is used."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from pellucid.generate.errors import GenerationError
+from pellucid.generate.scoring import ScoringError
+from pellucid.predictors.baselines import baselines
+from pellucid.predictors.data import PredictorData
+from pellucid.predictors.load import load_predictor, make_network
+from pellucid.predictors.mixture import Mixture
+from pellucid.predictors.ngram import NGram
+from pellucid.predictors.recipe import (
+    PredictorRecipe,
+    described_by_text,
+    make_predictor_recipe,
+    predictor_fields,
+    read_predictor_recipe,
+)
+from pellucid.predictors.train import train_predictor
+from pellucid.text.tokens import Part, Tokens
+from pellucid.training.checkpoint import CheckpointError, folder_of, load_checkpoint, steps_of
+from pellucid.training.metrics import WALL_CLOCK, read_metrics
+from pellucid.training.recipe import RecipeError
+
+SMALL = {"tokenizer": "char", "batch": 4, "device": "cpu", "sample_every": -1}
+KINDS = {
+    "neural-probabilistic": {"order": 4, "d_embed": 6, "d_hidden": 12},
+    "recurrent": {"d_embed": 6, "d_hidden": 12, "n_ctx": 16},
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def text(tmp_path, shakespeare):
+    path = tmp_path / "text.txt"
+    path.write_text(shakespeare[:12_000], encoding="utf-8")
+    return path
+
+
+def prepared(tmp_path):
+    return Tokens.open(next((tmp_path / "cache").glob("tokens-*")))
+
+
+def small(text, kind, out, more=(), steps=6):
+    fields = {**SMALL, **KINDS[kind], **dict(more)}
+    return train_predictor(text, kind=kind, out=out, fields=fields, steps=steps)
+
+
+def weights(run, step):
+    return load_checkpoint(run, step)[0].weights
+
+
+# N-grams ------------------------------------------------------------------------------------
+
+
+def test_a_counted_run_has_the_layout_and_the_loss_of_its_counts(tmp_path, text):
+    run = train_predictor(text, kind="ngram", out=tmp_path / "run", fields={"tokenizer": "char", "order": "4"})
+    names = {path.name for path in run.path.iterdir()}
+    assert names >= {"recipe.json", "architecture.json", "tokenizer.json", "data.json", "metrics.jsonl", "ngram"}
+    recipe = json.loads((run.path / "recipe.json").read_text())
+    assert recipe["kind"] == "ngram"
+    assert recipe["model"]["order"] == 4
+    tokens = prepared(tmp_path)
+    train, held_out = (tokens.part(p).read(0, len(tokens.part(p))) for p in ("train", "held_out"))
+    expected = -NGram.train(train, tokens.n_vocab, 4).log_probs(held_out).mean()
+    assert run.held_out_loss == pytest.approx(expected, rel=1e-12)
+    row = read_metrics(run.path / "metrics.jsonl")[-1]
+    assert row["held_out_loss"] == run.held_out_loss
+    ratio = len(held_out) / tokens.part("held_out").n_bytes
+    assert row["bits_per_byte"] == pytest.approx(expected / math.log(2) * ratio, rel=1e-12)
+
+
+def test_documents_are_borders_where_asked(tmp_path, shakespeare):
+    for i, part in enumerate(shakespeare[:9000].split("\n\n")):
+        (tmp_path / f"{i:03}.txt").write_text(part, encoding="utf-8")
+    fields = {"tokenizer": "char", "inside_documents": "yes"}
+    run = train_predictor(*tmp_path.glob("*.txt"), kind="ngram", out=tmp_path / "run", fields=fields)
+    predictor = load_predictor(run.path)
+    assert predictor.network.ngram.choices.separator == predictor.tokenizer.separator
+
+
+def test_maximum_likelihood_says_how_much_it_knows_nothing_about(tmp_path, text):
+    fields = {"tokenizer": "char", "order": 6, "smoothing": "maximum-likelihood"}
+    run = train_predictor(text, kind="ngram", out=tmp_path / "run", fields=fields)
+    assert run.held_out_loss is None
+    row = json.loads((run.path / "metrics.jsonl").read_text())
+    assert row["held_out_loss"] is None
+    assert 0.2 < row["without_probability"] < 0.9
+    with pytest.raises(ScoringError, match="never seen"):
+        load_predictor(run.path).score("zzzzzzzzzz")
+
+
+# Networks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_learns_and_is_measured_on_every_held_out_token(tmp_path, text, kind):
+    run = small(text, kind, tmp_path / "run", steps=60, more={"learning_rate": 0.02})
+    assert (run.step, run.exit_code) == (60, 0)
+    predictor, tokens = load_predictor(run.path, checkpoint="last"), prepared(tmp_path)
+    held_out = tokens.part("held_out").read(0, len(tokens.part("held_out")))
+    if kind == "neural-probabilistic":
+        loss = -predictor.log_probs(held_out).mean()
+    else:  # windows of n_ctx that do not overlap, as a transformer is measured; the last is moved back
+        n, total = len(held_out) - 1, 0.0
+        for start in range(0, n, 16):
+            begin = min(start, n - 16)
+            rows = predictor.network(torch.from_numpy(held_out[begin : begin + 16])[None])[0].log_softmax(-1)
+            own = rows[torch.arange(16), torch.from_numpy(held_out[begin + 1 : begin + 17])]
+            total -= own[start - begin :].double().sum().item()
+        loss = total / n
+    assert run.held_out_loss == pytest.approx(loss, abs=1e-5)
+    assert run.held_out_loss < 0.8 * math.log(tokens.n_vocab)
+    assert run.recipe.train.precision == "float32"
+    assert read_predictor_recipe(run.path) == run.recipe
+    assert PredictorRecipe.from_dict(run.recipe.to_dict()) == run.recipe
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_token_is_a_target_once_an_epoch_with_all_that_it_reads(kind):
+    n_ctx = 64 if kind == "neural-probabilistic" else 16
+    ids = np.arange(n_ctx * 6)  # each token says where it is from
+    part = Part.from_ids(ids, n_vocab=len(ids), n_bytes=len(ids))
+    recipe = make_predictor_recipe(("-",), kind, {**KINDS[kind], "batch": 2}, {"steps": 3})
+    recipe = described_by_text(recipe, len(ids), 0)
+    data = PredictorData(part, part, recipe, make_network(recipe.model), torch.device("cpu"))
+    passes = [data.at(step, 0, 1) for step in range(3)]
+    targets = np.concatenate([p.targets[p.counts].numpy() for p in passes])
+    np.testing.assert_array_equal(np.sort(targets), ids)
+    reach = 3 if kind == "neural-probabilistic" else 1
+    for p in passes:
+        assert p.counts.shape == p.inputs.shape
+        for row, at in p.counts.nonzero().tolist():
+            before = p.inputs[row, at - reach + 1 : at + 1].tolist()
+            assert before == [(int(p.targets[row, at]) - k) % len(ids) for k in range(reach, 0, -1)]
+    measured = np.concatenate([p.targets[p.counts].numpy() for p in data.held_out()])
+    np.testing.assert_array_equal(np.sort(measured), ids[1:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_interrupted_and_resumed_is_uninterrupted(tmp_path, text, kind):
+    more = {"checkpoint_every": 3, "evaluate_every": 2, "keep_last": 9}
+    whole = small(text, kind, tmp_path / "whole", more=more)
+    shutil.copytree(whole.path, tmp_path / "cut")
+    for step in steps_of(tmp_path / "cut"):
+        if step > 3:
+            shutil.rmtree(folder_of(tmp_path / "cut", step))
+    resumed = train_predictor(kind=kind, out=tmp_path / "cut", resume=True)
+    assert (resumed.step, resumed.held_out_loss) == (whole.step, whole.held_out_loss)
+    for name, tensor in weights(whole.path, 6).items():
+        assert torch.equal(tensor, weights(tmp_path / "cut", 6)[name])
+
+    def rows(run):
+        return [{k: v for k, v in r.items() if k not in WALL_CLOCK} for r in read_metrics(run / "metrics.jsonl")]
+
+    assert rows(tmp_path / "cut") == rows(whole.path)
+    longer = train_predictor(kind=kind, out=tmp_path / "cut", resume=True, steps=8)
+    assert (longer.step, longer.recipe.segments) == (8, ((0, 6), (6, 8)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mixture_is_fitted_on_training_text_set_aside(tmp_path, text, kind):
+    run = small(text, kind, tmp_path / "run", steps=30, more={"mixture": 4, "learning_rate": 0.02})
+    predictor, tokens = load_predictor(run.path), prepared(tmp_path)
+    assert isinstance(predictor.network, Mixture)
+    part = tokens.part("train")
+    cut = int(len(part) * 0.95)
+    expected = NGram.train(part.read(0, cut), tokens.n_vocab, 4)
+    held_out = tokens.part("held_out").read(0, len(tokens.part("held_out")))
+    np.testing.assert_array_equal(predictor.network.counted.log_probs(held_out), expected.log_probs(held_out))
+    row = read_metrics(run.path / "metrics.jsonl")[-1]
+    assert 0 < row["mixture_weight"] == predictor.network.weight < 1
+    assert run.held_out_loss == row["held_out_loss"] == pytest.approx(-predictor.log_probs(held_out).mean(), abs=1e-9)
+    # the weight is the best one for the text set aside
+    aside = part.read(cut, len(part))
+    own, counted = (m.log_probs(aside) for m in (predictor.network.network, predictor.network.counted))
+    gains = [np.logaddexp(np.log(w) + own, np.log(1 - w) + counted).sum() for w in np.linspace(0.01, 0.99, 99)]
+    assert row["mixture_weight"] == pytest.approx(np.linspace(0.01, 0.99, 99)[int(np.argmax(gains))], abs=0.011)
+    assert not isinstance(load_predictor(run.path, checkpoint="last").network, Mixture)
+    again = train_predictor(kind=kind, out=run.path, resume=True)  # finished: nothing is done twice
+    assert again.held_out_loss == run.held_out_loss
+
+
+# Using --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["ngram", *KINDS])
+def predictor(request, tmp_path, text):
+    if request.param == "ngram":
+        train_predictor(text, kind="ngram", out=tmp_path / "used", fields={"tokenizer": "char"})
+    else:
+        small(text, request.param, tmp_path / "used")
+    return load_predictor(tmp_path / "used")
+
+
+def test_texts_are_written_from_the_seed_and_streamed_as_they_are(predictor):
+    options = {"max_tokens": 30, "seed": 3, "temperature": 1.0}
+    one = predictor.generate("First", **options)
+    assert len(one.ids) == 30 or one.finish_reason == "end"
+    assert predictor.tokenizer.decode(one.ids) == one.text
+    assert "".join(predictor.stream("First", **options)) == one.text
+    many = predictor.generate_many(["First", "Speak, spea"], n=2, **options)
+    assert [(g.prompt, g.sample) for g in many] == [("First", 0), ("First", 1), ("Speak, spea", 0), ("Speak, spea", 1)]
+    assert many[0].text == one.text
+    stopped = predictor.generate("First", **{**options, "max_tokens": 400}, stop=list("abcdefghijklmnopqrstuvwxyz"))
+    assert stopped.finish_reason == "stop"
+    assert stopped.text.upper() == stopped.text
+    with pytest.raises(GenerationError, match="max_tokens = -1"):
+        predictor.generate("a", max_tokens=-1)
+
+
+def test_the_next_token_written_is_drawn_from_what_is_scored(predictor):
+    """At temperature 0 the likeliest token comes: no other one scores higher."""
+    prompt = "First Citizen"
+    chosen = predictor.generate(prompt, max_tokens=1, temperature=0).ids
+    ids = [predictor.tokenizer.separator, *predictor.tokenizer.encode(prompt)]
+    scores = [predictor.log_probs(np.array([*ids, v]))[-1] for v in range(predictor.tokenizer.n_vocab)]
+    assert np.exp(scores).sum() == pytest.approx(1, abs=1e-5)
+    assert chosen in ([int(np.argmax(scores))], [])
+
+
+def test_scores_add_up_and_count_bytes(predictor):
+    score = predictor.score("Speak, speak.")
+    assert score.n_bytes == 13
+    assert score.n_context == 1
+    ids = [predictor.tokenizer.separator, *predictor.tokenizer.encode("Speak, speak.")]
+    np.testing.assert_array_equal(score.log_probs, predictor.log_probs(np.array(ids)))
+    after = predictor.score("speak.", prefix="Speak, ")
+    np.testing.assert_allclose(after.log_probs, score.log_probs[-7:], rtol=1e-6)
+    assert b"".join(after.pieces) == b" speak."
+    with pytest.raises(ScoringError, match="no token to score"):
+        predictor.score("")
+
+
+# The yardstick ------------------------------------------------------------------------------
+
+
+def test_baselines_are_the_counts_on_the_held_out_part(tmp_path, text):
+    train_predictor(text, kind="ngram", out=tmp_path / "run", fields={"tokenizer": "char", "order": 3})
+    tokens = prepared(tmp_path)
+    found = {b.name: b for b in baselines(tokens)}
+    assert list(found) == ["uniform", "unigram", "bigram", "trigram", "5-gram"]
+    assert found["uniform"].nats_per_token == math.log(tokens.n_vocab)
+    assert found["trigram"].nats_per_token == read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["held_out_loss"]
+    losses = [b.nats_per_token for b in found.values()]
+    assert losses == sorted(losses, reverse=True)
+    part = tokens.part("held_out")
+    for b in found.values():
+        assert b.bits_per_byte == pytest.approx(b.nats_per_token / math.log(2) * len(part) / part.n_bytes)
+    fewer = baselines(tokens, limit=5000)[2]
+    assert fewer.name == "bigram of the first 5,000 tokens"
+    assert fewer.nats_per_token > found["bigram"].nats_per_token
+
+
+# Refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("ngram", {"minutes": 1}, "leave out minutes"),
+        ("ngram", {"fields": {"d_hidden": 3}}, "no field 'd_hidden'"),
+        ("ngram", {"fields": {"ordr": 3}}, "did you mean 'model.order'"),
+        ("ngram", {"fields": {"order": 0}}, "order = 0"),
+        ("ngram", {"fields": {"order": "five"}}, "expected an integer"),
+        ("ngram", {"fields": {"smoothing": "kneser"}}, "did you mean 'kneser-ney'"),
+        ("ngram", {"fields": {"learning_rate": 1}}, "no field 'learning_rate'"),
+        ("neural-probabilistic", {"steps": -1}, "steps = -1"),
+        ("neural-probabilistic", {"steps": 3, "minutes": 1}, "given twice"),
+        ("neural-probabilistic", {"fields": {"optimizer": "muon"}}, "no field 'optimizer'"),
+        ("neural-probabilistic", {"fields": {"mixture": -1}}, "mixture = -1"),
+        ("recurrent", {"fields": {"inside_documents": "yes"}}, "reads on across documents"),
+        ("oracle", {}, "say one of ngram, neural-probabilistic, recurrent"),
+    ],
+)
+def test_wrong_choices_are_refused_and_nothing_is_written(tmp_path, text, kind, options, message):
+    with pytest.raises((RecipeError, ValueError), match=message):
+        train_predictor(text, kind=kind, out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_folders_are_refused_for_what_they_are(tmp_path, text):
+    run = train_predictor(text, kind="ngram", out=tmp_path / "run", fields={"tokenizer": "char"})
+    with pytest.raises(RecipeError, match="exists"):
+        train_predictor(text, kind="ngram", out=run.path)
+    with pytest.raises(RecipeError, match="counts its text once"):
+        train_predictor(kind="ngram", out=run.path, resume=True)
+    with pytest.raises(RecipeError, match="no text was named"):
+        train_predictor(kind="ngram")
+    with pytest.raises(RecipeError, match="holds no run"):
+        load_predictor(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="an n-gram has none"):
+        load_predictor(run.path, checkpoint="4")
+    (run.path / "recipe.json").write_text('{"kind": "transformer"}')
+    with pytest.raises(RecipeError, match="not the recipe of a predictor"):
+        load_predictor(run.path)
+
+
+def test_text_that_changed_is_not_resumed_on(tmp_path, text):
+    run = small(text, "recurrent", tmp_path / "run")
+    text.write_text(text.read_text() + "more", encoding="utf-8")
+    with pytest.raises(RecipeError, match="trained on other text"):
+        train_predictor(kind="recurrent", out=run.path, resume=True, steps=9)
+
+
+def test_fields_that_would_be_ignored_cannot_be_set():
+    assert {"model.order", "model.smoothing", "text.tokenizer", "train.seed"} <= set(predictor_fields("ngram"))
+    assert "train.learning_rate" not in predictor_fields("ngram")
+    assert not {"train.optimizer", "train.recompute", "train.init_std"} & set(predictor_fields("recurrent"))
