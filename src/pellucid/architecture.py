@@ -10,10 +10,11 @@ Letters: i query position, j key position, h head, d = d_head, m = d_model, f = 
 
 import dataclasses
 import difflib
+import functools
 import itertools
 import json
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
@@ -215,16 +216,17 @@ class Architecture:
 PARTS = ("attention", "mlp", "positions", "norm", "dropout")
 
 
-def architecture_fields() -> list[str]:
+@functools.cache
+def architecture_fields() -> tuple[str, ...]:
     """The dotted name of every field that can be set by name."""
     names = [f.name for f in fields(Architecture) if f.name not in (*PARTS, "encoder")] + ["dropout"]
     for part in PARTS:
         kind = typing.get_type_hints(Architecture)[part]
         names += [f"{part}.{f.name}" for f in fields(kind)]
-    return names
+    return tuple(names)
 
 
-def resolve_field(name: str, known: list[str]) -> str:
+def resolve_field(name: str, known: Sequence[str]) -> str:
     """The full dotted name that `name` stands for; ArchitectureError names the nearest right one."""
     if name in known:
         return name
@@ -247,6 +249,7 @@ def words() -> Iterator[tuple[str, tuple[str, ...]]]:
             yield name, typing.get_args(hint)
 
 
+@functools.cache
 def field_type(name: str) -> Any:
     """The declared type of the field with this dotted name."""
     part, _, last = name.rpartition(".")

@@ -5,7 +5,7 @@ import torch
 from tiny import make_training
 from torch.nn import functional as F
 
-from pellucid.training.objectives import Pass, next_token_loss
+from pellucid.training.objectives import Pass, summed_loss
 
 WAYS = [(8, 1), (4, 2), (2, 4), (1, 8)]
 
@@ -47,14 +47,12 @@ def test_gradients_are_those_of_the_mean_over_all_tokens(text, tmp_path):
 def test_passes_of_different_sizes_add_up_by_their_tokens(text, tmp_path):
     training = make_training(text, tmp_path / "run", torch.float64, batch=4, accumulate=1, dropout=0.0)
     given = training.data.at(0, 0, 1)
-    whole = next_token_loss(training.network, given)
+    whole = summed_loss(training.network, given)
     parts = [Pass(given.inputs[a:b], given.targets[a:b]) for a, b in ((0, 1), (1, 4))]
-    assert sum(next_token_loss(training.network, part) for part in parts).item() == pytest.approx(
-        whole.item(), rel=1e-13
-    )
+    assert sum(summed_loss(training.network, part) for part in parts).item() == pytest.approx(whole.item(), rel=1e-13)
     short = [Pass(given.inputs[:, :5], given.targets[:, :5]), given]
     sizes = [5 * 4, 16 * 4]
-    direct = [next_token_loss(training.network, p).item() / n for p, n in zip(short, sizes, strict=True)]
+    direct = [summed_loss(training.network, p).item() / n for p, n in zip(short, sizes, strict=True)]
     assert all(3 < value < 8 for value in direct)  # nats per token, whatever the size
 
 

@@ -212,6 +212,12 @@ def feistel(i: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
     return out
 
 
+def noise(seed: int, step: int, rows: np.ndarray, n: int) -> np.ndarray:
+    """uint64 [len(rows), n]: a number for each of `n` places of each row of a step's batch, a pure function of them."""
+    start = np.uint64(_draw(seed, step, ROUNDS + 1))
+    return _mix(_mix(start + rows.astype(np.uint64))[:, None] + np.arange(n, dtype=np.uint64))
+
+
 def _mix(x: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64 (Steele, Lea and Flood 2014), which spreads every bit over all 64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,15 +1,20 @@
 """Tokens on disk as what the loop asks for: passes on the device, held-out windows."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pellucid.text.batches import Batch, Batches, windows
+from pellucid.text.batches import Batch, Batches, ScoredBatch, noise, windows
+from pellucid.text.tokenizer import load_tokenizer
 from pellucid.text.tokens import Tokens
-from pellucid.training.objectives import Pass
+from pellucid.training.objectives import Pass, after_prefix, hide
 from pellucid.training.recipe import Recipe
+
+#: the special token that hides another
+MASK = "<|mask|>"
 
 
 class TokenData:
@@ -18,10 +23,10 @@ class TokenData:
     def __init__(self, tokens: Tokens, recipe: Recipe, device: torch.device):
         t, self.inside = recipe.train, recipe.text.inside_documents == "yes"
         self.batch, self.n_ctx, self.device = t.batch, recipe.model.n_ctx, device
-        whole = t.batch * t.accumulate
-        self.batches = Batches(tokens, self.n_ctx, whole, t.seed, inside_documents=self.inside)
+        self.seed, self.whole = t.seed, t.batch * t.accumulate
+        self.batches = Batches(tokens, self.n_ctx, self.whole, t.seed, inside_documents=self.inside)
         self.part = tokens.part("held_out")
-        self.held_out()  # what it would refuse at the first evaluation is refused now
+        self.windows()  # what it would refuse at the first evaluation is refused now
 
     def at(self, step: int, micro: int, of: int) -> Pass:
         """Part `micro` of `of` of a step's batch."""
@@ -29,13 +34,21 @@ class TokenData:
 
     def held_out(self) -> Iterator[Pass]:
         """All of the held-out text, in windows of the training context that do not overlap."""
-        found = windows(self.part, self.n_ctx, batch=self.batch, inside_documents=self.inside)
-        return (self._pass(batch, batch.counts) for batch in found)
+        return (self._pass(batch, batch.counts) for batch in self.windows())
 
     @property
     def held_out_tokens_per_byte(self) -> float:
         """Tokens, separators included, per byte of the original held-out text."""
         return len(self.part) / self.part.n_bytes
+
+    def rows(self, micro: int, of: int) -> np.ndarray:
+        """The numbers, within the step's whole batch, of the rows of one pass."""
+        share = self.whole // of
+        return np.arange(micro * share, (micro + 1) * share)
+
+    def windows(self) -> Iterator[ScoredBatch]:
+        """The held-out windows, in order."""
+        return windows(self.part, self.n_ctx, batch=self.batch, inside_documents=self.inside)
 
     def _pass(self, batch: Batch, counts: np.ndarray | None = None) -> Pass:
         arrays = (batch.inputs, batch.targets, batch.documents, batch.positions, counts)
@@ -43,3 +56,56 @@ class TokenData:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+class PrefixData(TokenData):
+    """Rows whose first tokens, 0 to n_ctx / 2 of them, are read both ways and not predicted.
+
+    Held-out text is read without a prefix: its loss compares with the next-token objective's.
+    """
+
+    def at(self, step: int, micro: int, of: int) -> Pass:
+        lengths = self.lengths(step, np.arange(self.whole))
+        own = lengths[self.rows(micro, of)]
+        total = int(after_prefix(lengths, self.n_ctx).sum())
+        counts, prefix = self._tensor(after_prefix(own, self.n_ctx)), self._tensor(own)
+        return replace(super().at(step, micro, of), counts=counts, prefix=prefix, total=total)
+
+    def lengths(self, step: int, rows: np.ndarray) -> np.ndarray:
+        """The prefix's length in each of these rows of a step."""
+        return (noise(self.seed, step, rows, 1)[:, 0] % np.uint64(self.n_ctx // 2 + 1)).astype(np.int64)
+
+
+class MaskedData(TokenData):
+    """Rows with a share of their tokens hidden, to be predicted from all the others."""
+
+    def __init__(self, tokens: Tokens, recipe: Recipe, device: torch.device):
+        super().__init__(tokens, recipe, device)
+        self.mask_id = load_tokenizer(tokens.folder).special[MASK]
+        self.n_hidden = max(1, round(recipe.train.mask_share * self.n_ctx))
+
+    def at(self, step: int, micro: int, of: int) -> Pass:
+        tokens = self.batches.at(step, micro, of).inputs
+        given = self.hidden(tokens, noise(self.seed, step, self.rows(micro, of), self.n_ctx))
+        return replace(given, total=self.whole * self.n_hidden)
+
+    def held_out(self) -> Iterator[Pass]:
+        """The held-out windows, the same places of them hidden every time."""
+        first = 0
+        for batch in self.windows():
+            rows = np.arange(first, first + len(batch.inputs))
+            first += len(rows)
+            yield self.hidden(batch.inputs, noise(self.seed, -1, rows, batch.inputs.shape[1]))
+
+    def hidden(self, tokens: np.ndarray, draws: np.ndarray) -> Pass:
+        """These rows with places hidden: inputs, the tokens themselves as targets, and which are scored."""
+        inputs, places = hide(tokens, draws, min(self.n_hidden, tokens.shape[1]), self.mask_id, self.mask_id)
+        return Pass(self._tensor(inputs), self._tensor(tokens), counts=self._tensor(places))
+
+
+DATA = {"next-token": TokenData, "prefix": PrefixData, "masked": MaskedData}
+
+
+def make_data(tokens: Tokens, recipe: Recipe, device: torch.device) -> TokenData:
+    """The data of the recipe's objective."""
+    return DATA[recipe.train.objective](tokens, recipe, device)

@@ -101,7 +101,8 @@ class Training:
         self.optimizer.zero_grad()
         total = torch.zeros((), device=next(self.network.parameters()).device)
         for micro in range(t.accumulate):
-            part = self.loss(self.data.at(self.step, micro, t.accumulate)) / self.recipe.tokens_per_step
+            given = self.data.at(self.step, micro, t.accumulate)
+            part = self.loss(given) / (given.total or self.recipe.tokens_per_step)
             part.backward()
             total += part.detach()
         norm = self.clip(t.clip)

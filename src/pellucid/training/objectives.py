@@ -1,24 +1,36 @@
-"""What is predicted from what. The shift between inputs and targets belongs here, not to the model."""
+"""What is predicted from what. The shift between inputs and targets belongs here, not to the model.
+
+next-token  every token from those before it                       (GPT: S0 4.3, S4; Radford et al. 2018)
+prefix      every token behind a prefix that is read both ways     (Liu et al. 2018; Raffel et al. 2020)
+masked      tokens that were hidden, from all the others           (S3, slide 2; Devlin et al. 2018)
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.model import Transformer
-from pellucid.model.mask import documents_mask
+from pellucid.model.mask import documents_mask, prefix_mask
 from pellucid.model.shapes import Logits, Tokens, Visible
+
+#: stands in the targets where nothing is scored
+UNSCORED = -100
+#: what a hidden token is replaced with, by share: the mask, a random token, itself (Devlin et al. 2018, 3.1)
+HIDDEN_AS = (0.8, 0.1, 0.1)
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What one pass reads: `targets` are `inputs` one token later, each [batch, pos].
+    """What one pass reads and what it is to predict at each position, each [batch, pos].
 
     `documents` and `positions`, one number per position, are there where nothing is read across the
-    border of two documents; `counts` where not every target is scored.
+    border of two documents; `counts` where not every target is scored; `prefix`, one length per row, where
+    a prefix is read both ways. `total` is how many targets the whole step scores, all of them unless given.
     """
 
     inputs: Tokens
@@ -26,24 +38,29 @@ class Pass:
     documents: Tokens | None = None
     positions: Tokens | None = None
     counts: Visible | None = None
+    prefix: Int[Tensor, " batch"] | None = None
+    total: int | None = None
 
 
 Loss = Callable[[Pass], Tensor]
 
 
 def logits_of(network: Transformer, given: Pass) -> Logits:
-    """The network's logits, read inside documents where the pass has their borders."""
+    """The network's logits, under the mask that the pass says."""
     mask = None if given.documents is None else documents_mask(given.documents)
+    if given.prefix is not None:
+        mask = prefix_mask(given.prefix, given.inputs.size(1))
     return network(given.inputs, mask=mask, positions=given.positions)
 
 
-def next_token_loss(network: Transformer, given: Pass) -> Float[Tensor, ""]:
-    """Sum over all positions of -log P(target | inputs up to it), in nats (S4, empirical risk).
+def summed_loss(network: Transformer, given: Pass) -> Float[Tensor, ""]:
+    """Sum over the scored positions of -log P(target | what is read), in nats (S4, empirical risk).
 
     The sum, not the mean: passes of different sizes add up to the large batch.
     """
     flat = logits_of(network, given).flatten(0, 1)
-    return F.cross_entropy(at_least_float32(flat), given.targets.flatten(), reduction="sum")
+    targets = given.targets if given.counts is None else given.targets.masked_fill(~given.counts, UNSCORED)
+    return F.cross_entropy(at_least_float32(flat), targets.flatten(), ignore_index=UNSCORED, reduction="sum")
 
 
 def token_losses(network: Transformer, given: Pass) -> Float[Tensor, "batch pos"]:
@@ -63,6 +80,30 @@ def precise(network: Transformer, device: torch.device, precision: str) -> Loss:
 
     def loss(given: Pass) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-            return next_token_loss(network, given)
+            return summed_loss(network, given)
 
     return loss
+
+
+def hide(
+    tokens: np.ndarray, draws: np.ndarray, n_hidden: int, mask_id: int, n_plain: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens with `n_hidden` places of each row hidden, and which places those are; both [batch, pos].
+
+    `draws`, uint64 [batch, pos], decide everything: the places are those of the smallest draws, and what
+    stands there instead follows HIDDEN_AS. Random tokens are drawn from ids below `n_plain`.
+    """
+    hidden = np.zeros(tokens.shape, dtype=bool)
+    np.put_along_axis(hidden, np.argsort(draws, axis=1, kind="stable")[:, :n_hidden], True, axis=1)
+    # the draws that chose the places are small; their lower half is as good as new
+    low = draws & np.uint64(0xFFFFFFFF)
+    share = low / 2.0**32
+    random = (low * np.uint64(0x9E3779B1) >> np.uint64(13)).astype(np.int64) % n_plain
+    masked, drawn = HIDDEN_AS[0], HIDDEN_AS[0] + HIDDEN_AS[1]
+    instead = np.where(share < masked, mask_id, np.where(share < drawn, random, tokens))
+    return np.where(hidden, instead, tokens), hidden
+
+
+def after_prefix(lengths: np.ndarray, n_ctx: int) -> np.ndarray:
+    """Which targets lie behind the prefix, bool [batch, n_ctx]: target i is token i + 1 of its row."""
+    return np.arange(1, n_ctx + 1) >= np.maximum(lengths, 1)[:, None]

@@ -45,6 +45,9 @@ class TrainChoices:
     epochs: float = 0.0
     minutes: float = 0.0
 
+    objective: Literal["next-token", "prefix", "masked"] = "next-token"
+    mask_share: float = 0.15  # masked: share of the tokens that are hidden
+
     batch: int = 0  # sequences in one pass; 0: chosen
     accumulate: int = 1  # passes whose gradients are added up before a step
     optimizer: Word = "muon"
@@ -195,15 +198,42 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """A copy with named fields changed; see make_recipe for names and errors."""
     named: dict[str, Any] = {}
     for name, value in changes.items():
-        try:
-            full = resolve_field(name, recipe_fields())
-        except ArchitectureError as error:
-            raise RecipeError(str(error)) from None
+        full = _full_name(name)
         named.pop(full, None)  # what is said later is applied later: `dropout` sets all of dropout.*
         named[full] = value
     of = {p: {n.partition(".")[2]: v for n, v in named.items() if n.startswith(f"{p}.")} for p in ("model", *PARTS)}
     parts = {p: _part(kind, {**vars(getattr(recipe, p)), **of[p]}, p) for p, kind in PARTS.items()}
-    return replace(recipe, model=recipe.model.with_fields(of["model"]), text=parts["text"], train=parts["train"])
+    model = {"attention.mask": OBJECTIVE_MASK[parts["train"].objective]} if "objective" in of["train"] else {}
+    model = recipe.model.with_fields(model | of["model"])
+    return _checked(replace(recipe, model=model, text=parts["text"], train=parts["train"]))
+
+
+#: the mask under which each objective is one: what it predicts must not be readable
+OBJECTIVE_MASK = {"next-token": "causal", "prefix": "prefix", "masked": "bidirectional"}
+
+
+def _checked(recipe: Recipe) -> Recipe:
+    """The recipe, unless its objective and its mask contradict each other."""
+    objective, mask = recipe.train.objective, recipe.model.attention.mask
+    if mask != OBJECTIVE_MASK[objective]:
+        raise RecipeError(
+            f"train.objective = {objective} needs model.attention.mask = {OBJECTIVE_MASK[objective]}, not {mask}: "
+            "under another mask a token could read what it is to predict, or not read what it may"
+        )
+    if objective != "next-token" and recipe.text.inside_documents == "yes":
+        raise RecipeError(f"text.inside_documents = yes goes with train.objective = next-token, not {objective}")
+    return recipe
+
+
+def _full_name(name: str) -> str:
+    """The dotted name that is meant; raises RecipeError with the nearest right one, found by its initials too."""
+    try:
+        return resolve_field(name, recipe_fields())
+    except ArchitectureError as error:
+        for known in recipe_fields():
+            if name.lower() == "".join(word[0] for word in known.rpartition(".")[2].split("_")):
+                raise RecipeError(f"there is no field {name!r}; did you mean {known!r}?") from None
+        raise RecipeError(str(error)) from None
 
 
 def overlay(recipe: Recipe, preset_name: str | None, changes: Mapping[str, Any], file: Path | None) -> Recipe:
@@ -280,6 +310,7 @@ def _check_part(part: Any) -> None:
         refuse_unless(getattr(part, name) >= 0, f"train.{name}", "0 or more")
     for name in ("learning_rate", "muon_learning_rate", "eps", "init_std"):
         refuse_unless(getattr(part, name) > 0, f"train.{name}", "a number above 0")
+    refuse_unless(0 < part.mask_share < 1, "train.mask_share", "a share between 0 and 1, such as 0.15")
     for name in ("beta_1", "beta_2"):
         refuse_unless(0 <= getattr(part, name) < 1, f"train.{name}", "a number from 0 up to, not including, 1")
     refuse_unless(0 <= part.floor <= 1, "train.floor", "a number from 0 to 1")

@@ -16,7 +16,7 @@ from pellucid.text.tokenizer import Tokenizer, load_tokenizer
 from pellucid.text.tokens import Tokens, describe_difference, read_manifest
 from pellucid.training import resolve
 from pellucid.training.checkpoint import Checkpoint, load_checkpoint, set_aside, steps_of, write_json
-from pellucid.training.data import TokenData
+from pellucid.training.data import make_data
 from pellucid.training.display import PlainReporter, describe
 from pellucid.training.folder import choose_folder, only_one, read_json, write_folder
 from pellucid.training.folder import load_run as load_run
@@ -61,7 +61,7 @@ def start(
             recipe = replace(recipe, model=replace(recipe.model, n_vocab=tokenizer.n_vocab))
             recipe = with_train(recipe, batch=resolve.resolve_batch(recipe))
             resolve.check_memory(recipe, device)
-            TokenData(tokens, recipe, device)  # refuses text too small for a window
+            make_data(tokens, recipe, device)  # refuses text too small for a window
             network = build(recipe, device, weights)
             recipe, lines = settle(recipe, network, tokens, device, weights)
             interruption.poll()
@@ -162,7 +162,7 @@ def train(
         network=network,
         optimizer=make_optimizer(recipe, network),
         loss=torch.compile(loss) if recipe.train.compile == "yes" else loss,
-        data=TokenData(tokens, recipe, device),
+        data=make_data(tokens, recipe, device),
         reporter=reporter,
         metrics=MetricsFile(run / "metrics.jsonl", checkpoint.step if checkpoint else 0),
         interruption=interruption,

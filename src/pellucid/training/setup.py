@@ -17,7 +17,7 @@ from pellucid.text.split import Split, split_corpus
 from pellucid.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from pellucid.text.tokens import Tokens
 from pellucid.training import resolve
-from pellucid.training.data import TokenData
+from pellucid.training.data import MASK, make_data
 from pellucid.training.display import PlainReporter
 from pellucid.training.folder import cache_folder
 from pellucid.training.interrupt import Interruption
@@ -37,10 +37,11 @@ def default_vocabulary(n_bytes: int) -> int:
 def make_tokenizer(recipe: Recipe, split: Split) -> Tokenizer:
     """The tokenizer that the recipe asks for, trained on the training part alone."""
     asked = recipe.text.tokenizer
-    if asked not in ("bpe", "char", "byte"):
-        return load_tokenizer(asked)
     n_vocab = (recipe.text.vocabulary or default_vocabulary(split.corpus.n_bytes)) if asked == "bpe" else None
-    return train_tokenizer(asked, split.texts("train"), n_vocab)
+    own = asked in ("bpe", "char", "byte")
+    made = train_tokenizer(asked, split.texts("train"), n_vocab) if own else load_tokenizer(asked)
+    hides = recipe.train.objective == "masked" and MASK not in made.special
+    return made.with_special(MASK) if hides else made
 
 
 def read_text(
@@ -141,7 +142,7 @@ def settle(
 
 def seconds_per_step(recipe: Recipe, network: Transformer, tokens: Tokens, device: torch.device) -> float:
     """Seconds of a training step, not compiled, after a warm-up; the weights are spoilt."""
-    optimizer, data = make_optimizer(recipe, network), TokenData(tokens, recipe, device)
+    optimizer, data = make_optimizer(recipe, network), make_data(tokens, recipe, device)
     loss = precise(network, device, recipe.train.precision)
     good = torch.zeros((), dtype=torch.bool, device=device)
     times: list[float] = []

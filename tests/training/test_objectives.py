@@ -1,0 +1,124 @@
+"""Objectives: what is read, what is predicted, and that nothing scored can be read."""
+
+import numpy as np
+import pytest
+import torch
+from tests.training.tiny import make_training, recipe_for, resume, start, write_text
+
+from pellucid.model.mask import prefix_mask
+from pellucid.text.batches import noise
+from pellucid.training.data import MASK
+from pellucid.training.folder import load_run
+from pellucid.training.objectives import after_prefix, hide, logits_of
+from pellucid.training.recipe import RecipeError
+
+
+def test_hidden_places_and_what_stands_there():
+    """Exactly n_hidden places a row; 80 % the mask, 10 % random, 10 % themselves, in the long run."""
+    tokens = np.random.default_rng(0).integers(0, 50, (400, 64))
+    inputs, hidden = hide(tokens, noise(1, 2, np.arange(400), 64), 10, mask_id=50, n_plain=50)
+    assert (hidden.sum(1) == 10).all()
+    assert (inputs[~hidden] == tokens[~hidden]).all()
+    masked = (inputs[hidden] == 50).mean()
+    changed = ((inputs[hidden] != 50) & (inputs[hidden] != tokens[hidden])).mean()
+    assert masked == pytest.approx(0.8, abs=0.03)
+    assert changed == pytest.approx(0.1 * 49 / 50, abs=0.03)
+    places = hidden.mean(0)
+    assert places.min() > 0.08  # no place is spared: 10 of 64 is 0.156
+    assert places.max() < 0.24
+
+
+def test_noise_is_a_function_of_seed_step_and_row():
+    whole = noise(3, 7, np.arange(8), 5)
+    assert (noise(3, 7, np.arange(4, 8), 5) == whole[4:]).all()
+    assert (noise(3, 8, np.arange(8), 5) != whole).all()
+    assert (noise(4, 7, np.arange(8), 5) != whole).all()
+    assert len(np.unique(whole)) == whole.size
+
+
+def test_targets_behind_the_prefix():
+    """A prefix of p tokens leaves tokens p ... n_ctx to be predicted; the first token never is."""
+    expected = [[True] * 4, [True] * 4, [False, True, True, True], [False, False, False, True]]
+    assert after_prefix(np.array([0, 1, 2, 4]), 4).tolist() == expected
+
+
+@pytest.mark.parametrize("objective", ["masked", "prefix"])
+def test_passes_add_up_to_the_step(objective, tmp_path):
+    """The passes of a step are its rows in order, and `total` counts the targets of them all."""
+    run = start(write_text(tmp_path), tmp_path / "run", objective=objective, steps=4, evaluate_every=2)
+    assert run.held_out_loss is not None
+    training = loop_of(run)
+    whole = training.at(3, 0, 1)
+    parts = [training.at(3, i, 4) for i in range(4)]
+    for field in ("inputs", "targets", "counts"):
+        assert torch.equal(torch.cat([getattr(p, field) for p in parts]), getattr(whole, field))
+    assert {p.total for p in [*parts, whole]} == {int(whole.counts.sum())}
+
+
+def loop_of(run):
+    """The data of a finished run, made again."""
+    from pellucid.text.documents import read_corpus
+    from pellucid.text.preparation import prepare
+    from pellucid.text.split import split_corpus
+    from pellucid.text.tokenizer import load_tokenizer
+    from pellucid.training.data import make_data
+
+    corpus = split_corpus(read_corpus(run.recipe.inputs), run.recipe.text.held_out, run.recipe.train.seed)
+    tokens = prepare(corpus, load_tokenizer(run.path), run.path.parent / "cache")
+    return make_data(tokens, run.recipe, torch.device("cpu"))
+
+
+def test_no_scored_target_behind_a_prefix_can_be_read(tmp_path):
+    """Changing the tokens that are scored changes no logit that predicts them or earlier ones."""
+    run = start(write_text(tmp_path), tmp_path / "run", objective="prefix", steps=2, evaluate_every=2)
+    network, _, _ = load_run(run.path, "last", torch.device("cpu"))
+    given = loop_of(run).at(0, 0, 1)
+    before = logits_of(network, given)
+    for row in range(given.inputs.size(0)):
+        first = int(given.counts[row].nonzero()[0]) + 1  # the first token that is predicted
+        if first >= given.inputs.size(1):
+            continue
+        given.inputs[row, first:] = (given.inputs[row, first:] + 1) % 250
+        after = logits_of(network, given)
+        assert torch.equal(after[row, :first], before[row, :first])
+    assert prefix_mask(given.prefix, 16).any(-1).all()
+
+
+def test_a_masked_run_hides_by_a_token_of_its_own_and_resumes(tmp_path):
+    text = write_text(tmp_path)
+    whole = start(text, tmp_path / "whole", objective="masked", steps=6, evaluate_every=2)
+    start(text, tmp_path / "parts", objective="masked", steps=4, evaluate_every=2, schedule="constant")
+    assert whole.recipe.model.attention.mask == "bidirectional"
+    _, tokenizer, _ = load_run(whole.path, "last", torch.device("cpu"))
+    assert tokenizer.special[MASK] == tokenizer.n_vocab - 1
+    assert resume(tmp_path / "parts", steps=6).step == 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"attention.mask": "bidirectional"}, "could read what it is to predict"),
+        ({"objective": "masked", "attention.mask": "causal"}, "attention.mask = bidirectional"),
+        ({"objective": "prefix", "inside_documents": "yes"}, "goes with train.objective = next-token"),
+        ({"objective": "masked", "mask_share": 1.0}, "mask_share"),
+    ],
+)
+def test_contradictions_are_refused(fields, message, tmp_path):
+    with pytest.raises(RecipeError, match=message):
+        recipe_for(write_text(tmp_path), **fields)
+
+
+def test_accumulated_prefix_passes_are_the_large_batch(tmp_path):
+    """Weighted by how many targets each pass scores, in float64 to 1e-12."""
+    text = write_text(tmp_path)
+    run = start(text, tmp_path / "run", objective="prefix", steps=1, dropout=0.0)
+    data = loop_of(run)
+    found = []
+    for of in (1, 4):
+        training = make_training(text, tmp_path / f"t{of}", torch.float64, data=data, objective="prefix", dropout=0.0)
+        for micro in range(of):
+            given = data.at(0, micro, of)
+            (training.loss(given) / given.total).backward()
+        found.append({n: p.grad.clone() for n, p in training.network.named_parameters()})
+    for name, grad in found[0].items():
+        assert torch.allclose(grad, found[1][name], rtol=0, atol=1e-12), name
