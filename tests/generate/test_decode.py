@@ -176,3 +176,12 @@ def test_a_prefix_network_reads_its_prompt_as_the_prefix():
         plain = causal(torch.tensor([[1, 2, 3]]))[:, -1]
     assert torch.allclose(step.logits, expected, atol=1e-12)
     assert not torch.allclose(step.logits, plain, atol=1e-3)
+
+
+def test_of_a_prompt_longer_than_the_context_the_end_is_read():
+    network, prompt = make_network(SMALL), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0]
+    for cache in (True, False):
+        step = next(generate_ids(network, [prompt], max_tokens=1, cache=cache))
+        with torch.no_grad():
+            expected = network(torch.tensor([prompt[-8:]]))[:, -1]
+        assert torch.allclose(step.logits, expected, atol=1e-12)

@@ -164,3 +164,16 @@ def test_ids_and_networks_that_do_not_fit_are_refused():
         score_tokens(network_for(BYTES), [1, 257])
     with pytest.raises(GenerationError, match="bidirectional"):
         score(network_for(BYTES, attention=Attention(mask="bidirectional")), BYTES, "abc")
+
+
+def test_a_prefix_that_a_window_has_left_behind_is_a_shorter_prefix():
+    network = network_for(BYTES, n_ctx=6, attention=Attention(mask="prefix"))
+    ids, n_prefix = list(range(12)), 4
+    found = score_tokens(network, ids, first=n_prefix, n_prefix=n_prefix, stride=3)
+    # windows of six inputs: targets 4 ... 6 from inputs 0 ... 5, 7 ... 9 from 3 ... 8, the rest from 5 ... 10
+    place, expected = torch.arange(6), []
+    for begin, targets in ((0, range(4, 7)), (3, range(7, 10)), (5, range(10, 12))):
+        mask = (place <= place[:, None]) | (place < max(0, n_prefix - begin))
+        row = direct(network, ids[begin : begin + 7], 1, mask)
+        expected += [row[t - begin - 1] for t in targets]
+    assert np.allclose(found, expected, atol=1e-12)
