@@ -23,6 +23,8 @@ def train(
     out: Path | None = None,
     resume: bool = False,
     from_: Annotated[str | None, arg(name="from")] = None,
+    predictor: Literal["transformer", "ngram", "neural-probabilistic", "recurrent"] = "transformer",
+    objective: Literal["next-token", "prefix", "masked"] | None = None,
     preset: str | None = None,
     recipe: Path | None = None,
     set_: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="FIELD=VALUE")] = (),
@@ -46,6 +48,8 @@ def train(
         out: the run's folder, which must not exist yet; runs/NAME unless given.
         resume: continue the run in --out exactly where its last checkpoint left it.
         from_: start from the weights, tokenizer and architecture of this run or model.
+        predictor: what is trained; each kind has its own fields for --set (order, smoothing, d_hidden, ...).
+        objective: what a transformer predicts from what; masked hides tokens and finds them.
         preset: an architecture by name: small (the default), modern, gpt2, ...
         recipe: a TOML or JSON file of fields, read after the preset and before --set.
         set_: one field of the recipe, such as model.d_model=256 or dropout=0.1; may be repeated.
@@ -69,6 +73,7 @@ def train(
         "text.vocabulary": vocabulary,
         "text.held_out": held_out,
         "text.inside_documents": "yes" if inside_documents else None,
+        "train.objective": objective,
         "train.seed": seed,
         "train.device": device,
         "train.precision": precision,
@@ -79,6 +84,7 @@ def train(
         out=out,
         resume=resume,
         from_model=from_,
+        predictor=predictor,
         preset=preset,
         recipe=recipe,
         fields=parse_fields(set_) | {name: value for name, value in given.items() if value is not None},
@@ -198,6 +204,56 @@ def score(
     return OK
 
 
+def fill(
+    model: Positional[str], text: Positional[str], *, top: int = 5, checkpoint: str = "best", device: str = "auto"
+) -> int:
+    """Find what may stand at each [MASK] of a text, with a masked model.
+
+    Args:
+        model: a run folder or a saved model, trained with --objective masked.
+        text: the text, with [MASK] where a token is to be found.
+        top: how many tokens to show for each.
+        checkpoint: of a run: best (lowest held-out loss), last, or a step.
+        device: cpu, cuda, mps or auto.
+    """
+    import pellucid
+
+    loaded = transformer_of(pellucid.load(model, checkpoint=checkpoint, device=device), model)
+    for i, filling in enumerate(loaded.fill(text, top=top), 1):
+        for token, p in zip(filling.texts, filling.probabilities, strict=True):
+            print(f"{i}\t{p:.4f}\t{token!r}")
+    return OK
+
+
+def verify(
+    model: Positional[str],
+    *,
+    prompt: UseAppendAction[tuple[str, ...]] = (),
+    tensors: bool = False,
+    as_json: Annotated[bool, arg(name="json")] = False,
+    checkpoint: str = "best",
+) -> int:
+    """Run the laws and the NumPy reference on a model; exit code 1 if one is broken.
+
+    Args:
+        model: a run folder or a saved model.
+        prompt: a text to run on; may be repeated; three of ours unless given.
+        tensors: list how far every kind of tensor is from the definition.
+        as_json: print the report as JSON.
+        checkpoint: of a run: best (lowest held-out loss), last, or a step.
+    """
+    import pellucid
+
+    report = transformer_of(pellucid.load(model, checkpoint=checkpoint, device="cpu"), model).verify(
+        list(prompt) or None
+    )
+    if as_json:
+        print(report.to_json())
+    else:
+        report.print(tensors=tensors)
+    return report.exit_code
+
+
 def tokenizer_train(
     paths: Positional[tuple[str, ...]],
     *,
@@ -253,10 +309,19 @@ def tokenizer_decode(tokenizer: Positional[str], ids: Positional[tuple[int, ...]
     return OK
 
 
+def transformer_of(loaded: Any, name: str) -> Any:
+    """What was loaded, where it is a transformer; other predictors cannot do what is asked."""
+    if hasattr(loaded, "kind"):
+        raise ValueError(f"{name} holds a predictor of kind {loaded.kind}: this command needs a transformer")
+    return loaded
+
+
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "generate": generate,
     "score": score,
+    "fill": fill,
+    "verify": verify,
 }
 TOKENIZER_COMMANDS: dict[str, Callable[..., int]] = {
     "train": tokenizer_train,
@@ -292,9 +357,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return overview(arguments, commands, program, about)
         function = commands[arguments[0]]
         return tyro.cli(function, prog=f"{program} {arguments[0]}", args=arguments[1:])
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return interrupt.args[0] if interrupt.args else 130
     except BrokenPipeError:
         # the reader of our output has gone: nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

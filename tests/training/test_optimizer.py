@@ -20,6 +20,7 @@ def groups(training):
     return found
 
 
+@pytest.mark.item("S0-0-c", "S0-1.2-f")
 @pytest.mark.parametrize("word", ["adamw", "muon"])
 @pytest.mark.parametrize("unembed", ["tied", "untied"])
 def test_every_parameter_is_held_once_and_only_matrices_decay(text, tmp_path, word, unembed):

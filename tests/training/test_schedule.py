@@ -1,5 +1,6 @@
 """The learning rate's factor at steps that can be worked out by hand."""
 
+import itertools
 import math
 
 import pytest
@@ -45,7 +46,7 @@ def test_every_factor_is_between_nothing_and_the_peak_and_never_rises_after_warm
     assert all(0 < v <= 1 or v == floor == 0 for v in values) or min(values) >= 0
     after = values[warmup:]
     assert all(0 <= v <= 1 + 1e-12 for v in values)
-    assert all(a >= b - 1e-12 for a, b in zip(after, after[1:], strict=False))
+    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(after))
 
 
 def test_a_step_is_in_the_last_segment_that_has_begun(text, tmp_path):

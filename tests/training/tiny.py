@@ -1,6 +1,13 @@
 """Runs small enough to be made by the dozen, and what two of them are compared by."""
 
 import json
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +111,8 @@ def make_training(
     )
     network = build(recipe, torch.device("cpu")).to(dtype)
     out.mkdir(parents=True, exist_ok=True)
+    reporter = Heard()
+    reporter.begin(recipe, 0)
     OPEN.append(MetricsFile(out / "metrics.jsonl"))
     return Training(
         run=out,
@@ -112,7 +121,7 @@ def make_training(
         optimizer=make_optimizer(recipe, network),
         loss=precise(network, torch.device("cpu"), recipe.train.precision),
         data=data or TokenData(prepare(corpus, tokenizer, out.parent / "cache"), recipe, torch.device("cpu")),
-        reporter=Heard(),
+        reporter=reporter,
         metrics=OPEN[-1],
         interruption=Interruption(),
     )
@@ -148,3 +157,32 @@ def assert_same_run(run: Path, other: Path) -> None:
     assert rows(run) == rows(other)
     a, b = (json.loads((r / "checkpoints" / "best.json").read_bytes()) for r in (run, other))
     assert a == b
+
+
+def forked(do: Callable[[], int], folder: Path, kill_after: float | None = None) -> tuple[int, str, str]:
+    """Do it in a process of its own, which may be killed; its exit code (-9 for SIGKILL), output and errors.
+
+    A fork, because importing torch anew would take longer than everything else here.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on threads: none of them is ours
+        pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for number, name in ((1, "stdout"), (2, "stderr")):
+                os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+            code = do()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return code, *((folder / name).read_text() if (folder / name).exists() else "" for name in ("stdout", "stderr"))

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ def make_tokenizer(recipe: Recipe, split: Split) -> Tokenizer:
     asked = recipe.text.tokenizer
     n_vocab = (recipe.text.vocabulary or default_vocabulary(split.corpus.n_bytes)) if asked == "bpe" else None
     own = asked in ("bpe", "char", "byte")
+    if not own and not Path(asked).exists():
+        raise RecipeError(f"{asked}: there is no such tokenizer; say bpe, char, byte or the path of a tokenizer.json")
     made = train_tokenizer(asked, split.texts("train"), n_vocab) if own else load_tokenizer(asked)
     hides = recipe.train.objective == "masked" and MASK not in made.special
     return made.with_special(MASK) if hides else made

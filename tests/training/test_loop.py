@@ -1,0 +1,391 @@
+"""The loop: what is measured, when it is saved, and that looking at a run does not change it."""
+
+import io
+import json
+import math
+import time
+
+import pytest
+import torch
+from rich.console import Console
+from tiny import FIELDS, Heard, assert_same_run, assert_same_tensors, make_training, resume, rows, start, tensors
+from torch.nn import functional as F
+
+from pellucid.text.tokens import Tokens
+from pellucid.training import loop as loop_module
+from pellucid.training import resolve
+from pellucid.training import run as runs
+from pellucid.training.checkpoint import best_step, folder_of, steps_of, verify
+from pellucid.training.display import LiveReporter, PlainReporter, Speed, clock, make_reporter
+from pellucid.training.folder import cache_folder
+from pellucid.training.loop import Training
+from pellucid.training.metrics import read_metrics
+from pellucid.training.objectives import Pass, summed_loss
+from pellucid.training.recipe import RecipeError, make_recipe
+
+CPU = torch.device("cpu")
+
+
+def held_out(run) -> list[dict]:
+    return [row for row in rows(run) if "held_out_loss" in row]
+
+
+# Order ------------------------------------------------------------------------------------------
+
+
+def test_the_last_save_comes_before_the_last_evaluation_and_sample(text, tmp_path, monkeypatch):
+    seen = []
+    real = Training.held_out_loss
+
+    def held_out_loss(self, whole):
+        seen.append((self.step, whole, verify(folder_of(self.run, self.step))))
+        return real(self, whole)
+
+    monkeypatch.setattr(Training, "held_out_loss", held_out_loss)
+
+    def sampler(network, tokenizer, prompt, seed):
+        seen.append(("sample", verify(folder_of(tmp_path / "run", max(steps_of(tmp_path / "run"))))))
+        raise RuntimeError("no sample")
+
+    with pytest.raises(RuntimeError, match="no sample"):
+        start(text, tmp_path / "run", sampler=sampler, steps=5, evaluate_every=5)
+    assert seen == [(5, True, ""), ("sample", "")]
+    assert steps_of(tmp_path / "run") == [5]
+
+
+def test_looking_does_not_change_training(text, tmp_path):
+    """Evaluation and sampling draw random numbers and switch dropout off; the weights are the same without them."""
+
+    def sampler(network, tokenizer, prompt, seed):
+        torch.rand(7)
+        return "x"
+
+    often = start(text, tmp_path / "often", sampler=sampler, evaluate_every=1, sample_every=2, checkpoint_every=3)
+    seldom = start(text, tmp_path / "seldom", sampler=None, evaluate_every=12, sample_every=-1)
+    assert_same_tensors(tensors(often.path, 12), tensors(seldom.path, 12))
+    losses = [[row["loss"] for row in rows(r.path) if "loss" in row] for r in (often, seldom)]
+    assert losses[0] == losses[1]
+    assert [row["step"] for row in rows(often.path) if "sample" in row] == [2, 4, 6, 8, 10, 12]
+    assert [row["step"] for row in held_out(often.path)] == list(range(1, 13))
+    assert not [row for row in rows(seldom.path) if "sample" in row]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_another(text, tmp_path):
+    a, b = (start(text, tmp_path / name, steps=4).path for name in "ab")
+    assert_same_run(a, b)
+    c = start(text, tmp_path / "c", steps=4, seed=1).path
+    assert rows(c) != rows(a)
+
+
+def test_dropout_differs_between_the_passes_of_a_step_and_between_steps(text, tmp_path):
+    training = make_training(text, tmp_path / "run", dropout=0.5, batch=2, accumulate=2, learning_rate=1e-12)
+    given = training.data.at(0, 0, 2)
+    seen = []
+    real = training.loss
+    training.loss = lambda _: (seen.append(real(given)), seen[-1])[1]
+    training.network.train()
+    training.take_step()
+    training.take_step()
+    assert len({round(loss.item(), 6) for loss in seen}) == 4
+
+
+# Measures ---------------------------------------------------------------------------------------
+
+
+def test_the_held_out_loss_is_the_mean_over_every_token_but_the_first(text, tmp_path):
+    done = start(text, tmp_path / "run")
+    network, tokenizer, _ = runs.load_run(done.path, "last", CPU)
+    part = Tokens.open(next(cache_folder().glob("tokens-*")), tokenizer).part("held_out")
+    ids = torch.from_numpy(part.read(0, len(part)))
+    n, n_ctx, total = len(ids), 16, 0.0
+    starts = [*range(0, n - 1 - n_ctx, n_ctx), n - 1 - n_ctx]
+    scored = 0
+    with torch.no_grad():
+        for i in starts:
+            fresh = slice(max(scored - i, 0), n_ctx)
+            losses = F.cross_entropy(network(ids[None, i : i + n_ctx])[0], ids[i + 1 : i + n_ctx + 1], reduction="none")
+            total += losses[fresh].double().sum().item()
+            scored = i + n_ctx
+    direct = total / (n - 1)
+    row = held_out(done.path)[-1]
+    assert row["whole"]
+    assert row["held_out_loss"] == pytest.approx(direct, rel=1e-6)
+    assert done.held_out_loss == row["held_out_loss"]
+    # one byte is one token here, and one separator is added
+    assert n == part.n_bytes + 1
+    assert row["bits_per_byte"] == pytest.approx(direct / math.log(2) * n / part.n_bytes, rel=1e-6)
+
+
+def test_only_a_part_is_read_on_the_way_and_all_of_it_at_the_end(text, tmp_path, monkeypatch):
+    read = []
+    real = loop_module.token_losses
+    monkeypatch.setattr(loop_module, "token_losses", lambda n, g: (read.append(int(g.counts.sum())), real(n, g))[1])
+    done = start(text, tmp_path / "run", steps=2, evaluate_every=1, evaluate_tokens=100)
+    ends = [row["whole"] for row in held_out(done.path)]
+    assert ends == [False, True]
+    # passes of 2 windows of 16: the fourth reaches 100 tokens; then all 401 - 1
+    assert sum(read[:4]) == 128
+    assert sum(read[4:]) == 400
+    assert json.loads((done.path / "checkpoints" / "best.json").read_bytes())["step"] == best_step(done.path)
+
+
+def test_bits_per_byte_do_not_depend_on_the_tokenizer_s_units(text, tmp_path):
+    done = start(text, tmp_path / "run", steps=1, tokenizer="bpe", vocabulary=300)
+    row = held_out(done.path)[-1]
+    part = json.loads((done.path / "data.json").read_bytes())["parts"]["held_out"]
+    assert part["tokens"] < part["bytes"]
+    expected = row["held_out_loss"] / math.log(2) * part["tokens"] / part["bytes"]
+    assert row["bits_per_byte"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_metrics_have_a_row_for_every_step(text, tmp_path):
+    done = start(text, tmp_path / "run", steps=7, evaluate_every=3)
+    steps = [row for row in rows(done.path) if "loss" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6, 7]
+    assert [row["tokens"] for row in steps] == [64 * k for k in range(1, 8)]
+    assert [row["step"] for row in held_out(done.path)] == [3, 6, 7]
+    first = steps[0]["loss"]
+    assert first == pytest.approx(math.log(257), rel=0.02)  # an untrained network knows nothing
+    seconds = [row["seconds"] for row in read_metrics(done.path / "metrics.jsonl") if "seconds" in row]
+    assert seconds == sorted(seconds)
+
+
+# Time -------------------------------------------------------------------------------------------
+
+
+def test_out_of_time_it_saves_says_so_and_can_be_continued(text, tmp_path, monkeypatch):
+    whole = start(text, tmp_path / "whole").path
+    clock_now, real = [1000.0], Training.take_step
+
+    def take_step(self):
+        real(self)
+        clock_now[0] += 30.0
+
+    heard = Heard()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: clock_now[0])
+        patch.setattr(Training, "take_step", take_step)
+        # two minutes were asked for; a hard stop comes at 1.1 times that, after the fifth step of half a minute
+        patch.setattr(resolve, "resolve_steps", lambda *_: (12, "length: 12 steps"))
+        done = start(text, tmp_path / "run", heard, steps=0, minutes=2.0)
+    assert (done.step, done.exit_code) == (5, 0)
+    assert "the time is up: stopped after step 5 of 12; --resume continues" in heard.text
+    assert steps_of(done.path)[-1] == 5
+    assert held_out(done.path)[-1] == held_out(done.path)[-1] | {"step": 5, "whole": True}
+    assert resume(done.path).step == 12
+    assert_same_tensors(tensors(done.path, 12), tensors(whole, 12))
+
+
+def test_minutes_become_steps_by_a_measurement(text, tmp_path):
+    recipe = make_recipe((str(text),), None, FIELDS | {"steps": 0, "minutes": 3.0})
+    assert resolve.resolve_steps(recipe, 1000, lambda: 0.5)[0] == int(180 * 0.93 / 0.5)
+    recipe = make_recipe((str(text),), None, FIELDS | {"steps": 0, "epochs": 3.0})
+    assert resolve.resolve_steps(recipe, 6400, None)[0] == 300  # 64 tokens a step
+    recipe = make_recipe((str(text),), None, FIELDS | {"steps": 0, "tokens": 6400})
+    assert resolve.resolve_steps(recipe, 1, None)[0] == 100
+
+
+# Choices that are made once ---------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # PyTorch's, once a process: float32 gains, bfloat16 input
+def test_what_was_left_open_is_written_down_and_kept(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(resolve, "matmul_seconds", lambda device, dtype: 1.0 if dtype == torch.float32 else 0.5)
+    monkeypatch.setattr(resolve, "compile_pays", lambda *_: (False, "compiled: no"))
+    run = start(text, tmp_path / "run", precision="auto", compile="auto", device="auto", batch=0).path
+    written = json.loads((run / "recipe.json").read_bytes())["train"]
+    assert written["precision"] == "bfloat16"
+    assert written["compile"] == "no"
+    assert written["batch"] == 128
+    assert written["device"] in ("cpu", "cuda", "mps")
+    assert min(written[n] for n in ("evaluate_every", "checkpoint_every", "sample_every", "evaluate_tokens")) > 0
+    monkeypatch.setattr(resolve, "matmul_seconds", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(resolve, "compile_pays", lambda *_: pytest.fail("measured again"))
+    resume(run, steps=13)
+    assert json.loads((run / "recipe.json").read_bytes())["train"] == written
+
+
+def test_measuring_a_step_spoils_no_weight(text, tmp_path, monkeypatch):
+    plain = start(text, tmp_path / "plain", steps=3).path
+    monkeypatch.setattr(resolve, "compile_pays", lambda device, seconds, steps: (False, f"compiled: no {seconds > 0}"))
+    measured = start(text, tmp_path / "measured", steps=3, compile="auto").path
+    assert_same_tensors(tensors(plain, 3), tensors(measured, 3))
+
+
+def test_compiling_pays_where_it_saves_more_than_it_costs(monkeypatch):
+    monkeypatch.setattr(resolve, "can_compile", lambda device: True)
+    assert not resolve.compile_pays(CPU, 0.1, 100)[0]
+    assert resolve.compile_pays(CPU, 0.1, 100_000)[0]
+    monkeypatch.setattr(resolve, "can_compile", lambda device: False)
+    assert resolve.compile_pays(CPU, 0.1, 100_000) == (False, "compiled: no (there is no C++ compiler here)")
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+def test_bfloat16_is_near_float32_and_keeps_float32_weights(text, tmp_path):
+    ends = []
+    for precision in ("float32", "bfloat16"):
+        run = start(text, tmp_path / precision, precision=precision, steps=4, dropout=0.0).path
+        ends.append([row["loss"] for row in rows(run) if "loss" in row])
+        assert all(t.dtype == torch.float32 for t in tensors(run, 4).values())
+    assert ends[0] != ends[1]
+    assert ends[0] == pytest.approx(ends[1], rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_recomputed_activations_give_the_same_gradients(text, tmp_path, dtype):
+    found = []
+    for word in ("no", "yes"):
+        training = make_training(text, tmp_path / word, dtype, recompute=word, dropout=0.3, clip=0.0)
+        training.network.train()
+        training.take_step()
+        found.append({n: p.grad.clone() for n, p in training.network.named_parameters()})
+    assert_same_tensors(*found)
+
+
+def test_a_recomputing_run_evaluates_samples_and_loads(text, tmp_path):
+    plain, recomputed = (start(text, tmp_path / w, recompute=w, steps=4).path for w in ("no", "yes"))
+    assert_same_tensors(tensors(plain, 4), tensors(recomputed, 4))
+    assert rows(plain) == rows(recomputed)
+
+
+def test_deterministic_kernels_are_asked_for_and_given_back(text, tmp_path):
+    seen = []
+
+    def sampler(*_):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return "x"
+
+    start(text, tmp_path / "run", sampler=sampler, steps=2, deterministic="yes")
+    assert set(seen) == {True}
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_inside_documents_nothing_is_read_across_a_border(text, tmp_path):
+    training = make_training(text, tmp_path / "run", torch.float64, inside_documents="yes")
+    network = training.network.eval()
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = (torch.randint(0, 256, (2, 16), generator=generator) for _ in range(2))
+    documents = torch.tensor([[0] * 6 + [1] * 7 + [2] * 3] * 2)
+    positions = torch.tensor([[*range(6), *range(7), *range(3)]] * 2)
+
+    def losses(inputs: torch.Tensor, counts: torch.Tensor) -> list[float]:
+        given = Pass(inputs, targets, documents, positions, counts)
+        with torch.no_grad():
+            return loop_module.token_losses(network, given)[counts].tolist()
+
+    for document in range(3):
+        mine = documents == document
+        other = torch.where(mine, inputs, (inputs + 1) % 256)
+        assert losses(other, mine) == losses(inputs, mine)
+    # and the middle one alone, at its own positions, is as it is among the others
+    alone = Pass(inputs[:, 6:13], targets[:, 6:13])
+    whole = losses(inputs, documents == 1)
+    assert sum(whole) == pytest.approx(summed_loss(network, alone).item(), rel=1e-12)
+
+
+def test_the_data_of_a_run_inside_documents_has_borders(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i in range(40):
+        (folder / f"{i:02}.txt").write_text(f"document {i}")
+    run = start(folder, tmp_path / "run", steps=2, inside_documents="yes")
+    assert run.step == 2
+    training_rows = [row["loss"] for row in rows(run.path) if "loss" in row]
+    across = [row["loss"] for row in rows(start(folder, tmp_path / "across", steps=2).path) if "loss" in row]
+    assert training_rows != across
+
+
+# What a person sees -----------------------------------------------------------------------------
+
+
+def test_plain_lines_where_there_is_no_terminal(text, tmp_path):
+    out = io.StringIO()
+    start(text, tmp_path / "run", PlainReporter(out, every_seconds=0.0))
+    lines = out.getvalue().splitlines()
+    assert "\x1b" not in out.getvalue()
+    assert any(line.startswith("text: 1 documents, 4,000 bytes") for line in lines)
+    assert any("step 12/12  loss " in line and "tokens/s  ETA 0:00" in line for line in lines)
+    assert any("held-out loss" in line and "bits/byte (on a part)" in line for line in lines)
+    assert any(line.startswith("--- sample at step 4") for line in lines)
+    assert sum("step 5/12" in line for line in lines) == 1
+    assert isinstance(make_reporter(), PlainReporter)
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(text, tmp_path):
+    import os
+
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w", closefd=True) as gone:
+        done = start(text, tmp_path / "run", PlainReporter(gone, every_seconds=0.0))
+    assert (done.step, done.exit_code) == (12, 0)
+
+
+def test_the_panel_shows_what_a_run_is_about(text, tmp_path):
+    console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True)
+    reporter = LiveReporter(console)
+    recipe = runs.replace(make_recipe(("a",), None, FIELDS), segments=((0, 100),))
+    reporter.begin(recipe, 0)
+    try:
+        assert "first step" in str(reporter.__rich__())
+        reporter.speed = Speed(recipe, 0)
+        for step, now in ((10, 5.0), (60, 10.0)):
+            reporter.step({"step": step, "loss": 2.5, "learning_rate": 1.5e-3}, 100)
+            reporter.speed.now = (step, now)
+            reporter.speed.first = reporter.speed.first if step == 60 else (10, 5.0)
+        reporter.evaluation({"step": 60, "held_out_loss": 2.75, "bits_per_byte": 3.21, "whole": False})
+        reporter.sample(60, "To be, or [bold]not[/bold] to be")
+        page = Console(record=True, width=80, file=io.StringIO())
+        page.print(reporter)
+    finally:
+        reporter.close()
+    shown = page.export_text()
+    for piece in (
+        "step 60 of 100",
+        "loss           2.5000 nats/token",
+        "held-out loss  2.7500 nats/token",
+        "bits per byte",
+        "3.2100",
+        "learning rate",
+        "1.50e-03",
+        "640 tokens/s",  # 50 steps of 64 tokens in 5 seconds
+        "ETA",
+        "0:04",
+        "sample",
+        "To be, or [bold]not[/bold] to be",
+    ):
+        assert piece in shown, piece
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_skipped_step_does_not_spoil_the_panel(tmp_path):
+    console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True)
+    reporter = LiveReporter(console)
+    reporter.begin(runs.replace(make_recipe(("a",), None, FIELDS), segments=((0, 9),)), 0)
+    try:
+        reporter.step({"step": 1, "loss": None, "learning_rate": 1.0}, 9)
+        console.print(reporter)
+        reporter.step({"step": 2, "loss": 3.0, "learning_rate": 1.0}, 9)
+        console.print(reporter)
+    finally:
+        reporter.close()
+    assert "3.0000 nats/token" in console.export_text()
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(None, "--:--"), (0, "0:00"), (185, "3:05"), (7207, "2:00:07")])
+def test_the_clock(seconds, shown):
+    assert clock(seconds) == shown
+
+
+# Sizes ------------------------------------------------------------------------------------------
+
+
+def test_memory_is_counted_from_the_sizes():
+    small = make_recipe((), None, {"n_vocab": 512})
+    big = make_recipe((), None, {"n_vocab": 512, "d_model": 192 * 1000})
+    resolve.check_memory(runs.with_train(small, batch=4), CPU)
+    with pytest.raises(RecipeError, match=r"would need at least .* GiB and cpu has .* GiB: [0-9,]* parameters"):
+        resolve.check_memory(runs.with_train(big, batch=4), CPU)
+    with pytest.raises(RecipeError, match="sequences of 128 tokens"):
+        resolve.check_memory(runs.with_train(small, batch=10**9), CPU)
+    assert 2**28 < resolve.memory_bytes(CPU) < 2**50

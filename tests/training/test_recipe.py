@@ -1,0 +1,241 @@
+"""Recipes: every field by name, every mistake one line that names the right one, written and read back unchanged."""
+
+import dataclasses
+import json
+import typing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import start
+
+from pellucid.architecture import ArchitectureError, field_type
+from pellucid.training.recipe import (
+    PARTS,
+    Recipe,
+    RecipeError,
+    make_recipe,
+    make_recipe_on,
+    overlay,
+    recipe_fields,
+    take_length,
+)
+from pellucid.training.resolve import with_length
+
+OTHER = {
+    "text.tokenizer": "char",
+    "text.held_out": "0.25",
+    "train.device": "cuda",
+    "model.dropout": "0.25",
+    "model.attention.mask": "prefix",
+}
+#: values that need others
+WITH = {"model.attention.mask": {"train.objective": "prefix"}}
+
+
+def look_up(recipe: Recipe, name: str):
+    value = recipe
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def hint_of(name: str):
+    part, _, last = name.partition(".")
+    return field_type(last) if part == "model" else typing.get_type_hints(PARTS[part])[last]
+
+
+def another(name: str):
+    """A value that the field may have and does not have by default, as text."""
+    if name in OTHER:
+        return OTHER[name]
+    now, hint = look_up(make_recipe((), None, {}), name), hint_of(name)
+    if typing.get_origin(hint) is typing.Literal:
+        return next(word for word in typing.get_args(hint) if word != now)
+    if typing.get_origin(hint) is tuple:
+        return "3,0"
+    if hint is int:
+        fits = {"model.attention.n_heads": "4", "model.attention.n_kv_heads": "3", "model.mlp.n_hidden": "2"}
+        return fits.get(name, str(2 * abs(now) + 6))
+    return "0.5" if hint is float else "other"
+
+
+@pytest.mark.parametrize("name", recipe_fields())
+def test_every_field_is_set_by_its_name(name):
+    made = make_recipe(("a.txt",), None, {name: another(name), **WITH.get(name, {})})
+    default = make_recipe(("a.txt",), None, {})
+    assert made != default
+    found = look_up(made, name)
+    if name == "model.dropout":
+        assert set(dataclasses.asdict(found).values()) == {0.25}
+        return
+    assert found == (hint_of(name)(another(name)) if hint_of(name) in (int, float) else found)
+    assert look_up(default, name) != found
+    # and written and read back
+    assert Recipe.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"modle.d_model": "3"}, "there is no field 'modle.d_model'; did you mean 'model.d_model'?"),
+        ({"lr": "1"}, "there is no field 'lr'; did you mean 'train.learning_rate'?"),
+        ({"learning_rat": "1"}, "did you mean 'train.learning_rate'?"),
+        ({"n_head": "4"}, "did you mean 'model.attention.n_heads'?"),
+        ({"bias": "all"}, "'bias' is ambiguous: say one of model.attention.bias, model.mlp.bias, model.norm.bias"),
+        ({"optimizer": "muons"}, "did you mean 'muon'?"),
+        ({"schedule": "linear"}, "say one of cosine, wsd, constant"),
+        ({"batch": "many"}, "train.batch = 'many': expected an integer"),
+        ({"batch": "1.5"}, "train.batch = '1.5': expected an integer"),
+        ({"learning_rate": "fast"}, "train.learning_rate = 'fast': expected a number"),
+        ({"learning_rate": "0"}, "expected a number above 0"),
+        ({"learning_rate": "nan"}, "expected a finite number"),
+        ({"clip": "inf"}, "expected a finite number"),
+        ({"beta_1": "1"}, "expected a number from 0 up to, not including, 1"),
+        ({"held_out": "1"}, "expected a share between 0 and 1"),
+        ({"accumulate": "0"}, "expected 1 or more"),
+        ({"keep_last": "0"}, "expected 1 or more"),
+        ({"warmup": "-2"}, "expected -1 or more"),
+        ({"steps": "10", "tokens": "100"}, "the length is given twice, by steps and tokens"),
+        ({"tokenizer": "byte", "vocabulary": "500"}, "expected 0 where text.tokenizer = byte"),
+        ({"d_model": "10", "n_heads": "4"}, "expected a divisor of d_model = 10"),
+        ({"n_heads": "0"}, "expected at least 1"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_was_expected(changes, says):
+    with pytest.raises((RecipeError, ArchitectureError)) as caught:
+        make_recipe(("a.txt",), None, changes)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
+def test_an_unknown_preset_is_refused_with_the_known_ones():
+    with pytest.raises(ArchitectureError, match="there is no preset 'big': say one of small, modern, gpt1"):
+        make_recipe((), "big", {})
+
+
+TOML = """
+preset = "modern"
+[model]
+d_model = 64
+attention.n_heads = 4
+dropout = 0.2
+[train]
+learning_rate = 0.25
+epochs = 2.0
+"""
+
+
+def test_single_fields_override_the_file_and_the_file_the_preset(tmp_path):
+    file = tmp_path / "r.toml"
+    file.write_text(TOML)
+    made = make_recipe(("a",), None, {"d_model": "32", "train.eps": 1e-6}, file)
+    assert (made.model.d_model, made.model.n_heads, made.model.n_ctx) == (32, 4, 256)
+    assert (made.train.learning_rate, made.train.eps, made.train.epochs) == (0.25, 1e-6, 2.0)
+    assert made.model.dropout.embed == 0.2
+    assert make_recipe(("a",), None, {"dropout.embed": 0.1}, file).model.dropout.embed == 0.1
+    assert make_recipe(("a",), "modern", {}, file).model.d_model == 64
+    with pytest.raises(RecipeError, match="the preset is given twice, small and, in"):
+        make_recipe(("a",), "small", {}, file)
+
+
+def test_json_says_the_same_as_toml(tmp_path):
+    (tmp_path / "r.toml").write_text(TOML)
+    values = {
+        "preset": "modern",
+        "model": {"d_model": 64, "attention": {"n_heads": 4}, "dropout": 0.2},
+        "train": {"learning_rate": 0.25, "epochs": 2},
+    }
+    (tmp_path / "r.json").write_text(json.dumps(values))
+    a, b = (make_recipe(("a",), None, {}, tmp_path / f"r.{suffix}") for suffix in ("toml", "json"))
+    assert a == b
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("r.toml", "model.d_model = ", "is not valid toml"),
+        ("r.json", "{", "is not valid json"),
+        ("r.json", "[1]", "holds list: expected named fields"),
+        ("r.json", '{"modle": {"d_model": 3}}', "there is no field 'modle.d_model'"),
+        ("r.json", '{"train": {"steps": true}}', "train.steps = True: expected an integer"),
+        ("r.json", '{"train": {"optimizer": 3}}', "train.optimizer = 3 is not a word for it"),
+        ("none.toml", None, "cannot be read: No such file"),
+    ],
+)
+def test_a_wrong_recipe_file_is_one_line(tmp_path, name, content, says):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises((RecipeError, ArchitectureError), match=says) as caught:
+        make_recipe((), None, {}, tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_runs_recipe_is_a_recipe(text, tmp_path):
+    done = start(text, tmp_path / "run")
+    made = make_recipe((str(text),), None, {}, done.path / "recipe.json")
+    assert made.model == done.recipe.model
+    assert made.text == done.recipe.text
+    assert made.train == done.recipe.train
+    assert made.segments == ()
+    again = Recipe.from_dict(json.loads((done.path / "recipe.json").read_bytes()))
+    assert again == done.recipe
+    # with another length it is that length alone
+    assert with_length(made, {"minutes": 3.0}).train.steps == 0
+    assert with_length(made, {"minutes": 3.0}).train.minutes == 3.0
+
+
+@settings(max_examples=30)
+@given(
+    st.fixed_dictionaries(
+        {
+            "n_layers": st.integers(0, 3),
+            "d_model": st.sampled_from([12, 24, 36]),
+            "train.eps": st.floats(1e-12, 1),
+            "seed": st.integers(-(2**40), 2**40),
+            "sample_prompt": st.text(),
+            "windows": st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple),
+            "held_out": st.floats(0.01, 0.99),
+        }
+    )
+)
+def test_whatever_is_in_a_recipe_is_read_back(values):
+    made = dataclasses.replace(make_recipe(("a", "b"), None, values), segments=((0, 5), (3, 9)))
+    assert Recipe.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+
+
+def test_lengths_among_the_fields_are_lengths():
+    assert take_length({"steps": "5", "d_model": 3}, {"minutes": None}) == ({"d_model": 3}, {"steps": 5})
+    assert take_length({}, {"minutes": 2.0, "steps": None}) == ({}, {"minutes": 2.0})
+    for changes, length in (({"train.tokens": "9"}, {"steps": 4}), ({"epochs": 1, "minutes": 2}, {})):
+        with pytest.raises(RecipeError, match="given twice"):
+            take_length(changes, length)
+    for value in ("0", "-3"):
+        with pytest.raises(RecipeError, match="expected a number above 0"):
+            take_length({"steps": value}, {})
+
+
+def test_ten_minutes_where_no_length_is_given():
+    assert with_length(make_recipe((), None, {}), {}).train.minutes == 10.0
+    assert with_length(make_recipe((), None, {"steps": 5}), {}).train.minutes == 0.0
+
+
+def test_what_leaves_a_field_open_asks_for_nothing_else():
+    run = make_recipe(("a",), None, {"batch": 7, "precision": "bfloat16", "clip": 1.0, "n_vocab": 300})
+    for changes in ({}, {"batch": "0"}, {"precision": "auto"}, {"batch": 7}, {"clip": "1"}):
+        assert overlay(run, None, changes, None) == run
+    for changes in ({"batch": 8}, {"clip": 0}, {"d_ff": 5}, {"seed": 0}):
+        assert overlay(run, None, changes, None) != run
+    assert overlay(run, "small", {}, None) == run
+    assert overlay(run, "modern", {}, None) != run
+
+
+def test_a_run_from_a_model_takes_nothing_but_dropout_of_the_architecture():
+    model = make_recipe((), None, {"d_model": 36}).model
+    made = make_recipe_on(model, ("a",), {"dropout": 0.1, "learning_rate": 1e-4})
+    assert made.model.dropout.embed == 0.1
+    assert made.model.d_model == 36
+    for changes, named in (({"d_ff": 7}, "model.mlp.d_ff"), ({"tokenizer": "char"}, "text.tokenizer")):
+        with pytest.raises(RecipeError, match=f"keeps its architecture and tokenizer: leave out {named}"):
+            make_recipe_on(model, ("a",), changes)

@@ -1,0 +1,326 @@
+"""A run that was interrupted, killed or made longer is, bit for bit, the run that was not."""
+
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import (
+    Heard,
+    assert_same_run,
+    assert_same_tensors,
+    forked,
+    recipe_for,
+    resume,
+    rows,
+    sample_text,
+    start,
+    tensors,
+    write_text,
+)
+
+from pellucid import cli
+from pellucid.training import checkpoint as module
+from pellucid.training import run as runs
+from pellucid.training.checkpoint import folder_of, load_checkpoint, steps_of, verify
+from pellucid.training.loop import Training
+from pellucid.training.recipe import RecipeError
+
+STEPS = 20
+
+
+@pytest.fixture(params=["muon", "adamw"])
+def whole(request, text, tmp_path) -> Path:
+    """A run of STEPS steps with dropout and two passes a step, not interrupted."""
+    return start(text, tmp_path / "whole", optimizer=request.param, steps=STEPS).path
+
+
+def begin(whole: Path, text: Path, run: Path):
+    word = runs.read_recipe(whole).train.optimizer
+    return start(text, run, optimizer=word, steps=STEPS)
+
+
+def test_interrupted_after_any_step_it_ends_the_same(whole, text, tmp_path, monkeypatch):
+    rng = random.Random(0)
+    real = Training.take_step
+    stops: set[int] = set()
+
+    def take_step(self: Training) -> None:
+        real(self)
+        if self.step in stops:
+            self.interruption.signal = signal.SIGINT
+
+    monkeypatch.setattr(Training, "take_step", take_step)
+    run = tmp_path / "run"
+    points = sorted(rng.sample(range(1, STEPS), 10))
+    for i, point in enumerate(points):
+        stops = {point}
+        done = begin(whole, text, run) if i == 0 else resume(run)
+        assert (done.step, done.exit_code) == (point, 130)
+        assert steps_of(run)[-1] == point
+    stops = set()
+    assert resume(run).exit_code == 0
+    assert_same_run(run, whole)
+
+
+def test_killed_at_any_moment_it_ends_the_same(whole, text, tmp_path):
+    rng = random.Random(1)
+    run = tmp_path / "run"
+    for _ in range(10):
+        go = (lambda: begin(whole, text, run).exit_code) if not run.exists() else (lambda: resume(run).exit_code)
+        code, _, errors = forked(go, tmp_path, kill_after=rng.uniform(0.02, 0.25))
+        assert code in (-signal.SIGKILL, 0), errors
+        assert all(not verify(folder_of(run, step)) for step in steps_of(run))
+    assert (resume(run) if run.exists() else begin(whole, text, run)).step == STEPS
+    assert_same_run(run, whole)
+
+
+def kill_at(n: int) -> None:
+    """From here on, this process dies when it writes (half-way), flushes or renames for the n-th time."""
+    count = itertools.count()
+
+    def dying(real):
+        def call(*given, **named):
+            if next(count) == n:
+                os.kill(os.getpid(), signal.SIGKILL)
+            # without power failing, flushing changes nothing but the time this takes
+            return None if real is fsync else real(*given, **named)
+
+        return call
+
+    class Dying:
+        def __init__(self, path, mode):
+            self.file = open(path, mode)  # noqa: SIM115
+
+        def write(self, content):
+            if next(count) == n:
+                self.file.write(content[: len(content) // 2])
+                self.file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self.file.write(content)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    fsync = os.fsync
+    for name in ("fsync", "rename", "replace", "rmdir"):
+        setattr(os, name, dying(getattr(os, name)))
+    module.open = lambda path, mode: (Dying if "w" in mode else open)(path, mode)  # type: ignore[attr-defined]
+
+
+def test_killed_at_every_write_flush_and_rename_it_ends_the_same(tmp_path):
+    """Every point at which the folder's state on disk changes, from its making to the last save and its pruning."""
+    text = write_text(tmp_path, 800)
+    small = {"n_layers": 1, "d_model": 8, "n_ctx": 8, "steps": 2, "evaluate_every": 1, "keep_last": 1}
+    whole = start(text, tmp_path / "whole", **small).path
+    run, n = tmp_path / "run", 0
+    while True:
+
+        def go(n=n) -> int:
+            kill_at(n)
+            return start(text, run, **small).exit_code
+
+        code, _, errors = forked(go, tmp_path)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, errors
+        assert all(not verify(folder_of(run, step)) for step in steps_of(run))
+        if run.exists():  # whole from the moment it has its name
+            there = {p.name for p in run.iterdir()}
+            assert there >= {"recipe.json", "architecture.json", "data.json", "tokenizer.json"}
+            assert resume(run).exit_code == 0
+            assert_same_run(run, whole)
+            assert not list((run / "checkpoints").glob("*.writing"))
+        shutil.rmtree(run, ignore_errors=True)
+        n += 1
+    assert n > 40
+
+
+def test_no_acknowledged_save_is_lost(text, tmp_path):
+    """What was the newest checkpoint before a kill is there after it."""
+    run = start(text, tmp_path / "run", steps=4, evaluate_every=2).path
+    before = tensors(run, 4)
+    for n in range(0, 9, 2):
+
+        def go(n=n) -> int:
+            kill_at(n)
+            return resume(run, steps=6).exit_code
+
+        assert forked(go, tmp_path)[0] == -signal.SIGKILL
+        assert load_checkpoint(run)[0].step == 4
+        assert_same_tensors(tensors(run, 4), before)
+
+
+def test_metrics_cut_short_by_a_crash_are_mended(text, tmp_path):
+    whole = start(text, tmp_path / "whole").path
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    shutil.rmtree(folder_of(run, 12))
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(b'{"step": 13, "loss": 2.\0\0\xff\n17\n{"a": 1}\n{"step": 1')
+    resume(run)
+    assert_same_run(run, whole)
+
+
+# Longer -----------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_said_to_be_finished_and_stays_as_it_is(text, tmp_path):
+    done = start(text, tmp_path / "run")
+    before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in done.path.rglob("*.safetensors")}
+    recipe, metrics = (done.path / "recipe.json").read_bytes(), (done.path / "metrics.jsonl").read_bytes()
+    for length in ({}, {"steps": 12}):
+        heard = Heard()
+        again = resume(done.path, heard, **length)
+        assert "is at step 12 of 12: finished" in heard.text
+        assert (again.step, again.held_out_loss, again.exit_code) == (12, done.held_out_loss, 0)
+    assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in done.path.rglob("*.safetensors")} == before
+    assert (done.path / "recipe.json").read_bytes() == recipe
+    assert (done.path / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_more_steps_are_a_new_segment_and_fewer_are_refused(text, tmp_path):
+    run = start(text, tmp_path / "run").path
+    first = rows(run)
+    with pytest.raises(RecipeError, match="has 12 steps already"):
+        resume(run, steps=11)
+    assert resume(run, steps=20).step == 20
+    assert json.loads((run / "recipe.json").read_bytes())["segments"] == [[0, 12], [12, 20]]
+    assert rows(run)[: len(first)] == first
+    rates = [row["learning_rate"] for row in rows(run) if "learning_rate" in row]
+    assert rates[11] == pytest.approx(3e-4)
+    assert rates[12] == pytest.approx(3e-3)  # the schedule begins again
+    assert rates[19] == pytest.approx(3e-4)
+
+
+def test_made_longer_in_the_middle_earlier_steps_keep_their_rates(text, tmp_path):
+    run = start(text, tmp_path / "run", keep_last=5).path
+    whole = rows(run)
+    shutil.rmtree(folder_of(run, 12))
+    assert resume(run, steps=16).step == 16
+    assert json.loads((run / "recipe.json").read_bytes())["segments"] == [[0, 12], [8, 16]]
+    longer = rows(run)
+    assert [row for row in longer if row["step"] <= 8] == [row for row in whole if row["step"] <= 8]
+    # what was saved after step 4 is lost: the steps that are taken again are what they were
+    for step in (8, 12, 16):
+        shutil.rmtree(folder_of(run, step))
+    assert resume(run).step == 16
+    assert rows(run) == longer
+
+
+# Refused ----------------------------------------------------------------------------------------
+
+
+def test_other_text_is_refused_and_the_file_is_named(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        write_text(folder, 3000, name)
+    run = start(folder, tmp_path / "run").path
+    (folder / "b.txt").write_text("other")
+    with pytest.raises(RecipeError, match=r"other text \(b.txt changed, from 3000 to 5 bytes"):
+        resume(run, steps=20)
+    (folder / "b.txt").unlink()
+    with pytest.raises(RecipeError, match=r"b\.txt is gone"):
+        resume(run)
+    write_text(folder, 3000, "b.txt")
+    write_text(folder, 3000, "c.txt")
+    with pytest.raises(RecipeError, match=r"c\.txt is new") as caught:
+        resume(run)
+    assert "\n" not in str(caught.value)
+    (folder / "c.txt").unlink()
+    assert resume(run, steps=13).step == 13
+
+
+def test_text_that_has_moved_is_found_where_it_is_said_to_be(text, tmp_path):
+    run = start(text, tmp_path / "run").path
+    (tmp_path / "moved").mkdir()
+    text.rename(tmp_path / "moved" / text.name)
+    with pytest.raises(ValueError, match="no such file"):
+        resume(run, steps=13)
+    moved = str(tmp_path / "moved" / text.name)
+    assert runs.resume(run, (moved,), {"steps": 13}, Heard(), sample_text).step == 13
+    assert runs.read_recipe(run).inputs == (moved,)
+
+
+def refuse(capsys, *arguments) -> str:
+    """The one line that the command line refuses these arguments with."""
+    assert cli.main(["train", *map(str, arguments)]) == 2
+    errors = capsys.readouterr().err
+    assert len(errors.splitlines()) == 1, errors
+    return errors
+
+
+def test_other_choices_are_refused_and_named(text, tmp_path, capsys):
+    run = start(text, tmp_path / "run", batch=3).path
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    again = ("--resume", "--out", run)
+    for arguments, named in (
+        (("--set", "d_model=32"), "model.d_model: 16 in the run, 32 asked for"),
+        (("--set", "learning_rate=1"), "train.learning_rate: 0.003 in the run, 1.0 asked for"),
+        (("--set", "clip=0"), "train.clip: 1.0 in the run, 0.0 asked for"),
+        (("--set", "dropout=0"), "model.dropout.attn_out: 0.1 in the run"),
+        (("--seed", "2"), "train.seed: 1337 in the run, 2 asked for"),
+        (("--preset", "modern"), "model.d_model: 16 in the run, 384 asked for"),
+        (("--tokenizer", "char"), "text.tokenizer: byte in the run, char asked for"),
+        (("--steps", "11"), "has 12 steps already"),
+        (("--set", "steps=11"), "has 12 steps already"),
+        (("--steps", "20", "--set", "tokens=7"), "given twice, by steps and tokens"),
+    ):
+        assert named in refuse(capsys, *again, *arguments)
+    assert "cannot be resumed" in refuse(capsys, *again, "--set", "d_model=32")
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+    # the same choices again, and ones that leave a field open, ask for nothing else
+    same = ("--set", "d_model=16", "--set", "batch=0", "--device", "auto", "--seed", "1337", "--set", "steps=14")
+    assert cli.main(["train", *map(str, (*again, *same))]) == 0
+    assert steps_of(run)[-1] == 14
+
+
+def test_resuming_without_a_run_is_refused(text, tmp_path, capsys):
+    assert "name its folder with --out" in refuse(capsys, "--resume")
+    assert "does not exist" in refuse(capsys, "--resume", "--out", tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    assert "has no recipe.json" in refuse(capsys, "--resume", "--out", tmp_path / "empty")
+    assert not list((tmp_path / "empty").iterdir())
+    run = start(text, tmp_path / "run").path
+    (run / "recipe.json").write_text("{")
+    assert "recipe.json is damaged" in refuse(capsys, "--resume", "--out", run)
+
+
+def test_two_processes_do_not_train_in_one_folder(text, tmp_path):
+    run = start(text, tmp_path / "run").path
+    with runs.only_one(run), pytest.raises(RecipeError, match="is being trained by another process"):
+        resume(run, steps=20)
+    assert resume(run, steps=13).step == 13
+
+
+def test_a_run_from_another_model_keeps_its_weights_through_a_kill_before_the_first_save(text, tmp_path):
+    first = start(text, tmp_path / "first").path
+    network, tokenizer, _ = runs.load_run(first, "last", torch.device("cpu"))
+    weights = dict(network.named_parameters())
+
+    def go(out: Path):
+        given = {"tokenizer": tokenizer, "weights": weights}
+        return runs.start(recipe_for(text, evaluate_every=6), out, Heard(), sample_text, **given)
+
+    whole = go(tmp_path / "whole").path
+
+    def killed() -> int:
+        Training.save = lambda self: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        return go(tmp_path / "run").exit_code
+
+    assert forked(killed, tmp_path)[0] == -signal.SIGKILL
+    assert steps_of(tmp_path / "run") == [0]
+    assert resume(tmp_path / "run").step == 12
+    assert_same_run(tmp_path / "run", whole)
