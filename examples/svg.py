@@ -65,7 +65,7 @@ def lines(
     across = _scale(0, len(x) - 1, LEFT + 24, WIDTH - RIGHT - 24)
     up = _scale(low, high, HEIGHT - BOTTOM, TOP + 8)
     parts = _frame(title, x_label, y_label, [(up(t), f"{t:g}") for t in _round_numbers(low, high)])
-    step = max(1, len(x) // 12)
+    step = -(-len(x) // 10)
     parts += [text(across(k), HEIGHT - BOTTOM + 18, str(v)) for k, v in enumerate(x) if k % step == 0]
     for values, colour in zip(series.values(), COLOURS, strict=False):
         points = [(across(k), up(value)) for k, value in enumerate(values)]

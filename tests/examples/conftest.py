@@ -1,4 +1,4 @@
-"""The scripts of examples/ as modules, and the marker that ties a test to lines of the conformance list."""
+"""The scripts of examples/ as modules."""
 
 import sys
 from pathlib import Path
@@ -7,10 +7,6 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "item(*ids): the items of tests/conformance/items.toml that this test shows")
 
 
 @pytest.fixture(autouse=True)

@@ -80,3 +80,62 @@ def test_mup_scores(figures: Path):
     assert found["muP_ratio"] <= 1.6
     assert found["standard_ratio"] >= 5
     drawn(figures, "mup_scores")
+
+
+@pytest.mark.item("S4-emp-b")
+def test_shannons_series(figures: Path):
+    found = example("shannons_series").main(with_model=False)
+    assert found["order_1_runs_1"] < 0.01
+    assert found["order_2_runs_2"] < 0.01
+    assert found["F_0"] > found["F_1"] > found["F_2"] > found["F_3"]
+    drawn(figures, "shannons_series")
+
+
+# Trainings ----------------------------------------------------------------------------------
+
+training = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory):
+    """The character model, trained afresh."""
+    from character_model import character_model
+
+    return character_model(folder=tmp_path_factory.mktemp("characters") / "run")
+
+
+class TestCharacterModel:
+    pytestmark = training
+
+    @pytest.mark.item("S4-deep-b")
+    def test_losses_after_each_block(self, model, figures: Path):
+        losses = list(example("losses_after_each_block").main(model).values())
+        assert sorted(losses, reverse=True) == losses
+        assert losses[-1] < 1.88
+        drawn(figures, "losses_after_each_block")
+
+    @pytest.mark.item("S4-mlp-c", "S4-mlp-d", "S4-mlp-e")
+    def test_key_value_memories(self, model, figures: Path):
+        found = example("key_value_memories").main(model)
+        assert max(found["memory_error"], found["attention_error"]) < 1e-12
+        assert all(found[f"agreement_{l}"] >= 2 * found[f"shuffled_{l}"] for l in range(3))
+        drawn(figures, "key_value_memories")
+
+    @pytest.mark.item("S4-acc-b")
+    def test_hyperfitting(self, model, figures: Path):
+        found = example("hyperfitting").main(model)
+        assert found["after: type-token ratio"] > found["before: type-token ratio"]
+        assert found["after: predictive entropy"] < found["before: predictive entropy"]
+        assert found["after: held-out loss"] > found["before: held-out loss"]
+        drawn(figures, "hyperfitting")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.item("S4-deep-b")
+def test_induction(figures: Path):
+    found = example("induction").main()
+    assert found["accuracy_1"] <= 0.6
+    assert found["accuracy_2"] >= 0.9
+    drawn(figures, "induction_losses")
+    drawn(figures, "induction_heads")

@@ -1,0 +1,51 @@
+"""The small character model that several examples look into, trained once and kept in runs/examples.
+
+Three blocks, d_model = 64, 0.16 million parameters, on the bundled Shakespeare (public domain).
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pellucid import LanguageModel, load, train
+from pellucid.text.documents import bundled
+from pellucid.training.checkpoint import steps_of
+
+FOLDER = Path(__file__).parents[1] / "runs" / "examples" / "characters"
+FIELDS = {
+    "n_layers": 3,
+    "d_model": 64,
+    "n_heads": 4,
+    "n_ctx": 64,
+    "activation": "relu",
+    "unembed": "untied",
+    "dropout": 0.0,
+    "tokenizer": "char",
+    "batch": 16,
+    "seed": 1,
+    "compile": "no",
+    "device": "cpu",
+    "sample_every": -1,
+    "evaluate_every": 1000,
+    "keep_last": 1,
+}
+
+
+def character_model(steps: int = 2000, folder: Path = FOLDER) -> LanguageModel:
+    """The model at its lowest held-out loss; trains for `steps` steps where the folder does not hold it yet."""
+    if not (folder / "recipe.json").exists():
+        train(bundled("shakespeare"), out=folder, preset="gpt2", steps=steps, fields=FIELDS)
+    elif max(steps_of(folder), default=0) < steps:
+        train(bundled("shakespeare"), out=folder, resume=True, steps=steps)
+    return load(folder, device="cpu")
+
+
+def held_out_windows(model: LanguageModel, n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """n windows of the text's last tenth, which was not trained on: inputs and targets, int64 [n, n_ctx]."""
+    text = bundled("shakespeare").read_text(encoding="utf-8")
+    ids = np.array(model.tokenizer.encode(text[-len(text) // 10 :]))
+    length = model.architecture.n_ctx
+    starts = np.random.default_rng(seed).integers(len(ids) - length - 1, size=n)
+    rows = torch.from_numpy(ids[starts[:, None] + np.arange(length + 1)])
+    return rows[:, :-1], rows[:, 1:]
