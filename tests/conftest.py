@@ -1,4 +1,4 @@
-"""Shared by every room's tests: reproducible property tests, and the data that is not shipped."""
+"""Shared by every room's tests: reproducible property tests, the `item` marker, and the data that is not shipped."""
 
 import os
 from pathlib import Path
@@ -28,6 +28,10 @@ def udhr() -> dict[str, str]:
 def needs_data() -> Path:
     """The folder of data that is not shipped (gpt2/, cmudict.zip, ...); tests asking for it run where it is given."""
     return Path(os.environ["PELLUCID_DATA"])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "item(*ids): the items of tests/conformance/items.toml that this test shows")
 
 
 def pytest_report_header() -> str:

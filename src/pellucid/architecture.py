@@ -363,7 +363,7 @@ def _check(a: Architecture) -> None:
 def count_parameters(a: Architecture) -> dict[str, int]:
     """Trainable numbers by part: embed, positions, attention, mlp, norms, unembed, total.
 
-    A tied unembedding counts once, under embed. CONFORMANCE X-PARAMS has the closed forms this follows.
+    A tied unembedding counts once, under embed. Item X-PARAMS of docs/mathematics.md.
     """
     m, d, f = a.d_model, a.d_head, a.d_ff
     q, kv = a.n_heads * d, a.n_kv_heads * d

@@ -1,4 +1,4 @@
-"""What the tests of the mathematics share: the `item` marker that ties a test to a line of the conformance list."""
+"""What the tests of the mathematics share: the `erratum` marker ties a test to a line of errata.toml."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "item(*ids): the items of tests/conformance/items.toml that this test shows")
+    config.addinivalue_line("markers", "erratum(*ids): the errata of errata.toml whose counterexample this is")
 
 
 @pytest.fixture

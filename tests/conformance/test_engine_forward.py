@@ -69,6 +69,7 @@ def check_forward(a, tokens, seed=0, **reading):
     return recorder.values, tap.values
 
 
+@pytest.mark.item("S0-3.3-a", "S1-1.1-a", "S1-1.1-l", "S2-1-a", "S2-2-a", "S4-encdec-a")
 @settings(max_examples=40)
 @given(any_architectures(), st.integers(1, 3), st.integers(0, 3))
 def test_every_named_tensor_is_the_reference_s(a, batch, seed):
@@ -76,6 +77,7 @@ def test_every_named_tensor_is_the_reference_s(a, batch, seed):
     check_forward(a, draw_tokens(a, batch, max(n, 3), seed), seed)
 
 
+@pytest.mark.item("S0-0-d", "S3-12-b")
 @settings(max_examples=40)
 @given(any_architectures(), st.data())
 def test_masks_positions_segments_and_embeddings_given(a, data):
@@ -102,6 +104,7 @@ def word_cases():
     return [pytest.param(field, word, id=f"{field}={word}") for field, options in words() for word in options]
 
 
+@pytest.mark.item("S0-1.2-h", "S1-1.1-l", "S3-9-b")
 @pytest.mark.parametrize(("field", "word"), word_cases())
 def test_every_word_has_a_reference(field, word):
     a = BASE.with_fields(COMPANIONS.get(field, {}) | {field: word})
@@ -137,6 +140,7 @@ def test_every_row_of_the_table_is_computed_by_both():
     assert seen == ROWS.keys() - {"probs", "loss"}
 
 
+@pytest.mark.item("S0-4.3-c", "S1-1.1-i", "S4-ml-b")
 @settings(max_examples=20)
 @given(architectures(max_ctx=6))
 def test_probabilities_and_loss(a):

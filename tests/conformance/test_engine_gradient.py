@@ -48,6 +48,7 @@ def check_gradient(network, tokens):
         assert np.abs(ours[name] - expected).max(initial=0) <= TOLERANCE * scale, name
 
 
+@pytest.mark.item("S0-0-b")
 @settings(max_examples=30)
 @given(any_architectures(), st.integers(0, 3))
 def test_every_gradient_is_the_reference_s(a, seed):
@@ -63,6 +64,7 @@ def test_attention_written_out_has_the_same_gradient(a):
     check_gradient(network, draw_tokens(a, 2, 4))
 
 
+@pytest.mark.item("S0-0-b")
 @pytest.mark.parametrize(("field", "word"), [(field, word) for field, options in words() for word in options])
 def test_every_word_has_a_reference_gradient(field, word):
     base = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=1).with_fields({"n_segments": 2, "mlp.d_ff": 5})

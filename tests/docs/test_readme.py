@@ -54,6 +54,7 @@ def run(command: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.item("S1-1.1-m", "S4-learn-a")
 def test_commands(desk: Path):
     """In the order they stand: the later ones use the run of the first."""
     commands = [c for block in blocks("sh") for c in shortened(block.replace("\\\n", " ")).splitlines() if c.strip()]
@@ -65,6 +66,7 @@ def test_commands(desk: Path):
     assert (desk / "runs" / "my_texts-2").exists()
 
 
+@pytest.mark.item("S1-1.1-a")
 def test_python(desk: Path):
     code = blocks("python")
     assert len(code) == 1

@@ -39,6 +39,7 @@ def count_positions(monkeypatch) -> list[tuple[int, int]]:
     return seen
 
 
+@pytest.mark.item("S4-adv-b")
 def test_a_prompt_is_read_once_for_all_its_samples_and_each_step_reads_one_token(monkeypatch):
     network = make_network(SMALL)
     passes = count_positions(monkeypatch)

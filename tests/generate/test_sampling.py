@@ -26,6 +26,7 @@ def logits_rows(draw):
     return rows(*draw(st.lists(row, min_size=1, max_size=3)))
 
 
+@pytest.mark.item("S0-4.3-d")
 def test_greedy_takes_the_lowest_id_among_equals():
     assert choose(rows([0, 3, 3, 1], [5, 5, 5, 5], [-9, -9, -2, -2]), GREEDY).tolist() == [1, 0, 2]
 
@@ -139,6 +140,7 @@ def test_the_ends_of_the_unit_interval_reach_only_possible_ids():
     assert draw(many, torch.tensor([just_below_one], dtype=torch.float64)).item() == 999
 
 
+@pytest.mark.item("S0-4.3-e")
 def test_draws_follow_the_distribution():
     """chi-square of 20000 draws against the softmax; 7 degrees of freedom, 24.3 is p = 0.001."""
     logits = torch.linspace(-1, 2, 8, dtype=torch.float64)

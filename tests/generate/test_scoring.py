@@ -40,6 +40,7 @@ def test_a_uniform_model_needs_log2_of_its_vocabulary_a_token():
     assert result.log_prob == pytest.approx(-result.n_tokens * math.log(257), rel=1e-14)
 
 
+@pytest.mark.item("S4-ml-c")
 def test_a_uniform_model_of_the_256_bytes_needs_8_bits_a_byte():
     log_probs = score_tokens(uniform_network(256), list("日本語 text".encode()))
     assert -log_probs.sum() / math.log(2) / (len("日本語 text".encode()) - 1) == pytest.approx(8, rel=1e-14)
@@ -74,6 +75,7 @@ def test_the_first_token_is_scored_after_the_separator_or_not_at_all():
     assert (without.n_context, without.n_tokens, without.n_bytes, without.pieces[0]) == (1, 4, 4, b"e")
 
 
+@pytest.mark.item("S1-1.1-m")
 def test_a_continuation_is_scored_after_its_prefix():
     network = network_for(BYTES)
     result = score_continuation(network, BYTES, "ab", "cde")

@@ -37,6 +37,7 @@ def say(continuation: str | bytes, prompt="Hi", end=True, **options):
     return result, [piece.text for piece in pieces]
 
 
+@pytest.mark.item("S3-1-d")
 def test_the_separator_ends_a_text_and_is_not_shown():
     result, pieces = say(" there")
     assert result.text == " there"
@@ -47,6 +48,7 @@ def test_the_separator_ends_a_text_and_is_not_shown():
     assert result.prompt_ids == list(b"Hi")
 
 
+@pytest.mark.item("S3-1-d")
 def test_max_tokens_ends_a_text():
     result, _ = say(" there", max_tokens=4)
     assert (result.text, result.finish_reason) == (" the", "length")
@@ -149,6 +151,7 @@ def test_the_name_of_the_separator_in_a_prompt_is_text():
     assert bytes(result.prompt_ids) == b"<|endoftext|>    "
 
 
+@pytest.mark.item("S0-1.2-a")
 def test_a_prompt_longer_than_the_context_keeps_its_end_and_says_so_once():
     network, tokenizer = NETWORKS["byte"]
     with pytest.warns(PromptCut, match="first 5 tokens are not read") as caught:

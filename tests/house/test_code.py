@@ -81,6 +81,7 @@ def test_variants_are_chosen_when_the_model_is_built(forward):
             assert not asked, f"line {node.lineno}"
 
 
+@pytest.mark.item("S4-code-b")
 @pytest.mark.parametrize("forward", forwards())
 def test_a_forward_is_a_paragraph(forward):
     node = forwards()[forward]
@@ -93,6 +94,7 @@ def test_the_forwards_are_found():
     assert {"model/block.py:PreBlock", "model/attention.py:Attention", *BRANCHY_FORWARDS} <= forwards().keys()
 
 
+@pytest.mark.item("S4-code-b")
 def test_files_and_functions_keep_their_budgets():
     files = {short(path): len(path.read_text(encoding="utf-8").splitlines()) for path in modules()}
     long_files = {name for name, n in files.items() if n > FILE_LINES}

@@ -71,6 +71,7 @@ def rooms_used(path):
     return {used for used in named if used in FLOOR or (SOURCE / used).exists() or (SOURCE / f"{used}.py").exists()}
 
 
+@pytest.mark.item("S0-0-c")
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_rooms_depend_one_way(path):
     if path == SOURCE / "__init__.py":

@@ -37,6 +37,7 @@ def splits(draw, n):
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
+@pytest.mark.item("S1-1.1.2-h", "S4-ntp-d")
 @settings(max_examples=30)
 @given(architectures(CAUSAL, max_ctx=8), st.booleans(), st.data())
 def test_every_split_is_the_whole(a, encoder, data):
@@ -78,6 +79,7 @@ def test_after_a_prefix_that_reads_itself(a, data):
     assert difference(torch.cat([start, rest], 1), expected) <= 1e-12
 
 
+@pytest.mark.item("S4-adv-c")
 @settings(max_examples=20)
 @given(architectures(CAUSAL, max_ctx=8), st.data())
 def test_crop_forgets_and_a_fork_goes_its_own_way(a, data):
@@ -102,6 +104,7 @@ def test_forked_rows_go_on_as_their_originals(a, rows):
     assert difference(network(tokens[chosen, 2:], cache=fork), network(tokens)[chosen, 2:]) <= 1e-12
 
 
+@pytest.mark.item("S1-1.1-k", "S1-1.1.2-h")
 @settings(max_examples=30)
 @given(architectures(CAUSAL, max_ctx=8), st.data())
 def test_padded_rows_are_the_rows_alone(a, data):

@@ -1,5 +1,6 @@
 """Changing a later token changes no earlier row, bitwise."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ def later_changed(a, tokens, place):
     return changed
 
 
+@pytest.mark.item("S0-4.3-f", "S1-1.1.2-f")
 @settings(max_examples=30)
 @given(architectures(CAUSAL), st.sampled_from([torch.float32, torch.float64]), st.data())
 def test_later_tokens_change_no_earlier_row(a, dtype, data):
@@ -27,6 +29,7 @@ def test_later_tokens_change_no_earlier_row(a, dtype, data):
     assert not torch.equal(before[:, place:], after[:, place:])
 
 
+@pytest.mark.item("S4-encdec-a")
 @settings(max_examples=10)
 @given(architectures(CAUSAL | {"n_vocab": 11}, max_ctx=6), st.sampled_from([torch.float32, torch.float64]))
 def test_nor_where_an_encoder_is_read(a, dtype):
@@ -36,6 +39,7 @@ def test_nor_where_an_encoder_is_read(a, dtype):
     assert torch.equal(before[:, :2], after[:, :2])
 
 
+@pytest.mark.item("S0-3-a")
 @settings(max_examples=20)
 @given(architectures(CAUSAL), st.data())
 def test_no_gradient_reaches_a_later_token(a, data):

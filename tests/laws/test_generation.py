@@ -1,6 +1,7 @@
 """Generation's laws over every word: cached = uncached, a batch = its rows, overflow included; scores add up."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,6 +70,7 @@ def test_every_split_of_a_prompt_gives_the_logits_of_one_pass(a, data):
                 assert difference(network(tokens[:, i : i + 1], cache=fork), whole[:, i : i + 1]) <= TOLERANCE
 
 
+@pytest.mark.item("S0-4.3-e", "S1-1.1.2-h")
 @settings(max_examples=50)
 @given(
     readable(), st.lists(st.integers(1, 11), min_size=1, max_size=4), SAMPLINGS, st.integers(0, 99), st.integers(1, 2)
@@ -83,6 +85,7 @@ def test_cached_is_uncached_in_batches_of_any_lengths_far_beyond_the_context(a, 
     same(cached, run(network, prompts, **options, cache=False))
 
 
+@pytest.mark.item("S1-1.1-k")
 @settings(max_examples=30)
 @given(readable(), st.lists(st.integers(1, 11), min_size=2, max_size=4), SAMPLINGS, st.integers(0, 99))
 def test_a_batch_is_its_rows_one_by_one_whatever_else_is_in_it(a, lengths, sampling, seed):
@@ -149,6 +152,7 @@ def test_each_token_of_a_long_text_is_scored_once_with_context_enough(a, n, stri
         assert min(abs(value - reading) for reading in readings) <= TOLERANCE * max(1, abs(value))
 
 
+@pytest.mark.item("S1-1.1-j")
 @settings(max_examples=20)
 @given(architectures({"attention.mask": "causal", "n_ctx": 8}), st.integers(1, 4), st.integers(1, 4))
 def test_the_probability_of_two_parts_is_the_product(a, n_first, n_second):
@@ -160,6 +164,7 @@ def test_the_probability_of_two_parts_is_the_product(a, n_first, n_second):
     assert abs(first + second - whole) <= TOLERANCE * max(1, abs(whole))
 
 
+@pytest.mark.item("S1-1.1-j", "S1-1.1-m")
 @settings(max_examples=10)
 @given(architectures({"attention.mask": "causal", "n_ctx": 4, "n_vocab": 5}))
 def test_probabilities_of_all_continuations_add_to_one(a):

@@ -1,5 +1,6 @@
 """Without a mask and without positions, permuted tokens give permuted rows (S2)."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ def permutation(n, data):
     return torch.tensor(data.draw(st.permutations(range(n))))
 
 
+@pytest.mark.item("S2-4-a", "S2-4-c")
 @settings(max_examples=20)
 @given(architectures(UNORDERED), st.data())
 def test_permuted_tokens_give_permuted_rows(a, data):
@@ -34,6 +36,7 @@ def test_positions_and_mask_permuted_along_give_permuted_rows(a, data):
     assert difference(permuted, network(tokens, positions=places, mask=mask)[:, order].detach()) <= 1e-12
 
 
+@pytest.mark.item("S4-encdec-a")
 @settings(max_examples=10)
 @given(architectures(UNORDERED, max_ctx=6), st.data())
 def test_the_order_of_an_encoder_s_output_is_not_seen(a, data):
@@ -46,6 +49,7 @@ def test_the_order_of_an_encoder_s_output_is_not_seen(a, data):
     )
 
 
+@pytest.mark.item("S2-4-e")
 @settings(max_examples=10)
 @given(architectures(UNORDERED | {"positions.kind": st.sampled_from(["learned", "sinusoidal"])}, max_ctx=6))
 def test_with_positions_the_law_fails(a):

@@ -73,6 +73,7 @@ def test_what_was_kept_is_not_written_over(a):
     assert all(torch.equal(before[name], value) for name, value in recorder.values.items())
 
 
+@pytest.mark.item("S4-draw-c")
 @settings(max_examples=20)
 @given(any_architectures(), st.data())
 def test_an_identity_edit_is_the_fused_computation(a, data):
@@ -84,6 +85,7 @@ def test_an_identity_edit_is_the_fused_computation(a, data):
     assert difference(call(network, tokens, tap=Recorder(edits=edits)), expected) <= 1e-12
 
 
+@pytest.mark.item("S4-draw-c")
 @settings(max_examples=20)
 @given(architectures(max_ctx=6), st.data())
 def test_an_edit_is_what_the_computation_goes_on_with(a, data):
@@ -145,6 +147,7 @@ def test_only_what_is_named_is_kept_and_edits_apply_in_order():
     assert torch.equal(recorder.values["blocks.1.mlp_out"], 2 * (plain.values["blocks.1.mlp_out"] + 1))
 
 
+@pytest.mark.item("S0-3.3-a", "S1-1.1.2-e")
 @settings(max_examples=10)
 @given(any_architectures())
 def test_pattern_rows_are_distributions_over_what_may_be_read(a):
@@ -157,6 +160,7 @@ def test_pattern_rows_are_distributions_over_what_may_be_read(a):
             assert (pattern[scores == -torch.inf] == 0).all()
 
 
+@pytest.mark.item("S4-draw-c")
 @pytest.mark.parametrize("name", ["blocks.0.attn.scores", "blocks.0.attn.pattern"])
 def test_an_edit_of_one_head_zeroes_that_head(name):
     a = Architecture(n_vocab=7, n_ctx=4, d_model=8, n_layers=1).with_fields({"n_heads": 2})

@@ -61,6 +61,7 @@ def test_written_out_twins_are_twins():
     assert all(block.attn.mix.__self__ is block.attn for block in copy.deepcopy(make_network(A)).blocks)
 
 
+@pytest.mark.item("S3-12-b")
 @pytest.mark.parametrize("words", [{}, {"positions.kind": "alibi"}, {"n_kv_heads": 1}, {"windows": "2"}], ids=str)
 @pytest.mark.parametrize("mix", ["fused", "written_out"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -79,6 +80,7 @@ def test_a_row_that_may_read_nothing_reads_zeros_and_its_gradients_are_finite(wo
     assert all(p.grad.isfinite().all() for p in network.parameters())
 
 
+@pytest.mark.item("S1-1.1.2-d")
 def test_query_heads_share_keys_in_order():
     """Query head h reads head floor(h n_kv / n): with heads 0 ... 3 and two key-value heads, 0 0 1 1."""
     a = ONE.with_fields({"n_heads": 4, "n_kv_heads": 2, "positions.kind": "none"})
@@ -104,6 +106,7 @@ def test_a_documents_mask_reads_its_own_document_up_to_itself():
     assert mask[0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
 
 
+@pytest.mark.item("S3-12-b")
 @settings(max_examples=20)
 @given(architectures({"attention.mask": "causal"}, max_ctx=8))
 def test_packed_documents_are_the_documents_alone(a):
@@ -116,6 +119,7 @@ def test_packed_documents_are_the_documents_alone(a):
     assert difference(packed, alone) <= 1e-12
 
 
+@pytest.mark.item("S0-1.2-a")
 @pytest.mark.parametrize("kind", ["none", "learned", "sinusoidal", "rotary", "alibi"])
 def test_more_positions_than_the_context_are_refused(kind):
     a = A.with_fields({"positions.kind": kind})
@@ -137,6 +141,7 @@ def test_so_is_a_given_position_that_no_table_holds(kind):
         network(torch.zeros(1, 2, dtype=torch.long), positions=torch.tensor([0, 8]))
 
 
+@pytest.mark.item("S1-1.1-b")
 def test_tokens_outside_the_vocabulary_are_refused():
     with pytest.raises(IndexError):
         make_network(A)(torch.tensor([[11]]))
@@ -163,6 +168,7 @@ def test_without_segments_every_token_is_of_kind_0():
     assert not torch.equal(network(tokens), network(tokens, segments=zero + 1))
 
 
+@pytest.mark.item("S0-0-d")
 def test_embeddings_take_the_place_of_the_lookup():
     a = A.with_fields({"embed_scale": "sqrt(d_model)"})
     network, tokens = make_network(a), draw_tokens(a)
@@ -229,6 +235,7 @@ def test_every_word_runs_in_low_precision(a, dtype):
 # Dropout ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.item("S1-1.1.2-k", "S1-fig1", "S4-drop-a")
 @pytest.mark.parametrize("rate", ["embed", "pattern", "attn_out", "mlp_out"])
 @pytest.mark.parametrize("block", ["pre", "post", "parallel"])
 def test_each_rate_acts_where_it_says_and_nowhere_before(rate, block):
@@ -249,6 +256,7 @@ def test_each_rate_acts_where_it_says_and_nowhere_before(rate, block):
     assert all(torch.equal(still.values[name], noisy.values[name]) for name in ("embed", "pos_embed"))
 
 
+@pytest.mark.item("S1-1.1.2-k", "S4-drop-a")
 @pytest.mark.parametrize(("rate", "name"), [("embed", "resid_pre"), ("attn_out", "attn_out"), ("mlp_out", "mlp_out")])
 def test_entries_are_zero_with_probability_p_and_scaled_otherwise(rate, name):
     p = 0.25
@@ -265,6 +273,7 @@ def test_entries_are_zero_with_probability_p_and_scaled_otherwise(rate, name):
     assert difference(noisy.values[full], kept) <= 1e-12
 
 
+@pytest.mark.item("S1-1.1.2-k", "S1-fig1", "S4-drop-a")
 @pytest.mark.parametrize("mix", ["fused", "written_out"])
 def test_the_pattern_s_entries_are_dropped_with_probability_p(mix):
     """With every value 1, z_i = sum_j of kept A_ij / (1 - p): the first row reads itself, 0 or 1 / (1 - p)."""
@@ -282,6 +291,7 @@ def test_the_pattern_s_entries_are_dropped_with_probability_p(mix):
     assert difference(kept, torch.full_like(kept, 1 / (1 - p))) <= 1e-12
 
 
+@pytest.mark.item("S1-1.1.2-k")
 @settings(max_examples=15)
 @given(any_architectures({"dropout": 0.0}))
 def test_evaluation_is_deterministic_and_so_is_training_without_rates(a):

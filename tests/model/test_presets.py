@@ -22,6 +22,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.item("X-PARAMS")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_counts_by_formula(name):
     assert count_parameters(PRESETS[name])["total"] == PUBLISHED[name]
@@ -34,6 +35,7 @@ def test_what_is_built_has_as_many_numbers_as_the_formula(name):
     assert sum(p.numel() for p in network.parameters()) == count_parameters(PRESETS[name])["total"]
 
 
+@pytest.mark.item("S0-0-a", "X-PARAMS")
 @settings(max_examples=25)
 @given(any_architectures())
 def test_the_formula_counts_every_drawn_network_part_by_part(a):

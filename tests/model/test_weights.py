@@ -94,6 +94,7 @@ def is_tied(network):
     return names == ["embed.token.weight", "unembed.weight"]
 
 
+@pytest.mark.item("S0-1.2-f")
 def test_a_tied_matrix_stays_one_parameter_whatever_happens(tmp_path):
     network = make_network(A)
     save_weights(network, tmp_path / "w")

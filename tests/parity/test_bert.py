@@ -44,6 +44,7 @@ def reading(a, seed=0):
     return segments, kept
 
 
+@pytest.mark.item("S0-ref", "S1-1.1-l", "S1-1.1.1.1-a", "S3-2-b", "S3-7-a", "S4-att-l", "X-BERT")
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_logits(options, attention):
@@ -60,6 +61,7 @@ def test_logits(options, attention):
         assert farthest(logits, expected) <= TOLERANCE
 
 
+@pytest.mark.item("S0-ref", "S3-7-a")
 def test_the_stream_is_that_of_the_bare_model():
     """BertModel's last_hidden_state and hidden_states are the streams behind our blocks."""
     model, config = theirs()
@@ -93,6 +95,7 @@ def test_the_pooler_and_the_next_sentence_head_are_left_out():
         assert farthest(logits, expected) <= TOLERANCE
 
 
+@pytest.mark.item("X-PARAMS")
 def test_parameters_of_bert_base():
     """109,482,240 counts BertModel: no readout, and a pooler (d^2 + d), which we do not have."""
     with torch.device("meta"):

@@ -63,6 +63,7 @@ def trained(shakespeare, udhr):
     return train_tokenizer("bpe", [shakespeare[:30_000], *(text[:2000] for text in udhr.values())], 900)
 
 
+@pytest.mark.item("S0-1.1-j")
 def test_a_trained_vocabulary_four_ways(trained, shakespeare, udhr):
     hugging_face = tokenizers.Tokenizer.from_str(trained.to_json())
     hugging_face.encode_special_tokens = True
@@ -77,6 +78,7 @@ def test_a_trained_vocabulary_four_ways(trained, shakespeare, udhr):
         assert text == trained.decode(ids) == tik.decode(ids) == bpe_decode([order.index(i) for i in ids], slow)
 
 
+@pytest.mark.item("S0-1.1-a")
 def test_named_separators_are_special_in_all(trained):
     tik = as_tiktoken({trained.token_bytes(i): i for i in range(trained.n_vocab - 1)}, trained.separator)
     slow, order = as_reference(trained)
@@ -97,6 +99,7 @@ def gpt2(needs_data):
     return load_tokenizer(folder), slow, tik, theirs
 
 
+@pytest.mark.item("S0-1.1-j")
 def test_gpt2_four_ways(gpt2, shakespeare, udhr):
     ours, slow, tik, theirs = gpt2
     for text in texts_of(udhr, shakespeare, 4000):
@@ -108,8 +111,9 @@ def test_gpt2_four_ways(gpt2, shakespeare, udhr):
         assert text == bpe_decode(ids, slow)
 
 
+@pytest.mark.item("S0-1.1-j", "S0-1.1-l")
 def test_every_token_of_gpt2_is_a_fixed_point(gpt2):
-    """50,256 tokens; 344 are not UTF-8 alone and so are no text's encoding by themselves (CONFORMANCE S0-1.1-j)."""
+    """50,256 tokens; 344 are not UTF-8 alone and so are no text's encoding by themselves."""
     ours, slow, tik, _ = gpt2
     invalid = 0
     for i in range(50_256):
@@ -126,6 +130,7 @@ def test_every_token_of_gpt2_is_a_fixed_point(gpt2):
     assert invalid == 344
 
 
+@pytest.mark.item("S4-iss-a", "S4-iss-b")
 def test_the_examples_of_the_slides(gpt2):
     """S4, issues with tokenization: three r's in two tokens; one space changes what is seen."""
     ours, slow, tik, _ = gpt2

@@ -23,6 +23,7 @@ def theirs(**options):
     return perturb(GPT2LMHeadModel(config)), config.to_dict()
 
 
+@pytest.mark.item("S0-ref", "S1-1.1-l", "S1-1.1.1.1-a", "X-GPT2")
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_logits(options, attention):
@@ -35,6 +36,7 @@ def test_logits(options, attention):
             assert farthest(logits, expected) <= TOLERANCE
 
 
+@pytest.mark.item("S1-1.1-k")
 def test_padding_on_the_left():
     """Their attention_mask and position_ids are our mask and positions."""
     model, config = theirs(n_head=3)

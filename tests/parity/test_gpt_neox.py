@@ -84,6 +84,7 @@ def their_angles(monkeypatch):
     return put
 
 
+@pytest.mark.item("S0-4.1-c", "S1-1.1-l", "X-NEOX")
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 def test_logits_with_their_angles(options, their_angles):
     model, config = theirs(**options)

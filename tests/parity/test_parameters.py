@@ -1,4 +1,4 @@
-"""Parameters counted three ways: in closed form, in our network and in theirs (CONFORMANCE X-PARAMS)."""
+"""Parameters counted three ways: in closed form, in our network and in theirs."""
 
 import pytest
 import torch
@@ -31,6 +31,7 @@ def counted(make):
         return sum(p.numel() for p in make().parameters())
 
 
+@pytest.mark.item("X-PARAMS")
 @pytest.mark.parametrize("name", GPT2_SIZES)
 def test_gpt2(name):
     (d_model, n_layers, n_heads), expected = GPT2_SIZES[name]
@@ -41,6 +42,7 @@ def test_gpt2(name):
     assert count_parameters(a)["total"] == expected
 
 
+@pytest.mark.item("X-PARAMS")
 def test_gpt1():
     """Post-norm without a final norm."""
     a = preset("gpt1")
@@ -48,11 +50,13 @@ def test_gpt1():
     assert theirs == counted(lambda: Transformer(a)) == count_parameters(a)["total"] == 116_534_784
 
 
+@pytest.mark.item("X-PARAMS")
 def test_gpt3():
     """Too large to count but in closed form: L = 96, d = 12288, n_ctx = 2048."""
     assert count_parameters(preset("gpt3"))["total"] == 174_604_259_328
 
 
+@pytest.mark.item("X-PARAMS")
 def test_pythia_14m():
     config = GPTNeoXConfig(
         vocab_size=50304, hidden_size=128, num_hidden_layers=6, num_attention_heads=4, intermediate_size=512
@@ -62,6 +66,7 @@ def test_pythia_14m():
     assert theirs == counted(lambda: Transformer(a)) == count_parameters(a)["total"] == 14_067_712
 
 
+@pytest.mark.item("X-PARAMS")
 def test_the_original_encoder_decoder():
     """nn.Transformer's defaults are Vaswani et al.'s base model, with a final norm on either side.
 

@@ -91,6 +91,7 @@ def same_in_our_words(block, activation):
     return Architecture(n_vocab=13, n_ctx=7, n_layers=3, attention=causal, unembed="untied", encoder=encoder, **common)
 
 
+@pytest.mark.item("S0-ref", "S4-encdec-a", "X-ENCDEC")
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 @pytest.mark.parametrize("block", ["post", "pre"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])

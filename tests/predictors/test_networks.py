@@ -54,6 +54,7 @@ def test_described_in_json_and_back(choices):
 # Bengio's network ---------------------------------------------------------------------------
 
 
+@pytest.mark.item("S4-emb-e")
 @pytest.mark.parametrize("choices", DESCRIBED[:8], ids=str)
 def test_network_is_the_reference(choices):
     network, tokens = make(choices), some_tokens()
@@ -73,6 +74,7 @@ def test_network_is_the_reference(choices):
         np.testing.assert_allclose(found[row, i], expected, atol=1e-10)
 
 
+@pytest.mark.item("S4-emb-e")
 @pytest.mark.parametrize(
     ("order", "m", "h", "direct", "n"), [(4, 10, 200, "none", 11_897), (6, 16, 200, "none", 22_059)]
 )
@@ -85,6 +87,7 @@ def test_parameters_are_counted_as_in_the_paper(order, m, h, direct, n):
     assert count("all") == 27 * (1 + order * m + h) + h * (1 + (order - 1) * m)
 
 
+@pytest.mark.item("S4-emb-b")
 def test_embeddings_learn_from_the_tokens_present_alone():
     network = make(DESCRIBED[4])
     network(torch.tensor([[1, 2, 7, 2]]))[:, -1].square().sum().backward()
@@ -95,6 +98,7 @@ def test_embeddings_learn_from_the_tokens_present_alone():
 # Recurrence ---------------------------------------------------------------------------------
 
 
+@pytest.mark.item("S4-par-a")
 def test_elman_is_the_reference():
     network, tokens = make(DESCRIBED[9]), some_tokens()
     cell = {name: p.detach().numpy() for name, p in network.cell.named_parameters()}
@@ -241,6 +245,7 @@ def test_the_weight_fitted_by_em_is_the_best_one():
 # Names, trained -----------------------------------------------------------------------------
 
 
+@pytest.mark.item("S4-emb-c", "S4-emb-e")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("order", "m", "n", "expected"), [(4, 10, 11_897, 2.1125), (6, 16, 22_059, 2.0184)])

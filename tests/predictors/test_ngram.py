@@ -113,6 +113,7 @@ def test_discounts_that_nothing_determines_are_settled_and_said():
     assert model.next_probs([0])[0] > 0
 
 
+@pytest.mark.item("S4-emp-a")
 def test_maximum_likelihood_is_the_reference_on_abab_abba():
     tokens = {"|": 0, "a": 1, "b": 2}
     stream = np.array([tokens[c] for c in "|abab|abba|"])
@@ -217,6 +218,7 @@ def test_locating_finds_what_is_there_alone():
 # What maximum likelihood does not know ------------------------------------------------------
 
 
+@pytest.mark.item("S4-emp-c")
 def test_an_unseen_context_is_undefined_and_says_so():
     model = NGram.train(np.array([0, 1, 2, 0, 1, 1]), 4, 3, "maximum-likelihood")
     with pytest.raises(UnseenContextError, match=r"\[2, 2\].*lower order"):
@@ -227,6 +229,7 @@ def test_an_unseen_context_is_undefined_and_says_so():
     assert np.isnan(scored[4])
 
 
+@pytest.mark.item("S4-emp-d")
 def test_one_word_replaced_is_enough(shakespeare):
     words = shakespeare.split()
     ids = np.unique(words, return_inverse=True)[1]
@@ -243,6 +246,7 @@ def test_one_word_replaced_is_enough(shakespeare):
 # Known numbers ------------------------------------------------------------------------------
 
 
+@pytest.mark.item("S4-emp-a")
 def test_names_as_published():
     """The bigram numbers of makemore's lecture, to the last digit."""
     ids = row(NAMES)
@@ -253,6 +257,7 @@ def test_names_as_published():
     assert -NGram.train(ids, 27, 2, "add-alpha", alpha=1).log_probs(ids).mean() == pytest.approx(2.454577, abs=1e-6)
 
 
+@pytest.mark.item("S4-emb-e")
 def test_names_dev_losses():
     train, dev = parts()
 

@@ -50,6 +50,7 @@ def test_neighbours_are_sent_anywhere_by_the_order_of_many():
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 7), st.integers(0, 150), st.integers(0, 5))
 
 
+@pytest.mark.item("S1-1.1-d")
 @given(shapes)
 @settings(max_examples=60)
 def test_every_token_is_a_target_once_an_epoch_but_for_the_remainder(shape):

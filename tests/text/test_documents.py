@@ -30,6 +30,7 @@ def part(split, name) -> list[str]:
     return ["".join(piece.text for piece in pieces) for pieces in split.documents(name)]
 
 
+@pytest.mark.item("S4-copy-a", "S4-learn-b")
 def test_a_folder_is_read_in_the_order_of_its_paths_with_an_account(tmp_path):
     files = {"b.txt": "two", "a/z.md": "one\n", "NOTES": "three", ".git/config": "x", "empty.txt": "", "c.log": "four"}
     corpus = read_corpus(write(tmp_path, files | {"image.dat": b"\x89PNG\0\0", "table.csv": "a,b"}))
@@ -132,6 +133,7 @@ def test_a_file_that_changes_after_it_was_counted_is_noticed(tmp_path):
         texts(corpus)
 
 
+@pytest.mark.item("S4-learn-b")
 def test_a_long_document_comes_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "PIECE", 7)
     text = "αβγ€😀 " * 50

@@ -42,6 +42,7 @@ def trained(strings, shakespeare, udhr) -> dict[str, Tokenizer]:
     }
 
 
+@pytest.mark.item("S0-1.1-d", "S4-sym-a")
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_thousand_random_strings_come_back(kind, trained, strings):
     tokenizer = trained[kind]
@@ -84,6 +85,7 @@ fragments = st.sampled_from(
 )
 
 
+@pytest.mark.item("S0-1.1-a")
 @pytest.mark.parametrize("kind", KINDS)
 @given(st.lists(fragments, max_size=8).map("".join))
 @settings(max_examples=200)
@@ -114,6 +116,7 @@ def test_separators_in_the_training_text_are_ordinary_text(kind):
     assert [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)].count(SEPARATOR.encode()) == 0
 
 
+@pytest.mark.item("S0-1.1-h")
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_is_loaded_and_is_the_same_in_hugging_face(kind, trained, strings, tmp_path):
     tokenizer = trained[kind]
@@ -163,6 +166,7 @@ def test_ids_outside_the_vocabulary_are_refused(kind, trained):
             trained[kind].decode([wrong])
 
 
+@pytest.mark.item("S0-1.1-g")
 def test_training_stops_where_pairs_are_exhausted_and_says_so():
     tokenizer = train_tokenizer("bpe", ["hello hello world"], 1000)
     assert tokenizer.n_vocab < 300
@@ -196,6 +200,7 @@ def test_training_is_the_same_in_another_process(shakespeare, trained):
     assert hashes == {train_tokenizer("bpe", [shakespeare], 900).hash + "\n"}
 
 
+@pytest.mark.item("S0-1.1-h")
 def test_every_token_is_the_concatenation_of_the_two_it_was_merged_from(trained):
     tokenizer = trained["bpe"]
     names = json.loads(tokenizer.to_json())["model"]["vocab"]

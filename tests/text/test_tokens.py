@@ -34,6 +34,7 @@ def tokens(split, tmp_path):
     return prepare(split, train_tokenizer("byte", []), tmp_path / "cache", shard_tokens=10_000)
 
 
+@pytest.mark.item("S0-1.1-a")
 @pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
 def test_every_document_comes_back_followed_by_one_separator(kind, split, tmp_path):
     tokenizer = train_tokenizer(kind, split.texts("train"), 600 if kind == "bpe" else None)
@@ -75,6 +76,7 @@ def test_documents_larger_than_a_batch_of_small_ones_are_streamed_the_same(split
         assert one.n_bytes == two.n_bytes
 
 
+@pytest.mark.item("S4-copy-a")
 def test_the_same_input_is_prepared_once_and_any_other_is_prepared_anew(corpus, tmp_path):
     cache, tokenizer = tmp_path / "cache", train_tokenizer("byte", [])
     first = prepare(split_corpus(corpus, 0.25), tokenizer, cache)
@@ -103,6 +105,7 @@ def test_progress_counts_the_bytes_of_the_text_up_to_all_of_them(split, tmp_path
     assert told[-1] == ("encoding", split.corpus.n_bytes, split.corpus.n_bytes)
 
 
+@pytest.mark.item("S4-copy-a")
 def test_differences_are_told_by_file_and_choice(corpus, tmp_path):
     one = prepare(split_corpus(corpus, 0.25), train_tokenizer("byte", []), tmp_path / "cache").manifest
     (tmp_path / "texts" / "fra.txt").unlink()

@@ -13,6 +13,7 @@ from pellucid.training.objectives import after_prefix, hide, logits_of
 from pellucid.training.recipe import RecipeError
 
 
+@pytest.mark.item("S3-2-b")
 def test_hidden_places_and_what_stands_there():
     """Exactly n_hidden places a row; 80 % the mask, 10 % random, 10 % themselves, in the long run."""
     tokens = np.random.default_rng(0).integers(0, 50, (400, 64))
@@ -42,6 +43,7 @@ def test_targets_behind_the_prefix():
     assert after_prefix(np.array([0, 1, 2, 4]), 4).tolist() == expected
 
 
+@pytest.mark.item("S3-6-c")
 @pytest.mark.parametrize("objective", ["masked", "prefix"])
 def test_passes_add_up_to_the_step(objective, tmp_path):
     """The passes of a step are its rows in order, and `total` counts the targets of them all."""

@@ -3,7 +3,7 @@
 Training follows GPT-2: the 256 bytes, then merges of the most frequent pair inside the pre-tokens
 of GPT-2's pattern, then the separator last. A pair must occur twice to be merged: a pair that
 occurs once is a memory of one place, not a pattern. Ties go to the pair of the smaller ids, so
-that training is deterministic (CONFORMANCE S0-1.1-e ... j).
+that training is deterministic (S0-1.1-e ... j of docs/mathematics.md).
 """
 
 import itertools
