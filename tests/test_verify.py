@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import pellucid
 from drawing import make_network
 from pellucid.architecture import Architecture
+from pellucid.cli import main
 from pellucid.language_model import LanguageModel
 from pellucid.model import Recorder
 from pellucid.model.attention import Attention
@@ -25,7 +26,7 @@ from pellucid.model.norm import LayerNorm, LayerNormEpsOutside, Unchanged
 from pellucid.model.positions import Turns
 from pellucid.names import ROWS, names, row
 from pellucid.text.tokenizer import SEPARATOR, ByteTokenizer, train_tokenizer
-from pellucid.verify import Parts, command, verify
+from pellucid.verify import Parts, verify
 from pellucid.verify.comparison import Subject, compare_tensors
 from running import any_architectures, draw_tokens, with_encoder
 
@@ -363,9 +364,9 @@ def test_the_report_fits_a_terminal_and_is_json():
 
 def test_the_command(tmp_path, capsys, monkeypatch):
     folder = LanguageModel(make_network(BASE, dtype=torch.float32), ByteTokenizer(), {}).save(tmp_path / "model")
-    assert command(str(folder)) == 0
+    assert main(["verify", str(folder)]) == 0
     assert "every law that applies holds" in capsys.readouterr().out
-    assert command(str(folder), as_json=True, prompt=("one", "two")) == 0
+    assert main(["verify", str(folder), "--json", "--prompt", "one", "--prompt", "two"]) == 0
     assert json.loads(capsys.readouterr().out)["n_tokens"] == [3, 3]
     load = pellucid.load
 
@@ -375,5 +376,5 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         return loaded
 
     monkeypatch.setattr(pellucid, "load", faulty)
-    assert command(str(folder), tensors=True) == 1
+    assert main(["verify", str(folder), "--tensors"]) == 1
     assert "first tensor that differs: blocks.0.attn.scores" in capsys.readouterr().out

@@ -3,8 +3,10 @@
 Nothing heavy is imported until a command runs, so that `pellucid --help` answers at once.
 """
 
+import itertools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -151,8 +153,10 @@ def generate(
     }
     results = []
     if stream and n == 1:
+        pieces = iter(loaded.stream(prompt, **options))
+        first = list(itertools.islice(pieces, 1))  # what is wrong with the model or the options shows here
         print(prompt, end="", flush=True)
-        for piece in loaded.stream(prompt, **options):
+        for piece in itertools.chain(first, pieces):
             print(piece.text, end="", flush=True)
             results += [piece.result] if piece.result else []
         print()
@@ -190,7 +194,9 @@ def score(
 
     text = sys.stdin.read() if file == "-" else "".join(d.text for d in read_corpus(file).documents)
     loaded = pellucid.load(model, checkpoint=checkpoint, device=device)
-    found = loaded.score(text, prefix=prefix, stride=stride)
+    # a predictor reads a fixed context and has no windows to move: it refuses a stride
+    options: dict[str, Any] = {"prefix": prefix} | ({} if stride is None else {"stride": stride})
+    found = loaded.score(text, **options)
     if per_token:
         print("bits\ttoken")
         for piece, bits in zip(found.pieces, found.surprisal_bits, strict=True):
@@ -347,6 +353,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 done; 1 a check failed; 2 the input or the options are wrong; 3 stopped by numerics; 130 and 143
     interrupted by Ctrl-C and SIGTERM, after saving.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     commands, program, about = COMMANDS, "pellucid", "Language models you can see through."
     if arguments[:1] == ["tokenizer"]:
@@ -356,7 +365,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments[:1] not in ([name] for name in commands):
             return overview(arguments, commands, program, about)
         function = commands[arguments[0]]
-        return tyro.cli(function, prog=f"{program} {arguments[0]}", args=arguments[1:])
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
+            return tyro.cli(function, prog=f"{program} {arguments[0]}", args=arguments[1:])
     except KeyboardInterrupt as interrupt:
         print("interrupted", file=sys.stderr)
         return interrupt.args[0] if interrupt.args else 130
@@ -365,13 +376,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (ValueError, OSError) as error:
-        print(f"pellucid: {error}", file=sys.stderr)
+        complain(error)
         return WRONG_INPUT
-    except RuntimeError as error:
-        if type(error).__name__ != "NumericsError":
-            raise
-        print(f"pellucid: {error}", file=sys.stderr)
-        return NUMERICS
+    except (RuntimeError, MemoryError) as error:
+        if type(error).__name__ == "NumericsError":
+            complain(error)
+            return NUMERICS
+        # PyTorch has no class of its own for this on the CPU
+        if isinstance(error, MemoryError) or "out of memory" in str(error) or "not enough memory" in str(error):
+            complain(f"out of memory: make batch, n_ctx or the model smaller ({str(error).splitlines()[:1]})")
+            return WRONG_INPUT
+        raise
+
+
+def complain(what: object) -> None:
+    """One line on standard error."""
+    print(f"pellucid: {'; '.join(str(what).splitlines())}", file=sys.stderr)
 
 
 def overview(arguments: list[str], commands: dict[str, Callable[..., int]], program: str, about: str) -> int:

@@ -1,26 +1,31 @@
 """The one object a user holds: a network, its tokenizer, and where both come from."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from pellucid.architecture import Architecture
+from pellucid.generate.filling import Filling, fill
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, Piece, generate, stream_generate
 from pellucid.model import Transformer
 from pellucid.model.weights import load_weights, save_weights
+from pellucid.predictors.load import load_predictor
+from pellucid.predictors.train import Kind, train_predictor
+from pellucid.predictors.use import Predictor
 from pellucid.text.documents import read_corpus
 from pellucid.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from pellucid.text.tokenizer import train_tokenizer as make_tokenizer
 from pellucid.training import run as runs
 from pellucid.training.display import PlainReporter, make_reporter
-from pellucid.training.recipe import RecipeError, differences, make_recipe, make_recipe_on, overlay, take_length
+from pellucid.training.recipe import Recipe, RecipeError, differences, make_recipe, make_recipe_on, overlay, take_length
 from pellucid.training.resolve import resolve_device, with_length
 from pellucid.training.run import Run
+from pellucid.verify import Report, verify
 
 
 class ModelError(ValueError):
@@ -55,8 +60,16 @@ class LanguageModel:
         return stream_generate(self.network, self.tokenizer, prompt, **options)
 
     def score(self, text: str, **options: Any) -> Score:
-        """How probable `text` is, by itself or as the continuation of `prefix`; see `pellucid.generate.scoring.score`."""
+        """How probable `text` is, by itself or as the continuation of `prefix` (`pellucid.generate.scoring.score`)."""
         return score(self.network, self.tokenizer, text, **options)
+
+    def fill(self, text: str, *, top: int = 5) -> list[Filling]:
+        """What may stand at each [MASK] in `text`; for masked models (`pellucid.generate.filling.fill`)."""
+        return fill(self.network, self.tokenizer, text, top=top)
+
+    def verify(self, prompts: list[str] | None = None) -> Report:
+        """The laws and the reference, run on this model (`pellucid.verify.verify`)."""
+        return verify(self, prompts)
 
     def save(self, folder: str | Path) -> Path:
         """Write architecture.json, tokenizer.json and model.safetensors into a new folder."""
@@ -72,13 +85,16 @@ class LanguageModel:
 
 def load(
     model: str | Path, *, checkpoint: str = "best", device: str = "auto", dtype: torch.dtype = torch.float32
-) -> LanguageModel:
+) -> "LanguageModel | Predictor":
     """The model in a run's folder, at its best (lowest held-out loss), last or numbered checkpoint, or in a saved one.
 
-    Raises ValueError when there is no model, or it is damaged.
+    A run of another kind than transformer gives a Predictor, which is used the same way. Raises ValueError when
+    there is no model, or it is damaged.
     """
     folder, place = Path(model), resolve_device(device)
     if (folder / "recipe.json").exists():
+        if kind_of(folder) != "transformer":
+            return load_predictor(folder, checkpoint=checkpoint, device=str(place))
         network, tokenizer, step = runs.load_run(folder, checkpoint, place)
         return LanguageModel(network.to(dtype), tokenizer, {"folder": str(folder), "step": step})
     if not (folder / "model.safetensors").exists():
@@ -94,6 +110,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     from_model: str | Path | None = None,
+    predictor: str = "transformer",
     preset: str | None = None,
     recipe: str | Path | None = None,
     fields: Mapping[str, Any] | None = None,
@@ -105,6 +122,7 @@ def train(
 ) -> Run:
     """Train a language model on text files and folders, into the run folder `out` (runs/NAME unless given).
 
+    predictor   transformer, or ngram, neural-probabilistic, recurrent (`pellucid.predictors`), with its own fields
     preset      an architecture of `pellucid.presets` ("small" unless given)
     recipe      a TOML or JSON file of fields
     fields      single fields, such as {"model.d_model": 256, "dropout": 0.1}; they override the recipe file
@@ -121,6 +139,13 @@ def train(
     file = None if recipe is None else Path(recipe)
     asked = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
     changes, length = take_length(fields or {}, asked)
+    kind = predictor if not resume or out is None else kind_of(Path(out))
+    if kind != "transformer":
+        if wrong := [n for n, v in (("preset", preset), ("recipe", recipe), ("from", from_model)) if v is not None]:
+            raise RecipeError(f"{wrong[0]} goes with a transformer, not with predictor = {kind}: leave it out")
+        return train_predictor(
+            *inputs, kind=cast(Kind, kind), out=out, fields=fields, resume=resume, show=show, **asked
+        )
     if resume:
         return continue_run(tuple(map(str, inputs)), out, preset, file, changes, length, reporter)
     if not inputs:
@@ -129,13 +154,16 @@ def train(
     given: dict[str, Any] = {}
     if from_model is not None:
         source = load(from_model, device="cpu")
+        if not isinstance(source, LanguageModel):
+            raise ModelError(f"{from_model} holds a predictor of kind {source.kind}: --from needs a transformer")
         if preset:
             raise RecipeError(f"--from takes the architecture of {from_model}: leave out --preset {preset}")
         made = make_recipe_on(source.architecture, paths, changes, file)
         given = {"tokenizer": source.tokenizer, "weights": dict(source.network.named_parameters())}
     else:
         made = make_recipe(paths, preset, changes, file)
-    return runs.start(with_length(made, length), None if out is None else Path(out), reporter, write_sample, **given)
+    folder = None if out is None else Path(out)
+    return runs.start(with_length(made, length), folder, reporter, sampler_of(made), **given)
 
 
 def continue_run(
@@ -156,7 +184,15 @@ def continue_run(
             f"{out} cannot be resumed with other choices ({'; '.join(changed[:3])}): leave them out, or start a new "
             f"run from its weights with --from {out}"
         )
-    return runs.resume(Path(out), inputs, length, reporter, write_sample)
+    return runs.resume(Path(out), inputs, length, reporter, sampler_of(recipe))
+
+
+def kind_of(run: Path) -> str:
+    """What a run's folder holds: transformer, ngram, neural-probabilistic or recurrent."""
+    try:
+        return json.loads((run / "recipe.json").read_bytes()).get("kind", "transformer")
+    except (OSError, ValueError, AttributeError):
+        return "transformer"  # whoever reads the recipe next says what is wrong with it
 
 
 class QuietReporter(PlainReporter):
@@ -164,6 +200,11 @@ class QuietReporter(PlainReporter):
 
     def line(self, text: str) -> None:
         pass
+
+
+def sampler_of(recipe: Recipe) -> Callable[[Transformer, Tokenizer, str, int], str] | None:
+    """What writes samples during training; a masked model writes none."""
+    return None if recipe.train.objective == "masked" else write_sample
 
 
 def write_sample(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: int) -> str:

@@ -208,7 +208,7 @@ def test_texts_are_written_from_the_seed_and_streamed_as_they_are(predictor):
     one = predictor.generate("First", **options)
     assert len(one.ids) == 30 or one.finish_reason == "end"
     assert predictor.tokenizer.decode(one.ids) == one.text
-    assert "".join(predictor.stream("First", **options)) == one.text
+    assert "".join(piece.text for piece in predictor.stream("First", **options)) == one.text
     many = predictor.generate_many(["First", "Speak, spea"], n=2, **options)
     assert [(g.prompt, g.sample) for g in many] == [("First", 0), ("First", 1), ("Speak, spea", 0), ("Speak, spea", 1)]
     assert many[0].text == one.text

@@ -33,20 +33,16 @@ class Predictor:
     provenance: dict[str, Any]
 
     def generate(self, prompt: str = "", **options: Any) -> Generated:
-        """One continuation of the prompt; the options are those of `stream_pieces`."""
+        """One continuation of the prompt; the options are those of `stream`."""
         return self.generate_many(prompt, **options)[0]
 
     def generate_many(self, prompts: str | Sequence[str], **options: Any) -> list[Generated]:
         """n continuations of every prompt, those of the first prompt first."""
-        ended = [piece for piece in self.stream_pieces(prompts, **options) if piece.result]
+        ended = [piece for piece in self.stream(prompts, **options) if piece.result]
         ended.sort(key=lambda piece: (piece.prompt, piece.sample))
         return [piece.result for piece in ended if piece.result]
 
-    def stream(self, prompt: str = "", **options: Any) -> Iterator[str]:
-        """The continuation piece by piece; the pieces joined are the text that `generate` gives."""
-        return (piece.text for piece in self.stream_pieces(prompt, **options))
-
-    def stream_pieces(
+    def stream(
         self,
         prompts: str | Sequence[str],
         *,

@@ -1,13 +1,12 @@
-"""Every law on one model, and the command that says what was found."""
+"""Every law on one model, and what was found."""
 
 import copy
 from collections.abc import Sequence
 from contextlib import contextmanager
-from typing import Annotated, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from tyro.conf import Positional, UseAppendAction, arg
 
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
@@ -108,30 +107,3 @@ def _own_precision(subject: Subject) -> Difference:
     weights = {name: p.numpy() for name, p in state_of(subject.exact).items()}
     expected = define(subject.a, weights, subject.longest, ReferenceTap())
     return compare("logits", run(subject.network, subject.longest).double(), expected)
-
-
-def command(
-    model: Positional[str],
-    *,
-    prompt: UseAppendAction[tuple[str, ...]] = (),
-    tensors: bool = False,
-    as_json: Annotated[bool, arg(name="json")] = False,
-    checkpoint: str = "best",
-) -> int:
-    """Check a model against the definition and the laws; exit code 1 if one is broken.
-
-    Args:
-        model: a run folder or a saved model.
-        prompt: a text to check with; may be repeated; three of ours unless given.
-        tensors: list how far every kind of tensor is from the definition.
-        as_json: print everything as JSON.
-        checkpoint: of a run: best (lowest held-out loss), last, or a step.
-    """
-    import pellucid
-
-    report = verify(pellucid.load(model, checkpoint=checkpoint, device="cpu"), prompt or None)
-    if as_json:
-        print(report.to_json())
-    else:
-        report.print(tensors=tensors)
-    return report.exit_code

@@ -1,0 +1,54 @@
+"""Filling in blanks with a masked model: what may stand where a token was hidden."""
+
+from dataclasses import dataclass
+
+import torch
+
+from pellucid.generate.errors import GenerationError
+from pellucid.generate.reading import reading
+from pellucid.model import Transformer
+from pellucid.text.interface import Tokenizer
+
+#: how a blank is written in a prompt, and the special token that it becomes
+BLANK, MASK = "[MASK]", "<|mask|>"
+
+
+@dataclass(frozen=True)
+class Filling:
+    """One blank: the likeliest tokens as text, and their probabilities, both in order."""
+
+    texts: list[str]
+    probabilities: list[float]
+
+
+def fill(network: Transformer, tokenizer: Tokenizer, text: str, *, top: int = 5) -> list[Filling]:
+    """For each [MASK] in `text`, the `top` likeliest tokens given everything else   (S3, slide 2; Devlin et al. 2018).
+
+    Raises GenerationError for models that were not trained to fill, texts without a blank or longer than the
+    context, and a `top` that is not positive.
+    """
+    a = network.architecture
+    if MASK not in tokenizer.special or a.attention.mask != "bidirectional":
+        raise GenerationError(
+            f"this model fills no blanks: it has attention.mask = {a.attention.mask} and "
+            f"{'a' if MASK in tokenizer.special else 'no'} {MASK} token; train one with --objective masked"
+        )
+    if BLANK not in text:
+        raise GenerationError(f"there is no blank in {text!r}: write {BLANK} where a token is to be found")
+    if top < 1:
+        raise GenerationError(f"top = {top}: expected 1 or more")
+    ids: list[int] = []
+    for i, part in enumerate(text.split(BLANK)):
+        ids += ([tokenizer.special[MASK]] if i else []) + tokenizer.encode(part)
+    if len(ids) > a.n_ctx:
+        raise GenerationError(f"the text has {len(ids)} tokens, more than the context of {a.n_ctx}: make it shorter")
+    tokens = torch.tensor([ids], device=network.embed.token.weight.device)
+    special = sorted(set(tokenizer.special.values()))  # a blank hides text, not these
+    with reading(network):
+        logits = network(tokens)[0, tokens[0] == tokenizer.special[MASK]].double()
+        logits = logits.index_fill(1, torch.tensor(special, device=tokens.device), -torch.inf)
+        likeliest = logits.softmax(-1).topk(min(top, a.n_vocab - len(special)))
+    return [
+        Filling([tokenizer.token_str(i) for i in row.tolist()], p.tolist())
+        for row, p in zip(likeliest.indices, likeliest.values, strict=True)
+    ]
