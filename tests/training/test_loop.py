@@ -311,6 +311,13 @@ def test_plain_lines_where_there_is_no_terminal(text, tmp_path):
     assert isinstance(make_reporter(), PlainReporter)
 
 
+def test_characters_that_cannot_be_shown_do_not_end_the_run(text, tmp_path):
+    with open(tmp_path / "log", "w", encoding="ascii") as log:
+        done = start(text, tmp_path / "run", PlainReporter(log), sampler=lambda *_: "caf\u00e9 \ufffd")
+    assert done.exit_code == 0
+    assert "caf\\xe9 \\ufffd" in (tmp_path / "log").read_text()
+
+
 def test_a_reader_that_goes_away_does_not_end_the_run(text, tmp_path):
     import os
 

@@ -27,6 +27,8 @@ class PlainReporter:
     def line(self, text: str) -> None:
         try:
             print(text, file=self.file, flush=True)
+        except UnicodeEncodeError:
+            print(text.encode("ascii", "backslashreplace").decode(), file=self.file, flush=True)
         except BrokenPipeError:
             # whoever read this has gone (`| head`); the run goes on, and says nothing to nobody
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())

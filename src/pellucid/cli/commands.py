@@ -1,17 +1,11 @@
-"""The command line: arguments in, one public Python call out.
-
-Nothing heavy is imported until a command runs, so that `pellucid --help` answers at once.
-"""
+"""The commands: arguments in, one public Python call out, and the exit code."""
 
 import itertools
-import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
 from tyro.conf import Positional, UseAppendAction, arg
 
 OK, FAILED, WRONG_INPUT, NUMERICS = 0, 1, 2, 3
@@ -260,80 +254,11 @@ def verify(
     return report.exit_code
 
 
-def tokenizer_train(
-    paths: Positional[tuple[str, ...]],
-    *,
-    out: Path,
-    kind: Literal["bpe", "char", "byte"] = "bpe",
-    vocabulary: int = 8192,
-) -> int:
-    """Make a tokenizer from text.
-
-    Args:
-        paths: files and folders of plain text.
-        out: the folder to write tokenizer.json into; an existing tokenizer.json is refused.
-        kind: byte-level byte-pair encoding, characters, or bytes.
-        vocabulary: how many ids byte-pair encoding learns.
-    """
-    import pellucid
-
-    made = pellucid.train_tokenizer(*paths, kind=kind, vocabulary=vocabulary, out=out)
-    print(f"{made.n_vocab:,} ids, written to {out / 'tokenizer.json'}")
-    for note in made.notes:
-        print(note)
-    return OK
-
-
-def tokenizer_encode(tokenizer: Positional[str], text: Positional[str] = "-", *, allow_special: bool = False) -> int:
-    """Show the ids of a text and what each stands for.
-
-    Args:
-        tokenizer: a tokenizer.json, or a folder or run that holds one.
-        text: the text; - reads standard input.
-        allow_special: read <|endoftext|> and the like as special tokens.
-    """
-    from pellucid.text.tokenizer import load_tokenizer
-
-    loaded = load_tokenizer(tokenizer)
-    text = sys.stdin.read() if text == "-" else text
-    ids = loaded.encode(text, allow_special=tuple(loaded.special) if allow_special else ())
-    for i in ids:
-        print(f"{i}\t{loaded.token_str(i)}")
-    return OK
-
-
-def tokenizer_decode(tokenizer: Positional[str], ids: Positional[tuple[int, ...]]) -> int:
-    """The text that ids stand for.
-
-    Args:
-        tokenizer: a tokenizer.json, or a folder or run that holds one.
-        ids: token ids, separated by spaces.
-    """
-    from pellucid.text.tokenizer import load_tokenizer
-
-    print(load_tokenizer(tokenizer).decode(list(ids)))
-    return OK
-
-
 def transformer_of(loaded: Any, name: str) -> Any:
     """What was loaded, where it is a transformer; other predictors cannot do what is asked."""
     if hasattr(loaded, "kind"):
         raise ValueError(f"{name} holds a predictor of kind {loaded.kind}: this command needs a transformer")
     return loaded
-
-
-COMMANDS: dict[str, Callable[..., int]] = {
-    "train": train,
-    "generate": generate,
-    "score": score,
-    "fill": fill,
-    "verify": verify,
-}
-TOKENIZER_COMMANDS: dict[str, Callable[..., int]] = {
-    "train": tokenizer_train,
-    "encode": tokenizer_encode,
-    "decode": tokenizer_decode,
-}
 
 
 def parse_fields(pairs: Sequence[str]) -> dict[str, str]:
@@ -347,67 +272,10 @@ def parse_fields(pairs: Sequence[str]) -> dict[str, str]:
     return fields
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.
-
-    0 done; 1 a check failed; 2 the input or the options are wrong; 3 stopped by numerics; 130 and 143
-    interrupted by Ctrl-C and SIGTERM, after saving.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    commands, program, about = COMMANDS, "pellucid", "Language models you can see through."
-    if arguments[:1] == ["tokenizer"]:
-        commands, program, about = TOKENIZER_COMMANDS, "pellucid tokenizer", "Make, use and look at tokenizers."
-        arguments = arguments[1:]
-    try:
-        if arguments[:1] not in ([name] for name in commands):
-            return overview(arguments, commands, program, about)
-        function = commands[arguments[0]]
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
-            return tyro.cli(function, prog=f"{program} {arguments[0]}", args=arguments[1:])
-    except KeyboardInterrupt as interrupt:
-        print("interrupted", file=sys.stderr)
-        return interrupt.args[0] if interrupt.args else 130
-    except BrokenPipeError:
-        # the reader of our output has gone: nobody is left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
-    except (ValueError, OSError) as error:
-        complain(error)
-        return WRONG_INPUT
-    except (RuntimeError, MemoryError) as error:
-        if type(error).__name__ == "NumericsError":
-            complain(error)
-            return NUMERICS
-        # PyTorch has no class of its own for this on the CPU
-        if isinstance(error, MemoryError) or "out of memory" in str(error) or "not enough memory" in str(error):
-            complain(f"out of memory: make batch, n_ctx or the model smaller ({str(error).splitlines()[:1]})")
-            return WRONG_INPUT
-        raise
-
-
-def complain(what: object) -> None:
-    """One line on standard error."""
-    print(f"pellucid: {'; '.join(str(what).splitlines())}", file=sys.stderr)
-
-
-def overview(arguments: list[str], commands: dict[str, Callable[..., int]], program: str, about: str) -> int:
-    """The list of commands, for --help, for nothing, and for a command that does not exist."""
-    lines = [about, "", f"usage: {program} COMMAND ...   ({program} COMMAND --help says more)", ""]
-    rows = {name: (function.__doc__ or "").splitlines()[0] for name, function in commands.items()}
-    if commands is COMMANDS:
-        rows["tokenizer"] = "Make, use and look at tokenizers."
-    lines += [f"  {name:<12}{text}" for name, text in rows.items()]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print("\n".join(lines))
-        return OK
-    if arguments[0] in ("-V", "--version"):
-        from pellucid import __version__
-
-        print(f"pellucid {__version__}")
-        return OK
-    print(f"pellucid: there is no command {arguments[0]!r}\n\n" + "\n".join(lines), file=sys.stderr)
-    return WRONG_INPUT
+COMMANDS: dict[str, Callable[..., int]] = {
+    "train": train,
+    "generate": generate,
+    "score": score,
+    "fill": fill,
+    "verify": verify,
+}

@@ -1,0 +1,187 @@
+"""The command line as a user meets it: what it prints, what it refuses, and the exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from pellucid import __version__, cli
+
+SHAKESPEARE = Path(__file__).parent.parent / "data" / "shakespeare.txt"
+FIELDS = ["d_model=16", "n_layers=2", "n_heads=2", "n_ctx=16", "compile=no", "precision=float32", "evaluate_every=2"]
+TINY = ["--tokenizer", "byte", "--device", "cpu", *(f"--set={field}" for field in FIELDS)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run of four steps, made by a process of its own in an empty folder."""
+    folder = tmp_path_factory.mktemp("trained")
+    text = folder / "my texts.txt"
+    text.write_text(SHAKESPEARE.read_text(encoding="utf-8")[:4000], encoding="utf-8")
+    environment = os.environ | {"PELLUCID_CACHE": str(folder / "cache"), "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "pellucid", "train", text.name, "--steps", "4", *TINY]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout  # no terminal: plain lines
+    (folder / "output").write_text(done.stdout)
+    return folder / "runs" / "my-texts"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+
+
+def test_training_says_what_it_does(trained):
+    output = (trained.parent.parent / "output").read_text()
+    for piece in (
+        "text: 1 documents, 4,000 bytes",
+        "tokenizer: byte, 257 ids",
+        "model: 10,368 parameters, 2 layers, width 16",
+        "device: cpu",
+        "precision: float32, as asked",
+        "length: 4 steps of 2,048 tokens, as asked",
+        f"run: {Path('runs') / 'my-texts'}",
+        "step 4/4  loss ",
+        "bits/byte",
+        "--- sample at step 4",
+    ):
+        assert piece in output, piece
+    made = {p.name for p in trained.iterdir()}
+    assert made == {
+        "architecture.json",
+        "checkpoints",
+        "data.json",
+        "lock",
+        "metrics.jsonl",
+        "recipe.json",
+        "tokenizer.json",
+    }
+    assert json.loads((trained / "recipe.json").read_bytes())["train"]["steps"] == 4
+
+
+def test_a_trained_run_is_used(trained, capsys):
+    for extra in ([], ["--no-stream"]):
+        assert cli.main(["generate", str(trained), "ROMEO:", "--seed", "1", "--max-tokens", "20", *extra]) == 0
+    first, second = capsys.readouterr().out.split("ROMEO:")[1:]
+    assert first == second
+    text = trained.parent.parent / "my texts.txt"
+    assert cli.main(["score", str(trained), str(text)]) == 0
+    assert "bits per byte" in capsys.readouterr().out
+    assert cli.main(["generate", str(trained), "x", "--checkpoint", "7"]) == 2
+    assert "step 7" in capsys.readouterr().err
+
+
+def test_a_damaged_last_checkpoint_is_warned_of(trained, capsys, tmp_path):
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (run / "checkpoints" / "step-00000004" / "state.json").write_text("{}")
+    given = ["generate", str(run), "x", "--max-tokens", "1", "--seed", "1", "--checkpoint"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert cli.main([*given, "last"]) == 0
+    errors = capsys.readouterr().err
+    assert errors.startswith("pellucid: warning: ")
+    assert "step 4 passed over: state.json" in errors
+    assert "taking step 2" in errors
+    assert len(errors.splitlines()) == 1
+    assert cli.main([*given, "4"]) == 2
+    assert "no usable checkpoint" in capsys.readouterr().err
+
+
+def test_tokenizers(tmp_path, capsys):
+    text = tmp_path / "a.txt"
+    text.write_text("to be or not to be " * 50)
+    folder = tmp_path / "tokenizer"
+    assert cli.main(["tokenizer", "train", str(text), "--out", str(folder), "--kind", "char"]) == 0
+    assert "ids, written to" in capsys.readouterr().out
+    assert cli.main(["tokenizer", "encode", str(folder), "to be"]) == 0
+    ids = [line.partition("\t")[0] for line in capsys.readouterr().out.splitlines()]
+    assert len(ids) == 5
+    assert cli.main(["tokenizer", "decode", str(folder), *ids]) == 0
+    assert capsys.readouterr().out == "to be\n"
+    assert cli.main(["tokenizer", "train", str(text), "--out", str(folder)]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["help"], ["-h"]])
+def test_the_overview(arguments, capsys):
+    assert cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {name:<12}" in out for name in (*cli.COMMANDS, "tokenizer"))
+
+
+def test_the_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pellucid {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["trian"], ["tokenizer", "trian"], ["--fast"]])
+def test_a_command_that_does_not_exist(arguments, capsys):
+    assert cli.main(arguments) == 2
+    assert f"there is no command {arguments[-1]!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["train", "--stepz", "3"], ["train", "x", "--steps", "many"], ["generate"]])
+def test_an_option_that_does_not_exist_ends_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err
+
+
+def test_fields_are_split_at_the_first_equals_sign():
+    assert cli.parse_fields(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
+    for pair in ("a", "=1"):
+        with pytest.raises(ValueError, match="expected FIELD=VALUE"):
+            cli.parse_fields([pair])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError("wrong\nsecond line"), 2),
+        (FileNotFoundError(2, "No such file", "x"), 2),
+        (KeyboardInterrupt(), 130),
+        (KeyboardInterrupt(143), 143),
+        (MemoryError(), 2),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: not enough memory: you tried"), 2),
+    ],
+)
+def test_what_goes_wrong_is_one_line_and_an_exit_code(error, code, monkeypatch, capsys):
+    def fail() -> int:
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "score", fail)
+    assert cli.main(["score"]) == code
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
+    def fail() -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setitem(cli.COMMANDS, "score", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["score"])
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    script = "import sys; from pellucid.cli import main; sys.exit(main(['--help']))"
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert errors == b""
+
+
+def test_help_imports_nothing_heavy():
+    script = "import sys, pellucid.cli as c; c.main(['--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
