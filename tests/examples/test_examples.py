@@ -139,3 +139,25 @@ def test_induction(figures: Path):
     assert found["accuracy_2"] >= 0.9
     drawn(figures, "induction_losses")
     drawn(figures, "induction_heads")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.item("S4-emb-f")
+def test_space_probe(figures: Path):
+    found = example("space_probe").main()
+    assert found["r2_W_U"] >= 0.6
+    assert found["r2_shuffled"] <= 0.1
+    drawn(figures, "space_probe")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.item("S4-att-b")
+def test_alignment_bahdanau(figures: Path):
+    found = example("alignment_bahdanau").main()
+    assert found["attention_24"] > found["one vector_24"] + 0.2
+    assert found["near"] > 0.9
+    assert found["error"] < 1e-5
+    drawn(figures, "alignment_bahdanau")
+    drawn(figures, "alignment_bahdanau_lengths")
