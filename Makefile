@@ -7,7 +7,7 @@ MINUTES ?= 3
 # threads that spin beside busy test processes cost an order of magnitude (docs/log.md)
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-slow check format lint types fast setup clean
+.PHONY: demo test test-slow check docs format lint types fast setup clean
 
 .venv/.ready: $(REQUIREMENTS) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, found " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
@@ -41,6 +41,9 @@ fast: setup
 	$(TEST) -q -m "not slow and not gpu"
 
 check: format lint types fast
+
+docs: setup
+	$(BIN)/python docs/build_mathematics.py
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,72 @@
+"""docs/mathematics.md is what its sources say now, and the sources name nothing that is not there."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def generator():
+    """docs/build_mathematics.py, which belongs to no package."""
+    spec = importlib.util.spec_from_file_location("build_mathematics", ROOT / "docs" / "build_mathematics.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+BUILD = generator()
+
+
+def test_the_page_is_not_stale():
+    written = BUILD.PAGE.read_text(encoding="utf-8")
+    assert written == BUILD.page(), "docs/mathematics.md does not say what its sources say: make docs"
+
+
+def test_markers_name_items_and_errata_that_exist():
+    for test in BUILD.marked_tests():
+        assert set(test.items) <= set(BUILD.items()), test.id
+        assert set(test.errata) <= set(BUILD.errata()), test.id
+
+
+def test_every_item_is_shown_or_waits():
+    shown = {item for test in BUILD.marked_tests() for item in test.items}
+    assert [name for name, item in BUILD.items().items() if name not in shown and "waits" not in item] == []
+    assert sum(numbers[0] for numbers in BUILD.totals().values()) == len(BUILD.items()) == 259
+
+
+def test_links_lead_somewhere():
+    page = BUILD.page()
+    for target in set(re.findall(r"\]\((\.\./[^)#]+)\)", page)):
+        assert (BUILD.PAGE.parent / target).exists(), target
+    anchors = set(re.findall(r'<a id="([^"]+)">', page))
+    assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= anchors
+
+
+def test_every_row_has_the_cells_of_its_table():
+    """A bar that is not escaped would open a cell of its own."""
+    widths = None
+    for line in BUILD.page().splitlines():
+        if not line.startswith("|"):
+            widths = None
+            continue
+        cells = len(re.findall(r"(?<!\\)\|", line))
+        widths = widths or cells
+        assert cells == widths, line
+
+
+def test_citations_and_definitions_are_read_from_docstrings():
+    text = """A = softmax(Z)   Z [i, j] -> [i, j].   S0 (3.5), S1 1.1.2 w, S4 "Deep". Errata E-01, E-09 to E-11."""
+    assert BUILD.definition(text) == ("A = softmax(Z)", "Z [i, j] -> [i, j]")
+    assert BUILD.citations(text) == ["S0 (3.5)", "S1 1.1.2", 'S4 "Deep"']
+    assert BUILD.cited_errata(text) == ["E-01", "E-09", "E-10", "E-11"]
+
+
+def test_the_functions_that_a_test_uses_are_found_through_its_helpers():
+    by_id = {test.id: test for test in BUILD.marked_tests()}
+    direct = by_id["conformance/test_reference_attention.py::test_only_the_circuits_matter"]
+    assert ("attention", "multi_head_sum") in direct.functions
+    through_helper = by_id["conformance/test_engine_forward.py::test_every_named_tensor_is_the_reference_s"]
+    assert ("transformer", "forward") in through_helper.functions
