@@ -138,7 +138,7 @@ def read_corpus(paths: str | os.PathLike | Iterable[str | os.PathLike], progress
     if not named:
         raise DocumentError("no input was named: give at least one file or folder of text")
     skipped: list[Skipped] = []
-    files = _find_files(named, skipped)
+    files = find_files(named, skipped)
     total, before = sum(path.stat().st_size for path, _ in files.values() if path.exists()), 0
     documents: list[Document] = []
     sources: list[Source] = []
@@ -217,7 +217,7 @@ def _reader(path: Path) -> Reader:
 # Finding and counting -------------------------------------------------------------------------
 
 
-def _find_files(named: list[Path], skipped: list[Skipped]) -> dict[str, tuple[Path, bool]]:
+def find_files(named: list[Path], skipped: list[Skipped]) -> dict[str, tuple[Path, bool]]:
     """Relative path -> (path, whether it was named itself) of every file to read."""
     for path in named:
         if not path.exists():

@@ -1,0 +1,208 @@
+"""Pairs of texts, a source and its target: what an encoder-decoder is trained on.
+
+    .tsv     source, a tab, target                    no quoting: a tab and a newline are never part of a side
+    .jsonl   {"source": "...", "target": "..."}       further fields are left alone
+
+One pair a line, UTF-8; lines of nothing but white space are passed over. Whatever cannot be read is
+refused with its file and line.
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pellucid.text.documents import DocumentError, Skipped, Source, find_files
+from pellucid.text.split import PARTS
+
+#: lines read between two reports
+TOGETHER = 4096
+
+Progress = Callable[..., None] | None
+
+
+class PairsError(DocumentError):
+    """A file of pairs that cannot be read, too few pairs, and pairs that do not fit."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What was read, in the order of the files: pair k is line `lines[k]` of `files[places[k]]`, its lines from 1."""
+
+    sources: list[str]
+    targets: list[str]
+    places: np.ndarray
+    lines: np.ndarray
+    files: tuple[Source, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of both sides in UTF-8."""
+        return sum(len(text.encode()) for side in (self.sources, self.targets) for text in side)
+
+    def place(self, pair: int) -> str:
+        """Where a pair was read, as FILE:LINE."""
+        return f"{self.files[self.places[pair]].path}:{self.lines[pair]}"
+
+
+def read_pairs(paths: str | Path | list[str] | tuple[str, ...], progress: Progress = None) -> Pairs:
+    """Every pair of these .tsv and .jsonl files, and of those in these folders, in the order of their paths.
+
+    Raises PairsError, naming file and line, for what is not a pair, and for input without any.
+    """
+    named = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    if not named:
+        raise PairsError("no input was named: give at least one .tsv or .jsonl file, or a folder of them")
+    skipped: list[Skipped] = []
+    files = find_files(named, skipped)
+    made = Pairs([], [], np.zeros(0), np.zeros(0), ())
+    places, lines, read = [], [], []
+    for relative in sorted(files):
+        path, explicit = files[relative]
+        if path.suffix.lower() not in READERS or not path.is_file():
+            expected = "not a .tsv or .jsonl file" if path.exists() else "it does not exist"
+            if explicit:
+                raise PairsError(f"{path}: {expected}; pairs are read from .tsv (two columns) and .jsonl files")
+            skipped.append(Skipped(relative, expected))
+            continue
+        before, hashed = len(made), _HashedLines(path)
+        for number, (source, target) in read_lines(path, hashed):
+            made.sources.append(source)
+            made.targets.append(target)
+            lines.append(number)
+            if progress and not len(lines) % TOGETHER:
+                progress("reading", len(lines), 0)
+        found = len(made) - before
+        places += [len(read)] * found
+        read.append(Source(relative, hashed.n_bytes, hashed.digest.hexdigest(), found, 0))
+    if not len(made):
+        raise PairsError(f"{', '.join(map(str, named))}: there are no pairs to read; expected .tsv or .jsonl files")
+    where = np.array(places, dtype=np.int32), np.array(lines, dtype=np.int64)
+    return Pairs(made.sources, made.targets, *where, tuple(read), tuple(skipped))
+
+
+class _HashedLines:
+    """The lines of a file as bytes, without their ends, hashed and counted as they are read."""
+
+    def __init__(self, path: Path):
+        self.path, self.digest, self.n_bytes = path, hashlib.sha256(), 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            for line in file:
+                self.digest.update(line)
+                first = not self.n_bytes
+                self.n_bytes += len(line)
+                yield (line.removeprefix(b"\xef\xbb\xbf") if first else line).removesuffix(b"\n").removesuffix(b"\r")
+
+
+def read_lines(path: Path, lines: Any) -> Iterator[tuple[int, tuple[str, str]]]:
+    """The pairs of one file with their line numbers, from 1."""
+    read = READERS[path.suffix.lower()]
+    for number, raw in enumerate(lines, 1):
+        if not raw.strip(b" \r\n"):
+            continue
+        try:
+            source, target = pair = read(raw.decode())
+            for name, text in (("source", source), ("target", target)):
+                if not text.strip():
+                    raise ValueError(f"the {name} is empty, expected text on both sides")
+                text.encode()
+        except UnicodeDecodeError as error:
+            raise PairsError(f"{path}:{number}: byte {error.start + 1} of the line is not UTF-8") from None
+        except UnicodeEncodeError:
+            raise PairsError(f"{path}:{number}: a lone surrogate, which is half a character") from None
+        except ValueError as error:
+            raise PairsError(f"{path}:{number}: {error}") from None
+        yield number, pair
+
+
+def _columns(line: str) -> tuple[str, str]:
+    columns = line.split("\t")
+    if len(columns) != 2:
+        raise ValueError(f"{len(columns)} column{'s' * (len(columns) > 1)}, expected two: source, a tab, target")
+    return columns[0], columns[1]
+
+
+def _fields(line: str) -> tuple[str, str]:
+    try:
+        found = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not valid JSON ({error}), expected one object a line") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{type(found).__name__}, expected an object with the fields source and target")
+    for name in ("source", "target"):
+        if not isinstance(found.get(name), str):
+            has = "no" if name not in found else f"a {type(found[name]).__name__} as"
+            raise ValueError(f"{has} field {name!r}, expected text; the fields are {', '.join(found) or 'none'}")
+    return found["source"], found["target"]
+
+
+READERS: dict[str, Callable[[str], tuple[str, str]]] = {".tsv": _columns, ".jsonl": _fields}
+
+
+# Setting pairs aside ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PairSplit:
+    """Which pairs are held out, bool [pairs]; the rest is trained on. `note` says so in words."""
+
+    corpus: Pairs
+    held_out: float
+    seed: int
+    held: np.ndarray
+    note: str
+
+    def numbers(self, part: str) -> np.ndarray:
+        """The pairs of one part, in order."""
+        if part not in PARTS:
+            raise PairsError(f"there is no part {part!r}: say one of {', '.join(PARTS)}")
+        return np.flatnonzero(self.held == (part == "held_out"))
+
+    def texts(self, part: str) -> Iterator[str]:
+        """Both sides of every pair of one part: what the one tokenizer is trained on."""
+        for pair in self.numbers(part):
+            yield self.corpus.sources[pair]
+            yield self.corpus.targets[pair]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What decides the split, in plain JSON types."""
+        return {"held_out": self.held_out, "seed": self.seed, "rule": "sources"}
+
+
+def split_pairs(pairs: Pairs, held_out: float = 0.1, seed: int = 0) -> PairSplit:
+    """Hold out about `held_out` of the bytes: whole sources, in an order drawn by hashing them with the seed.
+
+    All pairs of one source are on one side, and so are exact duplicates: a model cannot have seen the
+    target of a source it is measured on. Raises PairsError for a share outside (0, 1) and for pairs of
+    one source alone.
+    """
+    if not 0 < held_out < 1:
+        raise PairsError(f"held_out = {held_out}: expected a share above 0 and below 1, such as 0.1")
+    of: dict[str, list[int]] = defaultdict(list)
+    for pair, source in enumerate(pairs.sources):
+        of[source].append(pair)
+    if len(of) < 2:
+        raise PairsError(f"{len(pairs)} pairs of one source: two different sources are needed, one of them held out")
+    salt = str(seed).encode() + b"\0"
+    order = sorted(of, key=lambda source: hashlib.sha256(salt + source.encode()).digest())
+    sizes = [sum(len(s.encode()) + len(pairs.targets[pair].encode()) for pair in of[s]) for s in order]
+    reached = np.cumsum(sizes)
+    n = 1 + int(np.argmin(np.abs(reached[:-1] - held_out * reached[-1])))
+    held = np.zeros(len(pairs), dtype=bool)
+    held[[pair for source in order[:n] for pair in of[source]]] = True
+    note = (
+        f"{held.sum():,} of {len(pairs):,} pairs are held out, {reached[n - 1] / reached[-1]:.1%} of the bytes for "
+        f"{held_out:.1%} asked"
+    )
+    return PairSplit(pairs, held_out, seed, held, note)

@@ -1,0 +1,169 @@
+"""Pairs: read with file and line for what is wrong, split by source, and encoded without loss."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pellucid.text.documents import DocumentError
+from pellucid.text.pair_tokens import encode_pairs
+from pellucid.text.pairs import PairsError, read_pairs, split_pairs
+from pellucid.text.tokenizer import ByteTokenizer, train_tokenizer
+from pellucid.text.tokens import describe_difference
+
+SIDES = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\t\n\r"), min_size=1, max_size=8)
+SIDES = SIDES.filter(lambda text: bool(text.strip()))
+
+
+def write(path, text):
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def tsv(folder, pairs, name="pairs.tsv"):
+    return write(folder / name, "".join(f"{s}\t{t}\n" for s, t in pairs))
+
+
+def numbered(n):
+    return [(f"word {i}", f"{i}") for i in range(n)]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=6))
+def test_both_formats_give_back_what_was_written(tmp_path_factory, pairs):
+    """Whatever the characters: line separators of Unicode, quotes and backslashes are text."""
+    folder = tmp_path_factory.mktemp("pairs")
+    lines = "\r\n\r\n".join(json.dumps({"id": 1, "source": s, "target": t}) for s, t in pairs)
+    for path in (tsv(folder, pairs), write(folder / "pairs.jsonl", lines)):
+        found = read_pairs(path)
+        assert list(zip(found.sources, found.targets, strict=True)) == pairs
+        assert found.n_bytes == sum(len((s + t).encode()) for s, t in pairs)
+
+
+def test_files_of_a_folder_come_in_the_order_of_their_paths(tmp_path):
+    tsv(tmp_path, [("b", "2"), ("c", "3")], "two.tsv")
+    write(tmp_path / "one.jsonl", '\ufeff{"source": "a", "target": "1"}\n\n{"source": "x", "target": "0"}')
+    write(tmp_path / "notes.txt", "not pairs")
+    found = read_pairs(tmp_path)
+    assert found.sources == ["a", "x", "b", "c"]
+    assert [found.place(pair) for pair in range(4)] == ["one.jsonl:1", "one.jsonl:3", "two.tsv:1", "two.tsv:2"]
+    assert [(f.path, f.n_documents) for f in found.files] == [("one.jsonl", 2), ("two.tsv", 2)]
+    assert [skipped.path for skipped in found.skipped] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "one\ttwo\nthree\n", r"a\.tsv:2: 1 column, expected two"),
+        ("a.tsv", "one\ttwo\n\none\ttwo\tthree\n", r"a\.tsv:3: 3 columns"),
+        ("a.tsv", "one\t \n", r"a\.tsv:1: the target is empty"),
+        ("a.tsv", "\ttwo\n", r"a\.tsv:1: the source is empty"),
+        ("a.tsv", b"one\ttw\xff\n", r"a\.tsv:1: byte 7 of the line is not UTF-8"),
+        ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": "a"\n', r"a\.jsonl:2: not valid JSON"),
+        ("a.jsonl", '{"source": "a"}', r"a\.jsonl:1: no field 'target'.*the fields are source"),
+        ("a.jsonl", '{"source": "a", "target": 3}', r"a\.jsonl:1: a int as field 'target'"),
+        ("a.jsonl", '["a", "b"]', r"a\.jsonl:1: list, expected an object"),
+        ("a.jsonl", '{"source": "a", "target": "\\ud800"}', r"a\.jsonl:1: a lone surrogate"),
+        ("a.tsv", "\n", "there are no pairs to read"),
+        ("a.csv", "one,two", r"a\.csv: not a \.tsv or \.jsonl file"),
+    ],
+)
+def test_what_is_not_a_pair_is_refused_with_its_line(tmp_path, name, content, message):
+    with pytest.raises(PairsError, match=message):
+        read_pairs(write(tmp_path / name, content))
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(DocumentError, match="no such file"):
+        read_pairs(tmp_path / "nothing.tsv")
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), SIDES), min_size=2, max_size=40),
+    st.sampled_from([0.1, 0.3, 0.7]),
+    st.integers(0, 9),
+)
+def test_no_source_is_on_both_sides(tmp_path_factory, pairs, share, seed):
+    """So no duplicate is either; both parts have pairs, and the order of the file does not matter."""
+    if len({s for s, _ in pairs}) < 2:
+        return
+    folder = tmp_path_factory.mktemp("split")
+    found = read_pairs(tsv(folder, pairs))
+    split = split_pairs(found, share, seed)
+    parts = {part: {found.sources[pair] for pair in split.numbers(part)} for part in ("train", "held_out")}
+    assert not parts["train"] & parts["held_out"]
+    assert all(parts.values())
+    assert parts["train"] | parts["held_out"] == {s for s, _ in pairs}
+    turned = read_pairs(tsv(folder, pairs[::-1]))
+    assert {turned.sources[pair] for pair in split_pairs(turned, share, seed).numbers("held_out")} == parts["held_out"]
+
+
+def test_the_share_held_out_is_the_share_asked_for(tmp_path):
+    found = read_pairs(tsv(tmp_path, numbered(1000)))
+    split = split_pairs(found, 0.1, 1)
+    held = [found.sources[pair] + found.targets[pair] for pair in split.numbers("held_out")]
+    assert sum(map(len, held)) / found.n_bytes == pytest.approx(0.1, abs=0.002)
+    assert (split_pairs(found, 0.1, 2).held != split.held).any()
+    assert "pairs are held out" in split.note
+    for share, message in ((0.0, "held_out = 0.0"), (1.0, "held_out = 1.0")):
+        with pytest.raises(PairsError, match=message):
+            split_pairs(found, share)
+    with pytest.raises(PairsError, match="one source"):
+        split_pairs(read_pairs(tsv(tmp_path, [("a", "1"), ("a", "2")], "one.tsv")))
+
+
+@pytest.mark.parametrize("kind", ["byte", "bpe"])
+def test_ids_are_those_of_each_text_and_the_separator(tmp_path, kind):
+    found = read_pairs(tsv(tmp_path, numbered(50)))
+    split = split_pairs(found, 0.2, 3)
+    tokenizer = train_tokenizer(kind, split.texts("train"), 280 if kind == "bpe" else None)
+    tokens = encode_pairs(split, tokenizer)
+    for name in ("train", "held_out"):
+        part = tokens.part(name)
+        assert part.n_pairs == len(split.numbers(name))
+        assert len(part) == part.target.lengths.sum()
+        for side, texts in ((part.source, found.sources), (part.target, found.targets)):
+            width = int(side.lengths.max()) + 2
+            rows, own = side.rows(np.arange(part.n_pairs), width, tokenizer.separator)
+            assert rows.dtype == np.int64
+            for row, mask, pair in zip(rows, own, part.pairs, strict=True):
+                assert row[mask].tolist() == [*tokenizer.encode(texts[pair]), tokenizer.separator]
+                assert (row[~mask] == tokenizer.separator).all()
+            assert side.n_bytes == sum(len(texts[pair].encode()) for pair in part.pairs)
+    ids = sum(len(side.ids) for p in tokens.parts.values() for side in (p.source, p.target))
+    assert tokens.n_bytes == 2 * ids + 8 * 2 * (len(found) + 2)
+
+
+def test_characters_never_seen_are_counted(tmp_path):
+    found = read_pairs(tsv(tmp_path, numbered(50)))
+    split = split_pairs(found, 0.2, 3)
+    tokens = encode_pairs(split, train_tokenizer("char", ["word "]))
+    digits = sum(c.isdigit() for side in (found.sources, found.targets) for text in side for c in text)
+    assert sum(part["unknown"] for part in tokens.manifest["parts"].values()) == digits
+
+
+def test_a_pair_too_long_for_the_context_is_named(tmp_path):
+    pairs = numbered(20)
+    pairs[7] = ("word 7", "seven" * 10)
+    tokens = encode_pairs(split_pairs(read_pairs(tsv(tmp_path, pairs))), ByteTokenizer())
+    tokens.check_lengths(8, 51)
+    with pytest.raises(PairsError, match=r"1 sides.*first at pairs\.tsv:8: a target of 51 tokens.* for 50.*n_ctx=51"):
+        tokens.check_lengths(8, 50)
+    with pytest.raises(PairsError, match=r"model\.encoder\.n_ctx=8 and model\.n_ctx=51"):
+        tokens.check_lengths(7, 51)
+
+
+def test_the_manifest_tells_what_changed(tmp_path):
+    path = tsv(tmp_path, numbered(20))
+    before = encode_pairs(split_pairs(read_pairs(path)), ByteTokenizer())
+    assert encode_pairs(split_pairs(read_pairs(path)), ByteTokenizer()).key == before.key
+    assert json.loads(json.dumps(before.manifest)) == before.manifest
+    assert not describe_difference(before.manifest, before.manifest)
+    other = encode_pairs(split_pairs(read_pairs(path), 0.3), ByteTokenizer())
+    assert other.key != before.key
+    assert describe_difference(before.manifest, other.manifest) == "the split's held_out changed, from 0.1 to 0.3"
+    changed = encode_pairs(split_pairs(read_pairs(tsv(tmp_path, numbered(21)))), ByteTokenizer())
+    assert describe_difference(before.manifest, changed.manifest).startswith("pairs.tsv changed")
