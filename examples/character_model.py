@@ -23,6 +23,8 @@ FIELDS = {
     "dropout": 0.0,
     "tokenizer": "char",
     "batch": 16,
+    "optimizer": "adamw",
+    "learning_rate": 4e-3,
     "seed": 1,
     "compile": "no",
     "device": "cpu",
