@@ -5,6 +5,7 @@ import torch
 from tiny import make_training, recipe_for
 
 from pellucid.architecture import count_parameters
+from pellucid.training.muon import Muon, orthogonal
 from pellucid.training.setup import make_optimizer
 
 GOOD = torch.tensor(False)
@@ -104,3 +105,35 @@ def test_the_factor_scales_both_peaks(text):
         optimizer.set_factor(factor)
         rates = [{group["lr"] for group in part.param_groups} for part in optimizer.parts]
         assert rates == [{0.5 * factor}, {0.25 * factor}]
+
+
+@pytest.mark.parametrize("shapes", [[(24, 16)], [(16, 40), (16, 40), (8, 8)]])
+def test_muon_is_torchs(shapes, monkeypatch):
+    """The same parameters as torch.optim.Muon after several steps, once its iteration is kept in float64 too."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    torch.manual_seed(0)
+    start = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    ours, theirs = ([torch.nn.Parameter(t.clone()) for t in start] for _ in range(2))
+    mine = Muon(ours, 0.02, 0.1, torch.float64)
+    known = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn(a.shape, dtype=torch.float64)
+            b.grad = a.grad.clone()
+        mine.step(torch.tensor(False))
+        known.step()
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-10)
+
+
+def test_orthogonal_moves_singular_values_to_one():
+    torch.manual_seed(1)
+    x = torch.randn(3, 20, 12, dtype=torch.float64)
+    made = orthogonal(x, torch.float64)
+    values = torch.linalg.svdvals(made)
+    assert values.min() > 0.6
+    assert values.max() < 1.25
+    u, _, vh = torch.linalg.svd(x, full_matrices=False)
+    cosine = (made * (u @ vh)).sum((-2, -1)) / (made.norm(dim=(-2, -1)) * 12**0.5)
+    assert cosine.min() > 0.97
+    assert torch.allclose(orthogonal(x[1], torch.float64), made[1], rtol=0, atol=1e-12)

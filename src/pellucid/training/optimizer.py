@@ -6,6 +6,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from pellucid.training.muon import Muon
+
 Word = Literal["adamw", "muon"]
 
 
@@ -31,6 +33,7 @@ class Optimizer:
         betas: tuple[float, float],
         eps: float,
         weight_decay: float,
+        muon_dtype: torch.dtype = torch.float32,
     ):
         named = list(model.named_parameters())
         hidden = [(n, p) for n, p in named if word == "muon" and is_hidden_matrix(n, p)]
@@ -43,17 +46,8 @@ class Optimizer:
         groups = [group for group in groups if group["params"]]
         self.names = {p: n for n, p in named}
         self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True)
-        # match_rms_adamw gives an update the size of AdamW's, so that one learning rate serves all widths
-        self.muon = (
-            torch.optim.Muon(
-                [p for _, p in hidden],
-                lr=muon_learning_rate,
-                weight_decay=weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            )
-            if hidden
-            else None
-        )
+        hidden_only = [p for _, p in hidden]
+        self.muon = Muon(hidden_only, muon_learning_rate, weight_decay, muon_dtype) if hidden else None
         self.parts: Sequence[torch.optim.Optimizer] = [self.adamw] + ([self.muon] if self.muon else [])
         self.peaks = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
@@ -70,19 +64,13 @@ class Optimizer:
     def step(self, bad: Tensor) -> None:
         """One update, unless `bad` (a boolean scalar on the model's device): then nothing changes, bit for bit.
 
-        The decision stays on the device. Fused AdamW knows how to pass over a step; Muon does not, so its
-        old values are kept and selected. Multiplying by zero would not do: 0 * inf is not 0.
+        The decision stays on the device: old values are selected, or the update passed over. Multiplying by
+        zero would not do: 0 * inf is not 0.
         """
-        setattr(self.adamw, "found_inf", bad.float())  # noqa: B010 (the attribute that gradient scalers set)
+        setattr(self.adamw, "found_inf", bad.float())  # noqa: B010 (what gradient scalers tell fused AdamW)
         self.adamw.step()
         if self.muon:
-            kept = [t for p in self._params(self.muon) for t in (p, self.muon.state[p].get("momentum_buffer"))]
-            old = [None if t is None else t.detach().clone() for t in kept]
-            self.muon.step()
-            new = [t for p in self._params(self.muon) for t in (p, self.muon.state[p]["momentum_buffer"])]
-            with torch.no_grad():
-                for before, after in zip(old, new, strict=True):
-                    after.copy_(torch.where(bad, torch.zeros_like(after) if before is None else before, after))
+            self.muon.step(bad)
 
     @staticmethod
     def _params(part: torch.optim.Optimizer) -> Iterable[nn.Parameter]:
