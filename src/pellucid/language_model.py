@@ -48,11 +48,14 @@ class LanguageModel:
         return self.network.architecture
 
     def generate(self, prompt: str = "", **options: Any) -> Generated:
-        """One continuation of the prompt; see `pellucid.generate.text.stream_generate` for the options."""
+        """One continuation of the prompt; see `pellucid.generate.text.stream_generate` for the options.
+
+        An encoder-decoder reads `source="..."`, and writes the target; `beams=4` looks for the likeliest one.
+        """
         return generate(self.network, self.tokenizer, prompt, **options)[0]
 
-    def generate_many(self, prompts: str | list[str], *, n: int = 1, **options: Any) -> list[Generated]:
-        """n continuations of every prompt, in one batch, those of the first prompt first."""
+    def generate_many(self, prompts: str | list[str] = "", *, n: int = 1, **options: Any) -> list[Generated]:
+        """n continuations of every prompt, in one batch, those of the first prompt first; `source` may be a list."""
         return generate(self.network, self.tokenizer, prompts, n=n, **options)
 
     def stream(self, prompt: str = "", **options: Any) -> Iterator[Piece]:
@@ -203,8 +206,8 @@ class QuietReporter(PlainReporter):
 
 
 def sampler_of(recipe: Recipe) -> Callable[[Transformer, Tokenizer, str, int], str] | None:
-    """What writes samples during training; a masked model writes none."""
-    return None if recipe.train.objective == "masked" else write_sample
+    """What writes samples during training; a masked model writes none, an encoder-decoder the target of a source."""
+    return {"masked": None, "source-target": write_target}.get(recipe.train.objective, write_sample)
 
 
 def write_sample(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: int) -> str:
@@ -214,6 +217,11 @@ def write_sample(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: 
         return prompt + generate(network, tokenizer, prompt, max_tokens=100, temperature=0.8, seed=seed)[0].text
     finally:
         network.train()
+
+
+def write_target(network: Transformer, tokenizer: Tokenizer, source: str, seed: int) -> str:
+    """The source and the likeliest target token by token; the network's training mode is put back."""
+    return f"{source} -> {generate(network, tokenizer, source=source, max_tokens=100, seed=seed)[0].text}"
 
 
 def train_tokenizer(

@@ -37,6 +37,32 @@ def modern(d_model: int, n_layers: int, n_heads: int, n_ctx: int) -> Architectur
     )
 
 
+def original(d_model: int, n_layers: int, n_heads: int) -> Architecture:
+    """Vaswani et al. 2017: an encoder and a decoder of one size, post-norm, sinusoids, embeddings times sqrt(d_model).
+
+    The length of the longest sentence is not stated there; 512 tokens is ours.
+    """
+    decoder = Architecture(
+        n_vocab=37000,
+        n_ctx=512,
+        d_model=d_model,
+        n_layers=n_layers,
+        attention=Attention(n_heads=n_heads),
+        mlp=MLP(activation="relu"),
+        positions=Positions(kind="sinusoidal", layout="pairs"),
+        block="post",
+        embed_scale="sqrt(d_model)",
+        final_norm="none",
+        dropout=Dropout(embed=0.1, attn_out=0.1, mlp_out=0.1),
+    )
+    return replace(decoder, encoder=replace(decoder, attention=Attention(n_heads=n_heads, mask="bidirectional")))
+
+
+def with_vocabulary(a: Architecture, n_vocab: int) -> Architecture:
+    """`a`, and its encoder where it has one, for a tokenizer of `n_vocab` ids."""
+    return replace(a, n_vocab=n_vocab, encoder=a.encoder and with_vocabulary(a.encoder, n_vocab))
+
+
 PRESETS = {
     # the default: what two cores train well in minutes
     "small": modern(192, 4, 6, 128),
@@ -147,6 +173,9 @@ PRESETS = {
         dropout=TENTH,
         unembed="untied",
     ),
+    # Vaswani et al. 2017, base: the encoder-decoder, in sinusoids and post-norm. There the source's embeddings are
+    # those of the target; here the encoder has its own, n_vocab x 512 numbers more
+    "original": original(512, 6, 8),
     # Devlin et al. 2018
     "bert": Architecture(
         n_vocab=30522,
@@ -174,4 +203,4 @@ def preset(name: str, n_vocab: int | None = None) -> Architecture:
     if name not in PRESETS:
         raise ArchitectureError(f"there is no preset {name!r}: say one of {', '.join(PRESETS)}")
     found = PRESETS[name]
-    return found if n_vocab is None else replace(found, n_vocab=n_vocab)
+    return found if n_vocab is None else with_vocabulary(found, n_vocab)

@@ -20,7 +20,7 @@ def train(
     resume: bool = False,
     from_: Annotated[str | None, arg(name="from")] = None,
     predictor: Literal["transformer", "ngram", "neural-probabilistic", "recurrent"] = "transformer",
-    objective: Literal["next-token", "prefix", "masked"] | None = None,
+    objective: Literal["next-token", "prefix", "masked", "source-target"] | None = None,
     preset: str | None = None,
     recipe: Path | None = None,
     set_: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="FIELD=VALUE")] = (),
@@ -40,12 +40,13 @@ def train(
     """Train a model on text files and folders.
 
     Args:
-        paths: files and folders of plain text; not needed with --resume.
+        paths: files and folders of plain text, or of pairs (.tsv, .jsonl); not needed with --resume.
         out: the run's folder, which must not exist yet; runs/NAME unless given.
         resume: continue the run in --out exactly where its last checkpoint left it.
         from_: start from the weights, tokenizer and architecture of this run or model.
         predictor: what is trained; each kind has its own fields for --set (order, smoothing, d_hidden, ...).
-        objective: what a transformer predicts from what; masked hides tokens and finds them.
+        objective: what a transformer predicts from what; masked hides tokens and finds them;
+            source-target reads pairs with an encoder and writes the target.
         preset: an architecture by name: small (the default), modern, gpt2, ...
         recipe: a TOML or JSON file of fields, read after the preset and before --set.
         set_: one field of the recipe, such as model.d_model=256 or dropout=0.1; may be repeated.
@@ -97,8 +98,10 @@ def generate(
     model: Positional[str],
     prompt: Positional[str] = "",
     *,
+    source: str | None = None,
+    beams: int = 0,
     max_tokens: int = 200,
-    temperature: float = 0.8,
+    temperature: float | None = None,
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
@@ -116,8 +119,10 @@ def generate(
     Args:
         model: a run folder or a saved model.
         prompt: the text to continue; - reads it from standard input.
+        source: what an encoder-decoder reads; - reads standard input. The prompt is then how the target begins.
+        beams: look for the likeliest text with this many beams instead of drawing one.
         max_tokens: the most tokens to write.
-        temperature: divides the logits; 0 always takes the likeliest token.
+        temperature: divides the logits; 0 always takes the likeliest token. 0.8 unless given, 0 with --source.
         top_k: sample from this many likeliest tokens; 0 from all.
         top_p: sample from the fewest likeliest tokens that have this much probability together.
         min_p: sample from tokens at least this share as likely as the likeliest.
@@ -133,10 +138,13 @@ def generate(
     import pellucid
 
     loaded = pellucid.load(model, checkpoint=checkpoint, device=device)
+    if source is not None or beams:
+        transformer_of(loaded, model)
     prompt = sys.stdin.read() if prompt == "-" else prompt
-    options: dict[str, Any] = {
+    source = sys.stdin.read() if source == "-" else source
+    given = {"source": source, "beams": beams or None, "temperature": temperature}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None} | {
         "max_tokens": max_tokens,
-        "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
         "min_p": min_p,
@@ -157,7 +165,7 @@ def generate(
     else:
         results = loaded.generate_many(prompt, n=n, **options)
         print(f"\n{'-' * 40}\n".join(prompt + result.text for result in results))
-    if seed is None:
+    if seed is None and not beams:
         print(f"seed {results[0].seed}", file=sys.stderr)
     return OK
 
@@ -167,6 +175,7 @@ def score(
     file: Positional[str],
     *,
     prefix: str = "",
+    source: str | None = None,
     per_token: bool = False,
     stride: int | None = None,
     checkpoint: str = "best",
@@ -178,6 +187,7 @@ def score(
         model: a run folder or a saved model.
         file: the text's file; - reads standard input.
         prefix: score the text as the continuation of this.
+        source: score the text as the target of this, with an encoder-decoder.
         per_token: list every token with its surprisal in bits.
         stride: tokens by which the window moves on long texts; half the context unless given.
         checkpoint: of a run: best (lowest held-out loss), last, or a step.
@@ -189,7 +199,10 @@ def score(
     text = sys.stdin.read() if file == "-" else "".join(d.text for d in read_corpus(file).documents)
     loaded = pellucid.load(model, checkpoint=checkpoint, device=device)
     # a predictor reads a fixed context and has no windows to move: it refuses a stride
-    options: dict[str, Any] = {"prefix": prefix} | ({} if stride is None else {"stride": stride})
+    if source is not None:
+        transformer_of(loaded, model)
+    given = {"stride": stride, "source": source}
+    options = {"prefix": prefix} | {name: value for name, value in given.items() if value is not None}
     found = loaded.score(text, **options)
     if per_token:
         print("bits\ttoken")

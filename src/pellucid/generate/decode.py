@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.reading import Cached, NextLogits, Recomputing, Row, check_readable, reading
 from pellucid.generate.sampling import Sampling, choose, uniform
+from pellucid.generate.source import NO_SOURCES, NoSources, read_sources
 from pellucid.model import Transformer
 
 
@@ -35,11 +36,12 @@ class Decoding:
         stop_ids: Collection[int],
         cache: bool,
         n_allowed: int | None,
+        sources: NoSources = NO_SOURCES,
     ):
         self.network, self.rows, self.max_tokens, self.sampling = network, rows, max_tokens, sampling
         self.stop_ids, self.n_allowed = frozenset(stop_ids), n_allowed
         longest = max((len(row.given) for row in rows), default=0) + max_tokens
-        self.reader = Cached(network, longest) if cache else Recomputing(network)
+        self.reader = Cached(network, longest, sources) if cache else Recomputing(network, sources)
         #: the rows that the reader holds
         self.active = rows
         self.started = False
@@ -112,6 +114,7 @@ def generate_ids(
     samples: Sequence[int] = (0,),
     cache: bool = True,
     n_allowed: int | None = None,
+    sources: Sequence[Sequence[int]] | None = None,
 ) -> Decoding:
     """Continue every prompt by up to `max_tokens` ids, step by step.
 
@@ -123,26 +126,35 @@ def generate_ids(
                 whether or not the others are drawn with it
     cache       False recomputes everything at every step, one row at a time: slower, and the same
     n_allowed   the tokenizer's vocabulary, where the network's is larger: no id from here on is chosen
+    sources     for a network with an encoder: the ids that it reads for each prompt, once
 
     The result iterates over `Step`s; its `rows` hold what has been generated. A network with mask word
     `prefix` reads its prompt as the prefix. Texts that outgrow the context go on in a moving window
     (`window_start`). Raises GenerationError for what cannot be run.
     """
     check_readable(network)
+    check_counts(network, max_tokens, n_allowed)
     a = network.architecture
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
-        raise GenerationError(f"max_tokens = {max_tokens!r}: expected a whole number of at least 0")
-    if n_allowed is not None and not 1 <= n_allowed <= a.n_vocab:
-        raise GenerationError(
-            f"a vocabulary of {n_allowed} ids was given to a network of n_vocab = {a.n_vocab}: "
-            "is this the tokenizer that the network was trained with?"
-        )
     each = [seeds] * len(prompts) if isinstance(seeds, int) else list(seeds)
     if len(each) != len(prompts):
         raise GenerationError(f"{len(each)} seeds for {len(prompts)} prompts: give one for each, or one for all")
     read = [check_prompt(prompt, n, a.n_vocab)[-a.n_ctx :] for n, prompt in enumerate(prompts)]
     rows = [Row(n, sample, each[n], read[n]) for n in range(len(prompts)) for sample in samples]
-    return Decoding(network, rows, max_tokens, sampling, stop_ids, cache, n_allowed)
+    with reading(network):
+        encoded = read_sources(network, sources, len(prompts))
+    return Decoding(network, rows, max_tokens, sampling, stop_ids, cache, n_allowed, encoded)
+
+
+def check_counts(network: Transformer, max_tokens: int, n_allowed: int | None) -> None:
+    """Refuse lengths that are none, and a vocabulary that is not the network's."""
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
+        raise GenerationError(f"max_tokens = {max_tokens!r}: expected a whole number of at least 0")
+    n_vocab = network.architecture.n_vocab
+    if n_allowed is not None and not 1 <= n_allowed <= n_vocab:
+        raise GenerationError(
+            f"a vocabulary of {n_allowed} ids was given to a network of n_vocab = {n_vocab}: "
+            "is this the tokenizer that the network was trained with?"
+        )
 
 
 def check_prompt(prompt: Sequence[int], n: int, n_vocab: int) -> tuple[int, ...]:

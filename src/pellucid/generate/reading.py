@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pellucid.generate.errors import GenerationError
+from pellucid.generate.source import NO_SOURCES, NoSources
 from pellucid.model import Cache, Transformer
 from pellucid.model.transformer import Encoder
 
@@ -72,8 +73,8 @@ def last_logits(network: Transformer, tokens: Tensor, **given) -> NextLogits:
 class Recomputing:
     """Every window read from its beginning at every step, one row at a time: the definition."""
 
-    def __init__(self, network: Transformer):
-        self.network = network
+    def __init__(self, network: Transformer, sources: NoSources = NO_SOURCES):
+        self.network, self.sources = network, sources
 
     def read(self, rows: Sequence[Row]) -> NextLogits:
         """The logits of each row's next token."""
@@ -83,7 +84,8 @@ class Recomputing:
         start, tokens = row.window(self.network.architecture.n_ctx)
         device = self.network.embed.token.weight.device
         mask = visible_keys([len(tokens)], [prefix_length(self.network, row, start)], device)
-        return last_logits(self.network, torch.tensor([tokens], device=device), mask=mask)
+        source = self.sources.of([row.prompt], len(tokens))
+        return last_logits(self.network, torch.tensor([tokens], device=device), mask=mask, **source)
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows; there is nothing to copy."""
@@ -96,9 +98,9 @@ class Cached:
                rows which outgrow it at different times seldom have everything moved to the left
     """
 
-    def __init__(self, network: Transformer, longest: int):
+    def __init__(self, network: Transformer, longest: int, sources: NoSources = NO_SOURCES):
         """`longest`: the tokens that the longest text may come to."""
-        self.network, self.n_ctx = network, network.architecture.n_ctx
+        self.network, self.n_ctx, self.sources = network, network.architecture.n_ctx, sources
         self.capacity = min(longest, self.n_ctx + self.n_ctx // 2)
         self.cache: Cache | None = None
         #: of each row: where its window starts in its text, and how many columns it fills
@@ -111,16 +113,17 @@ class Cached:
         prefixes = [prefix_length(self.network, row, start) for row, (start, _) in zip(rows, windows, strict=True)]
         moved = [r for r, (start, _) in enumerate(windows) if self.cache is None or start != self.starts[r]]
         self.starts = [start for start, _ in windows]
-        new = [tokens for _, tokens in windows]
+        new, prompts = [tokens for _, tokens in windows], [row.prompt for row in rows]
         if len(moved) == len(rows):
             self.cache = self.make_cache(len(rows), self.capacity)
             self.lengths = [len(tokens) for tokens in new]
-            return self.fill(self.cache, new, prefixes)
+            return self.fill(self.cache, new, prefixes, prompts)
         self.make_room([len(new[r]) - 1 if r in moved else length for r, length in enumerate(self.lengths)])
-        logits = self.step([tokens[-1] for tokens in new])
+        logits = self.step([tokens[-1] for tokens in new], prompts)
         self.lengths = [len(tokens) for tokens in new]
         if moved:
-            logits[moved] = self.reread(moved, [new[r] for r in moved], [prefixes[r] for r in moved])
+            some = [new[r] for r in moved], [prefixes[r] for r in moved], [prompts[r] for r in moved]
+            logits[moved] = self.reread(moved, *some)
         return logits
 
     def select(self, rows: Sequence[int]) -> None:
@@ -138,16 +141,19 @@ class Cached:
         weight = self.network.embed.token.weight
         return Cache(self.network.architecture, batch, capacity, dtype=weight.dtype, device=weight.device)
 
-    def fill(self, cache: Cache, windows: Sequence[list[int]], prefixes: Sequence[int]) -> NextLogits:
+    def fill(
+        self, cache: Cache, windows: Sequence[list[int]], prefixes: Sequence[int], prompts: Sequence[int]
+    ) -> NextLogits:
         """Read whole windows into an empty cache, padded on the left with token 0, which nobody reads."""
         lengths, device = [len(tokens) for tokens in windows], cache.store.device
         width = max(lengths)
         tokens = torch.tensor([[0] * (width - len(w)) + w for w in windows], device=device)
         positions = torch.tensor([[*[0] * (width - n), *range(n)] for n in lengths], device=device)
         mask = visible_keys(lengths, prefixes, device)
-        return last_logits(self.network, tokens, positions=positions, mask=mask, cache=cache)
+        source = self.sources.of(prompts, width)
+        return last_logits(self.network, tokens, positions=positions, mask=mask, cache=cache, **source)
 
-    def step(self, tokens: Sequence[int]) -> NextLogits:
+    def step(self, tokens: Sequence[int], prompts: Sequence[int]) -> NextLogits:
         """Read one more token of every row."""
         assert self.cache is not None
         device, width = self.cache.store.device, self.cache.length
@@ -158,14 +164,17 @@ class Cached:
             starts = torch.tensor([width - n for n in self.lengths], device=device)
             mask = (torch.arange(width + 1, device=device) >= starts[:, None])[:, None]
         given = torch.tensor([[token] for token in tokens], device=device)
-        return last_logits(self.network, given, positions=positions, mask=mask, cache=self.cache)
+        source = self.sources.of(prompts, 1)
+        return last_logits(self.network, given, positions=positions, mask=mask, cache=self.cache, **source)
 
-    def reread(self, rows: list[int], windows: Sequence[list[int]], prefixes: Sequence[int]) -> NextLogits:
+    def reread(
+        self, rows: list[int], windows: Sequence[list[int]], prefixes: Sequence[int], prompts: Sequence[int]
+    ) -> NextLogits:
         """Read these rows' windows afresh and put them in their places in the cache."""
         assert self.cache is not None
         width = max(len(tokens) for tokens in windows)
         fresh = self.make_cache(len(rows), width)
-        logits = self.fill(fresh, windows, prefixes)
+        logits = self.fill(fresh, windows, prefixes, prompts)
         end = self.cache.length
         self.cache.store[:, :, rows, :, end - width : end] = fresh.store
         return logits
@@ -213,5 +222,3 @@ def check_readable(network: Transformer) -> None:
             "attention.mask = bidirectional: every position has read its successors, so there is no next token to "
             "predict; use a network with a causal or prefix mask, or fill masked tokens instead"
         )
-    if a.encoder is not None:
-        raise GenerationError("this network reads an encoder's output, which text generation cannot give it yet")

@@ -19,9 +19,10 @@ from torch.nn import functional as F
 
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.reading import check_readable, reading
+from pellucid.generate.source import NoSources, encode_source, read_sources
 from pellucid.model import Transformer
 from pellucid.model.mask import prefix_mask
-from pellucid.model.shapes import Tokens, Visible
+from pellucid.model.shapes import Encoded, SourceVisible, Tokens, Visible
 from pellucid.model.transformer import Encoder
 from pellucid.text.tokenizer import Tokenizer
 
@@ -98,6 +99,7 @@ def score(
     text: str,
     *,
     prefix: str = "",
+    source: str | None = None,
     start: Literal["separator", "none"] = "separator",
     stride: int | None = None,
     batch: int = 8,
@@ -109,12 +111,15 @@ def score(
              text (or of the prefix) is read and not scored
     stride   tokens that each further window adds, n_ctx // 2 unless given
     batch    windows read at a time
+    source   what an encoder-decoder reads; `text` is then a target
 
     Raises ScoringError where there is nothing to score, such as an empty text.
     """
     if prefix:
-        return score_continuation(network, tokenizer, prefix, text, start=start, stride=stride, batch=batch)
-    return _score(network, tokenizer, text, tokenizer.encode(text), 0, start, stride, batch)
+        return score_continuation(
+            network, tokenizer, prefix, text, source=source, start=start, stride=stride, batch=batch
+        )
+    return _score(network, tokenizer, text, tokenizer.encode(text), 0, source, start, stride, batch)
 
 
 def score_continuation(
@@ -123,6 +128,7 @@ def score_continuation(
     prefix: str,
     continuation: str,
     *,
+    source: str | None = None,
     start: Literal["separator", "none"] = "separator",
     stride: int | None = None,
     batch: int = 8,
@@ -145,7 +151,7 @@ def score_continuation(
             f"the continuation {continuation!r} has no token of its own after this prefix: give a longer one, "
             "or score the two as one text"
         )
-    return _score(network, tokenizer, whole, ids, border, start, stride, batch)
+    return _score(network, tokenizer, whole, ids, border, source, start, stride, batch)
 
 
 def _score(
@@ -154,6 +160,7 @@ def _score(
     text: str,
     ids: Sequence[int],
     border: int,
+    source: str | None,
     start: str,
     stride: int | None,
     batch: int,
@@ -167,9 +174,9 @@ def _score(
     if len(given) <= first:
         what = "an empty text" if not ids else "a text of one token read after nothing (start = none)"
         raise ScoringError(f"{what} has no token to score: give more text")
-    log_probs = score_tokens(
-        network, given, first=first, n_prefix=len(lead) + border if border else 0, stride=stride, batch=batch
-    )
+    n_prefix = len(lead) + border if border else 0
+    read = None if source is None else encode_source(tokenizer, source)
+    log_probs = score_tokens(network, given, first=first, n_prefix=n_prefix, source=read, stride=stride, batch=batch)
     pieces = token_pieces(tokenizer, text, ids)
     return Score(list(given[first:]), pieces[first - len(lead) :], log_probs, first)
 
@@ -180,6 +187,7 @@ def score_tokens(
     *,
     first: int = 1,
     n_prefix: int = 0,
+    source: Sequence[int] | None = None,
     stride: int | None = None,
     batch: int = 8,
 ) -> np.ndarray:
@@ -187,6 +195,7 @@ def score_tokens(
 
     n_prefix   how many of the ids are the prefix, for networks with mask word `prefix`; others ignore
                the distinction. At most `first`: tokens of the prefix see their own successors
+    source     the ids that a network with an encoder reads
 
     Raises ScoringError for windows that cannot be laid, GenerationError for networks without next token.
     """
@@ -203,11 +212,13 @@ def score_tokens(
     tokens = torch.as_tensor(np.asarray(ids, dtype=np.int64))
     if tokens.min() < 0 or tokens.max() >= a.n_vocab:
         raise ScoringError(f"ids from {tokens.min()} to {tokens.max()}: this network knows 0 to {a.n_vocab - 1}")
+    with reading(network):
+        encoded = read_sources(network, None if source is None else [source], 1)
     found = np.full(len(ids), np.nan)
     windows = list(lay_windows(len(ids) - 1, a.n_ctx, stride, first))
     for at in range(0, len(windows), batch):
         some = windows[at : at + batch]
-        losses = _window_losses(network, tokens, some, n_prefix)
+        losses = _window_losses(network, tokens, some, n_prefix, encoded)
         for (_, end, scored), row in zip(some, losses, strict=True):
             found[scored : end + 1] = -row[scored - end - 1 :]
     return found[first:]
@@ -226,7 +237,9 @@ def lay_windows(n: int, n_ctx: int, stride: int, first: int = 1) -> Iterator[tup
         first, end = end + 1, min(n, end + stride)
 
 
-def _window_losses(network: Transformer, tokens: Tensor, windows: list[tuple[int, int, int]], n_prefix: int):
+def _window_losses(
+    network: Transformer, tokens: Tensor, windows: list[tuple[int, int, int]], n_prefix: int, sources: NoSources
+) -> np.ndarray:
     """Losses of each window's targets, float64 [window, min(n, n_ctx)]."""
     device = network.embed.token.weight.device
     inputs = torch.stack([tokens[begin:end] for begin, end, _ in windows]).to(device)
@@ -236,7 +249,8 @@ def _window_losses(network: Transformer, tokens: Tensor, windows: list[tuple[int
         lengths = torch.tensor([max(0, n_prefix - begin) for begin, _, _ in windows], device=device)
         mask = prefix_mask(lengths, inputs.size(1))
     with reading(network):
-        return token_losses(network, inputs, targets, mask=mask).cpu().double().numpy()
+        source = sources.of([0] * len(windows), inputs.size(1))
+        return token_losses(network, inputs, targets, mask=mask, **source).cpu().double().numpy()
 
 
 def token_losses(
@@ -245,6 +259,8 @@ def token_losses(
     targets: Tokens,
     *,
     mask: Visible | None = None,
+    source: Encoded | None = None,
+    source_mask: SourceVisible | None = None,
     chunk: int = CHUNK,
 ) -> Float[Tensor, "batch pos"]:
     """-log P(target) at every position, nats, in float32 or better; 0 where a target is -100.
@@ -252,7 +268,7 @@ def token_losses(
     Logits are made for `chunk` numbers at a time and forgotten: of 16 windows of 1024 tokens and 50257
     ids, 64 MiB exist instead of 3.1 GiB. With gradients on, autograd keeps each chunk all the same.
     """
-    stream = Encoder.forward(network, inputs, mask=mask).flatten(0, 1)
+    stream = Encoder.forward(network, inputs, mask=mask, source=source, source_mask=source_mask).flatten(0, 1)
     rows = max(1, chunk // network.architecture.n_vocab)
     losses = [
         F.cross_entropy(_at_least_float32(network.unembed(x)), y, reduction="none")

@@ -5,10 +5,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pellucid.generate.beams import BeamSearch, search_beams
 from pellucid.generate.decode import Decoding, generate_ids
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.reading import Row
 from pellucid.generate.sampling import Sampling
+from pellucid.generate.source import encode_source
 from pellucid.generate.stopping import StopStrings
 from pellucid.model import Transformer
 from pellucid.text.tokenizer import Tokenizer
@@ -56,7 +58,9 @@ class Piece:
     result: Generated | None = None
 
 
-def generate(network: Transformer, tokenizer: Tokenizer, prompts: str | Sequence[str], **options) -> list[Generated]:
+def generate(
+    network: Transformer, tokenizer: Tokenizer, prompts: str | Sequence[str] = "", **options
+) -> list[Generated]:
     """Every prompt continued `n` times: the results prompt by prompt, sample by sample.
 
     Options are those of `stream_generate`, which gives the same texts while they are made.
@@ -70,10 +74,11 @@ def generate(network: Transformer, tokenizer: Tokenizer, prompts: str | Sequence
 def stream_generate(
     network: Transformer,
     tokenizer: Tokenizer,
-    prompts: str | Sequence[str],
+    prompts: str | Sequence[str] = "",
     *,
+    source: str | Sequence[str] | None = None,
     max_tokens: int = 200,
-    temperature: float = 0.8,
+    temperature: float | None = None,
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
@@ -82,54 +87,94 @@ def stream_generate(
     stop: str | Sequence[str] = (),
     seed: int | None = None,
     n: int = 1,
+    beams: int = 0,
     cache: bool = True,
 ) -> Iterator[Piece]:
     """Continue prompts piece by piece, all of them together; closing the iterator stops the work.
 
+    source         what an encoder-decoder reads, one for each prompt or one for all; the prompt is then how
+                   the target begins, most often nothing, and one prompt serves any number of sources
     max_tokens     of every text; 0 is allowed and gives empty ones
-    temperature    and the next five: how tokens are chosen, see `Sampling`. 0.8 because small models, whose
-                   tails are poor, read better a little below 1; 1 is the model's own distribution
+    temperature    and the next five: how tokens are chosen, see `Sampling`. 0.8 unless given, because small
+                   models, whose tails are poor, read better a little below 1; 1 is the model's own
+                   distribution. Where a source is read, 0 unless given
     stop           strings that end a text where they appear in it, whatever its tokens; not shown
     seed           None draws one, which the results name
-    n              how many samples of every prompt
+    n              how many samples of every prompt; with beams, the n best texts, the best first
+    beams          0 draws samples; k > 0 searches for the likeliest text with k beams (`search_beams`),
+                   which leaves nothing to chance and goes with none of the choices above it up to seed
     cache          False recomputes every step, slower and the same
 
     An empty prompt starts from the separator, as training texts do. A prompt longer than the context
     keeps its last n_ctx tokens; a PromptCut warning says so once. Options are checked at once, before
     the first piece is asked for. Raises GenerationError.
     """
+    usual = 0.8 if source is None and not beams else 0.0
     sampling = Sampling(
-        temperature=temperature,
+        temperature=usual if temperature is None else temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         frequency_penalty=frequency_penalty,
     )
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise GenerationError(f"n = {n!r}: expected the number of samples of every prompt, at least 1")
-    if isinstance(seed, bool) or not isinstance(seed, int | None):
-        raise GenerationError(f"seed = {seed!r}: expected a whole number, or None to have one drawn")
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    encoded = [tokenizer.encode(text) or [tokenizer.separator] for text in texts]
-    decoding = generate_ids(
-        network,
-        encoded,
-        max_tokens=max_tokens,
-        sampling=sampling,
-        stop_ids=[tokenizer.separator],
-        seeds=secrets.randbits(32) if seed is None else seed,
-        samples=range(n),
-        cache=cache,
-        n_allowed=tokenizer.n_vocab,
-    )
+    check_numbers(n, beams, sampling, seed)
+    texts, sources = paired(prompts, source)
+    encoded = encode_prompts(tokenizer, texts, sources)
+    options = {
+        "max_tokens": max_tokens,
+        "stop_ids": [tokenizer.separator],
+        "cache": cache,
+        "n_allowed": tokenizer.n_vocab,
+        "sources": None if sources is None else [encode_source(tokenizer, text) for text in sources],
+    }
+    if beams:
+        decoding = search_beams(network, encoded, beams=beams, n=n, **options)
+    else:
+        seeds = secrets.randbits(32) if seed is None else seed
+        decoding = generate_ids(network, encoded, sampling=sampling, seeds=seeds, samples=range(n), **options)
     warn_of_cut(encoded, network.architecture.n_ctx)
     stops = [stop] if isinstance(stop, str) else list(stop)
     writers = [Writer(row, texts[row.prompt], encoded[row.prompt], tokenizer, stops) for row in decoding.rows]
     return pieces(decoding, writers)
 
 
-def pieces(decoding: Decoding, writers: "list[Writer]") -> Iterator[Piece]:
+def check_numbers(n: int, beams: int, sampling: Sampling, seed: int | None) -> None:
+    """Refuse numbers that are none, and choices of sampling where beams leave nothing to choose."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise GenerationError(f"n = {n!r}: expected the number of samples of every prompt, at least 1")
+    if isinstance(seed, bool) or not isinstance(seed, int | None):
+        raise GenerationError(f"seed = {seed!r}: expected a whole number, or None to have one drawn")
+    if isinstance(beams, bool) or not isinstance(beams, int) or beams < 0:
+        raise GenerationError(f"beams = {beams!r}: expected a number of beams, or 0 to draw samples")
+    if beams and (sampling != Sampling(temperature=0) or seed is not None):
+        raise GenerationError(f"beams = {beams} goes without temperature, penalties and seed: it draws nothing")
+    if beams and n > beams:
+        raise GenerationError(
+            f"n = {n} with beams = {beams}: there are as many texts as beams, ask for at most {beams}"
+        )
+
+
+def paired(prompts: str | Sequence[str], source: str | Sequence[str] | None) -> tuple[list[str], list[str] | None]:
+    """Prompts and sources as lists of one length; a single one of either serves all of the other."""
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    if source is None:
+        return texts, None
+    sources = [source] * len(texts) if isinstance(source, str) else list(source)
+    texts = texts * len(sources) if isinstance(prompts, str) else texts
+    if len(texts) != len(sources):
+        raise GenerationError(f"{len(sources)} sources for {len(texts)} prompts: give one for each, or one for all")
+    return texts, sources
+
+
+def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str], sources: Sequence[str] | None) -> list[list[int]]:
+    """Ids of every prompt; a target begins with the separator, another text only where it is empty."""
+    if sources is None:
+        return [tokenizer.encode(text) or [tokenizer.separator] for text in texts]
+    return [[tokenizer.separator, *tokenizer.encode(text)] for text in texts]
+
+
+def pieces(decoding: Decoding | BeamSearch, writers: "list[Writer]") -> Iterator[Piece]:
     """Each step's characters of each text, and a result where one is finished."""
     writer_of = {id(writer.row): writer for writer in writers}
     for writer in writers:

@@ -4,7 +4,7 @@ Queries are the last n_queries of n_keys positions: with a cache the keys reach 
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from pellucid.architecture import Architecture
@@ -26,6 +26,11 @@ def prefix_mask(lengths: Int[Tensor, " batch"], n: int) -> Visible:
     """[batch, n, n]: j <= i, or j inside the row's prefix of the given length."""
     place = torch.arange(n, device=lengths.device)
     return causal(place[:, None], place) | (place < lengths[:, None])[:, None, :]
+
+
+def padding_mask(real: Bool[Tensor, "batch pos"]) -> Visible:
+    """[batch, n, n]: every j that is no padding, and i itself, so that padding too has something to read."""
+    return real[:, None] | torch.eye(real.size(1), dtype=torch.bool, device=real.device)
 
 
 def documents_mask(documents: Places) -> Visible:

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from pellucid.text.batches import Batch, Batches, ScoredBatch, noise, windows
+from pellucid.text.pair_tokens import PairTokens
 from pellucid.text.tokenizer import load_tokenizer
 from pellucid.text.tokens import Tokens
 from pellucid.training.objectives import Pass, after_prefix, hide
 from pellucid.training.recipe import Recipe
+from pellucid.training.source_target import SourceTargetData
 
 #: the special token that hides another
 MASK = "<|mask|>"
@@ -103,9 +105,9 @@ class MaskedData(TokenData):
         return Pass(self._tensor(inputs), self._tensor(tokens), counts=self._tensor(places))
 
 
-DATA = {"next-token": TokenData, "prefix": PrefixData, "masked": MaskedData}
+DATA = {"next-token": TokenData, "prefix": PrefixData, "masked": MaskedData, "source-target": SourceTargetData}
 
 
-def make_data(tokens: Tokens, recipe: Recipe, device: torch.device) -> TokenData:
+def make_data(tokens: Tokens | PairTokens, recipe: Recipe, device: torch.device) -> TokenData | SourceTargetData:
     """The data of the recipe's objective."""
-    return DATA[recipe.train.objective](tokens, recipe, device)
+    return DATA[recipe.train.objective](tokens, recipe, device)  # type: ignore[arg-type]

@@ -1,8 +1,9 @@
 """What is predicted from what. The shift between inputs and targets belongs here, not to the model.
 
-next-token  every token from those before it                       (GPT: S0 4.3, S4; Radford et al. 2018)
-prefix      every token behind a prefix that is read both ways     (Liu et al. 2018; Raffel et al. 2020)
-masked      tokens that were hidden, from all the others           (S3, slide 2; Devlin et al. 2018)
+next-token     every token from those before it                       (GPT: S0 4.3, S4; Radford et al. 2018)
+prefix         every token behind a prefix that is read both ways     (Liu et al. 2018; Raffel et al. 2020)
+masked         tokens that were hidden, from all the others           (S3, slide 2; Devlin et al. 2018)
+source-target  a target's tokens from its source and those before it  (S4; Sutskever et al. 2014; Vaswani et al. 2017)
 """
 
 from collections.abc import Callable
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.model import Transformer
-from pellucid.model.mask import documents_mask, prefix_mask
+from pellucid.model.mask import documents_mask, padding_mask, prefix_mask
 from pellucid.model.shapes import Logits, Tokens, Visible
 
 #: stands in the targets where nothing is scored
@@ -31,6 +32,7 @@ class Pass:
     `documents` and `positions`, one number per position, are there where nothing is read across the
     border of two documents; `counts` where not every target is scored; `prefix`, one length per row, where
     a prefix is read both ways. `total` is how many targets the whole step scores, all of them unless given.
+    `source`, [batch, source_pos], is what an encoder reads; `real` says which of it is not padding, None: all.
     """
 
     inputs: Tokens
@@ -40,6 +42,8 @@ class Pass:
     counts: Visible | None = None
     prefix: Int[Tensor, " batch"] | None = None
     total: int | None = None
+    source: Int[Tensor, "batch source_pos"] | None = None
+    real: Bool[Tensor, "batch source_pos"] | None = None
 
 
 Loss = Callable[[Pass], Tensor]
@@ -50,7 +54,17 @@ def logits_of(network: Transformer, given: Pass) -> Logits:
     mask = None if given.documents is None else documents_mask(given.documents)
     if given.prefix is not None:
         mask = prefix_mask(given.prefix, given.inputs.size(1))
-    return network(given.inputs, mask=mask, positions=given.positions)
+    return network(given.inputs, mask=mask, positions=given.positions, **encoded(network, given))
+
+
+def encoded(network: Transformer, given: Pass) -> dict[str, Tensor]:
+    """What the decoder reads of a source: the encoder's output, and what of it is no padding."""
+    if given.source is None:
+        return {}
+    if given.real is None:
+        return {"source": network.encode(given.source)}
+    readable = given.real[:, None].expand(-1, given.inputs.size(1), -1)
+    return {"source": network.encode(given.source, padding_mask(given.real)), "source_mask": readable}
 
 
 def summed_loss(network: Transformer, given: Pass) -> Float[Tensor, ""]:

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 
 from pellucid.architecture import Architecture, ArchitectureError, architecture_fields, parse_value, resolve_field
 from pellucid.presets import preset
+from pellucid.training.encoder import PREFIX, check_encoder, with_encoder, with_model_fields
 from pellucid.training.optimizer import Word
 from pellucid.training.schedule import Shape
 
@@ -45,7 +46,7 @@ class TrainChoices:
     epochs: float = 0.0
     minutes: float = 0.0
 
-    objective: Literal["next-token", "prefix", "masked"] = "next-token"
+    objective: Literal["next-token", "prefix", "masked", "source-target"] = "next-token"
     mask_share: float = 0.15  # masked: share of the tokens that are hidden
 
     batch: int = 0  # sequences in one pass; 0: chosen
@@ -84,6 +85,7 @@ class Recipe:
 
     `segments` are the ranges of steps over which the schedule runs from warm-up to its end: one for a
     run, one more for each time its length was changed. A step is in the last one that has begun.
+    `tokens_per_row` is how many tokens a row predicts on average, 0 where it is n_ctx of them.
     """
 
     inputs: tuple[str, ...]
@@ -92,6 +94,7 @@ class Recipe:
     train: TrainChoices = field(default_factory=TrainChoices)
     segments: tuple[tuple[int, int], ...] = ()
     kind: str = "transformer"
+    tokens_per_row: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; the architecture has its own file."""
@@ -109,6 +112,7 @@ class Recipe:
             model=Architecture.from_dict(values["model"]),
             segments=tuple((a, b) for a, b in values.get("segments", ())),
             kind=values.get("kind", "transformer"),
+            tokens_per_row=values.get("tokens_per_row", 0.0),
             **made,
         )
 
@@ -119,7 +123,12 @@ class Recipe:
 
     @property
     def tokens_per_step(self) -> int:
-        return self.train.batch * self.train.accumulate * self.model.n_ctx
+        return round(self.train.batch * self.train.accumulate * self.row)
+
+    @property
+    def row(self) -> float:
+        """Tokens that a row predicts, on average where rows differ."""
+        return self.tokens_per_row or self.model.n_ctx
 
 
 LENGTHS = ("steps", "tokens", "epochs", "minutes")
@@ -204,12 +213,13 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     of = {p: {n.partition(".")[2]: v for n, v in named.items() if n.startswith(f"{p}.")} for p in ("model", *PARTS)}
     parts = {p: _part(kind, {**vars(getattr(recipe, p)), **of[p]}, p) for p, kind in PARTS.items()}
     model = {"attention.mask": OBJECTIVE_MASK[parts["train"].objective]} if "objective" in of["train"] else {}
-    model = recipe.model.with_fields(model | of["model"])
+    base = with_encoder(recipe.model) if parts["train"].objective == "source-target" else recipe.model
+    model = with_model_fields(base, model | of["model"])
     return _checked(replace(recipe, model=model, text=parts["text"], train=parts["train"]))
 
 
 #: the mask under which each objective is one: what it predicts must not be readable
-OBJECTIVE_MASK = {"next-token": "causal", "prefix": "prefix", "masked": "bidirectional"}
+OBJECTIVE_MASK = {"next-token": "causal", "prefix": "prefix", "masked": "bidirectional", "source-target": "causal"}
 
 
 def _checked(recipe: Recipe) -> Recipe:
@@ -220,6 +230,7 @@ def _checked(recipe: Recipe) -> Recipe:
             f"train.objective = {objective} needs model.attention.mask = {OBJECTIVE_MASK[objective]}, not {mask}: "
             "under another mask a token could read what it is to predict, or not read what it may"
         )
+    check_encoder(recipe.model, objective)
     if objective != "next-token" and recipe.text.inside_documents == "yes":
         raise RecipeError(f"text.inside_documents = yes goes with train.objective = next-token, not {objective}")
     return recipe
@@ -228,6 +239,8 @@ def _checked(recipe: Recipe) -> Recipe:
 def _full_name(name: str) -> str:
     """The dotted name that is meant; raises RecipeError with the nearest right one, found by its initials too."""
     try:
+        if (bare := name.removeprefix("model.")).startswith(PREFIX):
+            return f"model.{PREFIX}{resolve_field(bare.removeprefix(PREFIX), architecture_fields())}"
         return resolve_field(name, recipe_fields())
     except ArchitectureError as error:
         for known in recipe_fields():
@@ -263,7 +276,7 @@ def read_recipe_file(path: Path) -> dict[str, Any]:
         raise RecipeError(f"the recipe {path} is not valid {path.suffix.lstrip('.') or 'JSON'}: {error}") from None
     if not isinstance(values, dict):
         raise RecipeError(f"the recipe {path} holds {type(values).__name__}: expected named fields")
-    for own in ("inputs", "segments", "kind"):
+    for own in ("inputs", "segments", "kind", "tokens_per_row"):
         values.pop(own, None)
     return _flat(values)
 

@@ -62,8 +62,8 @@ def resolve_precision(recipe: Recipe, device: torch.device) -> tuple[str, str]:
 
 
 def resolve_batch(recipe: Recipe) -> int:
-    """Sequences in one pass: about 2,048 tokens, at least 4 sequences."""
-    return recipe.train.batch or max(4, 2048 // recipe.model.n_ctx)
+    """Sequences in one pass: about 2,048 tokens to predict, at least 4 sequences."""
+    return recipe.train.batch or max(4, int(2048 / recipe.row))
 
 
 def resolve_steps(recipe: Recipe, n_train_tokens: int, seconds_per_step: Callable[[], float] | None) -> tuple[int, str]:
@@ -74,7 +74,7 @@ def resolve_steps(recipe: Recipe, n_train_tokens: int, seconds_per_step: Callabl
     if t.tokens:
         return max(1, round(t.tokens / per_step)), f"length: {t.tokens:,} tokens, {per_step:,} a step"
     if t.epochs:
-        steps = max(1, round(t.epochs * n_train_tokens / per_step))
+        steps = max(1, round(t.epochs * n_train_tokens / (t.batch * t.accumulate * recipe.row)))
         return steps, f"length: {t.epochs:g} epochs of {n_train_tokens:,} tokens, {steps:,} steps"
     assert seconds_per_step is not None
     seconds = seconds_per_step()

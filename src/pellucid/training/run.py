@@ -12,8 +12,9 @@ import torch
 
 from pellucid.architecture import count_parameters
 from pellucid.model import Transformer
+from pellucid.text.pair_tokens import PairTokens
 from pellucid.text.tokenizer import Tokenizer, load_tokenizer
-from pellucid.text.tokens import Tokens, describe_difference, read_manifest
+from pellucid.text.tokens import Tokens, describe_difference
 from pellucid.training import resolve
 from pellucid.training.checkpoint import Checkpoint, load_checkpoint, set_aside, steps_of, write_json
 from pellucid.training.data import make_data
@@ -25,8 +26,9 @@ from pellucid.training.interrupt import Interrupted, Interruption
 from pellucid.training.loop import Training
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.objectives import precise
-from pellucid.training.recipe import Recipe, RecipeError, with_train
-from pellucid.training.setup import build, make_optimizer, read_text, seconds_per_step, settle
+from pellucid.training.recipe import Recipe, RecipeError
+from pellucid.training.recipe import with_train as with_train
+from pellucid.training.setup import build, fit_to_input, make_optimizer, read_input, seconds_per_step, settle
 
 Sampler = Callable[[Transformer, Tokenizer, str, int], str]
 
@@ -57,9 +59,8 @@ def start(
         device = resolve.resolve_device(recipe.train.device)
         weights = given.get("weights")
         try:
-            corpus, tokens, tokenizer = read_text(recipe, reporter, given.get("tokenizer"), interruption)
-            recipe = replace(recipe, model=replace(recipe.model, n_vocab=tokenizer.n_vocab))
-            recipe = with_train(recipe, batch=resolve.resolve_batch(recipe))
+            corpus, tokens, tokenizer = read_input(recipe, reporter, given.get("tokenizer"), interruption)
+            recipe = fit_to_input(recipe, tokens, tokenizer)
             resolve.check_memory(recipe, device)
             make_data(tokens, recipe, device)  # refuses text too small for a window
             network = build(recipe, device, weights)
@@ -70,7 +71,7 @@ def start(
             return Run(run, recipe, 0, exit_code=interruption.exit_code)
         n_parameters = count_parameters(recipe.model)["total"]
         reporter.start([describe(recipe.model, n_parameters), *lines, f"run: {run}"])
-        about = read_manifest(tokens.folder) | {"skipped": [list(s) for s in corpus.skipped]}
+        about = tokens.manifest | {"skipped": [list(s) for s in corpus.skipped]}
         write_folder(run, recipe, tokenizer, about, network if weights is not None else None)
         deadline = began + 1.1 * 60 * recipe.train.minutes if recipe.train.minutes else float("inf")
         with only_one(run):
@@ -96,11 +97,11 @@ def resume(
         device = resolve.resolve_device(recipe.train.device)
         tokenizer = load_tokenizer(run)
         try:
-            _, tokens, _ = read_text(recipe, reporter, tokenizer, interruption)
+            _, tokens, _ = read_input(recipe, reporter, tokenizer, interruption)
         except Interrupted:
             reporter.note(f"interrupted before the first step: {run} is as it was")
             return Run(run, recipe, max(steps_of(run), default=0), exit_code=interruption.exit_code)
-        if difference := describe_difference(read_json(run / "data.json"), read_manifest(tokens.folder)):
+        if difference := describe_difference(read_json(run / "data.json"), tokens.manifest):
             raise RecipeError(
                 f"{run} was trained on other text ({'; '.join(difference.splitlines())}): put it back, or start a new "
                 f"run with --from {run}"
@@ -123,7 +124,9 @@ def resume(
         return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, deadline, checkpoint)
 
 
-def lengthen(recipe: Recipe, step: int, length: dict[str, Any], measure: Callable[[], float], tokens: Tokens) -> Recipe:
+def lengthen(
+    recipe: Recipe, step: int, length: dict[str, Any], measure: Callable[[], float], tokens: Tokens | PairTokens
+) -> Recipe:
     """The recipe with a new segment of the schedule from `step` on, where a length was asked for.
 
     Steps, tokens and epochs count from the beginning of the run; minutes count from now.
@@ -145,7 +148,7 @@ def train(
     run: Path,
     recipe: Recipe,
     network: Transformer,
-    tokens: Tokens,
+    tokens: Tokens | PairTokens,
     tokenizer: Tokenizer,
     reporter: PlainReporter,
     sampler: Sampler | None,

@@ -12,7 +12,10 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise, load_state
+from pellucid.presets import with_vocabulary
 from pellucid.text.documents import Corpus, read_corpus
+from pellucid.text.pair_tokens import PairTokens, encode_pairs
+from pellucid.text.pairs import Pairs, PairSplit, read_pairs, split_pairs
 from pellucid.text.preparation import prepare
 from pellucid.text.split import Split, split_corpus
 from pellucid.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
@@ -35,7 +38,7 @@ def default_vocabulary(n_bytes: int) -> int:
     return 2 ** (wanted.bit_length() - 1)
 
 
-def make_tokenizer(recipe: Recipe, split: Split) -> Tokenizer:
+def make_tokenizer(recipe: Recipe, split: Split | PairSplit) -> Tokenizer:
     """The tokenizer that the recipe asks for, trained on the training part alone."""
     asked = recipe.text.tokenizer
     n_vocab = (recipe.text.vocabulary or default_vocabulary(split.corpus.n_bytes)) if asked == "bpe" else None
@@ -47,13 +50,56 @@ def make_tokenizer(recipe: Recipe, split: Split) -> Tokenizer:
     return made.with_special(MASK) if hides else made
 
 
-def read_text(
+def read_input(
     recipe: Recipe, reporter: PlainReporter, tokenizer: Tokenizer | None, interruption: Interruption
-) -> tuple[Corpus, Tokens, Tokenizer]:
-    """The corpus, its tokens on disk, and the tokenizer, made where none is given; says what was read.
+) -> tuple[Corpus | Pairs, Tokens | PairTokens, Tokenizer]:
+    """What was read, its tokens, and the tokenizer, made where none is given; says what was read.
 
     Raises Interrupted, with nothing left behind, when a signal comes.
     """
+    read = read_pairs_to_train if recipe.train.objective == "source-target" else read_text
+    return read(recipe, reporter, tokenizer, interruption)
+
+
+def read_pairs_to_train(
+    recipe: Recipe, reporter: PlainReporter, tokenizer: Tokenizer | None, interruption: Interruption
+) -> tuple[Pairs, PairTokens, Tokenizer]:
+    """Pairs, their ids in memory, and one tokenizer for both sides."""
+    pairs = read_pairs(recipe.inputs, interruption.poll)
+    split = split_pairs(pairs, recipe.text.held_out, recipe.train.seed)
+    tokenizer = tokenizer or make_tokenizer(recipe, split)
+    interruption.poll()
+    tokens = encode_pairs(split, tokenizer, interruption.poll)
+    train, held = tokens.part("train"), tokens.part("held_out")
+    lines = [
+        f"pairs: {len(pairs):,} in {len(pairs.files):,} files, {pairs.n_bytes:,} bytes; {len(train):,} target tokens "
+        f"to train on, {len(held):,} held out",
+        split.note,
+        f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids for both sides; in memory {tokens.n_bytes:,} bytes",
+        *tokenizer.notes,
+    ]
+    if unknown := sum(part["unknown"] for part in tokens.manifest["parts"].values()):
+        lines.append(f"{unknown:,} characters are not in the tokenizer's vocabulary and became its unknown token")
+    lines += [f"skipped {s.path}: {s.reason}" for s in pairs.skipped[:5]]
+    reporter.start(lines)
+    return pairs, tokens, tokenizer
+
+
+def fit_to_input(recipe: Recipe, tokens: Tokens | PairTokens, tokenizer: Tokenizer) -> Recipe:
+    """The recipe with what the input decides: the vocabulary, and of pairs how much one predicts and what is shown."""
+    recipe = replace(recipe, model=with_vocabulary(recipe.model, tokenizer.n_vocab))
+    if isinstance(tokens, PairTokens):
+        train, first = tokens.part("train"), int(tokens.part("held_out").pairs[0])
+        recipe = replace(recipe, tokens_per_row=len(train) / train.n_pairs)
+        shown = recipe.train.sample_prompt or tokens.split.corpus.sources[first]
+        recipe = with_train(recipe, sample_prompt=shown)
+    return with_train(recipe, batch=resolve.resolve_batch(recipe))
+
+
+def read_text(
+    recipe: Recipe, reporter: PlainReporter, tokenizer: Tokenizer | None, interruption: Interruption
+) -> tuple[Corpus, Tokens, Tokenizer]:
+    """The corpus, its tokens on disk, and the tokenizer."""
     corpus = read_corpus(recipe.inputs, interruption.poll)
     split = split_corpus(corpus, recipe.text.held_out, recipe.train.seed)
     tokenizer = tokenizer or make_tokenizer(recipe, split)
@@ -93,7 +139,7 @@ def build(recipe: Recipe, device: torch.device, weights: Weights | None = None) 
 
 def recompute_blocks(network: Transformer) -> None:
     """Keep each block's input alone for the backward pass, and compute the rest again there."""
-    for block in network.blocks:
+    for block in (*network.blocks, *(network.encoder.blocks if network.encoder else ())):
         block.forward = partial(recompute, block.forward, use_reentrant=False)
 
 
@@ -108,11 +154,12 @@ def make_optimizer(recipe: Recipe, network: Transformer) -> Optimizer:
         betas=(t.beta_1, t.beta_2),
         eps=t.eps,
         weight_decay=t.weight_decay,
+        muon_dtype=torch.bfloat16 if t.precision == "bfloat16" else torch.float32,
     )
 
 
 def settle(
-    recipe: Recipe, network: Transformer, tokens: Tokens, device: torch.device, weights: Weights | None
+    recipe: Recipe, network: Transformer, tokens: Tokens | PairTokens, device: torch.device, weights: Weights | None
 ) -> tuple[Recipe, list[str]]:
     """Precision, number of steps, compilation and intervals, each with the sentence that explains it."""
     precision, why = resolve.resolve_precision(recipe, device)
@@ -143,7 +190,7 @@ def settle(
     return resolve.resolve_intervals(recipe), lines
 
 
-def seconds_per_step(recipe: Recipe, network: Transformer, tokens: Tokens, device: torch.device) -> float:
+def seconds_per_step(recipe: Recipe, network: Transformer, tokens: Tokens | PairTokens, device: torch.device) -> float:
     """Seconds of a training step, not compiled, after a warm-up; the weights are spoilt."""
     optimizer, data = make_optimizer(recipe, network), make_data(tokens, recipe, device)
     loss = precise(network, device, recipe.train.precision)

@@ -1,0 +1,86 @@
+"""Pairs as passes: a source to encode, and a target to predict behind the separator."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pellucid.text.batches import permute
+from pellucid.text.pair_tokens import PairPart, PairTokens
+from pellucid.text.pairs import PairsError
+from pellucid.training.objectives import Pass
+from pellucid.training.recipe import Recipe
+
+#: widths of a batch are multiples of this, so that a compiled step is compiled for few of them
+MULTIPLE = 8
+
+
+class SourceTargetData:
+    """Pairs in drawn order, each once an epoch: the encoder reads source + separator, the decoder separator + target,
+    and what it is to predict is target + separator.
+
+    Both sides are padded to the longest of their pass, rounded up to a multiple of 8: sentences are far shorter than
+    the longest of a corpus, and the time of a step grows with its width. Padding is not read and not scored, so a pass
+    says the same whatever its width. Raises PairsError for pairs longer than the contexts.
+    """
+
+    def __init__(self, tokens: PairTokens, recipe: Recipe, device: torch.device):
+        t, encoder = recipe.train, recipe.model.encoder
+        assert encoder is not None
+        self.most = encoder.n_ctx, recipe.model.n_ctx
+        tokens.check_lengths(*self.most)
+        self.batch, self.whole, self.seed, self.device = t.batch, t.batch * t.accumulate, t.seed, device
+        self.separator = tokens.separator
+        self.part, self.measured = tokens.part("train"), tokens.part("held_out")
+
+    def at(self, step: int, micro: int, of: int) -> Pass:
+        """Part `micro` of `of` of a step's batch."""
+        pairs = self.pairs(step)
+        if self.whole % of or not 0 <= micro < of:
+            raise PairsError(
+                f"part {micro} of {of} of a batch of {self.whole} pairs: expected a divisor, and one of its parts"
+            )
+        share = self.whole // of
+        own = self._pass(self.part, pairs[micro * share : (micro + 1) * share])
+        return replace(own, total=int(self.part.target.lengths[pairs].sum()))
+
+    def pairs(self, step: int) -> np.ndarray:
+        """The numbers of a step's pairs: pair g of the run is the g-th of the epochs' orders, one after another."""
+        epochs, places = np.divmod(np.arange(step * self.whole, (step + 1) * self.whole), self.part.n_pairs)
+        numbers = np.empty(self.whole, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            numbers[here] = permute(places[here].astype(np.uint64), self.part.n_pairs, self.seed, int(epoch))
+        return numbers
+
+    def held_out(self) -> Iterator[Pass]:
+        """Every held-out pair once, in order."""
+        for first in range(0, self.measured.n_pairs, self.batch):
+            yield self._pass(self.measured, np.arange(first, min(first + self.batch, self.measured.n_pairs)))
+
+    @property
+    def held_out_tokens_per_byte(self) -> float:
+        """Target tokens, separators included, per byte of the original held-out targets."""
+        return len(self.measured) / self.measured.n_bytes
+
+    def _pass(self, part: PairPart, pairs: np.ndarray) -> Pass:
+        wide = [
+            min(-(-int(side.lengths[pairs].max()) // MULTIPLE) * MULTIPLE, most)
+            for side, most in zip((part.source, part.target), self.most, strict=True)
+        ]
+        source, real = part.source.rows(pairs, wide[0], self.separator)
+        targets, counts = part.target.rows(pairs, wide[1], self.separator)
+        inputs = np.roll(targets, 1, axis=1)
+        inputs[:, 0] = self.separator
+        return Pass(
+            inputs=self._tensor(inputs),
+            targets=self._tensor(targets),
+            counts=self._tensor(counts),
+            source=self._tensor(source),
+            real=None if real.all() else self._tensor(real),
+        )
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
