@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def test_nanogpt_cpu_recipe(tmp_path: Path):
-    """The README's command ends within 0.03 of nanoGPT's published 1.88 nats per character, on the whole held-out part."""
+    """The README's command ends within 0.03 of nanoGPT's published 1.88 nats per character, on all held-out text."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     command = next(b for b in re.findall(r"```sh\n(.*?)```", readme, re.DOTALL) if "shakespeare.txt" in b)
     words = shlex.split(command.replace("\\\n", " "))
