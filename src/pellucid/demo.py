@@ -33,11 +33,11 @@ def continue_or_start(minutes: float) -> Run:
     """The finished demo run; one that was interrupted is continued, none is begun."""
     if not (HERE / "recipe.json").exists():
         return train(bundled("shakespeare"), out=HERE, minutes=minutes, fields={"sample_prompt": "ROMEO:\n"}, show=True)
-    recipe = read_recipe(HERE)
-    steps = max((row["step"] for row in read_metrics(HERE / "metrics.jsonl") if row.get("whole")), default=0)
-    if steps >= recipe.n_steps:
+    # a run ends, at its last step or when its time is up, by reading all of the held-out text
+    ends = [row["step"] for row in read_metrics(HERE / "metrics.jsonl") if row.get("whole")]
+    if ends:
         print(f"{HERE} is finished; make demo FRESH=1 trains it again\n")
-        return Run(HERE, recipe, steps)
+        return Run(HERE, read_recipe(HERE), max(ends))
     return train(bundled("shakespeare"), out=HERE, resume=True, show=True)
 
 
