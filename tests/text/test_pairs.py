@@ -152,8 +152,10 @@ def test_a_pair_too_long_for_the_context_is_named(tmp_path):
     tokens.check_lengths(8, 51)
     with pytest.raises(PairsError, match=r"1 sides.*first at pairs\.tsv:8: a target of 51 tokens.* for 50.*n_ctx=51"):
         tokens.check_lengths(8, 50)
-    with pytest.raises(PairsError, match=r"model\.encoder\.n_ctx=8 and model\.n_ctx=51"):
+    with pytest.raises(PairsError, match=r"set model\.encoder\.n_ctx=8$"):
         tokens.check_lengths(7, 51)
+    with pytest.raises(PairsError, match=r"set model\.encoder\.n_ctx=8 and model\.n_ctx=51$"):
+        tokens.check_lengths(7, 9)
 
 
 def test_the_manifest_tells_what_changed(tmp_path):

@@ -90,7 +90,10 @@ class PairTokens:
 
     def check_lengths(self, n_source: int, n_target: int) -> None:
         """Refuse pairs longer than the encoder's and the decoder's contexts, naming the first of them."""
-        limits = {"source": n_source, "target": n_target}
+        limits, fields = (
+            {"source": n_source, "target": n_target},
+            {"source": "model.encoder.n_ctx", "target": "model.n_ctx"},
+        )
         need = {n: max(int(getattr(p, n).lengths.max()) for p in self.parts.values()) for n in limits}
         wrong = [
             (self.split.corpus.place(int(part.pairs[k])), name, int(getattr(part, name).lengths[k]))
@@ -103,7 +106,7 @@ class PairTokens:
             raise PairsError(
                 f"{len(wrong)} sides of pairs are longer than the context, the first at {where}: a {name} of {n} "
                 f"tokens, its separator among them, for {limits[name]}. Leave them out, or set "
-                f"model.encoder.n_ctx={need['source']} and model.n_ctx={need['target']}"
+                + " and ".join(f"{fields[n]}={need[n]}" for n in limits if need[n] > limits[n])
             )
 
 

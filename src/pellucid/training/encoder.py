@@ -54,7 +54,7 @@ def check_encoder(a: Architecture, objective: str) -> None:
         )
     if a.encoder is not None and a.encoder.attention.mask != "bidirectional":
         raise ArchitectureError(
-            f"model.encoder.attention.mask = {a.encoder.attention.mask}: expected bidirectional, all of a source is there"
+            f"model.encoder.attention.mask = {a.encoder.attention.mask}: expected bidirectional, a source is whole"
         )
 
 
