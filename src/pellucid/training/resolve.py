@@ -18,7 +18,7 @@ from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, with_train
 
 #: seconds that compiling a training step is taken to cost, by kind of device; docs/log.md has the measurements
 COMPILE_SECONDS = {"cpu": 60.0, "cuda": 60.0, "mps": 60.0}
-#: the share of eager time that compiling has been seen to save on each
+#: the share of eager time that compiling is taken to save on each; neither is measured well yet (docs/log.md)
 COMPILE_SAVES = {"cpu": 0.10, "cuda": 0.35, "mps": 0.0}
 
 
