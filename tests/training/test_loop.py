@@ -188,7 +188,6 @@ def test_minutes_become_steps_by_a_measurement(text, tmp_path):
 # Choices that are made once ---------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # PyTorch's, once a process: float32 gains, bfloat16 input
 def test_what_was_left_open_is_written_down_and_kept(text, tmp_path, monkeypatch):
     monkeypatch.setattr(resolve, "matmul_seconds", lambda device, dtype: 1.0 if dtype == torch.float32 else 0.5)
     monkeypatch.setattr(resolve, "compile_pays", lambda *_: (False, "compiled: no"))
@@ -220,7 +219,6 @@ def test_compiling_pays_where_it_saves_more_than_it_costs(monkeypatch):
     assert resolve.compile_pays(CPU, 0.1, 100_000) == (False, "compiled: no (there is no C++ compiler here)")
 
 
-@pytest.mark.filterwarnings("ignore:Mismatch dtype")
 def test_bfloat16_is_near_float32_and_keeps_float32_weights(text, tmp_path):
     ends = []
     for precision in ("float32", "bfloat16"):

@@ -59,7 +59,8 @@ class RMSNorm(nn.Module):
         return tap(name, inner.choose(INNER, lambda: self.fused(x), lambda tap: self.written_out(x, tap)))
 
     def fused(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.gain.shape, self.gain, self.eps)
+        # the fused kernel wants one type: under autocast the input is bfloat16 and the gain float32
+        return F.rms_norm(x, self.gain.shape, self.gain.to(x.dtype), self.eps)
 
     def written_out(self, x: Tensor, tap: Tap = OFF) -> Tensor:
         return self.gain * tap("normalized", x / tap("scale", self.rho(x)))
