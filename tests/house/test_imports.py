@@ -17,7 +17,8 @@ FLOORS = (
     ("names", "presets"),
     ("text", "reference", "model"),
     ("predictors", "training", "generate", "lens", "hub"),
-    ("plan", "verify"),
+    # images train a network of their own, so they stand above training
+    ("plan", "verify", "images"),
     ("serve", "look"),
     ("language_model",),
     ("demo", "cli"),

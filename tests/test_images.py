@@ -1,0 +1,128 @@
+"""Images as tokens: patches as the definition has them, the published size, and digits learned."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from pellucid.images import (
+    ImageClassifier,
+    ImagesError,
+    ImageTraining,
+    classify,
+    initialise,
+    patchify,
+    train_classifier,
+    unpatchify,
+    vision,
+)
+from pellucid.reference import images as reference
+
+SIZES = st.tuples(*(st.integers(1, 3) for _ in range(4)))
+
+
+def small():
+    """For images of 8 x 8 pixels, in patches of 2 x 2."""
+    return ImageClassifier(vision(16, 2, 2, 16), 2, 1, 10)
+
+
+@pytest.mark.item("S4-tok-c")
+@given(SIZES, st.integers(1, 3))
+def test_patches_are_those_of_the_definition(sizes, patch):
+    """Bit for bit, and put together again they are the image."""
+    n, c, h, w = sizes
+    images = np.random.default_rng(0).normal(size=(n, c, h * patch, w * patch))
+    patches = patchify(torch.from_numpy(images), patch)
+    for image, found in zip(images, patches.numpy(), strict=True):
+        assert (found == reference.patchify(image, patch)).all()
+    assert (unpatchify(patches, (c, h * patch, w * patch), patch).numpy() == images).all()
+
+
+@pytest.mark.item("S4-tok-c")
+def test_embedding_patches_is_a_convolution():
+    """Whose stride is its kernel, to 1e-10."""
+    model, images = (
+        small().double(),
+        torch.randn(3, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3)),
+    )
+    convolution = nn.Conv2d(1, 16, kernel_size=2, stride=2, dtype=torch.float64)
+    with torch.no_grad():
+        convolution.weight.copy_(model.embed.weight.view(16, 1, 2, 2))
+        convolution.bias.copy_(model.embed.bias)
+        theirs = convolution(images).flatten(2).transpose(1, 2)
+        assert (model.embed(patchify(images, 2)) - theirs).abs().max() < 1e-10
+
+
+@pytest.mark.item("S4-tok-c", "X-PARAMS")
+def test_the_published_size():
+    """ViT-B/16: 224 x 224 pixels are 196 patches and a class token; 86,567,656 numbers."""
+    a = vision(768, 12, 12, (224 // 16) ** 2)
+    with torch.device("meta"):
+        model = ImageClassifier(a, 16, 3, 1000)
+    assert a.n_ctx == 197
+    assert sum(p.numel() for p in model.parameters()) == 86_567_656
+    assert reference.vision_parameters(768, 12, 3072, 16, 3, 196, 1000) == 86_567_656
+
+
+def test_every_patch_reaches_the_class_whatever_its_place():
+    """Bidirectional; and with the positions made equal, the order of the patches does not matter."""
+    model = small().double()
+    initialise(model, 1, 0.3)
+    images = torch.randn(1, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        before = model(images)
+        for k in range(16):
+            patches = patchify(images, 2)
+            patches[:, k] += 1
+            assert (model(unpatchify(patches, (1, 8, 8), 2)) - before).abs().max() > 1e-6
+        model.encoder.embed.position.weight[:] = model.encoder.embed.position.weight[0].clone()
+        turned = unpatchify(patchify(images, 2).flip(1), (1, 8, 8), 2)
+        assert (model(turned) - model(images)).abs().max() < 1e-10
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ImagesError, match="no whole number of 3 x 3"):
+        patchify(torch.zeros(1, 1, 8, 8), 3)
+    with pytest.raises(ImagesError, match="expected 1, the class token"):
+        ImageClassifier(vision(16, 1, 2, 4).with_fields({"attention.mask": "causal"}), 2, 1, 10)
+    images, labels = np.zeros((4, 1, 8, 8), np.float32), np.zeros(4, np.int64)
+    with pytest.raises(ImagesError, match=r"labels \(3,\)"):
+        train_classifier(small(), images, labels[:3])
+    with pytest.raises(ImagesError, match="this classifier knows 0 to 9"):
+        train_classifier(small(), images, labels + 10)
+
+
+def test_training_is_a_function_of_the_seed():
+    """Dropout and all. And it lowers the loss: eight images and their classes are soon known."""
+    images = np.random.default_rng(0).normal(size=(8, 1, 8, 8)).astype(np.float32)
+    labels = np.arange(8) % 4
+    choices, found = ImageTraining(epochs=60, batch=4, learning_rate=1e-2), []
+    for _ in range(2):
+        model = ImageClassifier(vision(16, 2, 2, 16).with_fields({"dropout": 0.01}), 2, 1, 10)
+        found.append((train_classifier(model, images, labels, choices), [p.clone() for p in model.parameters()]))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(p, q) for p, q in zip(found[0][1], found[1][1], strict=True))
+    assert found[0][0][-1] < 0.1 < 1 < found[0][0][0]
+    assert (classify(model, images) == labels).all()
+
+
+@pytest.mark.slow
+@pytest.mark.item("S4-tok-c")
+def test_digits_are_read():
+    """scikit-learn's 1,797 digits of 8 x 8 pixels, 2 x 2 patches, every fifth image held out.
+
+    Decay and the size of the first weights were chosen on another fifth. 20 to 40 seconds on one thread.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = (digits.images[:, None] / 8 - 1).astype(np.float32)
+    held = np.arange(len(images)) % 5 == 0
+    model = ImageClassifier(vision(64, 2, 4, 16), 2, 1, 10)
+    choices = ImageTraining(epochs=40, weight_decay=1.0, init_std=0.1)
+    losses = train_classifier(model, images[~held], digits.target[~held], choices)
+    accuracy = (classify(model, images[held]) == digits.target[held]).mean()
+    print(f"{accuracy:.2%} of {held.sum()} digits read, last epoch's loss {losses[-1]:.4f} nats")
+    assert accuracy >= 0.97
