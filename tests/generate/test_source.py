@@ -116,6 +116,21 @@ def mean_log_prob(network, prompt, text, source, n):
     return total / len(text)
 
 
+def test_texts_of_different_lengths_are_ordered_by_log_p_per_token():
+    """Two thirds of all ids end a text: as many texts as beams, longer and shorter ones, each told its own score."""
+    network, options = text_model(), {"beams": 5, "n": 5, "max_tokens": 6, "stop_ids": range(0, 257, 3)}
+    found = search_beams(network, [[256]], sources=[[104, 105, 256]], **options)
+    list(found)
+    texts = [row.generated for row in found.rows]
+    assert len(texts) == 5
+    assert len({len(text) for text in texts}) > 1
+    own = [mean_log_prob(network, [256], text, [104, 105, 256], 257) for text in texts]
+    assert found.scores == pytest.approx(own, abs=1e-10)
+    assert own == sorted(own, reverse=True)
+    sums = [score * len(text) for score, text in zip(own, texts, strict=True)]
+    assert sums != sorted(sums, reverse=True)  # by their sums they would stand otherwise
+
+
 def test_equal_beams_come_in_the_order_of_their_ids():
     """Of texts that are equally likely the lowest ids come first."""
     network = text_model()
