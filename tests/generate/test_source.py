@@ -127,8 +127,26 @@ def test_texts_of_different_lengths_are_ordered_by_log_p_per_token():
     own = [mean_log_prob(network, [256], text, [104, 105, 256], 257) for text in texts]
     assert found.scores == pytest.approx(own, abs=1e-10)
     assert own == sorted(own, reverse=True)
+    plain = plain_beams(network, [256], [104, 105, 256], 5, 6, options["stop_ids"])
+    assert texts == [text for text, _ in plain]
     sums = [score * len(text) for score, text in zip(own, texts, strict=True)]
     assert sums != sorted(sums, reverse=True)  # by their sums they would stand otherwise
+
+
+def plain_beams(network, prompt, source, beams, max_tokens, stop_ids):
+    """The same as one reads it: lists, and every text read afresh."""
+    alive, complete = [([], 0.0)], []
+    while alive:
+        extended = []
+        for text, total in alive:
+            step = next(iter(generate_ids(network, [prompt + text], sources=[source], max_tokens=1)))
+            extended += [([*text, i], total + p) for i, p in enumerate(step.logits[0].log_softmax(-1).tolist())]
+        extended.sort(key=lambda found: -found[1])
+        kept = extended[: beams - len(complete)]
+        ended = [found[0][-1] in stop_ids or len(found[0]) == max_tokens for found in kept]
+        complete += [found for found, end in zip(kept, ended, strict=True) if end]
+        alive = [found for found, end in zip(kept, ended, strict=True) if not end]
+    return sorted(complete, key=lambda found: -found[1] / len(found[0]))
 
 
 def test_equal_beams_come_in_the_order_of_their_ids():
