@@ -63,6 +63,28 @@ def with_vocabulary(a: Architecture, n_vocab: int) -> Architecture:
     return replace(a, n_vocab=n_vocab, encoder=a.encoder and with_vocabulary(a.encoder, n_vocab))
 
 
+BECKER_KAHN = Architecture(
+    n_vocab=50257,
+    n_ctx=256,
+    d_model=128,
+    n_layers=4,
+    attention=Attention(n_heads=4, scale="1", bias="none"),
+    mlp=MLP(activation="relu"),
+    positions=Positions(kind="none"),
+    norm=Norm(kind="none"),
+    final_norm="none",
+    unembed="untied",
+)
+GOON = Architecture(
+    n_vocab=50257,
+    n_ctx=256,
+    d_model=128,
+    n_layers=4,
+    attention=Attention(n_heads=4, bias="none"),
+    dropout=TENTH,
+    unembed="untied",
+)
+
 PRESETS = {
     # the default: what two cores train well in minutes
     "small": modern(192, 4, 6, 128),
@@ -91,51 +113,12 @@ PRESETS = {
         attention=Attention(n_heads=96, d_head=128, windows=(0, 256)),
     ),
     # S0, Becker-Kahn: no norm, no positions, no biases, scores not scaled
-    "becker-kahn": Architecture(
-        n_vocab=50257,
-        n_ctx=256,
-        d_model=128,
-        n_layers=4,
-        attention=Attention(n_heads=4, scale="1", bias="none"),
-        mlp=MLP(activation="relu"),
-        positions=Positions(kind="none"),
-        norm=Norm(kind="none"),
-        final_norm="none",
-        unembed="untied",
-    ),
+    "becker-kahn": BECKER_KAHN,
     # S0 Remark 4.1
-    "becker-kahn-parallel": Architecture(
-        n_vocab=50257,
-        n_ctx=256,
-        d_model=128,
-        n_layers=4,
-        attention=Attention(n_heads=4, scale="1", bias="none"),
-        mlp=MLP(activation="relu"),
-        positions=Positions(kind="none"),
-        norm=Norm(kind="none"),
-        block="parallel",
-        final_norm="none",
-        unembed="untied",
-    ),
+    "becker-kahn-parallel": replace(BECKER_KAHN, block="parallel"),
     # S1, Goon: pre-norm, learned positions, attention without biases, multi-query as its variant
-    "goon": Architecture(
-        n_vocab=50257,
-        n_ctx=256,
-        d_model=128,
-        n_layers=4,
-        attention=Attention(n_heads=4, bias="none"),
-        dropout=TENTH,
-        unembed="untied",
-    ),
-    "goon-multi-query": Architecture(
-        n_vocab=50257,
-        n_ctx=256,
-        d_model=128,
-        n_layers=4,
-        attention=Attention(n_heads=4, n_kv_heads=1, bias="none"),
-        dropout=TENTH,
-        unembed="untied",
-    ),
+    "goon": GOON,
+    "goon-multi-query": replace(GOON, attention=replace(GOON.attention, n_kv_heads=1)),
     # S2, the notes: sinusoids in halves, no norm
     "notes": Architecture(
         n_vocab=50257,

@@ -40,6 +40,7 @@ class Checkpoint:
 
 
 def folder_of(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step stands, whether there is one or not."""
     return run / "checkpoints" / f"step-{step:08d}"
 
 
