@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 
@@ -22,6 +22,7 @@ from pellucid.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from pellucid.text.tokenizer import train_tokenizer as make_tokenizer
 from pellucid.training import run as runs
 from pellucid.training.display import PlainReporter, make_reporter
+from pellucid.training.folder import read_json
 from pellucid.training.recipe import Recipe, RecipeError, differences, make_recipe, make_recipe_on, overlay, take_length
 from pellucid.training.resolve import resolve_device, with_length
 from pellucid.training.run import Run
@@ -191,11 +192,21 @@ def continue_run(
 
 
 def kind_of(run: Path) -> str:
-    """What a run's folder holds: transformer, ngram, neural-probabilistic or recurrent."""
-    try:
-        return json.loads((run / "recipe.json").read_bytes()).get("kind", "transformer")
-    except (OSError, ValueError, AttributeError):
-        return "transformer"  # whoever reads the recipe next says what is wrong with it
+    """What a run's folder holds: transformer, ngram, neural-probabilistic or recurrent.
+
+    Raises RecipeError where recipe.json is missing, is damaged, or names another kind.
+    """
+    if not (path := run / "recipe.json").exists():
+        what = "has no recipe.json" if run.exists() else "does not exist"
+        raise RecipeError(f"{run} {what}: give the folder of a run, such as runs/NAME")
+    values = read_json(path)
+    kind = values.get("kind", "transformer") if isinstance(values, dict) else None
+    if not isinstance(kind, str) or kind not in ("transformer", *get_args(Kind)):
+        raise RecipeError(
+            f"{path} is no recipe: expected an object whose kind is transformer or {', '.join(get_args(Kind))}, "
+            f"found {kind!r}; was the file written by a later version, or damaged?"
+        )
+    return kind
 
 
 class QuietReporter(PlainReporter):

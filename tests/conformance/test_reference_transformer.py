@@ -150,7 +150,8 @@ def test_the_stream_is_the_embedding_plus_what_was_added(a):
     w, tokens, tap = random_weights(a, rng), draw_tokens(rng, a), Tap()
     logits = forward(a, w, tokens, tap=tap)
     values = tap.values
-    stream = values["embed_norm"]
+    embedded = [values[name] for name in ("embed", "pos_embed", "seg_embed") if name in values]
+    stream = values["embed_norm"] if "embed_norm" in values else sum(embedded[1:], embedded[0])
     for l in range(a.n_layers):
         assert np.array_equal(values[f"blocks.{l}.resid_pre"], stream)
         added = values[f"blocks.{l}.attn_out"] + values[f"blocks.{l}.mlp_out"]
@@ -229,8 +230,19 @@ def test_every_tensor_of_the_table_that_the_architecture_has_is_named(a):
     encoded = {name for name in names(a) if name.startswith("encoder.")}
     for name in [name for name in names(a) if name not in encoded] + ["probs"]:
         assert values[name].shape == tuple(sizes[letter] for letter in axes(name)), name
-    assert set(values) >= set(names(a)) - encoded
+    assert set(values) - {"probs", "loss"} == set(names(a)) - encoded, "a tensor has a name that is in no table"
     assert values["loss"].shape == (2, a.n_ctx - 1)
+
+
+def test_a_probability_too_small_for_a_float_has_its_loss(rng, same):
+    """e^-2000 is 0 in float64 and its logarithm is not a number; the loss is read off the logits."""
+    a = seed_0(n_layers=0)
+    w = random_weights(a, rng)
+    w["embed.token.weight"] = np.eye(9, 8)
+    w["unembed.weight"] = 2000.0 * np.eye(9, 8)
+    values = trace(a, w, np.array([0, 1, 1]))
+    assert values["probs"][0, 0, 1] == 0
+    same(values["loss"], np.array([[2000.0, 0.0]]))
 
 
 @pytest.mark.item("S1-1.1-k", "S3-3-a", "S4-code-a")

@@ -24,6 +24,7 @@ from tiny import (
     write_text,
 )
 
+import pellucid
 from pellucid import cli
 from pellucid.training import checkpoint as module
 from pellucid.training import run as runs
@@ -296,6 +297,24 @@ def test_resuming_without_a_run_is_refused(text, tmp_path, capsys):
     run = start(text, tmp_path / "run").path
     (run / "recipe.json").write_text("{")
     assert "recipe.json is damaged" in refuse(capsys, "--resume", "--out", run)
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("{", "is damaged, it is not JSON any more"),
+        ("[1, 2]", "is no recipe: expected an object"),
+        ('{"kind": "oracle"}', "found 'oracle'"),
+        ('{"kind": ["ngram"]}', r"found \['ngram'\]"),
+    ],
+)
+def test_a_recipe_that_is_none_is_taken_for_no_kind_of_run(written, says, tmp_path):
+    (tmp_path / "recipe.json").write_text(written)
+    with pytest.raises(RecipeError, match=says):
+        pellucid.load(tmp_path)
+    with pytest.raises(RecipeError, match=says):
+        pellucid.train(resume=True, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.json"]
 
 
 def test_two_processes_do_not_train_in_one_folder(text, tmp_path):

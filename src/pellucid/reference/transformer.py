@@ -10,7 +10,7 @@ import numpy as np
 
 from pellucid.architecture import Architecture
 from pellucid.reference.embedding import alibi, check_tokens, rotate, sinusoid_at
-from pellucid.reference.functions import ACTIVATION, layer_scale, rms_norm, rms_scale, softmax
+from pellucid.reference.functions import ACTIVATION, layer_scale, log_softmax, rms_norm, rms_scale, softmax
 from pellucid.reference.masks import bidirectional_mask, causal_mask, window_mask
 from pellucid.reference.tap import OFF, Off, Tap
 from pellucid.reference.tape import Array, real
@@ -97,9 +97,11 @@ def trace(architecture: Architecture, weights: Weights, tokens: np.ndarray, **re
     """
     tap = Tap()
     forward(architecture, weights, tokens, tap=tap, **reading)
-    probs = tap("probs", softmax(tap.values["logits"]))
+    logits = tap.values["logits"]
+    tap("probs", softmax(logits))
     targets = np.atleast_2d(tokens)[:, 1:, None]
-    tap("loss", -np.log(np.take_along_axis(probs[:, :-1], targets, axis=-1)[..., 0]))
+    # the logarithm of the softmax is taken at once: a probability too small for float64 still has its loss
+    tap("loss", -np.take_along_axis(log_softmax(logits)[:, :-1], targets, axis=-1)[..., 0])
     return tap.values
 
 
@@ -143,7 +145,7 @@ def embed(a: Architecture, w: Weights, e: Array, positions: np.ndarray, segments
     if a.n_segments:
         kinds = np.zeros(x.shape[:2], int) if segments is None else check_tokens(segments, a.n_segments)
         x = x + tap("seg_embed", np.broadcast_to(real(w["embed.segment.weight"])[kinds], x.shape))
-    return normalise(a, w, "embed.norm", x, tap) if a.embed_norm == "norm" else tap("embed_norm", x)
+    return normalise(a, w, "embed.norm", x, tap) if a.embed_norm == "norm" else x
 
 
 def readout(a: Architecture, w: Weights, x: Array) -> Array:
@@ -165,7 +167,7 @@ def _blocks(a: Architecture, w: Weights, x: Array, reading: Reading, tap: Off) -
     """The decoder stack, then the final norm.   S0 4.2 D, S3 slide 3. The final norm is in no text: erratum E-57."""
     for layer in range(a.n_layers):
         x = BLOCK[a.block](a, layer, part(w, f"blocks.{layer}"), x, reading, tap.at(f"blocks.{layer}"))
-    return normalise(a, w, "final_norm", x, tap) if a.final_norm == "norm" else tap("final_norm", x)
+    return normalise(a, w, "final_norm", x, tap) if a.final_norm == "norm" else x
 
 
 def pre_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
@@ -213,11 +215,13 @@ BLOCK = {"pre": pre_block, "post": post_block, "parallel": parallel_block}
 def normalise(a: Architecture, w: Weights, name: str, x: Array, tap: Off) -> Array:
     """x, layer_norm(x) or rms_norm(x) with the gain and bias called `name`, and its inner tensors   [..., m]
 
+    Where nothing is normalised there is no tensor of that name, as pellucid.names says.
+
     S1 1.1.1.1, S3 slide 9, S4 "Normalization and Dropout". Errata E-26, E-51.
     """
-    called = name.replace(".", "_")
     if a.norm.kind == "none":
-        return tap(called, x)
+        return x
+    called = name.replace(".", "_")
     inner = tap.at(called)
     scale = inner("scale", (layer_scale if a.norm.kind == "layer" else rms_scale)(x, a.norm.eps, a.norm.eps_at))
     centred = x - np.mean(x, axis=-1, keepdims=True) if a.norm.kind == "layer" else x
