@@ -12,6 +12,7 @@ from pellucid.architecture import Architecture
 from pellucid.generate.filling import Filling, fill
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, Piece, generate, stream_generate
+from pellucid.lens.trace import Trace, trace
 from pellucid.model import Transformer
 from pellucid.model.weights import load_weights, save_weights
 from pellucid.predictors.load import load_predictor
@@ -70,6 +71,10 @@ class LanguageModel:
     def fill(self, text: str, *, top: int = 5) -> list[Filling]:
         """What may stand at each [MASK] in `text`; for masked models (`pellucid.generate.filling.fill`)."""
         return fill(self.network, self.tokenizer, text, top=top)
+
+    def trace(self, given: Any, **options: Any) -> Trace:
+        """One pass over texts or ids, every tensor of which has a name (`pellucid.lens.trace.trace`)."""
+        return trace(self.network, self.tokenizer, given, **options)
 
     def verify(self, prompts: list[str] | None = None) -> Report:
         """The laws and the reference, run on this model (`pellucid.verify.verify`)."""

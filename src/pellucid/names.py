@@ -12,6 +12,7 @@ Sources are numbered S0 Becker-Kahn, S1 Goon, S2 notes on transformers, S3 AP & 
 
 import fnmatch
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pellucid.architecture import Architecture
@@ -202,7 +203,7 @@ def canonical(name: str, a: Architecture) -> str:
     return prefix + rest.removeprefix("blocks.i.") if match else rest
 
 
-def select(patterns: str | list[str] | tuple[str, ...], a: Architecture) -> list[str]:
+def select(patterns: str | Sequence[str], a: Architecture) -> list[str]:
     """The names that the patterns (`*` stands for anything) choose, in order of computation.
 
     Raises KeyError with the reason where a pattern chooses nothing that this architecture has.
@@ -215,6 +216,37 @@ def select(patterns: str | list[str] | tuple[str, ...], a: Architecture) -> list
             raise KeyError(_why_not(pattern, a))
         chosen.update(found)
     return [name for name in known if name in chosen]
+
+
+def symbols() -> dict[str, list[str]]:
+    """Symbol of the source texts -> the rows it stands for; `S4 A` where it is to be one text's."""
+    found: dict[str, list[str]] = {}
+    for r in TABLE:
+        for entry in filter(None, r.symbol.split("; ")):
+            match = re.match(r"^(S\d(?:, S\d)*) (?:\([\d.]+\) |Rem\. [\d.]+ )?(.+)$", entry)
+            if match and not match[2].startswith("figure"):
+                for key in (match[2], *(f"{text} {match[2]}" for text in match[1].split(", "))):
+                    if r.name not in found.setdefault(key, []):
+                        found[key].append(r.name)
+    return found
+
+
+def of_symbol(symbol: str, layer: int | None = None) -> str:
+    """The full name of the tensor that the source texts write `symbol`, in block `layer` where it is one of a block's.
+
+    Raises KeyError where no text, or more than one tensor, has the symbol, and where the layer is missing or too much.
+    """
+    found = symbols().get(symbol, [])
+    if layer is not None:
+        found = [name for name in found if name.startswith("blocks.i.")] or found
+    if not found:
+        raise KeyError(f"no source text has a symbol {symbol!r}; pellucid.names.symbols() lists them")
+    if len(found) > 1:
+        raise KeyError(f"{symbol!r} stands for several tensors: say one of {', '.join(found)}")
+    if found[0].startswith("blocks.i.") == (layer is None):
+        why = "is a tensor of every block: give its layer" if layer is None else "belongs to no block: leave out layer"
+        raise KeyError(f"{symbol!r} {why}")
+    return found[0].replace("blocks.i.", f"blocks.{layer}.")
 
 
 def _why_not(pattern: str, a: Architecture) -> str:

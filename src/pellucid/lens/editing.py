@@ -1,0 +1,235 @@
+"""Edits as functions of the engine's tensors."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pellucid.architecture import Architecture
+from pellucid.edits import PLACES, Edit, EditError
+from pellucid.names import axes, row, select
+
+Functions = dict[str, list[Callable[[Tensor], Tensor]]]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Which token each column of a call is.
+
+    queries  absolute position of each column that is computed [b, n], -1 for padding
+    keys     of each column that may be read [b, n_keys], those of a cache among them
+    source   the same for an encoder's columns [b, n_source], None where there are none
+    rows     which rows of the whole batch these are [b]
+    """
+
+    queries: Tensor
+    keys: Tensor
+    source: Tensor | None
+    rows: Tensor
+
+    def places(self, full: str, letter: str) -> Tensor:
+        """The absolute positions along axis `letter`, i or j, of the tensor with this name [b, n]."""
+        if full.startswith("encoder.") or (".cross." in full and letter == "j"):
+            assert self.source is not None
+            return self.source
+        # keys and values themselves are computed for the new columns alone; the cache has the others
+        return self.keys if letter == "j" and "i" in axes(full) else self.queries
+
+
+def frame_of(real: Tensor, source_real: Tensor | None = None) -> Frame:
+    """The frame of a whole pass over rows padded on the right; `real` is True at tokens [b, n]."""
+
+    def places(real: Tensor) -> Tensor:
+        return torch.arange(real.size(1), device=real.device).masked_fill(~real, -1)
+
+    queries = places(real)
+    rows = torch.arange(real.size(0), device=real.device)
+    return Frame(queries, queries, None if source_real is None else places(source_real), rows)
+
+
+def resolve(edits: Sequence[Edit], a: Architecture) -> list[Edit]:
+    """Every edit with one full name of its own, and the traces it refers to replaced by their tensors.
+
+    Raises KeyError with the reason where the architecture has no such tensor, EditError where a place or a value
+    does not belong to it.
+    """
+    resolved = []
+    for edit in edits:
+        if not isinstance(edit, Edit):
+            raise EditError(
+                f"expected edits of pellucid.edits, got {type(edit).__name__}: say zero(name), add(...), ..."
+            )
+        for full in select(edit.name, a):
+            part = a.encoder if full.startswith("encoder.") and a.encoder is not None else a
+            _check_places(edit, full, part)
+            value = edit.value[full] if hasattr(edit.value, "keep") else edit.value
+            _check_value(edit, full, value, part)
+            resolved.append(replace(edit, name=full, value=value))
+    return resolved
+
+
+def functions(edits: Sequence[Edit], frame: Frame) -> Functions:
+    """Resolved edits as functions of the tensors, by name."""
+    made: Functions = {}
+    for edit in edits:
+        made.setdefault(edit.name, []).append(lambda x, edit=edit: apply(edit, x, frame))
+    return made
+
+
+def apply(edit: Edit, x: Tensor, frame: Frame) -> Tensor:
+    """x with the edit made where it applies."""
+    chosen = _chosen(edit, x, frame)
+    if edit.name.endswith(".scores"):
+        chosen = chosen & (x != -torch.inf)
+    value = None
+    if edit.value is not None:
+        value, reached = _aligned(edit, x, frame)
+        chosen = chosen & reached
+    return torch.where(chosen, _changed(edit, x, value, frame).to(x.dtype), x)
+
+
+def _changed(edit: Edit, x: Tensor, value: Tensor | None, frame: Frame) -> Tensor:
+    """What x would be if the edit applied everywhere."""
+    if edit.op == "zero":
+        return torch.zeros_like(x)
+    if edit.op == "scale":
+        return edit.factor * x
+    if edit.op == "clamp":
+        return x.clamp(edit.low, edit.high)
+    if value is None:
+        assert edit.op == "mean"
+        return _mean(edit, x, frame)
+    if edit.op == "add":
+        return x + edit.factor * value
+    if edit.op == "project_out":
+        u = value / value.norm(dim=-1, keepdim=True)
+        return x - (x * u).sum(-1, keepdim=True) * u
+    return value.expand_as(x)
+
+
+def _mean(edit: Edit, x: Tensor, frame: Frame) -> Tensor:
+    """The mean over the rows, or over the positions, of what is no padding."""
+    letters = axes(edit.name)
+    letter = "i" if "i" in letters else "j"
+    places = frame.places(edit.name, letter)
+    real = _along(places >= 0, letters.index(letter), x.ndim)
+    axis = 0 if edit.over == "batch" else letters.index(letter)
+    total = torch.where(real, x, 0).sum(axis, keepdim=True) / real.sum(axis, keepdim=True).clamp(min=1)
+    return total.expand_as(x)
+
+
+def _chosen(edit: Edit, x: Tensor, frame: Frame) -> Tensor:
+    """Where the edit applies, to be broadcast against x."""
+    letters = axes(edit.name)
+    chosen = torch.ones([1] * x.ndim, dtype=torch.bool, device=x.device)
+    for place in PLACES:
+        given = getattr(edit, place)
+        if given is None:
+            continue
+        axis = axis_of(place, letters)
+        if place in ("pos", "key"):
+            chosen = chosen & _along(_among(frame.places(edit.name, letters[axis]), given), axis, x.ndim)
+        else:
+            numbers = frame.rows if place == "row" else torch.arange(x.size(axis), device=x.device)
+            shape = [1] * x.ndim
+            shape[axis] = -1
+            chosen = chosen & _among(numbers, given).view(shape)
+    return chosen
+
+
+def _among(numbers: Tensor, given: Any) -> Tensor:
+    """Which of the numbers are among the places given."""
+    if isinstance(given, slice):
+        inside = numbers >= (given.start or 0)
+        return inside if given.stop is None else inside & (numbers < given.stop)
+    return torch.isin(numbers, torch.tensor(given, device=numbers.device, dtype=numbers.dtype))
+
+
+def _along(x: Tensor, axis: int, ndim: int) -> Tensor:
+    """[b, n] with n put on `axis` of a tensor of `ndim` axes, b on the first."""
+    shape = [1] * ndim
+    shape[0], shape[axis] = x.size(0), x.size(1)
+    return x.view(shape)
+
+
+def _aligned(edit: Edit, x: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
+    """The value at each column's absolute position and row, and where it reaches."""
+    value = torch.as_tensor(edit.value, dtype=x.dtype, device=x.device)
+    reached = torch.ones([1] * x.ndim, dtype=torch.bool, device=x.device)
+    if value.ndim < 2:
+        return value, reached
+    if value.size(0) > 1:
+        value = value[frame.rows % value.size(0)]
+    for axis, letter in enumerate(axes(edit.name)):
+        if letter in "ij" and value.size(axis) > 1:
+            places = frame.places(edit.name, letter)
+            reached = reached & _along((places >= 0) & (places < value.size(axis)), axis, x.ndim)
+            value = torch.take_along_dim(value, _along(places.clamp(0, value.size(axis) - 1), axis, x.ndim), axis)
+    return value, reached
+
+
+def axis_of(place: str, letters: Sequence[str]) -> int:
+    """The axis that a place narrows down: positions of keys and values lie along j."""
+    return next(letters.index(letter) for letter in PLACES[place] if letter in letters)
+
+
+def _check_places(edit: Edit, full: str, a: Architecture) -> None:
+    """Refuse places that the tensor has no axis for, and heads and neurons that do not exist."""
+    letters = axes(full)
+    sizes = {"head": a.n_heads, "kv_head": a.n_kv_heads, "neuron": a.d_ff}
+    for place in PLACES:
+        given = getattr(edit, place)
+        if given is None:
+            continue
+        fits = any(letter in letters for letter in PLACES[place]) and (place != "key" or "i" in letters)
+        if not fits:
+            other = {"head": "kv_head", "kv_head": "head", "key": "pos"}.get(place, "another place")
+            raise EditError(
+                f"{place} was given for {full}, whose axes are {row(full).axes}: say {other}, or leave it out"
+            )
+        last = (given.stop or 0) - 1 if isinstance(given, slice) else max(given, default=-1)
+        if place in sizes and last >= sizes[place]:
+            raise EditError(f"{place} = {last} of {full}: there are {sizes[place]}, counted from 0")
+
+
+def _check_value(edit: Edit, full: str, value: Any, a: Architecture) -> None:
+    """Refuse values that are missing, or whose shape belongs to another tensor."""
+    needs = edit.op in ("resample", "set", "add", "project_out")
+    if needs and value is None:
+        raise EditError(f"{edit.op} of {full} was given no value: give a number, a vector, an array or a trace")
+    if edit.op == "mean" and value is None and edit.over is None:
+        raise EditError(f"mean of {full}: say over='pos', over='batch', or give a mean that was measured")
+    if value is None:
+        return
+    try:
+        shape = torch.as_tensor(value).shape
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise EditError(f"the value for {full} is no array of numbers: {error}") from None
+    letters = axes(full)
+    known = {"m": a.d_model, "d": a.d_head, "f": a.d_ff, "v": a.n_vocab, "h": a.n_heads, "g": a.n_kv_heads, "1": 1}
+    expected = [known.get(letter) for letter in letters]
+    if len(shape) == 1 and expected[-1] is not None:
+        fits = shape[0] in (1, expected[-1])
+    else:
+        fits = not shape or (
+            len(shape) == len(letters) and all(n in (1, e) for n, e in zip(shape, expected, strict=True) if e)
+        )
+    if edit.op == "project_out" and not shape:
+        fits = False
+    if not fits:
+        raise EditError(
+            f"a value of shape {list(shape)} was given for {full}, whose axes are {row(full).axes}: "
+            "give a number, a vector along the last axis, or every axis with its length or 1"
+        )
+
+
+def refers_to_clean(edits: Sequence[Edit]) -> list[str]:
+    """The names that edits freeze at what the run without edits has."""
+    return [edit.name for edit in edits if edit.op == "freeze" and edit.value is None]
+
+
+def frozen(edits: Sequence[Edit], clean: Mapping[str, Tensor]) -> list[Edit]:
+    """The edits with what they freeze filled in from a run without edits."""
+    return [replace(e, value=clean[e.name]) if e.op == "freeze" and e.value is None else e for e in edits]

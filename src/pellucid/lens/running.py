@@ -1,0 +1,69 @@
+"""One forward pass, whole or piece by piece: the pieces are the network's own modules, called in its own order."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from pellucid.lens.inputs import Inputs
+from pellucid.model import OFF, Tap, Transformer
+from pellucid.model.block import Reading
+from pellucid.model.transformer import Encoder
+
+
+@contextmanager
+def still(network: Transformer, grad: bool = False) -> Iterator[None]:
+    """Without dropout and uncompiled, with gradients only where asked; a network in training goes back to it."""
+    training = network.training
+    # loading the compiler takes a second, and where nothing loaded it nothing is compiled
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    if training:
+        network.eval()
+    try:
+        with eager, torch.set_grad_enabled(grad):
+            yield
+    finally:
+        if training:
+            network.train()
+
+
+class Pass:
+    """One part of a network, the decoder or its encoder, and what it reads.
+
+    `whole` is the part's own forward; `embed`, `block` and `normalise` are the three steps that it is made of.
+    """
+
+    def __init__(self, part: Encoder, inputs: Inputs, encoded: Tensor | None = None):
+        self.part, self.inputs, self.encoded = part, inputs, encoded
+        self.places = part.places(inputs.tokens, 0)
+        self.reading = Reading(part.turns(self.places), inputs.mask, encoded, inputs.source_mask)
+
+    def whole(self, tap: Tap = OFF) -> Tensor:
+        """The stream behind the last block and the final norm [b, n, m]."""
+        given = {"mask": self.inputs.mask, "segments": self.inputs.segments, "tap": tap}
+        return Encoder.forward(
+            self.part, self.inputs.tokens, source=self.encoded, source_mask=self.inputs.source_mask, **given
+        )
+
+    def embed(self, tap: Tap = OFF) -> Tensor:
+        """The stream before the first block [b, n, m]."""
+        return self.part.embed(self.inputs.tokens, self.places, self.inputs.segments, None, tap)
+
+    def block(self, layer: int, x: Tensor, tap: Tap = OFF, reading: Reading | None = None) -> Tensor:
+        """The stream behind block `layer` [b, n, m]; `reading` in place of this pass's own for another batch."""
+        return self.part.blocks[layer](x, reading or self.reading, tap=tap.at(f"blocks.{layer}"))
+
+    def normalise(self, x: Tensor, tap: Tap = OFF) -> Tensor:
+        """The final norm [b, n, m]."""
+        return self.part.final_norm(x, tap, "final_norm")
+
+    def repeated(self, times: int) -> Reading:
+        """What the blocks read, for every row `times` times in a row."""
+        r = self.reading
+
+        def more(x: Tensor | None) -> Tensor | None:
+            return x if x is None or x.ndim == 2 else x.repeat_interleave(times, 0)
+
+        return Reading(r.turn, more(r.visible), more(r.source), more(r.source_visible))

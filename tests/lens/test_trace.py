@@ -1,0 +1,204 @@
+"""A trace shows every tensor of a pass by any of its names, changes nothing, and keeps little."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drawing import architectures, difference, make_network
+from pellucid.architecture import Architecture
+from pellucid.lens import InputError, trace
+from pellucid.lens.inputs import read_inputs
+from pellucid.model import Recorder
+from pellucid.model.weights import state_of
+from pellucid.names import names
+from pellucid.reference import transformer as reference
+from pellucid.reference.tap import Tap
+from pellucid.text.tokenizer import train_tokenizer
+from running import any_architectures, call, draw_tokens, source_tokens
+
+A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
+
+
+def look(network, tokens, **options):
+    """A trace of what `running.call` runs."""
+    a = network.architecture
+    if a.encoder is not None:
+        options["source"] = source_tokens(a, tokens.size(0))
+    return trace(network, None, tokens, **options)
+
+
+@settings(max_examples=30)
+@given(any_architectures(), st.sampled_from([(), "*"]))
+def test_every_name_is_the_reference_s(a, keep):
+    """Kept or recomputed, a trace's tensor is the definition's."""
+    network, tokens, tap = make_network(a), draw_tokens(a, 2, 4), Tap()
+    weights = {name: p.numpy() for name, p in state_of(network).items()}
+    given = {}
+    if a.encoder is not None:
+        given["source"] = reference.encode(a, weights, source_tokens(a, 2).numpy(), tap=tap)
+    reference.forward(a, weights, tokens.numpy(), tap=tap, **given)
+    found = look(network, tokens, keep=keep).tensors("*")
+    assert list(found) == names(a)
+    for name, value in found.items():
+        expected = torch.tensor(tap.values[name])
+        hidden = expected == -torch.inf
+        assert torch.equal(value == -torch.inf, hidden), name
+        assert difference(value.masked_fill(hidden, 0), expected.masked_fill(hidden, 0)) <= 1e-10, name
+
+
+@settings(max_examples=20)
+@given(any_architectures(), st.sampled_from([torch.float32, torch.bfloat16]), st.sampled_from([(), "*"]))
+def test_looking_changes_no_logit_by_a_bit(a, dtype, keep):
+    network, tokens = make_network(a, dtype=dtype), draw_tokens(a, 2, 4)
+    t = look(network, tokens, keep=keep)
+    t.tensors("*")
+    assert torch.equal(t.logits, call(network, tokens))
+
+
+@settings(max_examples=20)
+@given(any_architectures())
+def test_recomputed_tensors_are_the_kept_ones_bit_for_bit(a):
+    network, tokens, recorder = make_network(a, dtype=torch.float32), draw_tokens(a, 2, 4), Recorder(names(a))
+    call(network, tokens, tap=recorder)
+    light = look(network, tokens)
+    assert all(torch.equal(value, recorder.values[name]) for name, value in light.tensors("*").items())
+    kept = sum(recorder.values[name].nbytes for name in names(a) if name.endswith((".resid_pre", ".resid_post")))
+    logits = light.logits.nbytes
+    assert light.nbytes <= kept + logits + 2 * recorder.values["embed"].nbytes
+
+
+def test_four_spellings_are_one_tensor():
+    t = trace(make_network(A), None, draw_tokens(A))
+    one = t["blocks.1.attn.pattern"]
+    assert torch.equal(one, t[1].attn.pattern)
+    assert torch.equal(one, t["A", 1])
+    assert torch.equal(one, t["S4 A", 1])
+    assert torch.equal(one, t["blocks.1.attn.hook_pattern"])
+    assert torch.equal(t["Gamma"], t["pos_embed"])
+    assert torch.equal(t[0]["norm_1.scale"], t["blocks.0.ln1.hook_scale"])
+    assert torch.equal(t["S4 P"], t.probs)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("blocks.0.attn.rot_q", "rotates nothing"),
+        ("blocks.7.attn.q", "the architecture has 2 layers"),
+        ("nothing", "there is no tensor 'nothing'"),
+        ("blocks.*.attn.q", "stands for 2 tensors"),
+        (("A", 9), "the architecture has 2 layers"),
+        ("A", "is a tensor of every block: give its layer"),
+        (("S4 S", 0), "belongs to no block"),
+        (("sigma", 0), "stands for several tensors"),
+        ("P", "stands for several tensors: say one of pos_embed, probs"),
+        (9, "numbered from 0"),
+    ],
+)
+def test_names_that_are_none_say_why(key, reason):
+    t = trace(make_network(A), None, draw_tokens(A))
+    with pytest.raises(KeyError) as refused:
+        t[key]
+    assert reason in str(refused.value)
+    with pytest.raises(AttributeError, match="rotates nothing"):
+        _ = t[0].attn.rot_q
+
+
+@settings(max_examples=20)
+@given(any_architectures(), st.data())
+def test_rows_of_a_padded_batch_are_themselves(a, data):
+    """Padding on the right is read by nobody."""
+    n = min(a.n_ctx, 6)
+    rows = [draw_tokens(a, 1, k, seed=k)[0].tolist() for k in data.draw(st.lists(st.integers(1, n), min_size=2))]
+    network, options = make_network(a), {}
+    if a.encoder is not None:
+        options["source"] = [draw_tokens(a.encoder, 1, 1 + k % 3, seed=k)[0].tolist() for k in range(len(rows))]
+    t = trace(network, None, rows, **options)
+    assert t.inputs.real.sum(1).tolist() == [len(ids) for ids in rows]
+    for r, ids in enumerate(rows):
+        alone = trace(network, None, ids, **({"source": options["source"][r]} if options else {}))
+        assert difference(t.logits[r, : len(ids)], alone.logits[0]) <= 1e-10
+
+
+def test_texts_are_fed_as_they_are():
+    tokenizer = train_tokenizer("char", ["abcd "], None)
+    network = make_network(A)
+    t = trace(network, tokenizer, "abba")
+    assert t.tokens == ["a", "b", "b", "a"]
+    assert trace(network, tokenizer, "ab", bos=True).tokens == ["<|endoftext|>", "a", "b"]
+    batch = trace(network, tokenizer, ["ab", "abcd"])
+    assert batch.tokens == [["a", "b"], ["a", "b", "c", "d"]]
+    assert batch.loss.isnan().tolist() == [[False, True, True], [False] * 3]
+    expected = network(t.ids)[0].log_softmax(-1)[:-1].gather(1, t.ids[0, 1:, None])[:, 0]
+    assert difference(t.surprisal("nats")[0], -expected.detach()) <= 1e-12
+    assert difference(t.surprisal()[0] * 0.6931471805599453, -expected.detach()) <= 1e-12
+    best = t.top(k=2)
+    assert best[0][1] == t.probs[0, -1].max()
+    assert batch.position(-1) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "reason"),
+    [
+        ([], {}, "nothing was given"),
+        ([[]], {}, "text 0 has 0 tokens"),
+        ([1] * 9, {}, "expected 1 to n_ctx = 8"),
+        ([11], {}, "this network knows 0 to 10"),
+        ("text", {}, "without a tokenizer"),
+        ([1], {"source": [2]}, "leave source out"),
+        ([1], {"prefix": 1}, "leave prefix out"),
+    ],
+)
+def test_inputs_that_are_none_say_why(given, options, reason):
+    with pytest.raises(InputError, match=reason):
+        read_inputs(make_network(A), None, given, **options)
+
+
+def test_a_masked_model_has_no_next_token_loss():
+    t = trace(make_network(A.with_fields({"attention.mask": "bidirectional"})), None, [1, 2, 3])
+    with pytest.raises(InputError, match="has read the next token"):
+        _ = t.loss
+
+
+@settings(max_examples=15)
+@given(any_architectures({"mlp.activation": st.sampled_from(["gelu", "silu", "tanh"])}, max_ctx=6), st.data())
+def test_gradients_are_slopes(a, data):
+    """d metric / d tensor along a direction is what moving the tensor that way changes."""
+    network, tokens = make_network(a), draw_tokens(a, 2, 4)
+    name = data.draw(st.sampled_from(names(a)))
+    t = look(network, tokens)
+    weights = torch.randn(t.logits.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+    def metric(logits):
+        return (logits.log_softmax(-1) * weights).sum((1, 2))
+
+    slope = t.gradient(metric, name)[name]
+    x = t[name]
+    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    direction = torch.where(x == -torch.inf, 0, direction * (1e-5 / x[x > -torch.inf].abs().max().clamp(min=1)))
+
+    def moved(sign):
+        with torch.no_grad():
+            return metric(call(network, tokens, tap=Recorder(edits={name: [lambda x: x + sign * direction]}))).sum()
+
+    expected, found = (moved(1) - moved(-1)) / 2, (slope * direction).sum()
+    assert (found - expected).abs() <= 1e-4 * max(expected.abs(), 1e-5)
+
+
+def test_a_trace_with_gradients_keeps_the_graph():
+    network = make_network(A)
+    t = trace(network, None, draw_tokens(A), keep=["blocks.0.attn.pattern"], grad=True)
+    (slope,) = torch.autograd.grad(t.logits.square().sum(), [t["blocks.0.attn.pattern"]])
+    assert slope.abs().max() > 0
+    with pytest.raises(KeyError, match="say keep="):
+        _ = t["blocks.0.attn.z"]
+    assert not trace(network, None, draw_tokens(A), keep="*").logits.requires_grad
+
+
+@settings(max_examples=10)
+@given(architectures(max_ctx=6))
+def test_a_network_in_training_is_looked_at_without_dropout_and_goes_back(a):
+    network, tokens = make_network(a.with_fields({"dropout": 0.5})), draw_tokens(a)
+    expected = network(tokens)
+    assert torch.equal(trace(network.train(), None, tokens).logits, expected)
+    assert network.training
