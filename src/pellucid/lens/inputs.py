@@ -147,3 +147,15 @@ def _mask(a: Architecture, lengths: tuple[int, ...], prefix: int | Sequence[int]
         real = torch.arange(tokens.size(1), device=tokens.device) < torch.tensor(lengths, device=tokens.device)[:, None]
         return padding_mask(real)
     return None
+
+
+def one_token(tokenizer: Tokenizer, text: str) -> int:
+    """The id of a text that is exactly one token; InputError shows the tokens of one that is not."""
+    special = tokenizer.special.get(text)
+    if special is not None:
+        return special
+    ids = tokenizer.encode(text)
+    if len(ids) != 1:
+        shown = " + ".join(repr(tokenizer.token_str(i)) for i in ids)
+        raise InputError(f"{text!r} is {len(ids)} tokens, {shown}: give a text that is one, or an id")
+    return ids[0]

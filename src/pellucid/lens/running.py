@@ -67,3 +67,12 @@ class Pass:
             return x if x is None or x.ndim == 2 else x.repeat_interleave(times, 0)
 
         return Reading(r.turn, more(r.visible), more(r.source), more(r.source_visible))
+
+
+def run(network: Transformer, inputs: Inputs, tap: Tap) -> Tensor:
+    """The logits of one pass [b, n, v]; to be called inside `still`."""
+    encoded = None
+    if inputs.source is not None:
+        assert network.encoder is not None
+        encoded = Pass(network.encoder, inputs.source).whole(tap.at("encoder"))
+    return tap("logits", network.unembed(Pass(network, inputs, encoded).whole(tap)))

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from pellucid.architecture import Architecture
 from pellucid.edits import Edit
 from pellucid.lens.editing import Functions, frame_of, frozen, functions, refers_to_clean, resolve
-from pellucid.lens.inputs import InputError, Inputs, read_inputs
-from pellucid.lens.running import Pass, still
+from pellucid.lens.inputs import InputError, Inputs, one_token, read_inputs
+from pellucid.lens.running import Pass, run, still
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.names import TEMPLATES_BEFORE, canonical, names, of_symbol, select
 from pellucid.text.interface import Tokenizer
@@ -337,27 +337,6 @@ def trace(
     """
     inputs = read_inputs(network, tokenizer, given, **reading)
     return Trace(network, tokenizer, inputs, keep, edits, grad)
-
-
-def run(network: Transformer, inputs: Inputs, tap: Tap) -> Tensor:
-    """The logits of one pass [b, n, v]; to be called inside `still`."""
-    encoded = None
-    if inputs.source is not None:
-        assert network.encoder is not None
-        encoded = Pass(network.encoder, inputs.source).whole(tap.at("encoder"))
-    return tap("logits", network.unembed(Pass(network, inputs, encoded).whole(tap)))
-
-
-def one_token(tokenizer: Tokenizer, text: str) -> int:
-    """The id of a text that is exactly one token; InputError shows the tokens of one that is not."""
-    special = tokenizer.special.get(text)
-    if special is not None:
-        return special
-    ids = tokenizer.encode(text)
-    if len(ids) != 1:
-        shown = " + ".join(repr(tokenizer.token_str(i)) for i in ids)
-        raise InputError(f"{text!r} is {len(ids)} tokens, {shown}: give a text that is one, or an id")
-    return ids[0]
 
 
 def of_symbol_or_none(symbol: str) -> str | None:
