@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from pellucid.architecture import Architecture
 from pellucid.edits import Edit
 from pellucid.lens.editing import Functions, frame_of, frozen, functions, refers_to_clean, resolve
-from pellucid.lens.inputs import InputError, Inputs, one_token, read_inputs
+from pellucid.lens.fed import Fed
+from pellucid.lens.inputs import InputError, Inputs, read_inputs
 from pellucid.lens.running import Pass, run, still
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.names import TEMPLATES_BEFORE, canonical, names, of_symbol, select
@@ -22,7 +23,7 @@ DERIVED = ("probs", "loss")
 Key = str | int | tuple[str, int]
 
 
-class Trace:
+class Trace(Fed):
     """What one pass computed. `trace[name]` is a tensor, with a batch axis first.
 
         t["blocks.5.attn.pattern"]   t[5].attn.pattern   t["A", 5]   t["blocks.5.attn.hook_pattern"]
@@ -78,46 +79,9 @@ class Trace:
         if "logits" in asked:
             self.values["logits"] = self._read_out()
 
-    # What was fed ---------------------------------------------------------------------------
-
     @property
     def architecture(self) -> Architecture:
         return self.network.architecture
-
-    @property
-    def ids(self) -> Tensor:
-        """Exactly what was fed [b, n]; rows shorter than the longest end in padding."""
-        return self.inputs.tokens
-
-    @property
-    def tokens(self) -> list[str] | list[list[str]]:
-        """Exactly what was fed, for people to read: one text's tokens, or a list of lists for a batch."""
-        rows = [self._spelled(ids, n) for ids, n in zip(self.ids, self.inputs.lengths, strict=True)]
-        return rows[0] if len(rows) == 1 else rows
-
-    @property
-    def source_tokens(self) -> list[list[str]]:
-        """What the encoder was fed, row by row; nothing where there is none."""
-        source = self.inputs.source
-        if source is None:
-            return []
-        return [self._spelled(ids, n) for ids, n in zip(source.tokens, source.lengths, strict=True)]
-
-    def _spelled(self, ids: Tensor, n: int) -> list[str]:
-        return [self.spell(int(i)) for i in ids[:n]]
-
-    def spell(self, token: int) -> str:
-        """A token for people to read; its id where there is no tokenizer, or none of this number."""
-        known = self.tokenizer is not None and token < self.tokenizer.n_vocab
-        return self.tokenizer.token_str(token) if known and self.tokenizer else str(token)
-
-    def token_id(self, token: str | int) -> int:
-        """The id of a token given as text or id; InputError where the text is not exactly one token."""
-        if not isinstance(token, str):
-            return int(token)
-        if self.tokenizer is None:
-            raise InputError(f"the token {token!r} was given as text to a network without a tokenizer: give its id")
-        return one_token(self.tokenizer, token)
 
     # Tensors --------------------------------------------------------------------------------
 
@@ -252,13 +216,6 @@ class Trace:
         probs = self.probs[row, self.position(pos, row)]
         best = probs.topk(min(k, probs.numel()))
         return [(self.spell(int(i)), float(p)) for p, i in zip(best.values, best.indices, strict=True)]
-
-    def position(self, pos: int, row: int = 0) -> int:
-        """A position counted from the row's start; negative ones count from its end, padding left aside."""
-        n = self.inputs.lengths[row]
-        if not -n <= pos < n:
-            raise InputError(f"position {pos}: row {row} has {n} tokens, so say {-n} to {n - 1}")
-        return pos % n
 
     # Gradients ------------------------------------------------------------------------------
 
