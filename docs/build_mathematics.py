@@ -424,6 +424,7 @@ def listed_errata() -> Iterator[str]:
     for name, e in errata().items():
         tests = [link_of_test(by_id[t]) if t in by_id else link_of_id(t) for t in e.get("shown_by", [])]
         shown = "<br>".join([plain(e.get("check", ""))] * ("check" in e) + ["; ".join(tests)] * bool(tests))
+        shown = shown or f"no test: {plain(e['untested'])}"
         first = f'<a id="{name.lower()}"></a>{name}<br>{", ".join(e["class"])}<br>{e["policy"]}'
         yield row(first, f"{plain(e['source'])}: {plain(e['printed'])}", plain(e["correct"]), shown)
 

@@ -21,7 +21,7 @@ from pellucid.reference.tokens import base_vocabulary, char_vocabulary, encode_s
 TESTS = Path(__file__).parent.parent
 REFERENCE = TESTS.parent / "src" / "pellucid" / "reference"
 ERRATA = tomllib.loads((Path(__file__).parent / "errata.toml").read_text(encoding="utf-8"))
-FIELDS = {"class", "source", "printed", "correct", "check", "policy", "shown_by"}
+FIELDS = {"class", "source", "printed", "correct", "check", "policy", "shown_by", "untested"}
 
 
 def cited(text: str) -> set[str]:
@@ -49,10 +49,11 @@ def marked_tests(path: Path) -> dict[str, set[str]]:
 def test_the_list_has_81_errata_with_a_class_and_a_policy():
     assert list(ERRATA) == [f"E-{n:02}" for n in range(1, 83) if n != 80]
     for name, erratum in ERRATA.items():
-        assert FIELDS - {"check", "shown_by"} <= set(erratum) <= FIELDS, name
+        assert FIELDS - {"check", "shown_by", "untested"} <= set(erratum) <= FIELDS, name
         assert set(erratum["class"]) <= set("WTAXLO"), name
         assert erratum["class"], name
         assert erratum["policy"] in ("correct", "variant", "doc"), name
+        assert bool(erratum.get("shown_by")) != bool(erratum.get("untested")), f"{name}: a test, or why there is none"
 
 
 def test_errata_that_are_cited_are_in_the_list():
