@@ -7,6 +7,10 @@ MINUTES ?= 3
 # threads that spin beside busy test processes cost an order of magnitude (docs/log.md)
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
+# measurements side by side with other libraries: make benchmark-training ARGUMENTS="--nanogpt PATH" (and so on, benchmarks/)
+benchmark-%: setup
+	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(ARGUMENTS)
+
 .PHONY: demo test test-slow check docs format lint types fast setup clean
 
 .venv/.ready: $(REQUIREMENTS) pyproject.toml
@@ -32,11 +36,11 @@ test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
 format: setup
-	$(BIN)/ruff format src tests examples docs
+	$(BIN)/ruff format src tests examples docs benchmarks
 
 lint: setup
-	$(BIN)/ruff format --check src tests examples docs
-	$(BIN)/ruff check src tests examples docs
+	$(BIN)/ruff format --check src tests examples docs benchmarks
+	$(BIN)/ruff check src tests examples docs benchmarks
 
 types: setup
 	$(BIN)/pyright
