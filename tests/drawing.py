@@ -47,6 +47,8 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     choose("n_vocab", st.just(N_VOCAB))
     choose("n_ctx", st.integers(4, max_ctx))
     choose("n_segments", st.sampled_from([0, 2]))
+    choose("ngrams", st.sampled_from([(), (), (2,), (2, 3), (3,)]))
+    choose("ngram_rows", st.sampled_from([1, 7, 32]) if fields["ngrams"] else st.just(16_384))
     choose("attention.windows", st.sampled_from([(0,), (3,), (0, 2), (1, 0, 4)]))
     choose("mlp.d_ff", st.sampled_from([0, 5, 12]))
     choose("mlp.n_hidden", st.just(1) if fields["mlp.form"] == "gated" else st.sampled_from([1, 1, 2, 0]))

@@ -99,7 +99,7 @@ def test_prompts_without_a_tokenizer_are_refused():
 
 COVERING = [
     BASE.with_fields({"embed_norm": "norm", "mlp.form": "gated", "n_segments": 2}),
-    BASE.with_fields({"mlp.n_hidden": 2, "block": "parallel"} | ROTARY),
+    BASE.with_fields({"mlp.n_hidden": 2, "block": "parallel", "ngrams": (2, 3), "ngram_rows": 7} | ROTARY),
     BASE.with_fields({"block": "post"}),
     with_encoder(BASE.with_fields({"n_layers": 1})),
 ]

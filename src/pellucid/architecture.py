@@ -145,6 +145,10 @@ class Architecture:
     readout: Literal["linear", "bert"] = "linear"
     #: kinds of segment, each adding a learned vector W_S[s] to its positions; 0 adds nothing
     n_segments: int = 0
+    #: lengths n of the n-grams that add a vector: x_0,i += sum_n W_n[r_n(t_{i-n+1} ... t_i)] where i has n - 1
+    #: tokens before it, r_n = (sum_{k<n} (t_{i-k} + 1) 1000003^k mod (2^31 - 1)) mod ngram_rows; () adds nothing
+    ngrams: tuple[int, ...] = ()
+    ngram_rows: int = 16_384
     #: present: every block also reads the output of this encoder, between attention and MLP
     encoder: "Architecture | None" = None
 
@@ -270,7 +274,7 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
             raise ArchitectureError(f"{name} = {value!r} is not a word for it: say one of {', '.join(options)}{best}")
         return value
     if typing.get_origin(hint) is tuple:
-        parts = value.strip("()[] ").split(",") if isinstance(value, str) else value
+        parts = [p for p in value.strip("()[] ").split(",") if p.strip()] if isinstance(value, str) else value
         if not isinstance(parts, list | tuple):
             parts = [parts]
         return tuple(parse_value(name, p.strip() if isinstance(p, str) else p, int) for p in parts)
@@ -336,6 +340,13 @@ def _check(a: Architecture) -> None:
     if not a.attention.d_head:
         fits = f"a divisor of d_model = {a.d_model}, or attention.d_head set"
         refuse_unless(a.d_model % heads == 0, "attention.n_heads", heads, fits)
+    refuse_unless(
+        sorted({*a.ngrams}) == [*a.ngrams] and min(a.ngrams, default=2) >= 2,
+        "ngrams",
+        a.ngrams,
+        "lengths from 2 on, in ascending order, each once",
+    )
+    refuse_unless(a.ngram_rows >= 1, "ngram_rows", a.ngram_rows, "at least 1")
     windows = a.attention.windows
     refuse_unless(bool(windows) and min(windows) >= 0, "attention.windows", windows, "one or more integers >= 0")
     refuse_unless(a.mlp.d_ff >= 0, "mlp.d_ff", a.mlp.d_ff, "0 (4 d_model) or more")
@@ -378,7 +389,7 @@ def count_parameters(a: Architecture) -> dict[str, int]:
     norm = {"none": 0, "layer": m + m * (a.norm.bias == "all"), "rms": m}[a.norm.kind]
     cross = attention if a.encoder is not None else 0
     counts = {
-        "embed": a.n_vocab * m + a.n_segments * m,
+        "embed": (a.n_vocab + a.n_segments + len(a.ngrams) * a.ngram_rows) * m,
         "positions": a.n_ctx * m if a.positions.kind == "learned" else 0,
         "attention": a.n_layers * (attention + cross),
         "mlp": a.n_layers * mlp,

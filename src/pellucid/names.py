@@ -39,6 +39,7 @@ TABLE = (
     ),
     Name("pos_embed", "b i m", "S0 Rem. 1.2 P; S1 p_sd; S4 Gamma", "W_P[i]", "hook_pos_embed"),
     Name("seg_embed", "b i m", "", "W_S[s_i]", ""),
+    Name("ngram_embed", "b i m", "", "sum_n W_n[r_n(t_{i-n+1} ... t_i)]", ""),
     Name("embed_norm.scale", "b i 1", "", "sigma or rho", ""),
     Name("embed_norm.normalized", "b i m", "", "(x - mu) / sigma or x / rho", ""),
     Name("embed_norm", "b i m", "", "norm(x_0)", ""),
@@ -148,6 +149,7 @@ def absent(template: str, a: Architecture) -> str:
             f"positions.kind = {a.positions.kind} adds nothing to the stream",
         ),
         "seg_embed": (not a.n_segments, "n_segments = 0"),
+        "ngram_embed": (not a.ngrams, "ngrams = () adds nothing to the stream"),
         "embed_norm": (a.embed_norm == "none" or a.norm.kind == "none", "the embedded stream is not normalised"),
         "norm_1": (a.norm.kind == "none", "norm.kind = none"),
         "norm_2": (a.norm.kind == "none", "norm.kind = none"),
@@ -184,7 +186,7 @@ def names(a: Architecture) -> list[str]:
     return found + [t for t in templates if t not in inside and t not in TEMPLATES_BEFORE]
 
 
-TEMPLATES_BEFORE = tuple(r.name for r in TABLE if r.name.startswith(("embed", "pos_embed", "seg_embed")))
+TEMPLATES_BEFORE = tuple(r.name for r in TABLE if r.name.startswith(("embed", "pos_embed", "seg_embed", "ngram_embed")))
 ALIASES = {r.transformer_lens: r.name for r in TABLE if r.transformer_lens}
 
 

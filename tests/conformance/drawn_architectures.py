@@ -25,6 +25,8 @@ SIZES: dict[str, Any] = {
     "positions.fraction": st.sampled_from([0.5, 1.0]),
     "norm.eps": st.sampled_from([1e-5, 1e-2]),
     "n_segments": st.integers(0, 2),
+    "ngrams": st.sampled_from([(), (), (2,), (2, 3)]),
+    "ngram_rows": st.sampled_from([1, 7]),
 }
 
 

@@ -129,7 +129,7 @@ def test_every_row_of_the_table_is_computed_by_both():
     variants = [
         BASE.with_fields({"embed_norm": "norm", "mlp.form": "gated"}),
         BASE.with_fields({"positions.kind": "rotary"}),
-        BASE.with_fields({"mlp.n_hidden": 2}),
+        BASE.with_fields({"mlp.n_hidden": 2, "ngrams": (2, 3), "ngram_rows": 7}),
         with_encoder(BASE),
     ]
     seen = set()

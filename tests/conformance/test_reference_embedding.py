@@ -263,7 +263,11 @@ def test_alibi_by_hand():
 
 @pytest.mark.item("S2-4-a", "S2-4-c")
 @settings(max_examples=40)
-@given(architectures(encoder=False, positions__kind="none", attention__mask="bidirectional", attention__windows=(0,)))
+@given(
+    architectures(
+        encoder=False, positions__kind="none", attention__mask="bidirectional", attention__windows=(0,), ngrams=()
+    )
+)
 def test_without_mask_and_positions_order_does_not_enter(a):
     rng = np.random.default_rng(0)
     w, tokens = random_weights(a, rng), draw_tokens(rng, a)

@@ -99,7 +99,8 @@ def test_memory_is_taken_for_what_is_needed():
     assert Cached(network, 10_000).capacity == 12
     cache = Cached(network, 5).make_cache(2, 5)
     assert isinstance(cache, Cache)
-    assert cache.nbytes == 2 * 2 * 2 * 4 * 5 * 2 * 8
+    ids = 2 * 5 * 8
+    assert cache.nbytes == 2 * 2 * 2 * 4 * 5 * 2 * 8 + ids
 
 
 def test_no_tokens_are_allowed_and_a_caller_can_stop_a_row():

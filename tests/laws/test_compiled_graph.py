@@ -32,6 +32,7 @@ VARIANTS = {
     "alibi": {"positions.kind": "alibi", "windows": "0,3", "norm.eps_at": "outside"},
     "bare": {"positions.kind": "none", "norm.kind": "none", "mlp.n_hidden": 2, "mask": "bidirectional"},
     "sinusoidal": {"positions.kind": "sinusoidal", "mlp.n_hidden": 0, "embed_scale": "sqrt(d_model)"},
+    "ngrams": {"ngrams": "2,3", "ngram_rows": 7},
 }
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from running import call, draw_tokens, with_encoder
 
-UNORDERED = {"attention.mask": "bidirectional", "positions.kind": "none", "attention.windows": (0,)}
+UNORDERED = {"attention.mask": "bidirectional", "positions.kind": "none", "attention.windows": (0,), "ngrams": ()}
 
 
 def permutation(n, data):
@@ -28,7 +28,11 @@ def test_permuted_tokens_give_permuted_rows(a, data):
 def test_positions_and_mask_permuted_along_give_permuted_rows(a, data):
     """Order enters through positions and the mask alone: where both are given and permuted, so are the rows."""
     a = a.with_fields(
-        {"attention.windows": "0", "positions.kind": "learned" if a.positions.kind == "alibi" else a.positions.kind}
+        {
+            "attention.windows": "0",
+            "ngrams": (),
+            "positions.kind": "learned" if a.positions.kind == "alibi" else a.positions.kind,
+        }
     )
     network, tokens, order = make_network(a), draw_tokens(a, 2, a.n_ctx), permutation(a.n_ctx, data)
     mask, places = torch.ones(a.n_ctx, a.n_ctx, dtype=torch.bool).tril(), torch.arange(a.n_ctx)

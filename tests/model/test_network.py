@@ -309,8 +309,9 @@ def test_evaluation_is_deterministic_and_so_is_training_without_rates(a):
 def test_a_cache_takes_its_memory_once():
     a = A.with_fields({"n_heads": 4, "n_kv_heads": 2, "attention.d_head": 3})
     cache = Cache(a, batch=5, dtype=torch.float32)
-    assert cache.nbytes == 2 * 2 * 5 * 2 * 8 * 3 * 4
-    assert Cache(a, 5, capacity=4, dtype=torch.bfloat16).nbytes == cache.nbytes // 4
+    ids = 5 * 8 * 8
+    assert cache.nbytes == 2 * 2 * 5 * 2 * 8 * 3 * 4 + ids
+    assert Cache(a, 5, capacity=4, dtype=torch.bfloat16).nbytes == (cache.nbytes - ids) // 4 + ids // 2
     pointer = cache.store.data_ptr()
     with torch.no_grad():
         make_network(a, dtype=torch.float32)(draw_tokens(a, 5, 6), cache=cache)
@@ -345,3 +346,21 @@ def test_a_fork_shares_no_memory():
     assert torch.equal(cache.store, kept)
     assert (cache.length, fork.length, chosen.length) == (3, 6, 6)
     assert torch.equal(chosen.store[:, :, :, :, :3], kept[:, :, [1, 1, 0], :, :3])
+
+
+def test_n_grams_are_those_of_the_tokens_before():
+    """Each position gains the rows of its last 2 and 3 tokens, none where it has too few before it."""
+    a = A.with_fields({"ngrams": (2, 3), "ngram_rows": 97, "n_layers": 0})
+    network, tokens = make_network(a), draw_tokens(a, 1, 5)
+    tables = {n: network.embed.ngrams.tables[str(n)].weight for n in (2, 3)}
+    recorder = Recorder(["ngram_embed"])
+    network(tokens, tap=recorder)
+    for i in range(5):
+        expected = torch.zeros(a.d_model, dtype=torch.float64)
+        for n, table in tables.items():
+            if i >= n - 1:
+                value = sum((int(tokens[0, i - k]) + 1) * 1_000_003**k for k in range(n))
+                expected = expected + table[value % (2**31 - 1) % 97]
+        assert torch.equal(recorder.values["ngram_embed"][0, i], expected)
+    with pytest.raises(ArchitectureError, match="ngrams = \\(3, 2\\): expected lengths from 2 on, in ascending order"):
+        A.with_fields({"ngrams": "3,2"})

@@ -135,7 +135,7 @@ class Cached:
         assert self.cache is not None
         self.cache = self.cache.fork(torch.tensor(rows, device=self.cache.store.device))
         self.starts, self.lengths = [self.starts[r] for r in rows], [self.lengths[r] for r in rows]
-        self.move_left(max(self.lengths, default=0))
+        self.cache.keep_last(max(self.lengths, default=0))
 
     def make_cache(self, batch: int, capacity: int) -> Cache:
         weight = self.network.embed.token.weight
@@ -175,23 +175,14 @@ class Cached:
         width = max(len(tokens) for tokens in windows)
         fresh = self.make_cache(len(rows), width)
         logits = self.fill(fresh, windows, prefixes, prompts)
-        end = self.cache.length
-        self.cache.store[:, :, rows, :, end - width : end] = fresh.store
+        self.cache.replace(rows, fresh)
         return logits
 
     def make_room(self, needed: Sequence[int]) -> None:
         """One free column, if need be by moving every row to the left as far as the longest allows."""
         assert self.cache is not None
         if self.cache.length == self.cache.capacity:
-            self.move_left(max(needed))
-
-    def move_left(self, width: int) -> None:
-        """Leave out the columns before the last `width`."""
-        assert self.cache is not None
-        columns = self.cache.store
-        if self.cache.length > width:
-            columns[..., :width, :] = columns[..., self.cache.length - width : self.cache.length, :].clone()
-            self.cache.crop(width)
+            self.cache.keep_last(max(needed))
 
 
 def prefix_length(network: Transformer, row: Row, start: int) -> int:

@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from pellucid.architecture import Architecture, ArchitectureError
-from pellucid.model.shapes import Keys, NewKeys
+from pellucid.model.shapes import Keys, NewKeys, Tokens
 
 
 class NoCache:
@@ -21,6 +21,10 @@ class NoCache:
     def extend(self, k: NewKeys, v: NewKeys) -> tuple[Keys, Keys]:
         return k, v
 
+    def remember(self, tokens: Tokens) -> Tokens:
+        """The tokens read so far, these among them."""
+        return tokens
+
     def advance(self, n: int) -> None:
         pass
 
@@ -29,7 +33,8 @@ class Cache(NoCache):
     """Room for `capacity` positions (n_ctx unless said) of every layer's keys and values, filled from the left.
 
     It keeps numbers, not gradients: the model is called under `torch.no_grad()`.
-    Memory is taken once: 2 n_layers batch n_kv_heads capacity d_head numbers (`nbytes` bytes).
+    Memory is taken once: 2 n_layers batch n_kv_heads capacity d_head numbers, and batch capacity
+    token ids, which n-grams reach back to (`nbytes` bytes).
     Raises ArchitectureError where earlier positions read later ones, so that nothing can be kept.
     """
 
@@ -50,11 +55,19 @@ class Cache(NoCache):
         self.capacity = capacity or a.n_ctx
         shape = (2, a.n_layers, batch, a.n_kv_heads, self.capacity, a.d_head)
         self.store = torch.zeros(shape, dtype=dtype, device=device)
+        self.tokens = torch.zeros((batch, self.capacity), dtype=torch.int64, device=device)
         self.length = 0
 
     def __getitem__(self, layer: int) -> "CacheLayer":
         """One layer's part, as its attention sees it."""
         return CacheLayer(self.store[0, layer], self.store[1, layer], self.length)
+
+    def remember(self, tokens: Tokens) -> Tokens:
+        """The tokens read so far, these behind the kept ones."""
+        end = self.length + tokens.size(1)
+        if end <= self.capacity:  # what does not fit is refused where keys and values are kept
+            self.tokens[:, self.length : end] = tokens
+        return self.tokens[:, :end]
 
     def advance(self, n: int) -> None:
         """n more positions are kept, in every layer."""
@@ -66,17 +79,30 @@ class Cache(NoCache):
             raise ValueError(f"cannot crop a cache of {self.length} positions to {length}: give 0 to {self.length}")
         self.length = length
 
+    def keep_last(self, length: int) -> None:
+        """Forget all but the last `length` positions, which move to the left."""
+        if (start := self.length - length) > 0:
+            self.store[..., :length, :] = self.store[..., start : self.length, :].clone()
+            self.tokens[:, :length] = self.tokens[:, start : self.length].clone()
+            self.length = length
+
+    def replace(self, rows: list[int], fresh: "Cache") -> None:
+        """Put the sequences of another cache in the places of these, their last positions at this one's last."""
+        self.store[:, :, rows, :, self.length - fresh.length : self.length] = fresh.store[..., : fresh.length, :]
+        self.tokens[rows, self.length - fresh.length : self.length] = fresh.tokens[:, : fresh.length]
+
     def fork(self, rows: Int[Tensor, " rows"] | None = None) -> "Cache":
         """An independent copy; with `rows`, of those sequences, in that order and repeated where asked."""
         copy = object.__new__(Cache)
         copy.capacity, copy.length = self.capacity, self.length
         copy.store = self.store.clone() if rows is None else self.store.index_select(2, rows)
+        copy.tokens = self.tokens.clone() if rows is None else self.tokens.index_select(0, rows)
         return copy
 
     @property
     def nbytes(self) -> int:
         """Bytes taken."""
-        return self.store.nbytes
+        return self.store.nbytes + self.tokens.nbytes
 
 
 @dataclass

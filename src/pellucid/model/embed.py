@@ -11,28 +11,66 @@ from pellucid.model.positions import ADDED
 from pellucid.model.shapes import Logits, Places, Stream, Tokens
 from pellucid.model.tap import OFF, Tap
 
+#: the base and the modulus of the polynomial whose value is an n-gram's row
+PRIME, MODULUS = 1_000_003, 2**31 - 1
+
+
+class NGrams(nn.Module):
+    """sum_n W_n[r_n(t_{i-n+1} ... t_i)]: a vector for the last n tokens, for each n   (Huang et al. 2025)
+
+    The rows are hashed: n-grams may share one. Their path to the readout alone is an n-gram model.
+    """
+
+    def __init__(self, a: Architecture):
+        super().__init__()
+        self.tables = nn.ModuleDict({str(n): nn.Embedding(a.ngram_rows, a.d_model) for n in a.ngrams})
+        self.rows, self.longest = a.ngram_rows, max(a.ngrams)
+
+    def forward(self, history: Tokens, positions: Places) -> Stream:
+        """The vectors of the last positions of `history`, as many as `positions` has."""
+        n_new = positions.size(-1)
+        tokens = F.pad(history + 1, (self.longest - 1, 0))[:, -n_new - self.longest + 1 :]
+        total, row = torch.zeros((), device=tokens.device), torch.zeros_like(tokens[:, :n_new])
+        for k in range(self.longest):
+            back = tokens[:, self.longest - 1 - k :][:, :n_new]
+            row = (row + back * pow(PRIME, k, MODULUS)) % MODULUS
+            if str(k + 1) in self.tables:
+                known = ((positions >= k) & (back > 0)).unsqueeze(-1)
+                total = total + self.tables[str(k + 1)](row % self.rows) * known
+        return total
+
 
 class Embed(nn.Module):
-    """x_i = c W_E[t_i] (+ position i) (+ W_S[s_i]), normalised where the architecture says so   (S0 (1.3), Rem. 1.2)"""
+    """x_i = c W_E[t_i] (+ position i) (+ W_S[s_i]) (+ n-grams), normalised where wanted   (S0 (1.3), Rem. 1.2)"""
 
     def __init__(self, a: Architecture):
         super().__init__()
         self.token = nn.Embedding(a.n_vocab, a.d_model)
         self.position = ADDED[a.positions.kind](a) if a.positions.kind in ADDED else None
         self.segment = nn.Embedding(a.n_segments, a.d_model) if a.n_segments else None
+        self.ngrams = NGrams(a) if a.ngrams else None
         self.norm = make_norm(a) if a.embed_norm == "norm" else Unchanged()
         self.scale = a.d_model**0.5 if a.embed_scale == "sqrt(d_model)" else 1.0
         self.dropout = nn.Dropout(a.dropout.embed)
 
     def forward(
-        self, tokens: Tokens, positions: Places, segments: Tokens | None, embeddings: Stream | None, tap: Tap = OFF
+        self,
+        tokens: Tokens,
+        history: Tokens,
+        positions: Places,
+        segments: Tokens | None,
+        embeddings: Stream | None,
+        tap: Tap = OFF,
     ) -> Stream:
-        """`embeddings`, one vector a position, take the place of W_E[t]; without `segments` all are of kind 0."""
+        """`history` ends in `tokens`, behind what a cache has read; `embeddings`, one vector a position, take the
+        place of W_E[t]; without `segments` all are of kind 0."""
         x = tap("embed", self.scale * (self.token(tokens) if embeddings is None else embeddings))
         if self.position is not None:
             x = x + tap("pos_embed", self.position(positions).to(x.dtype).expand_as(x))
         if self.segment is not None:
             x = x + tap("seg_embed", self.segment(torch.zeros_like(tokens) if segments is None else segments))
+        if self.ngrams is not None:
+            x = x + tap("ngram_embed", self.ngrams(history, positions))
         return self.dropout(self.norm(x, tap, "embed_norm"))
 
 

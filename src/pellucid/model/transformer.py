@@ -45,7 +45,7 @@ class Encoder(nn.Module):
         cache = cache or NO_CACHE
         positions = self.places(tokens, cache.length) if positions is None else positions
         reading = Reading(self.turns(positions), mask, source, source_mask)
-        x = self.embed(tokens, positions, segments, embeddings, tap)
+        x = self.embed(tokens, cache.remember(tokens), positions, segments, embeddings, tap)
         for i, block in enumerate(self.blocks):
             x = block(x, reading, cache[i], tap.at(f"blocks.{i}"))
         cache.advance(tokens.size(1))

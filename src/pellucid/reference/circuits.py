@@ -83,8 +83,8 @@ def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarr
     """What each part of the network adds to the logits, the final norm's scale frozen   name -> [b, n, v]
 
     S4 figure (Ferrando et al. 2024); S1 footnote 3 (the residual stream). Parts: embed, pos_embed, seg_embed,
-    blocks.l.attn.head.h, blocks.l.attn.out.bias, blocks.l.mlp_out, final_norm.bias; their sum is the logits. Raises
-    ValueError where the stream is not a sum of parts: post blocks, embed_norm, the bert readout.
+    ngram_embed, blocks.l.attn.head.h, blocks.l.attn.out.bias, blocks.l.mlp_out, final_norm.bias; their sum is the
+    logits. Raises ValueError where the stream is not a sum of parts: post blocks, embed_norm, the bert readout.
     """
     if a.block == "post" or a.embed_norm == "norm" or a.readout == "bert" or a.encoder is not None:
         raise ValueError(
@@ -104,7 +104,7 @@ def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarr
 
 def _parts(a: Architecture, weights: Weights, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The summands of the stream behind the last block, each [b, n, m]."""
-    parts = {name: values[name] for name in ("embed", "pos_embed", "seg_embed") if name in values}
+    parts = {name: values[name] for name in ("embed", "pos_embed", "seg_embed", "ngram_embed") if name in values}
     for l in range(a.n_layers):
         result = values[f"blocks.{l}.attn.result"]
         parts |= {f"blocks.{l}.attn.head.{h}": result[:, h] for h in range(a.n_heads)}

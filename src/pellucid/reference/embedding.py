@@ -3,6 +3,8 @@
 A position is a row: X in R^{n x m}; a matrix W (out x in) acts as X W^T, which is (Id (x) W) X in S0.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from pellucid.reference.tape import Array, real
@@ -40,6 +42,34 @@ def embed(t: Array, W_E: Array) -> Array:
     S0 (1.2), (1.3), whose W_E is the transpose of the one stored here; S1 1.1.1; S3 slide 5 W_E[Ind(t_i)].
     """
     return real(t) @ real(W_E)
+
+
+def ngram_embed(tables: Mapping[int, Array], tokens: np.ndarray, positions: np.ndarray) -> Array:
+    """sum_n W_n[r(t_{i-n+1} ... t_i)]: for each n a row for the last n tokens, chosen by a hash   -> [b, n, m]
+
+    Huang et al. 2025, "Over-Tokenized Transformer"; r is the polynomial of pellucid.architecture. `tokens` [b, n' + n],
+    `positions` [b, n] of the last n of them; a position with fewer than n - 1 tokens before it has no n-gram.
+    """
+    b, n = positions.shape
+    total: Array = 0.0
+    for length, W in tables.items():
+        known, rows = np.zeros((b, n, 1), bool), np.zeros((b, n), np.int64)
+        for s in range(b):
+            for i in range(n):
+                end = tokens.shape[1] - n + i + 1
+                if end >= length and positions[s, i] >= length - 1:
+                    known[s, i] = True
+                    rows[s, i] = ngram_row(tokens[s, end - length : end], np.shape(W)[0])
+        total = total + real(W)[rows] * known
+    return total
+
+
+def ngram_row(ngram: np.ndarray, n_rows: int) -> int:
+    """(sum_k (t_{n-k} + 1) 1000003^k mod (2^31 - 1)) mod n_rows, k = 0 at the last token   [n] -> one row
+
+    Huang et al. 2025, whose hash is another one; the formula is in pellucid.architecture.
+    """
+    return sum((int(t) + 1) * 1_000_003**k for k, t in enumerate(ngram[::-1])) % (2**31 - 1) % n_rows
 
 
 def unembed(X: Array, W_U: Array) -> Array:

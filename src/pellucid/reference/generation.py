@@ -79,14 +79,15 @@ def generate(
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of the positions so far: name -> [1, g, length, d].   S1 1.1.2, S4 "KV caching"."""
+    """Keys and values of the positions so far, name -> [1, g, length, d], and tokens.   S1 1.1.2, S4 "KV caching"."""
 
     length: int = 0
     kept: Mapping[str, np.ndarray] = field(default_factory=dict)
+    tokens: tuple[int, ...] = ()
 
     def crop(self, length: int) -> "Cache":
         """The cache as it was after `length` positions: going back costs nothing.   S4 "backtracking mistakes"."""
-        return Cache(length, {name: x[:, :, :length] for name, x in self.kept.items()})
+        return Cache(length, {name: x[:, :, :length] for name, x in self.kept.items()}, self.tokens[:length])
 
 
 def transformer_step(
@@ -113,8 +114,10 @@ def transformer_step(
     names = [f"blocks.{l}.attn.{x}" for l in range(a.n_layers) for x in (key, "v")]
     end = cache.length + len(tokens)
     tap = Tap({name: extended(name) for name in names})
-    logits = forward(a, weights, np.asarray(tokens), positions=np.arange(cache.length, end), tap=tap, **reading)
-    return logits, Cache(end, kept)
+    before = np.asarray(cache.tokens, np.int64)
+    places = np.arange(cache.length, end)
+    logits = forward(a, weights, np.asarray(tokens), positions=places, before=before, tap=tap, **reading)
+    return logits, Cache(end, kept, (*cache.tokens, *tokens))
 
 
 def generate_with_cache(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pellucid.architecture import Architecture
-from pellucid.reference.embedding import alibi, check_tokens, rotate, sinusoid_at
+from pellucid.reference.embedding import alibi, check_tokens, ngram_embed, rotate, sinusoid_at
 from pellucid.reference.functions import ACTIVATION, layer_scale, log_softmax, rms_norm, rms_scale, softmax
 from pellucid.reference.masks import bidirectional_mask, causal_mask, window_mask
 from pellucid.reference.tap import OFF, Off, Tap
@@ -31,7 +31,7 @@ def forward(
     architecture: Architecture, weights: Weights, tokens: np.ndarray | None = None, *,
     positions: np.ndarray | None = None, mask: np.ndarray | None = None, segments: np.ndarray | None = None,
     source: Array | None = None, source_mask: np.ndarray | None = None, embeddings: Array | None = None,
-    tap: Off = OFF,
+    before: np.ndarray | None = None, tap: Off = OFF,
 ) -> Array:  # fmt: skip
     """T = unembedding . decoder stack . embedding: logits of the token after each position
 
@@ -45,6 +45,7 @@ def forward(
     source       an encoder's output [j, m] or [b, j, m] for blocks that read one; see `encode`
     source_mask  True = may read, [i, j] or [b, i, j]
     embeddings   [n, m] or [b, n, m] in place of W_E[t], before scaling and positions; tokens may then be left out
+    before       [n'] or [b, n'] tokens in front of these that a cache keeps, which n-grams reach back to
     tap          is handed every named tensor
 
     Raises ValueError for weights that are not the architecture's, tokens outside the vocabulary, more positions
@@ -54,7 +55,7 @@ def forward(
     check_weights(a, w)
     if (source is None) != (a.encoder is None):
         raise ValueError("a source must be given exactly where the architecture has an encoder: see encode")
-    x, batched = _first_stream(a, w, tokens, positions, segments, embeddings, tap)
+    x, batched = _first_stream(a, w, tokens, positions, segments, embeddings, tap, before)
     places = _places(a, positions, x.shape[1])
     source = None if source is None else real(source) if np.ndim(source) == 3 else real(source)[None]
     x = _blocks(a, w, x, Reading(places, mask, source, source_mask), tap)
@@ -108,7 +109,7 @@ def trace(architecture: Architecture, weights: Weights, tokens: np.ndarray, **re
 # Embedding and readout ----------------------------------------------------------------------------
 
 
-def _first_stream(a, w, tokens, positions, segments, embeddings, tap) -> tuple[Array, bool]:
+def _first_stream(a, w, tokens, positions, segments, embeddings, tap, before=None) -> tuple[Array, bool]:
     """The embedded stream [b, n, m] and whether the caller gave a batch axis."""
     if tokens is None and embeddings is None:
         raise ValueError("neither tokens nor embeddings were given")
@@ -120,7 +121,10 @@ def _first_stream(a, w, tokens, positions, segments, embeddings, tap) -> tuple[A
         embeddings = real(embeddings)
         batched = embeddings.ndim == 3
         e = embeddings if batched else embeddings[None]
-    return embed(a, w, e, _places(a, positions, e.shape[1]), segments, tap), batched
+    history = None if tokens is None else np.atleast_2d(check_tokens(tokens, a.n_vocab))
+    if before is not None and history is not None:
+        history = np.concatenate([np.atleast_2d(check_tokens(before, a.n_vocab)), history], axis=1)
+    return embed(a, w, e, _places(a, positions, e.shape[1]), segments, tap, history), batched
 
 
 def _places(a: Architecture, positions: np.ndarray | None, n: int) -> np.ndarray:
@@ -131,10 +135,14 @@ def _places(a: Architecture, positions: np.ndarray | None, n: int) -> np.ndarray
     return places
 
 
-def embed(a: Architecture, w: Weights, e: Array, positions: np.ndarray, segments: np.ndarray | None, tap: Off) -> Array:
-    """x_i = norm(c e_i + position_i + W_S[s_i]),  e_i = W_E[t_i]   [b, n, m] -> [b, n, m]
+def embed(
+    a: Architecture, w: Weights, e: Array, positions: np.ndarray, segments: np.ndarray | None, tap: Off,
+    history: np.ndarray | None = None,
+) -> Array:  # fmt: skip
+    """x_i = norm(c e_i + position_i + W_S[s_i] + n-grams_i),  e_i = W_E[t_i]   [b, n, m] -> [b, n, m]
 
     S0 (1.3) and Remark 1.2, S1 1.1.1, S3 slide 5, S4 "Positional encoding"; segments and the norm as in BERT.
+    `history` [b, n' + n]: all tokens up to the last position.
     """
     x = tap("embed", (a.d_model**0.5 if a.embed_scale == "sqrt(d_model)" else 1.0) * real(e))
     if a.positions.kind == "learned":
@@ -145,6 +153,13 @@ def embed(a: Architecture, w: Weights, e: Array, positions: np.ndarray, segments
     if a.n_segments:
         kinds = np.zeros(x.shape[:2], int) if segments is None else check_tokens(segments, a.n_segments)
         x = x + tap("seg_embed", np.broadcast_to(real(w["embed.segment.weight"])[kinds], x.shape))
+    if a.ngrams:
+        if history is None:
+            raise ValueError(
+                f"ngrams = {a.ngrams} are looked up by their tokens: give the tokens, not embeddings alone"
+            )
+        tables = {n: w[f"embed.ngrams.tables.{n}.weight"] for n in a.ngrams}
+        x = x + tap("ngram_embed", ngram_embed(tables, history, np.broadcast_to(positions, x.shape[:2])))
     return normalise(a, w, "embed.norm", x, tap) if a.embed_norm == "norm" else x
 
 

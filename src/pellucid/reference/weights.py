@@ -40,6 +40,7 @@ def _stream_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
         shapes["embed.position.weight"] = (a.n_ctx, a.d_model)
     if a.n_segments:
         shapes["embed.segment.weight"] = (a.n_segments, a.d_model)
+    shapes |= {f"embed.ngrams.tables.{n}.weight": (a.ngram_rows, a.d_model) for n in a.ngrams}
     if a.embed_norm == "norm":
         shapes |= _norm_shapes(a, "embed.norm")
     for l in range(a.n_layers):
