@@ -1,5 +1,7 @@
 """Images as tokens: patches as the definition has them, the published size, and digits learned."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,18 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pellucid.images import (
-    ImageClassifier,
-    ImagesError,
-    ImageTraining,
-    classify,
-    initialise,
-    patchify,
-    train_classifier,
-    unpatchify,
-    vision,
-)
+import pellucid
+from pellucid.cli import main
+from pellucid.images.learning import ImageTraining, classify, initialise, train_classifier
+from pellucid.images.network import ImageClassifier, ImagesError, patchify, unpatchify, vision
 from pellucid.reference import images as reference
+from pellucid.text.batches import permute
 
 SIZES = st.tuples(*(st.integers(1, 3) for _ in range(4)))
 
@@ -126,3 +122,79 @@ def test_digits_are_read():
     accuracy = (classify(model, images[held]) == digits.target[held]).mean()
     print(f"{accuracy:.2%} of {held.sum()} digits read, last epoch's loss {losses[-1]:.4f} nats")
     assert accuracy >= 0.97
+
+
+def image_file(folder, images, labels, name="images.npz"):
+    np.savez(folder / name, images=images, labels=labels)
+    return folder / name
+
+
+def bars(n):
+    """Images of 4 x 6 pixels with one bright column, whose place is the class."""
+    labels = np.arange(n) % 3
+    images = np.zeros((n, 4, 6), np.uint8)
+    images[np.arange(n), :, labels * 2] = 200
+    return images, labels
+
+
+def test_a_run_is_trained_saved_loaded_and_scored(tmp_path, capsys):
+    """Through the command line, on a file of images; the run's folder is laid out like every other."""
+    path, run = image_file(tmp_path, *bars(60)), tmp_path / "run"
+    sizes = ["--set", "d_model=16", "--set", "n_layers=1", "--set", "batch=8"]
+    assert (
+        main(["train", str(path), "--predictor", "image-classifier", "--epochs", "8", "--out", str(run), *sizes]) == 0
+    )
+    assert {"recipe.json", "architecture.json", "data.json", "metrics.jsonl", "checkpoints"} <= {
+        p.name for p in run.iterdir()
+    }
+    model = pellucid.load(run)
+    images, labels = bars(9)
+    assert (model.classify(images) == labels).all()
+    assert model.score(images, labels).accuracy == 1.0
+    assert model.score(images, (labels + 1) % 3).loss > 1
+    capsys.readouterr()
+    assert main(["score", str(run), str(path)]) == 0
+    assert "images    60\naccuracy  1.0000" in capsys.readouterr().out
+    # the checkpoint is the network: what was measured is measured again
+    best = min(json.loads(line)["held_out_loss"] for line in (run / "metrics.jsonl").read_text().splitlines())
+    held = permute(np.arange(60, dtype=np.uint64), 60, model.recipe.train.seed, 0).astype(np.int64)[:6]
+    assert model.score(bars(60)[0][held], bars(60)[1][held]).loss == pytest.approx(best, rel=1e-6)
+
+
+def test_a_run_that_cannot_be_is_refused_before_anything_is_written(tmp_path, capsys):
+    images, labels = bars(12)
+    good = image_file(tmp_path, images, labels)
+    (tmp_path / "text.npz").write_text("no archive")
+    np.savez(tmp_path / "pickled.npz", images=np.array([{}], dtype=object), labels=labels[:1])
+    cases = [
+        ([image_file(tmp_path, images, labels[:5], "few.npz")], {}, r"labels \(5,\)"),
+        ([image_file(tmp_path, images, labels * 1.0, "real.npz")], {}, "expected numbers and integers"),
+        ([image_file(tmp_path, images * np.nan, labels, "nan.npz")], {}, "not finite"),
+        ([tmp_path / "text.npz"], {}, "expected a .npz file with the arrays images and labels"),
+        ([tmp_path / "pickled.npz"], {}, "expected a .npz file with the arrays images and labels"),
+        ([tmp_path / "none.npz"], {}, "cannot be read"),
+        ([good, good], {}, "2 files were named"),
+        ([good], {"patch": 5}, "no whole number of 5 x 5"),
+        ([good], {"pacth": 2}, "did you mean 'model.patch'"),
+        ([good], {"held_out": 1.5}, "expected a share"),
+    ]
+    for paths, fields, message in cases:
+        with pytest.raises(ValueError, match=message):
+            pellucid.train(*paths, predictor="image-classifier", fields=fields, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="in one sitting of whole epochs: leave out minutes"):
+        pellucid.train(good, predictor="image-classifier", minutes=1.0, out=tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.item("S4-tok-c")
+def test_digits_are_read_by_the_command(tmp_path):
+    """scikit-learn's digits, every choice left to `pellucid train`: at least 97 % of the held-out tenth."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    path = image_file(tmp_path, digits.images, digits.target)
+    assert main(["train", str(path), "--predictor", "image-classifier", "--out", str(tmp_path / "run")]) == 0
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    print(last)
+    assert last["accuracy"] >= 0.97

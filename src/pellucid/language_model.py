@@ -12,6 +12,8 @@ from pellucid.architecture import Architecture
 from pellucid.generate.filling import Filling, fill
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, Piece, generate, stream_generate
+from pellucid.images.run import KIND as IMAGES
+from pellucid.images.run import ImageModel, ImageRun, load_images, train_images
 from pellucid.lens.trace import Trace, trace
 from pellucid.model import Transformer
 from pellucid.model.weights import load_weights, save_weights
@@ -94,15 +96,17 @@ class LanguageModel:
 
 def load(
     model: str | Path, *, checkpoint: str = "best", device: str = "auto", dtype: torch.dtype = torch.float32
-) -> "LanguageModel | Predictor":
+) -> "LanguageModel | Predictor | ImageModel":
     """The model in a run's folder, at its best (lowest held-out loss), last or numbered checkpoint, or in a saved one.
 
-    A run of another kind than transformer gives a Predictor, which is used the same way. Raises ValueError when
-    there is no model, or it is damaged.
+    A run of another kind than transformer gives a Predictor, which is used the same way, or an ImageModel. Raises
+    ValueError when there is no model, or it is damaged.
     """
     folder, place = Path(model), resolve_device(device)
     if (folder / "recipe.json").exists():
-        if kind_of(folder) != "transformer":
+        if (kind := kind_of(folder)) == IMAGES:
+            return load_images(folder, checkpoint=checkpoint, device=str(place))
+        if kind != "transformer":
             return load_predictor(folder, checkpoint=checkpoint, device=str(place))
         network, tokenizer, step = runs.load_run(folder, checkpoint, place)
         return LanguageModel(network.to(dtype), tokenizer, {"folder": str(folder), "step": step})
@@ -128,10 +132,11 @@ def train(
     tokens: int | None = None,
     epochs: float | None = None,
     show: bool = False,
-) -> Run:
+) -> Run | ImageRun:
     """Train a language model on text files and folders, into the run folder `out` (runs/NAME unless given).
 
-    predictor   transformer, or ngram, neural-probabilistic, recurrent (`pellucid.predictors`), with its own fields
+    predictor   transformer, or ngram, neural-probabilistic, recurrent (`pellucid.predictors`), with its own fields;
+                image-classifier reads a .npz file of images and labels (`pellucid.images.run`), its length in epochs
     preset      an architecture of `pellucid.presets` ("small" unless given)
     recipe      a TOML or JSON file of fields
     fields      single fields, such as {"model.d_model": 256, "dropout": 0.1}; they override the recipe file
@@ -152,6 +157,15 @@ def train(
     if kind != "transformer":
         if wrong := [n for n, v in (("preset", preset), ("recipe", recipe), ("from", from_model)) if v is not None]:
             raise RecipeError(f"{wrong[0]} goes with a transformer, not with predictor = {kind}: leave it out")
+        if kind == IMAGES:
+            if other := [
+                name for name, value in (asked | {"resume": resume or None}).items() if value and name != "epochs"
+            ]:
+                raise RecipeError(
+                    f"an image classifier is trained in one sitting of whole epochs: leave out {other[0]}"
+                )
+            changes |= {} if epochs is None else {"epochs": int(epochs)}
+            return train_images(*inputs, out=out, fields=changes, show=show)
         return train_predictor(
             *inputs, kind=cast(Kind, kind), out=out, fields=fields, resume=resume, show=show, **asked
         )
@@ -206,10 +220,10 @@ def kind_of(run: Path) -> str:
         raise RecipeError(f"{run} {what}: give the folder of a run, such as runs/NAME")
     values = read_json(path)
     kind = values.get("kind", "transformer") if isinstance(values, dict) else None
-    if not isinstance(kind, str) or kind not in ("transformer", *get_args(Kind)):
+    if not isinstance(kind, str) or kind not in ("transformer", IMAGES, *get_args(Kind)):
         raise RecipeError(
-            f"{path} is no recipe: expected an object whose kind is transformer or {', '.join(get_args(Kind))}, "
-            f"found {kind!r}; was the file written by a later version, or damaged?"
+            f"{path} is no recipe: expected an object whose kind is transformer, {', '.join(get_args(Kind))} or "
+            f"{IMAGES}, found {kind!r}; was the file written by a later version, or damaged?"
         )
     return kind
 

@@ -19,7 +19,7 @@ def train(
     out: Path | None = None,
     resume: bool = False,
     from_: Annotated[str | None, arg(name="from")] = None,
-    predictor: Literal["transformer", "ngram", "neural-probabilistic", "recurrent"] = "transformer",
+    predictor: Literal["transformer", "ngram", "neural-probabilistic", "recurrent", "image-classifier"] = "transformer",
     objective: Literal["next-token", "prefix", "masked", "source-target"] | None = None,
     preset: str | None = None,
     recipe: Path | None = None,
@@ -40,7 +40,8 @@ def train(
     """Train a model on text files and folders.
 
     Args:
-        paths: files and folders of plain text, or of pairs (.tsv, .jsonl); not needed with --resume.
+        paths: files and folders of plain text, or of pairs (.tsv, .jsonl); a .npz of images and labels for
+            image-classifier; not needed with --resume.
         out: the run's folder, which must not exist yet; runs/NAME unless given.
         resume: continue the run in --out exactly where its last checkpoint left it.
         from_: start from the weights, tokenizer and architecture of this run or model.
@@ -137,8 +138,8 @@ def generate(
     """
     import pellucid
 
-    loaded = pellucid.load(model, checkpoint=checkpoint, device=device)
-    if source is not None or beams:
+    loaded: Any = pellucid.load(model, checkpoint=checkpoint, device=device)
+    if source is not None or beams or not hasattr(loaded, "stream"):
         transformer_of(loaded, model)
     prompt = sys.stdin.read() if prompt == "-" else prompt
     source = sys.stdin.read() if source == "-" else source
@@ -185,7 +186,7 @@ def score(
 
     Args:
         model: a run folder or a saved model.
-        file: the text's file; - reads standard input.
+        file: the text's file, or for an image classifier a .npz; - reads standard input.
         prefix: score the text as the continuation of this.
         source: score the text as the target of this, with an encoder-decoder.
         per_token: list every token with its surprisal in bits.
@@ -194,10 +195,15 @@ def score(
         device: cpu, cuda, mps or auto.
     """
     import pellucid
+    from pellucid.images.run import ImageModel
     from pellucid.text.documents import read_corpus
 
-    text = sys.stdin.read() if file == "-" else "".join(d.text for d in read_corpus(file).documents)
     loaded = pellucid.load(model, checkpoint=checkpoint, device=device)
+    if isinstance(loaded, ImageModel):
+        found = loaded.score_file(file)
+        print(f"images    {found.n:,}\naccuracy  {found.accuracy:.4f}\nloss      {found.loss:.4f} nats per image")
+        return OK
+    text = sys.stdin.read() if file == "-" else "".join(d.text for d in read_corpus(file).documents)
     # a predictor reads a fixed context and has no windows to move: it refuses a stride
     if source is not None:
         transformer_of(loaded, model)

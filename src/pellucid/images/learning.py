@@ -1,0 +1,114 @@
+"""How a classifier of images is trained: every image once an epoch, AdamW, a cosine after a warm-up."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pellucid.images.network import ImageClassifier, Images, ImagesError
+from pellucid.text.batches import permute
+from pellucid.training.loop import step_seed
+from pellucid.training.optimizer import Optimizer
+from pellucid.training.schedule import factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTraining:
+    """How a classifier is trained: AdamW, a cosine after a warm-up, the gradient's norm at most 1."""
+
+    epochs: int = 40
+    batch: int = 64
+    learning_rate: float = 2e-3
+    weight_decay: float = 1.0
+    init_std: float = 0.1
+    seed: int = 1337
+
+
+def initialise(model: ImageClassifier, seed: int, std: float) -> None:
+    """Matrices N(0, std^2), each drawn by its own generator; biases 0 and gains 1."""
+    for k, (name, p) in enumerate(model.named_parameters()):
+        if p.ndim < 2:
+            nn.init.constant_(p, float(name.endswith("gain")))
+        else:
+            generator = torch.Generator().manual_seed(step_seed(seed, k))
+            with torch.no_grad():
+                p.copy_(std * torch.randn(p.shape, generator=generator))
+
+
+def train_classifier(
+    model: ImageClassifier,
+    images: np.ndarray,
+    labels: np.ndarray,
+    choices: ImageTraining = ImageTraining(),
+) -> list[float]:
+    """Train from the first weights, drawn from the seed; the mean loss of each epoch. See `epochs`."""
+    losses = list(epochs(model, images, labels, choices))
+    model.eval()
+    return losses
+
+
+def epochs(model: ImageClassifier, images: np.ndarray, labels: np.ndarray, choices: ImageTraining) -> Iterator[float]:
+    """Train on images [n, channels, height, width] and classes [n], epoch by epoch: its mean loss, nats per image.
+
+    Every epoch reads every image once, in an order drawn by (seed, epoch). Raises ImagesError where images and
+    labels do not go together.
+    """
+    check_labels(images, labels, model.head.out_features)
+    initialise(model, choices.seed, choices.init_std)
+    c, n = choices, len(images)
+    optimizer = Optimizer(
+        model,
+        "adamw",
+        learning_rate=c.learning_rate,
+        muon_learning_rate=c.learning_rate,
+        betas=(0.9, 0.99),
+        eps=1e-8,
+        weight_decay=c.weight_decay,
+    )
+    x, y = torch.from_numpy(images).to(model.head.weight), torch.from_numpy(labels).to(model.head.weight.device)
+    step, n_steps = 0, c.epochs * -(-n // c.batch)
+    for epoch in range(c.epochs):
+        model.train()
+        order = torch.from_numpy(permute(np.arange(n, dtype=np.uint64), n, c.seed, epoch).astype(np.int64)).to(x.device)
+        total = 0.0
+        for rows in order.split(c.batch):
+            torch.manual_seed(step_seed(c.seed, step))  # dropout's
+            optimizer.set_factor(factor(step, n_steps, shape="cosine", warmup=n_steps // 20, floor=0.0))
+            total += learn(model, optimizer, x[rows], y[rows]) * len(rows)
+            step += 1
+        yield total / n
+
+
+def check_labels(images: np.ndarray, labels: np.ndarray, n_classes: int) -> None:
+    """ImagesError unless there is one class of 0 ... n_classes - 1 for each image, and an image at all."""
+    if images.ndim != 4 or labels.shape != (len(images),) or not len(images):
+        raise ImagesError(f"images {images.shape}, labels {labels.shape}: expected [n, c, h, w] and [n], n at least 1")
+    if labels.min() < 0 or labels.max() >= n_classes:
+        raise ImagesError(f"labels from {labels.min()} to {labels.max()}: this classifier knows 0 to {n_classes - 1}")
+
+
+def learn(model: ImageClassifier, optimizer: Optimizer, images: Images, labels: Int[Tensor, " batch"]) -> float:
+    """One update; the mean of -log P(class) before it, nats."""
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(images), labels)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step(~torch.isfinite(loss.detach() + norm))
+    return loss.item()
+
+
+@torch.inference_mode()
+def class_log_probs(model: ImageClassifier, images: np.ndarray) -> np.ndarray:
+    """log P(class) of every image, nats, float64 [n, classes]."""
+    model.eval()
+    rows = torch.from_numpy(images).to(model.head.weight).split(256)
+    return torch.cat([model(some).double().log_softmax(-1) for some in rows]).cpu().numpy()
+
+
+def classify(model: ImageClassifier, images: np.ndarray) -> np.ndarray:
+    """The likeliest class of each image, int64 [n]."""
+    return class_log_probs(model, images).argmax(-1)
