@@ -107,7 +107,7 @@ def test_the_factor_scales_both_peaks(text):
         assert rates == [{0.5 * factor}, {0.25 * factor}]
 
 
-@pytest.mark.parametrize("shapes", [[(24, 16)], [(16, 40), (16, 40), (8, 8)]])
+@pytest.mark.parametrize("shapes", [[(24, 16)], [(48, 8)], [(16, 40), (16, 40), (8, 8)]])
 def test_muon_is_torchs(shapes, monkeypatch):
     """The same parameters as torch.optim.Muon after several steps, once its iteration is kept in float64 too."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)

@@ -8,6 +8,9 @@ factor 0.2 sqrt(max) gives updates the size of AdamW's (Liu et al. 2025), so tha
 over between widths. torch's own class runs the iteration in bfloat16 and one matrix at a time: on a CPU
 without bfloat16 units that took most of a training step (docs/log.md). Here the precision is a choice,
 matrices of one shape are taken together, and a bad step leaves no trace.
+
+Each step multiplies X by a polynomial of X X^T, so all of them do: where X is much wider than high, the
+product P of the polynomials is found from the small X X^T alone, and X is multiplied once.
 """
 
 import math
@@ -19,19 +22,49 @@ from torch import Tensor, nn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
+#: columns / rows from which X X^T is iterated instead of X: 15 + 2 r products of rows-cubes against 5 + 10 r
+WIDE = 1.5
 
 
 def orthogonal(u: Float[Tensor, "*matrix rows columns"], dtype: torch.dtype) -> Float[Tensor, "*matrix rows columns"]:
     """About U V^T for each u = U S V^T, its singular values between 0.7 and 1.2; computed in `dtype`."""
-    a, b, c = COEFFICIENTS
-    x = u.to(dtype)
+    x = u.to(dtype).reshape(-1, *u.shape[-2:])
     tall = x.size(-2) > x.size(-1)
     x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    x = wide(x) if x.size(-1) > WIDE * x.size(-2) else direct(x)
+    return (x.mT if tall else x).to(u.dtype).view_as(u)
+
+
+def direct(x: Float[Tensor, "matrix rows columns"]) -> Float[Tensor, "matrix rows columns"]:
+    """X <- (a + b G + c G^2) X,  G = X X^T,  five times over."""
+    a, b, c = COEFFICIENTS
     for _ in range(STEPS):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if tall else x).to(u.dtype)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+def wide(x: Float[Tensor, "matrix rows columns"]) -> Float[Tensor, "matrix rows columns"]:
+    """The same through G alone: with R = b G + c G^2, P <- (a + R) P and G <- (a + R) G (a + R); then X <- P X.
+
+    R, P and G are polynomials of the first G and commute.
+    """
+    a, b, c = COEFFICIENTS
+    gram = x @ x.mT
+    total = None
+    for step in range(STEPS):
+        r = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        if total is None:
+            total = r.clone()
+            total.diagonal(dim1=-2, dim2=-1).add_(a)
+        else:
+            total = torch.baddbmm(total, r, total, beta=a)
+        if step < STEPS - 1:
+            half = torch.baddbmm(gram, r, gram, beta=a)
+            gram = torch.baddbmm(half, r, half, beta=a)
+    assert total is not None
+    return total @ x
 
 
 class Muon(torch.optim.Optimizer):
@@ -56,12 +89,15 @@ class Muon(torch.optim.Optimizer):
         """The matrices of one shape."""
         grads = torch.stack([p.grad for p in params if p.grad is not None])
         buffers = [self._buffer(p) for p in params]
-        momentum = torch.stack(buffers).lerp(grads, 1 - group["momentum"])
-        update = orthogonal(grads.lerp(momentum, group["momentum"]), self.dtype)
-        rate = group["lr"] * 0.2 * math.sqrt(max(shape))
+        momentum = torch.stack(buffers).lerp_(grads, 1 - group["momentum"])
+        update = orthogonal(grads.lerp_(momentum, group["momentum"]), self.dtype)
+        update *= group["lr"] * 0.2 * math.sqrt(max(shape))
+        # of a bad step the update is put to zero and the decay to one: p * 1 - 0 is p, bit for bit
+        decay = torch.ones_like(bad, dtype=update.dtype).masked_fill_(~bad, 1 - group["lr"] * group["weight_decay"])
+        update.masked_fill_(bad, 0.0)
         for p, buffer, m, u in zip(params, buffers, momentum, update, strict=True):
-            new = p * (1 - group["lr"] * group["weight_decay"]) - rate * u
-            p.copy_(torch.where(bad, p, new))
+            p.mul_(decay).sub_(u)
+            # what a step that is not finite made of the momentum is not taken over
             buffer.copy_(torch.where(bad, buffer, m))
 
     def _buffer(self, p: nn.Parameter) -> Tensor:
