@@ -1,20 +1,24 @@
 """The one object a user holds: a network, its tokenizer, and where both come from."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import torch
+from torch import Tensor
 
 from pellucid.architecture import Architecture
+from pellucid.edits import Edit
 from pellucid.generate.filling import Filling, fill
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, Piece, generate, stream_generate
 from pellucid.images.run import KIND as IMAGES
 from pellucid.images.run import ImageModel, ImageRun, load_images, train_images
+from pellucid.lens.generating import Watch
 from pellucid.lens.trace import Trace, trace
+from pellucid.lens.weights import with_edits
 from pellucid.model import Transformer
 from pellucid.model.weights import load_weights, save_weights
 from pellucid.predictors.load import load_predictor
@@ -51,20 +55,39 @@ class LanguageModel:
     def architecture(self) -> Architecture:
         return self.network.architecture
 
-    def generate(self, prompt: str = "", **options: Any) -> Generated:
+    def generate(self, prompt: str = "", *, edits: Sequence[Edit] = (), **options: Any) -> Generated:
         """One continuation of the prompt; see `pellucid.generate.text.stream_generate` for the options.
 
         An encoder-decoder reads `source="..."`, and writes the target; `beams=4` looks for the likeliest one.
+        `edits` (`pellucid.edits`) are made at every step, positions counted from the prompt's first token.
         """
-        return generate(self.network, self.tokenizer, prompt, **options)[0]
+        return generate(self.network, self.tokenizer, prompt, **self._edited(edits), **options)[0]
 
-    def generate_many(self, prompts: str | list[str] = "", *, n: int = 1, **options: Any) -> list[Generated]:
+    def generate_many(
+        self, prompts: str | list[str] = "", *, n: int = 1, edits: Sequence[Edit] = (), **options: Any
+    ) -> list[Generated]:
         """n continuations of every prompt, in one batch, those of the first prompt first; `source` may be a list."""
-        return generate(self.network, self.tokenizer, prompts, n=n, **options)
+        return generate(self.network, self.tokenizer, prompts, n=n, **self._edited(edits), **options)
 
-    def stream(self, prompt: str = "", **options: Any) -> Iterator[Piece]:
+    def stream(self, prompt: str = "", *, edits: Sequence[Edit] = (), **options: Any) -> Iterator[Piece]:
         """The continuation piece by piece; the pieces' texts joined are the text that `generate` gives."""
-        return stream_generate(self.network, self.tokenizer, prompt, **options)
+        return stream_generate(self.network, self.tokenizer, prompt, **self._edited(edits), **options)
+
+    def generate_traced(
+        self, prompt: str = "", *, keep: str | Sequence[str], edits: Sequence[Edit] = (), **options: Any
+    ) -> tuple[Generated, dict[str, Tensor]]:
+        """One continuation, and the tensors named in `keep` as they were while it was generated [1, ...]."""
+        watch = Watch(self.network, edits, keep)
+        made = generate(self.network, self.tokenizer, prompt, taps=watch, **options)[0]
+        return made, watch.tensors()
+
+    def _edited(self, edits: Sequence[Edit]) -> dict[str, Any]:
+        return {"taps": Watch(self.network, edits)} if edits else {}
+
+    def with_edits(self, edits: Sequence[Edit]) -> "LanguageModel":
+        """The model whose weights do what the edits do (`pellucid.lens.weights.with_edits`); this one stays."""
+        changed = with_edits(self.network, edits)
+        return LanguageModel(changed, self.tokenizer, self.provenance | {"edits": [e.to_dict() for e in edits]})
 
     def score(self, text: str, **options: Any) -> Score:
         """How probable `text` is, by itself or as the continuation of `prefix` (`pellucid.generate.scoring.score`)."""
@@ -82,15 +105,18 @@ class LanguageModel:
         """The laws and the reference, run on this model (`pellucid.verify.verify`)."""
         return verify(self, prompts)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write architecture.json, tokenizer.json and model.safetensors into a new folder."""
-        folder = Path(folder)
+    def save(self, folder: str | Path, *, edits: Sequence[Edit] = ()) -> Path:
+        """Write architecture.json, tokenizer.json and model.safetensors into a new folder.
+
+        `edits` are written into the weights, where they are a change of weights; EditError, and nothing written, else.
+        """
+        network, folder = with_edits(self.network, edits) if edits else self.network, Path(folder)
         if folder.exists() and any(folder.iterdir()):
             raise ModelError(f"{folder} is not empty: choose a new folder")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "architecture.json").write_text(json.dumps(self.architecture.to_dict(), indent=1) + "\n")
         self.tokenizer.save(folder)
-        save_weights(self.network, folder / "model.safetensors")
+        save_weights(network, folder / "model.safetensors")
         return folder
 
 

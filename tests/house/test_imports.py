@@ -33,6 +33,7 @@ NEIGHBOURS: dict[tuple[str, str], str] = {
         "predictors",
         "training",
     ): "a run folder of any predictor has the same outer layout, data, schedule and checkpoints",
+    ("lens", "generate"): "tensors are kept and edited while text is generated",
     ("predictors", "generate"): "any predictor is sampled and scored by the same code",
 }
 TORCHLESS = ("architecture", "names", "presets", "edits", "text", "reference")

@@ -7,7 +7,7 @@ import torch
 
 from pellucid.generate.decode import check_counts, check_prompt
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.reading import Cached, NextLogits, Recomputing, Row, check_readable, reading
+from pellucid.generate.reading import NO_TAPS, Cached, NextLogits, NoTaps, Recomputing, Row, check_readable, reading
 from pellucid.generate.source import read_sources
 from pellucid.model import Transformer
 
@@ -74,6 +74,7 @@ def search_beams(
     cache: bool = True,
     n_allowed: int | None = None,
     sources: Sequence[Sequence[int]] | None = None,
+    taps: NoTaps = NO_TAPS,
 ) -> BeamSearch:
     """The `n` best of the texts that `beams` beams find for every prompt   (Sutskever et al. 2014, section 3.2)
 
@@ -92,8 +93,8 @@ def search_beams(
     complete: list[list[Hypothesis]] = [[] for _ in given]
     longest = max(map(len, given), default=0) + max_tokens
     with reading(network):
-        encoded = read_sources(network, sources, len(prompts))
-        reader = Cached(network, longest, encoded) if cache else Recomputing(network, encoded)
+        encoded = read_sources(network, sources, len(prompts), taps.of_sources)
+        reader = Cached(network, longest, encoded, taps) if cache else Recomputing(network, encoded, taps)
         for length in range(1, max_tokens + 1):
             if not alive:
                 break

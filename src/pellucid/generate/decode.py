@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.reading import Cached, NextLogits, Recomputing, Row, check_readable, reading
+from pellucid.generate.reading import NO_TAPS, Cached, NextLogits, NoTaps, Recomputing, Row, check_readable, reading
 from pellucid.generate.sampling import Sampling, choose, uniform
 from pellucid.generate.source import NO_SOURCES, NoSources, read_sources
 from pellucid.model import Transformer
@@ -37,11 +37,12 @@ class Decoding:
         cache: bool,
         n_allowed: int | None,
         sources: NoSources = NO_SOURCES,
+        taps: NoTaps = NO_TAPS,
     ):
         self.network, self.rows, self.max_tokens, self.sampling = network, rows, max_tokens, sampling
         self.stop_ids, self.n_allowed = frozenset(stop_ids), n_allowed
         longest = max((len(row.given) for row in rows), default=0) + max_tokens
-        self.reader = Cached(network, longest, sources) if cache else Recomputing(network, sources)
+        self.reader = Cached(network, longest, sources, taps) if cache else Recomputing(network, sources, taps)
         #: the rows that the reader holds
         self.active = rows
         self.started = False
@@ -115,6 +116,7 @@ def generate_ids(
     cache: bool = True,
     n_allowed: int | None = None,
     sources: Sequence[Sequence[int]] | None = None,
+    taps: NoTaps = NO_TAPS,
 ) -> Decoding:
     """Continue every prompt by up to `max_tokens` ids, step by step.
 
@@ -127,6 +129,7 @@ def generate_ids(
     cache       False recomputes everything at every step, one row at a time: slower, and the same
     n_allowed   the tokenizer's vocabulary, where the network's is larger: no id from here on is chosen
     sources     for a network with an encoder: the ids that it reads for each prompt, once
+    taps        are handed every named tensor of every call, with the places of its columns
 
     The result iterates over `Step`s; its `rows` hold what has been generated. A network with mask word
     `prefix` reads its prompt as the prefix. Texts that outgrow the context go on in a moving window
@@ -141,8 +144,8 @@ def generate_ids(
     read = [check_prompt(prompt, n, a.n_vocab)[-a.n_ctx :] for n, prompt in enumerate(prompts)]
     rows = [Row(n, sample, each[n], read[n]) for n in range(len(prompts)) for sample in samples]
     with reading(network):
-        encoded = read_sources(network, sources, len(prompts))
-    return Decoding(network, rows, max_tokens, sampling, stop_ids, cache, n_allowed, encoded)
+        encoded = read_sources(network, sources, len(prompts), taps.of_sources)
+    return Decoding(network, rows, max_tokens, sampling, stop_ids, cache, n_allowed, encoded, taps)
 
 
 def check_counts(network: Transformer, max_tokens: int, n_allowed: int | None) -> None:

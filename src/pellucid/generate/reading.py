@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.source import NO_SOURCES, NoSources
-from pellucid.model import Cache, Transformer
+from pellucid.model import OFF, Cache, Tap, Transformer
 from pellucid.model.transformer import Encoder
 
 NextLogits = Float[Tensor, "rows n_vocab"]
@@ -67,14 +67,36 @@ def reading(network: Transformer) -> Iterator[None]:
 
 def last_logits(network: Transformer, tokens: Tensor, **given) -> NextLogits:
     """Logits at the last position alone: a long prompt's other rows of n_vocab numbers are never made."""
-    return network.unembed(Encoder.forward(network, tokens, **given)[:, -1:])[:, 0]
+    tap = given.get("tap", OFF)
+    return tap("logits", network.unembed(Encoder.forward(network, tokens, **given)[:, -1:]))[:, 0]
+
+
+class NoTaps:
+    """What is handed the named tensors of each call; this one does nothing, and is the default."""
+
+    def of(
+        self, prompts: Sequence[int], starts: Sequence[int], lengths: Sequence[int], width: int, n_queries: int
+    ) -> Tap:
+        """The tap of a call that computes the last `n_queries` of `width` columns, in which rows stand flush right.
+
+        Row r belongs to prompt number prompts[r]; its lengths[r] columns on the right hold the tokens of its text
+        from place starts[r] on, counted from the first token that was ever read.
+        """
+        return OFF
+
+    def of_sources(self, lengths: Sequence[int]) -> Tap:
+        """The tap of the encoder's pass over sources of these lengths, padded on the right."""
+        return OFF
+
+
+NO_TAPS = NoTaps()
 
 
 class Recomputing:
     """Every window read from its beginning at every step, one row at a time: the definition."""
 
-    def __init__(self, network: Transformer, sources: NoSources = NO_SOURCES):
-        self.network, self.sources = network, sources
+    def __init__(self, network: Transformer, sources: NoSources = NO_SOURCES, taps: NoTaps = NO_TAPS):
+        self.network, self.sources, self.taps = network, sources, taps
 
     def read(self, rows: Sequence[Row]) -> NextLogits:
         """The logits of each row's next token."""
@@ -84,8 +106,9 @@ class Recomputing:
         start, tokens = row.window(self.network.architecture.n_ctx)
         device = self.network.embed.token.weight.device
         mask = visible_keys([len(tokens)], [prefix_length(self.network, row, start)], device)
-        source = self.sources.of([row.prompt], len(tokens))
-        return last_logits(self.network, torch.tensor([tokens], device=device), mask=mask, **source)
+        given = self.sources.of([row.prompt], len(tokens))
+        given["tap"] = self.taps.of([row.prompt], [start], [len(tokens)], len(tokens), len(tokens))
+        return last_logits(self.network, torch.tensor([tokens], device=device), mask=mask, **given)
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows; there is nothing to copy."""
@@ -98,9 +121,9 @@ class Cached:
                rows which outgrow it at different times seldom have everything moved to the left
     """
 
-    def __init__(self, network: Transformer, longest: int, sources: NoSources = NO_SOURCES):
+    def __init__(self, network: Transformer, longest: int, sources: NoSources = NO_SOURCES, taps: NoTaps = NO_TAPS):
         """`longest`: the tokens that the longest text may come to."""
-        self.network, self.n_ctx, self.sources = network, network.architecture.n_ctx, sources
+        self.network, self.n_ctx, self.sources, self.taps = network, network.architecture.n_ctx, sources, taps
         self.capacity = min(longest, self.n_ctx + self.n_ctx // 2)
         self.cache: Cache | None = None
         #: of each row: where its window starts in its text, and how many columns it fills
@@ -117,12 +140,12 @@ class Cached:
         if len(moved) == len(rows):
             self.cache = self.make_cache(len(rows), self.capacity)
             self.lengths = [len(tokens) for tokens in new]
-            return self.fill(self.cache, new, prefixes, prompts)
+            return self.fill(self.cache, windows, prefixes, prompts)
         self.make_room([len(new[r]) - 1 if r in moved else length for r, length in enumerate(self.lengths)])
         logits = self.step([tokens[-1] for tokens in new], prompts)
         self.lengths = [len(tokens) for tokens in new]
         if moved:
-            some = [new[r] for r in moved], [prefixes[r] for r in moved], [prompts[r] for r in moved]
+            some = [windows[r] for r in moved], [prefixes[r] for r in moved], [prompts[r] for r in moved]
             logits[moved] = self.reread(moved, *some)
         return logits
 
@@ -142,16 +165,17 @@ class Cached:
         return Cache(self.network.architecture, batch, capacity, dtype=weight.dtype, device=weight.device)
 
     def fill(
-        self, cache: Cache, windows: Sequence[list[int]], prefixes: Sequence[int], prompts: Sequence[int]
+        self, cache: Cache, windows: Sequence[tuple[int, list[int]]], prefixes: Sequence[int], prompts: Sequence[int]
     ) -> NextLogits:
         """Read whole windows into an empty cache, padded on the left with token 0, which nobody reads."""
-        lengths, device = [len(tokens) for tokens in windows], cache.store.device
+        lengths, device = [len(tokens) for _, tokens in windows], cache.store.device
         width = max(lengths)
-        tokens = torch.tensor([[0] * (width - len(w)) + w for w in windows], device=device)
+        tokens = torch.tensor([[0] * (width - len(w)) + w for _, w in windows], device=device)
         positions = torch.tensor([[*[0] * (width - n), *range(n)] for n in lengths], device=device)
         mask = visible_keys(lengths, prefixes, device)
-        source = self.sources.of(prompts, width)
-        return last_logits(self.network, tokens, positions=positions, mask=mask, cache=cache, **source)
+        given = self.sources.of(prompts, width)
+        given["tap"] = self.taps.of(prompts, [start for start, _ in windows], lengths, width, width)
+        return last_logits(self.network, tokens, positions=positions, mask=mask, cache=cache, **given)
 
     def step(self, tokens: Sequence[int], prompts: Sequence[int]) -> NextLogits:
         """Read one more token of every row."""
@@ -163,16 +187,21 @@ class Cached:
         if any(n < width for n in self.lengths):
             starts = torch.tensor([width - n for n in self.lengths], device=device)
             mask = (torch.arange(width + 1, device=device) >= starts[:, None])[:, None]
-        given = torch.tensor([[token] for token in tokens], device=device)
-        source = self.sources.of(prompts, 1)
-        return last_logits(self.network, given, positions=positions, mask=mask, cache=self.cache, **source)
+        new = torch.tensor([[token] for token in tokens], device=device)
+        given = self.sources.of(prompts, 1)
+        given["tap"] = self.taps.of(prompts, self.starts, [n + 1 for n in self.lengths], width + 1, 1)
+        return last_logits(self.network, new, positions=positions, mask=mask, cache=self.cache, **given)
 
     def reread(
-        self, rows: list[int], windows: Sequence[list[int]], prefixes: Sequence[int], prompts: Sequence[int]
+        self,
+        rows: list[int],
+        windows: Sequence[tuple[int, list[int]]],
+        prefixes: Sequence[int],
+        prompts: Sequence[int],
     ) -> NextLogits:
         """Read these rows' windows afresh and put them in their places in the cache."""
         assert self.cache is not None
-        width = max(len(tokens) for tokens in windows)
+        width = max(len(tokens) for _, tokens in windows)
         fresh = self.make_cache(len(rows), width)
         logits = self.fill(fresh, windows, prefixes, prompts)
         self.cache.replace(rows, fresh)

@@ -1,13 +1,13 @@
 """What an encoder makes of the sources, read once, and handed to the decoder row by row."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from pellucid.generate.errors import GenerationError
-from pellucid.model import Transformer
+from pellucid.model import OFF, Tap, Transformer
 from pellucid.model.mask import padding_mask
 from pellucid.text.interface import Tokenizer
 
@@ -26,13 +26,13 @@ class Sources(NoSources):
     Shorter ones are padded on the right, and nobody reads the padding.
     """
 
-    def __init__(self, network: Transformer, sources: Sequence[Sequence[int]]):
+    def __init__(self, network: Transformer, sources: Sequence[Sequence[int]], tap: Tap = OFF):
         lengths = torch.tensor([len(ids) for ids in sources])
         width, device = int(lengths.max()), network.embed.token.weight.device
         tokens = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in sources], device=device)
         real = (torch.arange(width) < lengths[:, None]).to(device)
         self.real = None if bool((lengths == width).all()) else real
-        self.encoded = network.encode(tokens, None if self.real is None else padding_mask(self.real))
+        self.encoded = network.encode(tokens, None if self.real is None else padding_mask(self.real), tap)
 
     def of(self, prompts: Sequence[int], n_queries: int) -> dict[str, Any]:
         """The rows' encoded sources, and which of their positions may be read."""
@@ -53,11 +53,16 @@ def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
     return [*ids, tokenizer.separator]
 
 
-def read_sources(network: Transformer, sources: Sequence[Sequence[int]] | None, n_prompts: int) -> NoSources:
+def read_sources(
+    network: Transformer,
+    sources: Sequence[Sequence[int]] | None,
+    n_prompts: int,
+    tap_of: Callable[[Sequence[int]], Tap] = lambda lengths: OFF,
+) -> NoSources:
     """The sources of `n_prompts` prompts, encoded; to be called inside `reading(network)`.
 
     Raises GenerationError for a network with an encoder and no sources, the other way round, and ids or lengths that
-    the encoder does not know.
+    the encoder does not know. `tap_of`, given the lengths of the sources, is handed the encoder's named tensors.
     """
     encoder = network.architecture.encoder
     if encoder is None and sources is None:
@@ -77,4 +82,4 @@ def read_sources(network: Transformer, sources: Sequence[Sequence[int]] | None, 
             )
         if outside := [i for i in ids if not 0 <= i < encoder.n_vocab]:
             raise GenerationError(f"source {n} holds id {outside[0]}; this network knows 0 to {encoder.n_vocab - 1}")
-    return Sources(network, checked) if checked else NO_SOURCES
+    return Sources(network, checked, tap_of([len(ids) for ids in checked])) if checked else NO_SOURCES

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pellucid.generate.beams import BeamSearch, search_beams
 from pellucid.generate.decode import Decoding, generate_ids
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.reading import Row
+from pellucid.generate.reading import NO_TAPS, NoTaps, Row
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.source import encode_source
 from pellucid.generate.stopping import StopStrings
@@ -89,6 +89,7 @@ def stream_generate(
     n: int = 1,
     beams: int = 0,
     cache: bool = True,
+    taps: NoTaps = NO_TAPS,
 ) -> Iterator[Piece]:
     """Continue prompts piece by piece, all of them together; closing the iterator stops the work.
 
@@ -104,6 +105,7 @@ def stream_generate(
     beams          0 draws samples; k > 0 searches for the likeliest text with k beams (`search_beams`),
                    which leaves nothing to chance and goes with none of the choices above it up to seed
     cache          False recomputes every step, slower and the same
+    taps           are handed every named tensor of every call (`pellucid.lens.generating`)
 
     An empty prompt starts from the separator, as training texts do. A prompt longer than the context
     keeps its last n_ctx tokens; a PromptCut warning says so once. Options are checked at once, before
@@ -125,6 +127,7 @@ def stream_generate(
         "max_tokens": max_tokens,
         "stop_ids": [tokenizer.separator],
         "cache": cache,
+        "taps": taps,
         "n_allowed": tokenizer.n_vocab,
         "sources": None if sources is None else [encode_source(tokenizer, text) for text in sources],
     }

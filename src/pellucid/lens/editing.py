@@ -29,13 +29,14 @@ class Frame:
     source: Tensor | None
     rows: Tensor
 
-    def places(self, full: str, letter: str) -> Tensor:
-        """The absolute positions along axis `letter`, i or j, of the tensor with this name [b, n]."""
+    def places(self, full: str, letter: str, n: int) -> Tensor:
+        """The absolute positions along axis `letter`, i or j, of the n columns that this tensor has [b, n]."""
         if full.startswith("encoder.") or (".cross." in full and letter == "j"):
             assert self.source is not None
             return self.source
         # keys and values themselves are computed for the new columns alone; the cache has the others
-        return self.keys if letter == "j" and "i" in axes(full) else self.queries
+        places = self.keys if letter == "j" and "i" in axes(full) else self.queries
+        return places[:, -n:]  # in generation the logits are made for the last column alone
 
 
 def frame_of(real: Tensor, source_real: Tensor | None = None) -> Frame:
@@ -112,10 +113,9 @@ def _changed(edit: Edit, x: Tensor, value: Tensor | None, frame: Frame) -> Tenso
 def _mean(edit: Edit, x: Tensor, frame: Frame) -> Tensor:
     """The mean over the rows, or over the positions, of what is no padding."""
     letters = axes(edit.name)
-    letter = "i" if "i" in letters else "j"
-    places = frame.places(edit.name, letter)
-    real = _along(places >= 0, letters.index(letter), x.ndim)
-    axis = 0 if edit.over == "batch" else letters.index(letter)
+    along = letters.index("i" if "i" in letters else "j")
+    real = _along(frame.places(edit.name, letters[along], x.size(along)) >= 0, along, x.ndim)
+    axis = 0 if edit.over == "batch" else along
     total = torch.where(real, x, 0).sum(axis, keepdim=True) / real.sum(axis, keepdim=True).clamp(min=1)
     return total.expand_as(x)
 
@@ -130,16 +130,16 @@ def _chosen(edit: Edit, x: Tensor, frame: Frame) -> Tensor:
             continue
         axis = axis_of(place, letters)
         if place in ("pos", "key"):
-            chosen = chosen & _along(_among(frame.places(edit.name, letters[axis]), given), axis, x.ndim)
+            chosen = chosen & _along(among(frame.places(edit.name, letters[axis], x.size(axis)), given), axis, x.ndim)
         else:
             numbers = frame.rows if place == "row" else torch.arange(x.size(axis), device=x.device)
             shape = [1] * x.ndim
             shape[axis] = -1
-            chosen = chosen & _among(numbers, given).view(shape)
+            chosen = chosen & among(numbers, given).view(shape)
     return chosen
 
 
-def _among(numbers: Tensor, given: Any) -> Tensor:
+def among(numbers: Tensor, given: Any) -> Tensor:
     """Which of the numbers are among the places given."""
     if isinstance(given, slice):
         inside = numbers >= (given.start or 0)
@@ -164,7 +164,7 @@ def _aligned(edit: Edit, x: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
         value = value[frame.rows % value.size(0)]
     for axis, letter in enumerate(axes(edit.name)):
         if letter in "ij" and value.size(axis) > 1:
-            places = frame.places(edit.name, letter)
+            places = frame.places(edit.name, letter, x.size(axis))
             reached = reached & _along((places >= 0) & (places < value.size(axis)), axis, x.ndim)
             value = torch.take_along_dim(value, _along(places.clamp(0, value.size(axis) - 1), axis, x.ndim), axis)
     return value, reached

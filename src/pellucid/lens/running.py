@@ -49,7 +49,8 @@ class Pass:
 
     def embed(self, tap: Tap = OFF) -> Tensor:
         """The stream before the first block [b, n, m]."""
-        return self.part.embed(self.inputs.tokens, self.places, self.inputs.segments, None, tap)
+        tokens = self.inputs.tokens
+        return self.part.embed(tokens, tokens, self.places, self.inputs.segments, None, tap)
 
     def block(self, layer: int, x: Tensor, tap: Tap = OFF, reading: Reading | None = None) -> Tensor:
         """The stream behind block `layer` [b, n, m]; `reading` in place of this pass's own for another batch."""

@@ -1,0 +1,102 @@
+"""Keeping and editing tensors while text is generated: positions are those of the text, with a cache or without."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pellucid.edits import Edit, EditError
+from pellucid.generate.reading import NoTaps
+from pellucid.lens.editing import Frame, functions, resolve
+from pellucid.model import Recorder, Tap, Transformer
+from pellucid.names import axes, select
+
+
+class Watch(NoTaps):
+    """Edits every call of a generation, and keeps the tensors named in `keep`.
+
+    A position is the place of a token in its text, counted from the first that was read; `row` is the number of the
+    prompt. Raises EditError for edits that need the whole run at once: the mean over its batch or positions, and
+    freezing at what a run without edits has.
+    """
+
+    def __init__(self, network: Transformer, edits: Sequence[Edit] = (), keep: str | Sequence[str] = ()):
+        a = network.architecture
+        self.edits = resolve(edits, a)
+        for edit in self.edits:
+            if edit.over is not None or (edit.op == "freeze" and edit.value is None):
+                what = f"mean over {edit.over}" if edit.over else "freeze"
+                raise EditError(
+                    f"{what} of {edit.name}: text that is being generated is not all there yet; give the value, "
+                    "such as one that was measured or the tensor of a trace"
+                )
+        self.keep = select(keep, a) if keep else []
+        self.device = network.embed.token.weight.device
+        self.source: Tensor | None = None
+        self.calls: list[tuple[Frame, Recorder]] = []
+
+    def of(
+        self, prompts: Sequence[int], starts: Sequence[int], lengths: Sequence[int], width: int, n_queries: int
+    ) -> Tap:
+        columns = torch.arange(width, device=self.device)
+        first = torch.tensor([width - n for n in lengths], device=self.device)[:, None]
+        start = torch.tensor(list(starts), device=self.device)[:, None]
+        keys = torch.where(columns >= first, columns - first + start, -1)
+        rows = torch.tensor(list(prompts), device=self.device)
+        source = None if self.source is None else self.source[rows]
+        return self._tap(Frame(keys[:, width - n_queries :], keys, source, rows))
+
+    def of_sources(self, lengths: Sequence[int]) -> Tap:
+        places = torch.arange(max(lengths), device=self.device).expand(len(lengths), -1)
+        self.source = torch.where(places < torch.tensor(list(lengths), device=self.device)[:, None], places, -1)
+        rows = torch.arange(len(lengths), device=self.device)
+        return self._tap(Frame(self.source, self.source, self.source, rows)).at("encoder")
+
+    def _tap(self, frame: Frame) -> Tap:
+        recorder = Recorder(self.keep, functions(self.edits, frame))
+        if self.keep:
+            self.calls.append((frame, recorder))
+        return recorder
+
+    def tensors(self, prompt: int = 0) -> dict[str, Tensor]:
+        """What was kept of one prompt's text, its positions in order, as a trace has it [1, ...].
+
+        Scores are -inf and patterns 0 where a key came later or was no longer read. Where a prompt was continued
+        several times, the first one's.
+        """
+        return {name: self._joined(name, prompt) for name in self.keep}
+
+    def _joined(self, name: str, prompt: int) -> Tensor:
+        letters = axes(name)
+        pieces = []
+        for frame, recorder in self.calls:
+            here = (frame.rows == prompt).nonzero().flatten()
+            if name in recorder.values and len(here):
+                pieces.append((frame, int(here[0]), recorder.values[name][here[0]]))
+        spans = [
+            {k: frame.places(name, letter, x.size(k - 1))[row] for k, letter in enumerate(letters) if letter in "ij"}
+            for frame, row, x in pieces
+        ]
+        first = pieces[0][2]
+        shape = [
+            max(int(span[k].max()) for span in spans) + 1 if k in spans[0] else first.size(k - 1)
+            for k in range(1, len(letters))
+        ]
+        joined = first.new_full(shape, -torch.inf if name.endswith(".scores") else 0.0)
+        for (_, _, x), span in zip(pieces, spans, strict=True):
+            places, source = [slice(None)] * joined.ndim, x
+            for k, along in span.items():
+                real = (along >= 0).nonzero().flatten()
+                source = source.index_select(k - 1, real)
+                shape_here = [1] * joined.ndim
+                shape_here[k - 1] = -1
+                places[k - 1] = along[real]
+            joined = _put(joined, places, source)
+        return joined[None]
+
+
+def _put(into: Tensor, places: list, values: Tensor) -> Tensor:
+    """`values` written at the places given along some of the axes."""
+    grids = [p if isinstance(p, Tensor) else torch.arange(n) for p, n in zip(places, into.shape, strict=True)]
+    into[torch.meshgrid(*(g.to(into.device) for g in grids), indexing="ij")] = values
+    return into

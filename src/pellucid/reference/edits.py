@@ -1,0 +1,86 @@
+"""Edits by definition: what a change of one tensor, given as data, makes of it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pellucid.edits import PLACES, Edit
+from pellucid.names import axes
+from pellucid.reference.tape import Array, constant
+
+
+def edit_functions(edits: Sequence[Edit]) -> dict[str, Callable[[Array], Array]]:
+    """Edits that name one tensor each, as `pellucid.reference.tap.Tap` takes them: functions by name, made in order."""
+    by_name: dict[str, list[Edit]] = {}
+    for edit in edits:
+        by_name.setdefault(edit.name, []).append(edit)
+
+    def in_order(several: list[Edit]) -> Callable[[Array], Array]:
+        def change(x: Array) -> Array:
+            for edit in several:
+                x = edited(edit, constant(x))
+            return x
+
+        return change
+
+    return {name: in_order(several) for name, several in by_name.items()}
+
+
+def edited(edit: Edit, x: np.ndarray) -> np.ndarray:
+    """x with one edit made   [...] -> [...]. S4 "Drawbacks": interventions via modifying representations.
+
+    The columns of x are the positions 0, 1, ...; a value is laid over them from position 0 on and reaches as far as
+    it is long. Scores of -inf stay.
+    """
+    letters = axes(edit.name)
+    applies = np.ones(x.shape, bool)
+    for place in PLACES:
+        given = getattr(edit, place)
+        if given is not None:
+            axis = min(letters.index(letter) for letter in PLACES[place] if letter in letters)
+            n = x.shape[axis]
+            numbers = range(*given.indices(n)) if isinstance(given, slice) else [k for k in given if k < n]
+            here = np.zeros(n, bool)
+            here[list(numbers)] = True
+            applies &= here.reshape([-1 if k == axis else 1 for k in range(x.ndim)])
+    if edit.name.endswith(".scores"):
+        applies &= x != -np.inf
+    new = np.broadcast_to(_new(edit, x, letters), x.shape)
+    return np.where(applies & ~np.isnan(new), new, x)
+
+
+def _new(edit: Edit, x: np.ndarray, letters: list[str]) -> Any:
+    """What x becomes where the edit applies; nan where its value does not reach."""
+    value = np.asarray(np.nan) if edit.value is None else _laid_over(np.asarray(edit.value, float), x, letters)
+    match edit.op:
+        case "zero":
+            return 0.0
+        case "scale":
+            return np.multiply(edit.factor, x, where=np.isfinite(x), out=np.zeros_like(x))
+        case "add":
+            return x + edit.factor * value
+        case "clamp":
+            low = -np.inf if edit.low is None else edit.low
+            return np.clip(x, low, np.inf if edit.high is None else edit.high)
+        case "project_out":
+            u = value / np.sqrt(np.sum(value**2, axis=-1, keepdims=True))
+            return x - np.sum(x * u, axis=-1, keepdims=True) * u
+        case "mean" if edit.value is None:
+            axis = 0 if edit.over == "batch" else next(letters.index(letter) for letter in "ij" if letter in letters)
+            return np.mean(x, axis=axis, keepdims=True)
+    return value
+
+
+def _laid_over(value: np.ndarray, x: np.ndarray, letters: list[str]) -> np.ndarray:
+    """The value with an entry for each of x's: rows repeated in turn, nan at positions that it does not reach."""
+    if value.ndim < 2:
+        return value
+    value = np.take(value, np.arange(x.shape[0]) % value.shape[0], axis=0)
+    for axis, letter in enumerate(letters):
+        if letter in "ij" and value.shape[axis] > 1:
+            n, given = x.shape[axis], value.shape[axis]
+            value = np.take(value, np.minimum(np.arange(n), given - 1), axis=axis)
+            beyond = (np.arange(n) >= given).reshape([-1 if k == axis else 1 for k in range(x.ndim)])
+            value = np.where(beyond, np.nan, value)
+    return value

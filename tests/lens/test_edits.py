@@ -1,0 +1,278 @@
+"""An edit is data, and means the same on the engine, in the definition, in generation and as a change of weights."""
+
+import json
+
+import pytest
+import torch
+from changing import drawn_edits, one_edit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drawing import architectures, difference, make_network
+from pellucid import edits as change
+from pellucid.architecture import Architecture
+from pellucid.edits import Edit, EditError, from_json, to_json
+from pellucid.generate.decode import generate_ids
+from pellucid.generate.sampling import Sampling
+from pellucid.language_model import LanguageModel, load
+from pellucid.lens import trace
+from pellucid.lens.generating import Watch
+from pellucid.lens.weights import with_edits
+from pellucid.model.weights import state_of
+from pellucid.names import axes, names
+from pellucid.reference import transformer as reference
+from pellucid.reference.edits import edit_functions
+from pellucid.reference.tap import Tap
+from pellucid.text.tokenizer import train_tokenizer
+from running import any_architectures, draw_tokens, source_tokens
+
+A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 4, "n_kv_heads": 2})
+#: outputs that stay finite whatever is done to what they are made of
+SMOOTH = {"mlp.activation": st.sampled_from(["gelu", "gelu_tanh", "silu", "tanh"]), "norm.eps": 1e-2}
+
+
+def define(network, tokens, edits, source=None):
+    """Every tensor by definition, with resolved edits; freezing takes what a run without edits has."""
+    a, weights = network.architecture, {name: p.numpy() for name, p in state_of(network).items()}
+
+    def run(functions):
+        tap, given = Tap(functions), {}
+        if source is not None:
+            given["source"] = reference.encode(a, weights, source.numpy(), tap=tap)
+        reference.forward(a, weights, tokens.numpy(), tap=tap, **given)
+        return tap.values
+
+    clean = run({})
+    values = [clean[e.name] if e.op == "freeze" and e.value is None else e.value for e in edits]
+    made = [Edit(**{**vars(e), "value": v}) for e, v in zip(edits, values, strict=True)]
+    return run(edit_functions(made))
+
+
+@settings(max_examples=60)
+@given(any_architectures(SMOOTH, max_ctx=6), st.data())
+def test_the_same_edit_on_the_engine_and_in_the_definition(a, data):
+    edits = data.draw(drawn_edits(a))
+    network, tokens = make_network(a), draw_tokens(a, 2, 4)
+    source = None if a.encoder is None else source_tokens(a, 2)
+    t = trace(network, None, tokens, edits=edits, **({} if source is None else {"source": source}))
+    expected = define(network, tokens, edits, source)
+    for name, value in t.tensors("*").items():
+        theirs = torch.tensor(expected[name])
+        hidden = theirs == -torch.inf
+        assert torch.equal(value == -torch.inf, hidden), name
+        assert difference(value.masked_fill(hidden, 0), theirs.masked_fill(hidden, 0)) <= 1e-9, name
+
+
+@settings(max_examples=40)
+@given(any_architectures(), st.data())
+def test_edits_survive_json(a, data):
+    edits = data.draw(drawn_edits(a))
+    again = from_json(to_json(edits))
+    assert again == edits
+    json.loads(to_json(edits), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert [e.to_dict() for e in again] == [e.to_dict() for e in edits]
+
+
+def test_infinities_and_spans_survive_json():
+    edits = [change.set_to("blocks.0.attn.scores", [[[[-torch.inf, 1.0]]]], pos=slice(3, None), key=range(2))]
+    again = from_json(to_json(edits))[0]
+    assert again.value == [[[[-torch.inf, 1.0]]]]
+    assert again.pos == slice(3, None)
+    assert again.key == (0, 1)
+
+
+@settings(max_examples=25)
+@given(
+    any_architectures(SMOOTH | {"attention.mask": st.sampled_from(["causal", "prefix"])}, max_ctx=6),
+    st.data(),
+)
+def test_edits_in_generation_do_not_depend_on_the_cache(a, data):
+    """Prompts of different lengths, texts that outgrow the context: the same logits and tokens at every step."""
+    network = make_network(a)
+    edits = data.draw(drawn_edits(a, n=9, in_generation=True))
+    prompts = [draw_tokens(a, 1, n, seed=n)[0].tolist() for n in (2, 4)]
+    sources = None if a.encoder is None else [draw_tokens(a.encoder, 1, n)[0].tolist() for n in (3, 2)]
+    found = []
+    for cache in (True, False):
+        options = {"max_tokens": 6, "sampling": Sampling(temperature=0), "cache": cache, "sources": sources}
+        decoding = generate_ids(network, prompts, taps=Watch(network, edits), **options)
+        found.append([(step.tokens, step.logits) for step in decoding])
+    for (tokens, logits), (others, expected) in zip(*found, strict=True):
+        assert difference(logits, expected) <= 1e-9
+        assert tokens == others
+
+
+@settings(max_examples=25)
+@given(architectures(SMOOTH | {"attention.mask": st.sampled_from(["causal", "prefix"])}, max_ctx=9), st.data())
+def test_what_is_kept_while_generating_is_what_a_trace_shows(a, data):
+    network = make_network(a)
+    edits = data.draw(drawn_edits(a, n=8, in_generation=True))
+    prompt, n = draw_tokens(a, 1, 2)[0].tolist(), a.n_ctx - 2
+    keep = [name for name in names(a) if name != "logits"]
+    watch = Watch(network, edits, keep)
+    decoding = generate_ids(network, [prompt], max_tokens=n, sampling=Sampling(temperature=0), taps=watch)
+    for _ in decoding:
+        pass
+    ids = [*prompt, *decoding.rows[0].generated[:-1]]
+    prefix = len(prompt) if a.attention.mask == "prefix" else 0
+    t = trace(network, None, ids, edits=edits, prefix=prefix)
+    for name, value in watch.tensors().items():
+        expected = t[name]
+        hidden = expected == -torch.inf
+        assert difference(value.masked_fill(hidden, 0), expected.masked_fill(hidden, 0)) <= 1e-9, name
+
+
+WRITABLE = ("attn.z", "attn.result", "attn_out", "mlp_out", "mlp.pre", "mlp.post", "attn.q", "attn.k", "attn.v")
+
+
+@settings(max_examples=40)
+@given(architectures(SMOOTH | {"attention.bias": "all", "mlp.bias": "all"}, max_ctx=6), st.data())
+def test_edits_written_into_the_weights(a, data):
+    network, tokens = make_network(a), draw_tokens(a, 2, 4)
+    able = [name for name in names(a) if name.endswith(WRITABLE)]
+    edit = data.draw(one_edit(a, data.draw(st.sampled_from(able)), 4, in_generation=True))
+    everywhere = Edit(**{**vars(edit), "pos": None})
+    if edit.op in ("clamp", "project_out", "resample"):
+        with pytest.raises(EditError, match=r"not a change of weights|differs from position to position"):
+            with_edits(network, [everywhere])
+        return
+    changed = with_edits(network, [everywhere])
+    expected = trace(network, None, tokens, edits=[everywhere]).logits
+    assert difference(changed(tokens).detach(), expected) <= 1e-9
+    assert (changed.unembed.weight is changed.embed.token.weight) == (a.unembed == "tied")
+
+
+def model():
+    tokenizer = train_tokenizer("char", ["abcdefghi"], None)
+    return LanguageModel(make_network(A, dtype=torch.float32), tokenizer, {})
+
+
+def test_an_ablated_head_is_saved(tmp_path):
+    edits = [change.zero("blocks.1.attn.z", head=2), change.add("blocks.0.mlp_out", [0.5] * 8)]
+    folder = model().save(tmp_path / "ablated", edits=edits)
+    again = load(folder, device="cpu")
+    expected = model().trace("abc", edits=edits).logits
+    assert difference(again.trace("abc").logits, expected) <= 1e-5
+    assert difference(model().trace("abc").logits, expected) > 1e-2
+    with pytest.raises(EditError, match="at some positions"):
+        model().save(tmp_path / "none", edits=[change.zero("blocks.1.attn.z", pos=0)])
+    assert not (tmp_path / "none").exists()
+
+
+def test_generation_with_edits_from_the_model():
+    unending = change.add("logits", torch.where(torch.arange(11) == model().tokenizer.separator, -1e3, 0.0))
+    direction = torch.linspace(-1, 1, 8)
+    edits = [change.add("blocks.0.resid_post", direction, factor=9.0, pos=slice(1, None)), unending]
+    options = {"max_tokens": 5, "temperature": 0, "seed": 0, "edits": edits}
+    made, tensors = model().generate_traced("abc", keep="blocks.1.attn.pattern", **options)
+    assert made == model().generate("abc", **options) == model().generate("abc", cache=False, **options)
+    n = tensors["blocks.1.attn.pattern"].size(2)
+    assert n == 2 + len(made.ids) == 7
+    assert made.ids != model().generate("abc", **options | {"edits": [unending]}).ids
+    expected = model().trace(made, edits=edits)["blocks.1.attn.pattern"][:, :, :n, :n]
+    assert difference(tensors["blocks.1.attn.pattern"], expected) <= 1e-5
+
+
+def test_a_trace_as_the_value_of_an_edit():
+    """Patching everything in from another input gives that input's logits; and traces are written resolved."""
+    network = make_network(A)
+    here, there = (trace(network, None, draw_tokens(A, 1, 4, seed=s)) for s in (0, 1))
+    edit = change.resample("blocks.1.resid_pre", there)
+    patched = trace(network, None, here.ids, edits=[edit])
+    assert torch.equal(patched.logits, there.logits)
+    with pytest.raises(EditError, match="once it is resolved"):
+        to_json([edit])
+    again = trace(network, None, here.ids, edits=from_json(to_json(patched.edits)))
+    assert torch.equal(again.logits, there.logits)
+
+
+def test_freezing_everything_behind_an_edit_undoes_it():
+    network, tokens = make_network(A), draw_tokens(A)
+    edits = [change.zero("blocks.0.attn.z", head=1), change.freeze("blocks.0.attn_out")]
+    assert torch.equal(trace(network, None, tokens, edits=edits).logits, trace(network, None, tokens).logits)
+    moved = trace(network, None, tokens, edits=edits[:1]).logits
+    assert difference(moved, trace(network, None, tokens).logits) > 1e-3
+
+
+def test_a_query_told_to_look_at_what_comes_later_does_not():
+    network, tokens = make_network(A), draw_tokens(A)
+    t = trace(network, None, tokens, edits=[change.set_to("blocks.0.attn.scores", 3.0)])
+    pattern = t[0].attn.pattern
+    expected = torch.tril(torch.ones(4, 4, dtype=torch.float64)) / torch.arange(1, 5)[:, None]
+    assert difference(pattern, expected.expand_as(pattern)) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: change.zero("embed", pos=-1), "counted from 0, and are not negative"),
+        (lambda: change.zero("embed", pos=slice(0, 4, 2)), "has no step"),
+        (lambda: change.clamp("embed"), "neither low nor high"),
+        (lambda: Edit("halve", "embed"), "is no edit"),
+        (lambda: change.mean("embed", "time"), "say batch or pos"),
+        (lambda: from_json('[{"op": "zero"}]'), "without name"),
+        (lambda: from_json('[{"op": "zero", "name": "embed", "at": 3}]'), "no field 'at'"),
+        (lambda: from_json('{"op": "zero"}'), "expected a JSON list"),
+    ],
+)
+def test_edits_that_are_none_say_why(make, reason):
+    with pytest.raises(EditError, match=reason):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (change.zero("blocks.0.attn.k", head=1), "whose axes are b g j d: say kv_head"),
+        (change.zero("blocks.0.attn.k", kv_head=2), "there are 2, counted from 0"),
+        (change.zero("blocks.0.attn.z", kv_head=0), "say head"),
+        (change.zero("blocks.0.attn.z", neuron=0), "leave it out"),
+        (change.zero("blocks.0.attn.k", key=0), "say pos"),
+        (change.add("blocks.0.attn.z", [1.0, 2.0, 3.0]), "a value of shape"),
+        (change.add("blocks.0.attn.z", None), "was given no value"),
+        (change.add("blocks.0.attn.z", "much"), "is no array of numbers"),
+        ("zero", "expected edits of pellucid.edits"),
+    ],
+)
+def test_edits_that_do_not_fit_say_why(edit, reason):
+    with pytest.raises(EditError, match=reason):
+        trace(make_network(A), None, [1, 2], edits=[edit])
+
+
+def test_names_that_cannot_be_edited_say_why():
+    with pytest.raises(KeyError, match="it follows from the logits"):
+        trace(make_network(A), None, [1, 2], edits=[change.zero("probs")])
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (change.mean("blocks.0.attn.z", "pos"), "is not all there yet"),
+        (change.mean("blocks.0.attn.z", "batch"), "is not all there yet"),
+        (change.freeze("blocks.0.attn.z"), "is not all there yet"),
+    ],
+)
+def test_edits_that_generation_cannot_make_say_why(edit, reason):
+    with pytest.raises(EditError, match=reason):
+        model().generate("a", edits=[edit])
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (change.clamp("blocks.0.attn.z", 0.0), "is not a change of weights"),
+        (change.zero("blocks.0.resid_mid"), "not a change of the weights of a linear map"),
+        (change.zero("embed"), "not a change of the weights of a linear map"),
+        (change.set_to("blocks.0.mlp_out", torch.ones(1, 3, 8)), "differs from position to position"),
+    ],
+)
+def test_edits_that_no_weight_does_say_why(edit, reason):
+    with pytest.raises(EditError, match=reason):
+        with_edits(make_network(A), [edit])
+
+
+def test_a_value_without_a_bias_to_take_it_up_names_the_word():
+    network = make_network(A.with_fields({"attention.bias": "none"}))
+    with pytest.raises(EditError, match=r"attention\.bias"):
+        with_edits(network, [change.add("blocks.0.attn_out", 1.0)])
+    assert axes("blocks.0.attn_out") == ["b", "i", "m"]
