@@ -270,14 +270,18 @@ def write_sample(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: 
     """What the network writes after `prompt`, at temperature 0.8; its training mode is put back."""
     network.eval()
     try:
-        return prompt + generate(network, tokenizer, prompt, max_tokens=100, temperature=0.8, seed=seed)[0].text
+        return (
+            prompt
+            + generate(network, tokenizer, prompt, max_tokens=100, temperature=0.8, seed=seed, weights="loaded")[0].text
+        )
     finally:
         network.train()
 
 
 def write_target(network: Transformer, tokenizer: Tokenizer, source: str, seed: int) -> str:
     """The source and the likeliest target token by token; the network's training mode is put back."""
-    return f"{source} -> {generate(network, tokenizer, source=source, max_tokens=100, seed=seed)[0].text}"
+    (target,) = generate(network, tokenizer, source=source, max_tokens=100, seed=seed, weights="loaded")
+    return f"{source} -> {target.text}"
 
 
 def train_tokenizer(

@@ -185,3 +185,17 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_help_imports_nothing_heavy():
     script = "import sys, pellucid.cli as c; c.main(['--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
+
+
+def test_weights_and_guesses_are_chosen_and_said(trained, capsys):
+    given = ["generate", str(trained), "the the the", "--max-tokens", "30", "--temperature", "0"]
+    assert cli.main([*given, "--weights", "loaded"]) == 0
+    plain = capsys.readouterr()
+    assert "weights: as loaded" in plain.err
+    assert cli.main([*given, "--speculate", "4"]) == 0
+    assert capsys.readouterr().out == plain.out
+    assert cli.main([*given, "--weights", "float16"]) == 0
+    assert "weights: float16, 0.0" in capsys.readouterr().err
+    assert cli.main([*given, "--weights", "int4"]) == 2
+    assert "float16" in capsys.readouterr().err
+    assert cli.main([*given, "--speculate", "4", "--beams", "2"]) == 2

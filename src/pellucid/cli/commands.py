@@ -112,6 +112,8 @@ def generate(
     seed: int | None = None,
     n: int = 1,
     stream: bool = True,
+    weights: str = "auto",
+    speculate: int = 0,
     checkpoint: str = "best",
     device: str = "auto",
 ) -> int:
@@ -133,17 +135,21 @@ def generate(
         seed: the same seed gives the same text; drawn and shown where none is given.
         n: how many texts.
         stream: show text as it is written (with --n 1).
+        weights: what the matrices are kept in while writing: auto, loaded, float32, float16, bfloat16 or int8.
+        speculate: guess up to this many tokens at once from what followed the same words before; same text.
         checkpoint: of a run: best (lowest held-out loss), last, or a step.
         device: cpu, cuda, mps or auto.
     """
     import pellucid
 
     loaded: Any = pellucid.load(model, checkpoint=checkpoint, device=device)
-    if source is not None or beams or not hasattr(loaded, "stream"):
+    if source is not None or beams or speculate or weights != "auto" or not hasattr(loaded, "stream"):
         transformer_of(loaded, model)
     prompt = sys.stdin.read() if prompt == "-" else prompt
     source = sys.stdin.read() if source == "-" else source
     given = {"source": source, "beams": beams or None, "temperature": temperature}
+    given |= {"speculate": speculate or None, "weights": None if weights == "auto" else weights}
+    given["report"] = None if weights == "auto" else lambda said: print(said, file=sys.stderr)
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None} | {
         "max_tokens": max_tokens,
         "top_k": top_k,

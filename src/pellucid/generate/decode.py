@@ -8,6 +8,7 @@ from pellucid.generate.errors import GenerationError
 from pellucid.generate.reading import NO_TAPS, Cached, NextLogits, NoTaps, Recomputing, Row, check_readable, reading
 from pellucid.generate.sampling import Sampling, choose, uniform
 from pellucid.generate.source import NO_SOURCES, NoSources, read_sources
+from pellucid.generate.speculation import Speculating
 from pellucid.model import Transformer
 
 
@@ -38,11 +39,12 @@ class Decoding:
         n_allowed: int | None,
         sources: NoSources = NO_SOURCES,
         taps: NoTaps = NO_TAPS,
+        speculate: int = 0,
     ):
         self.network, self.rows, self.max_tokens, self.sampling = network, rows, max_tokens, sampling
         self.stop_ids, self.n_allowed = frozenset(stop_ids), n_allowed
         longest = max((len(row.given) for row in rows), default=0) + max_tokens
-        self.reader = Cached(network, longest, sources, taps) if cache else Recomputing(network, sources, taps)
+        self.reader = make_reader(network, longest, sources, taps, cache, speculate)
         #: the rows that the reader holds
         self.active = rows
         self.started = False
@@ -104,6 +106,21 @@ class Decoding:
         row.finish_reason = "stop"
 
 
+def make_reader(
+    network: Transformer, longest: int, sources: NoSources, taps: NoTaps, cache: bool, speculate: int
+) -> Cached | Recomputing:
+    """What reads the tokens; GenerationError where guesses have no cache to go to, or somebody looks on."""
+    if isinstance(speculate, bool) or not isinstance(speculate, int) or speculate < 0:
+        raise GenerationError(f"speculate = {speculate!r}: expected how many tokens to guess at once, or 0")
+    if speculate and not cache:
+        raise GenerationError(f"speculate = {speculate} without a cache: guessed tokens are kept there, leave it on")
+    if speculate and taps is not NO_TAPS:
+        raise GenerationError(f"speculate = {speculate} reads tokens that may not stay, and taps would see them too")
+    if speculate:
+        return Speculating(network, longest, sources, speculate)
+    return Cached(network, longest, sources, taps) if cache else Recomputing(network, sources, taps)
+
+
 def generate_ids(
     network: Transformer,
     prompts: Sequence[Sequence[int]],
@@ -117,6 +134,7 @@ def generate_ids(
     n_allowed: int | None = None,
     sources: Sequence[Sequence[int]] | None = None,
     taps: NoTaps = NO_TAPS,
+    speculate: int = 0,
 ) -> Decoding:
     """Continue every prompt by up to `max_tokens` ids, step by step.
 
@@ -130,6 +148,7 @@ def generate_ids(
     n_allowed   the tokenizer's vocabulary, where the network's is larger: no id from here on is chosen
     sources     for a network with an encoder: the ids that it reads for each prompt, once
     taps        are handed every named tensor of every call, with the places of its columns
+    speculate   the most tokens that a pass guesses while a single row goes on (`Speculating`); changes no token
 
     The result iterates over `Step`s; its `rows` hold what has been generated. A network with mask word
     `prefix` reads its prompt as the prefix. Texts that outgrow the context go on in a moving window
@@ -145,7 +164,7 @@ def generate_ids(
     rows = [Row(n, sample, each[n], read[n]) for n in range(len(prompts)) for sample in samples]
     with reading(network):
         encoded = read_sources(network, sources, len(prompts), taps.of_sources)
-    return Decoding(network, rows, max_tokens, sampling, stop_ids, cache, n_allowed, encoded, taps)
+    return Decoding(network, rows, max_tokens, sampling, stop_ids, cache, n_allowed, encoded, taps, speculate)
 
 
 def check_counts(network: Transformer, max_tokens: int, n_allowed: int | None) -> None:

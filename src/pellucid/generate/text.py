@@ -2,12 +2,13 @@
 
 import secrets
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pellucid.generate.beams import BeamSearch, search_beams
 from pellucid.generate.decode import Decoding, generate_ids
 from pellucid.generate.errors import GenerationError
+from pellucid.generate.prepare import network_for
 from pellucid.generate.reading import NO_TAPS, NoTaps, Row
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.source import encode_source
@@ -90,6 +91,9 @@ def stream_generate(
     beams: int = 0,
     cache: bool = True,
     taps: NoTaps = NO_TAPS,
+    weights: str = "auto",
+    speculate: int = 0,
+    report: Callable[[str], object] | None = None,
 ) -> Iterator[Piece]:
     """Continue prompts piece by piece, all of them together; closing the iterator stops the work.
 
@@ -106,6 +110,12 @@ def stream_generate(
                    which leaves nothing to chance and goes with none of the choices above it up to seed
     cache          False recomputes every step, slower and the same
     taps           are handed every named tensor of every call (`pellucid.lens.generating`)
+    weights        what the matrices are kept in while writing: float32, float16, bfloat16 (sums in float32) or
+                   int8 with a scale for each output; loaded: as they are; auto: as they are, packed for reading
+                   where that saves time. On the CPU, for float32 networks (`pellucid.generate.prepare`)
+    speculate      guess up to this many tokens at once from what followed the same words before, while a
+                   single text goes on; the text is the same (`pellucid.generate.speculation`)
+    report         is told in a sentence which weights are used, and how far they are from the network's
 
     An empty prompt starts from the separator, as training texts do. A prompt longer than the context
     keeps its last n_ctx tokens; a PromptCut warning says so once. Options are checked at once, before
@@ -131,15 +141,29 @@ def stream_generate(
         "n_allowed": tokenizer.n_vocab,
         "sources": None if sources is None else [encode_source(tokenizer, text) for text in sources],
     }
+    # what is looked at and changed is the network as it was loaded
+    network, said = network_for(network, weights if taps is NO_TAPS else looked_at(weights), max_tokens)
+    if report is not None:
+        report(said)
     if beams:
+        if speculate:
+            raise GenerationError(f"speculate = {speculate} guesses one text and beams = {beams} follow several")
         decoding = search_beams(network, encoded, beams=beams, n=n, **options)
     else:
         seeds = secrets.randbits(32) if seed is None else seed
-        decoding = generate_ids(network, encoded, sampling=sampling, seeds=seeds, samples=range(n), **options)
+        options |= {"sampling": sampling, "seeds": seeds, "samples": range(n), "speculate": speculate}
+        decoding = generate_ids(network, encoded, **options)
     warn_of_cut(encoded, network.architecture.n_ctx)
     stops = [stop] if isinstance(stop, str) else list(stop)
     writers = [Writer(row, texts[row.prompt], encoded[row.prompt], tokenizer, stops) for row in decoding.rows]
     return pieces(decoding, writers)
+
+
+def looked_at(weights: str) -> str:
+    """The weights of a network that taps look into: the loaded ones."""
+    if weights not in ("auto", "loaded"):
+        raise GenerationError(f"weights = {weights} with taps or edits: they see the loaded weights, leave it at auto")
+    return "loaded"
 
 
 def check_numbers(n: int, beams: int, sampling: Sampling, seed: int | None) -> None:

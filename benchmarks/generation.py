@@ -1,0 +1,93 @@
+"""Generation: tokens per second and time to the first token, GPT-2 small's shape, beside the peers.
+
+    python -m benchmarks.generation --litgpt /path/to/its/python --nanogpt /path/to/clone
+
+Every candidate is a process of its own, and they write in turns. Weights are random, texts greedy.
+"""
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.side_by_side import BenchmarkError, Measured, Worker, header, memory_read, show, spread
+
+WORKERS = str(Path(__file__).with_name("generation_workers.py"))
+#: bytes of matrices that a step reads: 12 blocks and the unembedding; int8 keeps three weights in four bytes
+N_MATRIX = 12 * 12 * 768**2 + 50257 * 768
+BYTES = {"loaded": 4, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 4 / 3}
+OWN = ("loaded", "float32", "bfloat16", "int8")
+HUGGING_FACE = ("float32", "bfloat16")
+
+
+def commands(options: argparse.Namespace) -> dict[str, list[str]]:
+    """Each candidate's process."""
+    own = {f"pellucid {o}": [sys.executable, WORKERS, "pellucid", o] for o in options.own}
+    settings = HUGGING_FACE + (("float32+static", "bfloat16+static") if options.compiled else ())
+    theirs = {f"transformers {o}": [sys.executable, WORKERS, "transformers", o] for o in settings}
+    if options.litgpt:
+        settings = ("float32", "bfloat16") + (("float32+compiled", "bfloat16+compiled") if options.compiled else ())
+        theirs |= {f"litgpt {o}": [options.litgpt, WORKERS, "litgpt", o] for o in settings if options.batch == 1}
+    if options.nanogpt:
+        theirs |= {"nanogpt float32": [sys.executable, WORKERS, "nanogpt", options.nanogpt]}
+    return own | theirs
+
+
+def measure(workers: dict[str, Worker], line: str, rounds: int) -> tuple[dict[str, Measured], dict[str, Measured]]:
+    """Seconds for all tokens and to the first, every candidate once a round after a round that is not kept."""
+    whole, first = ({name: Measured(name) for name in workers} for _ in range(2))
+    for number in range(rounds + 1):
+        for name in list(workers) if number % 2 == 0 else list(workers)[::-1]:
+            answer = workers[name].ask(line)
+            if number:
+                whole[name].values.append(answer["seconds"])
+                first[name].values.append(answer["first"])
+    return whole, first
+
+
+def report(whole: dict[str, Measured], first: dict[str, Measured], options: argparse.Namespace) -> None:
+    """Tokens per second, the share of the read bandwidth, ratios to each peer's best."""
+    peers = [name for name in whole if not name.startswith("pellucid")]
+    kinds = sorted({name.split()[0] for name in peers})
+    best = {kind: min((n for n in peers if n.startswith(kind)), key=lambda n: whole[n].median) for kind in kinds}
+    bandwidth = memory_read(torch.device("cpu")).median
+    rows = []
+    for name, m in whole.items():
+        rate = Measured(name, [options.batch * options.new / t for t in m.values])
+        weights = name.split()[1].partition("+")[0]
+        limit = bandwidth / (N_MATRIX * BYTES.get(weights, 4)) * options.batch
+        ratios = [f"{m.ratio_to(whole[best[kind]]).median:.2f}" for kind in kinds]
+        rows.append([name, spread(rate), spread(first[name], 1e3), f"{rate.median / limit:.0%}", *ratios])
+    title = f"batch {options.batch}, prompt {options.prompt}, {options.new} new tokens; read {bandwidth / 1e9:.1f} GB/s"
+    columns = ["", "tokens/s", "first token ms", "of bandwidth", *(f"x {best[kind]}" for kind in kinds)]
+    show(title, columns, rows)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--litgpt", help="the Python of an environment that has litgpt")
+    parser.add_argument("--nanogpt", help="a clone of nanoGPT")
+    parser.add_argument("--compiled", action="store_true", help="measure the peers' compiled settings too (minutes)")
+    parser.add_argument("--own", nargs="+", default=OWN, help="which of our settings")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--prompt", type=int, default=16)
+    parser.add_argument("--new", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        workers = {}
+        for name, command in commands(options).items():
+            try:
+                workers[name] = stack.enter_context(Worker(command))
+            except BenchmarkError as error:
+                print(f"{name} is left out: {str(error).splitlines()[-1]}", file=sys.stderr)
+        print(*header(torch.device("cpu"), ["pellucid", "transformers"]), sep="\n")
+        print(*(f"{name}: {worker.about['version']}" for name, worker in workers.items()), sep="; ", end="\n\n")
+        report(*measure(workers, f"{options.batch} {options.prompt} {options.new}", options.rounds), options)
+
+
+if __name__ == "__main__":
+    main()

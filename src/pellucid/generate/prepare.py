@@ -1,0 +1,147 @@
+"""A network made ready to write: the same one, its weights packed for reading them once a token.
+
+A token at a time, every product is a matrix with one vector, and takes as long as memory takes to deliver the matrix.
+What is chosen here is how the matrices lie in memory, and in how many bits; the forward pass stays the network's own,
+with other products in its places. docs/log.md has what was measured.
+"""
+
+import copy
+import functools
+import weakref
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.generate.errors import GenerationError
+from pellucid.generate.products import PRODUCTS, available, has_compiler
+from pellucid.model import Transformer
+from pellucid.model.attention import Attention
+from pellucid.model.shapes import Keys, Queries, Visible
+
+#: loaded: as they are; auto: float32 is packed where that pays, all else is as loaded
+Weights = Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8"]
+
+#: what `auto` takes packing to pay for: networks whose matrices do not fit into caches, texts of some length, and
+#: memory for a second copy; packing takes about as long as five steps (docs/log.md)
+LEAST_PARAMETERS, LEAST_TOKENS, MOST_BYTES = 10_000_000, 32, 4 << 30
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A network with packed products.
+
+    weights   in what they are kept
+    errors    of each matrix, by name: ||W kept - W|| / ||W||, Frobenius norms
+    said      in a sentence, for the user
+    """
+
+    network: Transformer
+    weights: str
+    errors: dict[str, float]
+    said: str
+
+
+def prepare(network: Transformer, weights: str) -> Prepared:
+    """A copy of a float32 network on the CPU whose matrix products are packed; it shares all other weights.
+
+    The rows that tokens are looked up in stay as they are, tied or not: only what a step reads as a whole is
+    packed. Raises GenerationError for other words, types and devices.
+    """
+    check(network, weights)
+    shared = {id(t): t for t in (*network.parameters(), *network.buffers())}
+    made = copy.deepcopy(network, shared).eval()
+    errors: dict[str, float] = {}
+    with torch.inference_mode():
+        for parent_name, parent in list(made.named_modules()):
+            for name, linear in list(parent.named_children()):
+                if isinstance(linear, nn.Linear):
+                    setattr(parent, name, packed(linear.weight, linear.bias, weights, f"{parent_name}.{name}", errors))
+            if isinstance(parent, Attention):
+                parent.mix = functools.partial(mix, parent)
+        if made.architecture.readout == "linear":
+            made.unembed = packed(made.unembed.weight, None, weights, "unembed", errors)
+    return Prepared(made, weights, errors, sentence(weights, errors))
+
+
+def packed(weight: Tensor, bias: Tensor | None, weights: str, name: str, errors: dict[str, float]) -> nn.Module:
+    """The product in the place of a matrix, and its error noted."""
+    weight = weight.detach()
+    product = PRODUCTS[weights](weight, None if bias is None else bias.detach())
+    if weights != "float32":
+        errors[name] = float((cast(Tensor, product.kept) - weight).norm() / weight.norm().clamp(min=1e-30))
+    return product
+
+
+def mix(attention: Attention, q: Queries, k: Keys, v: Keys, visible: Visible | None) -> Queries:
+    """sum_j A_ij v_j, written out for a single query, for which the fused kernel costs more than it saves."""
+    if q.size(2) > 1:
+        return attention.fused(q, k, v, visible)
+    mask = attention.mask(1, k.size(2), visible, q)
+    # query heads that read the same keys are rows of one product
+    grouped = q.unflatten(1, (k.size(1), attention.group)).squeeze(3)
+    scores = (grouped @ k.transpose(-1, -2)) * attention.scale
+    if mask is not None:
+        mask = mask.expand(-1, q.size(1), -1, -1) if mask.ndim == 4 else mask.expand(q.size(1), -1, -1)[None]
+        mask = mask.unflatten(1, (k.size(1), attention.group)).squeeze(3)
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return (scores.softmax(-1) @ v).flatten(1, 2)[:, :, None]
+
+
+def check(network: Transformer, weights: str) -> None:
+    """Refuse what cannot be packed."""
+    weight = network.embed.token.weight
+    if weights not in PRODUCTS:
+        raise GenerationError(f"weights = {weights!r}: say one of {', '.join(get_args(Weights))}")
+    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+        raise GenerationError(
+            f"weights = {weights} packs a float32 network on the CPU and this one is {str(weight.dtype)[6:]} on "
+            f"{weight.device.type}: load it so, or leave weights at auto"
+        )
+    if not available(weights):
+        raise GenerationError(f"weights = {weights}: this build of PyTorch cannot multiply so; say auto")
+
+
+def sentence(weights: str, errors: dict[str, float]) -> str:
+    """What was done, and how far the weights are from what they were."""
+    if not errors:
+        return "weights: float32, packed"
+    worst = max(errors, key=errors.__getitem__)
+    said = f"weights: {weights}, {sum(errors.values()) / len(errors):.2%} from float32 ({worst}: {errors[worst]:.2%})"
+    return said if weights != "int8" or has_compiler() else f"{said}; there is no C++ compiler here, so this is slow"
+
+
+_KEPT: "weakref.WeakKeyDictionary[Transformer, dict[str, tuple[tuple[int, ...], Prepared]]]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def prepared(network: Transformer, weights: str) -> Prepared:
+    """`prepare`, kept as long as the network lives and nobody changes its weights."""
+    versions = tuple(p._version for p in network.parameters() if not p.is_inference())
+    kept = _KEPT.setdefault(network, {})
+    if weights not in kept or kept[weights][0] != versions:
+        kept[weights] = versions, prepare(network, weights)
+    return kept[weights][1]
+
+
+def network_for(network: Transformer, weights: str, n_tokens: int) -> tuple[Transformer, str]:
+    """The network to write about `n_tokens` with, and a sentence that says which it is."""
+    if weights not in get_args(Weights):
+        raise GenerationError(f"weights = {weights!r}: say one of {', '.join(get_args(Weights))}")
+    if weights == "auto":
+        weights = "float32" if packing_pays(network, n_tokens) else "loaded"
+    if weights == "loaded":
+        return network, "weights: as loaded"
+    made = prepared(network, weights)
+    return made.network, made.said
+
+
+def packing_pays(network: Transformer, n_tokens: int) -> bool:
+    """Whether packing float32 weights saves more time than it takes."""
+    weight = network.embed.token.weight
+    if weight.dtype != torch.float32 or weight.device.type != "cpu" or not available("float32"):
+        return False
+    n = sum(p.numel() for p in network.parameters())
+    return n_tokens >= LEAST_TOKENS and n >= LEAST_PARAMETERS and 4 * n <= MOST_BYTES

@@ -1,0 +1,83 @@
+"""Prompt-lookup speculation: what followed these words before is guessed again, and checked in one pass.
+
+A step of a large network takes as long as reading its weights, for one token or for several. Where a text repeats
+itself, or its prompt, the tokens after the last few are guessed from their last occurrence (Saxena 2023, "Prompt
+Lookup Decoding") and read together; each logit is then what it would have been without guessing, so that the text
+is the same whatever is guessed, drawn texts included: their random numbers belong to steps, not to passes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from pellucid.generate.reading import Cached, NextLogits, Row
+from pellucid.generate.source import NO_SOURCES, NoSources
+from pellucid.model import Transformer
+from pellucid.model.transformer import Encoder
+
+#: how many of the last tokens must have stood together before, the longest match first
+GRAMS = (4, 3, 2)
+
+
+def look_up(tokens: Sequence[int], n: int) -> list[int]:
+    """Up to `n` tokens that followed the last occurrence of the tokens' own end; none where it is new."""
+    for size in GRAMS:
+        end = list(tokens[-size:])
+        for i in range(len(tokens) - size - 1, -1, -1):
+            if tokens[i + size - 1] == end[-1] and list(tokens[i : i + size]) == end:
+                return list(tokens[i + size : i + size + n])
+    return []
+
+
+class Speculating(Cached):
+    """A cached reader that reads guessed tokens along while a single text goes on; the logits are the same.
+
+    n_guesses   the most tokens that one pass guesses
+    passes      how many passes through the network there have been since the prompt was read
+    """
+
+    def __init__(self, network: Transformer, longest: int, sources: NoSources = NO_SOURCES, n_guesses: int = 8):
+        super().__init__(network, longest, sources)
+        self.n_guesses, self.passes = n_guesses, 0
+        #: guessed tokens that the cache holds and the text does not have yet, and the logits after each
+        self.guesses: list[int] = []
+        self.logits: list[NextLogits] = []
+
+    def read(self, rows: Sequence[Row]) -> NextLogits:
+        """The logits of each row's next token; without a pass where the newest token was guessed."""
+        if self.guesses and rows[0].generated[-1] == self.guesses[0]:
+            self.lengths[0] += 1
+            self.guesses = self.guesses[1:]
+            return self.logits.pop(0)
+        self.forget()
+        start, tokens = rows[0].window(self.n_ctx)
+        self.passes += 1
+        if len(rows) > 1 or self.cache is None or start != self.starts[0]:
+            return super().read(rows)
+        room = min(self.cache.capacity - self.cache.length, self.n_ctx - self.lengths[0]) - 1
+        self.guesses = look_up(tokens, min(self.n_guesses, room)) if room > 0 else []
+        return self.read_along(tokens, rows[0].prompt) if self.guesses else super().read(rows)
+
+    def read_along(self, tokens: list[int], prompt: int) -> NextLogits:
+        """Read the newest token and the guesses after it in one pass."""
+        assert self.cache is not None
+        device, start = self.cache.store.device, self.lengths[0]
+        given = torch.tensor([[tokens[-1], *self.guesses]], device=device)
+        positions = torch.arange(start, start + given.size(1), device=device)
+        source = self.sources.of([prompt], given.size(1))
+        stream = Encoder.forward(self.network, given, positions=positions, cache=self.cache, **source)
+        first, *self.logits = self.network.unembed(stream)[0].split(1)
+        self.lengths = [len(tokens)]
+        return first
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows."""
+        self.forget()
+        super().select(rows)
+
+    def forget(self) -> None:
+        """Take guesses that did not come true back out of the cache."""
+        if self.guesses:
+            assert self.cache is not None
+            self.cache.crop(self.cache.length - len(self.guesses))
+        self.guesses, self.logits = [], []

@@ -1,0 +1,141 @@
+"""Packed products are the products of the weights they keep, and a prepared network is the network of those."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from drawing import architectures, difference, make_network
+from pellucid.architecture import Architecture
+from pellucid.generate import GenerationError, Sampling, generate_ids, products
+from pellucid.generate import prepare as prepare_module
+from pellucid.generate.prepare import network_for, prepare, prepared
+from pellucid.generate.products import PRODUCTS, Int8
+from pellucid.model import Transformer
+
+KINDS = [kind for kind in PRODUCTS if products.available(kind)]
+SMALL = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def uncompiled():
+    """The same formulas without a compiler, which would compile anew for every kind of size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "compiled", lambda f: f)
+        yield
+
+
+def kept(product: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    return getattr(product, "kept", weight).double()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=20)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9), st.booleans(), st.integers(0, 9))
+def test_a_product_is_the_exact_one_with_what_it_keeps(kind, n_out, n_in, n_rows, biased, seed):
+    generator = torch.Generator().manual_seed(seed)
+    weight, bias = torch.randn(n_out, n_in, generator=generator), torch.randn(n_out, generator=generator)
+    x = torch.randn(1, n_rows, n_in, generator=generator)
+    product = PRODUCTS[kind](weight, bias if biased else None)
+    exact = x.double() @ kept(product, weight).T + (bias.double() if biased else 0)
+    assert product(x).shape == exact.shape
+    assert (product(x) - exact).abs().max() <= 2e-6 * n_in**0.5 * max(1, float(exact.abs().max()))
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.floats(1e-6, 1e6))
+def test_int8_is_within_half_a_step_of_each_weight(n_out, n_in, size):
+    weight = torch.randn(n_out, n_in, generator=torch.Generator().manual_seed(n_out)) * size
+    product = Int8(weight, None)
+    steps = weight.double().abs().amax(1, keepdim=True) / 127
+    assert ((product.kept.double() - weight.double()).abs() <= (0.5 + 1e-4) * steps).all()
+    assert torch.equal(Int8(torch.zeros(2, 3), None).kept, torch.zeros(2, 3))
+
+
+def test_compiled_int8_is_the_same_function():
+    compiled = torch.compile(products.times_packed, dynamic=True)
+    for n_out, n_in in ((7, 6), (32, 48), (50, 96)):
+        product = Int8(torch.randn(n_out, n_in), None)
+        x = torch.randn(n_in)
+        exact = product.kept.double() @ x.double()
+        found = compiled(product.packed, product.scale, x)
+        assert (found - exact).abs().max() <= 1e-5 * max(1, float(exact.abs().max()))
+
+
+def network_of_kept(network: Transformer, made: Transformer) -> Transformer:
+    """A plain network in float64 with the weights that the prepared one keeps; what was tied is not any more."""
+    plain = Transformer(replace(network.architecture, unembed="untied")).double().eval()
+    own = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, p in plain.named_parameters():
+            module = made.get_submodule(name.rpartition(".")[0])
+            known = getattr(module, "kept", None) if name.endswith("weight") else None
+            p.copy_(own.get(name, network.unembed.weight) if known is None else known)
+    return plain
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=8)
+@given(architectures({"attention.mask": st.sampled_from(["causal", "prefix"])}, max_ctx=8), st.data())
+def test_a_prepared_network_computes_the_network_of_the_kept_weights(kind, a, data):
+    """Every word, cached, in batches of different lengths, beyond the context; the other recomputes in float64."""
+    network = make_network(a, dtype=torch.float32)
+    made = prepare(network, kind).network
+    lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    prompts = [[(3 * n + i) % 11 for i in range(n)] for n in lengths]
+    options = {"max_tokens": a.n_ctx + 2, "sampling": Sampling(temperature=0)}
+    plain = network_of_kept(network, made)
+    for step in generate_ids(made, prompts, **options):
+        for row, logits in zip(step.rows, step.logits, strict=True):
+            before = replace_generated(row)
+            (expected,) = [s.logits[0] for s in generate_ids(plain, [before], max_tokens=1, cache=False)]
+            if len(before) <= a.n_ctx and a.attention.mask == "causal":
+                assert difference(logits.double(), expected) <= 2e-4
+
+
+def replace_generated(row) -> list[int]:
+    """What the row had before its newest token."""
+    return [*row.given, *row.generated[:-1]]
+
+
+def test_weights_are_shared_but_for_what_is_packed():
+    network = make_network(SMALL, dtype=torch.float32)
+    made = prepare(network, "float32").network
+    assert made.embed.token.weight is network.embed.token.weight
+    assert isinstance(network.blocks[0].attn.query, nn.Linear)
+    assert network.blocks[0].attn.mix == network.blocks[0].attn.fused
+
+
+def test_a_change_of_the_weights_is_seen():
+    network = make_network(SMALL, dtype=torch.float32)
+    first = prepared(network, "int8")
+    assert prepared(network, "int8") is first
+    with torch.no_grad():
+        network.blocks[0].mlp.down.weight.mul_(2)
+    assert prepared(network, "int8") is not first
+
+
+def test_errors_are_reported_and_auto_leaves_small_networks_alone():
+    network = make_network(SMALL, dtype=torch.float32)
+    made = prepare(network, "int8")
+    assert 0.001 < made.errors["unembed"] < 0.02
+    assert "int8" in made.said
+    assert "%" in made.said
+    assert network_for(network, "auto", 1000)[0] is network
+    assert network_for(network, "loaded", 1000) == (network, "weights: as loaded")
+
+
+def test_auto_packs_what_pays(monkeypatch):
+    network = make_network(SMALL, dtype=torch.float32)
+    monkeypatch.setattr(prepare_module, "LEAST_PARAMETERS", 100)
+    assert network_for(network, "auto", 31)[0] is network
+    assert network_for(network, "auto", 32)[0] is not network
+    assert network_for(make_network(SMALL), "auto", 1000)[1] == "weights: as loaded"
+
+
+@pytest.mark.parametrize(("word", "dtype"), [("int4", torch.float32), ("int8", torch.float64)])
+def test_what_cannot_be_packed_is_refused(word, dtype):
+    with pytest.raises(GenerationError, match=word):
+        network_for(make_network(SMALL, dtype=dtype), word, 100)
