@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +16,11 @@ from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, Piece, generate, stream_generate
 from pellucid.images.run import KIND as IMAGES
 from pellucid.images.run import ImageModel, ImageRun, load_images, train_images
+from pellucid.lens.circuits import Circuits
+from pellucid.lens.embeddings import Embeddings
+from pellucid.lens.folding import WeightsView, weights_view
 from pellucid.lens.generating import Watch
+from pellucid.lens.matrices import Head
 from pellucid.lens.trace import Trace, trace
 from pellucid.lens.weights import with_edits
 from pellucid.model import Transformer
@@ -100,6 +104,22 @@ class LanguageModel:
     def trace(self, given: Any, **options: Any) -> Trace:
         """One pass over texts or ids, every tensor of which has a name (`pellucid.lens.trace.trace`)."""
         return trace(self.network, self.tokenizer, given, **options)
+
+    def circuits(self, **options: Any) -> Circuits:
+        """Heads and neurons as matrices, from the weights alone (`pellucid.lens.circuits.Circuits`)."""
+        return Circuits(self.network, self.tokenizer, **options)
+
+    def head(self, layer: int, head: int) -> Head:
+        """One attention head as matrices, on raw weights (`pellucid.lens.matrices.Head`)."""
+        return self.circuits()[layer, head]
+
+    def embeddings(self, of: Literal["embed", "unembed", "positions"] = "embed") -> Embeddings:
+        """A table of embeddings as a cloud of points (`pellucid.lens.embeddings.Embeddings`)."""
+        return Embeddings(self.network, self.tokenizer, of)
+
+    def weights(self, *, fold_norms: bool = False, centre: bool = False) -> WeightsView:
+        """The weights by name, read-only, with the norms folded in or the mean taken out (`pellucid.lens.folding`)."""
+        return weights_view(self.network, fold_norms=fold_norms, centre=centre)
 
     def verify(self, prompts: list[str] | None = None) -> Report:
         """The laws and the reference, run on this model (`pellucid.verify.verify`)."""

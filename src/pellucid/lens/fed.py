@@ -2,15 +2,14 @@
 
 from torch import Tensor
 
-from pellucid.lens.inputs import InputError, Inputs, one_token
-from pellucid.text.interface import Tokenizer
+from pellucid.lens.inputs import InputError, Inputs
+from pellucid.lens.spelling import Spelling
 
 
-class Fed:
+class Fed(Spelling):
     """The tokens of a batch: `ids` and `tokens` are exactly what was fed."""
 
     inputs: Inputs
-    tokenizer: Tokenizer | None
 
     @property
     def ids(self) -> Tensor:
@@ -33,19 +32,6 @@ class Fed:
 
     def _spelled(self, ids: Tensor, n: int) -> list[str]:
         return [self.spell(int(i)) for i in ids[:n]]
-
-    def spell(self, token: int) -> str:
-        """A token for people to read; its id where there is no tokenizer, or none of this number."""
-        known = self.tokenizer is not None and token < self.tokenizer.n_vocab
-        return self.tokenizer.token_str(token) if known and self.tokenizer else str(token)
-
-    def token_id(self, token: str | int) -> int:
-        """The id of a token given as text or id; InputError where the text is not exactly one token."""
-        if not isinstance(token, str):
-            return int(token)
-        if self.tokenizer is None:
-            raise InputError(f"the token {token!r} was given as text to a network without a tokenizer: give its id")
-        return one_token(self.tokenizer, token)
 
     def position(self, pos: int, row: int = 0) -> int:
         """A position counted from the row's start; negative ones count from its end, padding left aside."""

@@ -1,0 +1,107 @@
+"""How much the heads of later blocks read what heads of earlier blocks wrote."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pellucid.lens.low_rank import triangle
+from pellucid.lens.matrices import CircuitError
+
+if TYPE_CHECKING:
+    from pellucid.lens.circuits import Circuits
+
+Kind = Literal["Q", "K", "V"]
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Composition scores of every pair of heads, beside what random matrices of the same shapes would have.
+
+    scores    [layer, head, layer, head]: the writer's first, then the reader's; nan where the reader is not later
+    baseline  the mean score of random heads of these shapes, and `spread` its standard deviation over the draws
+    """
+
+    kind: Kind
+    scores: Tensor
+    baseline: float
+    spread: float
+
+    @property
+    def excess(self) -> Tensor:
+        """The scores above the baseline."""
+        return self.scores - self.baseline
+
+    def top(self, k: int = 10) -> list[tuple[tuple[int, int], tuple[int, int], float]]:
+        """The k strongest pairs: ((layer, head) of the writer, of the reader, score)."""
+        flat = self.scores.flatten().nan_to_num(-torch.inf)
+        best = flat.topk(min(k, int((flat > -torch.inf).sum())))
+        places = [torch.unravel_index(i, self.scores.shape) for i in best.indices]
+        rows = [tuple(int(n) for n in place) for place in places]
+        return [((r[0], r[1]), (r[2], r[3]), float(x)) for r, x in zip(rows, best.values, strict=True)]
+
+
+def compose(circuits: "Circuits", kind: Kind, offset: int | None = None, draws: int = 64) -> Composition:
+    """Composition scores (Elhage et al. 2021, "Q-, K- and V-composition"), writer 1 in an earlier block than reader 2.
+
+        Q  |W_QK2^T W_OV1| / (|W_QK2| |W_OV1|)      queries are read from what head 1 wrote
+        K  |W_QK2 W_OV1| / (|W_QK2| |W_OV1|)        keys are
+        V  |W_OV2 W_OV1| / (|W_OV2| |W_OV1|)        values are
+
+    in the Frobenius norm. Each norm is that of a product [d, m] [m, d] of the factors, one of which is the triangle
+    of a QR. Read a score against the baseline: even random matrices have about sqrt(1 / m). With raw weights a norm's
+    gain between the two heads is left out; `fold_norms` takes it in. With rotary positions Q and K want an offset.
+    Raises CircuitError for heads that read no stream of blocks of their own kind (cross-attention).
+    """
+    if kind not in get_args(Kind):
+        raise CircuitError(f"kind = {kind!r}: say Q, K or V")
+    if circuits.part == "cross":
+        raise CircuitError("composition is between heads on one stream: look at part = attn or encoder")
+    if kind == "V" and offset is not None:
+        raise CircuitError("V-composition does not depend on an offset: leave it out")
+    a = circuits.architecture
+    heads = [[circuits[l, h] for h in range(a.n_heads)] for l in range(a.n_layers)]
+    scores = torch.full((a.n_layers, a.n_heads) * 2, torch.nan)
+    writers = [torch.stack([_writer(head.ov.left, head.ov.right) for head in row]) for row in heads]
+    for reader in range(1, a.n_layers):
+        read = torch.stack([_reader(head, kind, offset) for head in heads[reader]])
+        written = torch.cat(writers[:reader])
+        scores[:reader, :, reader] = _block_norms(written, read).view(reader, a.n_heads, a.n_heads).to(scores)
+    return Composition(kind, scores, *_baseline(a.d_model, a.d_head, draws))
+
+
+def _writer(W_O: Tensor, W_V: Tensor) -> Tensor:
+    """W_O R^T / |W_OV| [m, r] with W_V^T = Q R: as long as W_OV in every direction"""
+    factor = W_O @ triangle(W_V.T).T
+    return factor / factor.norm()
+
+
+def _reader(head, kind: Kind, offset: int | None) -> Tensor:
+    """R B / |A B| [r, m] for the reading circuit A B [m, m] with A = Q R"""
+    circuit = {"Q": lambda: head.qk(offset).T, "K": lambda: head.qk(offset), "V": lambda: head.ov}[kind]()
+    factor = triangle(circuit.left) @ circuit.right
+    return factor / factor.norm()
+
+
+def _block_norms(written: Tensor, read: Tensor) -> Tensor:
+    """|read_2 written_1| for every pair [n_written, n_read]   [n_written, m, r], [n_read, r', m]"""
+    n, _, r = written.shape
+    product = read.flatten(0, 1) @ written.transpose(0, 1).flatten(1)
+    return product.unflatten(1, (n, r)).unflatten(0, (read.size(0), -1)).square().sum((1, 3)).sqrt().T
+
+
+def _baseline(d_model: int, d_head: int, draws: int) -> tuple[float, float]:
+    """Mean and standard deviation of the score of random heads, every entry N(0, 1), by a generator of its own."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn() -> tuple[Tensor, Tensor]:
+        return torch.randn(d_model, d_head, generator=generator), torch.randn(d_head, d_model, generator=generator)
+
+    found = []
+    for _ in range(draws):
+        (left, right), (out, value) = drawn(), drawn()
+        read = triangle(left) @ right
+        found.append((read / read.norm() @ _writer(out, value)).norm())
+    scores = torch.stack(found)
+    return float(scores.mean()), float(scores.std())

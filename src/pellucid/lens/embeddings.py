@@ -1,0 +1,74 @@
+"""The table of embeddings as a cloud of points: neighbours, lengths, spectrum, and a plane to draw it in."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pellucid.lens.inputs import InputError
+from pellucid.lens.spelling import Spelling
+from pellucid.model import Transformer
+from pellucid.text.interface import Tokenizer
+
+
+class Embeddings(Spelling):
+    """The rows of W_E (`of = "embed"`), of W_U ("unembed") or of the learned positions ("positions").
+
+    table   [n, m], the network's own memory
+    """
+
+    def __init__(
+        self,
+        network: Transformer,
+        tokenizer: Tokenizer | None = None,
+        of: Literal["embed", "unembed", "positions"] = "embed",
+    ):
+        tables = {"embed": network.embed.token.weight, "unembed": network.unembed.weight}
+        if network.architecture.positions.kind == "learned" and network.embed.position is not None:
+            tables["positions"] = network.embed.position.weight
+        if of not in tables:
+            known = ", ".join(tables)
+            raise InputError(f"of = {of!r}: this network has {known} (positions where positions.kind = learned)")
+        self.of, self.tokenizer = of, None if of == "positions" else tokenizer
+        self.table: Tensor = tables[of].detach()
+
+    def neighbours(
+        self, token: str | int, k: int = 10, by: Literal["cosine", "product", "distance"] = "cosine"
+    ) -> list[tuple[str, float]]:
+        """The k rows nearest to a token's, itself left out, with their cosine, inner product or distance."""
+        at = self.token_id(token)
+        if by not in ("cosine", "product", "distance"):
+            raise InputError(f"by = {by!r}: say cosine, product or distance")
+        table, x = self._exact(), self._exact()[at]
+        if by == "distance":
+            closeness = -(table - x).norm(dim=1)
+        else:
+            closeness = table @ x
+            if by == "cosine":
+                closeness = closeness / (table.norm(dim=1) * x.norm()).clamp(min=torch.finfo(table.dtype).tiny)
+        closeness = closeness.index_fill(0, torch.tensor([at], device=table.device), -torch.inf)
+        found = self.largest(closeness, min(k, len(table) - 1))
+        return [(name, -value if by == "distance" else value) for name, value in found]
+
+    def norms(self) -> Tensor:
+        """The length of every row [n]."""
+        return self._exact().norm(dim=1)
+
+    def spectrum(self) -> Tensor:
+        """Singular values of the table with its mean row taken out, in descending order [min(n, m)]."""
+        return torch.linalg.svdvals(self._centred())
+
+    def plane(self, dimensions: int = 2) -> Tensor:
+        """The rows in the directions in which they differ most (principal components) [n, dimensions]."""
+        centred = self._centred()
+        _, _, Vh = torch.linalg.svd(centred.T @ centred)
+        return centred @ Vh[:dimensions].T
+
+    def _exact(self) -> Tensor:
+        return self.table.to(torch.promote_types(self.table.dtype, torch.float32))
+
+    def _centred(self) -> Tensor:
+        return self._exact() - self._exact().mean(0)
+
+    def __repr__(self) -> str:
+        return f"Embeddings({self.of}, {self.table.size(0)} x {self.table.size(1)})"

@@ -1,0 +1,140 @@
+"""Weights with the norms folded in or the mean taken out, as a view: the network keeps its own."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from pellucid.architecture import Architecture
+from pellucid.model import Transformer
+from pellucid.model.weights import state_of
+
+Change = Callable[[Tensor], Tensor]
+
+
+class FoldError(ValueError):
+    """Norms that fold into nothing, or a mean that something reads."""
+
+
+class WeightsView(Mapping[str, Tensor]):
+    """The weights of a network by name, read-only; a tensor that is changed is computed when it is asked for.
+
+    architecture  the one these weights belong to: a tied readout has become untied
+    b_U           [v], to be added to the logits of that architecture: zero unless a final norm's bias was folded
+
+    Unchanged tensors are the network's own memory, and nothing is ever written into it.
+    """
+
+    def __init__(self, network: Transformer):
+        self.network, self.architecture = network, network.architecture
+        self._own = state_of(network)
+        self._changes: dict[str, list[Change]] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        own = self._own
+        if name not in own and name != "unembed.weight":
+            raise KeyError(f"there is no weight {name!r}; list(view) names them")
+        value = own["embed.token.weight" if name not in own else name]
+        for change in self._changes.get(name, []):
+            value = change(value)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        if self.architecture.unembed == "untied" and "unembed.weight" not in self._own:
+            yield "unembed.weight"
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def b_U(self) -> Tensor:  # noqa: N802
+        a, own = self.architecture, self._own
+        zero = torch.zeros(a.n_vocab, dtype=self["embed.token.weight"].dtype, device=self["embed.token.weight"].device)
+        folded = "final_norm.gain" in self._changes and "final_norm.bias" in own
+        return own.get("unembed.weight", own["embed.token.weight"]) @ own["final_norm.bias"] if folded else zero
+
+    def _change(self, name: str, change: Change) -> None:
+        self._changes.setdefault(name, []).append(change)
+
+
+def weights_view(network: Transformer, *, fold_norms: bool = False, centre: bool = False) -> WeightsView:
+    """The network's weights, read-only and possibly folded; the logits they give are the same, up to b_U.
+
+    fold_norms  W' = W diag(gain), b' = b + W bias in what reads a norm, whose own gain is then 1 and bias 0
+                (S1 1.1.1.1, erratum E-34)
+    centre      what is written to the stream has mean zero over d_model, which layer norms take out anyway
+
+    Raises FoldError where that is not the same function: post-norm blocks, whose norm's output is the stream; the
+    bert readout; an encoder's norms; a bias for a linear map that has none; a stream that something reads uncentred.
+    """
+    view = WeightsView(network)
+    if fold_norms:
+        _check_fold(network.architecture)
+        _fold_norms(view)
+    if centre:
+        _check_centre(network.architecture)
+        _centre(view)
+    if fold_norms or centre:
+        view.architecture = network.architecture.with_fields({"unembed": "untied"})
+    return view
+
+
+def _check_fold(a: Architecture) -> None:
+    reasons = {
+        "block = post: a norm's output is the stream itself, which more than one linear map reads": a.block == "post",
+        "readout = bert: a non-linear map stands behind the final norm": a.readout == "bert",
+        "norm.kind = none: there is nothing to fold": a.norm.kind == "none",
+        "an encoder's final norm is read by every block": a.encoder is not None,
+        "the norms have biases, and linear maps without one cannot take them up": a.norm.kind == "layer"
+        and a.norm.bias == "all"
+        and not (a.attention.bias in ("qkv", "all") and a.mlp.bias == "all"),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise FoldError(f"norms cannot be folded here: {reason}; look at the weights as they are")
+
+
+def _fold_norms(view: WeightsView) -> None:
+    """Move every norm into the linear maps that read it."""
+    a = view.architecture
+    first = ["mlp.gate", "mlp.up.0"] if a.mlp.form == "gated" else ["mlp.up.0" if a.mlp.n_hidden else "mlp.down"]
+    for l in range(a.n_layers):
+        for norm, readers in (("norm_1", ["attn.query", "attn.key", "attn.value"]), ("norm_2", first)):
+            _fold(view, f"blocks.{l}.{norm}", [f"blocks.{l}.{reader}" for reader in readers])
+    if a.final_norm == "norm":
+        _fold(view, "final_norm", ["unembed"])
+
+
+def _fold(view: WeightsView, norm: str, readers: list[str]) -> None:
+    own = view._own
+    gain, bias = own[f"{norm}.gain"], own.get(f"{norm}.bias")
+    for reader in readers:
+        view._change(f"{reader}.weight", lambda W: W * gain)
+        if bias is not None and f"{reader}.bias" in own:
+            W = own[f"{reader}.weight"]
+            view._change(f"{reader}.bias", lambda b, W=W: b + W @ bias)
+    view._change(f"{norm}.gain", torch.ones_like)
+    if bias is not None:
+        view._change(f"{norm}.bias", torch.zeros_like)
+
+
+def _check_centre(a: Architecture) -> None:
+    last = a.final_norm == "norm" and a.norm.kind == "layer"
+    if a.norm.kind != "layer" or not last or a.block == "post" or a.encoder is not None:
+        raise FoldError(
+            "the stream's mean is read here: it can be taken out only where a layer norm stands before everything "
+            "that reads the stream (norm.kind = layer, final_norm = norm, pre or parallel blocks, no encoder)"
+        )
+
+
+def _centre(view: WeightsView) -> None:
+    """Take the mean over d_model out of everything that writes to the stream."""
+    tables = ("embed.token.", "embed.position.", "embed.segment.", "embed.ngrams.")
+    for name in view._own:
+        if name.startswith(tables):
+            view._change(name, lambda rows: rows - rows.mean(1, keepdim=True))
+        elif name.endswith(("attn.out.weight", "mlp.down.weight")):
+            view._change(name, lambda W: W - W.mean(0, keepdim=True))
+        elif name.endswith(("attn.out.bias", "mlp.down.bias")):
+            view._change(name, lambda b: b - b.mean())

@@ -1,0 +1,125 @@
+"""Matrices that are products of a tall and a wide one, and never written down."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class SVD(NamedTuple):
+    """M = U diag(S) V^T with S descending: U [n, r], S [r], V [k, r]"""
+
+    U: Tensor
+    S: Tensor
+    V: Tensor
+
+
+class LowRank:
+    """M = left right, of rank at most r, for `left` [n, r] and `right` [r, k].
+
+    What is asked of M is computed from the factors: M[rows, columns] costs r times its size, norm, eigenvalues and
+    singular values cost products of r by r matrices however large n and k are (TransformerLens calls the same idea
+    FactoredMatrix). Factors in a half precision are raised to float32.
+    """
+
+    def __init__(self, left: Tensor, right: Tensor):
+        if left.ndim != 2 or right.ndim != 2 or left.size(1) != right.size(0):
+            raise ValueError(
+                f"factors of shapes {list(left.shape)} and {list(right.shape)} have no product: give [n, r] and [r, k]"
+            )
+        self.left, self.right = exact(left), exact(right)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.left.size(0), self.right.size(1)
+
+    @property
+    def rank(self) -> int:
+        """The most that the rank can be."""
+        return min(*self.shape, self.left.size(1))
+
+    @property
+    def T(self) -> "LowRank":  # noqa: N802
+        """The transpose."""
+        return LowRank(self.right.T, self.left.T)
+
+    def __matmul__(self, other: "Tensor | LowRank") -> Any:
+        """M x for a vector [k] or matrix [k, ...]; a LowRank again where `other` is one."""
+        if not isinstance(other, LowRank):
+            return self.left @ (self.right @ other.to(self.left.dtype))
+        inner = self.right @ other.left
+        if inner.size(0) <= inner.size(1):
+            return LowRank(self.left, inner @ other.right)
+        return LowRank(self.left @ inner, other.right)
+
+    def __rmatmul__(self, other: Tensor) -> Tensor:
+        """x M for rows x [..., n]."""
+        return (other.to(self.left.dtype) @ self.left) @ self.right
+
+    def __mul__(self, factor: float) -> "LowRank":
+        return LowRank(self.left * factor, self.right)
+
+    __rmul__ = __mul__
+
+    def __getitem__(self, place: Any) -> Tensor:
+        """M[i], M[i, j], M[:, j], M[a:b, c:d], M[[2, 3], [5, 7, 11]]: these rows and columns alone are computed."""
+        rows, columns = place if isinstance(place, tuple) else (place, slice(None))
+        return self.left[rows] @ self.right[:, columns]
+
+    def blocks(self, n_rows: int = 1024) -> Iterator[Tensor]:
+        """M, `n_rows` rows at a time [<= n_rows, k]."""
+        for start in range(0, self.shape[0], n_rows):
+            yield self[start : start + n_rows]
+
+    def dense(self) -> Tensor:
+        """M itself [n, k], for matrices that are small."""
+        return self.left @ self.right
+
+    def norm(self) -> Tensor:
+        """The Frobenius norm, from the triangles of the factors."""
+        left, right = triangle(self.left), triangle(self.right.T)
+        return (left @ right.T).norm()
+
+    def trace(self) -> Tensor:
+        """The sum of the diagonal, of a square M."""
+        self._check_square("a trace")
+        return (self.left * self.right.T).sum()
+
+    def eigenvalues(self) -> Tensor:
+        """The eigenvalues that may differ from 0, largest magnitude first [rank], complex.
+
+        Those of left right [n, n] are those of right left [r, r] and zeros. Raises ValueError unless M is square.
+        """
+        self._check_square("eigenvalues")
+        small = self.right @ self.left if self.left.size(1) <= self.shape[0] else self.dense()
+        found = torch.linalg.eigvals(small)
+        return found[found.abs().argsort(descending=True)]
+
+    def svd(self) -> SVD:
+        """Singular values and vectors: left = Q_1 R_1, right^T = Q_2 R_2, and the svd of R_1 R_2^T."""
+        Q_1, R_1 = torch.linalg.qr(self.left)
+        Q_2, R_2 = torch.linalg.qr(self.right.T)
+        U, S, Vh = torch.linalg.svd(R_1 @ R_2.T, full_matrices=False)
+        return SVD(Q_1 @ U, S, Q_2 @ Vh.T)
+
+    def singular_values(self) -> Tensor:
+        """Singular values in descending order [rank]."""
+        return torch.linalg.svdvals(triangle(self.left) @ triangle(self.right.T).T)
+
+    def _check_square(self, what: str) -> None:
+        if self.shape[0] != self.shape[1]:
+            raise ValueError(f"{what} of a matrix of shape {list(self.shape)}: only a square one has that")
+
+    def __repr__(self) -> str:
+        return f"LowRank({self.shape[0]} x {self.shape[1]}, rank <= {self.rank})"
+
+
+def triangle(x: Tensor) -> Tensor:
+    """R of x = Q R [..., min(n, r), r]: as long as x in every direction, with far fewer rows."""
+    return torch.linalg.qr(x, mode="r").R
+
+
+def exact(x: Tensor) -> Tensor:
+    """x in float32 or better: itself, unless its precision is a half one."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

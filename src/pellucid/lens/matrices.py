@@ -1,0 +1,177 @@
+"""One attention head as matrices: what it reads, what it looks for, what it writes."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pellucid.lens.low_rank import LowRank, exact
+
+if TYPE_CHECKING:
+    from pellucid.lens.circuits import Circuits
+
+
+class CircuitError(ValueError):
+    """A circuit that this architecture does not have."""
+
+
+class Direction(NamedTuple):
+    """One singular direction of a circuit, through the vocabulary: the tokens on either end, with their products.
+
+    Singular vectors come with a sign for the pair: both ends may be negated together.
+    """
+
+    strength: float
+    out: list[tuple[str, float]]
+    into: list[tuple[str, float]]
+
+
+class Head:
+    """Head `index` of block `layer`: W_Q, W_K, W_V [d, m] and W_O [m, d], acting on columns as in the source texts.
+
+        score_ij = scale (x_i^T W_QK x_j + terms of the biases)        W_QK = W_Q^T W_K      (S0 3.2, 3.3; S2 Y)
+        written_i = sum_j A_ij W_OV x_j + terms of the biases          W_OV = W_O W_V        (S0 3.4; S2 S)
+
+    where x is what the head reads, behind the block's norm. TransformerLens writes the transposes: its W_QK is
+    W_Q W_K^T for [m, d] matrices, the same [m, m] matrix, and its W_OV is the transpose of this one.
+    """
+
+    def __init__(self, circuits: "Circuits", layer: int, index: int):
+        self.circuits, self.layer, self.index = circuits, layer, index
+
+    @property
+    def W_Q(self) -> Tensor:  # noqa: N802
+        return self._rows("query", self.index)
+
+    @property
+    def W_K(self) -> Tensor:  # noqa: N802
+        """Of the head of keys that this head of queries reads."""
+        return self._rows("key", self.kv_index)
+
+    @property
+    def W_V(self) -> Tensor:  # noqa: N802
+        """Of the head of values that this head of queries reads."""
+        return self._rows("value", self.kv_index)
+
+    @property
+    def W_O(self) -> Tensor:  # noqa: N802
+        d = self.circuits.architecture.d_head
+        return self._weight("out")[:, self.index * d : (self.index + 1) * d]
+
+    @property
+    def kv_index(self) -> int:
+        """floor(h n_kv_heads / n_heads)"""
+        a = self.circuits.architecture
+        return self.index * a.n_kv_heads // a.n_heads
+
+    @property
+    def scale(self) -> float:
+        """The factor before q . k; not part of W_QK."""
+        return self.circuits.architecture.score_scale
+
+    # In the stream --------------------------------------------------------------------------
+
+    @property
+    def ov(self) -> LowRank:
+        """W_OV = W_O W_V [m, m]: what attending to a position writes, as a function of what is read there."""
+        return LowRank(self.W_O, self.W_V)
+
+    W_OV = ov
+
+    def qk(self, offset: int | None = None) -> LowRank:
+        """W_QK = W_Q^T W_K [m, m]; with rotary positions W_Q^T R_offset^T W_K for a key `offset` positions back.
+
+        Where q and k are normalised (attention.qk_norm = rms), their gains are in it and their divisors, which depend
+        on the text, are not. Raises CircuitError for rotary positions without an offset, since the circuit is then
+        one matrix for each, and for an offset where nothing depends on it.
+        """
+        q, k = self.normed(exact(self.W_Q), "query_norm"), self.normed(exact(self.W_K), "key_norm")
+        return LowRank(self.turned(q, offset).T, k)
+
+    @property
+    def W_QK(self) -> LowRank:  # noqa: N802
+        return self.qk()
+
+    def normed(self, W: Tensor, norm: str) -> Tensor:
+        """W [d, m] with the gain of the norm on q or k."""
+        name = f"{self.circuits.prefix(self.layer)}{norm}.gain"
+        return self.circuits.weights[name][:, None] * W if name in self.circuits.weights else W
+
+    def turned(self, W: Tensor, offset: int | None) -> Tensor:
+        """R_offset W [d, m]: (R_i q)^T (R_j k) = (R_{i-j} q)^T k depends on i and j through i - j alone."""
+        a = self.circuits.architecture
+        if a.positions.kind != "rotary" or self.circuits.part == "cross":
+            if offset is not None:
+                raise CircuitError("nothing is rotated here, so the QK circuit is one matrix: leave the offset out")
+            return W
+        if offset is None:
+            raise CircuitError(
+                "positions.kind = rotary: the QK circuit is a function of how far back the key is; "
+                "say qk(offset=1) for the token before, qk(offset=0) for the token itself"
+            )
+        least = 0 if a.attention.mask == "causal" else 1 - a.n_ctx
+        if not least <= offset < a.n_ctx:
+            raise CircuitError(f"offset = {offset}: this head reads keys {least} to {a.n_ctx - 1} positions back")
+        engine = self.circuits.engine
+        cos, sin = engine.turns(torch.tensor([abs(offset)], device=W.device))
+        turn = (cos, sin if offset >= 0 else -sin)
+        return engine.blocks[self.layer].attn.rotate.turn(W.T[None, None], turn)[0, 0].T
+
+    # Through the vocabulary -----------------------------------------------------------------
+
+    def full_ov(self) -> LowRank:
+        """W_U W_OV (c W_E)^T [v, v]: entry (s, t) is what attending to token t adds to the logit of s, norms aside."""
+        c = self.circuits
+        return LowRank(exact(c.W_U) @ exact(self.W_O), exact(self.W_V) @ exact(c.read_E).T)
+
+    def full_qk(self, offset: int | None = None) -> LowRank:
+        """(c W_E) W_QK (c W_E)^T [v, v]: entry (s, t) is how a query at token s scores a key at t, norms aside."""
+        E, qk = exact(self.circuits.read_E), self.qk(offset)
+        return LowRank(E @ qk.left, qk.right @ E.T)
+
+    @property
+    def copying(self) -> float:
+        """sum(l) / sum(|l|) over the eigenvalues of `full_ov` (`Circuits.copying`)."""
+        return float(ratio(self.full_ov().eigenvalues()))
+
+    def promotes(self, token: str | int, k: int = 10) -> list[tuple[str, float]]:
+        """The tokens whose logits attending to `token` raises most, with the amounts."""
+        c = self.circuits
+        written = self.ov @ exact(c.read_E[c.token_id(token)])
+        return c.largest(exact(c.W_U) @ written, k)
+
+    def looks_for(self, token: str | int, k: int = 10, offset: int | None = None) -> list[tuple[str, float]]:
+        """The keys that a query at `token` scores highest, times the scale."""
+        c = self.circuits
+        wanted = exact(c.read_E[c.token_id(token)]) @ self.qk(offset)
+        return c.largest(self.scale * (exact(c.read_E) @ wanted), k)
+
+    def directions(self, of: str = "ov", n: int = 4, k: int = 8, offset: int | None = None) -> list[Direction]:
+        """The n strongest singular directions of a circuit in the stream, read through the vocabulary.
+
+        ov   `into`: tokens that are read; `out`: tokens that are then promoted (Millidge and Black 2022)
+        qk   `into`: tokens as keys; `out`: tokens as queries
+        """
+        if of not in ("ov", "qk"):
+            raise CircuitError(f"of = {of!r}: say ov or qk")
+        c, found = self.circuits, (self.ov if of == "ov" else self.qk(offset)).svd()
+        into = exact(c.read_E)
+        out = exact(c.W_U) if of == "ov" else into
+        rows = zip(found.S[:n], found.U.T, found.V.T, strict=False)
+        return [Direction(float(s), c.largest(out @ u, k), c.largest(into @ v, k)) for s, u, v in rows]
+
+    def _weight(self, which: str) -> Tensor:
+        return self.circuits.weights[f"{self.circuits.prefix(self.layer)}{which}.weight"]
+
+    def _rows(self, which: str, index: int) -> Tensor:
+        d = self.circuits.architecture.d_head
+        return self._weight(which)[index * d : (index + 1) * d]
+
+    def __repr__(self) -> str:
+        return f"Head({self.layer}, {self.index})"
+
+
+def ratio(eigenvalues: Tensor) -> Tensor:
+    """sum(l) / sum(|l|) over the last axis: real, because complex eigenvalues come in pairs; 0 for the zero matrix."""
+    size = eigenvalues.abs().sum(-1)
+    return eigenvalues.sum(-1).real / size.clamp(min=torch.finfo(size.dtype).tiny)
