@@ -1,6 +1,7 @@
 """Writing from a source: cached = uncached, a batch = its rows, beams that find the best, scores that add up."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,6 +49,18 @@ def same(found, expected):
     assert found[0] == expected[0]
     for x, y in zip(found[1], expected[1], strict=True):
         assert difference(x, y) <= TOLERANCE
+
+
+def test_what_is_read_of_a_source_is_computed_once():
+    """However many tokens are written: one call of each block's key map for the prompts, none for the rest."""
+    decoder = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2)
+    network = make_network(replace(decoder, encoder=decoder.with_fields({"attention.mask": "bidirectional"})))
+    calls = [0, 0]
+    for i, block in enumerate(network.blocks):
+        block.cross.key.register_forward_hook(lambda *_, i=i: calls.__setitem__(i, calls[i] + 1))
+    rows, _ = run(network, [[1], [2, 3]], [[4, 5, 6], [7]], max_tokens=5, sampling=Sampling(temperature=0))
+    assert [len(row) for row in rows] == [5, 5]
+    assert calls == [1, 1]
 
 
 @pytest.mark.item("S4-encdec-a", "S4-io-b")

@@ -47,11 +47,8 @@ class Attention(nn.Module):
     ) -> Stream:
         """Read from `source`, or from x itself and what the cache keeps of earlier positions."""
         y = x if source is None else source
-        q, k, v = (
-            tap("q", self.heads(self.query(x))),
-            tap("k", self.heads(self.key(y))),
-            tap("v", self.heads(self.value(y))),
-        )
+        k, v = cache.recall(lambda: (self.heads(self.key(y)), self.heads(self.value(y))))
+        q, k, v = tap("q", self.heads(self.query(x))), tap("k", k), tap("v", v)
         q, k = self.rotate(self.query_norm(q), self.key_norm(k), turn, tap)
         k, v = cache.extend(k, v)
         z = tap.choose(

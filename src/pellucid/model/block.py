@@ -78,12 +78,13 @@ class PreCrossBlock(PreBlock):
     def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
         x = tap("resid_mid", x + self.attend(self.norm_1(x, tap, "norm_1"), reading, cache, tap))
-        x = tap("resid_cross", x + self.consult(self.norm_cross(x, tap, "norm_cross"), reading, tap))
+        x = tap("resid_cross", x + self.consult(self.norm_cross(x, tap, "norm_cross"), reading, cache, tap))
         return tap("resid_post", x + self.compute(self.norm_2(x, tap, "norm_2"), tap))
 
-    def consult(self, x: Stream, reading: Reading, tap: Tap) -> Stream:
+    def consult(self, x: Stream, reading: Reading, cache: NoCache, tap: Tap) -> Stream:
         """What cross-attention adds to the stream."""
-        out = self.cross(x, reading.source, visible=reading.source_visible, tap=tap.at("cross"))
+        visible = reading.source_visible
+        out = self.cross(x, reading.source, visible=visible, cache=cache.of_source(), tap=tap.at("cross"))
         return tap("cross_out", self.drop_attn(out))
 
 
@@ -93,7 +94,7 @@ class PostCrossBlock(PreCrossBlock):
     def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
         x = self.norm_1(tap("resid_mid", x + self.attend(x, reading, cache, tap)), tap, "norm_1")
-        x = self.norm_cross(tap("resid_cross", x + self.consult(x, reading, tap)), tap, "norm_cross")
+        x = self.norm_cross(tap("resid_cross", x + self.consult(x, reading, cache, tap)), tap, "norm_cross")
         return tap("resid_post", self.norm_2(x + self.compute(x, tap), tap, "norm_2"))
 
 

@@ -1,5 +1,6 @@
 """Keys and values already computed, so that a new position need not compute them again."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,14 @@ class NoCache:
 
     def __getitem__(self, layer: int) -> "NoCache":
         return self
+
+    def of_source(self) -> "NoCache":
+        """What cross-attention is given: keys and values of an encoder's output, computed once."""
+        return self
+
+    def recall(self, compute: Callable[[], tuple[NewKeys, NewKeys]]) -> tuple[NewKeys, NewKeys]:
+        """The new keys and values."""
+        return compute()
 
     def extend(self, k: NewKeys, v: NewKeys) -> tuple[Keys, Keys]:
         return k, v
@@ -57,10 +66,13 @@ class Cache(NoCache):
         self.store = torch.zeros(shape, dtype=dtype, device=device)
         self.tokens = torch.zeros((batch, self.capacity), dtype=torch.int64, device=device)
         self.length = 0
+        #: by layer, keys and values of the encoder's output [batch, kv_head, source_pos, d_head]
+        self.sources: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __getitem__(self, layer: int) -> "CacheLayer":
         """One layer's part, as its attention sees it."""
-        return CacheLayer(self.store[0, layer], self.store[1, layer], self.length)
+        source = CachedSource(self.sources, layer)
+        return CacheLayer(self.store[0, layer], self.store[1, layer], source, self.length)
 
     def remember(self, tokens: Tokens) -> Tokens:
         """The tokens read so far, these behind the kept ones."""
@@ -78,6 +90,8 @@ class Cache(NoCache):
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot crop a cache of {self.length} positions to {length}: give 0 to {self.length}")
         self.length = length
+        if not length:
+            self.sources.clear()
 
     def keep_last(self, length: int) -> None:
         """Forget all but the last `length` positions, which move to the left."""
@@ -97,12 +111,17 @@ class Cache(NoCache):
         copy.capacity, copy.length = self.capacity, self.length
         copy.store = self.store.clone() if rows is None else self.store.index_select(2, rows)
         copy.tokens = self.tokens.clone() if rows is None else self.tokens.index_select(0, rows)
+        # what is kept of a source is never written again, so that copies may share it
+        copy.sources = {
+            layer: (k, v) if rows is None else (k.index_select(0, rows), v.index_select(0, rows))
+            for layer, (k, v) in self.sources.items()
+        }
         return copy
 
     @property
     def nbytes(self) -> int:
         """Bytes taken."""
-        return self.store.nbytes + self.tokens.nbytes
+        return self.store.nbytes + self.tokens.nbytes + sum(k.nbytes + v.nbytes for k, v in self.sources.values())
 
 
 @dataclass
@@ -111,7 +130,11 @@ class CacheLayer(NoCache):
 
     keys: Tensor
     values: Tensor
+    source: NoCache
     length: int
+
+    def of_source(self) -> NoCache:
+        return self.source
 
     def extend(self, k: NewKeys, v: NewKeys) -> tuple[Keys, Keys]:
         """All keys and values up to now, the new ones written behind the kept ones.
@@ -128,6 +151,22 @@ class CacheLayer(NoCache):
         self.keys[:, :, self.length : end] = k
         self.values[:, :, self.length : end] = v
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+@dataclass
+class CachedSource(NoCache):
+    """Keys and values of an encoder's output in one layer: computed at the first call and kept.
+
+    The source is that of the first call: another one needs another cache, or `crop(0)`.
+    """
+
+    kept: dict[int, tuple[Tensor, Tensor]]
+    layer: int
+
+    def recall(self, compute: Callable[[], tuple[NewKeys, NewKeys]]) -> tuple[NewKeys, NewKeys]:
+        if self.layer not in self.kept:
+            self.kept[self.layer] = compute()
+        return self.kept[self.layer]
 
 
 NO_CACHE = NoCache()

@@ -100,7 +100,7 @@ class Transformer(Encoder):
         source       an encoder's output [batch, source_pos, d_model], for blocks that read one; see `encode`
         source_mask  which of its positions may be read
         embeddings   [batch, pos, d_model] in place of W_E[tokens]
-        cache        a Cache, which is read and extended
+        cache        a Cache, which is read and extended; what blocks read of `source` is kept from its first call on
         tap          is handed every named tensor (`pellucid.names`)
 
         Raises ValueError when the positions do not fit into n_ctx, when an encoder's output is missing where
