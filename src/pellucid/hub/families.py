@@ -15,7 +15,18 @@ from pellucid.architecture import Architecture, ArchitectureError, architecture_
 from pellucid.hub.tables import FAMILIES, Family, Row
 from pellucid.model import Transformer
 
-__all__ = ["FAMILIES", "FamilyError", "architecture_of", "config_of", "family_of", "in_the_way", "to_ours", "to_theirs"]
+__all__ = [
+    "FAMILIES",
+    "FamilyError",
+    "architecture_of",
+    "config_of",
+    "each_to_ours",
+    "each_to_theirs",
+    "family_of",
+    "in_the_way",
+    "to_ours",
+    "to_theirs",
+]
 
 PARTS = {"weight": "weight", "gain": "weight", "bias": "bias"}
 
@@ -161,12 +172,19 @@ def to_ours(state: Mapping[str, Tensor], config: Mapping[str, Any], family: Fami
     Names without the family's prefix, older spellings and repeated tensors are understood. Raises FamilyError
     naming a tensor that is missing, left over, of another shape, or different from what it should repeat.
     """
+    return dict(each_to_ours(state, config, family))
+
+
+def each_to_ours(
+    state: Mapping[str, Tensor], config: Mapping[str, Any], family: Family | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """What `to_ours` gives, a tensor at a time, so that files larger than memory can be converted."""
     family = family or family_of(config)
     a = architecture_of(config, family)
     shapes = _shapes(a)
     left = _spelled(state, family, {theirs for _, theirs, _ in _pairs(family, shapes)})
     twins = _take_twins(left, family, a)
-    made: dict[str, Tensor] = {}
+    kept: dict[str, Tensor] = {}
     for ours, theirs, row in _pairs(family, shapes):
         tensor = left.pop(theirs, None)
         tensor = twins.get(theirs) if tensor is None else tensor
@@ -175,9 +193,10 @@ def to_ours(state: Mapping[str, Tensor], config: Mapping[str, Any], family: Fami
         expected = _joined([torch.empty(shapes[name], device="meta") for name in ours], row, a).shape
         if tensor.shape != expected:
             raise FamilyError(f"{theirs} has shape {list(tensor.shape)}: config.json asks for {list(expected)}")
-        made |= dict(zip(ours, _split(tensor, [shapes[name][0] for name in ours], row, a), strict=True))
-    _check_left(left, family, made)
-    return made
+        for name, part in zip(ours, _split(tensor, [shapes[name][0] for name in ours], row, a), strict=True):
+            kept |= {name: part} if name == "embed.token.weight" else {}
+            yield name, part
+    _check_left(left, family, kept)
 
 
 def to_theirs(state: Mapping[str, Tensor], a: Architecture, family: Family | None = None) -> dict[str, Tensor]:
@@ -185,13 +204,22 @@ def to_theirs(state: Mapping[str, Tensor], a: Architecture, family: Family | Non
 
     Raises FamilyError naming the word of the architecture that is in the way, or a tensor that is missing.
     """
+    return dict(each_to_theirs(state, a, family))
+
+
+def each_to_theirs(
+    state: Mapping[str, Tensor], a: Architecture, family: Family | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """What `to_theirs` gives, a tensor at a time."""
     family = _check_expressible(a, family)
-    made = {}
+    twins = {other: twin for twin, other in family.twins.items()}
     for ours, theirs, row in _pairs(family, _shapes(a)):
         if missing := [name for name in ours if name not in state]:
             raise FamilyError(f"the tensor {missing[0]} is missing: give every parameter of the architecture")
-        made[theirs] = _joined([state[name] for name in ours], row, a).contiguous()
-    return made | {twin: made[other].clone() for twin, other in family.twins.items() if other in made}
+        tensor = _joined([state[name] for name in ours], row, a).contiguous()
+        yield theirs, tensor
+        if theirs in twins:
+            yield twins[theirs], tensor.clone()
 
 
 def _shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
