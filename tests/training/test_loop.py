@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shutil
 import time
 
 import pytest
@@ -22,6 +23,7 @@ from pellucid.training.loop import Training
 from pellucid.training.metrics import read_metrics
 from pellucid.training.objectives import Pass, summed_loss
 from pellucid.training.recipe import RecipeError, make_recipe
+from pellucid.training.setup import build
 
 CPU = torch.device("cpu")
 
@@ -166,7 +168,7 @@ def test_out_of_time_it_saves_says_so_and_can_be_continued(text, tmp_path, monke
         patch.setattr(time, "monotonic", lambda: clock_now[0])
         patch.setattr(Training, "take_step", take_step)
         # two minutes were asked for; a hard stop comes at 1.1 times that, after the fifth step of half a minute
-        patch.setattr(resolve, "resolve_steps", lambda *_: (12, "length: 12 steps"))
+        patch.setattr(resolve, "resolve_steps", lambda *_, **__: (12, "length: 12 steps"))
         done = start(text, tmp_path / "run", heard, steps=0, minutes=2.0)
     assert (done.step, done.exit_code) == (5, 0)
     assert "the time is up: stopped after step 5 of 12; --resume continues" in heard.text
@@ -209,6 +211,36 @@ def test_measuring_a_step_spoils_no_weight(text, tmp_path, monkeypatch):
     monkeypatch.setattr(resolve, "compile_pays", lambda device, seconds, steps: (False, f"compiled: no {seconds > 0}"))
     measured = start(text, tmp_path / "measured", steps=3, compile="auto").path
     assert_same_tensors(tensors(plain, 3), tensors(measured, 3))
+
+
+def test_minutes_of_a_compiled_run_are_fewer_and_quicker_steps(text):
+    recipe = make_recipe((str(text),), None, FIELDS | {"steps": 0, "minutes": 10.0})
+    left = 600 * 0.93 - resolve.COMPILE_SECONDS["cpu"]
+    expected = int(left / (0.5 * (1 - resolve.COMPILE_SAVES["cpu"])))
+    assert resolve.resolve_steps(recipe, 1000, lambda: 0.5, compiled=True)[0] == expected
+    assert expected > resolve.resolve_steps(recipe, 1000, lambda: 0.5)[0]
+
+
+@pytest.mark.parametrize(("fused", "chosen"), [(1.0, "written_out"), (0.5, "fused")])
+def test_attention_is_computed_the_way_that_was_measured_to_be_faster(text, tmp_path, monkeypatch, fused, chosen):
+    monkeypatch.setattr(resolve, "mix_seconds", lambda mix, *_: fused if mix.__name__ == "fused" else 0.6)
+    run = start(text, tmp_path / "run", attention="auto", steps=2).path
+    assert json.loads((run / "recipe.json").read_bytes())["train"]["attention"] == chosen
+    network = build(make_recipe((str(text),), None, FIELDS | {"attention": chosen}), CPU)
+    assert all(block.attn.mix.__name__ == chosen for block in network.blocks)
+
+
+def test_attention_written_out_trains_to_the_same_losses_and_resumes_bit_for_bit(text, tmp_path):
+    plain, written = (start(text, tmp_path / w, attention=w, dropout=0.0).path for w in ("fused", "written_out"))
+    losses = [[row["loss"] for row in rows(run) if "loss" in row] for run in (plain, written)]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    whole = start(text, tmp_path / "whole", attention="written_out").path
+    shutil.copytree(whole, tmp_path / "parts")
+    shutil.rmtree(folder_of(tmp_path / "parts", 12))
+    resume(tmp_path / "parts")
+    assert_same_tensors(tensors(whole, 12), tensors(tmp_path / "parts", 12))
+    assert rows(whole) == rows(tmp_path / "parts")
 
 
 def test_compiling_pays_where_it_saves_more_than_it_costs(monkeypatch):

@@ -76,20 +76,33 @@ class Attention(nn.Module):
     def written_out(self, q: Queries, k: Keys, v: Keys, visible: Visible | None, tap: Tap = OFF) -> Queries:
         """The same with A written down."""
         pattern = self.dropout(self.pattern(q, k, visible, tap))
-        return torch.einsum("bhij,bhjd->bhid", pattern, v.repeat_interleave(self.group, dim=1))
+        return torch.einsum("bhij,bhjd->bhid", pattern, self.shared(v))
 
     def pattern(self, q: Queries, k: Keys, visible: Visible | None, tap: Tap = OFF) -> Pattern:
         """A. A row that may read nothing is zero."""
-        scores = torch.einsum("bhid,bhjd->bhij", q, k.repeat_interleave(self.group, dim=1)) * self.scale
+        scores = torch.einsum("bhid,bhjd->bhij", q * self.scale, self.shared(k))
         mask = self.mask(q.size(2), k.size(2), visible, q)
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        if visible is None and tap is OFF:
+            return scores.softmax(-1)  # every rule lets i read i: no row is empty
         scores = tap("scores", scores)
         nothing = scores.amax(-1, keepdim=True) == -torch.inf
         return tap("pattern", scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0))
+
+    def shared(self, k: Keys) -> Keys:
+        """The keys or values that each query head reads, [batch, head, key_pos, d_head]."""
+        return k if self.group == 1 else k.repeat_interleave(self.group, dim=1)
 
     def by_head(self, z: Queries, tap: Tap) -> Stream:
         """sum_h result_h + b_O,  result_h = z_h W_O^h^T   (S0 (3.6))"""
         w = self.out.weight.unflatten(1, (-1, self.d_head))
         result = tap("result", torch.einsum("bhid,mhd->bhim", z, w)).sum(1)
         return result if self.out.bias is None else result + self.out.bias
+
+
+def choose_mix(network: nn.Module, word: str) -> None:
+    """How every attention of the network mixes where no tap needs A: `fused` or `written_out`, the same function."""
+    for module in network.modules():
+        if isinstance(module, Attention):
+            module.mix = getattr(module, word)

@@ -137,7 +137,7 @@ def train(
         recipe=as_recipe(recipe),
         network=network,
         optimizer=make_optimizer(recipe, network),
-        loss=torch.compile(loss) if recipe.train.compile == "yes" else loss,
+        loss=setup.compiled(loss) if recipe.train.compile == "yes" else loss,
         data=PredictorData(part, tokens.part("held_out"), recipe, network, device),
         reporter=reporter,
         metrics=MetricsFile(run / "metrics.jsonl", checkpoint.step if checkpoint else 0),

@@ -68,6 +68,8 @@ class TrainChoices:
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: what this hardware multiplies faster
     compile: Literal["auto", "no", "yes"] = "auto"  # auto: where it pays for itself within the run
+    # the same function computed in two ways; auto: the faster one of a forward and a backward pass, measured
+    attention: Literal["auto", "fused", "written_out"] = "auto"
     recompute: Literal["no", "yes"] = "no"  # yes: activations of a block are computed again in the backward pass
     deterministic: Literal["no", "yes"] = "no"  # yes: kernels whose results do not vary between runs
 

@@ -12,14 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pellucid.architecture import Architecture, count_parameters
+from pellucid.model.attention import Attention
 from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, with_train
 
-#: seconds that compiling a training step is taken to cost, by kind of device; docs/log.md has the measurements
-COMPILE_SECONDS = {"cpu": 60.0, "cuda": 60.0, "mps": 60.0}
-#: the share of eager time that compiling is taken to save on each; neither is measured well yet (docs/log.md)
-COMPILE_SAVES = {"cpu": 0.10, "cuda": 0.35, "mps": 0.0}
+#: seconds that compiling a training step costs, by kind of device; measured on CPUs alone (docs/log.md)
+COMPILE_SECONDS = {"cpu": 35.0, "cuda": 60.0, "mps": 60.0}
+#: the share of eager time that compiling saves on each; measured on CPUs alone (docs/log.md)
+COMPILE_SAVES = {"cpu": 0.27, "cuda": 0.35, "mps": 0.0}
+
+
+#: the longest context for which attention written out may be faster, and its words
+WRITTEN_OUT, MIXES = 512, ("fused", "written_out")
 
 
 def resolve_device(word: str) -> torch.device:
@@ -61,13 +67,46 @@ def resolve_precision(recipe: Recipe, device: torch.device) -> tuple[str, str]:
     return word, f"precision: {word} (a bfloat16 matrix product takes {half / plain:.2f} times a float32 one here)"
 
 
+def resolve_attention(recipe: Recipe, device: torch.device) -> tuple[str, str]:
+    """How attention is computed in training, and a sentence that says why; precision and batch are resolved."""
+    asked, a = recipe.train.attention, recipe.model
+    if asked != "auto":
+        return asked, f"attention: {asked}, as asked"
+    if device.type != "cpu" or a.n_ctx > WRITTEN_OUT:
+        return "fused", "attention: fused"
+    dtype = torch.bfloat16 if recipe.train.precision == "bfloat16" else torch.float32
+    module = Attention(a, 0)
+    seconds = {word: mix_seconds(getattr(module, word), a, recipe.train.batch, dtype) for word in MIXES}
+    share = seconds["written_out"] / seconds["fused"]
+    word = "written_out" if share < 0.9 else "fused"
+    return word, f"attention: {word} (written out it takes {share:.2f} times the fused kernel's time here)"
+
+
+def mix_seconds(mix: Callable[..., Tensor], a: Architecture, batch: int, dtype: torch.dtype) -> float:
+    """Median seconds of one layer's sum_j A_ij v_j, forward and backward."""
+    shapes = [(batch, n, a.n_ctx, a.d_head) for n in (a.n_heads, a.n_kv_heads, a.n_kv_heads)]
+    q, k, v = (torch.ones(shape, dtype=dtype, requires_grad=True) for shape in shapes)
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        mix(q, k, v, None).sum().backward()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
 def resolve_batch(recipe: Recipe) -> int:
     """Sequences in one pass: about 2,048 tokens to predict, at least 4 sequences."""
     return recipe.train.batch or max(4, int(2048 / recipe.row))
 
 
-def resolve_steps(recipe: Recipe, n_train_tokens: int, seconds_per_step: Callable[[], float] | None) -> tuple[int, str]:
-    """The number of steps and a sentence that says where it comes from. Minutes need a measurement."""
+def resolve_steps(
+    recipe: Recipe, n_train_tokens: int, seconds_per_step: Callable[[], float] | None, compiled: bool = False
+) -> tuple[int, str]:
+    """The number of steps and a sentence that says where it comes from.
+
+    Minutes need a measurement of a step that is not compiled; `compiled` says that it will be, in a device that
+    the recipe names, and that compiling is still to be paid for.
+    """
     t, per_step = recipe.train, recipe.tokens_per_step
     if t.steps:
         return t.steps, f"length: {t.steps:,} steps of {per_step:,} tokens, as asked"
@@ -77,9 +116,13 @@ def resolve_steps(recipe: Recipe, n_train_tokens: int, seconds_per_step: Callabl
         steps = max(1, round(t.epochs * n_train_tokens / (t.batch * t.accumulate * recipe.row)))
         return steps, f"length: {t.epochs:g} epochs of {n_train_tokens:,} tokens, {steps:,} steps"
     assert seconds_per_step is not None
-    seconds = seconds_per_step()
-    steps = max(1, int(60 * t.minutes * 0.93 / seconds))  # the rest is for saving, evaluating and sampling
-    return steps, f"length: {t.minutes:g} minutes, {steps:,} steps at {seconds * 1e3:.0f} ms"
+    seconds, left = seconds_per_step(), 60 * t.minutes * 0.93  # the rest is for saving, evaluating and sampling
+    if compiled:
+        kind = recipe.train.device.partition(":")[0]
+        seconds, left = seconds * (1 - COMPILE_SAVES[kind]), left - COMPILE_SECONDS[kind]
+    steps = max(1, int(left / seconds))
+    how = " once compiled" if compiled else ""
+    return steps, f"length: {t.minutes:g} minutes, {steps:,} steps at {seconds * 1e3:.0f} ms{how}"
 
 
 def with_length(recipe: Recipe, length: dict[str, Any]) -> Recipe:

@@ -28,7 +28,7 @@ from pellucid.training.metrics import MetricsFile
 from pellucid.training.objectives import precise
 from pellucid.training.recipe import Recipe, RecipeError
 from pellucid.training.recipe import with_train as with_train
-from pellucid.training.setup import build, fit_to_input, make_optimizer, read_input, seconds_per_step, settle
+from pellucid.training.setup import build, compiled, fit_to_input, make_optimizer, read_input, seconds_per_step, settle
 
 Sampler = Callable[[Transformer, Tokenizer, str, int], str]
 
@@ -164,7 +164,7 @@ def train(
         recipe=recipe,
         network=network,
         optimizer=make_optimizer(recipe, network),
-        loss=torch.compile(loss) if recipe.train.compile == "yes" else loss,
+        loss=compiled(loss) if recipe.train.compile == "yes" else loss,
         data=make_data(tokens, recipe, device),
         reporter=reporter,
         metrics=MetricsFile(run / "metrics.jsonl", checkpoint.step if checkpoint else 0),

@@ -1,5 +1,6 @@
 """What a run is made of: its tokens, its network, its optimiser, and the choices that were left open."""
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute
 
 from pellucid.model import Transformer
+from pellucid.model.attention import choose_mix
 from pellucid.model.weights import initialise, load_state
 from pellucid.presets import with_vocabulary
 from pellucid.text.documents import Corpus, read_corpus
@@ -25,7 +27,7 @@ from pellucid.training.data import MASK, make_data
 from pellucid.training.display import PlainReporter
 from pellucid.training.folder import cache_folder
 from pellucid.training.interrupt import Interruption
-from pellucid.training.objectives import precise
+from pellucid.training.objectives import Loss, precise
 from pellucid.training.optimizer import Optimizer
 from pellucid.training.recipe import Recipe, RecipeError, with_train
 
@@ -132,6 +134,8 @@ def build(recipe: Recipe, device: torch.device, weights: Weights | None = None) 
     initialise(network, recipe.train.seed, recipe.train.init_std)
     if weights is not None:
         load_state(network, weights, "the model to start from")
+    if recipe.train.attention == "written_out":
+        choose_mix(network, "written_out")
     if recipe.train.recompute == "yes":
         recompute_blocks(network)
     return network.to(device)
@@ -161,13 +165,17 @@ def make_optimizer(recipe: Recipe, network: Transformer) -> Optimizer:
 def settle(
     recipe: Recipe, network: Transformer, tokens: Tokens | PairTokens, device: torch.device, weights: Weights | None
 ) -> tuple[Recipe, list[str]]:
-    """Precision, number of steps, compilation and intervals, each with the sentence that explains it."""
+    """Precision, attention, number of steps, compilation and intervals, each with the sentence that explains it."""
     precision, why = resolve.resolve_precision(recipe, device)
     recipe = with_train(recipe, precision=precision, device=str(device))
     lines = [
         f"device: {device}, {torch.get_num_threads()} threads" if device.type == "cpu" else f"device: {device}",
         why,
     ]
+    attention, why = resolve.resolve_attention(recipe, device)
+    recipe = with_train(recipe, attention=attention)
+    choose_mix(network, attention)
+    lines.append(why)
     seconds: list[float] = []
 
     def measure() -> float:
@@ -178,16 +186,21 @@ def settle(
                 load_state(network, weights)
         return seconds[0]
 
-    steps, why = resolve.resolve_steps(recipe, len(tokens.part("train")), measure)
-    recipe = replace(recipe, segments=((0, steps),))
-    lines.append(why)
+    n_tokens, sentence = len(tokens.part("train")), ""
     if recipe.train.compile == "auto":
-        pays, why = resolve.compile_pays(device, measure(), steps)
+        pays, sentence = resolve.compile_pays(device, measure(), resolve.resolve_steps(recipe, n_tokens, measure)[0])
         recipe = with_train(recipe, compile="yes" if pays else "no")
-        lines.append(why)
     elif recipe.train.compile == "yes" and not resolve.can_compile(device):
         raise RecipeError("train.compile = yes: there is no C++ compiler here (g++ or clang++); say no, or install one")
-    return resolve.resolve_intervals(recipe), lines
+    steps, why = resolve.resolve_steps(recipe, n_tokens, measure, compiled=recipe.train.compile == "yes")
+    lines += [why] + ([sentence] if sentence else [])
+    return resolve.resolve_intervals(replace(recipe, segments=((0, steps),))), lines
+
+
+def compiled(loss: Loss) -> Loss:
+    """The loss as one compiled graph with its backward pass; what was compiled before is found again on disk."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    return torch.compile(loss)
 
 
 def seconds_per_step(recipe: Recipe, network: Transformer, tokens: Tokens | PairTokens, device: torch.device) -> float:
