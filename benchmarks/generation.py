@@ -41,6 +41,7 @@ def measure(workers: dict[str, Worker], line: str, rounds: int) -> tuple[dict[st
     for number in range(rounds + 1):
         for name in list(workers) if number % 2 == 0 else list(workers)[::-1]:
             answer = workers[name].ask(line)
+            print(f"round {number}: {name} {answer['seconds']:.2f} s", file=sys.stderr, flush=True)
             if number:
                 whole[name].values.append(answer["seconds"])
                 first[name].values.append(answer["first"])
