@@ -16,11 +16,15 @@ from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, Piece, generate, stream_generate
 from pellucid.images.run import KIND as IMAGES
 from pellucid.images.run import ImageModel, ImageRun, load_images, train_images
+from pellucid.lens.ablation import Ablation, ablate
 from pellucid.lens.circuits import Circuits
 from pellucid.lens.embeddings import Embeddings
 from pellucid.lens.folding import WeightsView, weights_view
 from pellucid.lens.generating import Watch
 from pellucid.lens.matrices import Head
+from pellucid.lens.metrics import Metric
+from pellucid.lens.patching import Patching, patch
+from pellucid.lens.paths import PathEffect, path_patch
 from pellucid.lens.trace import Trace, trace
 from pellucid.lens.weights import with_edits
 from pellucid.model import Transformer
@@ -120,6 +124,18 @@ class LanguageModel:
     def weights(self, *, fold_norms: bool = False, centre: bool = False) -> WeightsView:
         """The weights by name, read-only, with the norms folded in or the mean taken out (`pellucid.lens.folding`)."""
         return weights_view(self.network, fold_norms=fold_norms, centre=centre)
+
+    def patch(self, clean: Any, corrupt: Any, metric: Metric, **options: Any) -> Patching:
+        """Activation patching, exact or by attribution, place by place (`pellucid.lens.patching.patch`)."""
+        return patch(self.network, self.tokenizer, clean, corrupt, metric, **options)
+
+    def path_patch(self, clean: Any, corrupt: Any, metric: Metric, **options: Any) -> PathEffect:
+        """What one part says to others, by no other way (`pellucid.lens.paths.path_patch`)."""
+        return path_patch(self.network, self.tokenizer, clean, corrupt, metric, **options)
+
+    def ablate(self, texts: Any, metric: Metric, **options: Any) -> Ablation:
+        """What is lost without each head, attention or MLP (`pellucid.lens.ablation.ablate`)."""
+        return ablate(self.network, self.tokenizer, texts, metric, **options)
 
     def verify(self, prompts: list[str] | None = None) -> Report:
         """The laws and the reference, run on this model (`pellucid.verify.verify`)."""

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from pellucid.architecture import Architecture
 from pellucid.edits import Edit
+from pellucid.lens.asking import Asking
 from pellucid.lens.editing import Functions, frame_of, frozen, functions, refers_to_clean, resolve
 from pellucid.lens.fed import Fed
 from pellucid.lens.inputs import InputError, Inputs, read_inputs
@@ -23,7 +24,7 @@ DERIVED = ("probs", "loss")
 Key = str | int | tuple[str, int]
 
 
-class Trace(Fed):
+class Trace(Fed, Asking):
     """What one pass computed. `trace[name]` is a tensor, with a batch axis first.
 
         t["blocks.5.attn.pattern"]   t[5].attn.pattern   t["A", 5]   t["blocks.5.attn.hook_pattern"]

@@ -1,0 +1,117 @@
+"""Ablation: what is lost without each head, or each block's attention or MLP."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pellucid.lens.inputs import InputError, read_inputs
+from pellucid.lens.metrics import Metric, Prepared
+from pellucid.lens.patching import MOST
+from pellucid.lens.running import still
+from pellucid.lens.trace import Trace
+from pellucid.model import Recorder, Transformer
+from pellucid.names import axes
+from pellucid.text.interface import Tokenizer
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The metric with each part ablated, `values` [layer] or [layer, head], averaged over the texts.
+
+    baseline  the metric of the untouched model
+    effect    values - baseline
+    """
+
+    site: str
+    kind: str
+    metric: str
+    baseline: float
+    layers: list[int]
+    values: Tensor
+
+    @property
+    def effect(self) -> Tensor:
+        return self.values - self.baseline
+
+
+def ablate(
+    network: Transformer,
+    tokenizer: Tokenizer | None,
+    texts: Any,
+    metric: Metric,
+    *,
+    site: str = "attn.z",
+    kind: Literal["zero", "mean", "resample"] = "mean",
+    layers: Sequence[int] | None = None,
+    reference: Any = None,
+    **reading: Any,
+) -> Ablation:
+    """Ablate every part in turn, at every position, and measure.
+
+    site       attn.z goes head by head; attn_out, mlp_out, mlp.post, ... block by block
+    kind       zero; mean: over the positions of `reference`; resample: what another text had there, row b of
+               `reference` or, without one, the text before
+    reference  texts to take means or samples from; the texts themselves unless given
+
+    Zero takes the model where it has never been; mean and resample less so. Raises InputError.
+    """
+    if kind not in ("zero", "mean", "resample"):
+        raise InputError(f"kind = {kind!r}: say zero, mean or resample")
+    chosen = list(range(network.architecture.n_layers)) if layers is None else list(layers)
+    names = [f"blocks.{layer}.{site}" for layer in chosen]
+    t = Trace(network, tokenizer, read_inputs(network, tokenizer, texts, **reading))
+    names = [t.full_name(name) for name in names]
+    other = t if reference is None else Trace(network, tokenizer, read_inputs(network, tokenizer, reference, **reading))
+    if kind == "resample" and other is t and len(t.inputs.lengths) < 2:
+        raise InputError("resample takes what another text had: give at least two texts, or a reference")
+    if kind == "resample" and len({*t.inputs.lengths, *other.inputs.lengths}) > 1:
+        raise InputError("resample takes what another text had at the same position: give texts of equally many tokens")
+    prepared = Prepared(metric, t)
+    with still(network):
+        values = torch.stack([_layer(t, prepared, name, _substitute(t, other, name, kind)) for name in names])
+    return Ablation(site, kind, metric.name, float(prepared(t.logits.detach()).mean()), chosen, values)
+
+
+def _substitute(t: Trace, other: Trace, name: str, kind: str) -> Tensor:
+    """What stands in for the tensor, to be broadcast against it."""
+    x = other[name]
+    if kind == "zero":
+        return torch.zeros_like(x[:1, ..., :1, :])
+    if kind == "resample":
+        rows = torch.arange(t.ids.size(0), device=x.device)
+        return x[(rows - 1) % x.size(0)] if other is t else x[rows % x.size(0)]
+    places = x.movedim(axes(name).index("i" if "i" in axes(name) else "j"), 1)
+    mean = places[other.inputs.real].mean(0)
+    return mean[None, :, None] if x.ndim == 4 else mean[None, None]
+
+
+def _layer(t: Trace, metric: Prepared, name: str, value: Tensor) -> Tensor:
+    """The metric without each head of one tensor, or without the tensor, averaged over the rows [] or [head]."""
+    letters, layer, n_rows = axes(name), int(name.split(".")[1]), t.ids.size(0)
+    by_head = letters[1] in "hg"
+    heads = list(range(t[name].size(1))) if by_head else [0]
+    widest = max(t.architecture.d_ff, t.architecture.d_model) * t.ids.numel()
+    at_once, found = max(1, MOST // widest), []
+    for first in range(0, len(heads), at_once):
+        some = heads[first : first + at_once]
+
+        def put(x: Tensor, some: list[int] = some) -> Tensor:
+            x = x.clone()
+            for k, head in enumerate(some):  # rows of one text stand together, one for each head
+                rows = x[k :: len(some)]
+                if by_head:
+                    rows[:, head] = value[:, head] if value.size(1) > 1 else value[:, 0]
+                else:
+                    rows[:] = value
+            return x
+
+        x = t[f"blocks.{layer}.resid_pre"].repeat_interleave(len(some), 0)
+        tap, reading = Recorder(edits={name: [put]}), t.passes[""].repeated(len(some))
+        for l in range(layer, t.architecture.n_layers):
+            x = t.passes[""].block(l, x, tap, reading)
+        rows = torch.arange(n_rows, device=x.device).repeat_interleave(len(some))
+        found.append(metric.of_stream(x, rows).view(n_rows, len(some)).mean(0))
+    return torch.cat(found) if by_head else found[0][0]

@@ -1,0 +1,249 @@
+"""Which part of the network says what: logits and scores as sums over what was written into the stream."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pellucid.lens.inputs import InputError
+from pellucid.lens.stream import Frozen, Write, by_head, decompose, down, frozen_norm, module_of, unembedding, writes
+from pellucid.lens.trace import Trace
+from pellucid.names import names
+
+By = Literal["component", "head", "neuron", "source"]
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """A logit, or the difference of two, as a sum: `values` [part], one for each of `labels`.
+
+    target   the token, or `one - other`
+    tokens   the texts of the positions that labels such as `blocks.1.attn.head.3 <- 5` refer to
+    logit    what the network said there; `total` is the same number as a sum
+    """
+
+    target: str
+    position: int
+    tokens: list[str]
+    labels: list[str]
+    values: Tensor
+    logit: float
+
+    @property
+    def total(self) -> float:
+        return float(self.values.sum())
+
+    def top(self, k: int = 10) -> list[tuple[str, float]]:
+        """The k parts that matter most either way, largest magnitude first."""
+        order = self.values.abs().topk(min(k, len(self.labels))).indices.tolist()
+        return [(self.labels[i], float(self.values[i])) for i in order]
+
+    def __getitem__(self, label: str) -> float:
+        return float(self.values[self.labels.index(label)])
+
+
+def attribute(
+    t: Trace, token: str | int, vs: str | int | None = None, *, pos: int = -1, row: int = 0, by: By = "component"
+) -> Attribution:
+    """Direct logit attribution: what each part of the stream adds to a token's logit, or to the difference of two.
+
+    by   component: embeddings, attention and MLP of each block; head: every head by itself; neuron: every neuron of
+         the last hidden layers; source: every head by the token it read from. Biases are parts of their own
+
+    On the raw weights, with the norms' scales frozen at what they were; the sum is the logit exactly (S4 figure
+    (Ferrando et al. 2024); Elhage et al. 2021). What a part does through later blocks is not in it. Raises InputError
+    for readouts that are not linear, and for texts that are not one token.
+    """
+    if by not in ("component", "head", "neuron", "source"):
+        raise InputError(f"by = {by!r}: say component, head, neuron or source")
+    W_U, place = unembedding(t), t.position(pos, row)
+    one, other = t.token_id(token), None if vs is None else t.token_id(vs)
+    w = W_U[one] - (0 if other is None else W_U[other])
+    final = frozen_norm(t, t.network.final_norm, "final_norm")
+    u = final.back(w.expand(*t.ids.shape, -1))
+    labels, values = [], []
+    for write in writes(t):
+        for label, value in _shares(t, write, write.back(u)[row, place], row, place, by):
+            labels.append(label)
+            values.append(value)
+    if final.bias is not None:
+        labels.append("final_norm.bias")
+        values.append((final.bias @ w)[None])
+    logits = t.logits[row, place]
+    logit = float(logits[one] - (0 if other is None else logits[other]))
+    flat = torch.cat(values)
+    if any(e.name in ("logits", "final_norm", "final_norm.normalized") for e in t.edits):
+        labels, flat = [*labels, "readout (edited)"], torch.cat([flat, (logit - flat.sum())[None]])
+    target = t.spell(one) if other is None else f"{t.spell(one)} - {t.spell(other)}"
+    fed = [t.spell(int(i)) for i in t.ids[row, : t.inputs.lengths[row]]]
+    return Attribution(target, place, fed, _numbered(labels, values), flat, logit)
+
+
+def _numbered(labels: list[str], values: list[Tensor]) -> list[str]:
+    """A label for every entry: those of a write with several are numbered."""
+    made = []
+    for label, value in zip(labels, values, strict=False):
+        made += (
+            [label]
+            if len(value) == 1 and not label.endswith(("<- ", ".neuron."))
+            else [f"{label}{k}" for k in range(len(value))]
+        )
+    return made + labels[len(values) :]
+
+
+def _shares(t: Trace, write: Write, u: Tensor, row: int, place: int, by: By) -> Iterator[tuple[str, Tensor]]:
+    """What one write adds along u [m] at one position, split as asked: labels with vectors of one or more entries."""
+    name = write.name
+    if by in ("head", "source") and name.endswith(("attn_out", "cross_out")):
+        for label, value in (by_head(t, name) or {}).items():
+            scope, _, head = label.rpartition(".head.")
+            if by == "source" and scope:
+                yield f"{label} <- ", _by_source(t, scope, int(head), u, row, place)
+            else:
+                yield label, (value[row, place] @ u)[None]
+    elif by == "neuron" and name.endswith("mlp_out") and module_of(t, name.removesuffix("_out")).up:
+        post, W_out, bias = down(t, name)
+        shares = post[row, place] * (u @ W_out)
+        yield f"{name.removesuffix('_out')}.neuron.", shares
+        rest = write.value()[row, place] @ u - shares.sum()
+        if bias is not None:
+            yield f"{name.removesuffix('_out')}.bias", (bias @ u)[None]
+            rest = rest - bias @ u
+        if any(e.name == name for e in t.edits):
+            yield f"{name} (edited)", rest[None]
+    else:
+        yield name, (write.value()[row, place] @ u)[None]
+
+
+def _by_source(t: Trace, scope: str, head: int, u: Tensor, row: int, place: int) -> Tensor:
+    """A_ij v_j W_O^T . u for every j [j]."""
+    attention = module_of(t, scope)
+    W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))[:, head]
+    v = t[f"{scope}.v"][row, head // attention.group]
+    shares = t[f"{scope}.pattern"][row, head, place] * (v @ (u @ W_O))
+    if any(e.name in (f"{scope}.z", f"{scope}.result") for e in t.edits):
+        # an edited head no longer is the sum of what it read: what the edit left is spread over nothing
+        raise InputError(f"{scope} has an edited z or result, which no source token accounts for: ask by='head'")
+    return shares
+
+
+@dataclass(frozen=True)
+class Why:
+    """The scores of one query as a sum over what earlier parts wrote: `values` [part, key].
+
+    keys    the positions that the query may read; `tokens` their texts
+    scores  what the head computed [key]; the sum of values over the parts
+    """
+
+    layer: int
+    head: int
+    query: int
+    side: str
+    labels: list[str]
+    keys: list[int]
+    tokens: list[str]
+    values: Tensor
+    scores: Tensor
+
+    def top(self, key: int, k: int = 10) -> list[tuple[str, float]]:
+        """The k parts that matter most for the score of one key position."""
+        column = self.values[:, self.keys.index(key)]
+        order = column.abs().topk(min(k, len(self.labels))).indices.tolist()
+        return [(self.labels[i], float(column[i])) for i in order]
+
+
+def why(
+    t: Trace,
+    layer: int,
+    head: int,
+    query: int = -1,
+    *,
+    row: int = 0,
+    side: Literal["key", "query", "pair"] = "key",
+    by: Literal["component", "head"] = "component",
+) -> Why:
+    """Why a head looks where it looks: its scores split by what each earlier part wrote at the keys or at the query.
+
+    side  key: what each part wrote at the keys, read by the whole query; query: the other way round; pair: one part
+          at the query with one at the keys, labelled `query part . key part`
+
+    q and k are linear in the stream with the norms' scales frozen (the scales of queries and keys too, where they are
+    normalised); biases are a part, and the distance of ALiBi is one. Raises InputError.
+    """
+    if side not in ("key", "query", "pair"):
+        raise InputError(f"side = {side!r}: say key, query or pair")
+    if not (0 <= layer < t.architecture.n_layers and 0 <= head < t.architecture.n_heads):
+        raise InputError(f"layer {layer}, head {head}: there are {t.architecture.n_layers} of {t.architecture.n_heads}")
+    place, scope = t.position(query, row), f"blocks.{layer}.attn"
+    scores = t[f"{scope}.scores"][row, head, place]
+    keys = (scores > -torch.inf).nonzero().flatten()
+    q_labels, q = _sides(t, layer, head, row, by, "query")
+    k_labels, k = _sides(t, layer, head, row, by, "key")
+    q, k, scale = q[:, place], k[:, keys], t.architecture.score_scale
+    if side == "key":
+        labels, values = k_labels, torch.einsum("pjd,d->pj", k, q.sum(0)) * scale
+    elif side == "query":
+        labels, values = q_labels, torch.einsum("pd,jd->pj", q, k.sum(0)) * scale
+    else:
+        labels = [f"{one} . {other}" for one in q_labels for other in k_labels]
+        values = (torch.einsum("pd,rjd->prj", q, k) * scale).flatten(0, 1)
+    rest = scores[keys] - values.sum(0)
+    slopes = module_of(t, scope).mask.slopes
+    if slopes is not None:
+        far = -slopes.values[head].to(rest.dtype) * (place - keys).abs()
+        labels, values, rest = [*labels, "distance"], torch.cat([values, far[None]]), rest - far
+    if t.edits:
+        labels, values = [*labels, "edited"], torch.cat([values, rest[None]])
+    fed = [t.spell(int(t.ids[row, j])) for j in keys]
+    return Why(layer, head, place, side, labels, keys.tolist(), fed, values, scores[keys])
+
+
+def _sides(t: Trace, layer: int, head: int, row: int, by: str, side: str) -> tuple[list[str], Tensor]:
+    """The queries or keys of one head as sums over the parts of the stream [part, pos, d], turned to their places."""
+    scope, attention = f"blocks.{layer}.attn", module_of(t, f"blocks.{layer}.attn")
+    parts = decompose(t, f"blocks.{layer}.resid_pre", by)
+    post = t.architecture.block == "post"
+    norm = Frozen() if post else frozen_norm(t, module_of(t, f"blocks.{layer}.norm_1"), f"blocks.{layer}.norm_1")
+    linear = getattr(attention, side)
+    number = head if side == "query" else head // attention.group
+    span = slice(number * attention.d_head, (number + 1) * attention.d_head)
+    W = linear.weight.detach()[span]
+    made = norm(parts.values)[:, row] @ W.T
+    bias = W.new_zeros(attention.d_head) if linear.bias is None else linear.bias.detach()[span]
+    bias = bias if norm.bias is None else bias + norm.bias @ W.T
+    made = torch.cat([made, bias.expand_as(made[:1])])
+    inner: Any = getattr(attention, f"{side}_norm")
+    if hasattr(inner, "rho"):
+        whole = t[f"{scope}.{side[0]}"][row, number]
+        made = inner.gain.detach() * made / inner.rho(whole).detach()
+    turn = t.passes[""].reading.turn
+    if turn is not None:
+        made = attention.rotate.turn(made[:, None], turn)[:, 0]
+    return [*parts.labels, "bias"], made
+
+
+def value_weighted(t: Trace, layer: int, scope: Literal["attn", "cross"] = "attn") -> Tensor:
+    """A_ij |v_j W_O^T|: how much each head brings from j to i, not only where it looks [b, h, i, j].
+
+    Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3.
+    """
+    full = f"blocks.{layer}.{scope}"
+    attention = module_of(t, full)
+    W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))
+    v = t[f"{full}.v"].repeat_interleave(attention.group, dim=1)
+    size = torch.einsum("bhjd,mhd->bhjm", v, W_O).norm(dim=-1)
+    return t[f"{full}.pattern"] * size[:, :, None]
+
+
+def points_of_stream(t: Trace, mid: bool) -> list[str]:
+    """The stream behind the embedding, behind attention where it exists (`mid`), and behind each block, by name."""
+    a, known = t.architecture, set(names(t.architecture))
+    middle = "norm_1" if a.block == "post" and a.norm.kind != "none" else "resid_mid"
+    points = ["blocks.0.resid_pre"] if a.n_layers else []
+    for i in range(a.n_layers):
+        if mid and f"blocks.{i}.{middle}" in known:
+            points.append(f"blocks.{i}.{middle}")
+        points.append(f"blocks.{i}.resid_post")
+    return points

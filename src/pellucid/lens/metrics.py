@@ -1,0 +1,131 @@
+"""What an experiment is judged by: a number for each row, from the logits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pellucid.lens.inputs import InputError
+from pellucid.lens.trace import Trace
+
+Measure = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number for each row of a batch; made by the functions below.
+
+    name     for people
+    pos      the position whose logits it reads, negative from the row's end; None: all of them
+    prepare  given the trace of the rows: the measure of logits [row, v] (or [row, i, v]) and which rows they are
+    """
+
+    name: str
+    pos: int | None
+    prepare: Callable[[Trace], Measure]
+
+
+class Prepared:
+    """A metric that knows its rows: their ids, their lengths, and the ids of its tokens."""
+
+    def __init__(self, metric: Metric, t: Trace):
+        self.metric, self.t = metric, t
+        self.measure = metric.prepare(t)
+        self.places: Tensor | None = None
+        if metric.pos is not None:
+            rows = range(len(t.inputs.lengths))
+            self.places = torch.tensor([t.position(metric.pos, row) for row in rows], device=t.ids.device)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Of the logits of all rows, [b, n, v] -> [b]."""
+        rows = torch.arange(logits.size(0), device=logits.device)
+        return self.measure(logits if self.places is None else logits[rows, self.places], rows)
+
+    def of_stream(self, x: Tensor, rows: Tensor, start: int = 0) -> Tensor:
+        """Of streams behind the last block, [r, n - start, m] -> [r]; row r stands for the trace's row rows[r].
+
+        Positions before `start` are left out of x. Only what is read is read out.
+        """
+        network = self.t.network
+        if self.places is None:
+            return self.measure(network.unembed(network.final_norm(x)), rows)
+        at = torch.arange(x.size(0), device=x.device)
+        chosen = x[at, self.places[rows] - start][:, None]
+        return self.measure(network.unembed(network.final_norm(chosen))[:, 0], rows)
+
+
+def logit_diff(one: str | int, other: str | int, pos: int = -1) -> Metric:
+    """logit(one) - logit(other) at a position."""
+
+    def prepare(t: Trace) -> Measure:
+        a, b = t.token_id(one), t.token_id(other)
+        return lambda logits, rows: logits[..., a] - logits[..., b]
+
+    return Metric(f"logit of {one!r} - logit of {other!r}", pos, prepare)
+
+
+def logit(token: str | int, pos: int = -1) -> Metric:
+    """The logit of a token at a position."""
+
+    def prepare(t: Trace) -> Measure:
+        a = t.token_id(token)
+        return lambda logits, rows: logits[..., a]
+
+    return Metric(f"logit of {token!r}", pos, prepare)
+
+
+def probability(token: str | int, pos: int = -1) -> Metric:
+    """P(token) at a position."""
+
+    def prepare(t: Trace) -> Measure:
+        a = t.token_id(token)
+        return lambda logits, rows: logits.softmax(-1)[..., a]
+
+    return Metric(f"probability of {token!r}", pos, prepare)
+
+
+def log_probability(token: str | int, pos: int = -1) -> Metric:
+    """log P(token) at a position, nats."""
+
+    def prepare(t: Trace) -> Measure:
+        a = t.token_id(token)
+        return lambda logits, rows: logits.log_softmax(-1)[..., a]
+
+    return Metric(f"log probability of {token!r}", pos, prepare)
+
+
+def kl(to: Trace | None = None, pos: int = -1) -> Metric:
+    """sum_v P_to log(P_to / P) at a position, nats; `to` is a trace of as many rows, the run itself unless given."""
+
+    def prepare(t: Trace) -> Measure:
+        other = t if to is None else to
+        if len(other.inputs.lengths) != len(t.inputs.lengths):
+            raise InputError(f"KL to a trace of {len(other.inputs.lengths)} rows from {len(t.inputs.lengths)} rows")
+        places = [other.position(pos, row) for row in range(len(other.inputs.lengths))]
+        expected = torch.stack([other.logits[row, place] for row, place in enumerate(places)]).detach().log_softmax(-1)
+
+        def measure(logits: Tensor, rows: Tensor) -> Tensor:
+            return (expected[rows].exp() * (expected[rows] - logits.log_softmax(-1))).sum(-1)
+
+        return measure
+
+    return Metric("KL from the reference", pos, prepare)
+
+
+def loss() -> Metric:
+    """The mean -log P of each row's tokens after the first, nats."""
+
+    def prepare(t: Trace) -> Measure:
+        if t.architecture.attention.mask == "bidirectional":
+            raise InputError("attention.mask = bidirectional: there is no next-token loss; use log_probability")
+        ids, real = t.ids, t.inputs.real
+
+        def measure(logits: Tensor, rows: Tensor) -> Tensor:
+            log_p = logits[:, :-1].log_softmax(-1).gather(-1, ids[rows, 1:, None])[..., 0]
+            counts = real[rows, 1:]
+            return -torch.where(counts, log_p, 0).sum(1) / counts.sum(1)
+
+        return measure
+
+    return Metric("loss", None, prepare)

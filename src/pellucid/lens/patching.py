@@ -1,0 +1,242 @@
+"""Activation patching: what of one run, put into another, carries its answer over.
+
+The corrupt run is done once more for every place (site, layer, position, head), with what the clean run had there. A
+place in block l changes nothing before it, so its run starts at block l from the input that the corrupt run had there;
+places of one block are one batch; and under a causal mask only the positions from the patched one on are computed, the
+keys and values of those before being the corrupt run's own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pellucid.lens.inputs import InputError, read_inputs
+from pellucid.lens.metrics import Metric, Prepared
+from pellucid.lens.running import still
+from pellucid.lens.trace import Trace
+from pellucid.model import Cache, Recorder, Transformer
+from pellucid.model.block import Reading
+from pellucid.model.cache import NO_CACHE, NoCache
+from pellucid.model.transformer import Encoder
+from pellucid.names import axes
+from pellucid.text.interface import Tokenizer
+
+#: numbers of one batch's widest tensor at most: 64 MiB in float32
+MOST = 2**24
+
+
+@dataclass(frozen=True)
+class Patching:
+    """What patching each place gave: `exact` and `estimate` are values of the metric [layer, pos] or [layer, pos, head].
+
+    clean, corrupt   the metric of the two runs
+    exact            of a run patched there; None where only estimated
+    estimate         to first order: corrupt + (clean - corrupt activation) . gradient; None where not asked for
+    positions        of the second axis, [None] where all positions were patched at once
+    """
+
+    site: str
+    metric: str
+    clean: float
+    corrupt: float
+    layers: list[int]
+    positions: list[int | None]
+    tokens: list[str]
+    exact: Tensor | None
+    estimate: Tensor | None
+
+    @property
+    def values(self) -> Tensor:
+        """The exact values where there are any, else the estimates."""
+        found = self.exact if self.exact is not None else self.estimate
+        assert found is not None
+        return found
+
+    @property
+    def recovered(self) -> Tensor:
+        """(value - corrupt) / (clean - corrupt): 0 nothing, 1 the clean run's answer."""
+        return (self.values - self.corrupt) / (self.clean - self.corrupt)
+
+    @property
+    def agreement(self) -> dict[str, float]:
+        """How well the estimates do: their correlation with the exact values, and the largest difference."""
+        if self.exact is None or self.estimate is None:
+            raise InputError("agreement compares exact values with estimates: patch with mode='both'")
+        pair = torch.stack([self.exact.flatten(), self.estimate.flatten()]).double()
+        apart = float((pair[0] - pair[1]).abs().max())
+        constant = bool((pair.amax(1) - pair.amin(1) <= 1e-12 * pair.abs().amax(1)).any())
+        return {"correlation": float("nan") if constant else float(torch.corrcoef(pair)[0, 1]), "largest": apart}
+
+    def best(self) -> tuple[int, ...]:
+        """The place with the largest recovered share: (layer, position) or (layer, position, head)."""
+        at = torch.unravel_index(self.recovered.argmax(), self.recovered.shape)
+        layer, place, *head = (int(k) for k in at)
+        where = self.positions[place]
+        return (self.layers[layer], -1 if where is None else where, *head)
+
+
+def patch(
+    network: Transformer,
+    tokenizer: Tokenizer | None,
+    clean: Any,
+    corrupt: Any,
+    metric: Metric,
+    *,
+    site: str = "resid_pre",
+    mode: Literal["exact", "attribution", "both"] = "exact",
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | Literal["each", "all"] = "each",
+    **reading: Any,
+) -> Patching:
+    """Patch the clean run's activations into the corrupt run, place by place.
+
+    clean, corrupt   texts or ids of equally many tokens
+    site       a tensor of a block: resid_pre, attn_out, mlp_out, ...; attn.z, attn.q, attn.pattern, ... by head
+    mode       exact: one run for each place; attribution: one backward pass for all (Nanda 2023); both: with agreement
+    positions  each one, some, or all of them at once
+
+    Meng et al. 2022 (ROME), section 2; Wang et al. 2022. Raises InputError for texts of different lengths, KeyError for
+    tensors that the blocks have not.
+    """
+    if mode not in ("exact", "attribution", "both"):
+        raise InputError(f"mode = {mode!r}: say exact, attribution or both")
+    one, other = (read_inputs(network, tokenizer, text, **reading) for text in (clean, corrupt))
+    if one.lengths != other.lengths or len(one.lengths) != 1:
+        raise InputError(
+            f"the clean text has {list(one.lengths)} tokens and the corrupt one {list(other.lengths)}: patching needs "
+            "one of each, position by position alike"
+        )
+    chosen = list(range(network.architecture.n_layers)) if layers is None else list(layers)
+    names = [f"blocks.{layer}.{site}" for layer in chosen]
+    good, bad = Trace(network, tokenizer, one, names), Trace(network, tokenizer, other, names)
+    names = [bad.full_name(name) for name in names]
+    prepared = Prepared(metric, bad)
+    places = _places(positions, one.lengths[0])
+    ends = [float(prepared(t.logits.detach())[0]) for t in (good, bad)]
+    exact = _exact(good, bad, prepared, names, places) if mode != "attribution" else None
+    estimate = _estimate(good, bad, prepared, names, places, ends[1]) if mode != "exact" else None
+    fed = [bad.spell(int(i)) for i in bad.ids[0]]
+    return Patching(site, metric.name, ends[0], ends[1], chosen, places, fed, exact, estimate)
+
+
+def _places(positions: Sequence[int] | str, n: int) -> list[int | None]:
+    """Positions one by one, or [None] for all of them at once."""
+    if positions == "all":
+        return [None]
+    if positions == "each":
+        return list(range(n))
+    if isinstance(positions, str) or any(not 0 <= p < n for p in positions):
+        raise InputError(f"positions = {positions!r}: say each, all, or positions from 0 to {n - 1}")
+    return list(positions)
+
+
+def _estimate(
+    good: Trace, bad: Trace, metric: Prepared, names: list[str], places: list[int | None], corrupt: float
+) -> Tensor:
+    """corrupt + (clean - corrupt activation) . gradient, from one backward pass [layer, pos(, head)]."""
+    slopes, rows = bad.gradient(metric, names), []
+    for name in names:
+        gain = (torch.where(bad[name] == good[name], 0, good[name] - bad[name]) * slopes[name]).sum(-1)[0]
+        by_place = gain.T if gain.ndim == 2 else gain  # [pos(, head)]
+        whole = by_place.sum(0, keepdim=True)
+        rows.append(whole if places == [None] else by_place[[p for p in places if p is not None]])
+    return corrupt + torch.stack(rows)
+
+
+def _exact(good: Trace, bad: Trace, metric: Prepared, names: list[str], places: list[int | None]) -> Tensor:
+    """The metric of a run for each place [layer, pos(, head)]."""
+    with still(bad.network):
+        past = past_of(bad)
+        return torch.stack([_block(good, bad, metric, name, places, past) for name in names])
+
+
+def _block(
+    good: Trace, bad: Trace, metric: Prepared, name: str, places: list[int | None], past: Cache | None
+) -> Tensor:
+    """The places of one tensor [pos(, head)]."""
+    letters = axes(name)
+    heads = bad[name].size(1) if letters[1] in "hg" else 0
+    cells = [(p, h) for p in places for h in range(max(heads, 1))]
+    base = metric(bad.logits.detach())[0]
+    found = base.repeat(len(cells))
+    changed = [
+        k for k, (p, h) in enumerate(cells) if not torch.equal(*(_cell(t[name], letters, p, h) for t in (good, bad)))
+    ]
+    widest = max(bad.architecture.d_ff, bad.architecture.d_model) * bad.ids.size(1)
+    at_once = max(1, min(64, MOST // widest))
+    for first in range(0, len(changed), at_once):
+        some = changed[first : first + at_once]
+        found[some] = _run(good, bad, metric, name, [cells[k] for k in some], past)
+    return found.view(len(places), heads) if heads else found
+
+
+def _cell(x: Tensor, letters: list[str], place: int | None, head: int) -> Tensor:
+    """The part of a tensor [1, ...] that one place means."""
+    x = x[0, head] if letters[1] in "hg" else x[0]
+    return x if place is None else x[place]
+
+
+def _run(
+    good: Trace, bad: Trace, metric: Prepared, name: str, cells: list[tuple[int | None, int]], past: Cache | None
+) -> Tensor:
+    """The metric of one batch, a row for each cell, from the tensor's own block on [cell]."""
+    letters, layer = axes(name), int(name.split(".")[1])
+    start = 0 if past is None else min(0 if p is None else p for p, _ in cells)
+    # what the metric reads is computed
+    start = 0 if metric.places is None else min(start, int(metric.places.min()))
+    value, rows = good[name], torch.zeros(len(cells), dtype=torch.long, device=bad.ids.device)
+
+    def put(x: Tensor) -> Tensor:
+        x = x.clone()
+        for r, (place, head) in enumerate(cells):
+            into = x[r, head] if letters[1] in "hg" else x[r]
+            if place is None:
+                into.copy_(value[0, head] if letters[1] in "hg" else value[0])
+            else:
+                into[place - start] = _cell(value, letters, place, head)
+        return x
+
+    x = bad[f"blocks.{layer}.resid_pre"][:, start:].expand(len(cells), -1, -1)
+    tap = Recorder(edits={name: [put]})
+    for l in range(layer, bad.architecture.n_layers):
+        reading, cache = reading_from(bad, len(cells), start, past, l)
+        x = bad.network.blocks[l](x, reading, cache, tap.at(f"blocks.{l}"))
+    return metric.of_stream(x, rows, start)
+
+
+def past_of(t: Trace) -> Cache | None:
+    """Every layer's keys and values as the trace's own run has them; None where later positions change earlier ones."""
+    a = t.architecture
+    if a.attention.mask != "causal" or t.inputs.mask is not None:
+        return None
+    x = t["blocks.0.resid_pre"] if a.n_layers else t.stream()
+    cache = Cache(a, x.size(0), x.size(1), dtype=x.dtype, device=x.device)
+    encoded, mask, segments = t.passes[""].encoded, t.inputs.source_mask, t.inputs.segments
+    with torch.no_grad():
+        Encoder.forward(t.network, t.ids, cache=cache, source=encoded, source_mask=mask, segments=segments)
+    return cache
+
+
+class Past(NoCache):
+    """The first `start` keys and values of one layer of a run of one row, for any number of rows."""
+
+    def __init__(self, cache: Cache, layer: int, start: int):
+        self.keys, self.values = (cache.store[k, layer][:, :, :start] for k in (0, 1))
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Those before and the new ones."""
+        before = (x.expand(k.size(0), -1, -1, -1) for x in (self.keys, self.values))
+        return tuple(torch.cat(pair, 2) for pair in zip(before, (k, v), strict=True))  # type: ignore[return-value]
+
+
+def reading_from(t: Trace, rows: int, start: int, past: Cache | None, layer: int) -> tuple[Reading, NoCache]:
+    """What blocks read when a one-row trace is run again for `rows` rows from position `start` on."""
+    if not start or past is None:
+        return t.passes[""].repeated(rows), NO_CACHE
+    whole = t.passes[""].repeated(rows)
+    turn = None if whole.turn is None else (whole.turn[0][start:], whole.turn[1][start:])
+    source_mask = None if whole.source_visible is None else whole.source_visible[:, start:]
+    return Reading(turn, None, whole.source, source_mask), Past(past, layer, start)

@@ -1,0 +1,77 @@
+"""Path patching: what one head says to another, and nothing it says by any other way."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pellucid import edits as change
+from pellucid.edits import Edit
+from pellucid.lens.inputs import InputError, read_inputs
+from pellucid.lens.metrics import Metric, Prepared
+from pellucid.lens.trace import Trace
+from pellucid.model import Transformer
+from pellucid.names import axes
+from pellucid.text.interface import Tokenizer
+
+#: a tensor of one block and one of its heads, or None for the whole tensor
+End = tuple[str, int | None]
+
+
+@dataclass(frozen=True)
+class PathEffect:
+    """The metric of the clean and the corrupt run, and of the clean run told along the path what the other says."""
+
+    metric: str
+    clean: float
+    corrupt: float
+    patched: float
+
+    @property
+    def effect(self) -> float:
+        return self.patched - self.clean
+
+
+def path_patch(
+    network: Transformer,
+    tokenizer: Tokenizer | None,
+    clean: Any,
+    corrupt: Any,
+    metric: Metric,
+    *,
+    sender: End,
+    receivers: Sequence[End],
+    mlps: Literal["free", "frozen"] = "free",
+    **reading: Any,
+) -> PathEffect:
+    """Let the sender say what it says in the corrupt run, to the receivers alone.
+
+    sender     such as ("blocks.3.attn.z", 5), or ("blocks.2.mlp_out", None)
+    receivers  such as ("blocks.7.attn.q", 1); none stands for the logits
+    mlps       whether what is said may pass through MLPs on its way; every attention is frozen at the clean run
+
+    Wang et al. 2022, "Interpretability in the Wild", section 3.1 and appendix B; Goldowsky-Dill et al. 2023. Raises
+    InputError, EditError, and KeyError for tensors that do not exist.
+    """
+    if mlps not in ("free", "frozen"):
+        raise InputError(f"mlps = {mlps!r}: say free or frozen")
+    one, other = (read_inputs(network, tokenizer, text, **reading) for text in (clean, corrupt))
+    if one.lengths != other.lengths:
+        raise InputError(f"texts of {list(one.lengths)} and {list(other.lengths)} tokens: paths need equally many")
+    good, bad = Trace(network, tokenizer, one), Trace(network, tokenizer, other)
+    frozen = ["blocks.*.attn.z"] + ["blocks.*.cross.z"] * (network.architecture.encoder is not None)
+    frozen += ["blocks.*.mlp_out"] * (mlps == "frozen")
+    name = good.full_name(sender[0])
+    edits = [change.freeze(f, good) for f in frozen] + [_at(change.resample, name, bad[name], sender[1])]
+    names = [good.full_name(receiver) for receiver, _ in receivers]
+    heard = Trace(network, tokenizer, one, names, edits)
+    if receivers:
+        told = [_at(change.set_to, n, heard[n], head) for n, (_, head) in zip(names, receivers, strict=True)]
+        heard = Trace(network, tokenizer, one, (), told)
+    measured = [float(Prepared(metric, t)(t.logits.detach()).mean()) for t in (good, bad, heard)]
+    return PathEffect(metric.name, *measured)
+
+
+def _at(make: Any, name: str, value: Any, head: int | None) -> Edit:
+    """An edit of one head, of whichever kind the tensor has."""
+    where = {} if head is None else {"kv_head" if "g" in axes(name) else "head": head}
+    return make(name, value, **where)

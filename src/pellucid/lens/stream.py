@@ -1,0 +1,233 @@
+"""The residual stream as the sum of what was written into it, exactly, with the norms' scales frozen.
+
+Where a norm stands on the stream itself (post blocks, embed_norm) each part goes through it as the linear map that
+it is at its own scale, and its bias becomes a part. With edits in the stream, what they changed is a part too.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.lens.inputs import InputError
+from pellucid.lens.trace import Trace
+from pellucid.model.norm import LayerNorm, Unchanged
+from pellucid.names import names
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A norm at the scale it had: y = gain (x - mean x) / scale + bias, linear in x but for the bias.
+
+    scale  [b, i, 1] as the trace has it; nothing is normalised where `gain` is None
+    """
+
+    scale: Tensor | None = None
+    gain: Tensor | None = None
+    bias: Tensor | None = None
+    centred: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """A part [..., b, i, m] behind the norm, without the bias."""
+        if self.gain is None or self.scale is None:
+            return x
+        return self.gain * (x - x.mean(-1, keepdim=True) if self.centred else x) / self.scale
+
+    def back(self, u: Tensor) -> Tensor:
+        """The direction before the norm that reads what u reads behind it: the transposed map."""
+        if self.gain is None or self.scale is None:
+            return u
+        u = self.gain * u / self.scale
+        return u - u.mean(-1, keepdim=True) if self.centred else u
+
+
+def frozen_norm(t: Trace, module: nn.Module, name: str) -> Frozen:
+    """The norm called `name` at the scale that it had in the trace."""
+    if isinstance(module, Unchanged):
+        return Frozen()
+    norm = cast(Any, module)
+    bias = getattr(norm, "bias", None)
+    detached = None if bias is None else bias.detach()
+    return Frozen(t[f"{name}.scale"], norm.gain.detach(), detached, isinstance(norm, LayerNorm))
+
+
+@dataclass(frozen=True)
+class Write:
+    """One addition to the stream.
+
+    name    of the tensor that was added: embed, blocks.3.attn_out, a norm's bias, or what an edit changed
+    value   [b, i, m] as it was added
+    norms   which of the stream's own norms it goes through afterwards, in order
+    """
+
+    name: str
+    value: Callable[[], Tensor]
+    norms: list[Frozen] = field(default_factory=list)
+
+    def arrived(self, x: Tensor) -> Tensor:
+        """A part of this write [..., b, i, m] as it is at the end."""
+        for norm in self.norms:
+            x = norm(x)
+        return x
+
+    def back(self, u: Tensor) -> Tensor:
+        """The direction that reads at this write what u reads at the end."""
+        for norm in reversed(self.norms):
+            u = norm.back(u)
+        return u
+
+
+def writes(t: Trace, end: str | None = None, prefix: str = "") -> list[Write]:
+    """Everything that was written into the stream up to the tensor `end`, the last block's output unless given."""
+    return _Writer(t, prefix).up_to(end)
+
+
+class _Writer:
+    """Follows the stream of a trace from the embedding on, in the order in which the blocks compute."""
+
+    def __init__(self, t: Trace, prefix: str):
+        self.t, self.prefix, self.found = t, prefix, []
+        self.part = t.passes[prefix].part
+        self.known = set(names(t.architecture))
+
+    def up_to(self, end: str | None) -> list[Write]:
+        for name, step in self.steps():
+            step()
+            if name is not None and self.t.edits and name in self.known:
+                self.reconcile(name)
+            if name == end and end is not None:
+                return self.found
+        if end is not None:
+            raise InputError(f"{end} is no point of the residual stream: say blocks.i.resid_pre, .resid_mid, ...")
+        return self.found
+
+    def steps(self) -> Iterator[tuple[str | None, Callable[[], None]]]:
+        """What happens to the stream, and the name of the stream behind it."""
+        p, part = self.prefix, self.part
+        for name in ("embed", "pos_embed", "seg_embed", "ngram_embed"):
+            if p + name in self.known:
+                yield None, lambda name=name: self.write(p + name)
+        yield f"{p}embed_norm", lambda: self.norm(part.embed.norm, f"{p}embed_norm")
+        post, cross = part.architecture.block == "post", part.architecture.encoder is not None
+        parallel = part.architecture.block == "parallel"
+        for i, block in enumerate(part.blocks):
+            b, modules = f"{p}blocks.{i}.", cast(Any, block)
+            yield f"{b}resid_pre", lambda: None
+            yield f"{b}resid_mid" if not parallel else None, lambda b=b: self.write(f"{b}attn_out")
+            if post:
+                yield f"{b}norm_1", lambda b=b, m=modules: self.norm(m.norm_1, f"{b}norm_1")
+            if cross:
+                yield f"{b}resid_cross", lambda b=b: self.write(f"{b}cross_out")
+            if cross and post:
+                yield f"{b}norm_cross", lambda b=b, m=modules: self.norm(m.norm_cross, f"{b}norm_cross")
+            yield f"{b}resid_post" if not post else None, lambda b=b: self.write(f"{b}mlp_out")
+            if post:
+                yield f"{b}norm_2", lambda b=b, m=modules: self.norm(m.norm_2, f"{b}norm_2")
+                yield f"{b}resid_post", lambda: None
+
+    def write(self, name: str) -> None:
+        self.found.append(Write(name, lambda: self.t[name]))
+
+    def norm(self, module: nn.Module, name: str) -> None:
+        norm = frozen_norm(self.t, module, name)
+        if norm.gain is None:
+            return
+        for w in self.found:
+            w.norms.append(norm)
+        if norm.bias is not None:
+            bias = norm.bias
+            self.found.append(Write(f"{name}.bias", lambda: bias.expand_as(self.t[name])))
+
+    def reconcile(self, name: str) -> None:
+        """What edits have changed in the stream at this point is a part of its own."""
+        here = self.t[name]
+        change = here - torch.stack([w.arrived(w.value()) for w in self.found]).sum(0)
+        if change.abs().max() > 1e-6 * max(1.0, float(here.abs().max())):
+            self.found.append(Write(f"{name} (edited)", lambda: change))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The stream at one point as a sum: `values` [part, b, i, m], named one by one in `labels`."""
+
+    point: str
+    labels: list[str]
+    values: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """The stream itself [b, i, m]."""
+        return self.values.sum(0)
+
+    def __getitem__(self, label: str) -> Tensor:
+        return self.values[self.labels.index(label)]
+
+
+def decompose(t: Trace, point: str | None = None, by: str = "component") -> Parts:
+    """The residual stream at a point as the sum of what was written before it, exactly.
+
+    point  a tensor of the stream, such as blocks.3.resid_mid; what is read out (before the final norm) unless given
+    by     component: embeddings, attn_out and mlp_out of each block; head: each head's result and the output bias in
+           attention's place
+
+    By neuron and by source token the parts are too many to be kept as vectors: see `Trace.attribute`. The norms'
+    scales are frozen at what they were (S1 footnote 3; Elhage et al. 2021). Raises InputError for other points.
+    """
+    if by not in ("component", "head"):
+        raise InputError(f"by = {by!r}: say component or head; neuron and source go with attribute")
+    end = None if point is None else t.full_name(point)
+    prefix = "encoder." if end is not None and end.startswith("encoder.") else ""
+    labels, values = [], []
+    for w in writes(t, end, prefix):
+        pieces = by_head(t, w.name) if by == "head" else None
+        for label, value in (pieces or {w.name: w.value()}).items():
+            labels.append(label)
+            values.append(w.arrived(value))
+    return Parts(end or "the stream that is read out", labels, torch.stack(values))
+
+
+def by_head(t: Trace, name: str) -> dict[str, Tensor] | None:
+    """attn_out or cross_out as its heads' results, the output bias and what edits changed; None for other writes."""
+    if not name.endswith(("attn_out", "cross_out")):
+        return None
+    scope = name.removesuffix("_out")
+    result = t[f"{scope}.result"]
+    made = {f"{scope}.head.{h}": result[:, h] for h in range(result.size(1))}
+    bias = module_of(t, scope).out.bias
+    if bias is not None:
+        made[f"{scope}.bias"] = bias.detach().expand_as(result[:, 0])
+    return made | _rest(t, name, torch.stack(list(made.values())).sum(0))
+
+
+def _rest(t: Trace, name: str, found: Tensor) -> dict[str, Tensor]:
+    """What edits of the sum itself have changed."""
+    return {f"{name} (edited)": t[name] - found} if any(e.name == name for e in t.edits) else {}
+
+
+def module_of(t: Trace, path: str) -> Any:
+    """The module of the network with this path."""
+    return cast(Any, t.network.get_submodule(path))
+
+
+def down(t: Trace, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What the last hidden layer of an MLP holds [b, i, f], and W_out [m, f] and b_out, for the tensor mlp_out."""
+    mlp = module_of(t, name.removesuffix("_out"))
+    last = len(mlp.up) - 1
+    names_ = (f"{name.removesuffix('_out')}.post", f"{name.removesuffix('_out')}.post.{last}")
+    if last < 0:
+        raise InputError("mlp.n_hidden = 0: an affine map has no neurons")
+    post = t[names_[0] if last == 0 else names_[1]]
+    bias = None if mlp.down.bias is None else mlp.down.bias.detach()
+    return post, mlp.down.weight.detach(), bias
+
+
+def unembedding(t: Trace) -> Tensor:
+    """W_U [v, m]; InputError for readouts that are not linear."""
+    if t.architecture.readout != "linear":
+        raise InputError(
+            f"readout = {t.architecture.readout}: the logits are no linear function of the stream, so no part of it "
+            "has a logit of its own; ask for gradients instead"
+        )
+    return t.network.unembed.weight.detach()

@@ -1,0 +1,167 @@
+"""Sums that are exact: the stream, the logits and the scores, by what was written; and the lens."""
+
+import pytest
+import torch
+from changing import drawn_edits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drawing import architectures, difference, make_network
+from pellucid import edits as change
+from pellucid.architecture import Architecture
+from pellucid.lens import InputError, trace
+from pellucid.lens.attribution import points_of_stream
+from pellucid.lens.logit_lens import lens_logits
+from pellucid.names import names
+from running import any_architectures, draw_tokens, source_tokens
+
+A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 4, "n_kv_heads": 2})
+LINEAR = {"readout": "linear", "norm.eps": 1e-2, "mlp.activation": st.sampled_from(["gelu", "silu", "tanh"])}
+
+
+def look(a, edits=(), seed=0):
+    network, tokens = make_network(a), draw_tokens(a, 2, 4, seed)
+    source = {} if a.encoder is None else {"source": source_tokens(a, 2)}
+    return trace(network, None, tokens, edits=edits, **source)
+
+
+@settings(max_examples=40)
+@given(any_architectures(LINEAR), st.data())
+def test_what_was_written_sums_to_the_stream(a, data):
+    edits = data.draw(drawn_edits(a)) if data.draw(st.booleans()) else []
+    t, by = look(a, edits), data.draw(st.sampled_from(["component", "head"]))
+    points = points_of_stream(t, mid=True)
+    if a.encoder is not None:
+        points += ["blocks.0.resid_cross", "encoder.blocks.0.resid_post"]
+    for point in points:
+        parts = t.decompose(point, by)
+        # what an edit changed by less than a millionth is not listed
+        assert difference(parts.total, t[point]) <= (1e-5 if edits else 1e-12), point
+        assert len(parts.labels) == len(set(parts.labels)) == len(parts.values)
+    assert difference(t.decompose(by=by).total, t.stream()) <= (1e-5 if edits else 1e-12)
+
+
+@settings(max_examples=40)
+@given(any_architectures(LINEAR), st.sampled_from(["component", "head", "neuron", "source"]), st.integers(0, 3))
+def test_attributions_sum_to_the_logit(a, by, pos):
+    t = look(a)
+    one = t.attribute(3, pos=pos, row=1, by=by)
+    assert abs(one.total - t.logits[1, pos, 3]) <= 1e-10 * max(1, t.logits.abs().max())
+    both = t.attribute(3, vs=5, pos=pos, by=by)
+    expected = t.logits[0, pos, 3] - t.logits[0, pos, 5]
+    assert abs(both.total - expected) <= 1e-10 * max(1, t.logits.abs().max())
+    assert both.logit == expected
+    assert len(both.labels) == len(set(both.labels)) == len(both.values)
+
+
+@settings(max_examples=20)
+@given(architectures(LINEAR), st.data(), st.sampled_from(["component", "head"]))
+def test_attributions_of_an_edited_run_sum_to_its_logit(a, data, by):
+    t = look(a, data.draw(drawn_edits(a)))
+    assert abs(t.attribute(3, by=by).total - t.logits[0, -1, 3]) <= 1e-4 * max(1, t.logits.abs().max())
+
+
+@settings(max_examples=20)
+@given(architectures(LINEAR), st.sampled_from(["component", "head"]))
+def test_a_part_is_worth_what_its_removal_costs_at_a_frozen_scale(a, by):
+    """Against the definition: a part's share is what the final norm, frozen, and the unembedding make of it."""
+    t = look(a)
+    parts, found = t.decompose(by=by), t.attribute(2, vs=6, by=by, pos=1)
+    w = t.network.unembed.weight.detach()
+    for label, value in zip(parts.labels, parts.values, strict=True):
+        x = value[0, 1]
+        if a.final_norm == "norm" and a.norm.kind != "none":
+            centred = x - x.mean() if a.norm.kind == "layer" else x
+            x = t.network.final_norm.gain.detach() * centred / t["final_norm.scale"][0, 1]
+        assert abs(found[label] - (x @ (w[2] - w[6]))) <= 1e-9 * max(1, t.logits.abs().max()), label
+
+
+@settings(max_examples=20)
+@given(any_architectures())
+def test_head_results_and_the_bias_are_what_attention_adds(a):
+    t = look(a)
+    for name in [name for name in names(a) if name.endswith(".result")]:
+        scope = name.removesuffix(".result")
+        bias = t.network.get_submodule(scope).out.bias
+        total = t[name].sum(1) + (0 if bias is None else bias.detach())
+        assert difference(total, t[f"{scope}_out"]) <= 1e-12
+
+
+@settings(max_examples=40)
+@given(architectures({"norm.eps": 1e-2}), st.data())
+def test_scores_are_sums_over_what_was_written_before(a, data):
+    t, layer = look(a), data.draw(st.integers(0, a.n_layers - 1))
+    head, query = data.draw(st.integers(0, a.n_heads - 1)), data.draw(st.integers(0, 3))
+    side, by = data.draw(st.sampled_from(["key", "query", "pair"])), data.draw(st.sampled_from(["component", "head"]))
+    why = t.why(layer, head, query, row=1, side=side, by=by)
+    scores = t[f"blocks.{layer}.attn.scores"][1, head, query]
+    assert why.keys == (scores > -torch.inf).nonzero().flatten().tolist()
+    assert difference(why.values.sum(0), scores[why.keys]) <= 1e-10
+    assert why.top(why.keys[0], 3)[0][0] in why.labels
+
+
+@settings(max_examples=20)
+@given(any_architectures())
+def test_value_weighted_patterns(a):
+    t = look(a)
+    found, attention = t.value_weighted(0), t.network.blocks[0].attn
+    W_O = attention.out.weight.detach().unflatten(1, (a.n_heads, a.d_head))
+    for h in range(a.n_heads):
+        brought = t[0].attn.v[1, h * a.n_kv_heads // a.n_heads, 2] @ W_O[:, h].T
+        expected = t[0].attn.pattern[1, h, :, 2] * brought.norm()
+        assert difference(found[1, h, :, 2], expected) <= 1e-12
+
+
+@settings(max_examples=25)
+@given(any_architectures(), st.booleans())
+def test_the_lens_at_the_last_point_is_the_output(a, mid):
+    t = look(a)
+    lens = t.lens(mid=mid, k=3)
+    assert torch.equal(lens_logits(t, lens.points[-1]), t.logits)
+    assert difference(lens.kl[-1], torch.zeros_like(lens.kl[-1])) <= 1e-12
+    assert (lens.kl >= -1e-12).all()
+    p = lens_logits(t, lens.points[0]).softmax(-1)
+    assert difference(lens.entropy[0], -(p * p.clamp(min=1e-300).log()).sum(-1)) <= 1e-10
+    assert (
+        torch.equal(lens.tokens[0], p.topk(3).indices) or difference(lens.probabilities[0], p.topk(3).values) <= 1e-12
+    )
+    if a.attention.mask != "bidirectional":
+        assert torch.equal(lens.target[:, :-1], t.ids[:, 1:])
+        assert (lens.target[:, -1] == -1).all()
+        following = p[:, :-1].gather(-1, t.ids[:, 1:, None])[..., 0]
+        assert difference(lens.probability[0, :, :-1], following) <= 1e-12
+        assert torch.equal(lens.rank[0, :, :-1], (p[:, :-1] > following[..., None]).sum(-1))
+
+
+def test_the_lens_follows_a_token():
+    t = look(A)
+    lens = t.lens(target=4)
+    assert lens.points[:3] == ["blocks.0.resid_pre", "blocks.0.resid_mid", "blocks.0.resid_post"]
+    assert difference(lens.probability[-1], t.probs[..., 4]) <= 1e-12
+
+
+def test_gradient_times_input_is_the_change_to_first_order():
+    t = look(A)
+    found = t.saliency(lambda logits: logits[:, -1, 3])
+    slope = t.gradient(lambda logits: logits[:, -1, 3], "embed")["embed"]
+    assert difference(found, (t["embed"] * slope).sum(-1)) <= 1e-12
+    shrunk = trace(t.network, None, t.ids, edits=[change.scale("embed", 1 - 1e-6, pos=1)]).logits[:, -1, 3]
+    assert difference((t.logits[:, -1, 3] - shrunk) / 1e-6, found[:, 1]) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"),
+    [
+        (lambda t: t.attribute(1, by="layer"), "say component, head, neuron or source"),
+        (lambda t: t.attribute(1, pos=9), "row 0 has 4 tokens"),
+        (lambda t: t.attribute("a"), "without a tokenizer"),
+        (lambda t: t.decompose(by="neuron"), "neuron and source go with attribute"),
+        (lambda t: t.decompose("blocks.0.attn.q"), "is no point of the residual stream"),
+        (lambda t: t.why(0, 9), "layer 0, head 9"),
+        (lambda t: t.why(0, 0, side="both"), "say key, query or pair"),
+        (lambda t: look(A.with_fields({"readout": "bert"})).attribute(1), "no linear function of the stream"),
+    ],
+)
+def test_questions_without_an_answer_say_why(ask, reason):
+    with pytest.raises(InputError, match=reason):
+        ask(look(A))

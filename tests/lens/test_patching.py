@@ -1,0 +1,206 @@
+"""Exact patching is the naive loop, attribution patching its first order, and ablations and paths are edits."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drawing import architectures, difference, make_network
+from pellucid import edits as change
+from pellucid.architecture import Architecture
+from pellucid.lens import InputError, trace
+from pellucid.lens.ablation import ablate
+from pellucid.lens.metrics import Prepared, kl, log_probability, logit, logit_diff, loss, probability
+from pellucid.lens.patching import patch
+from pellucid.lens.paths import path_patch
+from pellucid.names import axes, names
+from running import any_architectures, draw_tokens, source_tokens
+
+A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=3).with_fields({"attention.n_heads": 4, "n_kv_heads": 2})
+SITES = ("resid_pre", "resid_post", "attn_out", "mlp_out", "attn.z", "attn.q", "attn.v", "attn.pattern", "norm_1")
+METRICS = st.sampled_from(
+    [logit_diff(3, 5), logit(2, pos=1), probability(4), log_probability(1, pos=-2), kl(pos=2), loss()]
+)
+
+
+def two_texts(a, common):
+    """Two rows of ids that agree in their first `common` tokens."""
+    one, other = (draw_tokens(a, 1, 5, seed)[0].tolist() for seed in (0, 1))
+    other[:common] = one[:common]
+    return one, [*other[:-1], (one[-1] + 1) % a.n_vocab]
+
+
+def naive(network, clean, corrupt, metric, name, place, head, **options):
+    """One run with one edit."""
+    good = trace(network, None, clean, keep=name, **options)
+    where = {"kv_head" if "g" in axes(name) else "head": head} if set("hg") & set(axes(name)) else {}
+    edit = change.resample(name, good, pos=place, **where)
+    bad = trace(network, None, corrupt, **options)
+    return Prepared(metric, bad)(trace(network, None, corrupt, edits=[edit], **options).logits)[0]
+
+
+@settings(max_examples=40)
+@given(any_architectures(max_ctx=8), st.data(), METRICS)
+def test_exact_patching_is_the_naive_loop(a, data, metric):
+    if a.n_ctx < 5 or (a.attention.mask == "bidirectional" and metric.pos is None):
+        return
+    network, (clean, corrupt) = make_network(a), two_texts(a, data.draw(st.integers(0, 4)))
+    options = {} if a.encoder is None else {"source": source_tokens(a, 1)[0].tolist()}
+    site = data.draw(st.sampled_from([s for s in SITES if f"blocks.0.{s}" in names(a)]))
+    found = patch(network, None, clean, corrupt, metric, site=site, **options)
+    assert found.exact.shape[:2] == (a.n_layers, 5)
+    layer, place = data.draw(st.integers(0, a.n_layers - 1)), data.draw(st.integers(0, 4))
+    heads = range(found.exact.size(2)) if found.exact.ndim == 3 else [None]
+    for head in heads:
+        value = found.exact[layer, place] if head is None else found.exact[layer, place, head]
+        expected = naive(network, clean, corrupt, metric, f"blocks.{layer}.{site}", place, head, **options)
+        assert difference(value, expected) <= 1e-9
+
+
+def test_patching_everything_in_gives_the_clean_answer():
+    network, (clean, corrupt) = make_network(A), two_texts(A, 0)
+    found = patch(network, None, clean, corrupt, logit_diff(3, 5), positions="all")
+    assert difference(found.recovered, torch.ones(3, 1, dtype=torch.float64)) <= 1e-9
+    assert found.best()[1] == -1
+    last = patch(network, None, clean, corrupt, logit_diff(3, 5), site="resid_post", layers=[2], positions=[4])
+    assert difference(last.recovered, torch.ones(1, 1, dtype=torch.float64)) <= 1e-9
+
+
+@pytest.mark.parametrize("site", ["resid_pre", "attn.z", "mlp_out", "attn.pattern"])
+def test_attribution_patching_is_exact_to_first_order(site):
+    """With clean and corrupt activations ever closer, the error falls with the square of their distance."""
+    network, errors = make_network(A.with_fields({"norm.eps": 1e-2})), []
+    ids = [1, 2, 3, 4, 5]
+    for size in (1e-2, 1e-3):
+        nudge = size * torch.randn(A.d_model, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        with torch.no_grad():
+            table = network.embed.token.weight.clone()
+            network.embed.token.weight[6] = table[3] + nudge
+        found = patch(network, None, [1, 2, 6, 4, 5], ids, logit_diff(7, 8), site=site, mode="both")
+        errors.append(found.agreement["largest"])
+        assert (found.exact - found.corrupt).abs().max() > 0.01 * size
+        with torch.no_grad():
+            network.embed.token.weight.copy_(table)
+    assert errors[1] <= errors[0] / 30
+
+
+def test_agreement_is_reported():
+    network, (clean, corrupt) = make_network(A), two_texts(A, 2)
+    found = patch(network, None, clean, corrupt, logit_diff(3, 5), mode="both")
+    assert -1 <= found.agreement["correlation"] <= 1
+    # before the first token that differs there is nothing to patch
+    assert (found.exact[:, :2] == found.corrupt).all()
+    assert (found.estimate[:, :2] == found.corrupt).all()
+    with pytest.raises(InputError, match="mode='both'"):
+        _ = patch(network, None, clean, corrupt, logit_diff(3, 5)).agreement
+    assert patch(network, None, clean, corrupt, logit_diff(3, 5), mode="attribution").exact is None
+
+
+@settings(max_examples=25)
+@given(architectures({"attention.mask": "causal"}, max_ctx=8), st.sampled_from(["zero", "mean", "resample"]), st.data())
+def test_ablations_are_edits(a, kind, data):
+    network = make_network(a)
+    lengths = (4, 4, 4) if kind == "resample" else (4, 3, 4)
+    rows = [draw_tokens(a, 1, n, seed=k)[0].tolist() for k, n in enumerate(lengths)]
+    site = data.draw(st.sampled_from(["attn.z", "mlp_out", "attn_out"]))
+    found = ablate(network, None, rows, log_probability(3), site=site, kind=kind)
+    layer = data.draw(st.integers(0, a.n_layers - 1))
+    name, clean = f"blocks.{layer}.{site}", trace(network, None, rows)
+    x, real = clean[name], clean.inputs.real
+    if kind == "mean":
+        by_position = x.transpose(1, 2) if x.ndim == 4 else x
+        value = by_position[real].mean(0)
+        value = value[None, :, None] if x.ndim == 4 else value
+        edit = {"op": "mean", "value": value}
+    elif kind == "zero":
+        edit = {"op": "zero"}
+    else:
+        edit = {"op": "resample", "value": x.roll(1, 0)}
+    for head in range(a.n_heads) if x.ndim == 4 else [None]:
+        edits = [change.Edit(name=name, head=head, **edit)]
+        t = trace(network, None, rows, edits=edits)
+        expected = Prepared(log_probability(3), clean)(t.logits).mean()
+        value = found.values[layer] if head is None else found.values[layer, head]
+        assert difference(value, expected) <= 1e-9
+    assert abs(found.baseline - float(Prepared(log_probability(3), clean)(clean.logits).mean())) <= 1e-9
+
+
+def test_a_path_through_everything_is_the_sender_s_whole_effect():
+    """With one layer behind the sender and its readers all receiving, the direct paths add up to what patching does."""
+    network, (clean, corrupt) = make_network(A), two_texts(A, 0)
+    metric = logit_diff(3, 5)
+    # from a head of the last layer to the output there is the direct path, and the last MLP
+    sender = ("blocks.2.attn.z", 1)
+    found = path_patch(network, None, clean, corrupt, metric, sender=sender, receivers=[])
+    whole = patch(network, None, corrupt, clean, metric, site="attn.z", layers=[2], positions="all")
+    assert abs(found.patched - whole.exact[0, 0, 1]) <= 1e-9
+    assert abs(found.effect - (found.patched - found.clean)) <= 1e-9
+
+
+def test_a_path_to_a_head_that_does_not_look_carries_nothing():
+    network, (clean, corrupt) = make_network(A), two_texts(A, 0)
+    metric = logit_diff(3, 5)
+    with torch.no_grad():
+        network.blocks[2].attn.out.weight[:, :2] = 0  # head 0 of layer 2 writes nothing
+    found = path_patch(
+        network, None, clean, corrupt, metric, sender=("blocks.0.attn.z", 1), receivers=[("blocks.2.attn.q", 0)]
+    )
+    assert abs(found.effect) <= 1e-9
+    heard = path_patch(
+        network, None, clean, corrupt, metric, sender=("blocks.0.attn.z", 1), receivers=[("blocks.2.attn.q", 1)]
+    )
+    assert abs(heard.effect) > 1e-6
+
+
+@settings(max_examples=10)
+@given(architectures({"attention.mask": "causal", "mlp.activation": "silu"}, max_ctx=8))
+def test_a_path_is_what_its_two_runs_make_by_hand(a):
+    """Head 0 of layer 0 to the queries of the last block's head 0, everything else that could carry it held."""
+    network, (clean, corrupt) = make_network(a), ([1, 2, 3, 4], [4, 3, 2, 1])
+    last = a.n_layers - 1
+    if not last:
+        return
+    metric, receiver = logit_diff(3, 5), f"blocks.{last}.attn.q"
+    other = trace(network, None, corrupt)
+    edits = [change.freeze("blocks.*.attn.z"), change.freeze("blocks.*.mlp_out")]
+    edits += [change.resample("blocks.0.attn.z", other, head=0)]
+    heard = trace(network, None, clean, edits=edits)
+    patched = trace(network, None, clean, edits=[change.set_to(receiver, heard[receiver], head=0)])
+    found = path_patch(
+        network, None, clean, corrupt, metric, sender=("blocks.0.attn.z", 0), receivers=[(receiver, 0)], mlps="frozen"
+    )
+    assert abs(found.patched - float(Prepared(metric, patched)(patched.logits)[0])) <= 1e-9
+
+
+@settings(max_examples=10)
+@given(architectures({"attention.mask": "causal"}, max_ctx=8))
+def test_metrics(a):
+    t = trace(make_network(a), None, [[1, 2, 3], [4, 3]])
+    logits, at = t.logits, torch.stack([t.logits[0, 2], t.logits[1, 1]])
+    assert torch.equal(Prepared(logit(3), t)(logits), at[:, 3])
+    assert torch.equal(Prepared(logit_diff(3, 5), t)(logits), at[:, 3] - at[:, 5])
+    assert difference(Prepared(probability(3), t)(logits), at.softmax(-1)[:, 3]) <= 1e-12
+    assert difference(Prepared(log_probability(3), t)(logits), at.softmax(-1)[:, 3].log()) <= 1e-9
+    assert difference(Prepared(loss(), t)(logits), t.loss.nanmean(1)) <= 1e-12
+    assert Prepared(kl(), t)(logits).abs().max() <= 1e-12
+    p, q = at.softmax(-1), torch.full_like(at, 1 / a.n_vocab)
+    away = Prepared(kl(t), t)(torch.zeros_like(logits))
+    assert difference(away, (p * (p.clamp(min=1e-300) / q).log()).sum(-1)) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (lambda n: patch(n, None, [1, 2], [1, 2, 3], logit(1)), "position by position alike"),
+        (lambda n: patch(n, None, [1, 2], [3, 4], logit(1), mode="fast"), "say exact, attribution or both"),
+        (lambda n: patch(n, None, [1, 2], [3, 4], logit(1), positions=[7]), "positions from 0 to 1"),
+        (lambda n: patch(n, None, [1, 2], [3, 4], logit("a")), "without a tokenizer"),
+        (lambda n: patch(n, None, [1, 2], [3, 4], logit(1, pos=5)), "row 0 has 2 tokens"),
+        (lambda n: ablate(n, None, [1, 2], logit(1), kind="one"), "say zero, mean or resample"),
+        (lambda n: ablate(n, None, [1, 2], logit(1), kind="resample"), "at least two texts"),
+        (lambda n: path_patch(n, None, [1], [2], logit(1), sender=("blocks.0.attn.z", 9), receivers=[]), "head = 9"),
+    ],
+)
+def test_experiments_that_cannot_be_made_say_why(run, reason):
+    with pytest.raises(ValueError, match=reason):
+        run(make_network(A))
