@@ -30,7 +30,7 @@ MOST = 2**24
 
 @dataclass(frozen=True)
 class Patching:
-    """What patching each place gave: `exact` and `estimate` are values of the metric [layer, pos] or [layer, pos, head].
+    """What patching each place gave: `exact` and `estimate` are metrics [layer, pos] or [layer, pos, head].
 
     clean, corrupt   the metric of the two runs
     exact            of a run patched there; None where only estimated
