@@ -39,3 +39,22 @@ def test_compiled_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     train(TEXT, out=tmp_path / "eager", steps=12, fields={**plain, "compile": "no"})
     train(TEXT, out=tmp_path / "compiled", steps=12, fields={**plain, "compile": "yes"})
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), rel=1e-4)
+
+
+def test_compiled_training_of_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Encoder and decoder over batches of several widths: eager's losses, and bfloat16's near them."""
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    words = ["ab" * (1 + k % 9) for k in range(40)]
+    (tmp_path / "pairs.tsv").write_text("".join(f"{w}{k}\t{k}{w}\n" for k, w in enumerate(words)))
+    fields = {**FIELDS, "n_layers": 1, "objective": "source-target", "sample_every": -1}
+    found = {}
+    for name, chosen in {
+        "eager": {"compile": "no"},
+        "compiled": {"compile": "yes"},
+        "bfloat16": {"compile": "no", "precision": "bfloat16"},
+    }.items():
+        train(tmp_path / "pairs.tsv", out=tmp_path / name, steps=8, fields=fields | chosen)
+        found[name] = losses(tmp_path / name)
+    assert found["compiled"] == pytest.approx(found["eager"], rel=1e-4)
+    assert found["bfloat16"] == pytest.approx(found["eager"], rel=0.02)
+    assert found["bfloat16"] != found["eager"]

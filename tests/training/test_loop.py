@@ -12,6 +12,7 @@ from rich.console import Console
 from tiny import FIELDS, Heard, assert_same_run, assert_same_tensors, make_training, resume, rows, start, tensors
 from torch.nn import functional as F
 
+from pellucid.architecture import count_parameters
 from pellucid.text.tokens import Tokens
 from pellucid.training import loop as loop_module
 from pellucid.training import resolve
@@ -426,3 +427,8 @@ def test_memory_is_counted_from_the_sizes():
     with pytest.raises(RecipeError, match="sequences of 128 tokens"):
         resolve.check_memory(runs.with_train(small, batch=10**9), CPU)
     assert 2**28 < resolve.memory_bytes(CPU) < 2**50
+    # an encoder's activations are counted: n_ctx positions more, and attention that reads them
+    alone, both = small.model, make_recipe((), None, {"n_vocab": 512, "objective": "source-target"}).model
+    weights = 16 * (count_parameters(both)["total"] - count_parameters(alone)["total"])
+    more = resolve.training_bytes(both, 4, "float32") - resolve.training_bytes(alone, 4, "float32")
+    assert more - weights > 4 * 4 * alone.n_ctx * alone.n_layers * 10 * alone.d_model

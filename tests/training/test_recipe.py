@@ -28,6 +28,7 @@ OTHER = {
     "train.device": "cuda",
     "model.dropout": "0.25",
     "model.attention.mask": "prefix",
+    "model.ngrams": "2,4",
 }
 #: values that need others
 WITH = {"model.attention.mask": {"train.objective": "prefix"}}

@@ -1,11 +1,12 @@
 """Muon: momentum whose update is made orthogonal (Jordan et al. 2024), the update of torch.optim.Muon.
 
     m <- mu m + (1 - mu) g;   u = (1 - mu) g + mu m   (Nesterov)
-    W <- (1 - lr decay) W - lr 0.2 sqrt(max(rows, columns)) orthogonal(u)
+    W <- (1 - lr decay) W - lr sqrt(max(1, rows / columns)) orthogonal(u)
 
-`orthogonal` is five steps of a Newton-Schulz iteration that moves every singular value towards 1. The
-factor 0.2 sqrt(max) gives updates the size of AdamW's (Liu et al. 2025), so that learning rates carry
-over between widths. torch's own class runs the iteration in bfloat16 and one matrix at a time: on a CPU
+`orthogonal` is five steps of a Newton-Schulz iteration that moves every singular value towards 1. With
+the factor sqrt(max(1, rows / columns)) a step changes what a matrix makes of a vector by the same share
+at every width (Yang, Simon and Bernstein 2023), so that a rate found on a narrow network serves a wide
+one (docs/log.md). torch's own class runs the iteration in bfloat16 and one matrix at a time: on a CPU
 without bfloat16 units that took most of a training step (docs/log.md). Here the precision is a choice,
 matrices of one shape are taken together, and a bad step leaves no trace.
 
@@ -91,7 +92,7 @@ class Muon(torch.optim.Optimizer):
         buffers = [self._buffer(p) for p in params]
         momentum = torch.stack(buffers).lerp_(grads, 1 - group["momentum"])
         update = orthogonal(grads.lerp_(momentum, group["momentum"]), self.dtype)
-        update *= group["lr"] * 0.2 * math.sqrt(max(shape))
+        update *= group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
         # of a bad step the update is put to zero and the decay to one: p * 1 - 0 is p, bit for bit
         decay = torch.ones_like(bad, dtype=update.dtype).masked_fill_(~bad, 1 - group["lr"] * group["weight_decay"])
         update.masked_fill_(bad, 0.0)

@@ -157,12 +157,18 @@ def training_bytes(a: Architecture, batch: int, precision: str) -> int:
     """An estimate, from below, of what training needs at once: weights, gradients, AdamW's two averages, activations.
 
     Activations are counted per position as the tensors that the backward pass of a block keeps: about
-    10 d_model + 3 d_ff + what q, k, v take, and the logits twice.
+    10 d_model + 3 d_ff + what q, k, v take, and the logits twice; an encoder's positions likewise, without logits.
     """
-    n = count_parameters(a)["total"]
     per_number = 2 if precision == "bfloat16" else 4
-    per_position = a.n_layers * (10 * a.d_model + 3 * a.d_ff + (a.n_heads + 2 * a.n_kv_heads) * a.d_head)
-    return 16 * n + batch * a.n_ctx * (per_number * per_position + 8 * a.n_vocab)
+    kept = sum(part.n_ctx * kept_per_position(part) for part in (a, a.encoder) if part is not None)
+    return 16 * count_parameters(a)["total"] + batch * (per_number * kept + 8 * a.n_ctx * a.n_vocab)
+
+
+def kept_per_position(a: Architecture) -> int:
+    """Numbers that the backward pass of all blocks keeps of a position; cross-attention is one more attention."""
+    qkv = (a.n_heads + 2 * a.n_kv_heads) * a.d_head
+    cross = 4 * a.d_model + qkv if a.encoder is not None else 0
+    return a.n_layers * (10 * a.d_model + 3 * a.d_ff + qkv + cross)
 
 
 def memory_bytes(device: torch.device) -> int:
@@ -184,10 +190,11 @@ def check_memory(recipe: Recipe, device: torch.device) -> None:
     """Refuse a run that cannot fit, before anything is allocated."""
     need, have = training_bytes(recipe.model, recipe.train.batch, recipe.train.precision), memory_bytes(device)
     if need > have:
+        source = f" and sources of up to {recipe.model.encoder.n_ctx}" if recipe.model.encoder else ""
         raise RecipeError(
             f"training this would need at least {need / 2**30:.1f} GiB and {device.type} has {have / 2**30:.1f} GiB: "
             f"{count_parameters(recipe.model)['total']:,} parameters, {recipe.train.batch} sequences of "
-            f"{recipe.model.n_ctx} tokens a pass. Make d_model, n_layers, n_ctx or batch smaller"
+            f"{recipe.model.n_ctx} tokens{source} a pass. Make d_model, n_layers, n_ctx or batch smaller"
         )
 
 
