@@ -16,16 +16,13 @@ from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, Piece, generate, stream_generate
 from pellucid.images.run import KIND as IMAGES
 from pellucid.images.run import ImageModel, ImageRun, load_images, train_images
-from pellucid.lens.ablation import Ablation, ablate
 from pellucid.lens.circuits import Circuits
 from pellucid.lens.embeddings import Embeddings
 from pellucid.lens.folding import WeightsView, weights_view
 from pellucid.lens.generating import Watch
+from pellucid.lens.heads import Heads
 from pellucid.lens.matrices import Head
-from pellucid.lens.metrics import Metric
-from pellucid.lens.patching import Patching, patch
-from pellucid.lens.paths import PathEffect, path_patch
-from pellucid.lens.trace import Trace, trace
+from pellucid.lens.opened import Opened
 from pellucid.lens.weights import with_edits
 from pellucid.model import Transformer
 from pellucid.model.weights import load_weights, save_weights
@@ -36,6 +33,7 @@ from pellucid.text.documents import read_corpus
 from pellucid.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from pellucid.text.tokenizer import train_tokenizer as make_tokenizer
 from pellucid.training import run as runs
+from pellucid.training.checkpoint import steps_of
 from pellucid.training.display import PlainReporter, make_reporter
 from pellucid.training.folder import read_json
 from pellucid.training.recipe import Recipe, RecipeError, differences, make_recipe, make_recipe_on, overlay, take_length
@@ -49,7 +47,7 @@ class ModelError(ValueError):
 
 
 @dataclass
-class LanguageModel:
+class LanguageModel(Opened):
     """A network with its tokenizer. Texts go in, texts and probabilities come out.
 
     `provenance` says where the weights come from: the folder, and the step of a run.
@@ -105,10 +103,6 @@ class LanguageModel:
         """What may stand at each [MASK] in `text`; for masked models (`pellucid.generate.filling.fill`)."""
         return fill(self.network, self.tokenizer, text, top=top)
 
-    def trace(self, given: Any, **options: Any) -> Trace:
-        """One pass over texts or ids, every tensor of which has a name (`pellucid.lens.trace.trace`)."""
-        return trace(self.network, self.tokenizer, given, **options)
-
     def circuits(self, **options: Any) -> Circuits:
         """Heads and neurons as matrices, from the weights alone (`pellucid.lens.circuits.Circuits`)."""
         return Circuits(self.network, self.tokenizer, **options)
@@ -124,18 +118,6 @@ class LanguageModel:
     def weights(self, *, fold_norms: bool = False, centre: bool = False) -> WeightsView:
         """The weights by name, read-only, with the norms folded in or the mean taken out (`pellucid.lens.folding`)."""
         return weights_view(self.network, fold_norms=fold_norms, centre=centre)
-
-    def patch(self, clean: Any, corrupt: Any, metric: Metric, **options: Any) -> Patching:
-        """Activation patching, exact or by attribution, place by place (`pellucid.lens.patching.patch`)."""
-        return patch(self.network, self.tokenizer, clean, corrupt, metric, **options)
-
-    def path_patch(self, clean: Any, corrupt: Any, metric: Metric, **options: Any) -> PathEffect:
-        """What one part says to others, by no other way (`pellucid.lens.paths.path_patch`)."""
-        return path_patch(self.network, self.tokenizer, clean, corrupt, metric, **options)
-
-    def ablate(self, texts: Any, metric: Metric, **options: Any) -> Ablation:
-        """What is lost without each head, attention or MLP (`pellucid.lens.ablation.ablate`)."""
-        return ablate(self.network, self.tokenizer, texts, metric, **options)
 
     def verify(self, prompts: list[str] | None = None) -> Report:
         """The laws and the reference, run on this model (`pellucid.verify.verify`)."""
@@ -178,6 +160,20 @@ def load(
     network = Transformer(Architecture.from_dict(json.loads((folder / "architecture.json").read_bytes())))
     load_weights(network, folder / "model.safetensors")
     return LanguageModel(network.to(place, dtype).eval(), load_tokenizer(folder), {"folder": str(folder)})
+
+
+def heads_over(run: str | Path, *, steps: Sequence[int] | None = None, **options: Any) -> dict[int, Heads]:
+    """The scores of the heads at each checkpoint of a run, by step: how they came to do what they do.
+
+    `steps` picks checkpoints; options are those of `LanguageModel.heads`.
+    """
+    found = {}
+    for step in steps_of(Path(run)) if steps is None else steps:
+        model = load(run, checkpoint=str(step))
+        if not isinstance(model, LanguageModel):
+            raise ModelError(f"{run} holds no transformer, so there are no heads: give the run of one")
+        found[step] = model.heads(**options)
+    return found
 
 
 def train(

@@ -1,0 +1,156 @@
+"""What the attention heads do: which of them look back one token, at duplicates, at what followed them, and which copy.
+
+Repeated random tokens have nothing but their repetition to go by (Olsson et al. 2022, section "Argument 1"); a text of
+one's own shows what the heads do there.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pellucid.lens.inputs import InputError, Inputs, read_inputs
+from pellucid.lens.trace import Trace
+from pellucid.model import Transformer
+from pellucid.text.interface import Tokenizer
+
+#: what is scored, in the order of the table
+KINDS = ("previous", "duplicate", "first", "induction", "copying")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A score for each head, `scores[kind]` [layer, head]; nan where the text gave no occasion.
+
+    previous   attention from a token to the one before it
+    duplicate  from a token to its earlier occurrences
+    first      to the first token of all
+    induction  from a token to what followed its earlier occurrences
+    copying    where the token attended to stands, among all tokens, in what the head writes of it towards the logits:
+               1 always first, 0 anywhere, -1 always last; each weighted by the attention
+
+    The first four are shares of attention between 0 and 1, averaged over the queries that have such a key.
+    """
+
+    text: str
+    scores: dict[str, Tensor]
+
+    def best(self, kind: str) -> tuple[int, int]:
+        """The head (layer, head) with the highest score of a kind."""
+        self._check(kind)
+        found = self.scores[kind].nan_to_num(-torch.inf)
+        layer, head = divmod(int(found.argmax()), found.size(1))
+        return layer, head
+
+    def table(self, by: str | None = None) -> list[dict[str, Any]]:
+        """A row for each head, with layer, head and its scores; in order of the heads, or of a kind, highest first."""
+        if by is not None:
+            self._check(by)
+        n_layers, n_heads = next(iter(self.scores.values())).shape
+        rows = [
+            {"layer": l, "head": h} | {kind: float(x[l, h]) for kind, x in self.scores.items()}
+            for l in range(n_layers)
+            for h in range(n_heads)
+        ]
+        return rows if by is None else sorted(rows, key=lambda r: -r[by] if r[by] == r[by] else torch.inf)
+
+    def _check(self, kind: str) -> None:
+        if kind not in self.scores:
+            raise InputError(f"kind = {kind!r}: say one of {', '.join(self.scores)}")
+
+
+def detect_heads(
+    network: Transformer,
+    tokenizer: Tokenizer | None = None,
+    text: Any = None,
+    *,
+    rows: int = 4,
+    period: int | None = None,
+    seed: int = 0,
+    **reading: Any,
+) -> Heads:
+    """Score every head on `rows` sequences of random tokens, each repeated once after `period` tokens, or on a text.
+
+    text    a text, texts or ids, in place of the random tokens
+    period  half the context, at most 32, unless given; the tokens of a period differ as far as the vocabulary goes
+
+    Raises InputError for periods that do not fit, and for encoder-decoders without a text and its source.
+    """
+    if text is not None:
+        shown = text if isinstance(text, str) else "texts"
+        return head_scores(Trace(network, tokenizer, read_inputs(network, tokenizer, text, **reading)), shown)
+    a = network.architecture
+    if a.encoder is not None:
+        raise InputError("an encoder-decoder has no random text of its own: give text=... and source=...")
+    n = min(a.n_ctx // 2, 32) if period is None else period
+    if not 1 <= n <= a.n_ctx // 2:
+        raise InputError(f"period = {n}: two of them have to fit into the context of {a.n_ctx}")
+    n_tokens = a.n_vocab if tokenizer is None else min(a.n_vocab, tokenizer.n_vocab)
+    tokens = repeated_tokens(n_tokens, rows, n, seed).to(network.embed.token.weight.device)
+    return head_scores(Trace(network, tokenizer, Inputs(tokens, (2 * n,) * rows)), f"{n} random tokens, twice")
+
+
+def repeated_tokens(n_vocab: int, rows: int, period: int, seed: int) -> Tensor:
+    """Random tokens [rows, 2 period], the second half the first again; no token twice in a period where that can be."""
+    generator = torch.Generator().manual_seed(seed)
+    if period <= n_vocab:
+        once = torch.stack([torch.randperm(n_vocab, generator=generator)[:period] for _ in range(rows)])
+    else:
+        once = torch.randint(0, n_vocab, (rows, period), generator=generator)
+    return torch.cat([once, once], 1)
+
+
+def head_scores(t: Trace, text: str = "") -> Heads:
+    """The scores of every head on the tokens of a trace."""
+    layers = range(t.architecture.n_layers)
+    if not layers:
+        raise InputError("n_layers = 0: there are no heads")
+    ids, real = t.ids, t.inputs.real
+    place = torch.arange(ids.size(1), device=ids.device)
+    earlier = (place < place[:, None]) & real[:, :, None]
+    same = (ids[:, :, None] == ids[:, None, :]) & earlier
+    followed = torch.zeros_like(same)
+    followed[:, :, 1:] = same[:, :, :-1]  # the key behind an earlier occurrence, which may be the query's own place
+    wanted = {
+        "previous": (place == place[:, None] - 1) & real[:, :, None],
+        "duplicate": same,
+        "first": (place == 0) & earlier,
+        "induction": followed,
+    }
+    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+    for layer in layers:
+        v, pattern = t.tensors([f"blocks.{layer}.attn.{name}" for name in ("v", "pattern")]).values()
+        for kind, keys in wanted.items():
+            found[kind].append(_share(pattern, keys))
+        found["copying"].append(_copying(t, layer, pattern, v))
+    return Heads(text, {kind: torch.stack(rows) for kind, rows in found.items()})
+
+
+def _share(pattern: Tensor, keys: Tensor) -> Tensor:
+    """The attention that falls on the keys wanted [b, i, j], averaged over the queries that have one [head]."""
+    occasions = keys.any(-1)
+    if not occasions.any():
+        return pattern.new_full((pattern.size(1),), torch.nan)
+    on_them = (pattern * keys[:, None]).sum(-1)
+    return on_them.transpose(0, 1)[:, occasions].mean(-1)
+
+
+def _copying(t: Trace, layer: int, pattern: Tensor, v: Tensor) -> Tensor:
+    """Twice the share of the vocabulary that the attended token stands above in what is written of it, less 1."""
+    network: Any = t.network
+    attention = network.blocks[layer].attn
+    W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))
+    gain = getattr(network.final_norm, "gain", None)
+    W_U = network.unembed.weight.detach() if gain is None else network.unembed.weight.detach() * gain.detach()
+    weight = (pattern * t.inputs.real[:, None, :, None]).sum(2)  # [b, h, j]
+    scores = []
+    for h in range(pattern.size(1)):
+        written = v[:, h // attention.group] @ W_O[:, h].T
+        if t.architecture.norm.kind == "layer":
+            written = written - written.mean(-1, keepdim=True)
+        logits = written @ W_U.T  # [b, j, v]
+        own = logits.gather(-1, t.ids[..., None])
+        above = (logits < own).to(logits.dtype).mean(-1) + 0.5 * (logits == own).to(logits.dtype).mean(-1)
+        scores.append(((2 * above - 1) * weight[:, h]).sum() / weight[:, h].sum())
+    return torch.stack(scores)

@@ -1,0 +1,132 @@
+"""Directions in the stream that mean something: differences of means, to steer by, and probes, with their baselines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pellucid.lens.inputs import InputError, read_inputs
+from pellucid.lens.trace import Trace
+from pellucid.model import Transformer
+from pellucid.names import axes
+from pellucid.text.interface import Tokenizer
+
+#: ridge penalties to choose among, times the mean squared singular value of the activations
+PENALTIES = tuple(10.0**k for k in range(-6, 4))
+
+
+def activations(
+    network: Transformer,
+    tokenizer: Tokenizer | None,
+    texts: Any,
+    name: str,
+    pos: int | Literal["mean"] = -1,
+    at_once: int = 32,
+    **reading: Any,
+) -> Tensor:
+    """A vector for each text: what a tensor has at one position, or its mean over the positions [text, m]."""
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    rows = []
+    for first in range(0, len(listed), at_once):
+        some = listed[first : first + at_once]
+        t = Trace(network, tokenizer, read_inputs(network, tokenizer, some, **reading))
+        full = t.full_name(name)
+        if len(axes(full)) != 3:
+            raise InputError(f"{full} has axes {' '.join(axes(full))}: expected one vector for each position")
+        x = t[full]
+        for row, n in enumerate(t.inputs.lengths):
+            rows.append(x[row, :n].mean(0) if pos == "mean" else x[row, t.position(pos, row)])
+    return torch.stack(rows)
+
+
+def direction(
+    network: Transformer, tokenizer: Tokenizer | None, towards: Any, away: Any, at: str, **options: Any
+) -> Tensor:
+    """mean(activations of `towards`) - mean(activations of `away`) [m]: the vector to steer by.
+
+    `edits.add(at, direction, factor=...)` steers, in a trace and while text is generated (Turner et al. 2023; Marks
+    and Tegmark 2023). Options are those of `activations`.
+    """
+    one, other = (activations(network, tokenizer, texts, at, **options) for texts in (towards, away))
+    return one.mean(0) - other.mean(0)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A ridge regression from activations to labels or numbers, and what it is worth.
+
+    classes   the labels in order, empty for numbers; `weights` [class or 1, m], `bias` [class or 1]
+    penalty   chosen by leave-one-out error on the training part
+    trained   accuracy (R^2 for numbers) on the part that it was fitted on
+    held_out  on the part that it has not seen
+    shuffled  held-out scores of probes fitted to labels in random order: what there is without anything to find
+    """
+
+    classes: list[Any]
+    weights: Tensor
+    bias: Tensor
+    penalty: float
+    trained: float
+    held_out: float
+    shuffled: list[float]
+
+    def predict(self, x: Tensor) -> Any:
+        """The label, or the number, for each row of x [n, m]."""
+        values = x.double() @ self.weights.T + self.bias
+        return [self.classes[int(k)] for k in values.argmax(1)] if self.classes else values[:, 0]
+
+
+def fit_probe(
+    x: Tensor, targets: Sequence[Any] | Tensor, *, held_out: float = 0.3, shuffles: int = 5, seed: int = 0
+) -> Probe:
+    """Fit a ridge probe on activations x [n, m] and say what it is worth on rows that it has not seen.
+
+    targets   labels (text, whole numbers, booleans), one of several classes; or floating-point numbers
+
+    Alain and Bengio 2016; the shuffled baseline as in Hewitt and Liang 2019. Raises InputError for too few rows.
+    """
+    values = targets.tolist() if isinstance(targets, Tensor) else list(targets)
+    if len(values) != len(x) or len(values) < 4 or not 0 < held_out < 1:
+        raise InputError(f"{len(x)} rows with {len(values)} targets, {held_out} held out: expected 4 or more of each")
+    classes = [] if isinstance(values[0], float) else sorted(set(values), key=str)
+    if len(classes) == 1:
+        raise InputError(f"every target is {classes[0]!r}: there is nothing to tell apart")
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(values), generator=generator)
+    n_out = min(max(1, round(held_out * len(values))), len(values) - 2)
+    out, into = order[:n_out], order[n_out:]
+    y = torch.tensor([[v == c for c in classes] if classes else [v] for v in values], dtype=torch.float64)
+    rows = x.detach().double().cpu()
+    weights, bias, penalty = _ridge(rows[into], y[into])
+    baseline = []
+    for _ in range(shuffles):
+        mixed = into[torch.randperm(len(into), generator=generator)]
+        w, b, _ = _ridge(rows[into], y[mixed])
+        baseline.append(_score(rows[out] @ w.T + b, y[out], bool(classes)))
+    trained, unseen = (_score(rows[part] @ weights.T + bias, y[part], bool(classes)) for part in (into, out))
+    return Probe(classes, weights, bias, penalty, trained, unseen, baseline)
+
+
+def _ridge(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
+    """W [k, m], b [k] and the penalty with the least leave-one-out error, all from one singular value decomposition."""
+    mean_x, mean_y = x.mean(0), y.mean(0)
+    U, s, Vt = torch.linalg.svd(x - mean_x, full_matrices=False)
+    size, projected = float(s.square().mean()) or 1.0, U.T @ (y - mean_y)
+    best: tuple[float, float] = (torch.inf, 0.0)
+    for penalty in PENALTIES:
+        shrink = s.square() / (s.square() + penalty * size)
+        fitted = U @ (shrink[:, None] * projected)
+        leverage = (U.square() * shrink).sum(1, keepdim=True) + 1 / len(x)
+        error = float((((y - mean_y) - fitted) / (1 - leverage).clamp(min=1e-9)).square().mean())
+        best = min(best, (error, penalty))
+    W = (Vt.T @ ((s / (s.square() + best[1] * size))[:, None] * projected)).T
+    return W, mean_y - W @ mean_x, best[1]
+
+
+def _score(predicted: Tensor, y: Tensor, labels: bool) -> float:
+    """Accuracy, or the share of the variance explained."""
+    if labels:
+        return float((predicted.argmax(1) == y.argmax(1)).double().mean())
+    return float(1 - (predicted - y).square().sum() / (y - y.mean(0)).square().sum())

@@ -1,0 +1,158 @@
+"""Head detectors find heads that are built to do what they look for; probes and directions what was planted."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from drawing import architectures, difference, make_network
+from pellucid import edits as change
+from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
+from pellucid.language_model import heads_over, train
+from pellucid.lens import InputError, trace
+from pellucid.lens.heads import KINDS, detect_heads, head_scores, repeated_tokens
+from pellucid.lens.steering import activations, direction, fit_probe
+from pellucid.model import Transformer
+from running import draw_tokens
+
+A = Architecture(n_vocab=11, n_ctx=12, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
+
+
+def test_the_scores_are_those_of_patterns_written_down():
+    """Two heads whose patterns are set by edits: one looks back one token, one at what followed the last occurrence."""
+    network, ids = make_network(A), [3, 1, 4, 3, 1, 4, 3]
+    pattern = torch.zeros(1, 2, 7, 7, dtype=torch.float64)
+    for i in range(7):
+        pattern[0, 0, i, max(i - 1, 0)] = 1
+        pattern[0, 1, i, i - 2 if i >= 3 else i] = 1
+    t = trace(network, None, ids, edits=[change.set_to("blocks.0.attn.pattern", pattern)])
+    found = head_scores(t).scores
+    assert found["previous"][0].tolist() == [1.0, 0.0]
+    assert found["induction"][0].tolist() == [0.0, 1.0]
+    assert found["first"][0].tolist() == [1 / 6, 0.0]
+    assert found["duplicate"][0].tolist() == [0.0, 0.0]
+
+
+def test_a_head_that_copies_is_found():
+    """W_O W_V = 1 and -1: what is attended to is written as it is, or its negative."""
+    a = Architecture(
+        n_vocab=8,
+        n_ctx=12,
+        d_model=8,
+        n_layers=1,
+        attention=Attention(n_heads=2, d_head=8, bias="none"),
+        mlp=MLP(n_hidden=0, bias="none"),
+        positions=Positions(kind="none"),
+        norm=Norm(kind="none"),
+    )
+    network = make_network(a)
+    with torch.no_grad():
+        network.embed.token.weight.copy_(torch.eye(8))
+        network.blocks[0].attn.value.weight.copy_(torch.cat([torch.eye(8), torch.eye(8)]))
+        network.blocks[0].attn.out.weight.copy_(torch.cat([torch.eye(8), -torch.eye(8)], 1))
+    found = detect_heads(network).scores["copying"][0]
+    assert difference(found, torch.tensor([7 / 8, -7 / 8], dtype=torch.float64)) <= 1e-12
+
+
+@settings(max_examples=15)
+@given(architectures(max_ctx=10))
+def test_scores_of_any_architecture(a):
+    found = detect_heads(make_network(a), rows=2)
+    for kind in KINDS:
+        scores = found.scores[kind]
+        assert scores.shape == (a.n_layers, a.n_heads)
+        assert (scores[~scores.isnan()].abs() <= 1 + 1e-9).all()
+    assert not found.scores["induction"].isnan().any()
+    assert len(found.table()) == a.n_layers * a.n_heads
+    layer, head = found.best("induction")
+    top = found.table(by="induction")[0]
+    assert (top["layer"], top["head"]) == (layer, head)
+
+
+def test_a_text_without_repetition_gives_no_occasion():
+    found = detect_heads(make_network(A), text=[1, 2, 3, 4])
+    assert found.scores["induction"].isnan().all()
+    assert not found.scores["previous"].isnan().any()
+
+
+def test_repeated_tokens():
+    tokens = repeated_tokens(11, 3, 5, 0)
+    assert torch.equal(tokens[:, :5], tokens[:, 5:])
+    assert all(len(set(row[:5].tolist())) == 5 for row in tokens)
+    assert not torch.equal(tokens, repeated_tokens(11, 3, 5, 1))
+
+
+def test_heads_over_the_checkpoints_of_a_run(tmp_path, shakespeare):
+    (tmp_path / "text.txt").write_text(shakespeare[:20_000])
+    fields = {"n_layers": 1, "n_heads": 2, "d_model": 16, "n_ctx": 16, "batch": 2, "tokenizer": "char"}
+    fields |= {"checkpoint_every": 2}
+    run = train(tmp_path / "text.txt", out=tmp_path / "run", steps=4, fields=fields)
+    found = heads_over(run.path, rows=2)
+    assert list(found)[-1] == 4
+    assert len(found) >= 2
+    scores = [heads.scores["previous"] for heads in found.values()]
+    assert not torch.equal(scores[0], scores[-1])
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"),
+    [
+        (lambda: detect_heads(make_network(A), period=7), "two of them have to fit"),
+        (lambda: detect_heads(make_network(A)).best("copier"), "say one of previous"),
+        (lambda: detect_heads(Transformer(A.with_fields({"n_layers": 0}))), "there are no heads"),
+        (lambda: activations(make_network(A), None, [[1]], "blocks.0.attn.q"), "one vector for each position"),
+        (lambda: fit_probe(torch.zeros(3, 2), [1, 2, 3]), "expected 4 or more"),
+        (lambda: fit_probe(torch.zeros(5, 2), [1] * 5), "nothing to tell apart"),
+    ],
+)
+def test_questions_without_an_answer_say_why(ask, reason):
+    with pytest.raises(InputError, match=reason):
+        ask()
+
+
+def test_a_probe_finds_what_is_there_and_nothing_where_nothing_is():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 20, generator=generator, dtype=torch.float64)
+    labels = ["plus" if v > 0 else "minus" for v in (x @ torch.linspace(-1, 1, 20, dtype=torch.float64)).tolist()]
+    probe = fit_probe(x, labels)
+    assert probe.held_out >= 0.9
+    assert 0.3 <= sum(probe.shuffled) / 5 <= 0.7
+    assert probe.predict(x[:5]) == labels[:5]
+    noise = fit_probe(torch.randn(300, 20, generator=generator), labels)
+    assert abs(noise.held_out - sum(noise.shuffled) / 5) <= 0.25
+    numbers = fit_probe(x, (x[:, 3] * 2 + 1).tolist())
+    assert numbers.held_out >= 0.99
+    assert max(numbers.shuffled) <= 0.2
+    assert difference(numbers.predict(x[:3]), x[:3, 3] * 2 + 1) <= 0.05
+
+
+def test_the_penalty_is_the_best_of_leaving_one_out():
+    """The shortcut through leverages against the loop that it stands for."""
+    from pellucid.lens.steering import PENALTIES, _ridge
+
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(12, n, generator=generator, dtype=torch.float64) for n in (5, 1))
+    _, _, chosen = _ridge(x, y)
+
+    def loop(penalty):
+        errors = []
+        size = float(torch.linalg.svdvals(x - x.mean(0)).square().mean())
+        for k in range(12):
+            keep = torch.arange(12) != k
+            # centred with the row left out weighs as the closed form has it: intercept unpenalised
+            ones = torch.cat([x[keep], torch.ones(11, 1, dtype=torch.float64)], 1)
+            ridge = torch.diag(torch.tensor([penalty * size] * 5 + [0.0], dtype=torch.float64))
+            w = torch.linalg.solve(ones.T @ ones + ridge, ones.T @ y[keep])
+            errors.append(float((torch.cat([x[k], torch.ones(1)]) @ w - y[k]).square()))
+        return sum(errors)
+
+    assert chosen == min(PENALTIES, key=loop)
+
+
+def test_a_direction_is_a_difference_of_means():
+    network = make_network(A)
+    one, other = draw_tokens(A, 3, 4).tolist(), draw_tokens(A, 2, 5, 1).tolist()
+    found = direction(network, None, one, other, "blocks.1.resid_pre")
+    means = [trace(network, None, texts)[1].resid_pre[:, -1].mean(0) for texts in (one, other)]
+    assert difference(found, means[0] - means[1]) <= 1e-12
+    mean = activations(network, None, [[1, 2], [3, 4, 5]], "blocks.0.mlp.post", "mean")
+    assert difference(mean[0], trace(network, None, [1, 2])[0].mlp.post[0].mean(0)) <= 1e-12
