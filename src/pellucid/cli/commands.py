@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
+from pellucid.cli.inspect import inspect
+
 OK, FAILED, WRONG_INPUT, NUMERICS = 0, 1, 2, 3
 
 Optional = float | None  # shorthand for options that are off unless given
@@ -303,4 +305,5 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "score": score,
     "fill": fill,
     "verify": verify,
+    "inspect": inspect,
 }

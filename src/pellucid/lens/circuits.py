@@ -1,7 +1,7 @@
 """What a network's weights say without any text: its heads as matrices, read through the vocabulary."""
 
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from pellucid.lens.memories import Neuron
 from pellucid.lens.spelling import Spelling
 from pellucid.model import Transformer
 from pellucid.text.interface import Tokenizer
+
+if TYPE_CHECKING:
+    from pellucid.lens.show.figure import Figure
 
 Part = Literal["attn", "cross", "encoder"]
 
@@ -109,6 +112,12 @@ class Circuits(Spelling):
     def compose(self, kind: Literal["Q", "K", "V"], offset: int | None = None, draws: int = 64) -> Composition:
         """How much every head reads what every earlier head wrote (`pellucid.lens.composition.compose`)."""
         return compose(self, kind, offset, draws)
+
+    def show(self) -> "Figure":
+        """Every head by its weights, as a table."""
+        from pellucid.lens.show import show_heads
+
+        return show_heads(self)
 
     # The vocabulary -------------------------------------------------------------------------
 

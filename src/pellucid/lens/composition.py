@@ -11,6 +11,7 @@ from pellucid.lens.matrices import CircuitError
 
 if TYPE_CHECKING:
     from pellucid.lens.circuits import Circuits
+    from pellucid.lens.show.figure import Figure
 
 Kind = Literal["Q", "K", "V"]
 
@@ -32,6 +33,12 @@ class Composition:
     def excess(self) -> Tensor:
         """The scores above the baseline."""
         return self.scores - self.baseline
+
+    def show(self) -> "Figure":
+        """The scores above the baseline as a picture."""
+        from pellucid.lens.show import show_composition
+
+        return show_composition(self)
 
     def top(self, k: int = 10) -> list[tuple[tuple[int, int], tuple[int, int], float]]:
         """The k strongest pairs: ((layer, head) of the writer, of the reader, score)."""

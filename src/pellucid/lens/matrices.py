@@ -9,6 +9,7 @@ from pellucid.lens.low_rank import LowRank, exact
 
 if TYPE_CHECKING:
     from pellucid.lens.circuits import Circuits
+    from pellucid.lens.show.figure import Figure
 
 
 class CircuitError(ValueError):
@@ -159,6 +160,12 @@ class Head:
         out = exact(c.W_U) if of == "ov" else into
         rows = zip(found.S[:n], found.U.T, found.V.T, strict=False)
         return [Direction(float(s), c.largest(out @ u, k), c.largest(into @ v, k)) for s, u, v in rows]
+
+    def show(self, offset: int | None = None) -> "Figure":
+        """Spectra and strongest directions as a picture; with rotary positions for keys `offset` back, 1 unless given."""
+        from pellucid.lens.show import show_head
+
+        return show_head(self, offset)
 
     def _weight(self, which: str) -> Tensor:
         return self.circuits.weights[f"{self.circuits.prefix(self.layer)}{which}.weight"]

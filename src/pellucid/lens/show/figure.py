@@ -1,0 +1,119 @@
+"""One self-contained HTML page: data, style and script in one file that asks nothing of the network."""
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = ("core.js", "tokens.js", "attention.js", "lens.js", "tables.js", "start.js")
+#: no request leaves the page, whatever a token's text says
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{title}</title>
+<style>
+{style}
+</style>
+</head>
+<body>
+<main id="page"><noscript>This figure is drawn by its own script, which this browser does not run.</noscript></main>
+<script type="application/json" id="figure">{data}</script>
+<script>
+{script}
+</script>
+</body>
+</html>
+"""
+
+
+class Figure:
+    """A picture of panels, shown by itself in a notebook and written to a file by `save`.
+
+    title, facts  the heading, and pairs of a word and a value below it
+    tokens        the tokens that positions of the panels refer to; `words` those that panels name by their place in it
+    vocabulary    how many tokens there are; position: the one that is chosen at first
+    height        of the frame in a notebook, in pixels
+    panels        plain data, each with the `kind` that the script draws
+    """
+
+    def __init__(
+        self,
+        title: str,
+        panels: Sequence[Mapping[str, Any]],
+        *,
+        tokens: Sequence[str] = (),
+        facts: Sequence[tuple[str, str]] = (),
+        words: Sequence[str] = (),
+        vocabulary: int = 0,
+        position: int = 0,
+        height: int = 640,
+    ):
+        self.title, self.panels, self.tokens, self.facts = title, list(panels), list(tokens), list(facts)
+        self.words, self.vocabulary, self.position, self.height = list(words), vocabulary, position, height
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the script is handed."""
+        return {
+            "title": self.title,
+            "facts": self.facts,
+            "tokens": self.tokens,
+            "words": self.words,
+            "vocabulary": self.vocabulary,
+            "position": self.position,
+            "panels": self.panels,
+        }
+
+    @property
+    def html(self) -> str:
+        """The whole page."""
+        return PAGE.format(
+            policy=html.escape(POLICY, quote=True),
+            title=html.escape(self.title),
+            style=asset("page.css"),
+            data=as_json(self.data),
+            script="\n".join(asset(name) for name in SCRIPTS),
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page; an existing file is replaced."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.html, encoding="utf-8", newline="\n")
+        return path
+
+    def _repr_html_(self) -> str:
+        # a frame of its own: the notebook's style and this one's stay apart
+        page = html.escape(self.html, quote=True)
+        style = f"width:100%;height:{self.height}px;border:0;resize:vertical"
+        title = html.escape(self.title)
+        return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="{style}" title="{title}"></iframe>'
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(panel["kind"] for panel in self.panels)
+        return f"Figure({self.title!r}: {kinds}); .save(path) writes it"
+
+
+def as_json(value: Any) -> str:
+    """Compact JSON that may stand inside a script element: no text in it can end the element or open a comment."""
+    made = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    unsafe = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+    for character, escaped in unsafe.items():
+        made = made.replace(character, escaped)
+    # lone surrogates cannot be written as UTF-8
+    return made.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@cache
+def asset(name: str) -> str:
+    """The text of a file that lies beside this one."""
+    return resources.files("pellucid.lens.show").joinpath(name).read_text(encoding="utf-8").strip()

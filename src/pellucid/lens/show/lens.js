@@ -1,0 +1,130 @@
+// Tables of layers by positions on a canvas that draws what can be seen of it: the logit lens, and attribution.
+
+/** A scrolled grid of rows by the prompt's positions. `draw(r, i)` gives {value in [0, 1] or [-1, 1], text}. */
+function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, label }) {
+  const n = figure.tokens.length, gutter = Math.min(112, 10 + 7 * Math.max(...rows.map((r) => r.length))), headRow = 22;
+  const height = headRow + rows.length * cellHeight;
+  const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `${label}; arrow keys move between rows and positions` });
+  const spacer = make("div", { class: "spacer", style: { width: `${gutter + n * cellWidth}px` } });
+  const box = make("div", { class: "wide" }, spacer, canvas), line = make("div", { class: "say", "aria-live": "polite" });
+  body.append(box, line);
+  let row = rows.length - 1, hovered = null, told = "";
+
+  const place = (event) => {
+    const r = canvas.getBoundingClientRect();
+    const i = Math.floor((event.clientX - r.left - gutter + box.scrollLeft) / cellWidth);
+    return [within(Math.floor((event.clientY - r.top - headRow) / cellHeight), rows.length), within(i, n)];
+  };
+  canvas.addEventListener("pointermove", (event) => { hovered = place(event); redraw(); });
+  canvas.addEventListener("pointerleave", () => { hovered = null; redraw(); });
+  canvas.addEventListener("click", (event) => { const [r, i] = place(event); row = r; choose({ position: i }); });
+  box.addEventListener("scroll", redraw);
+  const step = (dr, di) => {
+    row = within(row + dr, rows.length);
+    hovered = null;
+    choose({ position: within(state.position + di, n) });
+    const x = gutter + state.position * cellWidth;
+    if (x - gutter < box.scrollLeft || x + cellWidth > box.scrollLeft + box.clientWidth) box.scrollLeft = x - box.clientWidth / 2;
+  };
+  arrows(canvas, { left: () => step(0, -1), right: () => step(0, 1), up: () => step(-1, 0), down: () => step(1, 0) });
+
+  function cut(context, text, width) {
+    if (context.measureText(text).width <= width) return text;
+    let end = text.length;
+    while (end > 1 && context.measureText(text.slice(0, end) + "\u2026").width > width) end--;
+    return text.slice(0, end) + "\u2026";
+  }
+
+  function repaint() {
+    const width = Math.min(box.clientWidth, gutter + n * cellWidth), context = paint(canvas, width, height);
+    canvas.style.width = `${width}px`;
+    const mono = getComputedStyle(document.documentElement).getPropertyValue("--mono");
+    const first = Math.floor(box.scrollLeft / cellWidth), last = Math.min(n, first + Math.ceil((width - gutter) / cellWidth) + 1);
+    context.textBaseline = "middle";
+    const [hr, hi] = hovered ?? [row, state.position];
+    for (let i = first; i < last; i++) {
+      const x = gutter + i * cellWidth - box.scrollLeft;
+      context.font = `12px ${mono}`;
+      context.fillStyle = ramps.text;
+      if (cellWidth > 30) context.fillText(cut(context, marked(figure.tokens[i]), cellWidth - 6), x + 4, headRow / 2);
+      else if (i === hi) context.fillText(marked(figure.tokens[i]), x, headRow / 2);
+      for (let r = 0; r < rows.length; r++) {
+        const { value, text } = draw(r, i), y = headRow + r * cellHeight, { fill, ink } = colourOf(value, ramp);
+        context.fillStyle = fill;
+        context.fillRect(x, y, cellWidth - (cellWidth > 8 ? 1 : 0), cellHeight - 1);
+        if (text === undefined) continue;
+        context.fillStyle = ink;
+        context.fillText(cut(context, text, cellWidth - 8), x + 4, y + cellHeight / 2);
+      }
+    }
+    context.strokeStyle = ramps.text;
+    context.lineWidth = 2;
+    const x = gutter + hi * cellWidth - box.scrollLeft;
+    context.strokeRect(x, headRow + hr * cellHeight, Math.max(cellWidth - 1, 2), cellHeight - 1);
+    context.fillStyle = getComputedStyle(body).backgroundColor;
+    context.fillRect(0, 0, gutter, height);
+    context.fillStyle = ramps.text;
+    context.font = "12px system-ui, sans-serif";
+    rows.forEach((name, r) => context.fillText(cut(context, name, gutter - 8), 0, headRow + (r + 0.5) * cellHeight));
+    const key = `${hr} ${hi}`;
+    if (key !== told) line.replaceChildren(...say(hr, hi));
+    told = key;
+  }
+  follow(repaint);
+  const start = () => { box.scrollLeft = Math.max(0, gutter + state.position * cellWidth - box.clientWidth / 2); };
+  requestAnimationFrame(start);
+  return { again: () => { told = ""; redraw(); } };
+}
+
+panels.lens = async (panel, body, head) => {
+  const [top, probability, target, rank, entropy, kl] = await Promise.all(["top", "probability", "target", "rank", "entropy", "kl"].map((name) => unpack(panel[name])));
+  const [points, n, k] = panel.top.shape, vocabulary = Math.log2(Math.max(2, figure.vocabulary));
+  const measures = {
+    "probability of the best guess": (c) => probability[c * k],
+    "probability of the token that follows": (c) => Math.max(0, target[c]),
+    "rank of the token that follows": (c) => (rank[c] < 0 ? 0 : 1 - Math.log2(rank[c] + 1) / vocabulary),
+    "entropy": (c) => entropy[c] / vocabulary,
+    "distance from the final guess": (c) => Math.min(1, kl[c] / 8),
+  };
+  const select = make("select", { "aria-label": "colour by" }, ...Object.keys(measures).map((name) => make("option", {}, name)));
+  const ends = make("span", { class: "quiet" });
+  head.append(make("label", { class: "quiet" }, "colour by ", select));
+  body.append(make("p", { class: "quiet" }, "The final norm and the unembedding applied to the stream after each block: the token the network would say if it stopped there. ", ends));
+  const scale = { 0: ["0", "1"], 1: ["0", "1"], 2: [`rank ${figure.vocabulary}`, "1"], 3: ["0", `${three(vocabulary)} bits`], 4: ["0", "8 bits or more"] };
+  const grid = positionGrid(body, {
+    rows: panel.points, cellWidth: 72, cellHeight: 24, ramp: "amount", label: "logit lens",
+    draw: (r, i) => ({ value: measures[select.value](r * n + i), text: marked(figure.words[top[(r * n + i) * k]]) }),
+    say: (r, i) => {
+      const c = r * n + i, said = Array.from({ length: k }, (_, s) => [chip(figure.words[top[c * k + s]]), ` ${percent(probability[c * k + s])}  `]).flat();
+      const wanted = rank[c] < 0 ? [] : [make("br"), "The token that follows has ", percent(target[c]), `, number ${rank[c] + 1} of the guesses. `];
+      return [`${panel.points[r]}, position ${i}: `, ...said, ...wanted, `Entropy ${three(entropy[c])} bits, ${three(kl[c])} bits from the final guess.`];
+    },
+  });
+  const relabel = () => { ends.replaceChildren(scaleBar(...scale[select.selectedIndex])); grid.again(); };
+  select.addEventListener("change", relabel);
+  relabel();
+};
+
+panels.attribution = async (panel, body) => {
+  const values = await unpack(panel.values), [parts, n] = panel.values.shape;
+  const sorted = Float32Array.from(values, Math.abs).sort(), most = sorted[Math.floor(0.995 * (sorted.length - 1))] || 1;
+  const about = panel.guessed ? "the token that follows (at the end, the likeliest one)" : "the likeliest token";
+  body.append(make("p", { class: "quiet" }, `What each part writes along the direction of ${about}: its logit above the average token's, as a sum, with the final norm's scale held as it was. `, scaleBar(`\u2212${three(most)}`, `+${three(most)}`, "signed")));
+  positionGrid(body, {
+    rows: panel.labels, cellWidth: n > 160 ? 6 : n > 48 ? 14 : 22, cellHeight: parts > 60 ? 8 : 16, ramp: "signed", label: "attribution",
+    draw: (r, i) => ({ value: values[r * n + i] / most }),
+    say: (r, i) => [chip(figure.tokens[i]), " \u2192 ", chip(figure.words[panel.target[i]]), ` from ${panel.labels[r]}: ${values[r * n + i] >= 0 ? "+" : "\u2212"}${three(Math.abs(values[r * n + i]))}`],
+  });
+  const detail = make("div", { style: { marginTop: "6px" } });
+  body.append(detail);
+  let last = -1;
+  follow(() => {
+    if (last === state.position) return;
+    last = state.position;
+    const column = Array.from({ length: parts }, (_, r) => [values[r * n + last], panel.labels[r]]);
+    const total = column.reduce((s, [x]) => s + x, 0);
+    const largest = column.sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, 12);
+    const rows = largest.map(([x, name]) => ({ name, value: x, text: `${x < 0 ? "\u2212" : "+"}${three(Math.abs(x))}` }));
+    detail.replaceChildren(make("h3", {}, "What speaks for ", chip(figure.words[panel.target[last]]), ` after ${marked(figure.tokens[last])} (${last}); in all ${three(total)}`), bars(rows));
+  });
+};

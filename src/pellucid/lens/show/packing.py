@@ -1,0 +1,49 @@
+"""Tensors as text inside a page: bytes, compressed, in base64."""
+
+import base64
+import gzip
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+#: bytes that the patterns of one figure may take before they are compressed
+PATTERN_BYTES = 6_000_000
+
+
+def pack(x: Tensor) -> dict[str, Any]:
+    """Float32 or int32 numbers of any shape."""
+    whole = not x.is_floating_point()
+    return _packed(x.to(torch.int32 if whole else torch.float32), "int32" if whole else "float32")
+
+
+def pack_pattern(pattern: Tensor, side: int) -> dict[str, Any]:
+    """Patterns [head, i, j] as bytes round(255 sqrt(A)), whose smallest step from 0 is 1.5e-5.
+
+    Longer ones than `side` are pooled: a cell is the largest entry of `cell` x `cell` positions.
+    """
+    cell = max(1, -(-pattern.size(-1) // side))
+    if cell > 1:
+        pattern = F.max_pool2d(pattern[None].float(), cell, ceil_mode=True)[0]
+    return _packed((255 * pattern.float().sqrt()).round().to(torch.uint8), "uint8") | {"cell": cell}
+
+
+def side_of(n_heads: int, n: int) -> int:
+    """How many cells a pattern may have a side, so that all heads fit into PATTERN_BYTES."""
+    return min(n, int((PATTERN_BYTES / max(n_heads, 1)) ** 0.5))
+
+
+def _packed(x: Tensor, kind: str) -> dict[str, Any]:
+    raw = (
+        x.detach().cpu().contiguous().numpy().astype({"uint8": "u1", "int32": "<i4", "float32": "<f4"}[kind]).tobytes()
+    )
+    # the time in a gzip header would make every page differ
+    return {"shape": list(x.shape), "type": kind, "gzip": base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()}
+
+
+def plain(x: Tensor) -> list[float | None]:
+    """Numbers as JSON has them, with 5 digits; None for what is no number."""
+    return [
+        float(f"{v:.5g}") if v == v and abs(v) != float("inf") else None for v in x.detach().double().cpu().tolist()
+    ]

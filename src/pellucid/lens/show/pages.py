@@ -1,0 +1,195 @@
+"""Which panels make the picture of a trace, an attribution, a head, all heads, a composition."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from pellucid.lens.attribution import Attribution
+from pellucid.lens.circuits import Circuits
+from pellucid.lens.composition import Composition
+from pellucid.lens.inputs import InputError
+from pellucid.lens.low_rank import LowRank
+from pellucid.lens.matrices import CircuitError, Head
+from pellucid.lens.show.figure import Figure
+from pellucid.lens.show.packing import pack, plain
+from pellucid.lens.show.panels import (
+    Glossary,
+    Panel,
+    attention_panel,
+    attribution_panel,
+    bars_panel,
+    heads_panel,
+    lens_panel,
+    short,
+    tokens_panel,
+)
+from pellucid.lens.trace import Trace
+
+PanelName = Literal["tokens", "attention", "lens", "attribution", "heads"]
+
+
+def show_trace(
+    t: Trace,
+    panels: Sequence[PanelName] = ("tokens", "attention", "lens", "attribution"),
+    row: int = 0,
+    title: str = "",
+) -> Figure:
+    """A trace of one text: its tokens with their surprisal, all patterns, the logit lens, direct logit attribution.
+
+    InputError for a panel or a row that there is not.
+    """
+    if unknown := [name for name in panels if name not in get_args(PanelName)]:
+        raise InputError(f"there is no panel {unknown[0]!r}: say any of {', '.join(get_args(PanelName))}")
+    if not 0 <= row < len(t.inputs.lengths):
+        raise InputError(f"row {row}: the trace has {len(t.inputs.lengths)}, counted from 0")
+    words, n = Glossary(t), t.inputs.lengths[row]
+    makers = {
+        "tokens": lambda: tokens_panel(t, row, words),
+        "attention": lambda: attention_panel(t, row),
+        "lens": lambda: lens_panel(t, row, words),
+        "attribution": lambda: attribution_panel(t, row, words),
+        "heads": lambda: heads_panel(t, row),
+    }
+    with torch.inference_mode():
+        made = [makers[name]() for name in panels]
+    fed = [t.spell(int(i)) for i in t.ids[row, :n]]
+    options: dict[str, Any] = {"words": words.texts, "vocabulary": t.architecture.n_vocab, "position": n - 1}
+    return Figure(title or f"{n} tokens", made, tokens=fed, facts=facts_of(t, row), **options)
+
+
+def inspect_page(t: Trace, row: int = 0, name: str = "") -> Figure:
+    """The shareable page about one prompt: everything `show_trace` can draw, and the table of heads."""
+    figure = show_trace(t, get_args(PanelName), row)
+    prompt = "".join(figure.tokens).strip().replace("\n", " ")
+    figure.title = f"\u201c{prompt[:77] + '...' if len(prompt) > 80 else prompt}\u201d"
+    figure.facts = ([("model", Path(name).name)] if name else []) + figure.facts
+    return figure
+
+
+def facts_of(t: Trace, row: int) -> list[tuple[str, str]]:
+    """The model's sizes and the prompt's surprisal."""
+    a, n = t.architecture, t.inputs.lengths[row]
+    parameters = sum(p.numel() for p in t.network.parameters())
+    facts = [
+        ("parameters", f"{parameters:,}"),
+        ("blocks x heads", f"{a.n_layers} x {a.n_heads}"),
+        ("d_model", str(a.d_model)),
+        ("vocabulary", f"{a.n_vocab:,}"),
+        ("tokens", str(n)),
+    ]
+    if a.attention.mask != "bidirectional" and n > 1:
+        facts.append(("mean surprisal", f"{float(t.surprisal()[row, : n - 1].mean()):.3g} bits per token"))
+    if t.edits:
+        facts.append(("edits", ", ".join(f"{e.op} {e.name}" for e in t.edits)))
+    return facts
+
+
+def show_attribution(found: Attribution, k: int = 24) -> Figure:
+    """The k largest parts of a logit, or of a difference of two."""
+    top = found.top(k)
+    rest = found.total - sum(x for _, x in top)
+    left = len(found.labels) - len(top)
+    labels, values = [short(label) for label, _ in top], [x for _, x in top]
+    if left:
+        labels, values = [*labels, f"{left} other parts"], [*values, rest]
+    note = f"At position {found.position}; the sum is {found.total:.4g}, the network says {found.logit:.4g}."
+    panel = bars_panel(f"Logit of {found.target}", labels, torch.tensor(values), note)
+    return Figure(f"Logit of {found.target}", [panel], height=60 + 18 * len(labels) + 120)
+
+
+def show_heads(circuits: Circuits) -> Figure:
+    """Every head by its weights: copying score, sizes of its two circuits."""
+    a = circuits.architecture
+    offset = 1 if a.positions.kind == "rotary" and circuits.part != "cross" else None
+    try:
+        copying = circuits.copying()
+    except CircuitError:
+        copying = None
+    rows = []
+    for l in range(a.n_layers):
+        for h in range(a.n_heads):
+            head = circuits[l, h]
+            score = None if copying is None else float(f"{float(copying[l, h]):.3g}")
+            rows.append([f"{l}.{h}", score, *plain(torch.stack([head.ov.norm(), head.qk(offset).norm()]))])
+    at = "" if offset is None else f" (keys {offset} back)"
+    panel = {
+        "kind": "table",
+        "title": "Heads by their weights",
+        "note": "Copying score: the sum of the eigenvalues of the full OV circuit over the sum of their magnitudes.",
+        "columns": ["head", "copying", "|W_OV|", f"|W_QK|{at}"],
+        "bars": [None, "sign", "size", "size"],
+        "rows": rows,
+        "heads": True,
+    }
+    return Figure("Heads by their weights", [panel])
+
+
+def show_head(head: Head, offset: int | None = None, n: int = 6, k: int = 5) -> Figure:
+    """One head by its weights: spectra of its circuits, and their strongest directions through the vocabulary."""
+    panels: list[Panel] = []
+    if head.circuits.architecture.positions.kind == "rotary" and head.circuits.part != "cross" and offset is None:
+        offset = 1
+    for of, circuit in (("ov", head.ov), ("qk", head.qk(offset))):
+        panels.append(_spectrum(f"Singular values of W_{of.upper()}", circuit))
+        try:
+            found = head.directions(of, n, k, None if of == "ov" else offset)
+        except CircuitError as error:
+            panels.append({"kind": "note", "title": f"W_{of.upper()} through the vocabulary", "text": f"{error}."})
+            continue
+        ends = ["read", "promoted"] if of == "ov" else ["as keys", "as queries"]
+        rows = [
+            [float(f"{d.strength:.4g}"), [token for token, _ in d.into], [token for token, _ in d.out]] for d in found
+        ]
+        panels.append(
+            {
+                "kind": "table",
+                "title": f"Directions of W_{of.upper()}",
+                "note": "Either both ends or neither may be negated: singular vectors come with a sign for the pair.",
+                "columns": ["strength", *ends],
+                "rows": rows,
+            }
+        )
+    panels += _eigenvalues(head)
+    back = [] if offset is None else [("keys", f"{offset} back")]
+    return Figure(f"Head {head.index} of block {head.layer}", panels, facts=back)
+
+
+def _spectrum(title: str, circuit: LowRank) -> Panel:
+    values = circuit.singular_values()
+    return bars_panel(title, [str(i + 1) for i in range(min(16, len(values)))], values[:16])
+
+
+def _eigenvalues(head: Head) -> list[Panel]:
+    try:
+        values = head.full_ov().eigenvalues()
+    except CircuitError:
+        return []
+    note = f"Eigenvalues of W_U W_OV W_E in the complex plane; to the right is copying (score {head.copying:.3g})."
+    points = torch.stack([values.real, values.imag], -1)
+    return [{"kind": "points", "title": "Full OV circuit", "note": note, "points": pack(points)}]
+
+
+def show_composition(found: Composition) -> Figure:
+    """Composition scores of all pairs of heads, above or below what random matrices have."""
+    layers, heads = found.scores.shape[:2]
+    names = [f"{l}.{h}" for l in range(layers) for h in range(heads)]
+    excess = found.excess.reshape(len(names), len(names))
+    most = max(float(excess.nan_to_num(0).abs().max()), 1e-9)
+    note = (
+        f"Rows write, columns read their {dict(Q='queries', K='keys', V='values')[found.kind]} from it. Scores less "
+        f"the {found.baseline:.3g} that random heads have (give or take {found.spread:.2g})."
+    )
+    panel = {
+        "kind": "matrix",
+        "title": f"{found.kind}-composition",
+        "note": note,
+        "values": pack(excess),
+        "rows": names,
+        "columns": names,
+        "low": -most,
+        "high": most,
+        "ramp": "signed",
+    }
+    return Figure(f"{found.kind}-composition", [panel])

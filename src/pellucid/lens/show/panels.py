@@ -1,0 +1,185 @@
+"""What the panels of a figure show, as plain data."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pellucid.lens.attribution import points_of_stream
+from pellucid.lens.circuits import Circuits
+from pellucid.lens.inputs import InputError
+from pellucid.lens.matrices import CircuitError
+from pellucid.lens.show.packing import pack, pack_pattern, plain, side_of
+from pellucid.lens.stream import by_head, frozen_norm, unembedding, writes
+from pellucid.lens.trace import Trace
+
+Panel = dict[str, Any]
+
+
+class Glossary:
+    """The texts of the ids that the panels of a figure mention, each once."""
+
+    def __init__(self, t: Trace):
+        self.trace, self.places, self.texts = t, {}, []
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """The same ids as places in `texts`."""
+        found, inverse = ids.unique(return_inverse=True)
+        for token in found.tolist():
+            if token not in self.places:
+                self.places[token] = len(self.texts)
+                self.texts.append(self.trace.spell(token))
+        return torch.tensor([self.places[token] for token in found.tolist()])[inverse.cpu()]
+
+
+def tokens_panel(t: Trace, row: int, words: Glossary, k: int = 10) -> Panel:
+    """Every token with its surprisal, and what was expected in its place."""
+    n = t.inputs.lengths[row]
+    log_p = t.logits[row, :n].float().log_softmax(-1)
+    best = log_p.topk(min(k, log_p.size(-1)), dim=-1)
+    panel = {
+        "kind": "tokens",
+        "title": "Tokens",
+        "entropy": pack(-(log_p.exp() * log_p).sum(-1) / torch.log(torch.tensor(2.0))),
+        "top": pack(words(best.indices)),
+        "probability": pack(best.values.exp()),
+        "masked": t.architecture.attention.mask == "bidirectional",
+    }
+    if not panel["masked"]:
+        target = t.ids[row, 1:n]
+        at = log_p[:-1].gather(-1, target[:, None])
+        panel["surprisal"] = [None, *plain(t.surprisal()[row, : n - 1])]
+        panel["rank"] = [None, *(log_p[:-1] > at).sum(-1).tolist()]
+    return panel
+
+
+def attention_panel(t: Trace, row: int) -> Panel:
+    """The pattern of every head."""
+    a, n = t.architecture, t.inputs.lengths[row]
+    side = side_of(a.n_layers * a.n_heads, n)
+    layers = [pack_pattern(t[f"blocks.{l}.attn.pattern"][row, :, :n, :n], side) for l in range(a.n_layers)]
+    return {"kind": "attention", "title": "Attention", "layers": layers, "heads": a.n_heads}
+
+
+def lens_panel(t: Trace, row: int, words: Glossary) -> Panel:
+    """What the network would say after every block."""
+    points = points_of_stream(t, mid=False)
+    if not points:
+        return {"kind": "note", "title": "Logit lens", "text": "This network has no blocks to look between."}
+    n, found = t.inputs.lengths[row], t.lens(mid=False, k=5)
+    return {
+        "kind": "lens",
+        "title": "Logit lens",
+        "points": ["embedding" if p.endswith("resid_pre") else f"block {p.split('.')[1]}" for p in points],
+        "top": pack(words(found.tokens[:, row, :n])),
+        "probability": pack(found.probabilities[:, row, :n]),
+        "target": pack(found.probability[:, row, :n].nan_to_num(-1)),
+        "rank": pack(found.rank[:, row, :n]),
+        "entropy": pack(found.entropy[:, row, :n] / torch.log(torch.tensor(2.0))),
+        "kl": pack(found.kl[:, row, :n].clamp(min=0) / torch.log(torch.tensor(2.0))),
+    }
+
+
+def attribution_panel(t: Trace, row: int, words: Glossary) -> Panel:
+    """What every part adds to the logit of the token that follows, at every position, above the average token's."""
+    n = t.inputs.lengths[row]
+    try:
+        labels, values, target = attribute_everywhere(t, row)
+    except InputError as error:
+        return {"kind": "note", "title": "Direct logit attribution", "text": f"Not shown: {error}."}
+    return {
+        "kind": "attribution",
+        "title": "Direct logit attribution",
+        "labels": [short(label) for label in labels],
+        "values": pack(values),
+        "target": words(target[:n]).tolist(),
+        "guessed": t.architecture.attention.mask != "bidirectional",
+    }
+
+
+def attribute_everywhere(t: Trace, row: int) -> tuple[list[str], Tensor, Tensor]:
+    """Direct logit attribution at every position at once: labels, [part, i], and the ids it is about [i].
+
+    The token is the one that follows, at the end (and for masked models everywhere) the likeliest one; its logit is
+    taken above the mean over the vocabulary. Columns sum to that logit.
+    """
+    n, W_U = t.inputs.lengths[row], unembedding(t)
+    target = t.logits[row].argmax(-1)
+    if t.architecture.attention.mask != "bidirectional":
+        target[: n - 1] = t.ids[row, 1:n]
+    w = W_U[target] - W_U.mean(0)
+    final = frozen_norm(t, t.network.final_norm, "final_norm")
+    u = final.back(w.expand(*t.ids.shape, -1))
+    labels, values = [], []
+    for write in writes(t):
+        back = write.back(u)[row, :n]
+        split = by_head(t, write.name) if write.name.endswith(("attn_out", "cross_out")) else None
+        for label, value in (split or {write.name: write.value()}).items():
+            labels.append(label)
+            values.append((value.expand(*t.ids.shape, -1)[row, :n] * back).sum(-1))
+    if final.bias is not None:
+        labels.append("final_norm.bias")
+        values.append(w[:n] @ final.bias)
+    return labels, torch.stack(values), target
+
+
+def heads_panel(t: Trace, row: int) -> Panel:
+    """A row for every head: where it looks in this text, and what its weights copy."""
+    a, n, rows = t.architecture, t.inputs.lengths[row], []
+    copying = None
+    with contextlib.suppress(CircuitError):
+        copying = Circuits(t.network, t.tokenizer).copying()
+    for l in range(a.n_layers):
+        pattern = t[f"blocks.{l}.attn.pattern"][row, :, :n, :n].float()
+        entropy = -torch.special.xlogy(pattern, pattern).sum(-1).mean(-1) / torch.log(torch.tensor(2.0))
+        columns = [share(pattern, offset) for offset in looked_for(t.ids[row, :n])]
+        for h in range(a.n_heads):
+            scores = [float(f"{float(column[h]):.4g}") for column in columns]
+            own = None if copying is None else float(f"{float(copying[l, h]):.3g}")
+            rows.append([f"{l}.{h}", *scores, float(f"{float(entropy[h]):.4g}"), own])
+    return {
+        "kind": "table",
+        "title": "Heads",
+        "note": "Mean attention that goes to the token before, to the first token, to earlier copies of the token, and "
+        "to what followed them; the entropy of the pattern; the sign of what the weights alone write about the token "
+        "attended to (copying score, from -1 to 1, norms left aside).",
+        "columns": ["head", "previous", "first", "same", "induction", "entropy, bits", "copying"],
+        "bars": [None, "share", "share", "share", "share", "size", "sign"],
+        "rows": rows,
+        "heads": True,
+    }
+
+
+def looked_for(ids: Tensor) -> list[Tensor]:
+    """Masks [i, j] of what heads are known to look for: the token before, the first, the same, what followed it."""
+    n = ids.numel()
+    i, j = torch.arange(n)[:, None], torch.arange(n)[None]
+    same = (ids[:, None] == ids[None]).cpu() & (j < i)
+    after = torch.zeros_like(same)
+    after[:, 1:] = same[:, :-1]
+    return [j == i - 1, (j == 0) & (i > 0), same, after & (j <= i)]
+
+
+def share(pattern: Tensor, places: Tensor) -> Tensor:
+    """Mean attention [head] that goes to `places` [i, j], over the queries that have one."""
+    queries = places.any(-1).to(pattern.device)
+    found = (pattern * places.to(pattern)).sum(-1)[:, queries]
+    return found.mean(-1) if queries.any() else torch.zeros(pattern.size(0))
+
+
+def bars_panel(title: str, labels: Sequence[str], values: Tensor, note: str = "") -> Panel:
+    """Signed numbers with labels, in order."""
+    return {"kind": "bars", "title": title, "labels": list(labels), "values": plain(values), "note": note}
+
+
+def short(label: str) -> str:
+    """`blocks.3.attn.head.2` as 3.2, `blocks.3.mlp_out` as mlp 3."""
+    parts = label.split(".")
+    if parts[0] != "blocks":
+        return label
+    if "head" in parts:
+        rest = " ".join(parts[parts.index("head") + 1 :])
+        return f"{'cross ' if 'cross' in parts else ''}head {parts[1]}.{rest}"
+    return " ".join([*parts[2:], parts[1]]).replace("_out", "").replace("attn out bias", "attn bias")

@@ -1,0 +1,112 @@
+// Tables, bars, matrices and plain words.
+
+panels.note = (panel, body) => body.append(make("p", { class: "quiet" }, panel.text));
+
+panels.bars = (panel, body) => {
+  if (panel.note) body.append(make("p", { class: "quiet" }, panel.note));
+  const rows = panel.labels.map((name, k) => ({ name, value: panel.values[k] ?? 0, text: three(panel.values[k]) }));
+  body.append(bars(rows));
+};
+
+/** Columns of numbers with small bars; a press on a column's name sorts by it, a press on a head chooses it. */
+panels.table = (panel, body) => {
+  if (panel.note) body.append(make("p", { class: "quiet" }, panel.note));
+  const most = panel.columns.map((_, c) => Math.max(1e-12, ...panel.rows.map((r) => (typeof r[c] === "number" ? Math.abs(r[c]) : 0))));
+  let by = null, down = true;
+  const rows = make("tbody"), names = panel.columns.map((name, c) => make("button", { onclick: () => { down = by === c ? !down : true; by = c; fill(); } }, name));
+  const heads = names.map((button) => make("th", { scope: "col", style: { textAlign: "left" } }, button));
+  body.append(make("div", { class: "table" }, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), rows)));
+  const cell = (value, c) => {
+    if (Array.isArray(value)) return make("td", {}, ...value.flatMap((text) => [chip(text), " "]));
+    if (typeof value !== "number" && value !== null) return make("td", {}, String(value));
+    const kind = panel.bars?.[c];
+    if (value === null || !kind) return make("td", { class: "number" }, three(value));
+    const share = kind === "size" ? value / most[c] : Math.abs(value), start = kind === "sign" ? (value < 0 ? 50 - 50 * share : 50) : 0;
+    const fill = make("div", { class: "fill", style: { left: `${start}%`, width: `${(kind === "sign" ? 50 : 100) * Math.min(1, share)}%`, background: value < 0 ? "var(--negative)" : "var(--positive)" } });
+    return make("td", { class: "number" }, make("div", { class: "cell" }, three(value), make("div", { class: "track" }, fill)));
+  };
+  let lines = [];
+  function fill() {
+    const order = [...panel.rows];
+    if (by !== null) order.sort((a, b) => (typeof a[by] === "number" ? a[by] - b[by] : String(a[by]).localeCompare(String(b[by]), undefined, { numeric: true })) * (down ? -1 : 1));
+    heads.forEach((th, c) => th.setAttribute("aria-sort", by !== c ? "none" : down ? "descending" : "ascending"));
+    lines = order.map((values) => {
+      const cells = values.map(cell);
+      if (panel.heads) {
+        const [layer, head] = values[0].split(".").map(Number);
+        cells[0] = make("td", {}, make("button", { onclick: () => choose({ layer, head }), "aria-label": `show head ${values[0]}` }, values[0]));
+        return { row: make("tr", {}, ...cells), layer, head };
+      }
+      return { row: make("tr", {}, ...cells) };
+    });
+    rows.replaceChildren(...lines.map((line) => line.row));
+    mark();
+  }
+  const mark = () => panel.heads && lines.forEach(({ row, layer, head }) => row.classList.toggle("picked", layer === state.layer && head === state.head));
+  fill();
+  follow(mark);
+};
+
+/** A small matrix with labelled rows and columns, signed or not, against a baseline where there is one. */
+panels.matrix = async (panel, body) => {
+  if (panel.note) body.append(make("p", { class: "quiet" }, panel.note));
+  const values = await unpack(panel.values), [height, width] = panel.values.shape, { low, high } = panel;
+  body.append(make("p", {}, scaleBar(three(low), three(high), panel.ramp)));
+  const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `${panel.title}; arrow keys move` }), say = make("p", { class: "say", "aria-live": "polite" });
+  body.append(make("div", { class: "stack" }, canvas), say);
+  let row = 0, column = 0;
+  const size = () => Math.max(3, Math.min(28, canvas.parentElement.clientWidth / width));
+  const step = (dr, dc) => { row = within(row + dr, height); column = within(column + dc, width); redraw(); };
+  arrows(canvas, { left: () => step(0, -1), right: () => step(0, 1), up: () => step(-1, 0), down: () => step(1, 0) });
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect();
+    row = within(Math.floor((event.clientY - box.top) / size()), height);
+    column = within(Math.floor((event.clientX - box.left) / size()), width);
+    redraw();
+  });
+  follow(() => {
+    const one = size(), context = paint(canvas, one * width, one * height);
+    canvas.style.width = `${one * width}px`;
+    for (let r = 0; r < height; r++) {
+      for (let c = 0; c < width; c++) {
+        const x = values[r * width + c];
+        if (Number.isNaN(x)) continue;
+        const y = (x - low) / (high - low || 1);
+        context.fillStyle = colourOf(panel.ramp === "signed" ? 2 * y - 1 : y, panel.ramp).fill;
+        context.fillRect(c * one, r * one, one - (one > 6 ? 1 : 0), one - (one > 6 ? 1 : 0));
+      }
+    }
+    context.strokeStyle = ramps.text;
+    context.lineWidth = 2;
+    context.strokeRect(column * one, row * one, one, one);
+    say.textContent = `${panel.rows[row]} \u2192 ${panel.columns[column]}: ${three(values[row * width + column])}`;
+  });
+};
+
+/** Points in the plane with a unit grid: eigenvalues. */
+panels.points = async (panel, body) => {
+  if (panel.note) body.append(make("p", { class: "quiet" }, panel.note));
+  const xy = await unpack(panel.points), canvas = make("canvas", { role: "img", "aria-label": panel.title });
+  body.append(make("div", { class: "stack", style: { maxWidth: "420px" } }, canvas));
+  const far = Math.max(1e-12, ...Array.from(xy, Math.abs)) * 1.1;
+  follow(() => {
+    const width = canvas.parentElement.clientWidth, context = paint(canvas, width, width), at = (v) => ((v / far + 1) * width) / 2;
+    context.strokeStyle = colourOf(0.25).fill;
+    context.strokeRect(0, 0, width, width);
+    for (const [a, b, c, d] of [[-far, 0, far, 0], [0, -far, 0, far]]) {
+      context.beginPath();
+      context.moveTo(at(a), at(b));
+      context.lineTo(at(c), at(d));
+      context.stroke();
+    }
+    for (let k = 0; k < xy.length; k += 2) {
+      context.fillStyle = colourOf(xy[k] > 0 ? 1 : -1, "signed").fill;
+      context.beginPath();
+      context.arc(at(xy[k]), at(-xy[k + 1]), 3.5, 0, 7);
+      context.fill();
+    }
+    context.fillStyle = ramps.text;
+    context.font = "12px system-ui, sans-serif";
+    context.fillText(three(far / 1.1), width - 44, width / 2 - 6);
+  });
+};
