@@ -162,7 +162,7 @@ class Head:
         return [Direction(float(s), c.largest(out @ u, k), c.largest(into @ v, k)) for s, u, v in rows]
 
     def show(self, offset: int | None = None) -> "Figure":
-        """Spectra and strongest directions as a picture; with rotary positions for keys `offset` back, 1 unless given."""
+        """Spectra and strongest directions as a picture; with rotary positions for keys `offset` (1) back."""
         from pellucid.lens.show import show_head
 
         return show_head(self, offset)
