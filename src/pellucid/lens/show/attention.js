@@ -29,9 +29,11 @@ panels.attention = async (panel, body) => {
 
   const picture = make("canvas", { tabindex: 0, role: "img" }), cross = make("canvas", { "aria-hidden": "true" });
   const say = make("p", { class: "say", "aria-live": "polite" }), read = make("div"), title = make("h3");
-  body.append(grid, make("div", { class: "two" }, make("div", {}, title, make("div", { class: "stack" }, picture, cross), say), read));
+  const large = make("div", {}, title, make("div", { class: "stack" }, picture, cross), say), beside = heads <= 8 && layers.length <= 8;
+  if (beside) body.append(make("div", { class: "two" }, make("div", {}, grid, read), large));
+  else body.append(grid, make("div", { class: "two" }, large, read));
   const entry = (i, j) => weight(layers[state.layer][state.head * size + Math.floor(i / cell) * side + Math.floor(j / cell)]);
-  const name = (i) => (cell > 1 ? `${Math.floor(i / cell) * cell} to ${Math.min(n, (Math.floor(i / cell) + 1) * cell) - 1}` : `${marked(tokens[i])} (${i})`);
+  const name = (i) => (cell > 1 ? [`positions ${Math.floor(i / cell) * cell} to ${Math.min(n, (Math.floor(i / cell) + 1) * cell) - 1}`] : [chip(tokens[i]), ` ${i}`]);
   let key = 0, drawn = "", hovered = null, marks = "";
 
   const place = (event) => {
@@ -74,7 +76,7 @@ panels.attention = async (panel, body) => {
     marks = now;
     crosshair(cross, width, i, j);
     const p = entry(i, j);
-    say.replaceChildren(chip(name(i)), " reads ", chip(name(j)), cell > 1 ? ` with at most ${three(p)}` : ` with weight ${three(p)}`);
+    say.replaceChildren(...name(i), " reads ", ...name(j), cell > 1 ? ` with at most ${three(p)}` : ` with weight ${three(p)}`);
     reading();
   });
 
@@ -83,8 +85,8 @@ panels.attention = async (panel, body) => {
     const i = state.position, start = state.head * size + Math.floor(i / cell) * side;
     const row = Array.from(layers[state.layer].subarray(start, start + side), weight);
     const best = row.map((p, j) => [p, j]).sort((a, b) => b[0] - a[0]).slice(0, 10).filter(([p]) => p > 0);
-    const rows = best.map(([p, j]) => ({ name: make("span", {}, chip(name(j * cell))), value: p, text: percent(p) }));
-    read.replaceChildren(make("h3", {}, cell > 1 ? "Most read from the cell of " : "What is read by ", chip(name(i))), rows.length ? bars(rows) : make("p", { class: "quiet" }, "Nothing."));
+    const rows = best.map(([p, j]) => ({ name: make("span", {}, ...name(j * cell)), value: p, text: percent(p) }));
+    read.replaceChildren(make("h3", {}, "What ", ...name(i), cell > 1 ? " read most" : " reads"), rows.length ? bars(rows) : make("p", { class: "quiet" }, "Nothing."));
   }
 
   function crosshair(canvas, width, i, j) {

@@ -3,7 +3,7 @@
 
 const figure = JSON.parse(document.getElementById("figure").textContent);
 const panels = {}; // kind -> function(panel, body), filled by the files below
-const state = { position: figure.position, layer: 0, head: 0 };
+const state = { position: figure.position, layer: figure.head[0], head: figure.head[1] };
 const listeners = [];
 let waiting = false;
 
@@ -83,12 +83,12 @@ function readRamps() {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => {
     const hex = style.getPropertyValue(name).trim().slice(1);
-    return [0, 2, 4].map((k) => (parseInt(hex.slice(k, k + 2), 16) / 255) ** 2.2);
+    return [0, 2, 4].map((k) => parseInt(hex.slice(k, k + 2), 16));
   };
   const ramp = (stops) =>
     Array.from({ length: 256 }, (_, k) => {
       const x = (k / 255) * (stops.length - 1), s = Math.min(Math.floor(x), stops.length - 2);
-      return stops[s].map((c, i) => Math.round(255 * (c + (stops[s + 1][i] - c) * (x - s)) ** (1 / 2.2)));
+      return stops[s].map((c, i) => Math.round(c + (stops[s + 1][i] - c) * (x - s)));
     });
   ramps = {
     amount: ramp(["--low", "--mid", "--high"].map(colour)),

@@ -40,7 +40,7 @@ class Figure:
 
     title, facts  the heading, and pairs of a word and a value below it
     tokens        the tokens that positions of the panels refer to; `words` those that panels name by their place in it
-    vocabulary    how many tokens there are; position: the one that is chosen at first
+    vocabulary    how many tokens there are; position, head: what is chosen at first
     height        of the frame in a notebook, in pixels
     panels        plain data, each with the `kind` that the script draws
     """
@@ -55,10 +55,12 @@ class Figure:
         words: Sequence[str] = (),
         vocabulary: int = 0,
         position: int = 0,
+        head: tuple[int, int] = (0, 0),
         height: int = 640,
     ):
         self.title, self.panels, self.tokens, self.facts = title, list(panels), list(tokens), list(facts)
-        self.words, self.vocabulary, self.position, self.height = list(words), vocabulary, position, height
+        self.words, self.vocabulary, self.position = list(words), vocabulary, position
+        self.head, self.height = head, height
 
     @property
     def data(self) -> dict[str, Any]:
@@ -70,6 +72,7 @@ class Figure:
             "words": self.words,
             "vocabulary": self.vocabulary,
             "position": self.position,
+            "head": self.head,
             "panels": self.panels,
         }
 

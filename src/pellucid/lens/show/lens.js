@@ -2,7 +2,7 @@
 
 /** A scrolled grid of rows by the prompt's positions. `draw(r, i)` gives {value in [0, 1] or [-1, 1], text}. */
 function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, label }) {
-  const n = figure.tokens.length, gutter = Math.min(112, 10 + 7 * Math.max(...rows.map((r) => r.length))), headRow = 22;
+  const n = figure.tokens.length, gutter = Math.min(120, 20 + 7 * Math.max(...rows.map((r) => r.length))), headRow = 22;
   const height = headRow + rows.length * cellHeight;
   const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `${label}; arrow keys move between rows and positions` });
   const spacer = make("div", { class: "spacer", style: { width: `${gutter + n * cellWidth}px` } });
@@ -111,7 +111,7 @@ panels.attribution = async (panel, body) => {
   const about = panel.guessed ? "the token that follows (at the end, the likeliest one)" : "the likeliest token";
   body.append(make("p", { class: "quiet" }, `What each part writes along the direction of ${about}: its logit above the average token's, as a sum, with the final norm's scale held as it was. `, scaleBar(`\u2212${three(most)}`, `+${three(most)}`, "signed")));
   positionGrid(body, {
-    rows: panel.labels, cellWidth: n > 160 ? 6 : n > 48 ? 14 : 22, cellHeight: parts > 60 ? 8 : 16, ramp: "signed", label: "attribution",
+    rows: panel.labels, cellWidth: Math.floor(Math.min(40, Math.max(6, (body.clientWidth - 150) / n))), cellHeight: parts > 60 ? 8 : 16, ramp: "signed", label: "attribution",
     draw: (r, i) => ({ value: values[r * n + i] / most }),
     say: (r, i) => [chip(figure.tokens[i]), " \u2192 ", chip(figure.words[panel.target[i]]), ` from ${panel.labels[r]}: ${values[r * n + i] >= 0 ? "+" : "\u2212"}${three(Math.abs(values[r * n + i]))}`],
   });

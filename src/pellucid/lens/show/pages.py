@@ -64,8 +64,17 @@ def inspect_page(t: Trace, row: int = 0, name: str = "") -> Figure:
     figure = show_trace(t, get_args(PanelName), row)
     prompt = "".join(figure.tokens).strip().replace("\n", " ")
     figure.title = f"\u201c{prompt[:77] + '...' if len(prompt) > 80 else prompt}\u201d"
+    figure.head = _telling(figure.panels[-1]["rows"])
     figure.facts = ([("model", Path(name).name)] if name else []) + figure.facts
     return figure
+
+
+def _telling(rows: list[list[Any]]) -> tuple[int, int]:
+    """The head, of a table of heads, that looks hardest for one thing: the token before, an earlier copy, or what followed it."""
+    if not rows:
+        return 0, 0
+    layer, _, head = max(rows, key=lambda row: max(row[1], row[3], row[4]))[0].partition(".")
+    return int(layer), int(head)
 
 
 def facts_of(t: Trace, row: int) -> list[tuple[str, str]]:
