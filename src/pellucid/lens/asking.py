@@ -5,8 +5,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pellucid.lens.attribution import Attribution, Why
     from pellucid.lens.logit_lens import Lens
+    from pellucid.lens.show.figure import Figure
+    from pellucid.lens.show.pages import PanelName
     from pellucid.lens.stream import Parts
 
 
@@ -51,6 +55,13 @@ class Asking:
         """
         slope = self.gradient(metric, name)[name]  # type: ignore[attr-defined]
         return (self[name] * slope).sum(-1)  # type: ignore[index]
+
+    def show(self, panels: "Sequence[PanelName] | None" = None, **options: Any) -> "Figure":
+        """This trace as one page of HTML, shown by itself in a notebook (`pellucid.lens.show.show_trace`)."""
+        from pellucid.lens.show import show_trace
+
+        given = {} if panels is None else {"panels": panels}
+        return show_trace(self, **given, **options)  # type: ignore[arg-type]
 
     def as_transformer_lens(self) -> dict[str, Tensor]:
         """Everything in TransformerLens's names and shapes (`pellucid.lens.compatibility.as_transformer_lens`)."""

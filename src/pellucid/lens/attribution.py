@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from pellucid.lens.inputs import InputError
 from pellucid.lens.stream import Frozen, Write, by_head, decompose, down, frozen_norm, module_of, unembedding, writes
 from pellucid.lens.trace import Trace
 from pellucid.names import names
+
+if TYPE_CHECKING:
+    from pellucid.lens.show.figure import Figure
 
 By = Literal["component", "head", "neuron", "source"]
 
@@ -39,6 +42,12 @@ class Attribution:
         """The k parts that matter most either way, largest magnitude first."""
         order = self.values.abs().topk(min(k, len(self.labels))).indices.tolist()
         return [(self.labels[i], float(self.values[i])) for i in order]
+
+    def show(self, k: int = 24) -> "Figure":
+        """The k largest parts as a picture."""
+        from pellucid.lens.show import show_attribution
+
+        return show_attribution(self, k)
 
     def __getitem__(self, label: str) -> float:
         return float(self.values[self.labels.index(label)])

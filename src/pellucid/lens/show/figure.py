@@ -80,7 +80,7 @@ class Figure:
     def html(self) -> str:
         """The whole page."""
         return PAGE.format(
-            policy=html.escape(POLICY, quote=True),
+            policy=POLICY,
             title=html.escape(self.title),
             style=asset("page.css"),
             data=as_json(self.data),

@@ -70,7 +70,7 @@ def inspect_page(t: Trace, row: int = 0, name: str = "") -> Figure:
 
 
 def _telling(rows: list[list[Any]]) -> tuple[int, int]:
-    """The head, of a table of heads, that looks hardest for one thing: the token before, an earlier copy, or what followed it."""
+    """The head, of a table of heads, that looks hardest for one thing."""
     if not rows:
         return 0, 0
     layer, _, head = max(rows, key=lambda row: max(row[1], row[3], row[4]))[0].partition(".")

@@ -1,0 +1,182 @@
+"""Figures: one file that fetches nothing, whose numbers are the trace's, and in which no token's text is markup."""
+
+import base64
+import gzip
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drawing import difference, make_network
+from pellucid.architecture import Architecture
+from pellucid.cli import main
+from pellucid.language_model import LanguageModel
+from pellucid.lens import Circuits, InputError, trace
+from pellucid.lens.show import Figure, inspect_page, packing
+from pellucid.lens.show.figure import SCRIPTS, asset
+from pellucid.lens.show.panels import attribute_everywhere, looked_for, share
+from pellucid.text.tokenizer import train_tokenizer
+from running import any_architectures, draw_tokens, source_tokens
+
+A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
+HOSTILE = "</script><img src=x onerror=alert(1)><!--<script>\u2028 &amp; ]]>"
+
+
+def data_of(page):
+    """What the page's script is handed."""
+    return json.loads(re.search(r'<script type="application/json" id="figure">(.*?)</script>', page, re.S)[1])
+
+
+def unpacked(packed):
+    raw = gzip.decompress(base64.b64decode(packed["gzip"]))
+    return torch.tensor(np.frombuffer(raw, packed["type"]).reshape(packed["shape"]).copy())
+
+
+def look(network, n=5):
+    a = network.architecture
+    given_ = {} if a.encoder is None else {"source": source_tokens(a, 1)}
+    return trace(network, None, draw_tokens(a, 1, n), **given_)
+
+
+@settings(deadline=None, max_examples=12)
+@given(any_architectures({"n_ctx": 8}))
+def test_the_page_holds_the_trace_s_numbers(a):
+    """Surprisal, guesses, patterns, lens and attribution of any architecture; what it lacks is a note."""
+    t = look(make_network(a))
+    figure = inspect_page(t)
+    data = data_of(figure.html)
+    assert data == json.loads(json.dumps(figure.data))
+    tokens, attention, lens, attribution, heads = data["panels"]
+    assert data["tokens"] == t.tokens
+    probability = t.probs[0].float()
+    assert difference(unpacked(tokens["probability"])[:, 0], probability.amax(-1)) <= 1e-6
+    guessed = [data["words"][w] for w in unpacked(tokens["top"])[:, 0]]
+    assert guessed == [str(int(i)) for i in t.logits[0].float().argmax(-1)]
+    if a.attention.mask == "bidirectional":
+        assert "surprisal" not in tokens
+    else:
+        assert tokens["surprisal"][0] is None
+        assert difference(torch.tensor(tokens["surprisal"][1:]), t.surprisal()[0].float()) <= 1e-4
+        assert [data["words"][w] for w in attribution.get("target", [])][:-1] == (
+            t.tokens[1:] if "target" in attribution else []
+        )
+    for l, packed in enumerate(attention["layers"]):
+        found, pattern = unpacked(packed).float(), t[f"blocks.{l}.attn.pattern"][0].float()
+        assert (found / 255 - pattern.sqrt()).abs().max() <= 0.5 / 255 + 1e-6
+    expected = t.lens(mid=False)
+    assert difference(unpacked(lens["kl"]), (expected.kl[:, 0] / np.log(2)).float().clamp(min=0)) <= 1e-5
+    assert len(heads["rows"]) == a.n_layers * a.n_heads
+    assert (attribution["kind"] == "note") == (a.readout == "bert")
+    assert (heads["rows"][0][-1] is None) == (a.readout == "bert")
+
+
+@pytest.mark.item("S4-fig-a")
+@settings(deadline=None, max_examples=20)
+@given(any_architectures({"readout": "linear", "n_ctx": 8}))
+def test_attributions_sum_to_the_logit_above_the_average(a):
+    t = look(make_network(a))
+    labels, values, target = attribute_everywhere(t, 0)
+    assert len(labels) == len(values)
+    logits = t.logits[0]
+    expected = logits.gather(-1, target[:, None])[:, 0] - logits.mean(-1)
+    assert difference(values.sum(0), expected) <= 1e-10
+    one = t.attribute(int(target[2]), pos=2, by="head")
+    if "final_norm.bias" not in labels:
+        # the mean over the vocabulary is taken off every part
+        every = torch.stack([t.attribute(v, pos=2, by="head").values for v in range(a.n_vocab)])
+        assert one.labels == labels
+        assert difference(values[:, 2], one.values - every.mean(0)) <= 1e-10
+
+
+def test_no_text_of_a_token_is_markup():
+    figure = Figure(HOSTILE, [{"kind": "note", "title": HOSTILE, "text": HOSTILE}], tokens=[HOSTILE, "\ud800"])
+    data = re.search(r'id="figure">(.*?)</script>', figure.html, re.S)[1]
+    assert not re.search("[<>&\u2028]", data)
+    assert json.loads(data)["tokens"] == [HOSTILE, "\ud800"]
+    assert figure.html.count("<script") == 2
+    assert "<img" not in figure.html
+    assert "<img" not in figure._repr_html_()
+    assert figure._repr_html_().count('"') == 8  # four attributes, and no quote in them
+    figure.html.encode("utf-8")
+
+
+def test_pages_fetch_nothing_and_are_small(tmp_path):
+    figure = inspect_page(look(make_network(A)))
+    page = figure.save(tmp_path / "new" / "page.html").read_text(encoding="utf-8")
+    assert page == figure.html
+    assert "default-src 'none'" in page
+    for way_out in ("http:", "https:", "//cdn", "@import", "url(", "src=", "fetch(", "innerHTML", "<link"):
+        assert way_out not in page, way_out
+    assert sum(len(asset(name)) for name in (*SCRIPTS, "page.css")) <= 150_000
+    assert figure.html == inspect_page(look(make_network(A))).html
+
+
+def test_every_kind_of_panel_is_drawn():
+    script = "\n".join(asset(name) for name in SCRIPTS)
+    drawn = set(re.findall(r"^panels\.(\w+) = ", script, re.M))
+    network = make_network(A)
+    t, circuits = look(network), Circuits(network)
+    figures = [
+        inspect_page(t),
+        t.show(["tokens", "lens"]),
+        t.attribute(3).show(),
+        circuits.show(),
+        circuits[0, 1].show(),
+        circuits.compose("K").show(),
+        Circuits(make_network(A.with_fields({"positions.kind": "rotary"})))[0, 0].show(offset=2),
+        Circuits(make_network(A.with_fields({"readout": "bert"})))[0, 0].show(),
+    ]
+    used = {panel["kind"] for figure in figures for panel in figure.panels}
+    assert used == drawn
+    assert all(figure.html for figure in figures)
+    with pytest.raises(InputError, match="no panel 'nothing'"):
+        t.show(["nothing"])
+    with pytest.raises(InputError, match="row 1"):
+        t.show(row=1)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 99))
+def test_long_patterns_keep_the_largest_of_each_cell(n, side, seed):
+    pattern = torch.rand(2, n, n, generator=torch.Generator().manual_seed(seed))
+    packed = packing.pack_pattern(pattern, side)
+    found, cell = unpacked(packed), packed["cell"]
+    assert found.size(-1) == -(-n // cell) <= side
+    i, j = n - 1, n // 2
+    block = pattern[:, i // cell * cell :, j // cell * cell : (j // cell + 1) * cell]
+    largest = (255 * block.amax((1, 2)).sqrt()).round()
+    assert torch.equal(found[:, i // cell, j // cell].float(), largest)
+    assert 144 * packing.side_of(144, 2048) ** 2 <= packing.PATTERN_BYTES
+
+
+def test_shares_of_attention_are_those_of_a_head_that_does_one_thing():
+    ids = torch.tensor([1, 2, 3, 1, 2, 3])
+    previous, first, same, induction = looked_for(ids)
+    assert same.nonzero().tolist() == [[3, 0], [4, 1], [5, 2]]
+    assert induction.nonzero().tolist() == [[3, 1], [4, 2], [5, 3]]
+    for mask in (previous, first, same, induction):
+        pattern = mask.float()[None]
+        pattern[0, ~mask.any(-1), 0] = 1
+        assert float(share(pattern, mask)) == 1
+    assert float(share(torch.eye(6)[None], induction)) == 0
+    assert float(share(torch.eye(1)[None], looked_for(ids[:1])[0])) == 0
+
+
+def test_the_command_writes_a_page(tmp_path, capsys):
+    tokenizer = train_tokenizer("char", ["to be or not to be"])
+    network = make_network(A.with_fields({"n_vocab": tokenizer.n_vocab, "n_ctx": 16}), dtype=torch.float32)
+    LanguageModel(network, tokenizer, {}).save(tmp_path / "model")
+    page = tmp_path / "page.html"
+    assert main(["inspect", str(tmp_path / "model"), "to be", "-o", str(page), "--device", "cpu"]) == 0
+    assert "5 tokens" in capsys.readouterr().out
+    data = data_of(page.read_text(encoding="utf-8"))
+    assert data["tokens"] == list("to be")
+    assert data["title"] == "\u201cto be\u201d"
+    before = page.read_bytes()
+    assert main(["inspect", str(tmp_path / "model"), "to be" * 9, "-o", str(page), "--device", "cpu"]) == 2
+    assert "expected 1 to n_ctx = 16" in capsys.readouterr().err
+    assert page.read_bytes() == before
