@@ -108,7 +108,7 @@ class Head:
         if offset is None:
             raise CircuitError(
                 "positions.kind = rotary: the QK circuit is a function of how far back the key is; "
-                "say qk(offset=1) for the token before, qk(offset=0) for the token itself"
+                "give offset=1 for the token before, offset=0 for the token itself"
             )
         least = 0 if a.attention.mask == "causal" else 1 - a.n_ctx
         if not least <= offset < a.n_ctx:

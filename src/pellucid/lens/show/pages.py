@@ -184,7 +184,11 @@ def show_composition(found: Composition) -> Figure:
     """Composition scores of all pairs of heads, above or below what random matrices have."""
     layers, heads = found.scores.shape[:2]
     names = [f"{l}.{h}" for l in range(layers) for h in range(heads)]
-    excess = found.excess.reshape(len(names), len(names))
+    if layers < 2:
+        text = "There is no pair of heads in different blocks."
+        return Figure(f"{found.kind}-composition", [{"kind": "note", "title": "Pairs of heads", "text": text}])
+    # the last block's heads are read by none, the first block's read none
+    excess = found.excess[:-1, :, 1:].flatten(2).flatten(0, 1)
     most = max(float(excess.nan_to_num(0).abs().max()), 1e-9)
     note = (
         f"Rows write, columns read their {dict(Q='queries', K='keys', V='values')[found.kind]} from it. Scores less "
@@ -195,8 +199,8 @@ def show_composition(found: Composition) -> Figure:
         "title": f"{found.kind}-composition",
         "note": note,
         "values": pack(excess),
-        "rows": names,
-        "columns": names,
+        "rows": names[:-heads],
+        "columns": names[heads:],
         "low": -most,
         "high": most,
         "ramp": "signed",

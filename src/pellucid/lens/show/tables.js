@@ -54,7 +54,8 @@ panels.matrix = async (panel, body) => {
   body.append(make("p", {}, scaleBar(three(low), three(high), panel.ramp)));
   const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `${panel.title}; arrow keys move` }), say = make("p", { class: "say", "aria-live": "polite" });
   body.append(make("div", { class: "stack" }, canvas), say);
-  let row = 0, column = 0;
+  const best = values.reduce((at, x, k) => (x > values[at] || Number.isNaN(values[at]) ? k : at), 0);
+  let row = Math.floor(best / width), column = best % width;
   const size = () => Math.max(3, Math.min(28, canvas.parentElement.clientWidth / width));
   const step = (dr, dc) => { row = within(row + dr, height); column = within(column + dc, width); redraw(); };
   arrows(canvas, { left: () => step(0, -1), right: () => step(0, 1), up: () => step(-1, 0), down: () => step(1, 0) });
