@@ -161,3 +161,23 @@ def test_alignment_bahdanau(figures: Path):
     assert found["error"] < 1e-5
     drawn(figures, "alignment_bahdanau")
     drawn(figures, "alignment_bahdanau_lengths")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_steering_direction(figures: Path):
+    found = example("steering_direction").main()
+    assert found["calm"] <= 0.2 <= found["unsteered"] <= 0.8 <= found["loud"]
+    assert found["probe"] > found["probe_shuffled"] + 0.2
+    drawn(figures, "steering")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_fact_traced(figures: Path):
+    found = example("fact_traced").main()
+    assert found["accuracy"] >= 0.99
+    assert found["before"] >= 0.5 <= found["behind"]
+    assert found["carried"] >= 0.5
+    assert found["elsewhere"] <= 0.05
+    drawn(figures, "fact_traced")

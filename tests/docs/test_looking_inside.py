@@ -1,0 +1,41 @@
+"""The page on looking inside runs as it stands, and its table is the table of names."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from drawing import make_network
+from pellucid.architecture import Architecture
+from pellucid.language_model import LanguageModel
+from pellucid.names import TABLE
+from pellucid.text.tokenizer import train_tokenizer
+
+PAGE = (Path(__file__).parents[2] / "docs" / "looking-inside.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def model():
+    tokenizer = train_tokenizer("char", ["abcdefghijklmnopqrstuvwxyz "], None)
+    a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=32, d_model=16, n_layers=2).with_fields({"n_heads": 2})
+    return LanguageModel(make_network(a), tokenizer, {})
+
+
+def test_every_block_of_python_runs(model):
+    """In the order they stand: later ones use what earlier ones made. Each line's value is looked at."""
+    here = {"model": model}
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) >= 6
+    for block in blocks:
+        exec(block, here)  # the page's own text
+    assert here["found"].agreement["correlation"] <= 1
+    assert here["edits"].from_json(here["edits"].to_json(here["change"])) == here["change"]
+    attribution = here["t"].attribute(here["one"], vs=here["other"], by="head")
+    assert abs(attribution.total - attribution.logit) <= 1e-9
+
+
+def test_the_table_is_the_table_of_names():
+    """Every name, with its axes, equation and other spellings."""
+    shown = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \| ([^|]*) \| (?:`([^`]+)`)? *\|$", PAGE, re.MULTILINE)
+    expected = [(r.name, r.axes, r.equation, r.symbol, r.transformer_lens) for r in TABLE]
+    assert [tuple(cell.strip().replace("&#124;", "|") for cell in row) for row in shown] == expected
