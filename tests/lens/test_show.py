@@ -16,9 +16,10 @@ from pellucid.architecture import Architecture
 from pellucid.cli import main
 from pellucid.language_model import LanguageModel
 from pellucid.lens import Circuits, InputError, trace
+from pellucid.lens.heads import detect_heads, head_scores
 from pellucid.lens.show import Figure, inspect_page, packing
 from pellucid.lens.show.figure import SCRIPTS, asset
-from pellucid.lens.show.panels import attribute_everywhere, looked_for, share
+from pellucid.lens.show.panels import attribute_everywhere
 from pellucid.text.tokenizer import train_tokenizer
 from running import any_architectures, draw_tokens, source_tokens
 
@@ -70,6 +71,9 @@ def test_the_page_holds_the_trace_s_numbers(a):
     expected = t.lens(mid=False)
     assert difference(unpacked(lens["kl"]), (expected.kl[:, 0] / np.log(2)).float().clamp(min=0)) <= 1e-5
     assert len(heads["rows"]) == a.n_layers * a.n_heads
+    for column, kind in ((1, "previous"), (2, "first"), (3, "duplicate"), (4, "induction")):
+        expected = head_scores(t).scores[kind].nan_to_num(0).flatten()
+        assert difference(torch.tensor([row[column] for row in heads["rows"]]), expected.float()) <= 1e-3
     assert (attribution["kind"] == "note") == (a.readout == "bert")
     assert (heads["rows"][0][-1] is None) == (a.readout == "bert")
 
@@ -124,6 +128,7 @@ def test_every_kind_of_panel_is_drawn():
         inspect_page(t),
         t.show(["tokens", "lens"]),
         t.attribute(3).show(),
+        detect_heads(network).show(),
         circuits.show(),
         circuits[0, 1].show(),
         circuits.compose("K").show(),
@@ -151,19 +156,6 @@ def test_long_patterns_keep_the_largest_of_each_cell(n, side, seed):
     largest = (255 * block.amax((1, 2)).sqrt()).round()
     assert torch.equal(found[:, i // cell, j // cell].float(), largest)
     assert 144 * packing.side_of(144, 2048) ** 2 <= packing.PATTERN_BYTES
-
-
-def test_shares_of_attention_are_those_of_a_head_that_does_one_thing():
-    ids = torch.tensor([1, 2, 3, 1, 2, 3])
-    previous, first, same, induction = looked_for(ids)
-    assert same.nonzero().tolist() == [[3, 0], [4, 1], [5, 2]]
-    assert induction.nonzero().tolist() == [[3, 1], [4, 2], [5, 3]]
-    for mask in (previous, first, same, induction):
-        pattern = mask.float()[None]
-        pattern[0, ~mask.any(-1), 0] = 1
-        assert float(share(pattern, mask)) == 1
-    assert float(share(torch.eye(6)[None], induction)) == 0
-    assert float(share(torch.eye(1)[None], looked_for(ids[:1])[0])) == 0
 
 
 def test_the_command_writes_a_page(tmp_path, capsys):

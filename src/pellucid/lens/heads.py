@@ -5,7 +5,7 @@ one's own shows what the heads do there.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from pellucid.lens.inputs import InputError, Inputs, read_inputs
 from pellucid.lens.trace import Trace
 from pellucid.model import Transformer
 from pellucid.text.interface import Tokenizer
+
+if TYPE_CHECKING:
+    from pellucid.lens.show.figure import Figure
 
 #: what is scored, in the order of the table
 KINDS = ("previous", "duplicate", "first", "induction", "copying")
@@ -54,6 +57,12 @@ class Heads:
             for h in range(n_heads)
         ]
         return rows if by is None else sorted(rows, key=lambda r: -r[by] if r[by] == r[by] else torch.inf)
+
+    def show(self) -> "Figure":
+        """The table as a page of HTML, to be sorted by any kind."""
+        from pellucid.lens.show import show_scores
+
+        return show_scores(self)
 
     def _check(self, kind: str) -> None:
         if kind not in self.scores:
@@ -106,28 +115,32 @@ def head_scores(t: Trace, text: str = "") -> Heads:
     layers = range(t.architecture.n_layers)
     if not layers:
         raise InputError("n_layers = 0: there are no heads")
-    ids, real = t.ids, t.inputs.real
+    wanted = looked_for(t.ids, t.inputs.real)
+    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+    for layer in layers:
+        v, pattern = t.tensors([f"blocks.{layer}.attn.{name}" for name in ("v", "pattern")]).values()
+        for kind, keys in wanted.items():
+            found[kind].append(share(pattern, keys))
+        found["copying"].append(_copying(t, layer, pattern, v))
+    return Heads(text, {kind: torch.stack(rows) for kind, rows in found.items()})
+
+
+def looked_for(ids: Tensor, real: Tensor) -> dict[str, Tensor]:
+    """The keys [b, i, j] that heads of each kind look for, in tokens [b, n] of which `real` are no padding."""
     place = torch.arange(ids.size(1), device=ids.device)
     earlier = (place < place[:, None]) & real[:, :, None]
     same = (ids[:, :, None] == ids[:, None, :]) & earlier
     followed = torch.zeros_like(same)
     followed[:, :, 1:] = same[:, :, :-1]  # the key behind an earlier occurrence, which may be the query's own place
-    wanted = {
+    return {
         "previous": (place == place[:, None] - 1) & real[:, :, None],
         "duplicate": same,
         "first": (place == 0) & earlier,
         "induction": followed,
     }
-    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
-    for layer in layers:
-        v, pattern = t.tensors([f"blocks.{layer}.attn.{name}" for name in ("v", "pattern")]).values()
-        for kind, keys in wanted.items():
-            found[kind].append(_share(pattern, keys))
-        found["copying"].append(_copying(t, layer, pattern, v))
-    return Heads(text, {kind: torch.stack(rows) for kind, rows in found.items()})
 
 
-def _share(pattern: Tensor, keys: Tensor) -> Tensor:
+def share(pattern: Tensor, keys: Tensor) -> Tensor:
     """The attention that falls on the keys wanted [b, i, j], averaged over the queries that have one [head]."""
     occasions = keys.any(-1)
     if not occasions.any():

@@ -1,7 +1,15 @@
 """Pictures of what the other modules of this room compute: one file of HTML each, with nothing to fetch."""
 
 from pellucid.lens.show.figure import Figure
-from pellucid.lens.show.pages import inspect_page, show_attribution, show_composition, show_head, show_heads, show_trace
+from pellucid.lens.show.pages import (
+    inspect_page,
+    show_attribution,
+    show_composition,
+    show_head,
+    show_heads,
+    show_scores,
+    show_trace,
+)
 
 __all__ = [
     "Figure",
@@ -10,5 +18,6 @@ __all__ = [
     "show_composition",
     "show_head",
     "show_heads",
+    "show_scores",
     "show_trace",
 ]

@@ -9,6 +9,7 @@ import torch
 from pellucid.lens.attribution import Attribution
 from pellucid.lens.circuits import Circuits
 from pellucid.lens.composition import Composition
+from pellucid.lens.heads import Heads
 from pellucid.lens.inputs import InputError
 from pellucid.lens.low_rank import LowRank
 from pellucid.lens.matrices import CircuitError, Head
@@ -133,6 +134,24 @@ def show_heads(circuits: Circuits) -> Figure:
         "heads": True,
     }
     return Figure("Heads by their weights", [panel])
+
+
+def show_scores(found: Heads) -> Figure:
+    """A table of what every head does, from random tokens or a text."""
+    kinds = list(found.scores)
+    rows = [
+        [f"{row['layer']}.{row['head']}", *plain(torch.tensor([row[kind] for kind in kinds]))] for row in found.table()
+    ]
+    panel = {
+        "kind": "table",
+        "title": "Heads by what they do",
+        "note": f"On {found.text}. Shares of attention; copying runs from -1 to 1.",
+        "columns": ["head", *kinds],
+        "bars": [None, *("sign" if kind == "copying" else "share" for kind in kinds)],
+        "rows": rows,
+        "heads": True,
+    }
+    return Figure("Heads by what they do", [panel])
 
 
 def show_head(head: Head, offset: int | None = None, n: int = 6, k: int = 5) -> Figure:

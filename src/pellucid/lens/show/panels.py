@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pellucid.lens.attribution import points_of_stream
 from pellucid.lens.circuits import Circuits
+from pellucid.lens.heads import looked_for, share
 from pellucid.lens.inputs import InputError
 from pellucid.lens.matrices import CircuitError
 from pellucid.lens.show.packing import pack, pack_pattern, plain, side_of
@@ -131,10 +132,12 @@ def heads_panel(t: Trace, row: int) -> Panel:
     copying = None
     with contextlib.suppress(CircuitError):
         copying = Circuits(t.network, t.tokenizer).copying()
+    kinds, ids = ("previous", "first", "duplicate", "induction"), t.ids[row : row + 1, :n]
+    wanted = looked_for(ids, torch.ones_like(ids, dtype=torch.bool))
     for l in range(a.n_layers):
         pattern = t[f"blocks.{l}.attn.pattern"][row, :, :n, :n].float()
         entropy = -torch.special.xlogy(pattern, pattern).sum(-1).mean(-1) / torch.log(torch.tensor(2.0))
-        columns = [share(pattern, offset) for offset in looked_for(t.ids[row, :n])]
+        columns = [share(pattern[None], wanted[kind]).nan_to_num(0) for kind in kinds]
         for h in range(a.n_heads):
             scores = [float(f"{float(column[h]):.4g}") for column in columns]
             own = None if copying is None else float(f"{float(copying[l, h]):.3g}")
@@ -145,28 +148,11 @@ def heads_panel(t: Trace, row: int) -> Panel:
         "note": "Mean attention that goes to the token before, to the first token, to earlier copies of the token, and "
         "to what followed them; the entropy of the pattern; the sign of what the weights alone write about the token "
         "attended to (copying score, from -1 to 1, norms left aside).",
-        "columns": ["head", "previous", "first", "same", "induction", "entropy, bits", "copying"],
+        "columns": ["head", *kinds, "entropy, bits", "copying"],
         "bars": [None, "share", "share", "share", "share", "size", "sign"],
         "rows": rows,
         "heads": True,
     }
-
-
-def looked_for(ids: Tensor) -> list[Tensor]:
-    """Masks [i, j] of what heads are known to look for: the token before, the first, the same, what followed it."""
-    n = ids.numel()
-    i, j = torch.arange(n)[:, None], torch.arange(n)[None]
-    same = (ids[:, None] == ids[None]).cpu() & (j < i)
-    after = torch.zeros_like(same)
-    after[:, 1:] = same[:, :-1]
-    return [j == i - 1, (j == 0) & (i > 0), same, after & (j <= i)]
-
-
-def share(pattern: Tensor, places: Tensor) -> Tensor:
-    """Mean attention [head] that goes to `places` [i, j], over the queries that have one."""
-    queries = places.any(-1).to(pattern.device)
-    found = (pattern * places.to(pattern)).sum(-1)[:, queries]
-    return found.mean(-1) if queries.any() else torch.zeros(pattern.size(0))
 
 
 def bars_panel(title: str, labels: Sequence[str], values: Tensor, note: str = "") -> Panel:
