@@ -222,6 +222,17 @@ def test_minutes_of_a_compiled_run_are_fewer_and_quicker_steps(text):
     assert expected > resolve.resolve_steps(recipe, 1000, lambda: 0.5)[0]
 
 
+def test_a_compiled_run_of_half_a_minute_has_steps(text):
+    recipe = make_recipe((str(text),), None, FIELDS | {"steps": 0, "minutes": 0.5})
+    assert resolve.resolve_steps(recipe, 1000, lambda: 0.1, compiled=True)[0] > 100
+
+
+def test_three_minutes_are_not_spent_on_compiling(monkeypatch):
+    monkeypatch.setattr(resolve, "can_compile", lambda device: True)
+    assert not resolve.compile_pays(CPU, 0.4, int(180 / 0.4))[0]
+    assert resolve.compile_pays(CPU, 0.4, int(600 / 0.4))[0]
+
+
 @pytest.mark.parametrize(("fused", "chosen"), [(1.0, "written_out"), (0.5, "fused")])
 def test_attention_is_computed_the_way_that_was_measured_to_be_faster(text, tmp_path, monkeypatch, fused, chosen):
     monkeypatch.setattr(resolve, "mix_seconds", lambda mix, *_: fused if mix.__name__ == "fused" else 0.6)

@@ -48,6 +48,7 @@ FIELDS: dict[str, Any] = {
     "evaluate_tokens": 100,
     "precision": "float32",
     "compile": "no",
+    "attention": "fused",
     "device": "cpu",
 }
 

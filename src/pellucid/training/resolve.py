@@ -22,7 +22,8 @@ from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, with_train
 COMPILE_SECONDS = {"cpu": 35.0, "cuda": 60.0, "mps": 60.0}
 #: the share of eager time that compiling saves on each; measured on CPUs alone (docs/log.md)
 COMPILE_SAVES = {"cpu": 0.27, "cuda": 0.35, "mps": 0.0}
-
+#: how many times its cost compiling has to save before it is chosen: on a busy machine it costs twice as much
+CLEAR_GAIN = 2.0
 
 #: the longest context for which attention written out may be faster, and its words
 WRITTEN_OUT, MIXES = 512, ("fused", "written_out")
@@ -119,7 +120,8 @@ def resolve_steps(
     seconds, left = seconds_per_step(), 60 * t.minutes * 0.93  # the rest is for saving, evaluating and sampling
     if compiled:
         kind = recipe.train.device.partition(":")[0]
-        seconds, left = seconds * (1 - COMPILE_SAVES[kind]), left - COMPILE_SECONDS[kind]
+        # of a short run half the time is left: what was compiled before is found again, and the deadline holds anyway
+        seconds, left = seconds * (1 - COMPILE_SAVES[kind]), max(left - COMPILE_SECONDS[kind], left / 2)
     steps = max(1, int(left / seconds))
     how = " once compiled" if compiled else ""
     return steps, f"length: {t.minutes:g} minutes, {steps:,} steps at {seconds * 1e3:.0f} ms{how}"
@@ -134,11 +136,11 @@ def with_length(recipe: Recipe, length: dict[str, Any]) -> Recipe:
 
 
 def compile_pays(device: torch.device, seconds_per_step: float, n_steps: int) -> tuple[bool, str]:
-    """Whether compiling saves more than it costs over the run, and a sentence with the figures."""
+    """Whether compiling saves clearly more than it costs over the run, and a sentence with the figures."""
     if not can_compile(device):
         return False, "compiled: no (there is no C++ compiler here)"
     saved = seconds_per_step * n_steps * COMPILE_SAVES[device.type]
-    pays = saved > COMPILE_SECONDS[device.type]
+    pays = saved > CLEAR_GAIN * COMPILE_SECONDS[device.type]
     word = "yes" if pays else "no"
     return (
         pays,
