@@ -19,17 +19,16 @@ WORKERS = str(Path(__file__).with_name("generation_workers.py"))
 N_MATRIX = 12 * 12 * 768**2 + 50257 * 768
 BYTES = {"loaded": 4, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 4 / 3}
 OWN = ("loaded", "float32", "bfloat16", "int8")
-HUGGING_FACE = ("float32", "bfloat16")
 
 
 def commands(options: argparse.Namespace) -> dict[str, list[str]]:
     """Each candidate's process."""
     own = {f"pellucid {o}": [sys.executable, WORKERS, "pellucid", o] for o in options.own}
-    settings = HUGGING_FACE + (("float32+static", "bfloat16+static") if options.compiled else ())
-    theirs = {f"transformers {o}": [sys.executable, WORKERS, "transformers", o] for o in settings}
-    if options.litgpt:
-        settings = ("float32", "bfloat16") + (("float32+compiled", "bfloat16+compiled") if options.compiled else ())
-        theirs |= {f"litgpt {o}": [options.litgpt, WORKERS, "litgpt", o] for o in settings if options.batch == 1}
+    peers = options.peers + ([f"{peer}+static" for peer in options.peers] if options.compiled else [])
+    theirs = {f"transformers {o}": [sys.executable, WORKERS, "transformers", o] for o in peers if options.transformers}
+    if options.litgpt and options.batch == 1:
+        peers = options.peers + ([f"{peer}+compiled" for peer in options.peers] if options.compiled else [])
+        theirs |= {f"litgpt {o}": [options.litgpt, WORKERS, "litgpt", o] for o in peers}
     if options.nanogpt:
         theirs |= {"nanogpt float32": [sys.executable, WORKERS, "nanogpt", options.nanogpt]}
     return own | theirs
@@ -69,10 +68,12 @@ def report(whole: dict[str, Measured], first: dict[str, Measured], options: argp
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--no-transformers", dest="transformers", action="store_false", help="leave this peer out")
     parser.add_argument("--litgpt", help="the Python of an environment that has litgpt")
     parser.add_argument("--nanogpt", help="a clone of nanoGPT")
     parser.add_argument("--compiled", action="store_true", help="measure the peers' compiled settings too (minutes)")
     parser.add_argument("--own", nargs="+", default=OWN, help="which of our settings")
+    parser.add_argument("--peers", nargs="*", default=["float32", "bfloat16"], help="the peers' precisions")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--new", type=int, default=256)

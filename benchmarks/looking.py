@@ -1,30 +1,44 @@
-"""What looking costs: memory and time of a pass over 4 x 256 tokens, GPT-2 small's shape, float32.
+"""What looking costs: memory and time of a pass over 4 x 256 tokens, GPT-2 small's shape, float32, beside peers.
 
     python -m benchmarks.looking
 
-Each row is a process of its own, whose peak of resident memory is compared with what it was before the pass.
+Each row is a process of its own, whose peak of resident memory is compared with what it was before the pass; they
+run in turns. TransformerLens is its TransformerBridge around a transformers model of random weights, for it builds
+models from names on a hub; transformers keeps what `output_attentions` and `output_hidden_states` give, which is
+less than everything. The last lines say what taps cost where nothing is asked: how often they are called in a pass,
+times what such a call takes by itself.
 """
 
 import argparse
+import contextlib
 import resource
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from benchmarks.side_by_side import Measured, Worker, header, serve, show, spread
+from benchmarks.side_by_side import BenchmarkError, Measured, Worker, header, serve, show, spread
 
 BATCH, LENGTH = 4, 256
+#: whose, and what of the pass is asked for
 ROWS = {
-    "nothing": "nothing",
-    "an attention pattern": "pattern",
-    "everything available": "available",
-    "everything kept": "everything",
+    "nothing": "pellucid nothing",
+    "an attention pattern": "pellucid pattern",
+    "everything available": "pellucid available",
+    "everything kept": "pellucid everything",
+    "transformers, nothing": "transformers nothing",
+    "transformers, attentions and hidden states": "transformers everything",
+    "TransformerLens, nothing": "transformer_lens nothing",
+    "TransformerLens, an attention pattern": "transformer_lens pattern",
+    "TransformerLens, everything kept": "transformer_lens everything",
 }
+Look = Callable[[Tensor], Any]
 
 
-def looking(what: str) -> Any:
+def pellucid(what: str) -> Look:
     """A pass of ours that looks at `what`."""
     from pellucid.lens.trace import trace
     from pellucid.model import Transformer
@@ -33,14 +47,56 @@ def looking(what: str) -> Any:
 
     network = initialise(Transformer(preset("gpt2")), 0).eval()
     keep = {"pattern": "blocks.5.attn.pattern", "everything": "*"}.get(what, ())
+    if what == "nothing":
+        return torch.inference_mode()(network)
+    return lambda tokens: trace(network, None, tokens, keep=keep).values
 
-    def work(tokens: torch.Tensor) -> Any:
-        if what == "nothing":
-            with torch.inference_mode():
-                return network(tokens)
-        return trace(network, None, tokens, keep=keep)
 
-    return work
+def transformers(what: str) -> Look:
+    """Eager attention where patterns are asked for, its fused one where they are not."""
+    asked = what == "everything"
+    model = hugging_face("eager" if asked else "sdpa")
+    return torch.inference_mode()(
+        lambda tokens: model(tokens, use_cache=False, output_attentions=asked, output_hidden_states=asked)
+    )
+
+
+def transformer_lens(what: str) -> Look:
+    """run_with_cache; attention is eager in it."""
+    from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+    model = hugging_face("eager")
+    bridge = build_bridge_from_module(model, "GPT2LMHeadModel", hf_config=model.config)
+    if what == "nothing":
+        return torch.inference_mode()(lambda tokens: bridge(tokens, return_type="logits"))
+    names = ["blocks.5.attn.hook_pattern"] if what == "pattern" else None
+    return torch.inference_mode()(lambda tokens: bridge.run_with_cache(tokens, names_filter=names)[1])
+
+
+def hugging_face(attention: str) -> Any:
+    """GPT-2 small with random weights."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(attn_implementation=attention)).eval()
+
+
+def weigh(made: Any) -> int:
+    """Bytes of the tensors in what a look returned, each storage once."""
+    found: dict[int, int] = {}
+
+    def walk(x: Any) -> None:
+        if isinstance(x, Tensor):
+            found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        elif hasattr(x, "values"):
+            for value in x.values():
+                walk(value)
+        elif isinstance(x, list | tuple):
+            for value in x:
+                walk(value)
+
+    walk(getattr(made, "cache_dict", made))
+    return sum(found.values())
 
 
 def peak() -> float:
@@ -48,36 +104,77 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
-def worker(what: str) -> None:
+def worker(whose: str, what: str) -> None:
     """One row's process: memory of the first pass after a token's, then seconds."""
-    work = looking(what)
-    work(torch.zeros(1, 2, dtype=torch.int64))
+    look = {"pellucid": pellucid, "transformers": transformers, "transformer_lens": transformer_lens}[whose](what)
+    look(torch.zeros(1, 2, dtype=torch.int64))
     tokens = torch.randint(0, 50257, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
 
     def measure(_: str) -> dict[str, Any]:
         before, start = peak(), time.perf_counter()
-        made = work(tokens)
-        return {"seconds": time.perf_counter() - start, "bytes": peak() - before, "kept": type(made).__name__}
+        made = look(tokens)
+        return {"seconds": time.perf_counter() - start, "bytes": peak() - before, "kept": weigh(made)}
 
     serve({}, measure)
+
+
+def taps_of_nothing() -> tuple[int, float]:
+    """How often a pass calls its tap, and the seconds that such calls take by themselves."""
+    from pellucid.model import OFF, Tap, Transformer
+    from pellucid.presets import preset
+
+    class Counting(Tap):
+        calls = 0
+
+        def __call__(self, name: str, value: Tensor) -> Tensor:
+            Counting.calls += 1
+            return value
+
+        def at(self, scope: str) -> Tap:
+            Counting.calls += 1
+            return self
+
+        def choose(self, names: Any, fused: Any, written: Any, seen: Any = None) -> Tensor:
+            Counting.calls += 1
+            return fused()
+
+    with torch.inference_mode():
+        Transformer(preset("gpt2")).eval()(torch.zeros(1, 2, dtype=torch.int64), tap=Counting())
+    x, n = torch.zeros(1), 100_000
+    start = time.perf_counter()
+    for _ in range(n):
+        OFF("resid_mid", x)
+    return Counting.calls, (time.perf_counter() - start) / n * Counting.calls
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        return worker(options.worker)
-    print(*header(torch.device("cpu"), ["pellucid"]), sep="\n")
+        return worker(*options.worker)
+    print(*header(torch.device("cpu"), ["pellucid", "transformers", "transformer-lens"]), sep="\n")
+    answers: dict[str, list[dict[str, Any]]] = {}
+    with contextlib.ExitStack() as stack:
+        workers = {}
+        for name, given in ROWS.items():
+            command = [sys.executable, "-m", "benchmarks.looking", "--worker", *given.split()]
+            try:
+                workers[name] = stack.enter_context(Worker(command))
+            except BenchmarkError as error:
+                print(f"{name} is left out: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+        for number in range(options.rounds + 1):
+            for name in list(workers) if number % 2 == 0 else list(workers)[::-1]:
+                answers.setdefault(name, []).append(workers[name].ask())
     rows = []
-    for name, given in ROWS.items():
-        with Worker([sys.executable, "-m", "benchmarks.looking", "--worker", given]) as process:
-            answers = [process.ask() for _ in range(options.rounds)]
-        times = Measured(name, [answer["seconds"] for answer in answers])
-        rows.append([name, f"{answers[0]['bytes'] / 1e6:,.0f}", spread(times, 1e3)])
-    show(f"{BATCH} x {LENGTH} tokens", ["", "MB more", "ms"], rows)
+    for name, given in answers.items():
+        times = Measured(name, [answer["seconds"] for answer in given[1:]])
+        rows.append([name, f"{given[0]['bytes'] / 1e6:,.0f}", f"{given[0]['kept'] / 1e6:,.0f}", spread(times, 1e3)])
+    show(f"{BATCH} x {LENGTH} tokens", ["", "MB more at most", "MB kept", "ms"], rows)
+    calls, taken = taps_of_nothing()
+    print(f"taps where nothing is asked: {calls} calls a pass, {taken * 1e6:.0f} microseconds in all")
     return None
 
 

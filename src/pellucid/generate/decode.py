@@ -5,11 +5,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pellucid.generate.errors import GenerationError
+from pellucid.generate.graphs import Graphed, stands_still
 from pellucid.generate.reading import NO_TAPS, Cached, NextLogits, NoTaps, Recomputing, Row, check_readable, reading
 from pellucid.generate.sampling import Sampling, choose, uniform
 from pellucid.generate.source import NO_SOURCES, NoSources, read_sources
 from pellucid.generate.speculation import Speculating
 from pellucid.model import Transformer
+
+#: devices on which a step is recorded and played back (`pellucid.generate.graphs`)
+RECORDED = frozenset({"cuda"})
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,9 @@ def make_reader(
         raise GenerationError(f"speculate = {speculate} reads tokens that may not stay, and taps would see them too")
     if speculate:
         return Speculating(network, longest, sources, speculate)
+    plain = cache and sources is NO_SOURCES and taps is NO_TAPS
+    if plain and network.embed.token.weight.device.type in RECORDED and stands_still(network):
+        return Graphed(network, longest)
     return Cached(network, longest, sources, taps) if cache else Recomputing(network, sources, taps)
 
 

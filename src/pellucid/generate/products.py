@@ -78,16 +78,22 @@ class Int8(nn.Module):
     def forward(self, x: Inputs) -> Outputs:
         rows = x.flatten(0, -2)
         if len(rows) > FEW:
-            y = F.linear(rows, compiled(unpacked)(self.packed, self.scale)[:, : self.n_in])
+            y = self.by_chunks(rows)
         else:
             multiply, rows = compiled(times_packed), F.pad(rows, (0, -self.n_in % 3))
             y = torch.stack([multiply(self.packed, self.scale, row) for row in rows])
         y = y if self.bias is None else y + self.bias
         return y.unflatten(0, x.shape[:-1])
 
+    def by_chunks(self, rows: Float[Tensor, "rows n_in"]) -> Float[Tensor, "rows n_out"]:
+        """x kept^T: a few outputs' weights at a time are taken apart, and multiplied while they are in the cache."""
+        n = max(1, CHUNK // self.n_in)
+        chunks = zip(self.packed.split(n), self.scale.split(n), strict=True)
+        return torch.cat([F.linear(rows, compiled(unpacked)(q, s)[:, : self.n_in]) for q, s in chunks], 1)
 
-#: rows up to here are multiplied one by one; for more the matrix is taken apart first
-FEW = 4
+
+#: rows up to here are multiplied one by one; for more the matrix is taken apart, this many weights at a time
+FEW, CHUNK = 4, 1 << 19
 
 
 def thirds(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:

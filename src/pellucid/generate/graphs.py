@@ -1,0 +1,119 @@
+"""A decoding step whose shapes never change, so that CUDA can record it once and play it back for every token.
+
+A small network on a GPU spends its step on launching kernels one by one; a CUDA graph launches them together. What is
+recorded must use the same memory every time: queries read the whole cache, and a mask hides what is not filled yet.
+The step is tested on the CPU, where nothing is recorded. Recording itself has never been run: no GPU was at hand.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pellucid.generate.reading import Cached, NextLogits, last_logits
+from pellucid.model import Cache, Transformer
+from pellucid.model.attention import Attention
+from pellucid.model.cache import NoCache
+from pellucid.model.shapes import Keys, NewKeys
+
+
+@dataclass
+class StandingLayer(NoCache):
+    """One layer's keys and values, all columns of them; the new ones are written at column `at`, int64 [1]."""
+
+    keys: Tensor
+    values: Tensor
+    at: Tensor
+
+    def of_source(self) -> NoCache:
+        return NoCache()
+
+    def extend(self, k: NewKeys, v: NewKeys) -> tuple[Keys, Keys]:
+        self.keys.index_copy_(2, self.at, k)
+        self.values.index_copy_(2, self.at, v)
+        return self.keys, self.values
+
+
+class Standing(NoCache):
+    """A Cache as the recorded step sees it: nothing but tensors, which stay where they are."""
+
+    def __init__(self, cache: Cache, at: Tensor):
+        self.store, self.at = cache.store, at
+
+    def __getitem__(self, layer: int) -> StandingLayer:
+        return StandingLayer(self.store[0, layer], self.store[1, layer], self.at)
+
+
+class Step:
+    """One token more for every row of one cache.
+
+    inputs   int64 [3, rows]: the tokens, their positions, and each row's first column
+    at       int64 [1]: the column that they are written to
+    """
+
+    def __init__(self, network: Transformer, cache: Cache):
+        rows, device = cache.store.size(2), cache.store.device
+        self.network, self.cache = network, cache
+        self.inputs = torch.zeros((3, rows), dtype=torch.int64, device=device)
+        self.at = torch.full((1,), cache.length, device=device)
+        self.columns = torch.arange(cache.capacity, device=device)
+        self.standing = Standing(cache, self.at)
+        self.graph = None
+        if device.type == "cuda":
+            self.record()
+
+    def compute(self) -> NextLogits:
+        """The logits [rows, n_vocab], from what the inputs hold now."""
+        tokens, positions, starts = self.inputs[:, :, None]
+        mask = ((self.columns >= starts) & (self.columns <= self.at))[:, None]
+        return last_logits(self.network, tokens, positions=positions, mask=mask, cache=self.standing)
+
+    def record(self) -> None:
+        """Record the step after calls of it on a stream of their own, as CUDA graphs ask for; never run so far.
+
+        What these calls write stands in the column that the next token overwrites.
+        """
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.compute()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.logits = self.compute()
+        self.graph = graph
+
+    def __call__(self, tokens: Sequence[int], positions: Sequence[int], starts: Sequence[int]) -> NextLogits:
+        """The logits after these tokens, which the cache keeps from now on."""
+        self.inputs.copy_(torch.tensor([list(tokens), list(positions), list(starts)]))
+        self.at.fill_(self.cache.length)
+        if self.graph is None:
+            logits = self.compute()
+        else:
+            self.graph.replay()
+            logits = self.logits.clone()
+        self.cache.advance(1)
+        return logits
+
+
+class Graphed(Cached):
+    """A cached reader whose steps are played back; a new cache (rows were dropped, a text outgrew it) is a new step."""
+
+    recorded: Step | None = None
+
+    def step(self, tokens: Sequence[int], prompts: Sequence[int]) -> NextLogits:
+        """Read one more token of every row."""
+        assert self.cache is not None
+        if self.recorded is None or self.recorded.cache is not self.cache:
+            self.recorded = Step(self.network, self.cache)
+        positions = [min(n, self.n_ctx - 1) for n in self.lengths]
+        return self.recorded(tokens, positions, [self.cache.length - n for n in self.lengths])
+
+
+def stands_still(network: Transformer) -> bool:
+    """Whether a step is the same function of tensors alone for every length: no encoder, no n-grams (which look back
+    at tokens), and masks that do not depend on a distance."""
+    layers = [m for m in network.modules() if isinstance(m, Attention)]
+    return network.encoder is None and network.embed.ngrams is None and all(m.mask.plain for m in layers)
