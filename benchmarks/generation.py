@@ -48,20 +48,18 @@ def measure(workers: dict[str, Worker], line: str, rounds: int) -> tuple[dict[st
 
 
 def report(whole: dict[str, Measured], first: dict[str, Measured], options: argparse.Namespace) -> None:
-    """Tokens per second, the share of the read bandwidth, ratios to each peer's best."""
+    """Tokens per second, the share of the read bandwidth, ratios to every setting of every peer."""
     peers = [name for name in whole if not name.startswith("pellucid")]
-    kinds = sorted({name.split()[0] for name in peers})
-    best = {kind: min((n for n in peers if n.startswith(kind)), key=lambda n: whole[n].median) for kind in kinds}
     bandwidth = memory_read(torch.device("cpu")).median
     rows = []
     for name, m in whole.items():
         rate = Measured(name, [options.batch * options.new / t for t in m.values])
         weights = name.split()[1].partition("+")[0]
         limit = bandwidth / (N_MATRIX * BYTES.get(weights, 4)) * options.batch
-        ratios = [f"{m.ratio_to(whole[best[kind]]).median:.2f}" for kind in kinds]
+        ratios = [f"{m.ratio_to(whole[peer]).median:.2f}" for peer in peers]
         rows.append([name, spread(rate), spread(first[name], 1e3), f"{rate.median / limit:.0%}", *ratios])
     title = f"batch {options.batch}, prompt {options.prompt}, {options.new} new tokens; read {bandwidth / 1e9:.1f} GB/s"
-    columns = ["", "tokens/s", "first token ms", "of bandwidth", *(f"x {best[kind]}" for kind in kinds)]
+    columns = ["", "tokens/s", "first token ms", "of bandwidth", *(f"x {peer}" for peer in peers)]
     show(title, columns, rows)
 
 
