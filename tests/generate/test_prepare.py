@@ -20,14 +20,6 @@ KINDS = [kind for kind in PRODUCTS if products.available(kind)]
 SMALL = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def uncompiled():
-    """The same formulas without a compiler, which would compile anew for every kind of size."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "compiled", lambda f: f)
-        yield
-
-
 def kept(product: nn.Module, weight: torch.Tensor) -> torch.Tensor:
     return getattr(product, "kept", weight).double()
 
@@ -52,16 +44,6 @@ def test_int8_is_within_half_a_step_of_each_weight(n_out, n_in, size):
     steps = weight.double().abs().amax(1, keepdim=True) / 127
     assert ((product.kept.double() - weight.double()).abs() <= (0.5 + 1e-4) * steps).all()
     assert torch.equal(Int8(torch.zeros(2, 3), None).kept, torch.zeros(2, 3))
-
-
-def test_compiled_int8_is_the_same_function():
-    compiled = torch.compile(products.times_packed, dynamic=True)
-    for n_out, n_in in ((7, 6), (32, 48), (50, 96)):
-        product = Int8(torch.randn(n_out, n_in), None)
-        x = torch.randn(n_in)
-        exact = product.kept.double() @ x.double()
-        found = compiled(product.packed, product.scale, x)
-        assert (found - exact).abs().max() <= 1e-5 * max(1, float(exact.abs().max()))
 
 
 def network_of_kept(network: Transformer, made: Transformer) -> Transformer:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.products import PRODUCTS, available, has_compiler
+from pellucid.generate.products import PRODUCTS, available
 from pellucid.model import Transformer
 from pellucid.model.attention import Attention
 from pellucid.model.shapes import Keys, Queries, Visible
@@ -23,8 +23,8 @@ from pellucid.model.shapes import Keys, Queries, Visible
 #: loaded: as they are; auto: float32 is packed where that pays, all else is as loaded
 Weights = Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8"]
 
-#: what `auto` takes packing to pay for: networks whose matrices do not fit into caches, texts of some length, and
-#: memory for a second copy; packing takes about as long as five steps (docs/log.md)
+#: where `auto` packs: networks whose matrices do not fit into caches, texts long enough to win back what packing took
+#: (`python -m benchmarks.products` prints both for GPT-2 small; other sizes were not measured), and memory for a copy
 LEAST_PARAMETERS, LEAST_TOKENS, MOST_BYTES = 10_000_000, 32, 4 << 30
 
 
@@ -108,8 +108,7 @@ def sentence(weights: str, errors: dict[str, float]) -> str:
     if not errors:
         return "weights: float32, packed"
     worst = max(errors, key=errors.__getitem__)
-    said = f"weights: {weights}, {sum(errors.values()) / len(errors):.2%} from float32 ({worst}: {errors[worst]:.2%})"
-    return said if weights != "int8" or has_compiler() else f"{said}; there is no C++ compiler here, so this is slow"
+    return f"weights: {weights}, {sum(errors.values()) / len(errors):.2%} from float32 ({worst}: {errors[worst]:.2%})"
 
 
 _KEPT: "weakref.WeakKeyDictionary[Transformer, dict[str, tuple[tuple[int, ...], Prepared]]]" = (
