@@ -142,8 +142,8 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     return network, step
 
 
-#: the shape of nanoGPT's network, which has no biases
-BIASLESS = {"attention.bias": "none", "mlp.bias": "none", "norm.bias": "none"}
+#: what nanoGPT's network is, on top of the preset gpt2: no biases, the exact GELU
+BIASLESS = {"attention.bias": "none", "mlp.bias": "none", "norm.bias": "none", "mlp.activation": "gelu"}
 
 
 class Silent:

@@ -1,0 +1,135 @@
+"""Held-out loss against wall-clock on tiny Shakespeare by characters: our default recipe beside nanoGPT's for CPUs.
+
+    python -m benchmarks.time_to_quality --minutes 1.75 4 --nanogpt PATH --set train.precision=float32
+
+The first 90 % are trained on; the loss, in nats per character, is over the whole last 10 %, each model at its own
+context: strided by half a context, so that every character after the first half has at least that much before it
+(what is compared), and by windows that do not overlap (what nanoGPT's own figures are nearest to). Seconds are those of
+the whole process, from its start over reading, preparing and compiling to its last checkpoint. Text: the one that the
+package brings.
+"""
+
+import argparse
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import pellucid
+from benchmarks.side_by_side import BenchmarkError, header, show
+from pellucid.demo import bundled
+
+#: tokens [batch, pos] -> logits [batch, pos, n_vocab]
+Logits = Callable[[Tensor], Tensor]
+#: nanoGPT's recipe for a CPU, from its README
+NANOGPT = {
+    "device": "cpu", "compile": False, "eval_iters": 20, "log_interval": 100, "block_size": 64, "batch_size": 12,
+    "n_layer": 4, "n_head": 4, "n_embd": 128, "dropout": 0.0, "out_dir": "out", "always_save_checkpoint": True,
+}  # fmt: skip
+
+
+def windows(n: int, n_ctx: int, stride: int) -> Iterator[tuple[int, int]]:
+    """Where windows over n tokens begin and their first target that no earlier window scored; each is scored once."""
+    scored = 0
+    while scored < n - 1:
+        begin = max(0, min(scored - (n_ctx - stride), n - 1 - n_ctx))
+        yield begin, scored - begin
+        scored = min(begin + n_ctx, n - 1)
+
+
+@torch.no_grad()
+def nats(logits: Logits, ids: Tensor, n_ctx: int, stride: int, batch: int = 64) -> float:
+    """Mean nats per token over all but the first."""
+    places, total = list(windows(len(ids), n_ctx, stride)), 0.0
+    for first in range(0, len(places), batch):
+        part = places[first : first + batch]
+        rows = torch.stack([ids[b : b + n_ctx + 1] for b, _ in part])
+        losses = F.cross_entropy(logits(rows[:, :-1]).float().transpose(1, 2), rows[:, 1:], reduction="none")
+        new = torch.arange(losses.size(1)) >= torch.tensor([done for _, done in part])[:, None]
+        total += losses.double()[new].sum().item()
+    return total / (len(ids) - 1)
+
+
+def run(command: list[str], folder: Path) -> float:
+    """Seconds of the process."""
+    start = time.perf_counter()
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if ended.returncode:
+        raise BenchmarkError((ended.stderr or ended.stdout)[-2000:])
+    return time.perf_counter() - start
+
+
+def ours(text: Path, minutes: float, changes: list[str], folder: Path) -> tuple[float, Logits, Tensor, int, int]:
+    """Train with the defaults: seconds, the last checkpoint's logits, the held-out ids, its context and steps."""
+    out = folder / f"ours-{minutes:g}"
+    given = [part for change in changes for part in ("--set", change)]
+    command = [sys.executable, "-m", "pellucid", "train", str(text), "--tokenizer", "char", "--minutes", str(minutes)]
+    seconds = run([*command, *given, "--out", str(out)], Path.cwd())
+    model = pellucid.load(out, checkpoint="last", device="cpu")
+    whole = text.read_text(encoding="utf-8")
+    ids = torch.tensor(model.tokenizer.encode(whole[int(0.9 * len(whole)) :]))
+    return seconds, model.network.eval(), ids, model.architecture.n_ctx, model.provenance["step"]
+
+
+def nanogpt(clone: Path, text: Path, steps: int, folder: Path) -> tuple[float, Logits, Tensor, int, int]:
+    """The same of nanoGPT, in a copy of the clone; its data are prepared as its own script does."""
+    copy = folder / "nanoGPT"
+    shutil.copytree(clone, copy, ignore=shutil.ignore_patterns(".git"), dirs_exist_ok=True)
+    whole = text.read_text(encoding="utf-8")
+    characters = sorted(set(whole))
+    number = {c: i for i, c in enumerate(characters)}
+    ids, border = np.array([number[c] for c in whole], dtype=np.uint16), int(0.9 * len(whole))
+    data = copy / "data" / "shakespeare_char"
+    data.mkdir(parents=True, exist_ok=True)
+    ids[:border].tofile(data / "train.bin")
+    ids[border:].tofile(data / "val.bin")
+    (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(characters), "itos": {}, "stoi": number}))
+    fields = {**NANOGPT, "max_iters": steps, "lr_decay_iters": steps, "eval_interval": min(250, steps)}
+    command = [sys.executable, "train.py", "config/train_shakespeare_char.py"]
+    seconds = run([*command, *(f"--{name}={value}" for name, value in fields.items())], copy)
+    sys.path.insert(0, str(copy))
+    from model import GPT, GPTConfig  # type: ignore[import-not-found]
+
+    saved = torch.load(copy / "out" / "ckpt.pt", weights_only=False)
+    network = GPT(GPTConfig(**saved["model_args"])).eval()
+    network.load_state_dict(saved["model"])
+    held_out = torch.from_numpy(ids[border:].astype(np.int64))
+    return seconds, lambda tokens: network(tokens, tokens)[0], held_out, NANOGPT["block_size"], saved["iter_num"]
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, nargs="*", default=[1.75], help="budgets of our recipe, one run each")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as `pellucid train` has it")
+    parser.add_argument("--nanogpt", type=Path, help="a clone of nanoGPT; left out without one")
+    parser.add_argument("--nanogpt-steps", type=int, default=2000)
+    parser.add_argument("--text", type=Path, default=bundled("shakespeare"))
+    o = parser.parse_args()
+    print(*header(torch.device("cpu"), ["pellucid"]), sep="\n")
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        runs = {f"ours, {m:g} minutes": (lambda m=m: ours(o.text, m, o.set, folder)) for m in o.minutes}
+        if o.nanogpt:
+            clone = o.nanogpt.resolve()
+            runs[f"nanoGPT, {o.nanogpt_steps:,} steps"] = lambda: nanogpt(clone, o.text, o.nanogpt_steps, folder)
+        for label, train in runs.items():
+            seconds, logits, ids, n_ctx, steps = train()
+            losses = [nats(logits, ids, n_ctx, stride) for stride in (max(1, n_ctx // 2), n_ctx)]
+            rows.append([label, f"{seconds:.0f}", f"{steps:,}", str(n_ctx), *(f"{loss:.4f}" for loss in losses)])
+    columns = ["", "seconds", "steps", "context", "strided, nats", "by windows, nats"]
+    show("tiny Shakespeare by characters, the last 10 %", columns, rows)
+
+
+if __name__ == "__main__":
+    main()
