@@ -103,7 +103,11 @@ def nanogpt(clone: Path, text: Path, steps: int, folder: Path) -> tuple[float, L
     network = GPT(GPTConfig(**saved["model_args"])).eval()
     network.load_state_dict(saved["model"])
     held_out = torch.from_numpy(ids[border:].astype(np.int64))
-    return seconds, lambda tokens: network(tokens, tokens)[0], held_out, NANOGPT["block_size"], saved["iter_num"]
+
+    def logits(tokens: Tensor) -> Tensor:
+        return network(tokens.contiguous(), tokens.contiguous())[0]  # without targets it gives the last row alone
+
+    return seconds, logits, held_out, NANOGPT["block_size"], saved["iter_num"]
 
 
 def main() -> None:
