@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pellucid.architecture import Architecture as Architecture
     from pellucid.architecture import count_parameters as count_parameters
+    from pellucid.conversion import convert as convert
     from pellucid.language_model import LanguageModel as LanguageModel
     from pellucid.language_model import load as load
     from pellucid.language_model import train as train
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Architecture": "pellucid.architecture",
     "LanguageModel": "pellucid.language_model",
+    "convert": "pellucid.conversion",
     "count_parameters": "pellucid.architecture",
     "load": "pellucid.language_model",
     "load_tokenizer": "pellucid.text.tokenizer",

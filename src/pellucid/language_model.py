@@ -14,6 +14,8 @@ from pellucid.edits import Edit
 from pellucid.generate.filling import Filling, fill
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, Piece, generate, stream_generate
+from pellucid.hub.read import fill as fill_network
+from pellucid.hub.read import find_folder, open_folder
 from pellucid.images.run import KIND as IMAGES
 from pellucid.images.run import ImageModel, ImageRun, load_images, train_images
 from pellucid.lens.circuits import Circuits
@@ -25,12 +27,12 @@ from pellucid.lens.matrices import Head
 from pellucid.lens.opened import Opened
 from pellucid.lens.weights import with_edits
 from pellucid.model import Transformer
-from pellucid.model.weights import load_weights, save_weights
+from pellucid.model.weights import save_weights
 from pellucid.predictors.load import load_predictor
 from pellucid.predictors.train import Kind, train_predictor
 from pellucid.predictors.use import Predictor
 from pellucid.text.documents import read_corpus
-from pellucid.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from pellucid.text.tokenizer import Tokenizer, TokenizerError
 from pellucid.text.tokenizer import train_tokenizer as make_tokenizer
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import steps_of
@@ -139,14 +141,21 @@ class LanguageModel(Opened):
 
 
 def load(
-    model: str | Path, *, checkpoint: str = "best", device: str = "auto", dtype: torch.dtype = torch.float32
+    model: str | Path,
+    *,
+    checkpoint: str = "best",
+    device: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    trust: bool = False,
 ) -> "LanguageModel | Predictor | ImageModel":
     """The model in a run's folder, at its best (lowest held-out loss), last or numbered checkpoint, or in a saved one.
 
-    A run of another kind than transformer gives a Predictor, which is used the same way, or an ImageModel. Raises
-    ValueError when there is no model, or it is damaged.
+    A Hugging Face folder is read as it is, and a name that is no folder here (`gpt2`, `OWNER/NAME`) is fetched from
+    the hub; nothing in it is run, and `trust` is needed for pickled weights and for tokenizers whose patterns are
+    not known to be safe. A run of another kind than transformer gives a Predictor, which is used the same way, or an
+    ImageModel. Raises ValueError when there is no model, or it is damaged.
     """
-    folder, place = Path(model), resolve_device(device)
+    folder, place = find_folder(model), resolve_device(device)
     if (folder / "recipe.json").exists():
         if (kind := kind_of(folder)) == IMAGES:
             return load_images(folder, checkpoint=checkpoint, device=str(place))
@@ -154,12 +163,11 @@ def load(
             return load_predictor(folder, checkpoint=checkpoint, device=str(place))
         network, tokenizer, step = runs.load_run(folder, checkpoint, place)
         return LanguageModel(network.to(dtype), tokenizer, {"folder": str(folder), "step": step})
-    if not (folder / "model.safetensors").exists():
-        what = "holds no model" if folder.exists() else "does not exist"
-        raise ModelError(f"{folder} {what}: give a run's folder, such as runs/NAME, or one that save() wrote")
-    network = Transformer(Architecture.from_dict(json.loads((folder / "architecture.json").read_bytes())))
-    load_weights(network, folder / "model.safetensors")
-    return LanguageModel(network.to(place, dtype).eval(), load_tokenizer(folder), {"folder": str(folder)})
+    found = open_folder(folder, trust=trust)
+    if (tokenizer := found.tokenizer()) is None:
+        raise ModelError(f"{folder} holds no tokenizer: expected tokenizer.json, or vocab.json and merges.txt")
+    network = fill_network(Transformer(found.architecture).to(dtype), found.ours())
+    return LanguageModel(network.to(place).eval(), tokenizer, {"folder": str(folder)})
 
 
 def heads_over(run: str | Path, *, steps: Sequence[int] | None = None, **options: Any) -> dict[int, Heads]:

@@ -19,6 +19,8 @@ FLOORS = (
     ("predictors", "training", "generate", "lens", "hub"),
     # images train a network of their own, so they stand above training
     ("plan", "verify", "images"),
+    # a conversion is checked before it is given its name
+    ("conversion",),
     ("serve", "look"),
     ("language_model",),
     ("demo", "cli"),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from pellucid.cli.commands import COMMANDS, NUMERICS, OK, WRONG_INPUT
+from pellucid.cli.commands import COMMANDS, FAILED, NUMERICS, OK, WRONG_INPUT
 from pellucid.cli.commands import parse_fields as parse_fields
 from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OK
     except (ValueError, OSError) as error:
         complain(error)
-        return WRONG_INPUT
+        return FAILED if type(error).__name__ == "ParityError" else WRONG_INPUT
     except (RuntimeError, MemoryError) as error:
         if type(error).__name__ == "NumericsError":
             complain(error)

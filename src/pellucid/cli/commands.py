@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
+from pellucid.cli.conversion import convert
 from pellucid.cli.inspect import inspect
 
 OK, FAILED, WRONG_INPUT, NUMERICS = 0, 1, 2, 3
@@ -306,4 +307,5 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "fill": fill,
     "verify": verify,
     "inspect": inspect,
+    "convert": convert,
 }

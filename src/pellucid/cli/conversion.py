@@ -1,0 +1,36 @@
+"""The command that takes models from one layout of files to another."""
+
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+
+def convert(
+    source: Positional[str],
+    destination: Positional[Path],
+    *,
+    to: Literal["pellucid", "huggingface"] | None = None,
+    family: str | None = None,
+    checkpoint: str = "best",
+    trust: bool = False,
+    licence: str | None = None,
+) -> int:
+    """Write a model in another layout, and compare the logits before it gets its name.
+
+    Args:
+        source: a run, a saved model, a Hugging Face folder, or a name on the hub.
+        destination: the folder to write, which must not exist.
+        to: the layout; unless given, theirs become ours and ours huggingface.
+        family: the Hugging Face family to write; the first that can say the architecture unless given.
+        checkpoint: of a run: best (lowest held-out loss), last, or a step.
+        trust: read pickled tensors, and tokenizers with patterns that are not known to be safe.
+        licence: what the model card says.
+    """
+    import pellucid
+
+    done = pellucid.convert(
+        source, destination, to=to, family=family, checkpoint=checkpoint, trust=trust, licence=licence
+    )
+    print(f"{done.folder}: {done.layout}, {done.n_bytes:,} bytes of weights\n{done.parity}")
+    return 0

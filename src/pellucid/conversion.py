@@ -1,0 +1,210 @@
+"""A model from one layout of files to another, compared with the other implementation before it is given its name."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pellucid.architecture import Architecture
+from pellucid.hub import source
+from pellucid.hub.card import write_card
+from pellucid.hub.families import each_to_theirs
+from pellucid.hub.files import FolderError
+from pellucid.hub.read import Folder, fill, find_folder, open_folder
+from pellucid.hub.standalone import write_loader
+from pellucid.hub.tables import Family
+from pellucid.hub.write import (
+    SHARD,
+    choose_family,
+    dtype_of,
+    write_config,
+    write_object,
+    write_tensors,
+    write_tokenizer,
+)
+from pellucid.model import Transformer
+from pellucid.model.weights import state_of
+from pellucid.text.interface import Tokenizer
+from pellucid.training.folder import load_run, read_json
+from pellucid.verify.parity import Parity, Probe, compare_logits, defined_logits, make_probe, our_logits
+
+Layout = Literal["pellucid", "huggingface"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is converted: parameters under our names, read when asked for, and all that goes with them.
+
+    `folder` is where it lies, None where the weights are in memory; `about` is what the card tells of it.
+    """
+
+    architecture: Architecture
+    tokenizer: Tokenizer | None
+    ours: Callable[[], Iterator[tuple[str, Tensor]]]
+    folder: Folder | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def family(self) -> Family | None:
+        """The Hugging Face family that it comes from, None for a model of ours."""
+        return self.folder.family if self.folder else None
+
+    def state(self) -> Mapping[str, Tensor]:
+        """The parameters by name. In our layout they are read when looked up, from theirs they are made at once."""
+        return self.folder.shards if self.folder and self.family is None else dict(self.ours())
+
+    def network(self, dtype: torch.dtype) -> Transformer:
+        """The network in memory, in eval mode."""
+        return fill(Transformer(self.architecture).to(dtype), self.ours()).eval()
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written: the folder, the layout, the bytes of its tensors, and how far the two models are apart."""
+
+    folder: Path
+    layout: Layout
+    n_bytes: int
+    parity: Parity
+
+
+def convert(
+    given: str | Path,
+    destination: str | Path,
+    *,
+    to: Layout | None = None,
+    family: str | None = None,
+    checkpoint: str = "best",
+    trust: bool = False,
+    licence: str | None = None,
+    shard: int = SHARD,
+) -> Converted:
+    """Write the model in `given` (a run, a saved model, a Hugging Face folder or name) into a new folder.
+
+    to        pellucid or huggingface; unless given, theirs become ours and ours huggingface
+    family    the Hugging Face family to write, the first that can say the architecture unless given
+    trust     read pickled tensors, and tokenizers with patterns that are not known to be safe
+    licence   what the model card says
+    shard     the most bytes in one file of weights
+
+    The logits of what was written are compared with the source implementation's, or the definition's where that is
+    not installed. Raises ParityError where they differ, ValueError for a model or a layout that is refused; then
+    nothing is left behind.
+    """
+    destination = Path(destination)
+    if destination.exists():
+        raise FolderError(f"{destination} exists: choose a new folder")
+    model = read_model(given, checkpoint=checkpoint, trust=trust)
+    layout = to or ("pellucid" if model.family else "huggingface")
+    if layout not in get_args(Layout):
+        raise FolderError(f"to = {layout!r}: say one of {', '.join(get_args(Layout))}")
+    with aside(destination) as folder:
+        if layout == "pellucid":
+            if family is not None:
+                raise FolderError(f"family = {family} goes with to = huggingface: leave it out")
+            n_bytes = write_pellucid(model, folder)
+            parity = check_import(model, folder)
+        else:
+            goal = choose_family(model.architecture, family or (model.family.name if model.family else None))
+            n_bytes = write_huggingface(model, folder, goal, shard)
+            parity = check_export(model, folder, goal)
+        parity.require()
+        write_card(folder, model.architecture, layout, str(parity), licence, model.about)
+    return Converted(destination, layout, n_bytes, parity)
+
+
+def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = False) -> Model:
+    """The model in a run, a saved folder, a Hugging Face folder, or of that name on the hub."""
+    path = find_folder(given)
+    if not (path / "recipe.json").exists():
+        folder = open_folder(path, trust=trust)
+        return Model(folder.architecture, folder.tokenizer(), folder.ours, folder, {"source": Path(given).name})
+    network, tokenizer, step = load_run(path, checkpoint, torch.device("cpu"))
+    state = state_of(network)
+    about = {"source": f"{path.name}, step {step}", "data": read_json(path / "data.json")}
+    about["recipe"] = read_json(path / "recipe.json")
+    about["losses"] = losses_of(path, step)
+    return Model(network.architecture, tokenizer, lambda: iter(state.items()), None, about)
+
+
+def losses_of(run: Path, step: int) -> dict[str, Any]:
+    """The last figures of a run's metrics up to a step: loss and held-out loss (nats), bits per byte."""
+    found: dict[str, Any] = {}
+    path = run / "metrics.jsonl"
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        row = json.loads(line)
+        if row.get("step", 0) <= step:
+            names = ("loss", "held_out_loss", "bits_per_byte")
+            found |= {name: row[name] for name in names if row.get(name) is not None}
+    return found
+
+
+@contextmanager
+def aside(destination: Path) -> Iterator[Path]:
+    """A folder that gets the destination's name when the block ends well, and goes with all it holds when not."""
+    folder = destination.with_name(f".{destination.name}.writing-{os.getpid()}")
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+        if destination.exists():  # somebody else's since it was chosen
+            raise FolderError(f"{destination} exists: choose a new folder")
+        os.rename(folder, destination)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_pellucid(model: Model, folder: Path) -> int:
+    """Our layout, with a loader in one file that needs no Pellucid."""
+    write_object(folder / "architecture.json", model.architecture.to_dict())
+    if model.tokenizer is not None:
+        model.tokenizer.save(folder)
+    write_loader(folder)
+    return write_tensors(folder, model.ours, shard=sys.maxsize)
+
+
+def write_huggingface(model: Model, folder: Path, family: Family, shard: int = SHARD) -> int:
+    """config.json, generation_config.json, weights, and the tokenizer's files."""
+    a = model.architecture
+    write_config(folder, a, family, model.tokenizer, dtype_of(model.ours()))
+    if model.tokenizer is not None:
+        write_tokenizer(folder, model.tokenizer, a.n_ctx)
+    state = model.state()
+    return write_tensors(folder, lambda: each_to_theirs(state, a, family), shard)
+
+
+def check_import(model: Model, folder: Path) -> Parity:
+    """What was written in our layout, beside the source implementation on the source's files, or the definition."""
+    probe = make_probe(model.architecture, model.tokenizer)
+    written = open_folder(folder)
+    if model.folder is None or model.family is None or not source.is_installed():
+        expected, other = defined_logits(model.network(torch.float64), probe), "the NumPy reference"
+    else:
+        expected, other = _theirs(model.folder.path, model.family, probe), source.version()
+    network = fill(Transformer(model.architecture).to(probe.dtype), written.ours()).eval()
+    return compare_logits(our_logits(network, probe), expected, other, probe)
+
+
+def check_export(model: Model, folder: Path, family: Family) -> Parity:
+    """What was written for the hub, read by its own implementation, beside our logits; or read by us, the definition's.
+
+    Where theirs is not installed, the files are read back through the tables.
+    """
+    probe = make_probe(model.architecture, model.tokenizer)
+    if source.is_installed():
+        ours = our_logits(model.network(probe.dtype), probe)
+        return compare_logits(ours, _theirs(folder, family, probe), source.version(), probe)
+    network = fill(Transformer(model.architecture).to(probe.dtype), open_folder(folder).ours()).eval()
+    expected = defined_logits(model.network(torch.float64), probe)
+    return compare_logits(our_logits(network, probe), expected, "the NumPy reference", probe)
+
+
+def _theirs(folder: Path, family: Family, probe: Probe) -> list[Tensor]:
+    return source.their_logits(folder, family.model_class, probe.tokens, probe.dtype, **probe.given)

@@ -1,0 +1,170 @@
+"""Models in folders: of the hub's layout or of ours, checked before anything is allocated."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pellucid.architecture import Architecture, ArchitectureError, count_parameters
+from pellucid.hub.families import FamilyError, _look_up, architecture_of, each_to_ours, family_of
+from pellucid.hub.files import FolderError, inside, read_object
+from pellucid.hub.shards import Shards
+from pellucid.hub.tables import Family
+from pellucid.model import Transformer
+from pellucid.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+
+#: no model in use comes near; beyond these a config.json is damaged or made to fill the memory
+BOUNDS = {"n_vocab": 1 << 24, "n_ctx": 1 << 21, "d_model": 1 << 17, "n_layers": 1 << 10, "n_segments": 1 << 10}
+BOUNDS |= {"attention.n_heads": 1 << 12, "attention.n_kv_heads": 1 << 12, "attention.d_head": 1 << 14}
+BOUNDS |= {"mlp.d_ff": 1 << 20}
+LARGEST, LONGEST_LIST, LONGEST_TOKENIZER = 1 << 40, 1 << 14, 1 << 26
+#: numbers in a table of positions: 131,072 places of 128 coordinates
+LARGEST_TABLE = 1 << 24
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A model in files. `family` and `config` are of the hub's layout, None and {} in ours."""
+
+    path: Path
+    architecture: Architecture
+    family: Family | None
+    config: dict[str, Any]
+    shards: Shards
+    trust: bool = False
+
+    def ours(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter under our name, one at a time, in the files' precision; the embedding where tied once."""
+        if self.family is None:
+            yield from self.shards.items()
+        else:
+            yield from each_to_ours(self.shards, self.config, self.family)
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The folder's tokenizer, None where it has none; FolderError where its ids exceed the embedding's rows."""
+        files = [inside(self.path, name) for name in TOKENIZER_FILES]
+        if large := [file for file in files if file.exists() and file.stat().st_size > LONGEST_TOKENIZER]:
+            raise TokenizerError(f"{large[0]} is larger than {LONGEST_TOKENIZER:,} bytes: expected a tokenizer")
+        if not files[0].exists() and not (files[1].exists() and files[2].exists()) and not files[3].exists():
+            return None
+        tokenizer = load_tokenizer(self.path, trust=self.trust)
+        if tokenizer.n_vocab > self.architecture.n_vocab:
+            raise FolderError(
+                f"{self.path}: the tokenizer has {tokenizer.n_vocab} ids, the embedding {self.architecture.n_vocab} "
+                "rows: the two are not of one model"
+            )
+        return tokenizer
+
+
+def open_folder(path: Path, *, trust: bool = False) -> Folder:
+    """The model in a folder, nothing of it allocated yet.
+
+    Raises ValueError, one line, for a folder that holds none, is damaged, or asks for more than its files hold.
+    `trust` reads pickled tensors and tokenizers with patterns that are not known to be safe. Code is never run.
+    """
+    family, config = None, {}
+    if (path / "config.json").exists():
+        config = read_object(path, "config.json")
+        _check_numbers(config)
+        for name, why in (("auto_map", "code of its own"), ("quantization_config", "quantised weights")):
+            if config.get(name):
+                raise FolderError(f"{path / 'config.json'} asks for {why} ({name}), which is never read")
+        family = family_of(config)
+        _check_bounds(config, family)
+        architecture = _described(path, config, family)
+    elif (path / "architecture.json").exists():
+        architecture = Architecture.from_dict(read_object(path, "architecture.json"))
+    else:
+        what = "holds no model" if path.exists() else "does not exist"
+        raise FolderError(f"{path} {what}: expected config.json, or architecture.json, beside its weights")
+    _check_sizes(path, architecture)
+    shards = Shards(path, trust=trust)
+    asked = count_parameters(architecture)["total"]
+    if asked > shards.n_numbers:
+        raise FolderError(f"{path}: the configuration asks for {asked:,} numbers, the files hold {shards.n_numbers:,}")
+    return Folder(path, architecture, family, config, shards, trust)
+
+
+def fill(network: Transformer, each: Iterable[tuple[str, Tensor]]) -> Transformer:
+    """Copy every parameter into the network, one at a time; FolderError for one too many, too few or misshapen."""
+    own = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, tensor in each:
+            p = own.pop(name, None)
+            if p is None or p.shape != tensor.shape or not tensor.is_floating_point():
+                asked = "none of this name" if p is None else f"numbers with a point of shape {list(p.shape)}"
+                raise FolderError(f"the tensor {name} is {tensor.dtype} {list(tensor.shape)}: expected {asked}")
+            p.copy_(tensor)
+    if own:
+        raise FolderError(f"the tensor {next(iter(own))} is missing: the architecture asks for it")
+    return network
+
+
+def download(name: str) -> Path:
+    """The folder of a model of the hub, fetched where it is not in the cache yet; FolderError without a network."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = ["*.safetensors", "*.json", "merges.txt", "vocab.bpe"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        why = str(error).splitlines()[0][:160]
+        raise FolderError(
+            f"{name} is no folder here and could not be had from the hub ({why}): give a folder, or check the name "
+            "and the network"
+        ) from None
+
+
+def find_folder(name: str | Path) -> Path:
+    """The folder itself where there is one, else the hub's model of that name (`gpt2`, `OWNER/NAME`)."""
+    path = Path(name)
+    plain = len(path.parts) in (1, 2) and not path.is_absolute() and ".." not in path.parts
+    if path.exists() or not plain or path.parts[:1] == ("runs",):
+        return path
+    return download(path.as_posix())
+
+
+def _described(path: Path, config: Mapping[str, Any], family: Family) -> Architecture:
+    try:
+        return architecture_of(config, family)
+    except (FamilyError, ArchitectureError) as error:
+        raise type(error)(f"{path}: {error}") from None
+    except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
+        raise FolderError(f"{path / 'config.json'} is damaged: {error!r}") from None
+
+
+def _check_numbers(value: Any, depth: int = 0) -> None:
+    """No number, list or nesting in config.json beyond reason."""
+    if isinstance(value, dict | list):
+        if len(value) > LONGEST_LIST or depth > 16:
+            raise FolderError(f"config.json holds a list of {len(value):,} entries or one nested too deeply")
+        for one in value.values() if isinstance(value, dict) else value:
+            _check_numbers(one, depth + 1)
+    elif isinstance(value, int | float) and not abs(value) <= LARGEST:
+        raise FolderError(f"config.json holds the number {str(value)[:40]}: expected {LARGEST:,} at most")
+
+
+def _check_bounds(config: Mapping[str, Any], family: Family) -> None:
+    for row in family.fields:
+        for name in row.names:
+            value = _look_up(config, row.theirs)
+            if name in BOUNDS and value is not None:
+                sound = type(value) is int and 0 <= value <= BOUNDS[name]
+                if not sound:
+                    shown = f"{row.theirs.split('|')[0]} = {str(value)[:40]!r} in config.json"
+                    raise FolderError(f"{shown}: expected a whole number from 0 to {BOUNDS[name]:,}")
+
+
+def _check_sizes(path: Path, a: Architecture) -> None:
+    sizes = a.to_dict()
+    for name, most in BOUNDS.items():
+        if (value := _look_up(sizes, name)) is not None and not value <= most:
+            raise FolderError(f"{path}: {name} = {value}: expected {most:,} at most")
+    width = {"rotary": a.d_rotary, "sinusoidal": a.d_model}.get(a.positions.kind, 0)
+    if a.n_ctx * width > LARGEST_TABLE:
+        raise FolderError(f"{path}: positions of n_ctx = {a.n_ctx} would be a table of {a.n_ctx * width:,} numbers")

@@ -1,0 +1,139 @@
+"""Tensors in files, one file or many, each checked before it is believed and read when it is asked for.
+
+A safetensors file is a length (8 bytes), a header in JSON, and the tensors' bytes end to end. Files are
+mapped, not read: a tensor that is looked at and let go costs no memory of ours.
+"""
+
+import math
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pellucid.hub.files import LONGEST_INDEX, FolderError, inside, parse_object, read_object
+
+#: bytes of one number
+WIDTHS = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
+WIDTHS |= {"F64": 8, "I64": 8, "U64": 8}
+LARGEST_SIZE = 1 << 31
+
+
+class Shards(Mapping[str, Tensor]):
+    """The tensors of a folder by name. `n_numbers` is how many numbers its files hold in all."""
+
+    def __init__(self, folder: Path, *, trust: bool = False):
+        self.folder = folder
+        self._where: dict[str, str] = {}
+        self._files: dict[str, Any] = {}
+        self.n_numbers = 0
+        listed, index = _listed(folder, trust)
+        for name in listed:
+            sizes = _read_pickle(self._files, folder, name) if name.endswith(".bin") else check_header(folder, name)
+            if twice := self._where.keys() & sizes.keys():
+                raise FolderError(f"{folder}: the tensor {min(twice)} is in {name} and in another file too")
+            self._where |= dict.fromkeys(sizes, name)
+            self.n_numbers += sum(sizes.values())
+        if index is not None and (wrong := {n for n in index if self._where.get(n) != index[n]} or set()):
+            raise FolderError(f"{folder}: the tensor {min(wrong)} is not in the file that the index names")
+
+    def __getitem__(self, name: str) -> Tensor:
+        file = self._where[name]
+        if file not in self._files:
+            try:
+                self._files[file] = safe_open(inside(self.folder, file), "pt")
+            except (SafetensorError, OSError) as error:
+                raise FolderError(f"{self.folder / file} cannot be read: {error}") from None
+        found = self._files[file]
+        return found[name] if isinstance(found, dict) else found.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._where
+
+
+def _listed(folder: Path, trust: bool) -> tuple[list[str], dict[str, str] | None]:
+    """The weight files of the folder, and which tensor is where if an index says so."""
+    for single in ("model.safetensors", "pytorch_model.bin"):
+        index_name = f"{single}.index.json"
+        found = next((n for n in (single, index_name) if inside(folder, n).is_file()), None)
+        if found is None:
+            continue
+        if single.endswith(".bin") and not trust:
+            raise FolderError(
+                f"{folder} keeps its weights as a pickle ({found}): ask for model.safetensors, or pass --trust"
+                " (trust=True) to read the pickle's tensors, and nothing else of it"
+            )
+        if found == single:
+            return [single], None
+        index = read_object(folder, index_name).get("weight_map")
+        if not isinstance(index, dict) or not index:
+            raise FolderError(f"{folder / index_name} has no weight_map: expected which tensor is in which file")
+        suffix = Path(single).suffix
+        for name in index.values():
+            if not inside(folder, name).is_file() or not name.endswith(suffix):
+                raise FolderError(f"{folder / index_name} names {name[:80]!r}: expected a {suffix} file in the folder")
+        return sorted(set(index.values())), index
+    raise FolderError(f"{folder} has no weights: expected model.safetensors, or its index and shards")
+
+
+def check_header(folder: Path, name: str) -> dict[str, int]:
+    """The tensors of a safetensors file and how many numbers each has; FolderError for a header that lies."""
+    path = inside(folder, name)
+    if not path.is_file():
+        raise FolderError(f"{path} is not a file")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, LONGEST_INDEX):
+            raise FolderError(f"{path} is damaged: its header would have {length:,} bytes, the file has {size:,}")
+        entries = parse_object(file.read(length), f"the header of {path}")
+    entries.pop("__metadata__", None)
+    spans = sorted((_span(path, tensor, entry), tensor) for tensor, entry in entries.items())
+    at = 0
+    for (start, end, _), tensor in spans:
+        if start != at:
+            raise FolderError(f"{path} is damaged: {tensor[:80]} begins at byte {start}, the one before ends at {at}")
+        at = end
+    if at != size - 8 - length:
+        raise FolderError(f"{path} is damaged: its tensors have {at:,} bytes, the file has {size - 8 - length:,}")
+    return {tensor: count for (_, _, count), tensor in spans}
+
+
+def _span(path: Path, tensor: str, entry: Any) -> tuple[int, int, int]:
+    """First byte, byte after the last, and number of numbers of a tensor; its shape must say the same."""
+    if not isinstance(entry, dict) or entry.get("dtype") not in WIDTHS:
+        given = entry.get("dtype") if isinstance(entry, dict) else entry
+        raise FolderError(f"{path}: {tensor[:80]} is of type {str(given)[:40]!r}: expected one of {', '.join(WIDTHS)}")
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    if (
+        not isinstance(shape, list)
+        or len(shape) > 8
+        or not all(type(n) is int and 0 <= n < LARGEST_SIZE for n in shape)
+    ):
+        raise FolderError(f"{path}: {tensor[:80]} has the shape {str(shape)[:80]}: expected at most 8 sizes")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
+        raise FolderError(f"{path}: {tensor[:80]} lies at {str(offsets)[:80]}: expected its first and last byte")
+    if offsets[1] - offsets[0] != math.prod(shape) * WIDTHS[entry["dtype"]]:
+        raise FolderError(f"{path}: {tensor[:80]} of shape {shape} cannot have {offsets[1] - offsets[0]:,} bytes")
+    return offsets[0], offsets[1], math.prod(shape)
+
+
+def _read_pickle(files: dict[str, Any], folder: Path, name: str) -> dict[str, int]:
+    """The tensors of a .bin file, and nothing that would run: everything but tensors is refused."""
+    try:
+        loaded = torch.load(inside(folder, name), map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, OSError) as error:
+        raise FolderError(f"{folder / name} cannot be read as tensors alone: {str(error).splitlines()[0]}") from None
+    if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
+        raise FolderError(f"{folder / name} holds something else than tensors by name")
+    files[name] = dict(loaded)
+    return {tensor: t.numel() for tensor, t in loaded.items()}

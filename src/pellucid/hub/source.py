@@ -1,0 +1,60 @@
+"""The implementation that a model comes from or goes to, where it is installed: its logits for our tokens."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def is_installed() -> bool:
+    """Whether Hugging Face's transformers can be imported; it is not imported to find out."""
+    return importlib.util.find_spec("transformers") is not None
+
+
+def version() -> str:
+    """transformers and its version."""
+    from importlib.metadata import version as installed
+
+    return f"transformers {installed('transformers')}"
+
+
+def their_logits(
+    folder: Path, model_class: str, tokens: tuple[Tensor, ...], dtype: torch.dtype, **given: list[Tensor]
+) -> list[Tensor]:
+    """Logits of transformers' own class for each text [1, n, n_vocab], weights from the folder.
+
+    `given` are further inputs, one for each text. Code in the folder is not run, pickles are read as tensors alone.
+    Raises ValueError where the folder does not give the class all its weights, and nothing else.
+    """
+    import transformers
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        model, info = getattr(transformers, model_class).from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            attn_implementation="eager",
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()
+    if wrong := {name: sorted(map(str, found))[:3] for name, found in info.items() if found and "missing" in name}:
+        raise ValueError(f"{version()} opens {folder} with {json.dumps(wrong)}: its weights are not complete")
+    made = []
+    with torch.no_grad():
+        for n, text in enumerate(tokens):
+            more: dict[str, Any] = {name: values[n] for name, values in given.items()}
+            ids = "decoder_input_ids" if "input_ids" in more else "input_ids"
+            made.append(model.eval()(**{ids: text}, **more, use_cache=False).logits.double())
+    return made

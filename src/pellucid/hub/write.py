@@ -1,0 +1,140 @@
+"""Folders that other projects open: weights in safetensors, a tensor at a time, and every file that goes with them."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pellucid.architecture import Architecture
+from pellucid.hub.families import FAMILIES, FamilyError, config_of, in_the_way
+from pellucid.hub.shards import WIDTHS
+from pellucid.hub.tables import Family
+from pellucid.text.interface import Tokenizer
+
+Tensors = Callable[[], Iterator[tuple[str, Tensor]]]
+
+DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
+#: bytes in one file of weights, as the hub prefers
+SHARD = 5 * 10**9
+
+
+def families_for(a: Architecture) -> list[Family]:
+    """Every family that can say the architecture, found by asking each table."""
+    return [family for family in FAMILIES.values() if not in_the_way(a, family)]
+
+
+def choose_family(a: Architecture, name: str | None = None) -> Family:
+    """The family of this name, or the first that can say the architecture; FamilyError names the word in the way."""
+    if name is not None and name not in FAMILIES:
+        raise FamilyError(f"there is no family {name!r}: say one of {', '.join(FAMILIES)}")
+    asked = list(FAMILIES.values()) if name is None else [FAMILIES[name]]
+    ways = [f"{family.name} cannot say {in_the_way(a, family)}" for family in asked if in_the_way(a, family)]
+    if len(ways) < len(asked):
+        return next(family for family in asked if not in_the_way(a, family))
+    raise FamilyError(
+        f"this architecture cannot be written as a model of another project: {'; '.join(ways)}. Say --to pellucid "
+        "for a folder with a loader of its own"
+    )
+
+
+def write_tensors(folder: Path, tensors: Tensors, shard: int = SHARD) -> int:
+    """Write model.safetensors, or shards of at most `shard` bytes and their index; how many bytes of tensors.
+
+    `tensors` is called twice: a file begins with the places of all that follows. One tensor is held at a time.
+    """
+    entries = [(name, DTYPES[t.dtype], list(t.shape)) for name, t in tensors()]
+    groups = _grouped(entries, shard)
+    names = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
+    names = ["model.safetensors"] if len(groups) == 1 else names
+    waiting = tensors()
+    for name, group in zip(names, groups, strict=True):
+        _write_file(folder / name, group, waiting)
+    total = sum(_size(entry) for entry in entries)
+    if len(groups) > 1:
+        placed = {entry[0]: name for name, group in zip(names, groups, strict=True) for entry in group}
+        write_object(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": placed})
+    return total
+
+
+Entry = tuple[str, str, list[int]]
+
+
+def _size(entry: Entry) -> int:
+    return math.prod(entry[2]) * WIDTHS[entry[1]]
+
+
+def _grouped(entries: list[Entry], shard: int) -> list[list[Entry]]:
+    groups: list[list[Entry]] = [[]]
+    held = 0
+    for entry in entries:
+        if groups[-1] and held + _size(entry) > shard:
+            groups.append([])
+            held = 0
+        groups[-1].append(entry)
+        held += _size(entry)
+    return groups
+
+
+def _write_file(path: Path, entries: list[Entry], waiting: Iterator[tuple[str, Tensor]]) -> None:
+    """The entries' tensors, taken from `waiting`; wider numbers lie first, so that all are aligned."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, dtype, shape in sorted(entries, key=lambda entry: -WIDTHS[entry[1]]):
+        end = at + _size((name, dtype, shape))
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for expected, _, _ in entries:
+            name, tensor = next(waiting)
+            assert name == expected
+            file.seek(8 + len(text) + header[name]["data_offsets"][0])
+            if tensor.numel():
+                tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tofile(file)
+
+
+def write_object(path: Path, values: dict[str, Any]) -> None:
+    """A JSON object, readable by people."""
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+
+
+def write_config(folder: Path, a: Architecture, family: Family, tokenizer: Tokenizer | None, dtype: str) -> None:
+    """config.json and generation_config.json; generation ends at the separator."""
+    end = None if tokenizer is None else tokenizer.separator
+    config = config_of(a, family, end) | {"dtype": dtype}
+    if end is None:
+        config |= {"bos_token_id": None, "eos_token_id": None}
+    config.setdefault("pad_token_id", None)
+    write_object(folder / "config.json", config)
+    if end is not None:
+        ends = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+        write_object(folder / "generation_config.json", ends | {"do_sample": False})
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, n_ctx: int) -> None:
+    """tokenizer.json, and tokenizer_config.json that has it used as it is."""
+    tokenizer.save(folder)
+    names = {i: name for name, i in tokenizer.special.items()}
+    end = names[tokenizer.separator]
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": end,
+        "eos_token": end,
+        "pad_token": end,
+        "model_max_length": n_ctx,
+        "clean_up_tokenization_spaces": False,
+    }
+    if tokenizer.unknown is not None:
+        config["unk_token"] = tokenizer.token_str(tokenizer.unknown)
+    write_object(folder / "tokenizer_config.json", config)
+
+
+def dtype_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """The precision of the first tensor, as config.json names it."""
+    return str(next(iter(tensors))[1].dtype).removeprefix("torch.")

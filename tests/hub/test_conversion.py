@@ -1,0 +1,241 @@
+"""Models in and out: files that other projects open with the same logits, ids and text, and nothing half-written."""
+
+import json
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import pellucid
+from drawing import architectures, make_network
+from pellucid import conversion
+from pellucid.cli import main
+from pellucid.hub import source
+from pellucid.hub.files import FolderError
+from pellucid.hub.standalone import loader
+from pellucid.hub.write import families_for, write_tensors
+from pellucid.language_model import LanguageModel
+from pellucid.model.weights import state_of
+from pellucid.presets import preset
+from pellucid.text.tokenizer import train_tokenizer
+from pellucid.verify.parity import ParityError
+
+SIZES = {"n_layers": 2, "d_model": 32, "n_heads": 4, "n_ctx": 64}
+TEXT = "First Citizen: 3.14 we are\n\n accounted  poor"
+
+
+NEOX = {"positions.kind": "rotary", "positions.fraction": 0.25, "block": "parallel", "dropout": 0.0}
+FAMILY = {"gpt2": {}, "gpt_neox": NEOX}
+
+
+def make_model(text, kind="bpe", **fields):
+    tokenizer = train_tokenizer(kind, [text], 300 if kind == "bpe" else None)
+    a = preset("gpt2", tokenizer.n_vocab).with_fields(SIZES | fields)
+    return LanguageModel(make_network(a, 0, torch.float32), tokenizer, {})
+
+
+@pytest.fixture
+def own(tmp_path, shakespeare):
+    model = make_model(shakespeare[:20_000])
+    model.save(tmp_path / "own")
+    return model, tmp_path
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("unembed", ["tied", "untied"])
+@pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
+def test_what_is_written_opens_in_transformers(name, unembed, kind, tmp_path, shakespeare):
+    """Our logits, our ids, our greedy text; and back again bit for bit."""
+    model = make_model(shakespeare[:5_000], kind, unembed=unembed, **FAMILY[name])
+    model.save(tmp_path / "own")
+    done = pellucid.convert(tmp_path / "own", tmp_path / "hf", family=name)
+    assert done.parity.holds
+    assert done.parity.agreement == 1
+    theirs, tokenizer = (c.from_pretrained(tmp_path / "hf") for c in (AutoModelForCausalLM, AutoTokenizer))
+    ids = model.tokenizer.encode(TEXT)
+    assert tokenizer(TEXT).input_ids == ids
+    assert tokenizer.decode(ids) == model.tokenizer.decode(ids) == TEXT
+    tied = theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight
+    assert tied == (unembed == "tied")
+    tokens = torch.tensor([ids])
+    assert torch.allclose(theirs(tokens).logits, model.network(tokens), atol=1e-3)
+    written = theirs.generate(tokens, max_new_tokens=8)[0, len(ids) :].tolist()
+    greedy = model.generate(TEXT, max_tokens=8, temperature=0)
+    assert tokenizer.decode(written, skip_special_tokens=True) == greedy.text
+    assert theirs.generation_config.eos_token_id == model.tokenizer.separator
+
+    pellucid.convert(tmp_path / "hf", tmp_path / "back")
+    assert same(load_file(tmp_path / "back/model.safetensors"), state_of(model.network))
+    pellucid.convert(tmp_path / "back", tmp_path / "again", family=name)
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "hf" / file).read_bytes()
+    assert same(load_file(tmp_path / "again/model.safetensors"), load_file(tmp_path / "hf/model.safetensors"))
+    loaded = pellucid.load(tmp_path / "hf", device="cpu")
+    assert torch.equal(loaded.network(tokens), model.network(tokens))
+
+
+def test_transformer_lens_opens_it_and_agrees(own):
+    from transformer_lens.model_bridge import TransformerBridge
+
+    model, folder = own
+    pellucid.convert(folder / "own", folder / "hf")
+    bridge = TransformerBridge.boot_transformers(str(folder / "hf"), device="cpu")
+    tokens = torch.tensor([model.tokenizer.encode(TEXT)])
+    assert torch.allclose(bridge(tokens), model.network(tokens), atol=1e-3)
+
+
+def test_what_transformers_wrote_in_shards_is_read(own):
+    model, folder = own
+    pellucid.convert(folder / "own", folder / "hf")
+    AutoModelForCausalLM.from_pretrained(folder / "hf").save_pretrained(folder / "theirs", max_shard_size="40KB")
+    AutoTokenizer.from_pretrained(folder / "hf").save_pretrained(folder / "theirs")
+    assert len(list((folder / "theirs").glob("*.safetensors"))) > 2
+    pellucid.convert(folder / "theirs", folder / "back")
+    assert same(load_file(folder / "back/model.safetensors"), state_of(model.network))
+
+
+def test_our_shards_are_theirs(own):
+    model, folder = own
+    pellucid.convert(folder / "own", folder / "hf", shard=40_000)
+    shards = sorted((folder / "hf").glob("model-*.safetensors"))
+    assert len(shards) > 2
+    assert (folder / "hf/model.safetensors.index.json").exists()
+    tokens = torch.tensor([model.tokenizer.encode(TEXT)])
+    theirs = AutoModelForCausalLM.from_pretrained(folder / "hf")
+    assert torch.allclose(theirs(tokens).logits, model.network(tokens), atol=1e-3)
+    assert torch.equal(pellucid.load(folder / "hf", device="cpu").network(tokens), model.network(tokens))
+
+
+def test_vocabulary_and_merges_alone(own):
+    model, folder = own
+    pellucid.convert(folder / "own", folder / "hf")
+    content = json.loads((folder / "hf/tokenizer.json").read_text())["model"]
+    (folder / "hf/tokenizer.json").unlink()
+    separator = {"<|endoftext|>": model.tokenizer.separator}
+    (folder / "hf/vocab.json").write_text(json.dumps(content["vocab"] | separator))
+    pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["merges"]]
+    (folder / "hf/merges.txt").write_text("\n".join(["#version: 0.2", *pairs, ""]))
+    assert pellucid.load(folder / "hf", device="cpu").tokenizer.encode(TEXT) == model.tokenizer.encode(TEXT)
+
+
+def test_pickled_weights_need_trust(own):
+    model, folder = own
+    pellucid.convert(folder / "own", folder / "hf")
+    torch.save(load_file(folder / "hf/model.safetensors"), folder / "hf/pytorch_model.bin")
+    (folder / "hf/model.safetensors").unlink()
+    with pytest.raises(FolderError, match="as a pickle"):
+        pellucid.load(folder / "hf", device="cpu")
+    tokens = torch.tensor([model.tokenizer.encode(TEXT)])
+    loaded = pellucid.load(folder / "hf", device="cpu", trust=True)
+    assert torch.equal(loaded.network(tokens), model.network(tokens))
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("to", ["huggingface", "pellucid"])
+def test_a_conversion_that_changes_the_function_is_stopped(own, monkeypatch, installed, to, capsys):
+    """The tensors of two modules are exchanged on their way; nothing is left, and the exit code is 1."""
+    _, folder = own
+    pellucid.convert(folder / "own", folder / "hf")
+    monkeypatch.setattr(source, "is_installed", lambda: installed)
+    before = sorted(folder.iterdir())
+
+    def wrong(place, tensors, shard):
+        def exchanged():
+            found = dict(tensors())
+            pair = [n for n in found if n.endswith(("norm_1.gain", "norm_2.gain", "ln_1.weight", "ln_2.weight"))][:2]
+            found[pair[0]], found[pair[1]] = found[pair[1]], found[pair[0]]
+            return iter(found.items())
+
+        return write_tensors(place, exchanged, shard)
+
+    monkeypatch.setattr(conversion, "write_tensors", wrong)
+    given = str(folder / ("own" if to == "huggingface" else "hf"))
+    assert main(["convert", given, str(folder / "new"), "--to", to]) == 1
+    assert "largest logit difference" in capsys.readouterr().err
+    assert sorted(folder.iterdir()) == before
+    with pytest.raises(ParityError):
+        pellucid.convert(given, folder / "new", to=to)
+
+
+def test_an_existing_destination_is_refused_and_untouched(own, capsys):
+    _, folder = own
+    (folder / "new").mkdir()
+    assert main(["convert", str(folder / "own"), str(folder / "new")]) == 2
+    assert "exists: choose a new folder" in capsys.readouterr().err
+    assert list((folder / "new").iterdir()) == []
+
+
+def test_the_command_prints_the_report_and_the_card_keeps_it(own, capsys):
+    _, folder = own
+    assert main(["convert", str(folder / "own"), str(folder / "new"), "--licence", "cc0-1.0"]) == 0
+    said = capsys.readouterr().out
+    assert all(part in said for part in ("parity with transformers", "KL", "argmax agreement 100.0%"))
+    card = (folder / "new/README.md").read_text()
+    assert said.splitlines()[-1] in card
+    assert "license: cc0-1.0" in card.split("---")[1]
+
+
+def test_what_no_family_can_say_names_the_word(tmp_path, shakespeare):
+    model = make_model(shakespeare[:5_000], **{"mlp.n_hidden": 2})
+    model.save(tmp_path / "own")
+    with pytest.raises(ValueError, match=r"gpt2 cannot say mlp.n_hidden = 2.*--to pellucid"):
+        pellucid.convert(tmp_path / "own", tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+
+
+@pytest.mark.parametrize("fields", [{"mlp.n_hidden": 2}, {"norm.kind": "rms", "positions.kind": "alibi"}])
+def test_the_loader_beside_our_layout_gives_our_logits(fields, tmp_path, shakespeare, monkeypatch):
+    model = make_model(shakespeare[:5_000], **fields)
+    model.save(tmp_path / "own")
+    done = pellucid.convert(tmp_path / "own", tmp_path / "new", to="pellucid")
+    assert done.parity.other == "the NumPy reference"
+    text = (tmp_path / "new/loader.py").read_text()
+    assert "import pellucid" not in text
+    assert "from pellucid." not in text
+    monkeypatch.syspath_prepend(tmp_path / "new")
+    monkeypatch.delitem(sys.modules, "loader", raising=False)
+    import loader as alone
+
+    tokens = torch.tensor([model.tokenizer.encode(TEXT)])
+    assert torch.equal(alone.load(tmp_path / "new")(tokens), model.network(tokens))
+
+
+@pytest.fixture(scope="module")
+def joined():
+    """The loader's names, as a module would have them."""
+    import types
+
+    module = types.ModuleType("joined_loader")
+    sys.modules["joined_loader"] = module
+    exec(compile(loader(), "joined_loader", "exec"), module.__dict__)
+    return module
+
+
+@settings(max_examples=20)
+@given(a=architectures())
+def test_the_loader_is_the_network_for_every_architecture(joined, a):
+    network = make_network(a)
+    again = joined.Transformer(joined.Architecture.from_dict(a.to_dict())).double().eval()
+    again.load_state_dict(network.state_dict())
+    tokens = torch.arange(4)[None] % a.n_vocab
+    assert torch.equal(again(tokens), network(tokens))
+
+
+def test_families_are_asked(shakespeare):
+    assert "gpt2" in [family.name for family in families_for(make_model(shakespeare[:5_000]).architecture)]
+
+
+def test_tensors_of_several_widths_lie_aligned(tmp_path):
+    found = {"a": torch.randn(3).half(), "b": torch.randn(5), "c": torch.randn(3, 0), "d": torch.randn(2).double()}
+    write_tensors(tmp_path, lambda: iter(found.items()))
+    assert same(load_file(tmp_path / "model.safetensors"), found)
+    save_file(found, tmp_path / "theirs.safetensors")
+    sizes = [(tmp_path / f"{name}.safetensors").stat().st_size for name in ("model", "theirs")]
+    assert abs(sizes[0] - sizes[1]) < 100
