@@ -24,7 +24,8 @@ from pellucid.text.tokenizer import train_tokenizer
 from pellucid.verify.parity import ParityError
 
 SIZES = {"n_layers": 2, "d_model": 32, "n_heads": 4, "n_ctx": 64}
-TEXT = "First Citizen: 3.14 we are\n\n accounted  poor"
+#: of characters that the character tokenizers have seen
+TEXT = "First Citizen: we are\n\n accounted  poor"
 
 
 NEOX = {"positions.kind": "rotary", "positions.fraction": 0.25, "block": "parallel", "dropout": 0.0}
