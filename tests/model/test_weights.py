@@ -56,7 +56,7 @@ def test_the_same_seed_gives_the_same_weights(a, seed):
     second = start(a, seed)
     assert all(torch.equal(first[name], second[name]) for name in first)
     other = start(a, seed + 1)
-    drawn = [name for name in first if not name.endswith(("gain", "bias"))]
+    drawn = [name for name in first if not name.endswith(("gain", "bias")) and ".ngrams." not in name]
     assert not any(torch.equal(first[name], other[name]) for name in drawn)
     assert len({first[name].sum().item() for name in drawn}) == len(drawn)
 

@@ -26,7 +26,7 @@ def groups(training):
 @pytest.mark.parametrize("unembed", ["tied", "untied"])
 def test_every_parameter_is_held_once_and_only_matrices_decay(text, tmp_path, word, unembed):
     fields = {"attention.bias": "all", "mlp.bias": "all", "norm.kind": "layer", "positions.kind": "learned"}
-    training = make_training(text, tmp_path / "run", optimizer=word, unembed=unembed, weight_decay=0.3, **fields)
+    training = make_training(text, tmp_path / "run", optimizer=word, unembed=unembed, weight_decay=0.3, ngram_weight_decay=0.7, **fields)
     found = groups(training)
     names = [name for name, _, _ in found]
     shapes = {n: p for n, p in training.network.named_parameters()}
@@ -34,7 +34,7 @@ def test_every_parameter_is_held_once_and_only_matrices_decay(text, tmp_path, wo
     assert ("unembed.weight" in names) == (unembed == "untied")
     assert sum(p.numel() for p in shapes.values()) == count_parameters(training.recipe.model)["total"]
     for name, kind, decay in found:
-        assert decay == (0.3 if shapes[name].ndim == 2 else 0.0), name
+        assert decay == (0.7 if ".ngrams." in name else 0.3 if shapes[name].ndim == 2 else 0.0), name
         hidden = shapes[name].ndim == 2 and name.startswith("blocks.")
         assert kind == ("Muon" if word == "muon" and hidden else "AdamW"), name
 

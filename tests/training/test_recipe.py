@@ -56,7 +56,8 @@ def another(name: str):
     if typing.get_origin(hint) is tuple:
         return "3,0"
     if hint is int:
-        fits = {"model.attention.n_heads": "4", "model.attention.n_kv_heads": "3", "model.mlp.n_hidden": "2"}
+        fits = {"model.d_model": "256", "model.attention.n_heads": "8", "model.attention.n_kv_heads": "2"}
+        fits["model.mlp.n_hidden"] = "2"
         return fits.get(name, str(2 * abs(now) + 6))
     return "0.5" if hint is float else "other"
 

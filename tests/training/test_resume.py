@@ -200,9 +200,9 @@ def test_more_steps_are_a_new_segment_and_fewer_are_refused(text, tmp_path):
     assert json.loads((run / "recipe.json").read_bytes())["segments"] == [[0, 12], [12, 20]]
     assert rows(run)[: len(first)] == first
     rates = [row["learning_rate"] for row in rows(run) if "learning_rate" in row]
-    assert rates[11] == pytest.approx(3e-4)
-    assert rates[12] == pytest.approx(3e-3)  # the schedule begins again
-    assert rates[19] == pytest.approx(3e-4)
+    assert rates[11] == pytest.approx(5e-5)
+    assert rates[12] == pytest.approx(5e-3)  # the schedule begins again
+    assert rates[19] == pytest.approx(5e-5)
 
 
 def test_made_longer_in_the_middle_earlier_steps_keep_their_rates(text, tmp_path):
@@ -269,7 +269,7 @@ def test_other_choices_are_refused_and_named(text, tmp_path, capsys):
     again = ("--resume", "--out", run)
     for arguments, named in (
         (("--set", "d_model=32"), "model.d_model: 16 in the run, 32 asked for"),
-        (("--set", "learning_rate=1"), "train.learning_rate: 0.003 in the run, 1.0 asked for"),
+        (("--set", "learning_rate=1"), "train.learning_rate: 0.005 in the run, 1.0 asked for"),
         (("--set", "clip=0"), "train.clip: 1.0 in the run, 0.0 asked for"),
         (("--set", "dropout=0"), "model.dropout.attn_out: 0.1 in the run"),
         (("--seed", "2"), "train.seed: 1337 in the run, 2 asked for"),

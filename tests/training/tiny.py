@@ -39,6 +39,8 @@ FIELDS: dict[str, Any] = {
     "n_layers": 2,
     "n_heads": 2,
     "n_ctx": 16,
+    "ngrams": (2,),
+    "ngram_rows": 32,
     "dropout": 0.1,
     "tokenizer": "byte",
     "batch": 2,

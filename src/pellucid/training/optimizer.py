@@ -16,11 +16,17 @@ def is_hidden_matrix(name: str, p: Tensor) -> bool:
     return p.ndim == 2 and "blocks." in name
 
 
+def is_ngram_table(name: str) -> bool:
+    """Whether it is a table of n-grams, whose rows are seen too seldom to be told from the text's accidents."""
+    return ".ngrams." in name
+
+
 class Optimizer:
     """AdamW for everything (`adamw`), or Muon for hidden matrices and AdamW for the rest (`muon`).
 
-    Weight decay is decoupled and on matrices only: norms, biases and other vectors never decay. A tied
-    matrix is one parameter, counted once. Sources: Loshchilov and Hutter 2017; Jordan et al. 2024.
+    Weight decay is decoupled and on matrices only: norms, biases and other vectors never decay, and tables of n-grams
+    by a rate of their own. A tied matrix is one parameter, counted once. Sources: Loshchilov and Hutter 2017; Jordan
+    et al. 2024.
     """
 
     def __init__(
@@ -33,6 +39,7 @@ class Optimizer:
         betas: tuple[float, float],
         eps: float,
         weight_decay: float,
+        ngram_weight_decay: float = 0.0,
         muon_dtype: torch.dtype = torch.float32,
     ):
         named = list(model.named_parameters())
@@ -40,7 +47,8 @@ class Optimizer:
         taken = {n for n, _ in hidden}
         rest = [(n, p) for n, p in named if n not in taken]
         groups = [
-            {"params": [p for _, p in rest if p.ndim >= 2], "weight_decay": weight_decay},
+            {"params": [p for n, p in rest if p.ndim >= 2 and not is_ngram_table(n)], "weight_decay": weight_decay},
+            {"params": [p for n, p in rest if is_ngram_table(n)], "weight_decay": ngram_weight_decay},
             {"params": [p for _, p in rest if p.ndim < 2], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]

@@ -52,16 +52,17 @@ class TrainChoices:
     batch: int = 0  # sequences in one pass; 0: chosen
     accumulate: int = 1  # passes whose gradients are added up before a step
     optimizer: Word = "muon"
-    learning_rate: float = 3e-3  # AdamW's peak
-    muon_learning_rate: float = 1e-2  # Muon's peak
+    learning_rate: float = 5e-3  # AdamW's peak
+    muon_learning_rate: float = 2e-2  # Muon's peak
     beta_1: float = 0.9
     beta_2: float = 0.99
     eps: float = 1e-8
     weight_decay: float = 0.1  # on matrices only
+    ngram_weight_decay: float = 2.0  # on tables of n-grams, which would soon know the training text by heart
     clip: float = 1.0  # largest norm of the gradient; 0: not clipped
     schedule: Shape = "cosine"
     warmup: int = -1  # steps; -1: 2 % of them, at most 100
-    floor: float = 0.1  # the last learning rate as a share of the peak
+    floor: float = 0.01  # the last learning rate as a share of the peak
     init_std: float = 0.02
 
     seed: int = 1337
@@ -321,7 +322,16 @@ def _check_part(part: Any) -> None:
     given = [name for name in LENGTHS if getattr(part, name)]
     if len(given) > 1:
         raise RecipeError(f"the length is given twice, by {' and '.join(given)}: give one of them")
-    for name in (*LENGTHS, "batch", "clip", "weight_decay", "evaluate_every", "evaluate_tokens", "checkpoint_every"):
+    for name in (
+        *LENGTHS,
+        "batch",
+        "clip",
+        "weight_decay",
+        "ngram_weight_decay",
+        "evaluate_every",
+        "evaluate_tokens",
+        "checkpoint_every",
+    ):
         refuse_unless(getattr(part, name) >= 0, f"train.{name}", "0 or more")
     for name in ("learning_rate", "muon_learning_rate", "eps", "init_std"):
         refuse_unless(getattr(part, name) > 0, f"train.{name}", "a number above 0")

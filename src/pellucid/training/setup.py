@@ -158,6 +158,7 @@ def make_optimizer(recipe: Recipe, network: Transformer) -> Optimizer:
         betas=(t.beta_1, t.beta_2),
         eps=t.eps,
         weight_decay=t.weight_decay,
+        ngram_weight_decay=t.ngram_weight_decay,
         muon_dtype=torch.bfloat16 if t.precision == "bfloat16" else torch.float32,
     )
 
