@@ -26,7 +26,9 @@ def groups(training):
 @pytest.mark.parametrize("unembed", ["tied", "untied"])
 def test_every_parameter_is_held_once_and_only_matrices_decay(text, tmp_path, word, unembed):
     fields = {"attention.bias": "all", "mlp.bias": "all", "norm.kind": "layer", "positions.kind": "learned"}
-    training = make_training(text, tmp_path / "run", optimizer=word, unembed=unembed, weight_decay=0.3, ngram_weight_decay=0.7, **fields)
+    training = make_training(
+        text, tmp_path / "run", optimizer=word, unembed=unembed, weight_decay=0.3, ngram_weight_decay=0.7, **fields
+    )
     found = groups(training)
     names = [name for name, _, _ in found]
     shapes = {n: p for n, p in training.network.named_parameters()}
