@@ -1,0 +1,63 @@
+"""The choices of a recipe, each with its default: how text becomes tokens, and how weights are found."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pellucid.training.optimizer import Word
+from pellucid.training.schedule import Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextChoices:
+    """How the text becomes tokens."""
+
+    tokenizer: str = "bpe"  # bpe, char, byte, or the path of a tokenizer.json
+    vocabulary: int = 0  # ids that BPE learns; 0: chosen by the amount of text
+    held_out: float = 0.1  # share of the text, by bytes, that is never trained on
+    inside_documents: Literal["no", "yes"] = "no"  # yes: nothing is read across the border of two documents
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainChoices:
+    """How the weights are found. Rates are per step; losses in nats per token."""
+
+    # length: at most one of these; epochs and tokens are turned into steps, minutes by measuring
+    steps: int = 0
+    tokens: int = 0
+    epochs: float = 0.0
+    minutes: float = 0.0
+
+    objective: Literal["next-token", "prefix", "masked", "source-target"] = "next-token"
+    mask_share: float = 0.15  # masked: share of the tokens that are hidden
+
+    batch: int = 0  # sequences in one pass; 0: chosen
+    accumulate: int = 1  # passes whose gradients are added up before a step
+    optimizer: Word = "muon"
+    learning_rate: float = 5e-3  # AdamW's peak
+    muon_learning_rate: float = 2e-2  # Muon's peak
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # on matrices only
+    ngram_weight_decay: float = 2.0  # on tables of n-grams, which would soon know the training text by heart
+    clip: float = 1.0  # largest norm of the gradient; 0: not clipped
+    schedule: Shape = "cosine"
+    warmup: int = -1  # steps; -1: 2 % of them, at most 100
+    floor: float = 0.01  # the last learning rate as a share of the peak
+    init_std: float = 0.02
+
+    seed: int = 1337
+    device: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: what this hardware multiplies faster
+    compile: Literal["auto", "no", "yes"] = "auto"  # auto: where it pays for itself within the run
+    # the same function computed in two ways; auto: the faster one of a forward and a backward pass, measured
+    attention: Literal["auto", "fused", "written_out"] = "auto"
+    recompute: Literal["no", "yes"] = "no"  # yes: activations of a block are computed again in the backward pass
+    deterministic: Literal["no", "yes"] = "no"  # yes: kernels whose results do not vary between runs
+
+    evaluate_every: int = 0  # steps; 0: ten times a run
+    evaluate_tokens: int = 0  # held-out tokens read each time but the last; 0: chosen
+    checkpoint_every: int = 0  # steps; 0: at every evaluation
+    keep_last: int = 2  # checkpoints, besides the best
+    sample_every: int = 0  # steps; 0: at every evaluation; -1: never
+    sample_prompt: str = ""
