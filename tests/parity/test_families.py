@@ -5,11 +5,12 @@ import json
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from theirs import draw, farthest
-from transformers import BertForMaskedLM, GPT2LMHeadModel, GPTNeoXForCausalLM
+from tiny import MASKED, TINY, config_of_theirs
 
 from drawing import architectures, make_network
 from pellucid.architecture import Architecture, words
@@ -49,7 +50,7 @@ FREE = {
         "n_segments": st.sampled_from([1, 2, 3]),
     },
 }
-MODELS = {"gpt2": GPT2LMHeadModel, "gpt_neox": GPTNeoXForCausalLM, "bert": BertForMaskedLM}
+MODELS = {name: getattr(transformers, family.model_class) for name, family in FAMILIES.items()}
 
 
 def of_family(name):
@@ -59,6 +60,8 @@ def of_family(name):
 @functools.cache
 def one_of(name):
     """One architecture of the family."""
+    if name in TINY:
+        return architecture_of(config_of_theirs(name, "tied").to_dict())
     fixed = {key: value for key, value in (SIZES | COMMON | FREE[name]).items() if not hasattr(value, "map")}
     fixed |= {"n_segments": 2} if name == "bert" else {}
     return Architecture(n_vocab=13, n_ctx=8, d_model=12, n_layers=2).with_fields(fixed)
@@ -69,7 +72,7 @@ def same(one, other):
 
 
 @settings(max_examples=15)
-@given(st.sampled_from(list(FAMILIES)).flatmap(of_family), st.integers(0, 3))
+@given(st.sampled_from(list(FREE)).flatmap(of_family), st.integers(0, 3))
 def test_there_and_back_bit_for_bit(a, seed):
     state = state_of(make_network(a, seed, torch.float32))
     config = json.loads(json.dumps(config_of(a)))
@@ -87,17 +90,20 @@ def test_the_files_load_in_transformers(name, unembed, tmp_path):
     """config.json and model.safetensors, with nothing missing and nothing left over."""
     a = one_of(name).with_fields({"unembed": unembed})
     network = make_network(a)
-    config = config_of(a, end_token=12) | {"dtype": "float64", "pad_token_id": None}
+    config = {"pad_token_id": None} | config_of(a, FAMILIES[name], end_token=12) | {"dtype": "float64"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(to_theirs(state_of(network), a), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        to_theirs(state_of(network), a, FAMILIES[name]), tmp_path / "model.safetensors", metadata={"format": "pt"}
+    )
     model, info = MODELS[name].from_pretrained(tmp_path, dtype="auto", output_loading_info=True)
     assert not any(info.values()), info
     assert model.config.architectures == [type(model).__name__] == [FAMILIES[name].model_class]
-    tokens = draw(a)
-    # 1e-6: the float32 angles of GPT-NeoX, see test_gpt_neox
-    tolerance = 1e-6 if name == "gpt_neox" else 1e-12
+    # the padding token of RoBERTa has no position
+    tokens = draw(a).clamp(min=2)
+    # 5e-5: float32 inside their code, see test_gpt_neox and test_every_family
+    tolerance = 1e-12 if name in ("gpt2", "bert") else 5e-5
     assert farthest(network(tokens), model.eval()(tokens).logits) <= tolerance
-    if name != "bert":
+    if name not in MASKED:
         assert model.generation_config.eos_token_id == 12
 
 
@@ -105,9 +111,9 @@ def test_the_files_load_in_transformers(name, unembed, tmp_path):
 def test_what_transformers_saves_is_read(name, tmp_path):
     a = one_of(name)
     network = make_network(a)
-    config = config_of(a, end_token=12) | {"pad_token_id": None}
+    config = {"pad_token_id": None} | config_of(a, FAMILIES[name], end_token=12)
     model = MODELS[name](MODELS[name].config_class(**config)).double()
-    extra = model.load_state_dict(to_theirs(state_of(network), a), strict=False).unexpected_keys
+    extra = model.load_state_dict(to_theirs(state_of(network), a, FAMILIES[name]), strict=False).unexpected_keys
     model.tie_weights()
     assert not extra
     model.save_pretrained(tmp_path)
@@ -181,7 +187,7 @@ def test_every_word_is_written_or_refused_by_name(name):
             tokens = draw(a)
             assert torch.equal(again(tokens), network(tokens)), (field, word)
     free = {"gpt2": "attention.scale = 1", "gpt_neox": "block = pre", "bert": "unembed = untied"}
-    assert {free[name], "mlp.activation = silu"} <= written
+    assert free.get(name, "unembed = untied") in written
 
 
 def test_windows_that_reach_the_whole_context_are_none():
@@ -191,7 +197,7 @@ def test_windows_that_reach_the_whole_context_are_none():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "llama"}, "model_type = 'llama' is not a family that is known: expected gpt2, gpt_neox, bert"),
+        ({"model_type": "mamba"}, "model_type = 'mamba' is not a family that is known: expected gpt2, gpt_neox, bert"),
         ({"activation_function": "mish"}, "activation_function = 'mish' in config.json: only 'gelu'"),
         ({"add_cross_attention": True}, "add_cross_attention = True in config.json: only False"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),

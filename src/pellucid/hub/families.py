@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture, ArchitectureError, architecture_fields
-from pellucid.hub.tables import FAMILIES, Family, Row
+from pellucid.hub.tables import FAMILIES, Derived, Family, Row
 from pellucid.model import Transformer
 
 __all__ = [
@@ -68,7 +68,20 @@ def architecture_of(config: Mapping[str, Any], family: Family | None = None) -> 
             value = row.words[value]
         for name in row.names:
             _put(values, name, value)
+    for derived in family.derived:
+        for name, value in _read(derived, config).items():
+            _put(values, name, value)
     return Architecture.from_dict(values)
+
+
+def _read(derived: Derived, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What several entries say together; FamilyError where they cannot be read."""
+    try:
+        return derived.read(config)
+    except FamilyError:
+        raise
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        raise FamilyError(f"config.json cannot be read: {error}") from error
 
 
 def config_of(a: Architecture, family: Family | None = None, end_token: int | None = None) -> dict[str, Any]:
@@ -100,8 +113,8 @@ def in_the_way(a: Architecture, family: Family) -> str:
         heard = _settled(architecture_of(_write(a, family), family))
     except ArchitectureError:
         return f"attention.d_head = {a.d_head}"  # the one size that a config leaves to be divided out
-    different = [name for name in said if said[name] != heard[name]]
-    different += [name for name, holds in family.limits.items() if not holds(a)]
+    different = [name for name, holds in family.limits.items() if not holds(a)]
+    different += [name for name in said if said[name] != heard[name]]
     return f"{different[0]} = {said[different[0]]}" if different else ""
 
 
@@ -126,6 +139,9 @@ def _write(a: Architecture, family: Family) -> dict[str, Any]:
         if row.words is not None:
             value = next((theirs for theirs, ours in row.words.items() if ours == value), None)
         _put(config, row.theirs.split("|")[0], value)
+    for derived in family.derived:
+        for path, value in derived.write(a).items():
+            _put(config, path, value)
     return config
 
 
@@ -182,10 +198,10 @@ def each_to_ours(
     family = family or family_of(config)
     a = architecture_of(config, family)
     shapes = _shapes(a)
-    left = _spelled(state, family, {theirs for _, theirs, _ in _pairs(family, shapes)})
+    left = _spelled(state, family, {theirs for _, theirs, _ in _pairs(family, shapes, a)})
     twins = _take_twins(left, family, a)
     kept: dict[str, Tensor] = {}
-    for ours, theirs, row in _pairs(family, shapes):
+    for ours, theirs, row in _pairs(family, shapes, a):
         tensor = left.pop(theirs, None)
         tensor = twins.get(theirs) if tensor is None else tensor
         if tensor is None:
@@ -213,7 +229,7 @@ def each_to_theirs(
     """What `to_theirs` gives, a tensor at a time."""
     family = _check_expressible(a, family)
     twins = {other: twin for twin, other in family.twins.items()}
-    for ours, theirs, row in _pairs(family, _shapes(a)):
+    for ours, theirs, row in _pairs(family, _shapes(a), a):
         if missing := [name for name in ours if name not in state]:
             raise FamilyError(f"the tensor {missing[0]} is missing: give every parameter of the architecture")
         tensor = _joined([state[name] for name in ours], row, a).contiguous()
@@ -228,10 +244,12 @@ def _shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
         return {name: tuple(p.shape) for name, p in Transformer(a).named_parameters()}
 
 
-def _pairs(family: Family, shapes: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, Row]]:
+def _pairs(family: Family, shapes: Mapping[str, Any], a: Architecture) -> Iterator[tuple[tuple[str, ...], str, Row]]:
     """(our tensors, their tensor, the row that says so), for every tensor that the architecture has."""
     layers = sorted({int(n) for name in shapes for n in re.findall(r"^(?:encoder\.)?blocks\.(\d+)\.", name)})
     for row in family.rows:
+        if row.blocks and a.block not in row.blocks:
+            continue
         for i in layers if "{i}" in row.theirs else [0]:
             for part, theirs in PARTS.items():
                 ours = tuple(f"{module.format(i=i)}.{part}" for module in row.modules)
@@ -242,18 +260,20 @@ def _pairs(family: Family, shapes: Mapping[str, Any]) -> Iterator[tuple[tuple[st
 def _joined(parts: list[Tensor], row: Row, a: Architecture) -> Tensor:
     """Our tensors as their one."""
     if row.fused == "heads":
-        by_head = [part.unflatten(0, (a.n_heads, -1)) for part in parts]
-        joined = torch.stack(by_head, 1).flatten(0, 2)
+        joined = torch.cat([part.unflatten(0, (a.n_kv_heads, -1)) for part in parts], 1).flatten(0, 1)
     else:
         joined = torch.cat(parts) if len(parts) > 1 else parts[0]
+    if row.unread:
+        joined = torch.cat([joined.new_zeros(row.unread, *joined.shape[1:]), joined])
     return joined.T if row.transposed and joined.ndim == 2 else joined
 
 
 def _split(tensor: Tensor, rows: list[int], row: Row, a: Architecture) -> list[Tensor]:
     """Their tensor as ours, with these numbers of rows."""
     tensor = tensor.T if row.transposed and tensor.ndim == 2 else tensor
+    tensor = tensor[row.unread :]
     if row.fused == "heads":
-        parts = tensor.unflatten(0, (a.n_heads, len(rows), -1)).unbind(1)
+        parts = tensor.unflatten(0, (a.n_kv_heads, -1)).split([n // a.n_kv_heads for n in rows], 1)
         return [part.flatten(0, 1).contiguous() for part in parts]
     return [part.contiguous() for part in tensor.split(rows)]
 

@@ -1,0 +1,31 @@
+"""The tables of the families, in the order in which a model of ours is offered to them."""
+
+from pellucid.hub.tables.bert import BERT, DISTILBERT, ROBERTA
+from pellucid.hub.tables.gpt import GPT1, GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX
+from pellucid.hub.tables.llama import LLAMA, MISTRAL, QWEN2, QWEN3, STABLELM
+from pellucid.hub.tables.others import BLOOM, MPT, OPT
+from pellucid.hub.tables.rows import Derived, Family, Field, Row
+
+__all__ = ["FAMILIES", "Derived", "Family", "Field", "Row"]
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        GPT2,
+        GPT_NEOX,
+        BERT,
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+        GPT1,
+        GPT_NEO,
+        GPT_BIGCODE,
+        OPT,
+        BLOOM,
+        MPT,
+        STABLELM,
+        ROBERTA,
+        DISTILBERT,
+    )
+}

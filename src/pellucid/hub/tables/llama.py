@@ -1,0 +1,180 @@
+"""Llama and what was made after it: rotary positions, gated MLPs, norms without a mean."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pellucid.architecture import Architecture
+from pellucid.hub.tables.rows import ACTIVATIONS, TIED, Derived, Family, Field, Row, visible_windows
+
+ALL_OR_NONE = {True: "all", False: "none"}
+SIZES = (
+    Field("vocab_size", "n_vocab", 32_000),
+    Field("max_position_embeddings", "n_ctx", 2048),
+    Field("hidden_size", "d_model", 4096),
+    Field("num_hidden_layers", "n_layers", 32),
+    Field("num_attention_heads", "attention.n_heads", 32),
+    Field("num_key_value_heads", "attention.n_kv_heads", 0),
+    Field("head_dim", "attention.d_head", 0),
+    Field("intermediate_size", "mlp.d_ff", 11_008),
+    Field("hidden_act", "mlp.activation", "silu", ACTIVATIONS),
+    Field("rms_norm_eps", "norm.eps", 1e-6),
+    Field("rope_parameters.rope_theta|rope_theta", "positions.base", 10_000.0),
+    Field("attention_dropout", "dropout.pattern", 0.0),
+    Field("tie_word_embeddings", "unembed", False, TIED),
+)
+
+
+def with_defaults(fields: tuple[Field, ...], **defaults: Any) -> tuple[Field, ...]:
+    """The fields with other values where config.json has none; None leaves the field out."""
+    kept = [f for f in fields if defaults.get(f.theirs, f) is not None]
+    return tuple(dataclasses.replace(f, default=defaults.get(f.theirs, f.default)) for f in kept)
+
+
+def alternating(config: Mapping[str, Any], window: int | None, sliding: Callable[[int], bool]) -> dict[str, Any]:
+    """The windows of `layer_types`, or where that is missing of the layers that slide."""
+    n_layers, kinds = config.get("num_hidden_layers", 32), config.get("layer_types")
+    if kinds is None:
+        kinds = ["sliding_attention" if sliding(i) else "full_attention" for i in range(n_layers)]
+    if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
+        raise ValueError(f"layer_types holds {sorted(unknown)[0]!r} in config.json: our words cannot say it")
+    if len(kinds) != n_layers:
+        raise ValueError(
+            f"layer_types has {len(kinds)} entries in config.json: expected num_hidden_layers = {n_layers}"
+        )
+    return {"attention.windows": [(window or 0) if kind == "sliding_attention" else 0 for kind in kinds] or [0]}
+
+
+def layer_types(a: Architecture) -> dict[str, Any]:
+    """The same written: one width, in the layers that have it."""
+    windows = visible_windows(a)
+    kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+    return {"layer_types": kinds, "sliding_window": max(windows, default=0) or None}
+
+
+def qwen_windows(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Qwen's layers slide from max_window_layers on, where they may at all."""
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+    first = config.get("max_window_layers", 28)
+    return alternating(config, window, lambda i: window is not None and i >= first)
+
+
+QWEN_WINDOWS = Derived(qwen_windows, lambda a: layer_types(a) | {"use_sliding_window": any(visible_windows(a))})
+WORDS = {
+    "positions.kind": "rotary",
+    "positions.layout": "halves",
+    "positions.fraction": 1.0,
+    "norm.kind": "rms",
+    "mlp.form": "gated",
+    "mlp.n_hidden": 1,
+}
+UNSCALED = {"rope_parameters.rope_type": "default", "rope_scaling": None}
+IGNORED = {r"rotary_emb\.inv_freq$": "a constant of the rotary positions"}
+ROWS = (
+    Row("model.embed_tokens", "embed.token"),
+    Row("model.layers.{i}.input_layernorm", "blocks.{i}.norm_1"),
+    Row("model.layers.{i}.self_attn.q_proj", "blocks.{i}.attn.query"),
+    Row("model.layers.{i}.self_attn.k_proj", "blocks.{i}.attn.key"),
+    Row("model.layers.{i}.self_attn.v_proj", "blocks.{i}.attn.value"),
+    Row("model.layers.{i}.self_attn.q_norm", "blocks.{i}.attn.query_norm"),
+    Row("model.layers.{i}.self_attn.k_norm", "blocks.{i}.attn.key_norm"),
+    Row("model.layers.{i}.self_attn.o_proj", "blocks.{i}.attn.out"),
+    Row("model.layers.{i}.post_attention_layernorm", "blocks.{i}.norm_2"),
+    Row("model.layers.{i}.mlp.gate_proj", "blocks.{i}.mlp.gate"),
+    Row("model.layers.{i}.mlp.up_proj", "blocks.{i}.mlp.up.0"),
+    Row("model.layers.{i}.mlp.down_proj", "blocks.{i}.mlp.down"),
+    Row("model.norm", "final_norm"),
+    Row("lm_head", "unembed"),
+)
+
+LLAMA = Family(
+    name="llama",
+    model_class="LlamaForCausalLM",
+    prefix="model.",
+    fields=(
+        *SIZES,
+        Field("attention_bias", "attention.bias", False, ALL_OR_NONE),
+        Field("mlp_bias", "mlp.bias", False, ALL_OR_NONE),
+    ),
+    words=WORDS | {"attention.qk_norm": "none"},
+    constants=UNSCALED,
+    rows=ROWS,
+    ignored=IGNORED,
+)
+
+MISTRAL = Family(
+    name="mistral",
+    model_class="MistralForCausalLM",
+    prefix="model.",
+    fields=with_defaults(SIZES, num_key_value_heads=8, intermediate_size=14_336, max_position_embeddings=131_072),
+    derived=(
+        Derived(
+            lambda config: {"attention.windows": [config.get("sliding_window", 4096) or 0]},
+            lambda a: {"sliding_window": max(visible_windows(a), default=0) or None},
+        ),
+    ),
+    words=WORDS | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "none"},
+    constants=UNSCALED,
+    rows=ROWS,
+    ignored=IGNORED,
+)
+
+QWEN2 = Family(
+    name="qwen2",
+    model_class="Qwen2ForCausalLM",
+    prefix="model.",
+    fields=with_defaults(
+        SIZES,
+        vocab_size=151_936,
+        intermediate_size=22_016,
+        num_key_value_heads=32,
+        max_position_embeddings=32_768,
+    ),
+    derived=(QWEN_WINDOWS,),
+    words=WORDS | {"attention.bias": "qkv", "mlp.bias": "none", "attention.qk_norm": "none"},
+    constants=UNSCALED,
+    rows=ROWS,
+    ignored=IGNORED,
+)
+
+QWEN3 = Family(
+    name="qwen3",
+    model_class="Qwen3ForCausalLM",
+    prefix="model.",
+    fields=(
+        *with_defaults(
+            SIZES,
+            vocab_size=151_936,
+            intermediate_size=22_016,
+            num_key_value_heads=32,
+            head_dim=128,
+            max_position_embeddings=32_768,
+        ),
+        Field("attention_bias", "attention.bias", False, ALL_OR_NONE),
+    ),
+    derived=(QWEN_WINDOWS,),
+    words=WORDS | {"mlp.bias": "none", "attention.qk_norm": "rms"},
+    constants=UNSCALED,
+    rows=ROWS,
+    ignored=IGNORED,
+)
+
+STABLELM = Family(
+    name="stablelm",
+    model_class="StableLmForCausalLM",
+    prefix="model.",
+    fields=(
+        *(f for f in SIZES if f.theirs not in ("rms_norm_eps", "head_dim", "vocab_size")),
+        Field("vocab_size", "n_vocab", 50_304),
+        Field("layer_norm_eps", "norm.eps", 1e-5),
+        Field("use_qkv_bias", "attention.bias", False, {True: "qkv", False: "none"}),
+        Field("rope_parameters.partial_rotary_factor|partial_rotary_factor", "positions.fraction", 0.25),
+        Field("hidden_dropout", "dropout.mlp_out", 0.0),
+    ),
+    words={name: word for name, word in WORDS.items() if name != "positions.fraction"}
+    | {"norm.kind": "layer", "norm.bias": "all", "mlp.bias": "none", "block": "pre", "attention.qk_norm": "none"},
+    constants=UNSCALED | {"use_parallel_residual": False, "qk_layernorm": False},
+    rows=ROWS,
+    ignored=IGNORED,
+    limits={"positions.fraction": lambda a: int(a.d_head * a.positions.fraction) % 2 == 0},
+)

@@ -1,0 +1,161 @@
+"""OPT, BLOOM and MPT."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pellucid.architecture import Architecture
+from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, Derived, Family, Field, Row
+
+ALL_OR_NONE = {True: "all", False: "none"}
+
+
+def power_of_two(a: Architecture) -> bool:
+    """Whether their slopes are 2^(-8h/n_heads): other numbers of heads take every second slope of a larger one."""
+    return a.positions.kind != "alibi" or a.n_heads & (a.n_heads - 1) == 0
+
+
+def embed_width(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing, where tokens are embedded in d_model coordinates; ValueError where in others (350m)."""
+    width, d_model = config.get("word_embed_proj_dim"), config.get("hidden_size", 768)
+    if width is not None and width != d_model:
+        raise ValueError(
+            f"word_embed_proj_dim = {width} in config.json: only hidden_size = {d_model} can be said in our words"
+        )
+    return {}
+
+
+OPT = Family(
+    name="opt",
+    model_class="OPTForCausalLM",
+    prefix="model.",
+    fields=(
+        Field("vocab_size", "n_vocab", 50_272),
+        Field("max_position_embeddings", "n_ctx", 2048),
+        Field("hidden_size", "d_model", 768),
+        Field("num_hidden_layers", "n_layers", 12),
+        Field("num_attention_heads", "attention.n_heads", 12),
+        Field("ffn_dim", "mlp.d_ff", 3072),
+        Field("activation_function", "mlp.activation", "relu", ACTIVATIONS),
+        Field("enable_bias", ("attention.bias", "mlp.bias"), True, ALL_OR_NONE),
+        Field("attention_dropout", "dropout.pattern", 0.0),
+        Field("dropout", ("dropout.attn_out", "dropout.mlp_out"), 0.1),
+        Field("tie_word_embeddings", "unembed", True, TIED),
+    ),
+    derived=(
+        # without do_layer_norm_before (350m) there is no final norm either
+        Derived(
+            lambda config: (
+                {"block": "post", "final_norm": "none"}
+                if config.get("do_layer_norm_before") is False
+                else {"block": "pre", "final_norm": "none" if config.get("_remove_final_layer_norm") else "norm"}
+            ),
+            lambda a: {
+                "do_layer_norm_before": a.block == "pre",
+                "_remove_final_layer_norm": a.block == "pre" and a.final_norm == "none",
+            },
+        ),
+        Derived(embed_width, lambda a: {"word_embed_proj_dim": a.d_model}),
+    ),
+    words={"norm.eps": 1e-5, "norm.kind": "layer"},
+    constants={"layer_norm_elementwise_affine": True},
+    rows=(
+        Row("model.decoder.embed_tokens", "embed.token"),
+        Row("model.decoder.embed_positions", "embed.position", unread=2),
+        Row("model.decoder.layers.{i}.self_attn_layer_norm", "blocks.{i}.norm_1"),
+        Row("model.decoder.layers.{i}.self_attn.q_proj", "blocks.{i}.attn.query"),
+        Row("model.decoder.layers.{i}.self_attn.k_proj", "blocks.{i}.attn.key"),
+        Row("model.decoder.layers.{i}.self_attn.v_proj", "blocks.{i}.attn.value"),
+        Row("model.decoder.layers.{i}.self_attn.out_proj", "blocks.{i}.attn.out"),
+        Row("model.decoder.layers.{i}.final_layer_norm", "blocks.{i}.norm_2"),
+        Row("model.decoder.layers.{i}.fc1", "blocks.{i}.mlp.up.0"),
+        Row("model.decoder.layers.{i}.fc2", "blocks.{i}.mlp.down"),
+        Row("model.decoder.final_layer_norm", "final_norm"),
+        Row("lm_head", "unembed"),
+    ),
+    limits={
+        "attention.bias": lambda a: a.attention.bias != "none" or a.mlp.bias == "none",
+        "block": lambda a: a.block != "post" or a.final_norm == "none",
+    },
+)
+
+BLOOM = Family(
+    name="bloom",
+    model_class="BloomForCausalLM",
+    prefix="transformer.",
+    fields=(
+        Field("vocab_size", "n_vocab", 250_880),
+        # what it was trained on: nothing in theirs limits the length
+        Field("seq_length", "n_ctx", 2048),
+        Field("hidden_size|n_embed", "d_model", 64),
+        Field("n_layer|num_hidden_layers", "n_layers", 2),
+        Field("n_head|num_attention_heads", "attention.n_heads", 8),
+        Field("layer_norm_epsilon", "norm.eps", 1e-5),
+        Field("attention_dropout", "dropout.pattern", 0.0),
+        Field("hidden_dropout", ("dropout.attn_out", "dropout.mlp_out"), 0.0),
+        Field("tie_word_embeddings", "unembed", True, TIED),
+    ),
+    words={"positions.kind": "alibi", "embed_norm": "norm", "mlp.activation": "gelu_tanh"},
+    constants={"apply_residual_connection_post_layernorm": False, "slow_but_exact": False},
+    rows=(
+        Row("transformer.word_embeddings", "embed.token"),
+        Row("transformer.word_embeddings_layernorm", "embed.norm"),
+        Row("transformer.h.{i}.input_layernorm", "blocks.{i}.norm_1"),
+        Row("transformer.h.{i}.self_attention.query_key_value", QKV, fused="heads"),
+        Row("transformer.h.{i}.self_attention.dense", "blocks.{i}.attn.out"),
+        Row("transformer.h.{i}.post_attention_layernorm", "blocks.{i}.norm_2"),
+        Row("transformer.h.{i}.mlp.dense_h_to_4h", "blocks.{i}.mlp.up.0"),
+        Row("transformer.h.{i}.mlp.dense_4h_to_h", "blocks.{i}.mlp.down"),
+        Row("transformer.ln_f", "final_norm"),
+        Row("lm_head", "unembed"),
+    ),
+    limits={"attention.n_heads": power_of_two},
+)
+
+MPT = Family(
+    name="mpt",
+    model_class="MptForCausalLM",
+    prefix="transformer.",
+    fields=(
+        Field("vocab_size", "n_vocab", 50_368),
+        Field("max_seq_len", "n_ctx", 2048),
+        Field("d_model", "d_model", 2048),
+        Field("n_layers", "n_layers", 24),
+        Field("n_heads", "attention.n_heads", 16),
+        Field("layer_norm_epsilon", "norm.eps", 1e-5),
+        Field("attn_config.attn_pdrop", "dropout.pattern", 0.0),
+        Field("resid_pdrop", "dropout.mlp_out", 0.0),
+        Field("tie_word_embeddings", "unembed", True, TIED),
+    ),
+    words={
+        "positions.kind": "alibi",
+        "norm.kind": "layer",
+        "norm.bias": "none",
+        "attention.bias": "none",
+        "mlp.bias": "none",
+        "mlp.activation": "gelu",
+    },
+    constants={
+        "expansion_ratio": 4,
+        "attn_config.alibi": True,
+        "attn_config.alibi_bias_max": 8,
+        "attn_config.attn_type": "multihead_attention",
+        "attn_config.clip_qkv": None,
+        "attn_config.qk_ln": False,
+        "attn_config.prefix_lm": False,
+        "attn_config.softmax_scale": None,
+        "logit_scale": None,
+        "no_bias": True,
+    },
+    rows=(
+        Row("transformer.wte", "embed.token"),
+        Row("transformer.blocks.{i}.norm_1", "blocks.{i}.norm_1"),
+        Row("transformer.blocks.{i}.attn.Wqkv", QKV),
+        Row("transformer.blocks.{i}.attn.out_proj", "blocks.{i}.attn.out"),
+        Row("transformer.blocks.{i}.norm_2", "blocks.{i}.norm_2"),
+        Row("transformer.blocks.{i}.ffn.up_proj", "blocks.{i}.mlp.up.0"),
+        Row("transformer.blocks.{i}.ffn.down_proj", "blocks.{i}.mlp.down"),
+        Row("transformer.norm_f", "final_norm"),
+        Row("lm_head", "unembed"),
+    ),
+    limits={"attention.n_heads": power_of_two},
+)

@@ -1,0 +1,161 @@
+"""Tiny models of every family of transformers, one for each option that the family's configuration has."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from theirs import perturb
+from torch import nn
+
+COMMON: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "vocab_size": 13}
+GPT = {"n_positions": 9, "n_embd": 12, "n_layer": 3, "n_head": 3}
+LLAMA = {"max_position_embeddings": 9, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4}
+ROTARY = {"rope_type": "default", "rope_theta": 100.0}
+LLAMA |= {"intermediate_size": 20, "num_key_value_heads": 2, "rope_parameters": ROTARY}
+BERT = {"max_position_embeddings": 9, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
+BERT |= {"intermediate_size": 20}
+TIED = {"tied": {"tie_word_embeddings": True}, "untied": {"tie_word_embeddings": False}}
+
+#: family -> (class, what all of its models here have, the variants)
+TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
+    "llama": (
+        "LlamaForCausalLM",
+        LLAMA,
+        TIED
+        | {
+            "biases": {"attention_bias": True, "mlp_bias": True},
+            "one key head, another width": {"num_key_value_heads": 1, "head_dim": 10},
+            "gelu, large eps": {"hidden_act": "gelu", "rms_norm_eps": 1e-2},
+            "no layer": {"num_hidden_layers": 0},
+        },
+    ),
+    "mistral": (
+        "MistralForCausalLM",
+        LLAMA,
+        TIED | {"window": {"sliding_window": 3}, "none": {"sliding_window": None}, "width": {"head_dim": 10}},
+    ),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        LLAMA,
+        TIED
+        | {
+            "windows from layer 1 on": {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+            "windows by name": {
+                "use_sliding_window": True,
+                "sliding_window": 2,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+        },
+    ),
+    "qwen3": (
+        "Qwen3ForCausalLM",
+        LLAMA | {"head_dim": 6},
+        TIED
+        | {
+            "biases, large eps": {"attention_bias": True, "rms_norm_eps": 1e-2},
+            "windows": {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+        },
+    ),
+    "stablelm": (
+        "StableLmForCausalLM",
+        LLAMA | {"hidden_size": 32, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.5}},
+        TIED | {"biases": {"use_qkv_bias": True, "layer_norm_eps": 1e-2}},
+    ),
+    "openai-gpt": (
+        "OpenAIGPTLMHeadModel",
+        GPT,
+        TIED | {"relu": {"afn": "relu"}, "silu, large eps": {"afn": "silu", "layer_norm_epsilon": 1e-2}},
+    ),
+    "gpt_neo": (
+        "GPTNeoForCausalLM",
+        {
+            "max_position_embeddings": 9,
+            "hidden_size": 12,
+            "num_layers": 3,
+            "num_heads": 3,
+            "attention_types": [[["global", "local"], 1], [["local"], 1]],
+            "window_size": 3,
+        },
+        TIED
+        | {
+            "global, relu, narrow": {
+                "attention_types": [[["global"], 3]],
+                "activation_function": "relu",
+                "intermediate_size": 7,
+                "layer_norm_epsilon": 1e-2,
+            }
+        },
+    ),
+    "gpt_bigcode": (
+        "GPTBigCodeForCausalLM",
+        GPT,
+        TIED
+        | {
+            "not scaled, relu": {"scale_attn_weights": False, "activation_function": "relu", "n_inner": 7},
+            "a key head for each": {"multi_query": False, "layer_norm_epsilon": 1e-2},
+        },
+    ),
+    "opt": (
+        "OPTForCausalLM",
+        BERT | {"ffn_dim": 20, "dropout": 0.0},
+        TIED
+        | {
+            "post, gelu": {"do_layer_norm_before": False, "activation_function": "gelu"},
+            "no biases": {"enable_bias": False},
+            "no final norm": {"_remove_final_layer_norm": True},
+        },
+    ),
+    "bloom": (
+        "BloomForCausalLM",
+        {"hidden_size": 12, "n_layer": 3, "n_head": 4, "seq_length": 9},
+        TIED | {"one head, large eps": {"n_head": 1, "layer_norm_epsilon": 1e-2}},
+    ),
+    "mpt": (
+        "MptForCausalLM",
+        {"d_model": 12, "n_layers": 3, "n_heads": 4, "max_seq_len": 9},
+        TIED | {"one head, large eps": {"n_heads": 1, "layer_norm_epsilon": 1e-2}},
+    ),
+    "roberta": (
+        "RobertaForMaskedLM",
+        BERT | {"max_position_embeddings": 11, "pad_token_id": 1, "type_vocab_size": 1},
+        TIED | {"two segments, large eps": {"type_vocab_size": 2, "layer_norm_eps": 1e-2}},
+    ),
+    "distilbert": (
+        "DistilBertForMaskedLM",
+        {"max_position_embeddings": 9, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 20},
+        TIED | {"relu": {"activation": "relu"}},
+    ),
+}
+MASKED = ("bert", "roberta", "distilbert")
+CASES = [(name, variant) for name, (_, _, variants) in TINY.items() for variant in variants]
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """Their code with every float32 in it read as float64: rotary tables, norms and softmax that they hold there."""
+    kept = torch.float32, torch.float, torch.Tensor.float, torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.float32 = torch.float = torch.float64  # type: ignore[misc]
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.float32, torch.float, torch.Tensor.float = kept[:3]  # type: ignore[misc]
+        torch.set_default_dtype(kept[3])
+
+
+def config_of_theirs(name: str, variant: str) -> Any:
+    """A configuration object of transformers."""
+    kind, common, variants = TINY[name]
+    options = {"attn_implementation": "eager"} | COMMON | common | variants[variant]
+    config_class = getattr(transformers, kind).config_class
+    return config_class(**options)
+
+
+def model_of_theirs(name: str, variant: str) -> tuple[nn.Module, dict[str, Any]]:
+    """A perturbed model of transformers in float64, and its config.json."""
+    config = config_of_theirs(name, variant)
+    model = getattr(transformers, TINY[name][0])(config)
+    return perturb(model), config.to_dict()
