@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from theirs import draw, farthest
-from tiny import MASKED, TINY, config_of_theirs
+from tiny import MASKED, config_of_theirs
 
 from drawing import architectures, make_network
 from pellucid.architecture import Architecture, words
@@ -60,7 +60,7 @@ def of_family(name):
 @functools.cache
 def one_of(name):
     """One architecture of the family."""
-    if name in TINY:
+    if name not in FREE:
         return architecture_of(config_of_theirs(name, "tied").to_dict())
     fixed = {key: value for key, value in (SIZES | COMMON | FREE[name]).items() if not hasattr(value, "map")}
     fixed |= {"n_segments": 2} if name == "bert" else {}

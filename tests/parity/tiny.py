@@ -20,6 +20,13 @@ TIED = {"tied": {"tie_word_embeddings": True}, "untied": {"tie_word_embeddings":
 
 #: family -> (class, what all of its models here have, the variants)
 TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
+    "gpt2": ("GPT2LMHeadModel", GPT, TIED),
+    "gpt_neox": (
+        "GPTNeoXForCausalLM",
+        LLAMA | {"hidden_size": 32, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.5}},
+        TIED,
+    ),
+    "bert": ("BertForMaskedLM", BERT, TIED),
     "llama": (
         "LlamaForCausalLM",
         LLAMA,

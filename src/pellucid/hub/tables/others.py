@@ -122,7 +122,6 @@ MPT = Family(
         Field("n_layers", "n_layers", 24),
         Field("n_heads", "attention.n_heads", 16),
         Field("layer_norm_epsilon", "norm.eps", 1e-5),
-        Field("attn_config.attn_pdrop", "dropout.pattern", 0.0),
         Field("resid_pdrop", "dropout.mlp_out", 0.0),
         Field("tie_word_embeddings", "unembed", True, TIED),
     ),
@@ -133,9 +132,12 @@ MPT = Family(
         "attention.bias": "none",
         "mlp.bias": "none",
         "mlp.activation": "gelu",
+        "dropout.pattern": 0.0,
     },
     constants={
         "expansion_ratio": 4,
+        # transformers takes whole numbers alone
+        "attn_config.attn_pdrop": 0,
         "attn_config.alibi": True,
         "attn_config.alibi_bias_max": 8,
         "attn_config.attn_type": "multihead_attention",

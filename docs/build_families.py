@@ -1,0 +1,86 @@
+"""Writes docs/families.md: every family of the tables, its words, and how far its logits are from transformers'."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pellucid.hub import FAMILIES, architecture_of, to_ours
+from pellucid.model import Transformer
+from pellucid.model.weights import load_state
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "families.md"
+HEAD = """# Families
+
+This page is written by `python docs/build_families.py` (which asks for transformers). Their config.json and tensors
+become ours and ours theirs by one table each, in `src/pellucid/hub/tables`; what a table cannot say is refused with the
+entry or the word that is in the way. The differences are the largest in the logits of tiny random models with every
+gain and bias perturbed, all of the family's options in `tests/parity/tiny.py`: with every float32 in their code read
+as float64, and as published, where rotary tables, the mean square of Llama's norms or the softmax are float32
+whatever the precision of the weights. BLOOM's own gelu writes sqrt(2/pi) with eight digits.
+
+| family | class of transformers | words it fixes | directions | in float64 | as published |
+|---|---|---|---|---|---|
+"""
+LEFT_OUT = {
+    "Llama 3.1 and later, and whatever else scales its rotary positions": "no word says how",
+    "GPT-J, Phi": "no word for one norm read by attention and MLP in parallel, nor for a bias of the readout",
+    "Falcon, StableLM in parallel": "no word for one norm read by attention and MLP in parallel",
+    "Gemma 1 to 3": "no words for gains 1 + g, soft caps, norms on both sides of a sublayer, a base for local layers",
+    "OLMo 2": "no words for norms of what a sublayer adds, and of all of q and k at once",
+    "OPT 350m": "no word for embeddings narrower than the stream",
+    "BLOOM and MPT with heads not a power of two": "their slopes are then others",
+    "T5": "no word for learned biases by distance",
+    "BART": "no table yet: it embeds source and target by one matrix, and has a bias of the readout",
+}
+#: what cannot come back: rows of position tables that only padding reads
+ONE_WAY = "both; rows before the first position come back as 0"
+
+
+def rows() -> list[str]:
+    """What the tables alone say, a line for each family, without the two measured columns."""
+    lines = []
+    for name, family in FAMILIES.items():
+        words = ", ".join(f"{field} = {word}" for field, word in family.words.items()) or "none"
+        directions = ONE_WAY if any(row.unread for row in family.rows) else "both"
+        lines.append(f"| {name} | {family.model_class} | {words} | {directions} |")
+    return lines
+
+
+def left_out() -> str:
+    """The families that cannot be said, each with what is in the way."""
+    lines = (f"- {name}: {why}" for name, why in LEFT_OUT.items())
+    return "\n## Left out\n\n" + "\n".join(lines) + "\n"
+
+
+def difference(tiny: Any, name: str, variant: str) -> float:
+    """max |ours - theirs| over the logits of one tiny model."""
+    model, config = tiny.model_of_theirs(name, variant)
+    network = Transformer(architecture_of(config)).double().eval()
+    load_state(network, to_ours(model.state_dict(), config))
+    generator = torch.Generator().manual_seed(0)
+    # RoBERTa counts its padding token, 1, as no position
+    tokens = torch.randint(2, network.architecture.n_vocab, (3, network.architecture.n_ctx), generator=generator)
+    with torch.no_grad():
+        return (network(tokens) - model(tokens).logits).abs().max().item()
+
+
+def build() -> str:
+    """The whole page."""
+    sys.path.insert(0, str(ROOT / "tests" / "parity"))
+    tiny = importlib.import_module("tiny")
+    lines = []
+    for name, line in zip(FAMILIES, rows(), strict=True):
+        variants = tiny.TINY[name][2]
+        published = max(difference(tiny, name, variant) for variant in variants)
+        with tiny.in_float64():
+            exact = max(difference(tiny, name, variant) for variant in variants)
+        lines.append(f"{line} {exact:.0e} | {published:.0e} |")
+    return HEAD + "\n".join(lines) + "\n" + left_out()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(build(), encoding="utf-8")

@@ -1,0 +1,23 @@
+"""docs/families.md says what the tables say; the differences on it are measured when it is written."""
+
+import importlib.util
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_is_fresh():
+    spec = importlib.util.spec_from_file_location("build_families", ROOT / "docs" / "build_families.py")
+    assert spec is not None
+    assert spec.loader is not None
+    builder = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(builder)
+    page = builder.PAGE.read_text(encoding="utf-8")
+    lines = page.removeprefix(builder.HEAD).removesuffix(builder.left_out()).splitlines()
+    assert page.startswith(builder.HEAD)
+    assert page.endswith(builder.left_out())
+    assert [line.rsplit("|", 3)[0] + "|" for line in lines] == builder.rows()
+    for line in lines:
+        exact, published = (float(cell) for cell in line.split("|")[-3:-1])
+        assert exact <= 1e-8, line
+        assert published <= 5e-5, line
