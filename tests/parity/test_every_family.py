@@ -124,9 +124,9 @@ def test_there_and_back_bit_for_bit(name, variant):
     for key, tensor in back.items():
         if key in repeated:
             continue
-        skip = unread.get(key, 0)
-        assert torch.equal(tensor[skip:], state[key][skip:]), key
-        assert not tensor[:skip].any()
+        before = unread.get(key, 0)
+        assert torch.equal(tensor[before:], state[key][before:]), key
+        assert not tensor[:before].any()
     written = json.loads(json.dumps(config_of(a, family)))
     assert architecture_of(written) == architecture_of(config_of(architecture_of(written), family))
     again = to_ours(back, written)

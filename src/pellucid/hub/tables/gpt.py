@@ -1,6 +1,7 @@
 """GPT and what was made after it: learned positions, or rotary ones in GPT-NeoX."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -145,10 +146,14 @@ GPT_BIGCODE = Family(
 
 def neo_windows(config: Mapping[str, Any]) -> dict[str, Any]:
     """attention_types [[[kind, ...], times], ...] is what files hold, attention_layers its expansion."""
-    layers = config.get("attention_layers")
+    layers, n_layers = config.get("attention_layers"), config.get("num_layers", 24)
     if layers is None:
         types = config.get("attention_types") or [[["global", "local"], 12]]
-        layers = [kind for kinds, times in types for kind in list(kinds) * times]
+        each = (kind for kinds, times in types if kinds for _ in range(times) for kind in kinds)
+        # no more than could be right, whatever the file says
+        layers = list(itertools.islice(each, n_layers + 1))
+    if len(layers) != n_layers:
+        raise ValueError(f"attention_types does not describe num_layers = {n_layers} layers")
     if unknown := set(layers) - {"global", "local"}:
         raise ValueError(
             f"attention_types holds {sorted(unknown)[0]!r} in config.json: only 'global', 'local' are known"
