@@ -151,6 +151,7 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", nargs="+", choices=ROWS.values(), default=list(ROWS.values()), help="some of them")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -160,6 +161,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         workers = {}
         for name, given in ROWS.items():
+            if given not in options.rows:
+                continue
             command = [sys.executable, "-m", "benchmarks.looking", "--worker", *given.split()]
             try:
                 workers[name] = stack.enter_context(Worker(command))
