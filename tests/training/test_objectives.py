@@ -3,13 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from tests.training.tiny import make_training, recipe_for, resume, start, write_text
+from tests.training.tiny import make_training, recipe_for, resume, rows, start, write_text
 
+from pellucid.architecture import Architecture, Attention
+from pellucid.model import Transformer
 from pellucid.model.mask import prefix_mask
+from pellucid.model.weights import initialise
 from pellucid.text.batches import noise
+from pellucid.training import objectives
 from pellucid.training.data import MASK
 from pellucid.training.folder import load_run
-from pellucid.training.objectives import after_prefix, hide, logits_of
+from pellucid.training.objectives import Pass, after_prefix, hide, logits_of, summed_loss, summed_loss_in_chunks
 from pellucid.training.recipe import RecipeError
 
 
@@ -124,3 +128,36 @@ def test_accumulated_prefix_passes_are_the_large_batch(tmp_path):
         found.append({n: p.grad.clone() for n, p in training.network.named_parameters()})
     for name, grad in found[0].items():
         assert torch.allclose(grad, found[1][name], rtol=0, atol=1e-12), name
+
+
+@pytest.mark.parametrize("readout", [{}, {"unembed": "untied"}, {"readout": "bert"}])
+@pytest.mark.parametrize("n_logits", [1, 3 * 50 + 1, 10_000])
+def test_cross_entropy_in_chunks_is_the_same_loss_with_the_same_gradients(readout, n_logits, monkeypatch):
+    """Whatever the chunks are, with targets that do not count, and beside a loss that is divided."""
+    monkeypatch.setattr(objectives, "CHUNK", n_logits)
+    a = Architecture(n_vocab=50, n_ctx=8, d_model=16, n_layers=1, attention=Attention(n_heads=2), **readout)
+    network = initialise(Transformer(a), 0).double()
+    ids = torch.randint(50, (2, 8), generator=torch.Generator().manual_seed(1))
+    given = Pass(ids, ids.roll(-1, 1), counts=torch.arange(8).expand(2, 8) > 2)
+    found = []
+    for loss_of in (summed_loss, summed_loss_in_chunks):
+        network.zero_grad()
+        loss = loss_of(network, given)
+        (loss / 10).backward()
+        found.append([loss.detach(), *(p.grad for p in network.parameters())])
+    for whole, chunked in zip(*found, strict=True):
+        assert torch.allclose(whole, chunked, rtol=1e-12, atol=1e-12)
+
+
+def test_many_logits_are_made_in_chunks(tmp_path, monkeypatch):
+    """A run trains to the same losses either way, and which way is taken follows from how many logits a pass has."""
+    text, taken = write_text(tmp_path), []
+    plain = start(text, tmp_path / "plain", dropout=0.0).path
+    chunked = objectives.summed_loss_in_chunks
+    monkeypatch.setattr(objectives, "MANY_LOGITS", 2 * 16 * 256)
+    monkeypatch.setattr(objectives, "CHUNK", 1000)
+    monkeypatch.setattr(objectives, "summed_loss_in_chunks", lambda *given: taken.append(1) or chunked(*given))
+    other = start(text, tmp_path / "other", dropout=0.0).path
+    losses = [[row["loss"] for row in rows(run) if "loss" in row] for run in (plain, other)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(taken) == 24

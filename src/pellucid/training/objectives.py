@@ -8,6 +8,7 @@ source-target  a target's tokens from its source and those before it  (S4; Sutsk
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +19,13 @@ from torch.nn import functional as F
 from pellucid.model import Transformer
 from pellucid.model.mask import documents_mask, padding_mask, prefix_mask
 from pellucid.model.shapes import Logits, Tokens, Visible
+from pellucid.model.transformer import Encoder
+from pellucid.training.chunks import chunked_loss
 
 #: stands in the targets where nothing is scored
 UNSCORED = -100
+#: logits that exist at a time where a pass would have MANY_LOGITS or more: 64 MiB in float32, and 256 MiB
+CHUNK, MANY_LOGITS = 2**24, 2**26
 #: what a hidden token is replaced with, by share: the mask, a random token, itself (Devlin et al. 2018, 3.1)
 HIDDEN_AS = (0.8, 0.1, 0.1)
 
@@ -51,10 +56,15 @@ Loss = Callable[[Pass], Tensor]
 
 def logits_of(network: Transformer, given: Pass) -> Logits:
     """The network's logits, under the mask that the pass says."""
+    return network(given.inputs, **reading(network, given))
+
+
+def reading(network: Transformer, given: Pass) -> dict[str, Any]:
+    """Mask and positions that the pass says, and what is read of a source."""
     mask = None if given.documents is None else documents_mask(given.documents)
     if given.prefix is not None:
         mask = prefix_mask(given.prefix, given.inputs.size(1))
-    return network(given.inputs, mask=mask, positions=given.positions, **encoded(network, given))
+    return {"mask": mask, "positions": given.positions, **encoded(network, given)}
 
 
 def encoded(network: Transformer, given: Pass) -> dict[str, Tensor]:
@@ -72,9 +82,24 @@ def summed_loss(network: Transformer, given: Pass) -> Float[Tensor, ""]:
 
     The sum, not the mean: passes of different sizes add up to the large batch.
     """
-    flat = logits_of(network, given).flatten(0, 1)
+    return summed(logits_of(network, given).flatten(0, 1), scored_targets(given))
+
+
+def summed_loss_in_chunks(network: Transformer, given: Pass) -> Float[Tensor, ""]:
+    """The same, CHUNK logits at a time: for vocabularies whose logits would be most of what training keeps."""
+    x = Encoder.forward(network, given.inputs, **reading(network, given))
+    return chunked_loss(network.unembed, summed, x.flatten(0, 1), scored_targets(given), CHUNK)
+
+
+def summed(logits: Float[Tensor, "pos n_vocab"], targets: Int[Tensor, " pos"]) -> Float[Tensor, ""]:
+    """Sum of -log P(target) over the targets that are scored."""
+    return F.cross_entropy(at_least_float32(logits), targets, ignore_index=UNSCORED, reduction="sum")
+
+
+def scored_targets(given: Pass) -> Int[Tensor, " pos"]:
+    """The targets of all rows one after another, UNSCORED where they do not count."""
     targets = given.targets if given.counts is None else given.targets.masked_fill(~given.counts, UNSCORED)
-    return F.cross_entropy(at_least_float32(flat), targets.flatten(), ignore_index=UNSCORED, reduction="sum")
+    return targets.flatten()
 
 
 def token_losses(network: Transformer, given: Pass) -> Float[Tensor, "batch pos"]:
@@ -89,12 +114,16 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
-def precise(network: Transformer, device: torch.device, precision: str) -> Loss:
-    """The loss of `network` in the precision of the recipe; weights stay float32."""
+def precise(network: Transformer, device: torch.device, precision: str, n_logits: int = 0) -> Loss:
+    """The loss of `network` in the precision of the recipe; weights stay float32.
+
+    `n_logits` is how many a pass has: from MANY_LOGITS on they are made in chunks.
+    """
+    objective = summed_loss_in_chunks if n_logits >= MANY_LOGITS else summed_loss
 
     def loss(given: Pass) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-            return summed_loss(network, given)
+            return objective(network, given)
 
     return loss
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture, count_parameters
 from pellucid.model.attention import Attention
+from pellucid.training.objectives import CHUNK, MANY_LOGITS
 from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, with_train
 
 #: seconds that compiling a training step costs, by kind of device; measured on CPUs alone (docs/log.md)
@@ -159,11 +160,14 @@ def training_bytes(a: Architecture, batch: int, precision: str) -> int:
     """An estimate, from below, of what training needs at once: weights, gradients, AdamW's two averages, activations.
 
     Activations are counted per position as the tensors that the backward pass of a block keeps: about
-    10 d_model + 3 d_ff + what q, k, v take, and the logits twice; an encoder's positions likewise, without logits.
+    10 d_model + 3 d_ff + what q, k, v take, and the logits twice, of one chunk where there are many; an encoder's
+    positions likewise, without logits.
     """
     per_number = 2 if precision == "bfloat16" else 4
     kept = sum(part.n_ctx * kept_per_position(part) for part in (a, a.encoder) if part is not None)
-    return 16 * count_parameters(a)["total"] + batch * (per_number * kept + 8 * a.n_ctx * a.n_vocab)
+    logits = batch * a.n_ctx * a.n_vocab
+    logits = CHUNK if logits >= MANY_LOGITS else logits
+    return 16 * count_parameters(a)["total"] + batch * per_number * kept + 8 * logits
 
 
 def kept_per_position(a: Architecture) -> int:

@@ -28,7 +28,16 @@ from pellucid.training.metrics import MetricsFile
 from pellucid.training.objectives import precise
 from pellucid.training.recipe import Recipe, RecipeError
 from pellucid.training.recipe import with_train as with_train
-from pellucid.training.setup import build, compiled, fit_to_input, make_optimizer, read_input, seconds_per_step, settle
+from pellucid.training.setup import (
+    build,
+    compiled,
+    fit_to_input,
+    make_optimizer,
+    n_logits,
+    read_input,
+    seconds_per_step,
+    settle,
+)
 
 Sampler = Callable[[Transformer, Tokenizer, str, int], str]
 
@@ -158,7 +167,7 @@ def train(
 ) -> Run:
     """Train to the end from a checkpoint, or from the first weights where there is none."""
     device = torch.device(recipe.train.device)
-    loss = precise(network, device, recipe.train.precision)
+    loss = precise(network, device, recipe.train.precision, n_logits(recipe))
     training = Training(
         run=run,
         recipe=recipe,

@@ -198,6 +198,11 @@ def settle(
     return resolve.resolve_intervals(replace(recipe, segments=((0, steps),))), lines
 
 
+def n_logits(recipe: Recipe) -> int:
+    """How many logits an eager pass makes; a compiled one has them in one graph, which chunks would break up."""
+    return 0 if recipe.train.compile == "yes" else recipe.train.batch * recipe.model.n_ctx * recipe.model.n_vocab
+
+
 def compiled(loss: Loss) -> Loss:
     """The loss as one compiled graph with its backward pass; what was compiled before is found again on disk."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
@@ -207,7 +212,7 @@ def compiled(loss: Loss) -> Loss:
 def seconds_per_step(recipe: Recipe, network: Transformer, tokens: Tokens | PairTokens, device: torch.device) -> float:
     """Seconds of a training step, not compiled, after a warm-up; the weights are spoilt."""
     optimizer, data = make_optimizer(recipe, network), make_data(tokens, recipe, device)
-    loss = precise(network, device, recipe.train.precision)
+    loss = precise(network, device, recipe.train.precision, n_logits(recipe))
     good = torch.zeros((), dtype=torch.bool, device=device)
     times: list[float] = []
     network.train()

@@ -1,0 +1,48 @@
+"""Cross-entropy in chunks: of a large vocabulary the logits of a few positions exist at a time, never all of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: the summed loss of some positions: (logits [pos, n_vocab], targets [pos]) -> a number
+Summed = Callable[[Tensor, Tensor], Tensor]
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """sum_i loss(readout(x_i), t_i) with its gradients found in the forward pass, `size` positions at a time.
+
+    A sum's gradient by x and by the readout's weights needs nothing of what comes after but one factor, so each
+    chunk's logits are used up and forgotten before the next ones are made; no product is computed twice.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, readout: nn.Module, loss: Summed, x: Tensor, targets: Tensor, size: int, *weights: Tensor
+    ) -> Tensor:
+        total = torch.zeros((), dtype=weights[0].dtype, device=x.device)
+        by_x, by_weights = torch.empty_like(x), [torch.zeros_like(w) for w in weights]
+        for part, wanted, into in zip(x.split(size), targets.split(size), by_x.split(size), strict=True):
+            with torch.enable_grad():
+                leaf = part.detach().requires_grad_()
+                of_part = loss(readout(leaf), wanted)
+            gradient, *more = torch.autograd.grad(of_part, (leaf, *weights))
+            into.copy_(gradient)
+            total += of_part.detach()
+            for kept, new in zip(by_weights, more, strict=True):
+                kept += new
+        ctx.save_for_backward(by_x, *by_weights)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> Any:
+        by_x, *by_weights = ctx.saved_tensors
+        return None, None, by[0].to(by_x.dtype) * by_x, None, None, *(by[0] * w for w in by_weights)
+
+
+def chunked_loss(readout: nn.Module, loss: Summed, x: Tensor, targets: Tensor, n_logits: int) -> Tensor:
+    """loss(readout(x), targets), `n_logits` logits at a time; x [pos, d_model], targets [pos], loss a sum over them."""
+    weights = tuple(readout.parameters())
+    size = max(1, n_logits // readout.get_parameter("weight").size(0))
+    return ChunkedLoss.apply(readout, loss, x, targets, size, *weights)  # type: ignore[no-any-return]
