@@ -9,7 +9,7 @@ from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.mask import Mask
 from pellucid.model.norm import RMSNorm, Unchanged
 from pellucid.model.positions import Rotary, Unturned
-from pellucid.model.shapes import Encoded, Keys, Pattern, Queries, Stream, Turn, Visible
+from pellucid.model.shapes import Encoded, Keys, Pattern, Queries, SharedKeys, Stream, Turn, Visible
 from pellucid.model.tap import OFF, Tap
 
 
@@ -90,8 +90,8 @@ class Attention(nn.Module):
         nothing = scores.amax(-1, keepdim=True) == -torch.inf
         return tap("pattern", scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0))
 
-    def shared(self, k: Keys) -> Keys:
-        """The keys or values that each query head reads, [batch, head, key_pos, d_head]."""
+    def shared(self, k: Keys) -> SharedKeys:
+        """The keys or values that each query head reads."""
         return k if self.group == 1 else k.repeat_interleave(self.group, dim=1)
 
     def by_head(self, z: Queries, tap: Tap) -> Stream:

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from pellucid.architecture import Architecture, ArchitectureError
-from pellucid.model.shapes import Keys, NewKeys, Tokens
+from pellucid.model.shapes import History, Keys, NewKeys, Tokens
 
 
 class NoCache:
@@ -30,7 +30,7 @@ class NoCache:
     def extend(self, k: NewKeys, v: NewKeys) -> tuple[Keys, Keys]:
         return k, v
 
-    def remember(self, tokens: Tokens) -> Tokens:
+    def remember(self, tokens: Tokens) -> History:
         """The tokens read so far, these among them."""
         return tokens
 
@@ -74,7 +74,7 @@ class Cache(NoCache):
         source = CachedSource(self.sources, layer)
         return CacheLayer(self.store[0, layer], self.store[1, layer], source, self.length)
 
-    def remember(self, tokens: Tokens) -> Tokens:
+    def remember(self, tokens: Tokens) -> History:
         """The tokens read so far, these behind the kept ones."""
         end = self.length + tokens.size(1)
         if end <= self.capacity:  # what does not fit is refused where keys and values are kept

@@ -8,7 +8,7 @@ from pellucid.architecture import Architecture
 from pellucid.model.mlp import ACTIVATION
 from pellucid.model.norm import Unchanged, make_norm
 from pellucid.model.positions import ADDED
-from pellucid.model.shapes import Logits, Places, Stream, Tokens
+from pellucid.model.shapes import History, Logits, Places, Stream, Tokens
 from pellucid.model.tap import OFF, Tap
 
 #: the base and the modulus of the polynomial whose value is an n-gram's row
@@ -26,7 +26,7 @@ class NGrams(nn.Module):
         self.tables = nn.ModuleDict({str(n): nn.Embedding(a.ngram_rows, a.d_model) for n in a.ngrams})
         self.rows, self.longest = a.ngram_rows, max(a.ngrams)
 
-    def forward(self, history: Tokens, positions: Places) -> Stream:
+    def forward(self, history: History, positions: Places) -> Stream:
         """The vectors of the last positions of `history`, as many as `positions` has."""
         n_new = positions.size(-1)
         tokens = F.pad(history + 1, (self.longest - 1, 0))[:, -n_new - self.longest + 1 :]
@@ -56,7 +56,7 @@ class Embed(nn.Module):
     def forward(
         self,
         tokens: Tokens,
-        history: Tokens,
+        history: History,
         positions: Places,
         segments: Tokens | None,
         embeddings: Stream | None,

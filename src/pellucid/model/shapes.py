@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Tokens = Int[Tensor, "batch pos"]
+History = Int[Tensor, "batch key_pos"]  # the tokens read so far, the new ones last
 Places = Int[Tensor, "... pos"]  # positions, one row for all sequences or one row each
 Stream = Float[Tensor, "batch pos d_model"]
 Encoded = Float[Tensor, "batch source_pos d_model"]
@@ -15,6 +16,7 @@ Hidden = Float[Tensor, "batch pos d_ff"]
 Logits = Float[Tensor, "batch pos n_vocab"]
 Queries = Float[Tensor, "batch head query_pos d_head"]
 Keys = Float[Tensor, "batch kv_head key_pos d_head"]
+SharedKeys = Float[Tensor, "batch head key_pos d_head"]  # repeated for each query head that reads them
 NewKeys = Float[Tensor, "batch kv_head new_pos d_head"]  # of this call alone, beside a cache's
 Pattern = Float[Tensor, "batch head query_pos key_pos"]
 Turn = tuple[Float[Tensor, "... pos planes"], Float[Tensor, "... pos planes"]]  # cos and sin
