@@ -35,11 +35,19 @@ FIELDS = {
 
 
 def character_model(steps: int = 2000, folder: Path = FOLDER) -> LanguageModel:
-    """The model at its lowest held-out loss; trains for `steps` steps where the folder does not hold it yet."""
+    """The model at its lowest held-out loss; trains for `steps` steps where the folder does not hold it yet.
+
+    Raises RuntimeError where the training was cut before that step: a figure of half a training shows nothing.
+    """
     if not (folder / "recipe.json").exists():
         train(bundled("shakespeare"), out=folder, preset="gpt2", steps=steps, fields=FIELDS)
     elif max(steps_of(folder), default=0) < steps:
         train(bundled("shakespeare"), out=folder, resume=True, steps=steps)
+    reached = max(steps_of(folder), default=0)
+    if reached < steps:
+        raise RuntimeError(
+            f"the training was cut at step {reached} of {steps}: run this again, it continues in {folder}"
+        )
     return load(folder, device="cpu")
 
 

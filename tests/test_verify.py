@@ -20,7 +20,7 @@ from pellucid.model import Recorder
 from pellucid.model.attention import Attention
 from pellucid.model.block import PostBlock, PreBlock
 from pellucid.model.cache import CacheLayer
-from pellucid.model.mask import everything
+from pellucid.model.mask import Mask, everything
 from pellucid.model.mlp import ACTIVATION
 from pellucid.model.norm import LayerNorm, LayerNormEpsOutside, Unchanged
 from pellucid.model.positions import Turns
@@ -32,6 +32,14 @@ from running import any_architectures, draw_tokens, with_encoder
 
 BASE = Architecture(n_vocab=257, n_ctx=16, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2, "mlp.d_ff": 12})
 ROTARY = {"positions.kind": "rotary"}
+ALWAYS = (
+    "engine = reference",
+    "gradient = reference",
+    "given masks = reference",
+    "a tap changes nothing",
+    "attention rows sum to 1",
+    "save -> load",
+)
 
 
 def broken(report):
@@ -54,7 +62,7 @@ def test_every_law_holds_for_what_is_right(a, dtype):
     assert report.first is None
     assert {t.name for t in report.tensors} == {*names(a), "loss"}
     applies = {check.law for check in report.checks if check.holds}
-    assert {"engine = reference", "a tap changes nothing", "attention rows sum to 1", "save -> load"} <= applies
+    assert set(ALWAYS) <= applies
     assert ("causality" in applies) == ("cached = uncached" in applies) == (a.attention.mask != "bidirectional")
 
 
@@ -231,6 +239,71 @@ def test_a_shared_head_read_by_the_wrong_queries_is_found():
 # Faults that the comparison does not see, or not alone ---------------------------------------------
 
 
+class Halved(torch.autograd.Function):
+    """What it reads, whose gradient is half of what it should be."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads[0] / 2
+
+
+class HalfLearned(Attention):
+    """The right output, from a backward pass written wrongly."""
+
+    def forward(self, x, *rest, **reading):
+        return Halved.apply(super().forward(x, *rest, **reading))
+
+
+def test_a_wrong_backward_pass_breaks_the_gradient_alone():
+    network = make_network(BASE)
+    network.blocks[1].attn.__class__ = HalfLearned
+    report = verify(network)
+    assert broken(report) == {"gradient = reference"}
+    assert report.first is None
+    assert report.exit_code == 1
+    # the block's MLP and what follows learn rightly; its attention's last map is where it begins
+    assert check_of(report, "gradient = reference").measured.startswith("blocks.1.attn.out.bias: ")
+
+
+def test_the_weight_whose_gradient_is_wrong_is_named():
+    class Unlearned(nn.Linear):
+        def forward(self, input):
+            return F.linear(input, Halved.apply(self.weight), self.bias)
+
+    network = make_network(BASE)
+    network.blocks[1].mlp.up[0].__class__ = Unlearned
+    measured = check_of(verify(network), "gradient = reference").measured
+    assert measured.startswith("blocks.1.mlp.up.0.weight: ")
+    assert "; 1 of " in measured
+
+
+def test_a_given_mask_that_is_forgotten_is_found():
+    class Forgetful(Mask):
+        def forward(self, n_queries, n_keys, given, like):
+            return super().forward(n_queries, n_keys, None, like)
+
+        def is_triangle(self, n_queries, n_keys, given):
+            return super().is_triangle(n_queries, n_keys, None)
+
+    network = make_network(BASE)
+    network.blocks[1].attn.mask.__class__ = Forgetful
+    report = verify(network)
+    assert broken(report) == {"given masks = reference"}
+    assert report.first is None
+    assert check_of(report, "given masks = reference").measured.startswith("a prefix: blocks.1.attn.scores: ")
+
+
+def test_no_gradient_of_what_is_too_large(monkeypatch):
+    monkeypatch.setattr("pellucid.verify.laws.MOST_PARAMETERS", 100)
+    report = verify(make_network(BASE))
+    assert report.holds
+    assert check_of(report, "gradient = reference").measured == "not taken of more than 100 parameters"
+
+
 def test_a_leak_breaks_causality():
     network = make_network(BASE)
     unmask(network)
@@ -359,7 +432,7 @@ def test_the_report_fits_a_terminal_and_is_json():
         read = json.loads(report.to_json())
         assert read["holds"] == report.holds == (fault is None)
         assert [t["name"] for t in read["tensors"]] == [t.name for t in report.tensors]
-        assert len(read["checks"]) == 7
+        assert len(read["checks"]) == 9
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):

@@ -104,6 +104,20 @@ def model(tmp_path_factory: pytest.TempPathFactory):
     return character_model(folder=tmp_path_factory.mktemp("characters") / "run")
 
 
+@pytest.mark.parametrize("reached", [None, 3])
+def test_a_training_that_was_cut_is_said(reached: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Before the first step nothing is there; after it there is a checkpoint, which is not the model asked for."""
+    module = example("character_model")
+
+    def cut(text, *, out: Path, **options):
+        if reached is not None:
+            (out / "checkpoints" / f"step-{reached:08d}").mkdir(parents=True)
+
+    monkeypatch.setattr(module, "train", cut)
+    with pytest.raises(RuntimeError, match=f"the training was cut at step {reached or 0} of 10: run this again"):
+        module.character_model(10, tmp_path / "run")
+
+
 class TestCharacterModel:
     pytestmark = training
 

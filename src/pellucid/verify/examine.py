@@ -13,7 +13,7 @@ from pellucid.model import Transformer
 from pellucid.model.weights import state_of
 from pellucid.reference.tap import Tap as ReferenceTap
 from pellucid.text.interface import SEPARATOR, Tokenizer
-from pellucid.verify.comparison import Subject, compare, compare_tensors, define, run
+from pellucid.verify.comparison import Subject, compare, compare_tensors, define, run, weights_of
 from pellucid.verify.laws import LAWS, engine_is_reference
 from pellucid.verify.report import Difference, Report
 
@@ -46,9 +46,10 @@ class Parts(NamedTuple):
 def verify(model: Model | Transformer, prompts: Sequence[str] | None = None) -> Report:
     """The laws on a model, with float64 copies of its weights where numbers are compared.
 
-    Engine and reference are compared tensor by tensor, in logits and in loss; then causality, a silent tap, the
-    cache, attention rows, the tokenizer and files. Prompts are cut to what is affordable: fewer tokens for larger
-    models. A network without a tokenizer is given tokens drawn at random. Training mode is put back.
+    Engine and reference are compared tensor by tensor, in logits and in loss, in the loss's gradient by every weight
+    and under masks given with the input; then causality, a silent tap, the cache, attention rows, the tokenizer and
+    files. Prompts are cut to what is affordable: fewer tokens for larger models. A network without a tokenizer is
+    given tokens drawn at random. Training mode is put back.
 
     Raises ValueError for prompts without a tokenizer.
     """
@@ -104,6 +105,5 @@ def _compare(subject: Subject) -> tuple[tuple[Difference, ...], str]:
 
 def _own_precision(subject: Subject) -> Difference:
     """The logits of the model as it runs."""
-    weights = {name: p.numpy() for name, p in state_of(subject.exact).items()}
-    expected = define(subject.a, weights, subject.longest, ReferenceTap())
+    expected = define(subject.a, weights_of(subject.exact), subject.longest, ReferenceTap())
     return compare("logits", run(subject.network, subject.longest).double(), expected)

@@ -10,12 +10,18 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.model import Cache, Recorder, Transformer
+from pellucid.model.mask import prefix_mask
 from pellucid.model.weights import load_weights, save_weights
 from pellucid.names import names
 from pellucid.reference import transformer as reference
 from pellucid.text.tokenizer import load_tokenizer
-from pellucid.verify.comparison import Subject, encode, run, segments
+from pellucid.verify.comparison import Subject, compare_gradients, compare_masked, encode, run, segments
 from pellucid.verify.report import TOLERANCE, Check, Difference
+
+#: tokens of the prompt whose loss is differentiated, and how large a model may be: both gradients and the copies that
+#: the definition makes are float64
+GRADIENT_TOKENS, MOST_PARAMETERS = 6, 200_000_000
+NOT_ITS_PARAMETERS = "the parameters are not those of the architecture"
 
 
 def engine_is_reference(tensors: Sequence[Difference], problem: str) -> Check:
@@ -23,12 +29,52 @@ def engine_is_reference(tensors: Sequence[Difference], problem: str) -> Check:
     law = "engine = reference"
     if problem:
         return Check(law, False, problem)
-    first = next((t for t in tensors if not t.small), None)
+    first = _first(tensors)
     if first is not None:
         n = sum(not t.small for t in tensors)
         return Check(law, False, f"{first.name}: {first}; {n} of {len(tensors)} tensors differ")
     largest = max(tensors, key=lambda t: t.size)
     return Check(law, True, f"{len(tensors)} tensors, at most {largest} ({largest.name})")
+
+
+def gradients_are_the_reference_s(s: Subject) -> Check:
+    """The loss's derivative by every weight, on a few tokens, in float64."""
+    law, n_parameters = "gradient = reference", sum(p.numel() for p in s.exact.parameters())
+    if n_parameters > MOST_PARAMETERS:
+        return Check(law, None, f"not taken of more than {MOST_PARAMETERS:,} parameters")
+    if s.longest.size(1) < 2:
+        return Check(law, None, "needs two tokens")
+    try:
+        found = compare_gradients(s, GRADIENT_TOKENS)
+    except ValueError:
+        return Check(law, None, NOT_ITS_PARAMETERS)
+    # the derivatives are computed from the end: all behind the last that differs are right
+    last, worst = _first(found[::-1]), max(found, key=lambda d: d.size)
+    if last is None:
+        return Check(law, True, f"{len(found)} weights, at most {worst} ({worst.name})")
+    n = sum(not d.small for d in found)
+    return Check(law, False, f"{last.name}: {last}; {n} of {len(found)} weights' differ, this the last")
+
+
+def masks_are_the_reference_s(s: Subject) -> Check:
+    """Masks given with the input: a prefix that reads itself, and one drawn at random with a row that reads nothing."""
+    law, n = "given masks = reference", s.longest.size(1)
+    drawn = torch.rand(n, n, generator=torch.Generator().manual_seed(0)) < 0.6
+    drawn[n // 2] = False
+    given = {"a prefix": {"mask": prefix_mask(torch.tensor([(n + 1) // 2]), n)}, "a drawn mask": {"mask": drawn}}
+    if s.a.encoder is not None:
+        given["a drawn mask"]["source_mask"] = drawn[:, : s.a.encoder.n_ctx]
+    worst = 0.0
+    for how, masks in given.items():
+        try:
+            found = compare_masked(s, **masks)
+        except ValueError:
+            return Check(law, None, NOT_ITS_PARAMETERS)
+        first = _first(found)
+        if first is not None:
+            return Check(law, False, f"{how}: {first.name}: {first}")
+        worst = max(worst, *(d.size for d in found))
+    return Check(law, True, f"{' and '.join(given)}, every tensor within {worst:.1e}")
 
 
 def causality(s: Subject) -> Check:
@@ -161,6 +207,8 @@ def _loaded(s: Subject, path: Path) -> Transformer:
 
 
 LAWS: tuple[Callable[[Subject], Check], ...] = (
+    gradients_are_the_reference_s,
+    masks_are_the_reference_s,
     causality,
     tap_is_silent,
     cached_is_uncached,
@@ -168,6 +216,11 @@ LAWS: tuple[Callable[[Subject], Check], ...] = (
     text_comes_back,
     saved_is_loaded,
 )
+
+
+def _first(found: Sequence[Difference]) -> Difference | None:
+    """The first that is not the reference's."""
+    return next((d for d in found if not d.small), None)
 
 
 def _same_bits(given: Tensor, expected: Tensor) -> bool:
