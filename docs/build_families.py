@@ -18,7 +18,7 @@ HEAD = """# Families
 This page is written by `python docs/build_families.py` (which asks for transformers). Their config.json and tensors
 become ours and ours theirs by one table each, in `src/pellucid/hub/tables`; what a table cannot say is refused with the
 entry or the word that is in the way. The differences are the largest in the logits of tiny random models with every
-gain and bias perturbed, all of the family's options in `tests/parity/tiny.py`: with every float32 in their code read
+gain and bias perturbed, all of the family's options in `tests/parity/random_models.py`: with every float32 in their code read
 as float64, and as published, where rotary tables, the mean square of Llama's norms or the softmax are float32
 whatever the precision of the weights. BLOOM's own gelu writes sqrt(2/pi) with eight digits.
 
@@ -56,9 +56,9 @@ def left_out() -> str:
     return "\n## Left out\n\n" + "\n".join(lines) + "\n"
 
 
-def difference(tiny: Any, name: str, variant: str) -> float:
+def difference(models: Any, name: str, variant: str) -> float:
     """max |ours - theirs| over the logits of one tiny model."""
-    model, config = tiny.model_of_theirs(name, variant)
+    model, config = models.model_of_theirs(name, variant)
     network = Transformer(architecture_of(config)).double().eval()
     load_state(network, to_ours(model.state_dict(), config))
     generator = torch.Generator().manual_seed(0)
@@ -71,13 +71,13 @@ def difference(tiny: Any, name: str, variant: str) -> float:
 def build() -> str:
     """The whole page."""
     sys.path.insert(0, str(ROOT / "tests" / "parity"))
-    tiny = importlib.import_module("tiny")
+    models = importlib.import_module("random_models")
     lines = []
     for name, line in zip(FAMILIES, rows(), strict=True):
-        variants = tiny.TINY[name][2]
-        published = max(difference(tiny, name, variant) for variant in variants)
-        with tiny.in_float64():
-            exact = max(difference(tiny, name, variant) for variant in variants)
+        variants = models.TINY[name][2]
+        published = max(difference(models, name, variant) for variant in variants)
+        with models.in_float64():
+            exact = max(difference(models, name, variant) for variant in variants)
         lines.append(f"{line} {exact:.0e} | {published:.0e} |")
     return HEAD + "\n".join(lines) + "\n" + left_out()
 

@@ -1,4 +1,4 @@
-"""A planted fact, traced by patching to the block where it is read.
+"""S4-draw-c: a planted fact, traced by patching to the block where it is read.
 
 A small network learns forty facts: after a subject somewhere among fillers, the query token at the end is followed by
 that subject's object. Where is the fact on its way from the subject to the end? The clean text names one subject, the

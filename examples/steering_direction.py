@@ -1,4 +1,4 @@
-"""A direction that steers: the difference of two means, added to the stream, changes what is written.
+"""S4-draw-c: a direction that steers: the difference of two means, added to the stream, changes what is written.
 
 A small network learns texts that are calm (small letters) or loud (capitals), with spaces and marks that are neither;
 a text changes its mood seldom. Behind marks alone, either may follow. The mean of the stream behind loud beginnings,

@@ -6,6 +6,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# before anything imports the client of the hub: no test asks the network
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 hypothesis.settings.register_profile("pellucid", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("pellucid")
 

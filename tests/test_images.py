@@ -168,7 +168,7 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_written(tmp_path, ca
     np.savez(tmp_path / "pickled.npz", images=np.array([{}], dtype=object), labels=labels[:1])
     cases = [
         ([image_file(tmp_path, images, labels[:5], "few.npz")], {}, r"labels \(5,\)"),
-        ([image_file(tmp_path, images, labels * 1.0, "real.npz")], {}, "expected numbers and integers"),
+        ([image_file(tmp_path, images, labels * 1.0, "real.npz")], {}, "expected real numbers and integers"),
         ([image_file(tmp_path, images * np.nan, labels, "nan.npz")], {}, "not finite"),
         ([tmp_path / "text.npz"], {}, "expected a .npz file with the arrays images and labels"),
         ([tmp_path / "pickled.npz"], {}, "expected a .npz file with the arrays images and labels"),

@@ -78,7 +78,7 @@ def test_the_reference_is_short_enough_to_read():
 
 @pytest.mark.item("S0-0-c")
 def test_the_reference_imports_numpy_and_the_vocabulary_alone():
-    allowed = ("numpy", "pellucid.architecture", "pellucid.names", "pellucid.reference")
+    allowed = ("numpy", "pellucid.architecture", "pellucid.names", "pellucid.edits", "pellucid.reference")
     standard = {
         "ast",
         "collections",

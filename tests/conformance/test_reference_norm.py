@@ -7,6 +7,7 @@ from drawn_architectures import architectures, draw_tokens
 from hypothesis import assume, given, settings
 
 from pellucid.architecture import Architecture, count_parameters
+from pellucid.names import names
 from pellucid.reference.blocks import block
 from pellucid.reference.circuits import dropout_sites, fold_layer_norm, fold_norms
 from pellucid.reference.functions import dropout, keep_mask, layer_norm, relu, rms_norm, softmax
@@ -203,6 +204,10 @@ def test_at_the_start_gradients_of_the_last_layer_are_smaller_before_the_norm():
 def test_dropout_has_one_site_and_three_for_each_layer(a):
     rng = np.random.default_rng(0)
     w, tokens = random_weights(a, rng), draw_tokens(rng, a)
+    if not a.n_layers and "embed_norm" not in names(a):
+        with pytest.raises(ValueError, match="the embedded stream is no tensor"):
+            dropout_sites(a)
+        return
     sites = dropout_sites(a)
     assert len(sites) == 1 + 3 * a.n_layers
     logits = forward(a, w, tokens)

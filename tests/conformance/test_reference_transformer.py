@@ -150,7 +150,7 @@ def test_the_stream_is_the_embedding_plus_what_was_added(a):
     w, tokens, tap = random_weights(a, rng), draw_tokens(rng, a), Tap()
     logits = forward(a, w, tokens, tap=tap)
     values = tap.values
-    embedded = [values[name] for name in ("embed", "pos_embed", "seg_embed") if name in values]
+    embedded = [values[name] for name in ("embed", "pos_embed", "seg_embed", "ngram_embed") if name in values]
     stream = values["embed_norm"] if "embed_norm" in values else sum(embedded[1:], embedded[0])
     for l in range(a.n_layers):
         assert np.array_equal(values[f"blocks.{l}.resid_pre"], stream)
@@ -181,7 +181,7 @@ def test_logits_are_relative_log_probabilities(rng, same):
     a = seed_0()
     w, tokens, tap = random_weights(a, rng), rng.integers(0, 9, 7), Tap()
     logits = forward(a, w, tokens, tap=tap)
-    stream = tap.values["final_norm"][0]
+    stream = tap.values[f"blocks.{a.n_layers - 1}.resid_post"][0]
     same(logits, unembed(stream, w["unembed.weight"]))
     same(logits.T, w["unembed.weight"] @ stream.T)  # S4 writes columns
     p = next_token_probabilities(logits)

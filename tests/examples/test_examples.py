@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-HELPERS = {"svg", "character_model"}
+HELPERS = {"svg", "character_model", "sparse"}
 SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in HELPERS)
 
 
@@ -179,6 +179,7 @@ def test_alignment_bahdanau(figures: Path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.item("S4-draw-c")
 def test_steering_direction(figures: Path):
     found = example("steering_direction").main()
     assert found["calm"] <= 0.2 <= found["unsteered"] <= 0.8 <= found["loud"]
@@ -188,6 +189,7 @@ def test_steering_direction(figures: Path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.item("S4-draw-c")
 def test_fact_traced(figures: Path):
     found = example("fact_traced").main()
     assert found["accuracy"] >= 0.99

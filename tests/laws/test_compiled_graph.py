@@ -61,6 +61,10 @@ class Untap(ast.NodeTransformer):
         node.keywords = [k for k in node.keywords if k.arg != "tap"]
         return node
 
+    def visit_Compare(self, node):
+        """`tap is OFF` holds where there is no tap."""
+        return ast.Constant(True) if is_tap(node.left) else self.generic_visit(node)
+
     def visit_Assign(self, node):
         if is_tap(node.value):  # inner = tap.at(name)
             return None

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from theirs import draw, farthest
-from tiny import MASKED, config_of_theirs
+from random_models import MASKED, config_of_theirs
 
 from drawing import architectures, make_network
 from pellucid.architecture import Architecture, words

@@ -105,8 +105,8 @@ def test_maximum_likelihood_says_how_much_it_knows_nothing_about(tmp_path, text)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_network_learns_and_is_measured_on_every_held_out_token(tmp_path, text, kind):
-    run = small(text, kind, tmp_path / "run", steps=60, more={"learning_rate": 0.02})
-    assert (run.step, run.exit_code) == (60, 0)
+    run = small(text, kind, tmp_path / "run", steps=90, more={"learning_rate": 0.02})
+    assert (run.step, run.exit_code) == (90, 0)
     predictor, tokens = load_predictor(run.path, checkpoint="last"), prepared(tmp_path)
     held_out = tokens.part("held_out").read(0, len(tokens.part("held_out")))
     if kind == "neural-probabilistic":

@@ -12,6 +12,7 @@ from typing import Any, Self, get_type_hints
 import numpy as np
 
 from pellucid.architecture import ArchitectureError, parse_value, resolve_field
+from pellucid.images.data import channels_first, read_images
 from pellucid.images.learning import ImageTraining, check_labels, class_log_probs, classify, epochs
 from pellucid.images.network import ImageClassifier, ImagesError, vision
 from pellucid.model.weights import load_state, state_of
@@ -112,39 +113,17 @@ def make_image_recipe(inputs: tuple[str, ...], changes: Mapping[str, Any]) -> Im
     ):
         if value < least:
             raise RecipeError(f"{name} = {value}: expected at least {least}")
+    for name, value, fits in (
+        ("learning_rate", t.learning_rate, t.learning_rate > 0),
+        ("init_std", t.init_std, t.init_std > 0),
+        ("weight_decay", t.weight_decay, t.weight_decay >= 0),
+    ):
+        if not fits or not math.isfinite(value):
+            least = "0 or a finite number above it" if name == "weight_decay" else "a finite number above 0"
+            raise RecipeError(f"train.{name} = {value}: expected {least}")
     if not 0 < made.held_out < 1:
         raise RecipeError(f"held_out = {made.held_out}: expected a share between 0 and 1, such as 0.1")
     return made
-
-
-def read_images(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
-    """`images` [n, channels, height, width] and `labels` [n] of a .npz file, nothing unpickled.
-
-    Images may be [n, height, width] or [n, height, width, channels], of any number type; labels are integers from
-    0. Raises ImagesError for anything else.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as found:
-            images, labels = found["images"], found["labels"]
-    except OSError as error:
-        raise ImagesError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (KeyError, ValueError, TypeError) as error:
-        raise ImagesError(f"{path}: expected a .npz file with the arrays images and labels ({error})") from None
-    if not np.issubdtype(images.dtype, np.number) or not np.issubdtype(labels.dtype, np.integer):
-        raise ImagesError(f"{path}: images {images.dtype}, labels {labels.dtype}: expected numbers and integers")
-    if not np.isfinite(images).all():
-        raise ImagesError(f"{path}: some pixels are not finite numbers")
-    images = channels_first(images)
-    check_labels(images, labels, int(labels.max(initial=0)) + 1)
-    return images, labels.astype(np.int64)
-
-
-def channels_first(images: np.ndarray) -> np.ndarray:
-    """[n, height, width] and [n, height, width, channels] as [n, channels, height, width], float64."""
-    if images.ndim not in (3, 4):
-        raise ImagesError(f"images {images.shape}: expected [n, height, width] or [n, height, width, channels]")
-    images = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
-    return images.astype(np.float64)
 
 
 def default_patch(height: int, width: int) -> int:

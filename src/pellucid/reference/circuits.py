@@ -118,7 +118,14 @@ def _parts(a: Architecture, weights: Weights, values: Mapping[str, np.ndarray]) 
 def dropout_sites(a: Architecture) -> list[str]:
     """The tensors to which dropout is applied in training: 1 + 3 n_layers of them.   S1 Fig. 1, 1.1.2 Dr. Erratum E-28
 
-    A forward pass with dropout is one whose tap edits these tensors by `functions.dropout`.
+    A forward pass with dropout is one whose tap edits these tensors by `functions.dropout`. The first is the embedded
+    stream; ValueError where no block reads it and no norm makes it, for then no tensor has its name.
     """
     within = ("attn.pattern", "attn_out", "mlp_out")
-    return ["embed_norm", *(f"blocks.{l}.{site}" for l in range(a.n_layers) for site in within)]
+    normed = a.embed_norm == "norm" and a.norm.kind != "none"
+    if not a.n_layers and not normed:
+        raise ValueError("n_layers = 0 and embed_norm = none: the embedded stream is no tensor of pellucid.names")
+    return [
+        "embed_norm" if normed else "blocks.0.resid_pre",
+        *(f"blocks.{l}.{site}" for l in range(a.n_layers) for site in within),
+    ]

@@ -11,7 +11,7 @@ from pellucid.reference.tape import Array, constant
 
 
 def edit_functions(edits: Sequence[Edit]) -> dict[str, Callable[[Array], Array]]:
-    """Edits that name one tensor each, as `pellucid.reference.tap.Tap` takes them: functions by name, made in order."""
+    """Edits of tensors of pellucid.names, as `pellucid.reference.tap.Tap` takes them: functions by name, in order."""
     by_name: dict[str, list[Edit]] = {}
     for edit in edits:
         by_name.setdefault(edit.name, []).append(edit)
