@@ -18,9 +18,9 @@ HEAD = """# Families
 This page is written by `python docs/build_families.py` (which asks for transformers). Their config.json and tensors
 become ours and ours theirs by one table each, in `src/pellucid/hub/tables`; what a table cannot say is refused with the
 entry or the word that is in the way. The differences are the largest in the logits of tiny random models with every
-gain and bias perturbed, all of the family's options in `tests/parity/random_models.py`: with every float32 in their code read
-as float64, and as published, where rotary tables, the mean square of Llama's norms or the softmax are float32
-whatever the precision of the weights. BLOOM's own gelu writes sqrt(2/pi) with eight digits.
+gain and bias perturbed, all of the family's options in `tests/parity/random_models.py`: with every float32 in their
+code read as float64, and as published, where rotary tables, the mean square of Llama's norms or the softmax are
+float32 whatever the precision of the weights. BLOOM's own gelu writes sqrt(2/pi) with eight digits.
 
 | family | class of transformers | words it fixes | directions | in float64 | as published |
 |---|---|---|---|---|---|

@@ -9,8 +9,8 @@ import json
 
 import pytest
 import torch
-from theirs import as_ours, both, draw, farthest
 from random_models import CASES, MASKED, TINY, in_float64, model_of_theirs
+from theirs import as_ours, both, draw, farthest
 
 from pellucid.hub import FAMILIES, architecture_of, config_of, to_ours, to_theirs
 from pellucid.model import Cache, Transformer

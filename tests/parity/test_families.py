@@ -8,9 +8,9 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_models import MASKED, config_of_theirs
 from safetensors.torch import load_file, save_file
 from theirs import draw, farthest
-from random_models import MASKED, config_of_theirs
 
 from drawing import architectures, make_network
 from pellucid.architecture import Architecture, words

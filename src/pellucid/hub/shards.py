@@ -5,9 +5,9 @@ mapped, not read: a tensor that is looked at and let go costs no memory of ours.
 """
 
 import math
-import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -131,7 +131,7 @@ def _read_pickle(files: dict[str, Any], folder: Path, name: str) -> dict[str, in
     """The tensors of a .bin file, and nothing that would run: everything but tensors is refused."""
     try:
         loaded = torch.load(inside(folder, name), map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, OSError) as error:
+    except (UnpicklingError, RuntimeError, ValueError, EOFError, OSError) as error:
         raise FolderError(f"{folder / name} cannot be read as tensors alone: {str(error).splitlines()[0]}") from None
     if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
         raise FolderError(f"{folder / name} holds something else than tensors by name")
