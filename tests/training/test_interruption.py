@@ -39,7 +39,7 @@ def whole(text, tmp_path):
     [
         (Training, "take_step", 1, 1),
         (Training, "take_step", 6, 6),
-        (loop_module, "token_losses", 1, 4),  # within the first evaluation
+        (loop_module, "judged", 1, 4),  # within the first evaluation
         (loop_module, "save_checkpoint", 2, 8),
         (checkpoint.os, "rename", 2, 4),  # within a save: the folder's own renaming comes first
         (loop_module, "mark_best", 1, 4),

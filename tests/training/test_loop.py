@@ -95,24 +95,27 @@ def test_dropout_differs_between_the_passes_of_a_step_and_between_steps(text, tm
 # Measures ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.item("S4-acc-a")
 def test_the_held_out_loss_is_the_mean_over_every_token_but_the_first(text, tmp_path):
     done = start(text, tmp_path / "run")
     network, tokenizer, _ = runs.load_run(done.path, "last", CPU)
     part = Tokens.open(next(cache_folder().glob("tokens-*")), tokenizer).part("held_out")
     ids = torch.from_numpy(part.read(0, len(part)))
-    n, n_ctx, total = len(ids), 16, 0.0
+    n, n_ctx, total, right = len(ids), 16, 0.0, 0
     starts = [*range(0, n - 1 - n_ctx, n_ctx), n - 1 - n_ctx]
     scored = 0
     with torch.no_grad():
         for i in starts:
             fresh = slice(max(scored - i, 0), n_ctx)
-            losses = F.cross_entropy(network(ids[None, i : i + n_ctx])[0], ids[i + 1 : i + n_ctx + 1], reduction="none")
-            total += losses[fresh].double().sum().item()
+            logits, targets = network(ids[None, i : i + n_ctx])[0], ids[i + 1 : i + n_ctx + 1]
+            total += F.cross_entropy(logits, targets, reduction="none")[fresh].double().sum().item()
+            right += int((logits.argmax(-1) == targets)[fresh].sum())
             scored = i + n_ctx
     direct = total / (n - 1)
     row = held_out(done.path)[-1]
     assert row["whole"]
     assert row["held_out_loss"] == pytest.approx(direct, rel=1e-6)
+    assert row["accuracy"] == right / (n - 1)
     assert done.held_out_loss == row["held_out_loss"]
     # one byte is one token here, and one separator is added
     assert n == part.n_bytes + 1
@@ -121,8 +124,8 @@ def test_the_held_out_loss_is_the_mean_over_every_token_but_the_first(text, tmp_
 
 def test_only_a_part_is_read_on_the_way_and_all_of_it_at_the_end(text, tmp_path, monkeypatch):
     read = []
-    real = loop_module.token_losses
-    monkeypatch.setattr(loop_module, "token_losses", lambda n, g: (read.append(int(g.counts.sum())), real(n, g))[1])
+    real = loop_module.judged
+    monkeypatch.setattr(loop_module, "judged", lambda n, g: (read.append(int(g.counts.sum())), real(n, g))[1])
     done = start(text, tmp_path / "run", steps=2, evaluate_every=1, evaluate_tokens=100)
     ends = [row["whole"] for row in held_out(done.path)]
     assert ends == [False, True]
@@ -313,7 +316,7 @@ def test_inside_documents_nothing_is_read_across_a_border(text, tmp_path):
     def losses(inputs: torch.Tensor, counts: torch.Tensor) -> list[float]:
         given = Pass(inputs, targets, documents, positions, counts)
         with torch.no_grad():
-            return loop_module.token_losses(network, given)[counts].tolist()
+            return loop_module.judged(network, given)[0][counts].tolist()
 
     for document in range(3):
         mine = documents == document

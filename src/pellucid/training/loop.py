@@ -16,7 +16,7 @@ from pellucid.model.weights import load_state, state_of
 from pellucid.training.checkpoint import Checkpoint, best_loss, mark_best, prune, save_checkpoint
 from pellucid.training.interrupt import Interruption
 from pellucid.training.metrics import MetricsFile
-from pellucid.training.objectives import Loss, Pass, token_losses
+from pellucid.training.objectives import Loss, Pass, judged
 from pellucid.training.optimizer import Optimizer
 from pellucid.training.recipe import Recipe
 from pellucid.training.schedule import factor
@@ -203,11 +203,11 @@ class Training:
         measured = self.held_out_loss(whole)
         if measured is None:
             return
-        loss, part = measured
+        loss, part, accuracy = measured
         if part < best_loss(self.run):
             mark_best(self.run, self.step, part)
         bits = loss / math.log(2) * self.data.held_out_tokens_per_byte
-        row = {"step": self.step, "held_out_loss": loss, "bits_per_byte": bits, "whole": whole}
+        row = {"step": self.step, "held_out_loss": loss, "bits_per_byte": bits, "accuracy": accuracy, "whole": whole}
         self.metrics.write(row | {"seconds": round(self.seconds(), 3)})
         self.reporter.evaluation(row)
         self.last_evaluation = row
@@ -217,20 +217,22 @@ class Training:
         return any(row["step"] == self.step and field in row for row in self.metrics.kept)
 
     @torch.no_grad()
-    def held_out_loss(self, whole: bool) -> tuple[float, float] | None:
-        """Mean nats per held-out token over what is asked for and over the first `evaluate_tokens`.
+    def held_out_loss(self, whole: bool) -> tuple[float, float, float] | None:
+        """Mean nats per held-out token over what is asked for and over the first `evaluate_tokens`; then accuracy,
+        the share of tokens that were the likeliest.
 
         Windows of the training context, as many as begin within that number; None when interrupted.
         """
         self.network.eval()
-        total, count, read, part = 0.0, 0, 0, None
+        total, right, count, read, part = 0.0, 0, 0, 0, None
         try:
             for given in self.data.held_out():
                 if self.interruption:
                     return None
-                scored = token_losses(self.network, given)[given.counts]
-                total += scored.double().sum().item()
-                count += scored.numel()
+                losses, likeliest = judged(self.network, given)
+                total += losses[given.counts].double().sum().item()
+                right += int(likeliest[given.counts].sum())
+                count += losses[given.counts].numel()
                 read += given.inputs.numel()
                 if part is None and read >= self.recipe.train.evaluate_tokens:
                     part = total / count
@@ -238,7 +240,7 @@ class Training:
                         break
         finally:
             self.network.train()
-        return total / count, total / count if part is None else part
+        return total / count, total / count if part is None else part, right / count
 
     # From a checkpoint ---------------------------------------------------------------------
 

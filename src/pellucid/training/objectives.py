@@ -102,11 +102,19 @@ def scored_targets(given: Pass) -> Int[Tensor, " pos"]:
     return targets.flatten()
 
 
+def judged(network: Transformer, given: Pass) -> tuple[Float[Tensor, "batch pos"], Visible]:
+    """-log P(target) at every position, in nats, and whether the target was the likeliest token.
+
+    The two need not move together (S4, accuracy and log-loss).
+    """
+    logits = logits_of(network, given)
+    flat = F.cross_entropy(at_least_float32(logits.flatten(0, 1)), given.targets.flatten(), reduction="none")
+    return flat.unflatten(0, given.targets.shape), logits.argmax(-1) == given.targets
+
+
 def token_losses(network: Transformer, given: Pass) -> Float[Tensor, "batch pos"]:
     """-log P(target) at every position, in nats."""
-    flat = logits_of(network, given).flatten(0, 1)
-    losses = F.cross_entropy(at_least_float32(flat), given.targets.flatten(), reduction="none")
-    return losses.unflatten(0, given.targets.shape)
+    return judged(network, given)[0]
 
 
 def at_least_float32(x: Tensor) -> Tensor:
