@@ -197,3 +197,14 @@ def test_fact_traced(figures: Path):
     assert found["carried"] >= 0.5
     assert found["elsewhere"] <= 0.05
     drawn(figures, "fact_traced")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.item("S4-att-o")
+def test_tasks_in_superposition(figures: Path):
+    found = example("tasks_in_superposition").main()
+    assert found["second"] == sorted(found["second"])
+    assert min(p + q for p, q in zip(found["first"], found["second"], strict=True)) > 0.9
+    assert min(found["first"][4], found["second"][3]) > 0.25
+    drawn(figures, "tasks_in_superposition")

@@ -37,6 +37,7 @@ def test_every_family_is_compared():
     assert set(TINY) == set(FAMILIES)
 
 
+@pytest.mark.item("S1-1.1-l")
 @pytest.mark.parametrize(("name", "variant"), CASES)
 def test_logits(name, variant):
     with in_float64():

@@ -48,6 +48,21 @@ def test_targets_behind_the_prefix():
 
 
 @pytest.mark.item("S3-6-c")
+def test_one_network_is_measured_under_both_alignments():
+    """The same logits, judged by the token that stands there and by the next: the shift is the pass's alone."""
+    network = initialise(Transformer(Architecture(n_vocab=7, n_ctx=6, d_model=8, n_layers=1)), seed=0, std=1.0)
+    tokens = torch.tensor([[3, 1, 4, 1, 5, 0]])
+    there, behind = Pass(tokens, tokens), Pass(tokens[:, :-1], tokens[:, 1:])
+    log_probs = network(tokens).log_softmax(-1)[0]
+    assert summed_loss(network, there).item() == pytest.approx(
+        -sum(log_probs[i, t].item() for i, t in enumerate(tokens[0]))
+    )
+    nexts = -sum(log_probs[i, t].item() for i, t in enumerate(tokens[0, 1:]))
+    assert summed_loss(network, behind).item() == pytest.approx(nexts, rel=1e-5)
+    assert summed_loss(network, there).item() != pytest.approx(nexts, rel=0.01)
+
+
+@pytest.mark.item("S3-6-c")
 @pytest.mark.parametrize("objective", ["masked", "prefix"])
 def test_passes_add_up_to_the_step(objective, tmp_path):
     """The passes of a step are its rows in order, and `total` counts the targets of them all."""

@@ -349,6 +349,7 @@ def test_reversal_is_learned_by_a_decoder_alone(tmp_path):
     """The same behind a separator, in plain text and by predicting the next token: words never seen, exactly.
 
     A line is a word, a bar and the word backwards; what is written behind the bar of a held-out word is compared.
+    The prompt begins with the end of a line, as every line of the text but the first does.
     """
     random = np.random.default_rng(0)
     words = sorted({"".join(random.choice(list("abcdefghij"), 6)) for _ in range(6000)})
@@ -358,7 +359,7 @@ def test_reversal_is_learned_by_a_decoder_alone(tmp_path):
     fields |= {"batch": 64, "evaluate_every": 400, "sample_every": -1, "compile": "no"}
     run = pellucid.train(tmp_path / "lines.txt", out=tmp_path / "run", steps=1200, fields=fields)
     model = pellucid.load(run.path)
-    written = model.generate_many([f"{w}|" for w in words[-200:]], max_tokens=6, temperature=0)
+    written = model.generate_many([f"\n{w}|" for w in words[-200:]], max_tokens=6, temperature=0)
     right = np.mean([found.text == w[::-1] for found, w in zip(written, words[-200:], strict=True)])
     print(f"{right:.1%} of 200 words right")
     assert right > 0.9
