@@ -26,7 +26,8 @@ float32 whatever the precision of the weights. BLOOM's own gelu writes sqrt(2/pi
 |---|---|---|---|---|---|
 """
 LEFT_OUT = {
-    "Llama 3.1 and later, and whatever else scales its rotary positions": "no word says how",
+    "rotary positions scaled as yarn, longrope or dynamic": "yarn also scales the scores, by a second formula; the "
+    "others' frequencies depend on how long the text is",
     "GPT-J, Phi": "no word for one norm read by attention and MLP in parallel, nor for a bias of the readout",
     "Falcon, StableLM in parallel": "no word for one norm read by attention and MLP in parallel",
     "Gemma 1 to 3": "no words for gains 1 + g, soft caps, norms on both sides of a sublayer, a base for local layers",

@@ -37,6 +37,7 @@ ROOMS = {
     "masks": "Masks",
     "attention": "Attention",
     "blocks": "Blocks",
+    "layers": "The layers of a block, for every word",
     "transformer": "Whole transformers",
     "weights": "The parameters",
     "circuits": "Reading a transformer",

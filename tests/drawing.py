@@ -54,6 +54,8 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     choose("mlp.n_hidden", st.just(1) if fields["mlp.form"] == "gated" else st.sampled_from([1, 1, 2, 0]))
     choose("norm.eps", st.sampled_from([1e-5, 1e-2]))
     choose("positions.base", st.sampled_from([10_000.0, 50.0]))
+    choose("positions.factor", st.sampled_from([2.0, 8.0]))
+    choose("positions.n_trained", st.sampled_from([16, 8192]))
     choose("positions.fraction", st.just(1.0) if fields["positions.kind"] != "rotary" else st.sampled_from([1.0, 0.75]))
     if (
         fields["positions.kind"] == "rotary"

@@ -41,6 +41,13 @@ class Positions:
     fraction: float = 1.0
     #: which coordinates make plane k: halves (k, k + d/2), pairs (2k, 2k + 1)
     layout: Literal["halves", "pairs"] = "halves"
+    #: what becomes of rotary w_k for texts longer than n_trained: none; linear w_k / factor;
+    #: llama3 c w_k + (1 - c) w_k / factor, c = (n_trained w_k / 2 pi - low) / (high - low) cut to 0 ... 1
+    scaling: Literal["none", "linear", "llama3"] = "none"
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    n_trained: int = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,6 +363,10 @@ def _check(a: Architecture) -> None:
     refuse_unless(0 <= a.norm.eps < 1, "norm.eps", a.norm.eps, "a number from 0 up to, not including, 1")
     refuse_unless(a.positions.base > 0, "positions.base", a.positions.base, "a number above 0")
     refuse_unless(0 < a.positions.fraction <= 1, "positions.fraction", a.positions.fraction, "above 0, at most 1")
+    refuse_unless(a.positions.factor > 0, "positions.factor", a.positions.factor, "a number above 0")
+    low, high = a.positions.low, a.positions.high
+    refuse_unless(0 <= low < high, "positions.low", low, f"from 0 up to, not including, positions.high = {high}")
+    refuse_unless(a.positions.n_trained >= 1, "positions.n_trained", a.positions.n_trained, "at least 1")
     if a.positions.kind == "rotary":
         turned = "fraction * d_head of 2 or more: a plane has two coordinates"
         refuse_unless(a.d_rotary >= 2, "positions.fraction", a.positions.fraction, turned)

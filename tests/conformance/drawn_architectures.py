@@ -22,6 +22,8 @@ SIZES: dict[str, Any] = {
     "mlp.d_ff": st.integers(1, 9),
     "mlp.n_hidden": st.integers(0, 3),
     "positions.base": st.sampled_from([10.0, 10_000.0]),
+    "positions.factor": st.sampled_from([2.0, 8.0]),
+    "positions.n_trained": st.sampled_from([16, 8192]),
     "positions.fraction": st.sampled_from([0.5, 1.0]),
     "norm.eps": st.sampled_from([1e-5, 1e-2]),
     "n_segments": st.integers(0, 2),

@@ -11,8 +11,8 @@ from pellucid.architecture import Architecture, count_parameters
 from pellucid.reference import feedforward as F
 from pellucid.reference.functions import ACTIVATION, relu, softmax, tanh
 from pellucid.reference.images import embed_patches, patchify, unpatchify, vision_parameters
+from pellucid.reference.layers import mlp as mlp_of_block
 from pellucid.reference.tap import OFF
-from pellucid.reference.transformer import mlp as mlp_of_block
 
 HAND = F.network(["x1", "x2", "h", "o"], [("x1", "h"), ("x2", "h"), ("h", "o"), ("x1", "o")], relu)
 WEIGHTS = {("x1", "h"): 2.0, ("x2", "h"): -3.0, ("h", "o"): 4.0, ("x1", "o"): -1.0}

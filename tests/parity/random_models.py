@@ -13,6 +13,10 @@ COMMON: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "vocab_size": 13
 GPT = {"n_positions": 9, "n_embd": 12, "n_layer": 3, "n_head": 3}
 LLAMA = {"max_position_embeddings": 9, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4}
 ROTARY = {"rope_type": "default", "rope_theta": 100.0}
+LINEAR = ROTARY | {"rope_type": "linear", "factor": 4.0}
+#: planes of three kinds: within 8 positions they turn 1.27, 0.27 and 0.06 times
+LLAMA3 = ROTARY | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.1, "high_freq_factor": 1.0}
+LLAMA3 |= {"original_max_position_embeddings": 8}
 LLAMA |= {"intermediate_size": 20, "num_key_value_heads": 2, "rope_parameters": ROTARY}
 BERT = {"max_position_embeddings": 9, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
 BERT |= {"intermediate_size": 20}
@@ -24,7 +28,7 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "gpt_neox": (
         "GPTNeoXForCausalLM",
         LLAMA | {"hidden_size": 32, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.5}},
-        TIED,
+        TIED | {"positions scaled": {"rope_parameters": LINEAR | {"partial_rotary_factor": 0.5}}},
     ),
     "bert": ("BertForMaskedLM", BERT, TIED),
     "llama": (
@@ -35,13 +39,18 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
             "biases": {"attention_bias": True, "mlp_bias": True},
             "one key head, another width": {"num_key_value_heads": 1, "head_dim": 10},
             "gelu, large eps": {"hidden_act": "gelu", "rms_norm_eps": 1e-2},
+            "positions scaled": {"rope_parameters": LINEAR},
+            "scaled by turns": {"rope_parameters": LLAMA3},
+            "scaled by turns, fewer turns": {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 3}},
             "no layer": {"num_hidden_layers": 0},
         },
     ),
     "mistral": (
         "MistralForCausalLM",
         LLAMA,
-        TIED | {"window": {"sliding_window": 3}, "none": {"sliding_window": None}, "width": {"head_dim": 10}},
+        TIED
+        | {"scaled by turns": {"rope_parameters": LLAMA3}}
+        | {"window": {"sliding_window": 3}, "none": {"sliding_window": None}, "width": {"head_dim": 10}},
     ),
     "qwen2": (
         "Qwen2ForCausalLM",

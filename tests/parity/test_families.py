@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from theirs import draw, farthest
 
 from drawing import architectures, make_network
-from pellucid.architecture import Architecture, words
+from pellucid.architecture import Architecture, Positions, words
 from pellucid.hub import FAMILIES, FamilyError, architecture_of, config_of, to_ours, to_theirs
 from pellucid.hub.families import in_the_way
 from pellucid.model import Transformer
@@ -208,10 +208,26 @@ def test_options_of_theirs_that_we_cannot_say(change, message):
         architecture_of(config_of(one_of("gpt2")) | change)
 
 
-@pytest.mark.parametrize("scaling", [{"rope_parameters": {"rope_type": "yarn"}}, {"rope_scaling": {"type": "linear"}}])
-def test_scaled_rotary_positions_are_refused(scaling):
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_parameters": {"rope_type": "yarn"}},
+        {"rope_scaling": {"type": "dynamic"}},
+        {"rope_scaling": {"type": "linear"}},
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+    ],
+)
+def test_rotary_positions_scaled_otherwise_are_refused(scaling):
     with pytest.raises(FamilyError, match="rope_"):
         architecture_of(config_of(one_of("gpt_neox")) | scaling)
+
+
+def test_rotary_positions_scaled_in_the_older_spelling():
+    older = {"rope_theta": 500_000.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}
+    older["rope_scaling"] |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    config = {name: value for name, value in config_of(one_of("llama")).items() if name != "rope_parameters"}
+    positions = architecture_of(config | older).positions
+    assert positions == Positions(kind="rotary", base=500_000.0, scaling="llama3")
 
 
 def test_damaged_states_are_refused():

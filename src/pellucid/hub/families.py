@@ -28,6 +28,9 @@ __all__ = [
     "to_theirs",
 ]
 
+#: what the words of positions.kind, and of positions.scaling beside rotary, read of positions
+READ = {"rotary": ("base", "fraction", "layout", "scaling"), "sinusoidal": ("base", "layout")}
+READ_SCALED = {"none": (), "linear": ("factor",), "llama3": ("factor", "low", "high", "n_trained")}
 PARTS = {"weight": "weight", "gain": "weight", "bias": "bias"}
 
 
@@ -154,8 +157,8 @@ def _settled(a: Architecture) -> dict[str, Any]:
     values |= {"attention.d_head": a.d_head, "attention.n_kv_heads": a.n_kv_heads, "mlp.d_ff": a.d_ff}
     windows = [a.window(layer) for layer in range(a.n_layers)]
     values["attention.windows"] = [0 if w >= a.n_ctx else w for w in windows]
-    unread = {"rotary": (), "sinusoidal": ("fraction",)}.get(a.positions.kind, ("base", "fraction", "layout"))
-    values |= {f"positions.{name}": None for name in unread}
+    read = ("kind", *READ.get(a.positions.kind, ()), *(READ_SCALED[a.positions.scaling] if a.d_rotary else ()))
+    values |= {name: None for name in values if name.startswith("positions.") and name[10:] not in read}
     if a.norm.kind == "rms":
         values["norm.bias"] = None
     return values

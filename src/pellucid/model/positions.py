@@ -1,10 +1,12 @@
 """Where order comes from: rows added to the stream, or planes of q and k turned by an angle."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pellucid.architecture import Architecture
+from pellucid.architecture import Architecture, Positions
 from pellucid.model.shapes import Places, Turn
 from pellucid.model.tables import Table
 from pellucid.model.tap import OFF, Tap
@@ -15,10 +17,28 @@ def frequencies(n_planes: int, base: float) -> Float[Tensor, " planes"]:
     return base ** -(torch.arange(n_planes, dtype=torch.float64, device="cpu") / n_planes)
 
 
-def angles(a: Architecture, n_planes: int) -> Float[Tensor, "pos planes"]:
+def unscaled(p: Positions, w: Tensor) -> Tensor:
+    """w_k"""
+    return w
+
+
+def linear(p: Positions, w: Tensor) -> Tensor:
+    """w_k / factor: as if positions were factor times closer   (Chen et al. 2023, section 2.3)"""
+    return w / p.factor
+
+
+def by_turns(p: Positions, w: Tensor) -> Tensor:
+    """w_k where plane k turns often in n_trained positions, w_k / factor where seldom   (Llama Team 2024)"""
+    kept = ((p.n_trained * w / (2 * math.pi) - p.low) / (p.high - p.low)).clamp(0, 1)
+    return kept * w + (1 - kept) * w / p.factor
+
+
+SCALING = {"none": unscaled, "linear": linear, "llama3": by_turns}
+
+
+def angles(n_ctx: int, w: Float[Tensor, " planes"]) -> Float[Tensor, "pos planes"]:
     """i w_k for every position i < n_ctx and plane k, in float64."""
-    places = torch.arange(a.n_ctx, dtype=torch.float64, device="cpu")
-    return places[:, None] * frequencies(n_planes, a.positions.base)
+    return torch.arange(n_ctx, dtype=torch.float64, device="cpu")[:, None] * w
 
 
 class Learned(nn.Embedding):
@@ -32,7 +52,7 @@ class Sinusoidal(Table):
     """x_i += (sin(i w_k), cos(i w_k)), in halves or in pairs."""
 
     def __init__(self, a: Architecture):
-        angle = angles(a, a.d_model // 2)
+        angle = angles(a.n_ctx, frequencies(a.d_model // 2, a.positions.base))
         axis = {"halves": -2, "pairs": -1}[a.positions.layout]
         super().__init__(torch.stack([angle.sin(), angle.cos()], axis).flatten(1))
 
@@ -44,7 +64,8 @@ class Turns(Table):
     """cos(i w_k) and sin(i w_k), looked up once for all the blocks."""
 
     def __init__(self, a: Architecture):
-        angle = angles(a, a.d_rotary // 2)
+        w = frequencies(a.d_rotary // 2, a.positions.base)
+        angle = angles(a.n_ctx, SCALING[a.positions.scaling](a.positions, w))
         super().__init__(torch.stack([angle.cos(), angle.sin()]))
 
     def forward(self, positions: Places) -> Turn:

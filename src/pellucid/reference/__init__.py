@@ -1,9 +1,9 @@
 """The definition of everything, equation by equation, in NumPy and float64.
 
 Small functions that say where they are written down (text, section, equation, erratum) and what shapes they take.
-They are slow and plain; the engine is tested against them. Read `transformer` for the whole function, `attention`,
-`feedforward`, `embedding` and `functions` for its parts, `bpe` and `tokens` for text, `learning` and `generation` for
-what is done with it. `tape` differentiates any of them.
+They are slow and plain; the engine is tested against them. Read `transformer` for the whole function, `layers`,
+`attention`, `feedforward`, `embedding` and `functions` for its parts, `bpe` and `tokens` for text, `learning` and
+`generation` for what is done with it. `tape` differentiates any of them.
 """
 
 from pellucid.reference.learning import loss_and_gradient, next_token_loss

@@ -6,9 +6,10 @@ import numpy as np
 
 from pellucid.architecture import Architecture
 from pellucid.reference.attention import Head
+from pellucid.reference.layers import normalise
 from pellucid.reference.tap import OFF, Tap
 from pellucid.reference.tape import Array, real
-from pellucid.reference.transformer import forward, normalise, readout
+from pellucid.reference.transformer import forward, readout
 from pellucid.reference.weights import Weights, part
 
 

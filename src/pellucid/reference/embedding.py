@@ -99,6 +99,27 @@ def frequencies(n_planes: int, base: float = 10_000.0) -> np.ndarray:
     return base ** (-np.arange(n_planes) / n_planes)
 
 
+def scaled_frequencies(
+    w: np.ndarray, kind: str, factor: float, low: float = 1.0, high: float = 4.0, n_trained: int = 8192
+) -> np.ndarray:
+    """w_k, w_k / factor (linear), or between the two by how often plane k turns in n_trained positions (llama3)
+
+    Chen et al. 2023, "Positional Interpolation", section 2.3; Llama Team 2024, "The Llama 3 Herd of Models", whose code
+    divides every plane of less than `low` turns, no plane of more than `high`, and goes from one to the other linearly
+    in the number of turns.   [n_planes] -> [n_planes]
+    """
+    if kind == "linear":
+        return w / factor
+    if kind == "llama3":
+        turns = n_trained * w / (2 * np.pi)
+        between = (turns - low) / (high - low)
+        mixed = (1 - between) * w / factor + between * w
+        return np.where(turns < low, w / factor, np.where(turns > high, w, mixed))
+    if kind != "none":
+        raise ValueError(f"scaling = {kind!r}: say none, linear or llama3")
+    return w
+
+
 def sinusoidal_positions(
     n: int, m: int, base: float = 10_000.0, start: float = 0, layout: str = "halves"
 ) -> np.ndarray:
@@ -129,15 +150,19 @@ def shift_matrix(m: int, base: float = 10_000.0, steps: float = 1.0, layout: str
     return rotate(np.eye(m), np.full(m, -float(steps)), m, base, layout).T
 
 
-def rotate(x: Array, positions: np.ndarray, d_rotary: int, base: float = 10_000.0, layout: str = "halves") -> Array:
+def rotate(
+    x: Array, positions: np.ndarray, d_rotary: int, base: float = 10_000.0, layout: str = "halves",
+    w: np.ndarray | None = None,
+) -> Array:  # fmt: skip
     """R_i x_i: plane k of the first d_rotary coordinates turned by i w_k, w_k = base^(-2k/d_rotary)   [..., i, d]
 
     S3 slide 5 leaves the combination with positions open; Su et al. 2021 (rotary). Planes are the coordinates
     (k, k + d_rotary/2) in the layout halves, (2k, 2k + 1) in pairs; the coordinates after d_rotary stay. Then
-    (R_i q) . (R_j k) depends on i - j alone. positions [..., i] broadcasts against x without its last axis.
+    (R_i q) . (R_j k) depends on i - j alone. positions [..., i] broadcasts against x without its last axis; `w` are
+    other w_k, such as scaled ones.
     """
     x = real(x)
-    angle = np.asarray(positions)[..., None] * frequencies(d_rotary // 2, base)
+    angle = np.asarray(positions)[..., None] * (frequencies(d_rotary // 2, base) if w is None else w)
     cos, sin = np.cos(angle), np.sin(angle)
     first, second = _plane_indices(d_rotary, layout)
     a, b = x[..., first], x[..., second]

@@ -4,27 +4,15 @@ S0 section 4, S1 1.1, S2, S3 slides 3 to 13, S4 "Matrix Representation", with th
 Inside, every array has a batch axis b first; letters as in pellucid.names.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from pellucid.architecture import Architecture
-from pellucid.reference.embedding import alibi, check_tokens, ngram_embed, rotate, sinusoid_at
-from pellucid.reference.functions import ACTIVATION, layer_scale, log_softmax, rms_norm, rms_scale, softmax
-from pellucid.reference.masks import bidirectional_mask, causal_mask, window_mask
+from pellucid.reference.embedding import check_tokens, ngram_embed, sinusoid_at
+from pellucid.reference.functions import ACTIVATION, log_softmax, softmax
+from pellucid.reference.layers import Reading, cross_attention, linear, mlp, normalise, self_attention
 from pellucid.reference.tap import OFF, Off, Tap
 from pellucid.reference.tape import Array, real
 from pellucid.reference.weights import Weights, check_weights, part
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What all blocks of one call read besides the stream: positions, a mask, an encoder's output and its mask."""
-
-    positions: np.ndarray
-    mask: np.ndarray | None = None
-    source: Array | None = None
-    source_mask: np.ndarray | None = None
 
 
 def forward(
@@ -225,114 +213,3 @@ def parallel_block(a: Architecture, layer: int, w: Weights, x: Array, reading: R
 
 
 BLOCK = {"pre": pre_block, "post": post_block, "parallel": parallel_block}
-
-
-def normalise(a: Architecture, w: Weights, name: str, x: Array, tap: Off) -> Array:
-    """x, layer_norm(x) or rms_norm(x) with the gain and bias called `name`, and its inner tensors   [..., m]
-
-    Where nothing is normalised there is no tensor of that name, as pellucid.names says.
-
-    S1 1.1.1.1, S3 slide 9, S4 "Normalization and Dropout". Errata E-26, E-51.
-    """
-    if a.norm.kind == "none":
-        return x
-    called = name.replace(".", "_")
-    inner = tap.at(called)
-    scale = inner("scale", (layer_scale if a.norm.kind == "layer" else rms_scale)(x, a.norm.eps, a.norm.eps_at))
-    centred = x - np.mean(x, axis=-1, keepdims=True) if a.norm.kind == "layer" else x
-    y = w[f"{name}.gain"] * inner("normalized", centred / scale)
-    return tap(called, y + w[f"{name}.bias"] if f"{name}.bias" in w else y)
-
-
-def linear(w: Weights, name: str, x: Array) -> Array:
-    """x W^T, plus the bias if the weights have one   [..., in] -> [..., out].   S0 1.2 (Id (x) W) X = X W^T."""
-    y = x @ real(w[f"{name}.weight"]).T
-    return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
-
-
-def mlp(a: Architecture, w: Weights, x: Array, tap: Off) -> Array:
-    """m(x): a_l = f(a_{l-1} W_l^T + b_l) for each hidden layer, then W_out; gated: (f(gate) * up) W_out   [b, n, m]
-
-    S0 (2.5) to (2.7), S1 1.1 step 4, S2 "MLP Layer", S3 slide 10, S4 "MLP layers". Errata E-02, E-52, E-56.
-    """
-    f, tap = ACTIVATION[a.mlp.activation], tap.at("mlp")
-    for n in range(a.mlp.n_hidden):
-        number = f".{n}" if a.mlp.n_hidden > 1 else ""
-        gate = f(tap("gate", linear(w, "mlp.gate", x))) if a.mlp.form == "gated" else None
-        pre = tap(f"pre{number}", linear(w, f"mlp.up.{n}", x))
-        x = tap(f"post{number}", f(pre) if gate is None else gate * pre)
-    return linear(w, "mlp.down", x)
-
-
-# Attention ----------------------------------------------------------------------------------------
-
-
-def self_attention(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
-    """concat_h(sum_j A^h_ij v_j) W_O^T + b_O, the stream reading itself   [b, i, m] -> [b, i, m]
-
-    S0 3.4, S1 1.1.2, S2 H(x), S3 slides 11 to 13, S4 "Value -> Embedding & Multi-Head".
-    """
-    w, tap = part(w, "attn"), tap.at("attn")
-    q, k, v = _queries_keys_values(a, w, x, x, tap)
-    if a.positions.kind == "rotary":
-        # a batch of positions needs an axis for the heads
-        places = reading.positions if reading.positions.ndim == 1 else reading.positions[:, None]
-        turn = {"d_rotary": a.d_rotary, "base": a.positions.base, "layout": a.positions.layout}
-        q, k = tap("rot_q", rotate(q, places, **turn)), tap("rot_k", rotate(k, places, **turn))
-    visible = visible_keys(a, layer, q.shape[2], k.shape[2], reading.mask)
-    distance = alibi(a.n_heads, q.shape[2], k.shape[2]) if a.positions.kind == "alibi" else 0.0
-    return _mix(a, w, q, k, v, visible, distance, tap)
-
-
-def cross_attention(a: Architecture, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
-    """The same with keys and values read from an encoder's output, without rotation, distance or window
-
-    S4 figure (Vaswani et al. 2017)   [b, i, m] reads [b, j, m] -> [b, i, m].
-    """
-    w, tap = part(w, "cross"), tap.at("cross")
-    q, k, v = _queries_keys_values(a, w, x, reading.source, tap)
-    mask = bidirectional_mask(q.shape[2], k.shape[2]) if reading.source_mask is None else reading.source_mask
-    return _mix(a, w, q, k, v, _with_heads(mask), 0.0, tap)
-
-
-def visible_keys(a: Architecture, layer: int, n: int, n_keys: int, mask: np.ndarray | None) -> np.ndarray:
-    """What layer `layer` lets the last n of n_keys positions read   [b or 1, 1, i, j]
-
-    S0 3.1, S1 1.1.2 m_ss', S3 slide 13 "masked for i", S4 "Causal and Bidirectional Attention". Erratum E-21.
-    """
-    unlimited = a.attention.mask == "bidirectional"
-    rule = (bidirectional_mask if unlimited else causal_mask)(n, n_keys) if mask is None else np.asarray(mask, bool)
-    if rule.shape[-2:] != (n, n_keys):
-        raise ValueError(f"mask has shape {rule.shape}: expected [..., {n}, {n_keys}], queries by keys")
-    window = a.window(layer)
-    return _with_heads(rule & window_mask(n, window, n_keys) if window else rule)
-
-
-def _with_heads(mask: np.ndarray) -> np.ndarray:
-    """[i, j] or [b, i, j] as [b or 1, 1, i, j]."""
-    mask = np.asarray(mask, bool)
-    return mask[None, None] if mask.ndim == 2 else mask[:, None]
-
-
-def _queries_keys_values(a: Architecture, w: Weights, x: Array, y: Array, tap: Off) -> tuple[Array, Array, Array]:
-    """q from x, k and v from y, split into heads [b, h, i, d]; q and k normalised where the architecture says so."""
-
-    def heads(name: str, z: Array) -> Array:
-        z = linear(w, name, z)
-        return tap(name[0], np.swapaxes(np.reshape(z, (*z.shape[:2], -1, a.d_head)), 1, 2))
-
-    q, k, v = heads("query", x), heads("key", y), heads("value", y)
-    if a.attention.qk_norm == "rms":
-        q, k = rms_norm(q, w["query_norm.gain"], a.norm.eps), rms_norm(k, w["key_norm.gain"], a.norm.eps)
-    return q, k, v
-
-
-def _mix(a: Architecture, w: Weights, q: Array, k: Array, v: Array, visible: np.ndarray, distance, tap: Off) -> Array:
-    """sum_h (sum_j softmax_j(scale q_i . k_j + distance) v_j) W_O^h^T + b_O."""
-    shared = np.arange(a.n_heads) * a.n_kv_heads // a.n_heads
-    scores = a.score_scale * np.einsum("bhid,bhjd->bhij", q, k[:, shared]) + distance
-    pattern = tap("pattern", softmax(tap("scores", np.where(visible, scores, -np.inf))))
-    z = tap("z", np.einsum("bhij,bhjd->bhid", pattern, v[:, shared]))
-    W_O = np.reshape(real(w["out.weight"]), (a.d_model, a.n_heads, a.d_head))
-    out = np.sum(tap("result", np.einsum("bhid,mhd->bhim", z, W_O)), axis=1)
-    return out + w["out.bias"] if "out.bias" in w else out

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pellucid.architecture import Architecture
-from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, Derived, Family, Field, Row, visible_windows
+from pellucid.hub.tables.rows import ACTIVATIONS, QKV, SCALING, TIED, Derived, Family, Field, Row, visible_windows
 
 GPT2 = Family(
     name="gpt2",
@@ -68,8 +68,8 @@ GPT_NEOX = Family(
         Field("hidden_dropout", ("dropout.embed", "dropout.attn_out", "dropout.mlp_out"), 0.0),
         Field("tie_word_embeddings", "unembed", False, TIED),
     ),
+    derived=(SCALING,),
     words={"positions.kind": "rotary"},
-    constants={"rope_parameters.rope_type": "default", "rope_scaling": None},
     rows=(
         Row("gpt_neox.embed_in", "embed.token"),
         Row("gpt_neox.layers.{i}.input_layernorm", "blocks.{i}.norm_1"),

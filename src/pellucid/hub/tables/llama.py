@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pellucid.architecture import Architecture
-from pellucid.hub.tables.rows import ACTIVATIONS, TIED, Derived, Family, Field, Row, visible_windows
+from pellucid.hub.tables.rows import ACTIVATIONS, SCALING, TIED, Derived, Family, Field, Row, visible_windows
 
 ALL_OR_NONE = {True: "all", False: "none"}
 SIZES = (
@@ -68,7 +68,6 @@ WORDS = {
     "mlp.form": "gated",
     "mlp.n_hidden": 1,
 }
-UNSCALED = {"rope_parameters.rope_type": "default", "rope_scaling": None}
 IGNORED = {r"rotary_emb\.inv_freq$": "a constant of the rotary positions"}
 ROWS = (
     Row("model.embed_tokens", "embed.token"),
@@ -96,8 +95,8 @@ LLAMA = Family(
         Field("attention_bias", "attention.bias", False, ALL_OR_NONE),
         Field("mlp_bias", "mlp.bias", False, ALL_OR_NONE),
     ),
+    derived=(SCALING,),
     words=WORDS | {"attention.qk_norm": "none"},
-    constants=UNSCALED,
     rows=ROWS,
     ignored=IGNORED,
 )
@@ -108,13 +107,13 @@ MISTRAL = Family(
     prefix="model.",
     fields=with_defaults(SIZES, num_key_value_heads=8, intermediate_size=14_336, max_position_embeddings=131_072),
     derived=(
+        SCALING,
         Derived(
             lambda config: {"attention.windows": [config.get("sliding_window", 4096) or 0]},
             lambda a: {"sliding_window": max(visible_windows(a), default=0) or None},
         ),
     ),
     words=WORDS | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "none"},
-    constants=UNSCALED,
     rows=ROWS,
     ignored=IGNORED,
 )
@@ -130,9 +129,8 @@ QWEN2 = Family(
         num_key_value_heads=32,
         max_position_embeddings=32_768,
     ),
-    derived=(QWEN_WINDOWS,),
+    derived=(SCALING, QWEN_WINDOWS),
     words=WORDS | {"attention.bias": "qkv", "mlp.bias": "none", "attention.qk_norm": "none"},
-    constants=UNSCALED,
     rows=ROWS,
     ignored=IGNORED,
 )
@@ -152,9 +150,8 @@ QWEN3 = Family(
         ),
         Field("attention_bias", "attention.bias", False, ALL_OR_NONE),
     ),
-    derived=(QWEN_WINDOWS,),
+    derived=(SCALING, QWEN_WINDOWS),
     words=WORDS | {"mlp.bias": "none", "attention.qk_norm": "rms"},
-    constants=UNSCALED,
     rows=ROWS,
     ignored=IGNORED,
 )
@@ -171,9 +168,10 @@ STABLELM = Family(
         Field("rope_parameters.partial_rotary_factor|partial_rotary_factor", "positions.fraction", 0.25),
         Field("hidden_dropout", "dropout.mlp_out", 0.0),
     ),
+    derived=(SCALING,),
     words={name: word for name, word in WORDS.items() if name != "positions.fraction"}
     | {"norm.kind": "layer", "norm.bias": "all", "mlp.bias": "none", "block": "pre", "attention.qk_norm": "none"},
-    constants=UNSCALED | {"use_parallel_residual": False, "qk_layernorm": False},
+    constants={"use_parallel_residual": False, "qk_layernorm": False},
     rows=ROWS,
     ignored=IGNORED,
     limits={"positions.fraction": lambda a: int(a.d_head * a.positions.fraction) % 2 == 0},

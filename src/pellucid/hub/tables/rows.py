@@ -108,3 +108,45 @@ QKV = ("blocks.{i}.attn.query", "blocks.{i}.attn.key", "blocks.{i}.attn.value")
 def visible_windows(a: Architecture) -> list[int]:
     """The window of every layer, 0 where it reaches the whole context."""
     return [0 if a.window(layer) >= a.n_ctx else a.window(layer) for layer in range(a.n_layers)]
+
+
+#: their kinds of scaled rotary positions, and the entries that each has
+SCALED: dict[str, dict[str, str]] = {
+    "default": {},
+    "linear": {"factor": "positions.factor"},
+    "llama3": {
+        "factor": "positions.factor",
+        "low_freq_factor": "positions.low",
+        "high_freq_factor": "positions.high",
+        "original_max_position_embeddings": "positions.n_trained",
+    },
+}
+
+
+def rotary_scaling(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What rope_parameters, or rope_scaling as it was called, says of longer texts than were trained on."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return scaling_of(rope, config.get("max_position_embeddings"))
+
+
+def scaling_of(rope: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any]:
+    """The same of one such object."""
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in SCALED:
+        known = ", ".join(map(repr, SCALED))
+        raise ValueError(f"rope_parameters.rope_type = {kind!r} in config.json: only {known} can be said in our words")
+    rope = {"original_max_position_embeddings": n_ctx, **rope}
+    if missing := [name for name in SCALED[kind] if rope.get(name) is None]:
+        raise ValueError(f"rope_parameters lacks {missing[0]} in config.json, which rope_type = {kind!r} asks for")
+    word = "none" if kind == "default" else kind
+    return {"positions.scaling": word} | {ours: rope[theirs] for theirs, ours in SCALED[kind].items()}
+
+
+def scaling_to(a: Architecture) -> dict[str, Any]:
+    """The same written, as entries of that object."""
+    kind = "default" if a.positions.scaling == "none" else a.positions.scaling
+    part = {f"positions.{name}": value for name, value in a.to_dict()["positions"].items()}
+    return {"rope_type": kind} | {theirs: part[ours] for theirs, ours in SCALED[kind].items()}
+
+
+SCALING = Derived(rotary_scaling, lambda a: {f"rope_parameters.{name}": v for name, v in scaling_to(a).items()})
