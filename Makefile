@@ -32,8 +32,9 @@ test: setup
 	$(TEST) -m "not slow and not gpu" --jaxtyping-packages=pellucid.model,beartype.beartype $(SHAPES)
 	$(TEST) -m "not slow and not gpu" $(addprefix --ignore=,$(SHAPES))
 
+# two trainings side by side, a thread each: two threads for one training are no twice as fast
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	$(TEST) -m slow
 
 format: setup
 	$(BIN)/ruff format src tests examples docs benchmarks
