@@ -28,8 +28,8 @@ float32 whatever the precision of the weights. BLOOM's own gelu writes sqrt(2/pi
 LEFT_OUT = {
     "rotary positions scaled as yarn, longrope or dynamic": "yarn also scales the scores, by a second formula; the "
     "others' frequencies depend on how long the text is",
-    "GPT-J, Phi": "no word for one norm read by attention and MLP in parallel, nor for a bias of the readout",
-    "Falcon, StableLM in parallel": "no word for one norm read by attention and MLP in parallel",
+    "Falcon with ALiBi (rw)": "its distances are divided by sqrt(d_head) with the scores",
+    "Phi and StableLM with normalised queries and keys (qk_layernorm)": "theirs are layer norms",
     "Gemma 1 to 3": "no words for gains 1 + g, soft caps, norms on both sides of a sublayer, a base for local layers",
     "OLMo 2": "no words for norms of what a sublayer adds, and of all of q and k at once",
     "OPT 350m": "no word for embeddings narrower than the stream",

@@ -13,7 +13,7 @@ from pellucid.model import OFF, Tap, Transformer
 
 def with_encoder(a: Architecture) -> Architecture:
     """The same words, reading an encoder made of the same words with a bidirectional mask."""
-    a = a.with_fields({"block": "post" if a.block == "parallel" else a.block})
+    a = a.with_fields({"block": a.block if a.block in ("pre", "post") else "post"})
     encoder = a.with_fields({"attention.mask": "bidirectional", "unembed": "tied", "readout": "linear"})
     return Architecture.from_dict(a.to_dict() | {"encoder": encoder.to_dict()})
 

@@ -139,7 +139,10 @@ class Architecture:
     #: pre       x += attn(norm_1(x));         x += mlp(norm_2(x))
     #: post      x = norm_1(x + attn(x));      x = norm_2(x + mlp(x))
     #: parallel  x += attn(norm_1(x)) + mlp(norm_2(x))
-    block: Literal["pre", "post", "parallel"] = "pre"
+    #: shared    x += attn(norm_1(x)) + mlp(norm_1(x))
+    #: inner     x += norm_1_out(attn(x));          x += norm_2_out(mlp(x))
+    #: sandwich  x += norm_1_out(attn(norm_1(x)));  x += norm_2_out(mlp(norm_2(x)))
+    block: Literal["pre", "post", "parallel", "shared", "inner", "sandwich"] = "pre"
     #: 1: x_0 = W_E[t];  sqrt(d_model): x_0 = sqrt(d_model) W_E[t]  (before positions are added)
     embed_scale: Literal["1", "sqrt(d_model)"] = "1"
     #: norm: the embedded stream, positions and segments added, is normalised once
@@ -148,8 +151,8 @@ class Architecture:
     final_norm: Literal["none", "norm"] = "norm"
     #: tied: W_U is W_E, one matrix; untied: two
     unembed: Literal["tied", "untied"] = "tied"
-    #: linear: logits = x W_U^T;  bert: logits = norm(f(x W^T + b)) W_U^T + b_U
-    readout: Literal["linear", "bert"] = "linear"
+    #: linear: logits = x W_U^T;  affine: logits = x W_U^T + b_U;  bert: logits = norm(f(x W^T + b)) W_U^T + b_U
+    readout: Literal["linear", "affine", "bert"] = "linear"
     #: kinds of segment, each adding a learned vector W_S[s] to its positions; 0 adds nothing
     n_segments: int = 0
     #: lengths n of the n-grams that add a vector: x_0,i += sum_n W_n[r_n(t_{i-n+1} ... t_i)] where i has n - 1
@@ -187,6 +190,15 @@ class Architecture:
     def d_rotary(self) -> int:
         """How many coordinates of each head are rotated: the even part of fraction * d_head."""
         return int(self.d_head * self.positions.fraction) // 2 * 2 if self.positions.kind == "rotary" else 0
+
+    @property
+    def block_norms(self) -> tuple[str, ...]:
+        """The norms that a block has, by name; all there are where norm.kind is another than none."""
+        return {
+            "shared": ("norm_1",),
+            "inner": ("norm_1_out", "norm_2_out"),
+            "sandwich": ("norm_1", "norm_1_out", "norm_2", "norm_2_out"),
+        }.get(self.block, ("norm_1", "norm_2"))
 
     @property
     def score_scale(self) -> float:
@@ -379,7 +391,7 @@ def _check(a: Architecture) -> None:
         same = a.encoder.d_model == a.d_model
         refuse_unless(same, "encoder.d_model", a.encoder.d_model, f"d_model = {a.d_model}")
         refuse_unless(a.encoder.encoder is None, "encoder.encoder", "given", "an encoder without one of its own")
-        refuse_unless(a.block != "parallel", "block", a.block, "pre or post where an encoder is read")
+        refuse_unless(a.block in ("pre", "post"), "block", a.block, "pre or post where an encoder is read")
 
 
 def count_parameters(a: Architecture) -> dict[str, int]:
@@ -404,12 +416,11 @@ def count_parameters(a: Architecture) -> dict[str, int]:
         "positions": a.n_ctx * m if a.positions.kind == "learned" else 0,
         "attention": a.n_layers * (attention + cross),
         "mlp": a.n_layers * mlp,
-        "norms": norm * (a.n_layers * (2 + (a.encoder is not None)))
+        "norms": norm * (a.n_layers * (len(a.block_norms) + (a.encoder is not None)))
         + norm * ((a.embed_norm == "norm") + (a.final_norm == "norm")),
         "unembed": (a.unembed == "untied") * a.n_vocab * m,
     }
-    if a.readout == "bert":
-        counts["unembed"] += m * m + m + norm + a.n_vocab
+    counts["unembed"] += {"linear": 0, "affine": a.n_vocab, "bert": m * m + m + norm + a.n_vocab}[a.readout]
     if a.encoder is not None:
         counts["encoder"] = sum(
             count for part, count in count_parameters(a.encoder).items() if part not in ("unembed", "total")

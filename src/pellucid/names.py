@@ -74,7 +74,22 @@ TABLE = (
     ),
     Name("blocks.i.attn.z", "b h i d", "S1 y_bse; S3 AH; S4 V-hat", "sum_j A_ij v_j", "blocks.i.attn.hook_z"),
     Name("blocks.i.attn.result", "b h i m", "S0 (3.6) h(X); S2 h_j", "z_h W_O^h^T", "blocks.i.attn.hook_result"),
-    Name("blocks.i.attn_out", "b i m", "S0 sum_h h(X); S2 H(x); S4 e'", "sum_h result + b_O", "blocks.i.hook_attn_out"),
+    Name("blocks.i.norm_1_out.scale", "b i 1", "", "sigma or rho", "blocks.i.ln1_post.hook_scale"),
+    Name(
+        "blocks.i.norm_1_out.normalized",
+        "b i m",
+        "",
+        "(x - mu) / sigma or x / rho",
+        "blocks.i.ln1_post.hook_normalized",
+    ),
+    Name("blocks.i.norm_1_out", "b i m", "", "norm(sum_h result + b_O)", "blocks.i.ln1_post.hook_out"),
+    Name(
+        "blocks.i.attn_out",
+        "b i m",
+        "S0 sum_h h(X); S2 H(x); S4 e'",
+        "sum_h result + b_O, or norm_1_out",
+        "blocks.i.hook_attn_out",
+    ),
     Name("blocks.i.resid_mid", "b i m", "S0 ATTN_H(X); S2 x1; S3 x^(l-1,*)", "x + attn_out", "blocks.i.hook_resid_mid"),
     Name("blocks.i.norm_cross.scale", "b i 1", "", "sigma or rho", ""),
     Name("blocks.i.norm_cross.normalized", "b i m", "", "(x - mu) / sigma or x / rho", ""),
@@ -108,7 +123,22 @@ TABLE = (
         "f(pre), or f(gate) * pre",
         "blocks.i.mlp.hook_post",
     ),
-    Name("blocks.i.mlp_out", "b i m", "S0 m(X); S2 MLP(x1); S3 FFN", "post W_out^T + b_out", "blocks.i.hook_mlp_out"),
+    Name("blocks.i.norm_2_out.scale", "b i 1", "", "sigma or rho", "blocks.i.ln2_post.hook_scale"),
+    Name(
+        "blocks.i.norm_2_out.normalized",
+        "b i m",
+        "",
+        "(x - mu) / sigma or x / rho",
+        "blocks.i.ln2_post.hook_normalized",
+    ),
+    Name("blocks.i.norm_2_out", "b i m", "", "norm(post W_out^T + b_out)", "blocks.i.ln2_post.hook_out"),
+    Name(
+        "blocks.i.mlp_out",
+        "b i m",
+        "S0 m(X); S2 MLP(x1); S3 FFN",
+        "post W_out^T + b_out, or norm_2_out",
+        "blocks.i.hook_mlp_out",
+    ),
     Name("blocks.i.resid_post", "b i m", "S0 (4.1) B(X); S2 x2; S3 x^(l)", "x + mlp_out", "blocks.i.hook_resid_post"),
     Name("final_norm.scale", "b i 1", "S3, S4 sigma", "sigma or rho", "ln_final.hook_scale"),
     Name(
@@ -124,6 +154,7 @@ TABLE = (
     Name("loss", "b i", "S4 -log P_v", "-log P(t_{i+1} | t_0 ... t_i)", ""),
 )
 
+BLOCK_NORMS = ("norm_1", "norm_1_out", "norm_2", "norm_2_out")
 ROWS = {row.name: row for row in TABLE}
 
 
@@ -143,6 +174,7 @@ def absent(template: str, a: Architecture) -> str:
     """Why the architecture has no tensor of this row, or "" where it has."""
     part = template.split(".")[-1] if template.endswith((".scale", ".normalized")) else ""
     place = template.removeprefix("blocks.i.").removesuffix(f".{part}")
+    without = "norm.kind = none" if a.norm.kind == "none" else f"block = {a.block} has no such norm"
     reasons = {
         "pos_embed": (
             a.positions.kind not in ("learned", "sinusoidal"),
@@ -151,13 +183,15 @@ def absent(template: str, a: Architecture) -> str:
         "seg_embed": (not a.n_segments, "n_segments = 0"),
         "ngram_embed": (not a.ngrams, "ngrams = () adds nothing to the stream"),
         "embed_norm": (a.embed_norm == "none" or a.norm.kind == "none", "the embedded stream is not normalised"),
-        "norm_1": (a.norm.kind == "none", "norm.kind = none"),
-        "norm_2": (a.norm.kind == "none", "norm.kind = none"),
+        **{name: (a.norm.kind == "none" or name not in a.block_norms, without) for name in BLOCK_NORMS},
         "norm_cross": (a.norm.kind == "none" or a.encoder is None, "no encoder is read, or norm.kind = none"),
         "final_norm": (a.final_norm == "none" or a.norm.kind == "none", "the last stream is not normalised"),
         "attn.rot_q": (a.positions.kind != "rotary", f"positions.kind = {a.positions.kind} rotates nothing"),
         "attn.rot_k": (a.positions.kind != "rotary", f"positions.kind = {a.positions.kind} rotates nothing"),
-        "resid_mid": (a.block == "parallel", "a parallel block adds attention and MLP to the stream at once"),
+        "resid_mid": (
+            a.block in ("parallel", "shared"),
+            f"a {a.block} block adds attention and MLP to the stream at once",
+        ),
         "mlp.gate": (a.mlp.form != "gated", "mlp.form = plain has no gate"),
         "mlp.pre": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: say mlp.pre.0, mlp.pre.1, ..."),
         "mlp.post": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: say mlp.post.0, mlp.post.1, ..."),

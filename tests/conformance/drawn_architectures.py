@@ -51,7 +51,7 @@ def architectures(draw, encoder: bool | None = None, **fixed: Any) -> Architectu
     if fields["mlp.form"] == "gated":
         fields["mlp.n_hidden"] = 1
     with_encoder = draw(st.booleans()) if encoder is None else encoder
-    if with_encoder and fields["block"] == "parallel":
+    if with_encoder and fields["block"] not in ("pre", "post"):
         fields["block"] = "post"
     if not with_encoder:
         return build(fields)

@@ -53,7 +53,8 @@ def test_scores_are_the_circuit_between_what_is_read(a):
     given_ = {"source": draw_tokens(a.encoder, 1, 3)} if a.encoder is not None else {}
     t = trace(network, None, tokens, **given_)
     for l in range(a.n_layers):
-        read = f"blocks.{l}.resid_pre" if a.block == "post" or a.norm.kind == "none" else f"blocks.{l}.norm_1"
+        raw = a.block in ("post", "inner") or a.norm.kind == "none"
+        read = f"blocks.{l}.resid_pre" if raw else f"blocks.{l}.norm_1"
         x, scores = t[read][0], t[f"blocks.{l}.attn.scores"][0]
         q, k = t[f"blocks.{l}.attn.q"][0], t[f"blocks.{l}.attn.k"][0]
         for h in range(a.n_heads):

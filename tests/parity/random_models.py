@@ -77,7 +77,11 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "stablelm": (
         "StableLmForCausalLM",
         LLAMA | {"hidden_size": 32, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.5}},
-        TIED | {"biases": {"use_qkv_bias": True, "layer_norm_eps": 1e-2}},
+        TIED
+        | {
+            "biases": {"use_qkv_bias": True, "layer_norm_eps": 1e-2},
+            "parallel": {"use_parallel_residual": True, "hidden_act": "gelu"},
+        },
     ),
     "openai-gpt": (
         "OpenAIGPTLMHeadModel",
@@ -142,6 +146,33 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         "DistilBertForMaskedLM",
         {"max_position_embeddings": 9, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 20},
         TIED | {"relu": {"activation": "relu"}},
+    ),
+    "gptj": (
+        "GPTJForCausalLM",
+        {"n_positions": 9, "n_embd": 24, "n_layer": 3, "n_head": 3, "rotary_dim": 6},
+        TIED | {"whole heads, relu": {"rotary_dim": 8, "activation_function": "relu", "n_inner": 7}},
+    ),
+    "phi": (
+        "PhiForCausalLM",
+        {name: value for name, value in LLAMA.items() if name != "num_key_value_heads"}
+        | {"hidden_size": 32, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.5}},
+        TIED
+        | {
+            "shared keys, large eps": {"num_key_value_heads": 2, "layer_norm_eps": 1e-2, "hidden_act": "gelu"},
+            "positions scaled": {"rope_parameters": LLAMA3 | {"partial_rotary_factor": 1.0}},
+        },
+    ),
+    "falcon": (
+        "FalconForCausalLM",
+        {"max_position_embeddings": 9, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4},
+        TIED
+        | {
+            "40b": {"new_decoder_architecture": True, "num_kv_heads": 2},
+            "40b with one norm": {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+            "a key head for each, biases": {"multi_query": False, "bias": True, "layer_norm_epsilon": 1e-2},
+            "not parallel": {"parallel_attn": False, "activation": "relu", "ffn_hidden_size": 7},
+            "positions scaled": {"rope_parameters": LINEAR},
+        },
     ),
 }
 MASKED = ("bert", "roberta", "distilbert")

@@ -8,6 +8,7 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    LlamaForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
 )
@@ -81,3 +82,38 @@ def test_the_original_encoder_decoder():
     assert counted(lambda: nn.Transformer(batch_first=True)) == 44_140_544
     assert counted(lambda: Transformer(a)) - 2 * embedding == 44_140_544
     assert count_parameters(a)["total"] - embedding == 63_084_544
+
+
+LLAMAS = {
+    "SmolLM-135M": (
+        {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30},
+        (9, 3),
+        49_152,
+        134_515_008,
+    ),
+    "SmolLM2-360M": (
+        {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32},
+        (15, 5),
+        49_152,
+        361_821_120,
+    ),
+    "Llama-3.2-1B": (
+        {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16},
+        (32, 8),
+        128_256,
+        1_235_814_400,
+    ),
+}
+
+
+@pytest.mark.item("X-PARAMS")
+@pytest.mark.parametrize("name", LLAMAS)
+def test_smollm_and_small_llamas(name):
+    """SmolLM is a Llama with a tied readout: its config.json is read as it is, entries that nothing reads included."""
+    sizes, (heads, kv_heads), n_vocab, expected = LLAMAS[name]
+    config = {"model_type": "llama", "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "pretraining_tp": 1}
+    config |= {"is_llama_config": True, "rope_interleaved": False, "rope_theta": 100_000, "rope_scaling": None} | sizes
+    config |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": n_vocab}
+    assert count_parameters(architecture_of(config))["total"] == expected
+    theirs = LlamaForCausalLM.config_class(**config)
+    assert counted(lambda: LlamaForCausalLM(theirs)) == expected

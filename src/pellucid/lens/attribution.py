@@ -8,7 +8,19 @@ import torch
 from torch import Tensor
 
 from pellucid.lens.inputs import InputError
-from pellucid.lens.stream import Frozen, Write, by_head, decompose, down, frozen_norm, module_of, unembedding, writes
+from pellucid.lens.stream import (
+    Frozen,
+    Write,
+    by_head,
+    decompose,
+    down,
+    edited,
+    frozen_norm,
+    module_of,
+    norm_out,
+    unembedding,
+    writes,
+)
 from pellucid.lens.trace import Trace
 from pellucid.names import names
 
@@ -80,6 +92,10 @@ def attribute(
     if final.bias is not None:
         labels.append("final_norm.bias")
         values.append((final.bias @ w)[None])
+    if t.architecture.readout == "affine":
+        b_U = t.network.unembed.bias.detach()
+        labels.append("unembed.bias")
+        values.append((b_U[one] - (0 if other is None else b_U[other]))[None])
     logits = t.logits[row, place]
     logit = float(logits[one] - (0 if other is None else logits[other]))
     flat = torch.cat(values)
@@ -109,18 +125,24 @@ def _shares(t: Trace, write: Write, u: Tensor, row: int, place: int, by: By) -> 
         for label, value in (by_head(t, name) or {}).items():
             scope, _, head = label.rpartition(".head.")
             if by == "source" and scope:
-                yield f"{label} <- ", _by_source(t, scope, int(head), u, row, place)
+                before = norm_out(t, name).back(u.expand(*t.ids.shape, -1))[row, place]
+                yield f"{label} <- ", _by_source(t, scope, int(head), before, row, place)
             else:
                 yield label, (value[row, place] @ u)[None]
     elif by == "neuron" and name.endswith("mlp_out") and module_of(t, name.removesuffix("_out")).up:
         post, W_out, bias = down(t, name)
+        norm = norm_out(t, name)
+        u, behind = norm.back(u.expand(*t.ids.shape, -1))[row, place], u
         shares = post[row, place] * (u @ W_out)
         yield f"{name.removesuffix('_out')}.neuron.", shares
         rest = write.value()[row, place] @ u - shares.sum()
         if bias is not None:
             yield f"{name.removesuffix('_out')}.bias", (bias @ u)[None]
             rest = rest - bias @ u
-        if any(e.name == name for e in t.edits):
+        if norm.bias is not None:
+            yield f"{name} (norm's bias)", (norm.bias @ behind)[None]
+            rest = rest - norm.bias @ behind
+        if edited(t, name):
             yield f"{name} (edited)", rest[None]
     else:
         yield name, (write.value()[row, place] @ u)[None]

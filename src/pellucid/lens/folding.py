@@ -100,8 +100,11 @@ def _fold_norms(view: WeightsView) -> None:
     a = view.architecture
     first = ["mlp.gate", "mlp.up.0"] if a.mlp.form == "gated" else ["mlp.up.0" if a.mlp.n_hidden else "mlp.down"]
     for l in range(a.n_layers):
-        for norm, readers in (("norm_1", ["attn.query", "attn.key", "attn.value"]), ("norm_2", first)):
-            _fold(view, f"blocks.{l}.{norm}", [f"blocks.{l}.{reader}" for reader in readers])
+        readers = {"norm_1": ["attn.query", "attn.key", "attn.value"], "norm_2": first}
+        if a.block == "shared":
+            readers = {"norm_1": readers["norm_1"] + first}
+        for norm in readers.keys() & {*a.block_norms}:
+            _fold(view, f"blocks.{l}.{norm}", [f"blocks.{l}.{reader}" for reader in readers[norm]])
     if a.final_norm == "norm":
         _fold(view, "final_norm", ["unembed"])
 
@@ -119,12 +122,16 @@ def _fold(view: WeightsView, norm: str, readers: list[str]) -> None:
         view._change(f"{norm}.bias", torch.zeros_like)
 
 
+#: blocks that read the stream as it is, or write a norm's output into it
+UNCENTRED = ("post", "inner", "sandwich")
+
+
 def _check_centre(a: Architecture) -> None:
     last = a.final_norm == "norm" and a.norm.kind == "layer"
-    if a.norm.kind != "layer" or not last or a.block == "post" or a.encoder is not None:
+    if a.norm.kind != "layer" or not last or a.encoder is not None or a.block in UNCENTRED:
         raise FoldError(
             "the stream's mean is read here: it can be taken out only where a layer norm stands before everything "
-            "that reads the stream (norm.kind = layer, final_norm = norm, pre or parallel blocks, no encoder)"
+            "that reads the stream (norm.kind = layer, final_norm = norm, no encoder; pre, parallel or shared blocks)"
         )
 
 

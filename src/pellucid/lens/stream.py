@@ -111,7 +111,7 @@ class _Writer:
                 yield None, lambda name=name: self.write(p + name)
         yield f"{p}embed_norm", lambda: self.norm(part.embed.norm, f"{p}embed_norm")
         post, cross = part.architecture.block == "post", part.architecture.encoder is not None
-        parallel = part.architecture.block == "parallel"
+        parallel = part.architecture.block in ("parallel", "shared")
         for i, block in enumerate(part.blocks):
             b, modules = f"{p}blocks.{i}.", cast(Any, block)
             yield f"{b}resid_pre", lambda: None
@@ -188,22 +188,41 @@ def decompose(t: Trace, point: str | None = None, by: str = "component") -> Part
     return Parts(end or "the stream that is read out", labels, torch.stack(values))
 
 
+NORM_OUT = {"attn_out": "norm_1_out", "mlp_out": "norm_2_out"}
+
+
+def norm_out(t: Trace, name: str) -> Frozen:
+    """The norm between a sublayer and the stream, for the tensor attn_out, cross_out or mlp_out."""
+    block, _, what = name.rpartition(".")
+    norm = NORM_OUT.get(what)
+    return Frozen() if norm is None else frozen_norm(t, getattr(module_of(t, block), norm), f"{block}.{norm}")
+
+
 def by_head(t: Trace, name: str) -> dict[str, Tensor] | None:
     """attn_out or cross_out as its heads' results, the output bias and what edits changed; None for other writes."""
     if not name.endswith(("attn_out", "cross_out")):
         return None
-    scope = name.removesuffix("_out")
-    result = t[f"{scope}.result"]
-    made = {f"{scope}.head.{h}": result[:, h] for h in range(result.size(1))}
+    scope, norm = name.removesuffix("_out"), norm_out(t, name)
+    result = norm(t[f"{scope}.result"].transpose(0, 1))
+    made = {f"{scope}.head.{h}": part for h, part in enumerate(result)}
     bias = module_of(t, scope).out.bias
     if bias is not None:
-        made[f"{scope}.bias"] = bias.detach().expand_as(result[:, 0])
+        made[f"{scope}.bias"] = norm(bias.detach().expand_as(result[0]))
+    if norm.bias is not None:
+        made[f"{name} (norm's bias)"] = norm.bias.expand_as(result[0])
     return made | _rest(t, name, torch.stack(list(made.values())).sum(0))
 
 
 def _rest(t: Trace, name: str, found: Tensor) -> dict[str, Tensor]:
     """What edits of the sum itself have changed."""
-    return {f"{name} (edited)": t[name] - found} if any(e.name == name for e in t.edits) else {}
+    return {f"{name} (edited)": t[name] - found} if edited(t, name) else {}
+
+
+def edited(t: Trace, name: str) -> bool:
+    """Whether an edit has changed attn_out, cross_out or mlp_out behind the parts that it is made of."""
+    block, _, what = name.rpartition(".")
+    norm = f"{block}.{NORM_OUT.get(what)}"
+    return any(e.name == name or e.name.startswith(norm) for e in t.edits)
 
 
 def module_of(t: Trace, path: str) -> Any:
@@ -225,7 +244,7 @@ def down(t: Trace, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def unembedding(t: Trace) -> Tensor:
     """W_U [v, m]; InputError for readouts that are not linear."""
-    if t.architecture.readout != "linear":
+    if t.architecture.readout == "bert":
         raise InputError(
             f"readout = {t.architecture.readout}: the logits are no linear function of the stream, so no part of it "
             "has a logit of its own; ask for gradients instead"

@@ -8,7 +8,7 @@ from pellucid.architecture import Architecture
 from pellucid.model.attention import Attention
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.mlp import make_mlp
-from pellucid.model.norm import make_norm
+from pellucid.model.norm import Unchanged, make_norm
 from pellucid.model.shapes import Encoded, SourceVisible, Stream, Turn, Visible
 from pellucid.model.tap import OFF, Tap
 
@@ -23,15 +23,26 @@ class Reading:
     source_visible: SourceVisible | None = None
 
 
+def block_norm(a: Architecture, name: str) -> nn.Module:
+    """The norm of this name where the architecture's blocks have it."""
+    return make_norm(a) if name in a.block_norms else Unchanged()
+
+
 class PreBlock(nn.Module):
-    """x += attn(norm_1(x));  x += mlp(norm_2(x))   (S1, S4; S0 (4.1), (4.2) where norm is none)"""
+    """x += attn(norm_1(x));  x += mlp(norm_2(x))   (S1, S4; S0 (4.1), (4.2) where norm is none)
+
+    inner: x += norm_1_out(attn(x)) and x += norm_2_out(mlp(x)) (Liu et al. 2021, Swin v2; OLMo 2), sandwich: with all
+    four (Ding et al. 2021). A norm that the word does not name leaves its vector unchanged.
+    """
 
     def __init__(self, a: Architecture, layer: int):
         super().__init__()
-        self.norm_1 = make_norm(a)
+        self.norm_1 = block_norm(a, "norm_1")
         self.attn = Attention(a, layer)
-        self.norm_2 = make_norm(a)
+        self.norm_1_out = block_norm(a, "norm_1_out")
+        self.norm_2 = block_norm(a, "norm_2")
         self.mlp = make_mlp(a)
+        self.norm_2_out = block_norm(a, "norm_2_out")
         self.drop_attn, self.drop_mlp = nn.Dropout(a.dropout.attn_out), nn.Dropout(a.dropout.mlp_out)
 
     def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
@@ -42,11 +53,11 @@ class PreBlock(nn.Module):
     def attend(self, x: Stream, reading: Reading, cache: NoCache, tap: Tap) -> Stream:
         """What attention adds to the stream."""
         out = self.attn(x, turn=reading.turn, visible=reading.visible, cache=cache, tap=tap.at("attn"))
-        return tap("attn_out", self.drop_attn(out))
+        return tap("attn_out", self.drop_attn(self.norm_1_out(out, tap, "norm_1_out")))
 
     def compute(self, x: Stream, tap: Tap) -> Stream:
         """What the MLP adds to the stream."""
-        return tap("mlp_out", self.drop_mlp(self.mlp(x, tap.at("mlp"))))
+        return tap("mlp_out", self.drop_mlp(self.norm_2_out(self.mlp(x, tap.at("mlp")), tap, "norm_2_out")))
 
 
 class PostBlock(PreBlock):
@@ -65,6 +76,15 @@ class ParallelBlock(PreBlock):
         x = tap("resid_pre", x)
         read = self.attend(self.norm_1(x, tap, "norm_1"), reading, cache, tap)
         return tap("resid_post", x + read + self.compute(self.norm_2(x, tap, "norm_2"), tap))
+
+
+class SharedBlock(PreBlock):
+    """x += attn(norm_1(x)) + mlp(norm_1(x))   (Wang and Komatsuzaki 2021, GPT-J)"""
+
+    def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+        x = tap("resid_pre", x)
+        y = self.norm_1(x, tap, "norm_1")
+        return tap("resid_post", x + self.attend(y, reading, cache, tap) + self.compute(y, tap))
 
 
 class PreCrossBlock(PreBlock):
@@ -98,5 +118,6 @@ class PostCrossBlock(PreCrossBlock):
         return tap("resid_post", self.norm_2(x + self.compute(x, tap), tap, "norm_2"))
 
 
-BLOCK = {"pre": PreBlock, "post": PostBlock, "parallel": ParallelBlock}
+BLOCK = {"pre": PreBlock, "post": PostBlock, "parallel": ParallelBlock, "shared": SharedBlock}
+BLOCK |= {"inner": PreBlock, "sandwich": PreBlock}
 CROSS_BLOCK = {"pre": PreCrossBlock, "post": PostCrossBlock}

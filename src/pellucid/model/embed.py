@@ -86,6 +86,17 @@ class Unembed(nn.Module):
         return F.linear(x, self.weight)
 
 
+class AffineUnembed(Unembed):
+    """logits = x W_U^T + b_U"""
+
+    def __init__(self, a: Architecture, embed: Embed):
+        super().__init__(a, embed)
+        self.bias = nn.Parameter(torch.zeros(a.n_vocab))
+
+    def forward(self, x: Stream) -> Logits:
+        return F.linear(x, self.weight, self.bias)
+
+
 class BertReadout(Unembed):
     """logits = norm(f(x W^T + b)) W_U^T + b_U   (Devlin et al. 2018)"""
 
@@ -100,4 +111,4 @@ class BertReadout(Unembed):
         return F.linear(self.norm(self.f(self.dense(x))), self.weight, self.bias)
 
 
-READOUT = {"linear": Unembed, "bert": BertReadout}
+READOUT = {"linear": Unembed, "affine": AffineUnembed, "bert": BertReadout}

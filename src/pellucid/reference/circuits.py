@@ -37,7 +37,7 @@ def fold_norms(a: Architecture, weights: Weights) -> tuple[Architecture, dict[st
     where a linear map that would have to take up a bias has none. Erratum E-34.
     """
     if a.block == "post" or a.readout == "bert" or a.norm.kind == "none" or a.encoder is not None:
-        raise ValueError("norms fold into what reads them alone: pre or parallel blocks, linear readout, some norm")
+        raise ValueError("norms fold into what reads them alone: no post blocks, a linear readout, some norm")
     biased = a.norm.kind == "layer" and a.norm.bias == "all"
     if biased and not (a.attention.bias in ("qkv", "all") and a.mlp.bias == "all"):
         raise ValueError("the norms have biases, and linear maps without a bias cannot take them up")
@@ -45,8 +45,11 @@ def fold_norms(a: Architecture, weights: Weights) -> tuple[Architecture, dict[st
     folded["unembed.weight"] = folded.get("unembed.weight", folded["embed.token.weight"]).copy()
     first = ["mlp.gate", "mlp.up.0"] if a.mlp.form == "gated" else ["mlp.up.0" if a.mlp.n_hidden else "mlp.down"]
     for l in range(a.n_layers):
-        for norm, readers in (("norm_1", ["attn.query", "attn.key", "attn.value"]), ("norm_2", first)):
-            _fold(folded, f"blocks.{l}.{norm}", [f"blocks.{l}.{reader}" for reader in readers])
+        readers = {"norm_1": ["attn.query", "attn.key", "attn.value"], "norm_2": first}
+        if a.block == "shared":
+            readers["norm_1"] += first
+        for norm in readers.keys() & {*a.block_norms}:
+            _fold(folded, f"blocks.{l}.{norm}", [f"blocks.{l}.{reader}" for reader in readers[norm]])
     b_U = np.zeros(a.n_vocab)
     if a.final_norm == "norm":
         bias = folded.get("final_norm.bias", np.zeros(a.d_model))
@@ -84,23 +87,23 @@ def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarr
     """What each part of the network adds to the logits, the final norm's scale frozen   name -> [b, n, v]
 
     S4 figure (Ferrando et al. 2024); S1 footnote 3 (the residual stream). Parts: embed, pos_embed, seg_embed,
-    ngram_embed, blocks.l.attn.head.h, blocks.l.attn.out.bias, blocks.l.mlp_out, final_norm.bias; their sum is the
-    logits. Raises ValueError where the stream is not a sum of parts: post blocks, embed_norm, the bert readout.
+    ngram_embed, blocks.l.attn.head.h, blocks.l.attn.out.bias, blocks.l.mlp_out, a norm's bias, unembed.bias; their sum
+    is the logits. Raises ValueError where the stream is not a sum of parts: post blocks, embed_norm, the bert readout.
     """
     if a.block == "post" or a.embed_norm == "norm" or a.readout == "bert" or a.encoder is not None:
         raise ValueError(
-            "the stream is a sum of parts only without norms on it: pre or parallel blocks, linear readout"
+            "the stream is a sum of parts only without norms on it: no post blocks, embed_norm = none, linear readout"
         )
     tap = Tap()
     forward(a, weights, np.atleast_2d(tokens), tap=tap, **reading)
     parts = _parts(a, weights, tap.values)
-    if a.final_norm == "norm" and a.norm.kind != "none":
-        scale, gain = tap.values["final_norm.scale"], real(weights["final_norm.gain"])
-        centre = a.norm.kind == "layer"
-        parts = {name: gain * (p - centre * p.mean(-1, keepdims=True)) / scale for name, p in parts.items()}
-        if "final_norm.bias" in weights:
-            parts["final_norm.bias"] = np.broadcast_to(weights["final_norm.bias"], next(iter(parts.values())).shape)
-    return {name: readout(a, weights, p) for name, p in parts.items()}
+    if a.final_norm == "norm":
+        parts = _normalised(a, weights, tap.values, "final_norm", parts)
+    W_U = real(weights["embed.token.weight" if a.unembed == "tied" else "unembed.weight"])
+    logits = {name: p @ W_U.T for name, p in parts.items()}
+    if a.readout == "affine":
+        logits["unembed.bias"] = np.broadcast_to(weights["unembed.bias"], tap.values["logits"].shape)
+    return logits
 
 
 def _parts(a: Architecture, weights: Weights, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -108,12 +111,27 @@ def _parts(a: Architecture, weights: Weights, values: Mapping[str, np.ndarray]) 
     parts = {name: values[name] for name in ("embed", "pos_embed", "seg_embed", "ngram_embed") if name in values}
     for l in range(a.n_layers):
         result = values[f"blocks.{l}.attn.result"]
-        parts |= {f"blocks.{l}.attn.head.{h}": result[:, h] for h in range(a.n_heads)}
+        read = {f"blocks.{l}.attn.head.{h}": result[:, h] for h in range(a.n_heads)}
         bias = f"blocks.{l}.attn.out.bias"
         if bias in weights:
-            parts[bias] = np.broadcast_to(weights[bias], result[:, 0].shape)
-        parts[f"blocks.{l}.mlp_out"] = values[f"blocks.{l}.mlp_out"]
+            read[bias] = np.broadcast_to(weights[bias], result[:, 0].shape)
+        if "norm_1_out" in a.block_norms:
+            read = _normalised(a, weights, values, f"blocks.{l}.norm_1_out", read)
+        parts |= read | {f"blocks.{l}.mlp_out": values[f"blocks.{l}.mlp_out"]}
     return parts
+
+
+def _normalised(
+    a: Architecture, weights: Weights, values: Mapping[str, np.ndarray], norm: str, parts: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The parts of what a norm reads as parts of what it gives, at the scale it had; its bias is one more."""
+    if a.norm.kind == "none":
+        return dict(parts)
+    centre, gain = a.norm.kind == "layer", real(weights[f"{norm}.gain"])
+    made = {n: gain * (p - centre * p.mean(-1, keepdims=True)) / values[f"{norm}.scale"] for n, p in parts.items()}
+    if f"{norm}.bias" in weights:
+        made[f"{norm}.bias"] = np.broadcast_to(weights[f"{norm}.bias"], values[norm].shape)
+    return made
 
 
 def dropout_sites(a: Architecture) -> list[str]:

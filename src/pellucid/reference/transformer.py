@@ -152,15 +152,14 @@ def embed(
 
 
 def readout(a: Architecture, w: Weights, x: Array) -> Array:
-    """x W_U^T (linear), norm(f(x W^T + b)) W_U^T + b_U (bert)   [b, n, m] -> [b, n, v]
+    """x W_U^T (linear), x W_U^T + b_U (affine), norm(f(x W^T + b)) W_U^T + b_U (bert)   [b, n, m] -> [b, n, v]
 
     S0 (1.5), S3 slide 6, S4 "Next Token Prediction"; tied: W_U is W_E, erratum E-32.
     """
     W_U = real(w["embed.token.weight" if a.unembed == "tied" else "unembed.weight"])
-    if a.readout == "linear":
-        return x @ W_U.T
-    x = normalise(a, w, "unembed.norm", ACTIVATION[a.mlp.activation](linear(w, "unembed.dense", x)), OFF)
-    return x @ W_U.T + w["unembed.bias"]
+    if a.readout == "bert":
+        x = normalise(a, w, "unembed.norm", ACTIVATION[a.mlp.activation](linear(w, "unembed.dense", x)), OFF)
+    return x @ W_U.T if a.readout == "linear" else x @ W_U.T + w["unembed.bias"]
 
 
 # Blocks -------------------------------------------------------------------------------------------
@@ -212,4 +211,30 @@ def parallel_block(a: Architecture, layer: int, w: Weights, x: Array, reading: R
     return tap("resid_post", x + read + tap("mlp_out", mlp(a, w, normed, tap)))
 
 
-BLOCK = {"pre": pre_block, "post": post_block, "parallel": parallel_block}
+def shared_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+    """x += attn(norm_1(x)) + mlp(norm_1(x)).   S0 Remark 4.1 with one norm; Wang and Komatsuzaki 2021 (GPT-J)."""
+    x = tap("resid_pre", x)
+    normed = normalise(a, w, "norm_1", x, tap)
+    read = tap("attn_out", self_attention(a, layer, w, normed, reading, tap))
+    return tap("resid_post", x + read + tap("mlp_out", mlp(a, w, normed, tap)))
+
+
+def inner_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+    """x += norm_1_out(attn(x));  x += norm_2_out(mlp(x)).   Liu et al. 2021 (Swin v2), section 3.2."""
+    x = tap("resid_pre", x)
+    read = normalise(a, w, "norm_1_out", self_attention(a, layer, w, x, reading, tap), tap)
+    x = tap("resid_mid", x + tap("attn_out", read))
+    return tap("resid_post", x + tap("mlp_out", normalise(a, w, "norm_2_out", mlp(a, w, x, tap), tap)))
+
+
+def sandwich_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+    """x += norm_1_out(attn(norm_1(x)));  x += norm_2_out(mlp(norm_2(x))).   Ding et al. 2021, section 3.3."""
+    x = tap("resid_pre", x)
+    read = self_attention(a, layer, w, normalise(a, w, "norm_1", x, tap), reading, tap)
+    x = tap("resid_mid", x + tap("attn_out", normalise(a, w, "norm_1_out", read, tap)))
+    made = mlp(a, w, normalise(a, w, "norm_2", x, tap), tap)
+    return tap("resid_post", x + tap("mlp_out", normalise(a, w, "norm_2_out", made, tap)))
+
+
+BLOCK = {"pre": pre_block, "post": post_block, "parallel": parallel_block, "shared": shared_block}
+BLOCK |= {"inner": inner_block, "sandwich": sandwich_block}

@@ -25,7 +25,9 @@ def weight_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     shapes = _stream_shapes(a)
     if a.readout == "bert":
         shapes |= {"unembed.dense.weight": (a.d_model, a.d_model), "unembed.dense.bias": (a.d_model,)}
-        shapes |= _norm_shapes(a, "unembed.norm") | {"unembed.bias": (a.n_vocab,)}
+        shapes |= _norm_shapes(a, "unembed.norm")
+    if a.readout != "linear":
+        shapes["unembed.bias"] = (a.n_vocab,)
     if a.unembed == "untied":
         shapes["unembed.weight"] = (a.n_vocab, a.d_model)
     if a.encoder is not None:
@@ -49,12 +51,13 @@ def _stream_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def _block_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
-    shapes = _norm_shapes(a, f"{at}.norm_1") | _attention_shapes(a, f"{at}.attn")
+    shapes = _attention_shapes(a, f"{at}.attn")
+    for norm in a.block_norms:
+        shapes |= _norm_shapes(a, f"{at}.{norm}")
     if a.encoder is not None:
         shapes |= _norm_shapes(a, f"{at}.norm_cross") | _attention_shapes(a, f"{at}.cross")
     bias = a.mlp.bias == "all"
     widths = [a.d_model] + [a.d_ff] * a.mlp.n_hidden
-    shapes |= _norm_shapes(a, f"{at}.norm_2")
     for n, (n_in, n_out) in enumerate(pairwise(widths)):
         shapes |= _linear_shapes(f"{at}.mlp.up.{n}", n_out, n_in, bias)
     if a.mlp.form == "gated":

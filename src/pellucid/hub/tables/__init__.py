@@ -4,6 +4,7 @@ from pellucid.hub.tables.bert import BERT, DISTILBERT, ROBERTA
 from pellucid.hub.tables.gpt import GPT1, GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX
 from pellucid.hub.tables.llama import LLAMA, MISTRAL, QWEN2, QWEN3, STABLELM
 from pellucid.hub.tables.others import BLOOM, MPT, OPT
+from pellucid.hub.tables.parallel import FALCON, GPTJ, PHI
 from pellucid.hub.tables.rows import Derived, Family, Field, Row
 
 __all__ = ["FAMILIES", "Derived", "Family", "Field", "Row"]
@@ -27,5 +28,8 @@ FAMILIES = {
         STABLELM,
         ROBERTA,
         DISTILBERT,
+        GPTJ,
+        PHI,
+        FALCON,
     )
 }

@@ -1,0 +1,175 @@
+"""GPT-J, Phi and Falcon: attention and MLP read the same norm of the stream and write to it at once."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pellucid.architecture import Architecture
+from pellucid.hub.tables.rows import ACTIVATIONS, QKV, SCALING, TIED, Derived, Family, Field, Row
+
+ALL_OR_NONE = {True: "all", False: "none"}
+INV_FREQ = {r"rotary_emb\.inv_freq$": "a constant of the rotary positions"}
+CAUSAL = {r"\.attn\.(masked_)?bias$": "the causal mask, written out"}
+
+
+def rotary_dim(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotated coordinates of each head as a fraction, which gives back the same whole number."""
+    n, d = config.get("rotary_dim", 64), config.get("n_embd", 4096) // config.get("n_head", 16)
+    if not isinstance(n, int) or not 0 < n <= d or n % 2:
+        raise ValueError(f"rotary_dim = {n!r} in config.json: expected an even number from 2 to n_embd / n_head = {d}")
+    return {"positions.fraction": n / d if int(d * (n / d)) == n else math.nextafter(n / d, 1.0)}
+
+
+GPTJ = Family(
+    name="gptj",
+    model_class="GPTJForCausalLM",
+    prefix="transformer.",
+    fields=(
+        Field("vocab_size", "n_vocab", 50_400),
+        Field("n_positions", "n_ctx", 2048),
+        Field("n_embd", "d_model", 4096),
+        Field("n_layer", "n_layers", 28),
+        Field("n_head", "attention.n_heads", 16),
+        Field("n_inner", "mlp.d_ff", 0),
+        Field("activation_function", "mlp.activation", "gelu_new", ACTIVATIONS),
+        Field("layer_norm_epsilon", "norm.eps", 1e-5),
+        Field("embd_pdrop", "dropout.embed", 0.0),
+        Field("attn_pdrop", "dropout.pattern", 0.0),
+        Field("resid_pdrop", ("dropout.attn_out", "dropout.mlp_out"), 0.0),
+        Field("tie_word_embeddings", "unembed", False, TIED),
+    ),
+    derived=(Derived(rotary_dim, lambda a: {"rotary_dim": a.d_rotary}),),
+    words={
+        "positions.kind": "rotary",
+        "positions.layout": "pairs",
+        "positions.base": 10_000.0,
+        "positions.scaling": "none",
+        "block": "shared",
+        "readout": "affine",
+        "attention.bias": "none",
+        "mlp.bias": "all",
+    },
+    rows=(
+        Row("transformer.wte", "embed.token"),
+        Row("transformer.h.{i}.ln_1", "blocks.{i}.norm_1"),
+        Row("transformer.h.{i}.attn.q_proj", "blocks.{i}.attn.query"),
+        Row("transformer.h.{i}.attn.k_proj", "blocks.{i}.attn.key"),
+        Row("transformer.h.{i}.attn.v_proj", "blocks.{i}.attn.value"),
+        Row("transformer.h.{i}.attn.out_proj", "blocks.{i}.attn.out"),
+        Row("transformer.h.{i}.mlp.fc_in", "blocks.{i}.mlp.up.0"),
+        Row("transformer.h.{i}.mlp.fc_out", "blocks.{i}.mlp.down"),
+        Row("transformer.ln_f", "final_norm"),
+        Row("lm_head", "unembed"),
+    ),
+    ignored=CAUSAL | {r"embed_positions$": "a constant of the rotary positions"},
+)
+
+PHI = Family(
+    name="phi",
+    model_class="PhiForCausalLM",
+    prefix="model.",
+    fields=(
+        Field("vocab_size", "n_vocab", 51_200),
+        Field("max_position_embeddings", "n_ctx", 2048),
+        Field("hidden_size", "d_model", 2048),
+        Field("num_hidden_layers", "n_layers", 24),
+        Field("num_attention_heads", "attention.n_heads", 32),
+        Field("num_key_value_heads", "attention.n_kv_heads", 0),
+        Field("intermediate_size", "mlp.d_ff", 8192),
+        Field("hidden_act", "mlp.activation", "gelu_new", ACTIVATIONS),
+        Field("layer_norm_eps", "norm.eps", 1e-5),
+        Field("rope_parameters.rope_theta|rope_theta", "positions.base", 10_000.0),
+        Field("rope_parameters.partial_rotary_factor|partial_rotary_factor", "positions.fraction", 0.5),
+        Field("embd_pdrop", "dropout.embed", 0.0),
+        Field("attention_dropout", "dropout.pattern", 0.0),
+        Field("resid_pdrop", ("dropout.attn_out", "dropout.mlp_out"), 0.0),
+        Field("tie_word_embeddings", "unembed", False, TIED),
+    ),
+    derived=(SCALING,),
+    words={"positions.kind": "rotary", "positions.layout": "halves", "block": "shared", "readout": "affine"},
+    constants={"qk_layernorm": False},
+    rows=(
+        Row("model.embed_tokens", "embed.token"),
+        Row("model.layers.{i}.input_layernorm", "blocks.{i}.norm_1"),
+        Row("model.layers.{i}.self_attn.q_proj", "blocks.{i}.attn.query"),
+        Row("model.layers.{i}.self_attn.k_proj", "blocks.{i}.attn.key"),
+        Row("model.layers.{i}.self_attn.v_proj", "blocks.{i}.attn.value"),
+        Row("model.layers.{i}.self_attn.dense", "blocks.{i}.attn.out"),
+        Row("model.layers.{i}.mlp.fc1", "blocks.{i}.mlp.up.0"),
+        Row("model.layers.{i}.mlp.fc2", "blocks.{i}.mlp.down"),
+        Row("model.final_layernorm", "final_norm"),
+        Row("lm_head", "unembed"),
+    ),
+    ignored=INV_FREQ,
+    # of an odd width their tables turn one coordinate more than there is
+    limits={"positions.fraction": lambda a: int(a.d_head * a.positions.fraction) % 2 == 0},
+)
+
+
+def falcon_block(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The blocks of Falcon 7b (one norm, one key head), of its non-parallel kind, and of 40b and 180b."""
+    new, parallel = bool(config.get("new_decoder_architecture")), config.get("parallel_attn") is not False
+    n_heads = config.get("num_attention_heads", 71)
+    n_norms = config.get("num_ln_in_parallel_attn") or (2 if new else 1)
+    if (new and not parallel) or n_norms not in ((1, 2) if new else (1,)):
+        raise ValueError(
+            f"num_ln_in_parallel_attn = {n_norms}, parallel_attn = {parallel}, new_decoder_architecture = {new} in "
+            "config.json: expected parallel attention with 1 or 2 norms where the architecture is new, else 1"
+        )
+    one_head = not new and config.get("multi_query") is not False
+    return {
+        "block": "parallel" if n_norms == 2 else "shared" if parallel else "pre",
+        "attention.n_kv_heads": 1 if one_head else config.get("num_kv_heads") or n_heads,
+    }
+
+
+def falcon_entries(a: Architecture) -> dict[str, Any]:
+    """The same written, as the older kind where that can say it."""
+    new = a.block == "parallel" or a.n_kv_heads not in (1, a.n_heads)
+    return {
+        "new_decoder_architecture": new,
+        "multi_query": a.n_kv_heads == 1,
+        "num_kv_heads": a.n_kv_heads,
+        "parallel_attn": a.block != "pre",
+        "num_ln_in_parallel_attn": 2 if a.block == "parallel" else 1,
+    }
+
+
+FALCON = Family(
+    name="falcon",
+    model_class="FalconForCausalLM",
+    prefix="transformer.",
+    fields=(
+        Field("vocab_size", "n_vocab", 65_024),
+        Field("max_position_embeddings", "n_ctx", 2048),
+        Field("hidden_size|n_embed", "d_model", 4544),
+        Field("num_hidden_layers|n_layer", "n_layers", 32),
+        Field("num_attention_heads|n_head", "attention.n_heads", 71),
+        Field("ffn_hidden_size", "mlp.d_ff", 0),
+        Field("activation", "mlp.activation", "gelu", ACTIVATIONS),
+        Field("bias", ("attention.bias", "mlp.bias"), False, ALL_OR_NONE),
+        Field("layer_norm_epsilon", "norm.eps", 1e-5),
+        Field("rope_parameters.rope_theta|rope_theta", "positions.base", 10_000.0),
+        Field("tie_word_embeddings", "unembed", True, TIED),
+    ),
+    derived=(SCALING, Derived(falcon_block, falcon_entries)),
+    # dropout there falls on the sum of attention and MLP, which no word says
+    words={"positions.kind": "rotary", "positions.layout": "halves", "positions.fraction": 1.0}
+    | {f"dropout.{place}": 0.0 for place in ("embed", "pattern", "attn_out", "mlp_out")},
+    constants={"alibi": False, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+    rows=(
+        Row("transformer.word_embeddings", "embed.token"),
+        Row("transformer.h.{i}.input_layernorm", "blocks.{i}.norm_1", blocks=("pre", "shared")),
+        Row("transformer.h.{i}.ln_attn", "blocks.{i}.norm_1", blocks=("parallel",)),
+        Row("transformer.h.{i}.self_attention.query_key_value", QKV, fused="heads"),
+        Row("transformer.h.{i}.self_attention.dense", "blocks.{i}.attn.out"),
+        Row("transformer.h.{i}.post_attention_layernorm", "blocks.{i}.norm_2", blocks=("pre",)),
+        Row("transformer.h.{i}.ln_mlp", "blocks.{i}.norm_2", blocks=("parallel",)),
+        Row("transformer.h.{i}.mlp.dense_h_to_4h", "blocks.{i}.mlp.up.0"),
+        Row("transformer.h.{i}.mlp.dense_4h_to_h", "blocks.{i}.mlp.down"),
+        Row("transformer.ln_f", "final_norm"),
+        Row("lm_head", "unembed"),
+    ),
+    ignored=INV_FREQ,
+    limits={"attention.bias": lambda a: a.attention.bias == "none" or a.mlp.bias == "all"},
+)
