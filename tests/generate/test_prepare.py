@@ -52,10 +52,19 @@ def network_of_kept(network: Transformer, made: Transformer) -> Transformer:
     own = dict(network.named_parameters())
     with torch.no_grad():
         for name, p in plain.named_parameters():
-            module = made.get_submodule(name.rpartition(".")[0])
-            known = getattr(module, "kept", None) if name.endswith("weight") else None
+            known = kept_of(made, name) if name.endswith("weight") else None
             p.copy_(own.get(name, network.unembed.weight) if known is None else known)
     return plain
+
+
+def kept_of(made: Transformer, name: str) -> torch.Tensor | None:
+    """What the prepared network keeps of the matrix `name`, which may be rows of a larger one; None: the matrix."""
+    place, _, part = name.removesuffix(".weight").rpartition(".")
+    parent = made.get_submodule(place)
+    if part in ("query", "key", "value") and not parent.cross:
+        whole, h, g = getattr(parent.joined, "kept", None), made.architecture.n_heads, made.architecture.n_kv_heads
+        return None if whole is None else whole.split([n * parent.d_head for n in (h, g, g)])["qkv".index(part[0])]
+    return getattr(getattr(parent, part), "kept", None)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,7 +18,8 @@ from pellucid.generate.errors import GenerationError
 from pellucid.generate.products import PRODUCTS, available
 from pellucid.model import Transformer
 from pellucid.model.attention import Attention
-from pellucid.model.shapes import Keys, Queries, Visible
+from pellucid.model.cache import NO_CACHE, NoCache
+from pellucid.model.shapes import Encoded, Keys, NewKeys, Queries, Stream, Visible
 
 #: loaded: as they are; auto: float32 is packed where that pays, all else is as loaded
 Weights = Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8"]
@@ -55,11 +56,15 @@ def prepare(network: Transformer, weights: str) -> Prepared:
     errors: dict[str, float] = {}
     with torch.inference_mode():
         for parent_name, parent in list(made.named_modules()):
-            for name, linear in list(parent.named_children()):
-                if isinstance(linear, nn.Linear):
-                    setattr(parent, name, packed(linear.weight, linear.bias, weights, f"{parent_name}.{name}", errors))
             if isinstance(parent, Attention):
                 parent.mix = functools.partial(mix, parent)
+                if not parent.cross:
+                    join(parent, weights, parent_name, errors)
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(parent, name, packed(child.weight, child.bias, weights, f"{parent_name}.{name}", errors))
+                elif isinstance(child, nn.Dropout):
+                    setattr(parent, name, nn.Identity())
         if made.architecture.readout == "linear":
             made.unembed = packed(made.unembed.weight, None, weights, "unembed", errors)
     return Prepared(made, weights, errors, sentence(weights, errors))
@@ -72,6 +77,24 @@ def packed(weight: Tensor, bias: Tensor | None, weights: str, name: str, errors:
     if weights != "float32":
         errors[name] = float((cast(Tensor, product.kept) - weight).norm() / weight.norm().clamp(min=1e-30))
     return product
+
+
+def join(attention: Attention, weights: str, name: str, errors: dict[str, float]) -> None:
+    """q, k and v of the stream by one product, whose rows are those of the three matrices."""
+    three = (attention.query, attention.key, attention.value)
+    biases = [linear.bias for linear in three]
+    bias = None if biases[0] is None else torch.cat([b for b in biases if b is not None])
+    attention.joined = packed(torch.cat([linear.weight for linear in three]), bias, weights, f"{name}.joined", errors)
+    attention.project = functools.partial(together, attention, [linear.out_features for linear in three])
+    del attention.query, attention.key, attention.value
+
+
+def together(
+    attention: Attention, widths: list[int], x: Stream, y: Encoded, cache: NoCache = NO_CACHE
+) -> tuple[Queries, NewKeys, NewKeys]:
+    """q, k and v of x, which is y, as `Attention.three` makes them."""
+    q, k, v = attention.heads(attention.joined(x)).split([width // attention.d_head for width in widths], dim=1)
+    return q, k, v
 
 
 def mix(attention: Attention, q: Queries, k: Keys, v: Keys, visible: Visible | None) -> Queries:

@@ -9,7 +9,7 @@ from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.mask import Mask
 from pellucid.model.norm import RMSNorm, Unchanged
 from pellucid.model.positions import Rotary, Unturned
-from pellucid.model.shapes import Encoded, Keys, Pattern, Queries, SharedKeys, Stream, Turn, Visible
+from pellucid.model.shapes import Encoded, Keys, NewKeys, Pattern, Queries, SharedKeys, Stream, Turn, Visible
 from pellucid.model.tap import OFF, Tap
 
 
@@ -33,6 +33,9 @@ class Attention(nn.Module):
         self.rotate = Rotary(a) if a.positions.kind == "rotary" and not cross else Unturned()
         self.mask = Mask(a, layer, cross)
         self.dropout = nn.Dropout(a.dropout.pattern)
+        self.cross = cross
+        #: how q, k and v are made: `three` products, or another way to the same function
+        self.project = self.three
         #: how sum_j A_ij v_j is computed where no tap needs A: `fused` or `written_out`, the same function
         self.mix = self.fused
 
@@ -46,9 +49,8 @@ class Attention(nn.Module):
         tap: Tap = OFF,
     ) -> Stream:
         """Read from `source`, or from x itself and what the cache keeps of earlier positions."""
-        y = x if source is None else source
-        k, v = cache.recall(lambda: (self.heads(self.key(y)), self.heads(self.value(y))))
-        q, k, v = tap("q", self.heads(self.query(x))), tap("k", k), tap("v", v)
+        q, k, v = self.project(x, x if source is None else source, cache)
+        q, k, v = tap("q", q), tap("k", k), tap("v", v)
         q, k = self.rotate(self.query_norm(q), self.key_norm(k), turn, tap)
         k, v = cache.extend(k, v)
         z = tap.choose(
@@ -59,6 +61,11 @@ class Attention(nn.Module):
         )
         z = tap("z", z)
         return tap.choose(("result",), lambda: self.out(z.transpose(1, 2).flatten(2)), lambda tap: self.by_head(z, tap))
+
+    def three(self, x: Stream, y: Encoded, cache: NoCache = NO_CACHE) -> tuple[Queries, NewKeys, NewKeys]:
+        """q of x; k and v of y, or what the cache has kept of an encoder's output."""
+        k, v = cache.recall(lambda: (self.heads(self.key(y)), self.heads(self.value(y))))
+        return self.heads(self.query(x)), k, v
 
     def heads(self, x: Tensor) -> Tensor:
         """[batch, pos, heads * d_head] -> [batch, heads, pos, d_head], head-major."""
