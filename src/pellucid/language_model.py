@@ -331,7 +331,7 @@ def train_tokenizer(
     if out is not None and (Path(out) / "tokenizer.json").exists():
         raise TokenizerError(f"{Path(out) / 'tokenizer.json'} exists: choose another folder")
     corpus = read_corpus([str(path) for path in inputs])
-    made = make_tokenizer(kind, (d.text for d in corpus.documents), vocabulary if kind == "bpe" else None)
+    made = make_tokenizer(kind, corpus.texts(), vocabulary if kind == "bpe" else None)
     if out is not None:
         made.save(out)
     return made

@@ -67,7 +67,7 @@ def test_documents_larger_than_a_batch_of_small_ones_are_streamed_the_same(split
     tokenizer = train_tokenizer("bpe", split.texts("train"), 500)
     whole = prepare(split, tokenizer, tmp_path / "one")
     monkeypatch.setattr("pellucid.text.preparation.TOGETHER", 100)
-    monkeypatch.setattr("pellucid.text.documents.PIECE", 640)
+    monkeypatch.setattr("pellucid.text.formats.PIECE", 640)
     pieces = prepare(split, tokenizer, tmp_path / "two")
     for name in ("train", "held_out"):
         one, two = whole.part(name), pieces.part(name)

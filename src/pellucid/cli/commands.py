@@ -35,6 +35,11 @@ def train(
     vocabulary: int | None = None,
     held_out: float | None = None,
     inside_documents: bool = False,
+    field: str | None = None,
+    include: UseAppendAction[tuple[str, ...]] = (),
+    exclude: UseAppendAction[tuple[str, ...]] = (),
+    drop_duplicates: bool = False,
+    licence: str | None = None,
     seed: int | None = None,
     device: str | None = None,
     precision: Literal["auto", "float32", "bfloat16"] | None = None,
@@ -43,7 +48,8 @@ def train(
     """Train a model on text files and folders.
 
     Args:
-        paths: files and folders of plain text, or of pairs (.tsv, .jsonl); a .npz of images and labels for
+        paths: files, folders and patterns of text (plain, HTML, JSON lines, tables, each also .gz and .zst), - for
+            standard input; pairs (.tsv, .jsonl) for source-target; a .npz of images and labels for
             image-classifier; not needed with --resume.
         out: the run's folder, which must not exist yet; runs/NAME unless given.
         resume: continue the run in --out exactly where its last checkpoint left it.
@@ -62,6 +68,11 @@ def train(
         vocabulary: how many ids byte-pair encoding learns.
         held_out: the share of the text that is kept for measuring.
         inside_documents: let nothing be read across the border of two documents.
+        field: of JSON lines, or column of a table, that holds the text; text, or the only one, unless given.
+        include: read only files of folders whose names match this pattern; may be repeated.
+        exclude: leave out files of folders whose names match this pattern; may be repeated.
+        drop_duplicates: of documents with the same text, read the first alone.
+        licence: under which the text may be used; kept in the run's data.json.
         seed: of initial weights, order of batches and dropout.
         device: cpu, cuda, mps or auto.
         precision: of matrix products.
@@ -74,6 +85,11 @@ def train(
         "text.vocabulary": vocabulary,
         "text.held_out": held_out,
         "text.inside_documents": "yes" if inside_documents else None,
+        "text.field": field,
+        "text.include": ",".join(include) or None,
+        "text.exclude": ",".join(exclude) or None,
+        "text.drop_duplicates": "yes" if drop_duplicates else None,
+        "text.licence": licence,
         "train.objective": objective,
         "train.seed": seed,
         "train.device": device,
@@ -212,7 +228,7 @@ def score(
         found = loaded.score_file(file)
         print(f"images    {found.n:,}\naccuracy  {found.accuracy:.4f}\nloss      {found.loss:.4f} nats per image")
         return OK
-    text = sys.stdin.read() if file == "-" else "".join(d.text for d in read_corpus(file).documents)
+    text = sys.stdin.read() if file == "-" else "".join(read_corpus(file).texts())
     # a predictor reads a fixed context and has no windows to move: it refuses a stride
     if source is not None:
         transformer_of(loaded, model)

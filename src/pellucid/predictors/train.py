@@ -95,7 +95,7 @@ def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) ->
         try:
             corpus, tokens, tokenizer = read_text(as_recipe(recipe), reporter, None, interruption)
             recipe = described_by_text(recipe, tokenizer.n_vocab, tokenizer.separator)
-            data = read_manifest(tokens.folder) | {"skipped": [list(s) for s in corpus.skipped]}
+            data = read_manifest(tokens.folder) | corpus.about()
             if isinstance(recipe.model, NGramChoices):
                 return count_into(run, recipe, tokens, tokenizer, data, reporter)
             network = build(recipe)

@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.text.documents import DocumentError, Skipped, Source, find_files
+from pellucid.text.files import Reading, Skipped, find_files
+from pellucid.text.pieces import DocumentError
+from pellucid.text.scan import Source
 from pellucid.text.split import PARTS
 
 #: lines read between two reports
@@ -40,6 +42,14 @@ class Pairs:
     lines: np.ndarray
     files: tuple[Source, ...]
     skipped: tuple[Skipped, ...] = ()
+    licence: str = ""
+
+    def about(self) -> dict[str, Any]:
+        """The account of what was read, in plain JSON types."""
+        content = [[file.path, file.sha256] for file in self.files]
+        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        sizes = {"pairs": len(self), "bytes": self.n_bytes, "licence": self.licence}
+        return {"hash": digest, **sizes, "skipped": [list(skipped) for skipped in self.skipped]}
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -54,16 +64,19 @@ class Pairs:
         return f"{self.files[self.places[pair]].path}:{self.lines[pair]}"
 
 
-def read_pairs(paths: str | Path | list[str] | tuple[str, ...], progress: Progress = None) -> Pairs:
+def read_pairs(
+    paths: str | Path | list[str] | tuple[str, ...], progress: Progress = None, reading: Reading | None = None
+) -> Pairs:
     """Every pair of these .tsv and .jsonl files, and of those in these folders, in the order of their paths.
 
+    Of `reading`, `include` and `exclude` choose files.
     Raises PairsError, naming file and line, for what is not a pair, and for input without any.
     """
     named = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     if not named:
         raise PairsError("no input was named: give at least one .tsv or .jsonl file, or a folder of them")
     skipped: list[Skipped] = []
-    files = find_files(named, skipped)
+    files = find_files(named, skipped, reading)
     made = Pairs([], [], np.zeros(0), np.zeros(0), ())
     places, lines, read = [], [], []
     for relative in sorted(files):
@@ -87,7 +100,8 @@ def read_pairs(paths: str | Path | list[str] | tuple[str, ...], progress: Progre
     if not len(made):
         raise PairsError(f"{', '.join(map(str, named))}: there are no pairs to read; expected .tsv or .jsonl files")
     where = np.array(places, dtype=np.int32), np.array(lines, dtype=np.int64)
-    return Pairs(made.sources, made.targets, *where, tuple(read), tuple(skipped))
+    licence = reading.licence if reading else ""
+    return Pairs(made.sources, made.targets, *where, tuple(read), tuple(skipped), licence)
 
 
 class _HashedLines:

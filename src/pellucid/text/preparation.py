@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.text.documents import Piece
 from pellucid.text.interface import Tokenizer
+from pellucid.text.pieces import Piece
 from pellucid.text.split import PARTS, Split
 from pellucid.text.tokens import FORMAT, PartWriter, Tokens, flush
 

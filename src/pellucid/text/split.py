@@ -6,12 +6,17 @@ of every document. For one document and a tenth this is nanoGPT's split, `data[:
 """
 
 import hashlib
-from collections import defaultdict
+import itertools
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pellucid.text.documents import Corpus, Document, DocumentError, Piece
+import numpy as np
+
+from pellucid.text.documents import Corpus
+from pellucid.text.pieces import DocumentError, Piece
+from pellucid.text.scan import Documents
 
 PARTS = ("train", "held_out")
 #: held-out bytes may be this many times less or more than asked for before whole documents are given up
@@ -26,17 +31,20 @@ class Split:
     held_out: float
     seed: int
     rule: Literal["documents", "tail"]
-    cuts: tuple[int, ...]
+    cuts: array
     note: str
 
     def documents(self, part: str) -> Iterator[Iterator[Piece]]:
-        """The documents of one part, or what the part has of each, as pieces."""
+        """The documents of one part, or what the part has of each, as pieces; each is to be used up before the next."""
         if part not in PARTS:
             raise DocumentError(f"there is no part {part!r}: say one of {', '.join(PARTS)}")
-        for document, cut in zip(self.corpus.documents, self.cuts, strict=True):
-            start, stop = (0, cut) if part == "train" else (cut, document.n_characters)
-            if start < stop:
-                yield _between(document, start, stop)
+        lengths, cuts = self.corpus.documents.n_characters, self.cuts
+
+        def wanted(k: int) -> bool:
+            return cuts[k] > 0 if part == "train" else cuts[k] < lengths[k]
+
+        for k, pieces in self.corpus.stream(wanted):
+            yield _between(pieces, *((0, cuts[k]) if part == "train" else (cuts[k], lengths[k])))
 
     def texts(self, part: str) -> Iterator[str]:
         """The text of one part, in pieces: what a tokenizer is trained on."""
@@ -55,17 +63,18 @@ def split_corpus(corpus: Corpus, held_out: float = 0.1, seed: int = 0) -> Split:
     """
     if not 0 < held_out < 1:
         raise DocumentError(f"held_out = {held_out}: expected a share above 0 and below 1, such as 0.1")
-    chosen, n_bytes = _choose(corpus.documents, held_out, seed)
+    documents = corpus.documents
+    chosen, n_bytes = _choose(documents, held_out, seed)
     target = held_out * corpus.n_bytes
     share = f"{n_bytes / corpus.n_bytes:.1%} of the bytes for {held_out:.1%} asked"
+    lengths = np.array(documents.n_characters)
     if target / REACH <= n_bytes <= target * REACH and 0 < n_bytes < corpus.n_bytes:
-        cuts = tuple(0 if document.digest in chosen else document.n_characters for document in corpus.documents)
-        held = sum(cut == 0 for cut in cuts)
-        note = f"{held} of {len(cuts)} documents are held out, {share}"
-        return Split(corpus, held_out, seed, "documents", cuts, note)
-    cuts = tuple(int(document.n_characters * (1 - held_out)) for document in corpus.documents)
-    if not any(cuts) or all(cut == d.n_characters for cut, d in zip(cuts, corpus.documents, strict=True)):
-        n = sum(document.n_characters for document in corpus.documents)
+        cuts = np.where(chosen, 0, lengths)
+        note = f"{chosen.sum()} of {len(cuts)} documents are held out, {share}"
+        return Split(corpus, held_out, seed, "documents", array("q", cuts.tobytes()), note)
+    cuts = (lengths * (1 - held_out)).astype(np.int64)
+    if not cuts.any() or (cuts == lengths).all():
+        n = lengths.sum()
         raise DocumentError(f"{n} characters are too few to hold {held_out:.1%} of them out: give more text")
     if len(cuts) == 1:
         note = f"the last {held_out:.1%} of the characters of the one document is held out"
@@ -73,33 +82,35 @@ def split_corpus(corpus: Corpus, held_out: float = 0.1, seed: int = 0) -> Split:
         note = (
             f"the last {held_out:.1%} of every document is held out: no choice of whole documents comes near that share"
         )
-    return Split(corpus, held_out, seed, "tail", cuts, note)
+    return Split(corpus, held_out, seed, "tail", array("q", cuts.tobytes()), note)
 
 
-def _choose(documents: tuple[Document, ...], held_out: float, seed: int) -> tuple[set[bytes], int]:
-    """Digests of the documents to hold out, and their bytes.
+def _choose(documents: Documents, held_out: float, seed: int) -> tuple[np.ndarray, int]:
+    """Which documents to hold out, bool [documents], and their bytes.
 
-    In hashed order each is taken if that brings the share nearer; in two more rounds each is taken or put back so.
+    In hashed order each text is taken if that brings the share nearer; in two more rounds each is taken or put back so.
     """
-    sizes: dict[bytes, int] = defaultdict(int)
-    for document in documents:
-        sizes[document.digest] += document.n_bytes
-    order = sorted(sizes, key=lambda digest: hashlib.sha256(str(seed).encode() + b"\0" + digest).digest())
-    target = held_out * sum(sizes.values())
-    chosen: set[bytes] = set()
-    total = 0
-    for digest in order * 3:
-        change = -sizes[digest] if digest in chosen else sizes[digest]
+    firsts, text = documents.same_text()
+    sizes = np.bincount(text, weights=documents.n_bytes).astype(np.int64)
+    salt = str(seed).encode() + b"\0"
+    salted = b"".join(hashlib.sha256(salt + documents.digest(k)).digest() for k in firsts)
+    keys = np.frombuffer(salted, dtype=">u8").reshape(len(firsts), -1)
+    order = np.lexsort(keys.T[::-1]).tolist()
+    target = held_out * sizes.sum()
+    chosen = bytearray(len(firsts))
+    total, of = 0, sizes.tolist()
+    for k in itertools.chain(order, order, order):
+        change = -of[k] if chosen[k] else of[k]
         if abs(total + change - target) < abs(total - target):
-            chosen ^= {digest}
+            chosen[k] ^= 1
             total += change
-    return chosen, total
+    return np.frombuffer(chosen, dtype=bool)[text], total
 
 
-def _between(document: Document, start: int, stop: int) -> Iterator[Piece]:
-    """Characters `start` to `stop` of a document; the file is read to its end, so that a change is noticed."""
+def _between(pieces: Iterator[Piece], start: int, stop: int) -> Iterator[Piece]:
+    """Characters `start` to `stop` of a document; it is read to its end, so that a change is noticed."""
     at = 0
-    for piece in document.pieces():
+    for piece in pieces:
         here, at = at, at + len(piece.text)
         if at > stop:
             piece = piece.cut(max(stop - here, 0))[0]

@@ -15,6 +15,14 @@ class TextChoices:
     vocabulary: int = 0  # ids that BPE learns; 0: chosen by the amount of text
     held_out: float = 0.1  # share of the text, by bytes, that is never trained on
     inside_documents: Literal["no", "yes"] = "no"  # yes: nothing is read across the border of two documents
+    # how files are found and read: see pellucid.text.files.Reading
+    field: str = ""  # of JSON lines, or column of a table, that holds the text; "": text, or the only one that does
+    format: Literal["auto", "plain", "html", "jsonl", "csv", "tsv", "parquet", "arrow"] = "auto"
+    encoding: str = ""  # of files that are not UTF-8; "": what is not UTF-8 in them becomes U+FFFD
+    include: str = ""  # patterns of file names, separated by commas: nothing else that is found is read
+    exclude: str = ""  # patterns of file names, separated by commas, that are left out
+    drop_duplicates: Literal["no", "yes"] = "no"  # yes: of documents with the same text the first alone is read
+    licence: str = ""  # under which the text may be used, for the manifest
 
 
 @dataclass(frozen=True, kw_only=True)

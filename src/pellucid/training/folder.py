@@ -1,5 +1,6 @@
 """A run's folder: its name, its files, and who may write in it."""
 
+import glob
 import json
 import os
 import re
@@ -41,7 +42,8 @@ def choose_folder(out: Path | None, inputs: tuple[str, ...]) -> Path:
         if out.exists():
             raise RecipeError(f"{out} exists: choose another --out, or continue that run with --resume --out {out}")
         return out
-    name = re.sub(r"[^\w.-]+", "-", Path(inputs[0]).resolve().stem) or "run"
+    named = next((part for part in reversed(Path(inputs[0]).resolve().parts) if not glob.has_magic(part)), "")
+    name = "stdin" if inputs[0] == "-" else re.sub(r"[^\w.-]+", "-", Path(named).stem) or "run"
     candidates = [Path("runs") / name, *(Path("runs") / f"{name}-{i}" for i in range(2, 10_000))]
     return next(path for path in candidates if not path.exists())
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from pellucid.architecture import Architecture, ArchitectureError, architecture_fields, parse_value, resolve_field
 from pellucid.presets import preset
+from pellucid.text.files import Reading
 from pellucid.training.choices import TextChoices as TextChoices
 from pellucid.training.choices import TrainChoices as TrainChoices
 from pellucid.training.encoder import PREFIX, check_encoder, with_encoder, with_model_fields
@@ -178,6 +179,9 @@ def _checked(recipe: Recipe) -> Recipe:
             "under another mask a token could read what it is to predict, or not read what it may"
         )
     check_encoder(recipe.model, objective)
+    options = {f"text.{n}": getattr(recipe.text, n) for n in ("field", "format", "encoding", "drop_duplicates")}
+    if objective == "source-target" and (given := [n for n, v in options.items() if v not in ("", "auto", "no")]):
+        raise RecipeError(f"{given[0]} = {options[given[0]]} does not go with pairs: leave it out")
     if objective != "next-token" and recipe.text.inside_documents == "yes":
         raise RecipeError(f"text.inside_documents = yes goes with train.objective = next-token, not {objective}")
     return recipe
@@ -259,6 +263,7 @@ def _check_part(part: Any) -> None:
         refuse_unless(part.vocabulary >= 0, "text.vocabulary", "a number of ids, or 0 to have it chosen")
         learned = part.tokenizer == "bpe" or not part.vocabulary
         refuse_unless(learned, "text.vocabulary", f"0 where text.tokenizer = {part.tokenizer}, which learns none")
+        Reading(format=part.format, encoding=part.encoding)
         return
     for f in fields(part):
         value = getattr(part, f.name)

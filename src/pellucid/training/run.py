@@ -80,7 +80,7 @@ def start(
             return Run(run, recipe, 0, exit_code=interruption.exit_code)
         n_parameters = count_parameters(recipe.model)["total"]
         reporter.start([describe(recipe.model, n_parameters), *lines, f"run: {run}"])
-        about = tokens.manifest | {"skipped": [list(s) for s in corpus.skipped]}
+        about = tokens.manifest | corpus.about()
         write_folder(run, recipe, tokenizer, about, network if weights is not None else None)
         deadline = began + 1.1 * 60 * recipe.train.minutes if recipe.train.minutes else float("inf")
         with only_one(run):

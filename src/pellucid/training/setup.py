@@ -16,6 +16,7 @@ from pellucid.model.attention import choose_mix
 from pellucid.model.weights import initialise, load_state
 from pellucid.presets import with_vocabulary
 from pellucid.text.documents import Corpus, read_corpus
+from pellucid.text.files import Reading
 from pellucid.text.pair_tokens import PairTokens, encode_pairs
 from pellucid.text.pairs import Pairs, PairSplit, read_pairs, split_pairs
 from pellucid.text.preparation import prepare
@@ -52,6 +53,13 @@ def make_tokenizer(recipe: Recipe, split: Split | PairSplit) -> Tokenizer:
     return made.with_special(MASK) if hides else made
 
 
+def reading_of(recipe: Recipe) -> Reading:
+    """How the recipe finds and reads files."""
+    t = recipe.text
+    named = {name: getattr(t, name) for name in ("field", "format", "encoding", "include", "exclude", "licence")}
+    return Reading(drop_duplicates=t.drop_duplicates == "yes", **named)
+
+
 def read_input(
     recipe: Recipe, reporter: PlainReporter, tokenizer: Tokenizer | None, interruption: Interruption
 ) -> tuple[Corpus | Pairs, Tokens | PairTokens, Tokenizer]:
@@ -67,7 +75,7 @@ def read_pairs_to_train(
     recipe: Recipe, reporter: PlainReporter, tokenizer: Tokenizer | None, interruption: Interruption
 ) -> tuple[Pairs, PairTokens, Tokenizer]:
     """Pairs, their ids in memory, and one tokenizer for both sides."""
-    pairs = read_pairs(recipe.inputs, interruption.poll)
+    pairs = read_pairs(recipe.inputs, interruption.poll, reading_of(recipe))
     split = split_pairs(pairs, recipe.text.held_out, recipe.train.seed)
     tokenizer = tokenizer or make_tokenizer(recipe, split)
     interruption.poll()
@@ -102,7 +110,7 @@ def read_text(
     recipe: Recipe, reporter: PlainReporter, tokenizer: Tokenizer | None, interruption: Interruption
 ) -> tuple[Corpus, Tokens, Tokenizer]:
     """The corpus, its tokens on disk, and the tokenizer."""
-    corpus = read_corpus(recipe.inputs, interruption.poll)
+    corpus = read_corpus(recipe.inputs, interruption.poll, reading_of(recipe))
     split = split_corpus(corpus, recipe.text.held_out, recipe.train.seed)
     tokenizer = tokenizer or make_tokenizer(recipe, split)
     interruption.poll()
@@ -118,7 +126,9 @@ def read_text(
         *tokenizer.notes,
     ]
     if corpus.replaced:
-        lines.append(f"{corpus.replaced:,} sequences of bytes are not UTF-8 and became U+FFFD")
+        lines.append(sentence_on_replaced(corpus))
+    if dropped := sum(source.duplicates for source in corpus.sources):
+        lines.append(f"{dropped:,} documents with the text of an earlier one were left out")
     if unknown := sum(part["unknown"] for part in tokens.manifest["parts"].values()):
         lines.append(f"{unknown:,} characters are not in the tokenizer's vocabulary and became its unknown token")
     lines += [f"skipped {s.path}: {s.reason}" for s in corpus.skipped[:5]]
@@ -126,6 +136,16 @@ def read_text(
         lines.append(f"skipped {len(corpus.skipped) - 5} more files, listed in the run's data.json")
     reporter.start(lines)
     return corpus, tokens, tokenizer
+
+
+def sentence_on_replaced(corpus: Corpus) -> str:
+    """How much of the text was none, where it begins, and what to do."""
+    files = [source for source in corpus.sources if source.replaced]
+    return (
+        f"{corpus.replaced:,} sequences of bytes are not UTF-8 and became U+FFFD, in {len(files):,} of the files, the "
+        f"first in {files[0].path} at {files[0].first_replaced}; where files are in another encoding, say which: "
+        "--set text.encoding=latin-1"
+    )
 
 
 def build(recipe: Recipe, device: torch.device, weights: Weights | None = None) -> Transformer:

@@ -1,0 +1,198 @@
+"""Finding the files to read: files, folders with all that is in them, glob patterns, and standard input."""
+
+import codecs
+import fnmatch
+import glob
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pellucid.text.formats import ENDINGS, READERS
+from pellucid.text.opening import PACKED, Origin
+from pellucid.text.pieces import PIECE, DocumentError
+
+#: what stands for standard input among the paths
+STANDARD_INPUT = "-"
+#: files that describe a Hugging Face data set beside its tables
+DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
+#: the first bytes of packed streams, for standard input, which has no name
+PACKED_MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
+#: standard input, kept on disk until this process ends
+_SPOOLED: list[Any] = []
+
+
+class Skipped(NamedTuple):
+    """A file that was found and not read, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How files are found and read.
+
+    field             of JSON lines, or column of a table; "": `text`, or the only one that holds text
+    format            one of formats.READERS for every file; auto: by the ending of its name
+    encoding          of files that are neither UTF-8 nor begin with a byte order mark; "": what is not UTF-8 in
+                      them becomes U+FFFD
+    include, exclude  patterns, separated by commas, of file names or of paths within the folder: what is found and
+                      matches none of `include`, or one of `exclude`, is left out; a file that is named is read
+    drop_duplicates   whether a document is left out whose text is that of an earlier one
+    licence           under which the text may be used, in words; kept in the manifest
+    """
+
+    field: str = ""
+    format: str = "auto"
+    encoding: str = ""
+    include: str = ""
+    exclude: str = ""
+    drop_duplicates: bool = False
+    licence: str = ""
+
+    def __post_init__(self):
+        if self.format != "auto" and self.format not in READERS:
+            raise DocumentError(f"text.format = {self.format!r}: say auto or one of {', '.join(READERS)}")
+        try:
+            known = not self.encoding or codecs.lookup(self.encoding)._is_text_encoding  # type: ignore[attr-defined]
+        except LookupError:
+            known = False
+        if not known:
+            raise DocumentError(f"text.encoding = {self.encoding!r}: no such encoding; say latin-1, cp1251 ...")
+
+    def to_dict(self) -> dict[str, Any]:
+        """What decides the documents of given files, where it is not the default."""
+        names = ("field", "format", "encoding", "drop_duplicates")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in names and self._is_set(f)}
+
+    def _is_set(self, field: Any) -> bool:
+        return getattr(self, field.name) != field.default
+
+    def why_left_out(self, relative: str) -> str:
+        """Why a file that was found is not read; nothing where it is."""
+        for pattern in _patterns(self.exclude):
+            if _matches(relative, pattern):
+                return f"excluded by {pattern}"
+        included = _patterns(self.include)
+        return "" if not included or any(_matches(relative, p) for p in included) else "not included"
+
+
+def _patterns(listed: str) -> list[str]:
+    return [pattern.strip() for pattern in listed.split(",") if pattern.strip()]
+
+
+def _matches(relative: str, pattern: str) -> bool:
+    """Whether the path, or one of its parts where the pattern has no /, matches."""
+    if "/" in pattern:
+        return fnmatch.fnmatchcase(relative, pattern)
+    return any(fnmatch.fnmatchcase(part, pattern) for part in relative.split("/"))
+
+
+class Found(NamedTuple):
+    """A file to read, and whether it was named itself."""
+
+    path: Path
+    explicit: bool
+
+
+def find_files(named: list[Path], skipped: list[Skipped], reading: Reading | None = None) -> dict[str, Found]:
+    """Relative path -> file, of everything to read; what is left out is added to `skipped`."""
+    reading = reading or Reading()
+    files: dict[str, Found] = {}
+    if Path(STANDARD_INPUT) in named:
+        files[STANDARD_INPUT] = Found(spool(), True)
+    paths, patterns = _expanded([path for path in named if path != Path(STANDARD_INPUT)])
+    one_folder = len(paths) == 1 and paths[0].is_dir()
+    parents = [os.path.abspath(path if one_folder else path.parent) for path in paths]
+    try:
+        base = os.path.commonpath(parents) if parents else ""
+    except ValueError:  # different drives on Windows
+        base = ""
+    for path in paths:
+        folder = path.is_dir()
+        for file in _walk(path, base, skipped) if folder else [path]:
+            relative = _relative(file, base)
+            searched = folder or path in patterns
+            reason = (reading.why_left_out(relative) or _why_no_table(file)) if searched else ""
+            if reason and relative not in files:
+                skipped.append(Skipped(relative, reason))
+            elif not reason:
+                files[relative] = Found(file, not searched or files.get(relative, (file, False))[1])
+    return files
+
+
+def _expanded(named: list[Path]) -> tuple[list[Path], set[Path]]:
+    """The paths, patterns among them replaced by what they match, and which of them were found so."""
+    paths, matched = [], set()
+    for path in named:
+        if path.exists():
+            paths.append(path)
+            continue
+        found = sorted(map(Path, glob.glob(str(path), recursive=True))) if glob.has_magic(str(path)) else []
+        if not found:
+            what = "no file matches this pattern" if glob.has_magic(str(path)) else "there is no such file or folder"
+            raise DocumentError(f"{path}: {what}")
+        paths += found
+        matched |= set(found)
+    return paths, matched
+
+
+def _walk(folder: Path, base: str, skipped: list[Skipped]) -> Iterator[Path]:
+    for here, folders, names in os.walk(folder):
+        for name in sorted((*folders, *names)):
+            linked = name in folders and os.path.islink(os.path.join(here, name))
+            if name.startswith(".") or linked:
+                reason = "hidden" if name.startswith(".") else "a link to a folder, which is not followed"
+                skipped.append(Skipped(_relative(Path(here, name), base), reason))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(here, name) for name in sorted(names) if not name.startswith("."))
+
+
+def _why_no_table(path: Path) -> str:
+    """Why a file in the folder of a Hugging Face data set is none of its tables."""
+    if path.name in DESCRIPTIONS:
+        return "describes a data set, holds no text"
+    state = path.with_name("state.json")
+    if path.suffix != ".arrow" or not state.is_file():
+        return ""
+    try:
+        tables = [str(entry["filename"]) for entry in json.loads(state.read_bytes())["_data_files"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise DocumentError(f"{state} is damaged, it does not list the data set's files ({error!r})") from None
+    if missing := [name for name in tables if not path.with_name(name).is_file()]:
+        raise DocumentError(f"{state} lists {missing[0]}, which is not there: the data set is not complete")
+    return "" if path.name in tables else "not among the files of the data set that state.json lists"
+
+
+def _relative(path: Path, base: str) -> str:
+    return Path(os.path.relpath(os.path.abspath(path), base)).as_posix() if base else path.as_posix()
+
+
+def origin_of(path: Path, name: str, reading: Reading) -> Origin:
+    """How this file is read, by the ending of its name unless the format is given."""
+    packed, inner = "", path.name
+    if path.suffix.lower() in PACKED:
+        packed, inner = path.suffix.lower(), path.stem
+    known = reading.format if reading.format != "auto" else ENDINGS.get(Path(inner).suffix.lower(), "plain")
+    return Origin(path, name, known, packed, field=reading.field)
+
+
+def spool() -> Path:
+    """Standard input, written to a temporary file: text is read more than once."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise DocumentError("standard input is a terminal: pipe text into it, or name files")
+    stream = sys.stdin.buffer
+    head = stream.read(4)
+    suffix = next((ending for magic, ending in PACKED_MAGIC.items() if head.startswith(magic)), "")
+    kept = tempfile.NamedTemporaryFile(prefix="pellucid-", suffix=suffix)  # noqa: SIM115 (it is needed until the end)
+    _SPOOLED.append(kept)
+    while head:
+        kept.write(head)
+        head = stream.read(PIECE)
+    kept.flush()
+    return Path(kept.name)

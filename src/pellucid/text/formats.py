@@ -1,0 +1,170 @@
+"""Formats: how a file becomes documents. A whole file is one document, or each of its rows is.
+
+plain   the file as it stands          html    the text that a reader sees
+jsonl   one JSON object, or string, a line     csv, tsv   a table whose first line names its columns
+parquet, arrow   tables of Apache Arrow (tables.py)
+"""
+
+import codecs
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+from pellucid.text.html import read_html
+from pellucid.text.opening import Origin, as_utf8
+from pellucid.text.pieces import PIECE, DocumentError, Piece, piece_of, piece_of_text, pieces_of
+from pellucid.text.tables import choose_field, listed, read_arrow, read_parquet
+
+#: a reader turns the content of one open file into its documents, each an iterator of pieces, to be used up in order
+Reader = Callable[[BinaryIO, Origin], Iterator[Iterator[Piece]]]
+
+#: the longest cell of a table in bytes, so that a quotation mark that is never closed does not fill the memory
+LONGEST_CELL = 1 << 28
+_CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?\s*([\w-]+)", re.IGNORECASE)
+
+
+def read_plain(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
+    """Plain text: the file is one document."""
+    yield pieces_of(_chunks(as_utf8(file, origin)))
+
+
+def read_page(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
+    """HTML: its text is one document; its own <meta charset> is believed where it names an encoding."""
+    buffered = file if hasattr(file, "peek") else io.BufferedReader(file, PIECE)  # type: ignore[arg-type]
+    said = _CHARSET.search(buffered.peek(1024)[:1024])  # type: ignore[attr-defined]
+    if said and origin.encoding == "utf-8":
+        origin = replace(origin, encoding=_encoding_of_page(said[1].decode("ascii", "replace")))
+    yield read_html(pieces_of(_chunks(as_utf8(buffered, origin))))  # type: ignore[arg-type]
+
+
+def _encoding_of_page(name: str) -> str:
+    try:
+        found = codecs.lookup(name).name
+    except LookupError:
+        return "utf-8"
+    # browsers read pages that say Latin-1 or ASCII as its extension by Microsoft (WHATWG Encoding, 4.2)
+    return "cp1252" if found in ("iso8859-1", "ascii") else found
+
+
+def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
+    """One JSON object a line, its text in one field; a line may also be a string by itself."""
+    field = origin.field
+    for number, line in enumerate(as_utf8(file, origin), 1):
+        if not line.strip():
+            continue
+        whole = piece_of(line)
+        try:
+            row = json.loads(whole.text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            place = f", character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+            said = getattr(error, "msg", "nested too deeply")
+            raise DocumentError(
+                f"{origin.name}, line {number}{place}: not valid JSON ({said}), expected one object a line; mend the "
+                "line, or leave the file out with --exclude"
+            ) from None
+        if not isinstance(row, dict | str):
+            raise DocumentError(
+                f"{origin.name}, line {number}: {_kind(row)}, expected an object with a field of text, or a string"
+            )
+        if isinstance(row, dict):
+            field = field or choose_field([k for k, v in row.items() if isinstance(v, str)], list(row), origin.name)
+            row = _text_of(row, field, f"{origin.name}, line {number}")
+        yield iter([_and_replaced(piece_of_text(row), whole.replaced)])
+
+
+def _text_of(row: dict, field: str, place: str) -> str:
+    if field not in row:
+        raise DocumentError(f"{place}: no field {field!r}; the fields are {listed(row)}: choose with --field")
+    text = row[field]
+    if text is not None and not isinstance(text, str):
+        raise DocumentError(f"{place}: field {field!r} holds {_kind(text)}, expected text")
+    return text or ""
+
+
+def read_csv(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
+    """Comma-separated values (RFC 4180) with a header; semicolons or tabs where the header has them and no comma."""
+    return _read_table(file, origin, ",;\t")
+
+
+def read_tsv(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
+    """Tab-separated values with a header."""
+    return _read_table(file, origin, "\t")
+
+
+def _read_table(file: BinaryIO, origin: Origin, separators: str) -> Iterator[Iterator[Piece]]:
+    lines = _lines(as_utf8(file, origin))
+    first = next(lines, "")
+    separator = next((s for s in separators if s in first), separators[0])
+    csv.field_size_limit(LONGEST_CELL)
+    rows = csv.reader(_put_back(first, lines), delimiter=separator, strict=True)
+    try:
+        header = next(rows, [])
+        if not header:
+            return
+        column = header.index(choose_field(header, header, origin.name, origin.field, "column"))
+        for row in rows:
+            if len(row) != len(header) and row:
+                raise DocumentError(
+                    f"{origin.name}, line {rows.line_num}: {len(row)} cells, expected {len(header)} as in the first "
+                    "line, which names the columns"
+                )
+            raw = (row[column] if row else "").encode("utf-8", "surrogateescape")
+            yield iter([piece_of(raw)])
+    except csv.Error as error:
+        raise DocumentError(f"{origin.name}, line {rows.line_num}: not a table ({error})") from None
+
+
+def _lines(file: BinaryIO) -> Iterator[str]:
+    """Lines with their ends as they are; bytes that are not UTF-8 are escaped until a cell is read."""
+    return (line.decode("utf-8", "surrogateescape") for line in file)
+
+
+def _put_back(first: str, rest: Iterator[str]) -> Iterator[str]:
+    if first:
+        yield first
+    yield from rest
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: file.read(PIECE), b"")
+
+
+def _and_replaced(piece: Piece, more: int) -> Piece:
+    return piece._replace(replaced=piece.replaced + more) if more else piece
+
+
+def _kind(value: Any) -> str:
+    kinds = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return kinds.get(type(value), "null")
+
+
+READERS: dict[str, Reader] = {
+    "plain": read_plain,
+    "html": read_page,
+    "jsonl": read_json_lines,
+    "csv": read_csv,
+    "tsv": read_tsv,
+    "parquet": read_parquet,
+    "arrow": read_arrow,
+}
+#: formats whose readers go back and forth in the file
+SEEKING = ("parquet", "arrow")
+#: formats of many documents a file
+ROWS = ("jsonl", "csv", "tsv", *SEEKING)
+#: the format of each ending; an ending that is not listed, and none, is plain text
+ENDINGS = {
+    ".htm": "html",
+    ".html": "html",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+#: endings of files that hold text inside a format that plain reading would mistake for the text
+UNREAD = (".json", ".zip", ".tar", ".tgz", ".bz2", ".xz", ".7z", ".pdf", ".docx", ".odt", ".epub", ".rtf", ".ipynb")

@@ -1,0 +1,93 @@
+"""The text of an HTML page, as a reader sees it: no tags, scripts or styles, a line a block."""
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+
+from pellucid.text.pieces import Piece, piece_of_text
+
+#: what these hold is not shown
+HIDDEN = frozenset(("script", "style", "template", "noscript", "svg", "object", "iframe"))
+#: these begin and end a line; those of PARAGRAPHS leave an empty line as well
+LINES = (
+    "address article aside body br caption dd div dt fieldset figcaption footer form header hr html legend li main nav "
+    "option section summary tbody tfoot thead title tr"
+)
+PARAGRAPHS = "blockquote details dl figure h1 h2 h3 h4 h5 h6 head ol p pre table ul"
+BREAKS = {str(tag): "\n" for tag in LINES.split()} | {str(tag): "\n\n" for tag in PARAGRAPHS.split()}
+CELLS = frozenset(("td", "th"))
+_SPACE = re.compile(r"[ \t\n\r\f]+")
+#: characters of HTML between two looks at what has been found
+STEP = 1 << 16
+
+
+def read_html(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """The page's text in pieces; a tag that is never closed hides nothing that comes behind the block it is in."""
+    page = _Page()
+    for piece in pieces:
+        for start in range(0, len(piece.text), STEP):
+            page.feed(piece.text[start : start + STEP])
+            if text := page.take():
+                yield piece_of_text(text)
+        if piece.replaced:
+            yield Piece("", 0, piece.replaced)
+    page.close()
+    if text := page.take(last=True):
+        yield piece_of_text(text)
+
+
+class _Page(HTMLParser):
+    """Collects text; white space is one space, but in <pre>, and newlines stand between blocks."""
+
+    def __init__(self):
+        super().__init__(convert_charrefs=True)
+        self._found: list[str] = []
+        self._hidden: list[str] = []
+        self._as_it_is = 0
+        #: newlines, or a space, to be written before the next word; nothing has been written at the very beginning
+        self._gap, self._begun = "", False
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag in HIDDEN:
+            self._hidden.append(tag)
+        elif tag == "body":  # a page that never ends its head
+            self._hidden.clear()
+        self._as_it_is += tag == "pre"
+        self._border(tag)
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        self._border(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._hidden:
+            del self._hidden[self._hidden.index(tag) :]
+        self._as_it_is -= tag == "pre" and self._as_it_is > 0
+        self._border(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self._hidden:
+            return
+        if self._as_it_is:
+            self._write(data)
+            return
+        words = _SPACE.sub(" ", data)
+        if words.startswith(" ") and not self._gap:
+            self._gap = " "
+        if words.strip(" "):
+            self._write(words.strip(" "))
+            self._gap = " " if words.endswith(" ") else ""
+
+    def take(self, last: bool = False) -> str:
+        """What has been found since the last time; the last piece ends with a newline."""
+        text = "".join(self._found) + ("\n" if last and self._begun else "")
+        self._found.clear()
+        return text
+
+    def _write(self, text: str) -> None:
+        self._found.append((self._gap if self._begun else "") + text)
+        self._gap, self._begun = "", True
+
+    def _border(self, tag: str) -> None:
+        self._gap = max(self._gap.strip(" "), BREAKS.get(tag, ""), key=len) or self._gap
+        if tag in CELLS and "\n" not in self._gap:
+            self._gap = "\t"

@@ -1,0 +1,275 @@
+"""One file: its documents found, counted and hashed, and read again later as what they were.
+
+Of a document a few numbers are kept, not its text: a corpus may have millions of them.
+"""
+
+import hashlib
+import io
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, cast, overload
+
+import numpy as np
+
+from pellucid.text.files import Reading
+from pellucid.text.formats import READERS, ROWS, SEEKING, UNREAD
+from pellucid.text.opening import HashingFile, Origin, as_utf8, unpacked
+from pellucid.text.pieces import PIECE, DocumentError, Piece
+
+#: how much of a file decides whether it is text, and the share of undecodable bytes it may have there
+HEAD, MOST_UNDECODABLE = 8192, 0.3
+#: bytes of a digest
+DIGEST = 32
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text: where it is from, its size, and a hash of its text that tells exact duplicates.
+
+    `source` is the number of its file, `index` its number among the documents of that file.
+    """
+
+    origin: Origin
+    source: int
+    index: int
+    n_bytes: int
+    n_characters: int
+    digest: bytes
+
+    @property
+    def path(self) -> Path:
+        return self.origin.path
+
+    def pieces(self) -> Iterator[Piece]:
+        """The text from the file again, in pieces; DocumentError at the end if it is not what was counted.
+
+        A row is looked for from the beginning of its file: `Corpus.stream` reads many.
+        """
+        for index, pieces in enumerate(documents_of(self.origin)):
+            if index == self.index:
+                yield from as_counted(pieces, self.digest, self.origin)
+                return
+            use_up(pieces)
+        raise changed(self.origin)
+
+    @property
+    def text(self) -> str:
+        """The whole text, in memory."""
+        return "".join(piece.text for piece in self.pieces())
+
+
+@dataclass
+class Documents(Sequence[Document]):
+    """Documents as columns, some 60 bytes for each."""
+
+    origins: list[Origin] = field(default_factory=list)
+    source: array = field(default_factory=partial(array, "i"))
+    index: array = field(default_factory=partial(array, "q"))
+    n_bytes: array = field(default_factory=partial(array, "q"))
+    n_characters: array = field(default_factory=partial(array, "q"))
+    digests: bytearray = field(default_factory=bytearray)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @overload
+    def __getitem__(self, k: int) -> Document: ...
+    @overload
+    def __getitem__(self, k: slice) -> list[Document]: ...
+    def __getitem__(self, k: int | slice) -> Document | list[Document]:
+        if isinstance(k, slice):
+            return [self[i] for i in range(len(self))[k]]
+        k = range(len(self))[k]
+        numbers = (self.source[k], self.index[k], self.n_bytes[k], self.n_characters[k])
+        return Document(self.origins[self.source[k]], *numbers, self.digest(k))
+
+    def digest(self, k: int) -> bytes:
+        return bytes(self.digests[k * DIGEST : (k + 1) * DIGEST])
+
+    def add(self, source: int, index: int, n_bytes: int, n_characters: int, digest: bytes) -> None:
+        self.source.append(source)
+        self.index.append(index)
+        self.n_bytes.append(n_bytes)
+        self.n_characters.append(n_characters)
+        self.digests += digest
+
+    def truncate(self, n: int) -> None:
+        """Forget all but the first `n`."""
+        for column in self._columns():
+            del column[n:]
+        del self.digests[n * DIGEST :]
+
+    def same_text(self) -> tuple[np.ndarray, np.ndarray]:
+        """The number of the first document with each text, in order of digests, and for each document its text's
+        place in that list."""
+        keys = np.frombuffer(bytes(self.digests), dtype=">u8").reshape(-1, DIGEST // 8)
+        order = np.lexsort(keys.T[::-1])
+        new = np.ones(len(order), dtype=bool)
+        new[1:] = (keys[order[1:]] != keys[order[:-1]]).any(axis=1)
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.cumsum(new) - 1
+        return order[new], place
+
+    def only(self, kept: np.ndarray) -> "Documents":
+        """Those for which `kept`, bool [documents]."""
+        a, b, c, d = (array(c.typecode, np.asarray(c)[kept].tobytes()) for c in self._columns())
+        digests = np.frombuffer(bytes(self.digests), dtype=np.uint8).reshape(-1, DIGEST)[kept]
+        return Documents(self.origins, a, b, c, d, bytearray(digests.tobytes()))
+
+    def _columns(self) -> tuple[array, ...]:
+        return self.source, self.index, self.n_bytes, self.n_characters
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file that was read; `path` is relative to the folder named.
+
+    n_bytes, sha256   of the file as it lies there
+    n_documents       of it in the corpus; beside them `empty` rows without text and `duplicates` were left out
+    replaced          how many sequences of bytes were not text and became U+FFFD; `first_replaced` says where
+    encoding          that it was read in where it is not UTF-8 nor marked as another
+    """
+
+    path: str
+    n_bytes: int
+    sha256: str
+    n_documents: int
+    replaced: int
+    first_replaced: str = ""
+    encoding: str = ""
+    empty: int = 0
+    duplicates: int = 0
+
+
+def documents_of(origin: Origin, file: BinaryIO | None = None) -> Iterator[Iterator[Piece]]:
+    """The documents of one file, to be used up in order; `file` is the file where it is open already."""
+    if file is not None:
+        yield from READERS[origin.format](unpacked(file, origin), origin)
+        return
+    try:
+        own = origin.path.open("rb")
+    except FileNotFoundError:
+        raise DocumentError(f"{origin.name} was removed while it was being read: start again with it") from None
+    with own:
+        yield from READERS[origin.format](unpacked(own, origin), origin)
+
+
+def why_not(origin: Origin, reading: Reading) -> str:
+    """Why this file cannot be read as text; nothing if it can, or if reading it will say."""
+    if not origin.path.is_file():
+        return "not a regular file"
+    inner = Path(origin.path.stem) if origin.packed else origin.path
+    if (suffix := inner.suffix.lower()) in UNREAD and reading.format == "auto":
+        return f"{suffix} files are not read: convert it to text or JSON lines, or say with text.format what it is"
+    if origin.format in SEEKING:
+        return ""
+    try:
+        with origin.path.open("rb") as file:
+            head = as_utf8(unpacked(file, origin), origin).read(HEAD)
+    except OSError as error:
+        return f"it cannot be opened: {error.strerror}"
+    if b"\0" in head:
+        return "it is binary, expected text"
+    bad = sum("\udc80" <= character <= "\udcff" for character in head.decode("utf-8", "surrogateescape"))
+    if bad > MOST_UNDECODABLE * len(head) and not reading.encoding and origin.format != "html":
+        return (
+            f"{bad} of its first {len(head)} bytes are not UTF-8: it is binary or in another encoding; say which with "
+            "--set text.encoding=NAME, or convert it first"
+        )
+    return ""
+
+
+def scan(
+    origin: Origin, relative: str, documents: Documents, reading: Reading, report: Callable[[int], None]
+) -> Source:
+    """Add the documents of one file that have any text, counted and hashed; the file's own account."""
+    before, state = len(documents), _state(origin)
+    try:
+        with origin.path.open("rb") as file:
+            hashed = HashingFile(file, report)
+            found = _count_hashed(origin, file, hashed, documents)
+            if found["replaced"] and reading.encoding and origin.format not in SEEKING:
+                documents.truncate(before)
+                file.seek(0)
+                origin = replace(origin, encoding=reading.encoding)
+                found = _count(origin, file, documents)
+    except DocumentError:
+        if _state(origin) != state:
+            raise changed(origin) from None
+        raise
+    if _state(origin) != state:
+        raise changed(origin)
+    documents.origins.append(origin)
+    n_documents, n_bytes, digest = len(documents) - before, hashed.n_bytes, hashed.digest.hexdigest()
+    encoding = "" if origin.encoding == "utf-8" else origin.encoding
+    return Source(relative, n_bytes, digest, n_documents, encoding=encoding, **found)
+
+
+def _state(origin: Origin) -> tuple[int, int]:
+    """What changes when a file is written to; (-1, -1) where it is gone."""
+    try:
+        state = origin.path.stat()
+    except FileNotFoundError:
+        return -1, -1
+    return state.st_size, state.st_mtime_ns
+
+
+def _count_hashed(origin: Origin, file: BinaryIO, hashed: HashingFile, documents: Documents) -> dict[str, Any]:
+    """Count what is in a file while all of it is hashed; where its reader goes back and forth, before."""
+    if origin.format in SEEKING:
+        hashed.exhaust()
+        file.seek(0)
+        return _count(origin, file, documents)
+    found = _count(origin, cast(BinaryIO, io.BufferedReader(hashed, PIECE)), documents)
+    hashed.exhaust()
+    return found
+
+
+def _count(origin: Origin, file: BinaryIO, documents: Documents) -> dict[str, Any]:
+    """Add what is in an open file; how many rows were empty, and what was not text."""
+    empty = replaced = 0
+    first = ""
+    for index, pieces in enumerate(documents_of(origin, file)):
+        digest, n_bytes, n_characters = hashlib.sha256(), 0, 0
+        for piece in pieces:
+            if piece.replaced and not first:
+                first = f"row {index + 1}" if origin.format in ROWS else _place(piece, n_bytes)
+            digest.update(piece.text.encode())
+            n_bytes, n_characters = n_bytes + piece.n_bytes, n_characters + len(piece.text)
+            replaced += piece.replaced
+        if n_characters:
+            documents.add(len(documents.origins), index, n_bytes, n_characters, digest.digest())
+        else:
+            empty += 1
+    return {"empty": empty, "replaced": replaced, "first_replaced": first}
+
+
+def _place(piece: Piece, before: int) -> str:
+    """Where the first byte is that is not UTF-8, counted from 0 after the byte order mark."""
+    try:
+        piece.raw.decode()
+    except UnicodeDecodeError as error:
+        return f"byte {before + error.start}"
+    return f"after byte {before}"
+
+
+def as_counted(pieces: Iterator[Piece], digest: bytes, origin: Origin) -> Iterator[Piece]:
+    """The pieces; DocumentError at their end if together they are not the text of that digest."""
+    found = hashlib.sha256()
+    for piece in pieces:
+        found.update(piece.text.encode())
+        yield piece
+    if found.digest() != digest:
+        raise changed(origin)
+
+
+def use_up(pieces: Iterator[Piece]) -> None:
+    for _ in pieces:
+        pass
+
+
+def changed(origin: Origin) -> DocumentError:
+    return DocumentError(f"{origin.name} changed while it was being read: start again once it is complete")

@@ -1,0 +1,107 @@
+"""Tables of Apache Arrow: Parquet files, and the files of a Hugging Face data set; one column holds the text."""
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, cast
+
+from pellucid.text.opening import Origin, extra
+from pellucid.text.pieces import PIECE, DocumentError, Piece, piece_of_text
+
+#: the field or column that holds the text where nobody says which
+FIELD = "text"
+#: rows that are in memory at once
+ROWS_TOGETHER = 256
+
+
+def choose_field(of_text: Sequence[str], every: Sequence[str], name: str, asked: str = "", what: str = "field") -> str:
+    """The one to read: the one asked for, else `text`, else the only one that holds text.
+
+    Raises DocumentError, naming those that there are, where it is not there or the choice is open.
+    """
+    if asked and asked not in every:
+        raise DocumentError(f"{name} has no {what} {asked!r}; the {what}s are {listed(every)}: choose with --field")
+    if asked or FIELD in of_text or len(of_text) == 1:
+        return asked or (FIELD if FIELD in of_text else of_text[0])
+    which = f"several hold text, {listed(of_text)}" if of_text else f"none of {listed(every)} holds text"
+    raise DocumentError(f"{name}: {which}: say with --field which {what} is to be read")
+
+
+def listed(names: Iterable[str]) -> str:
+    shown = [str(name) for name in names]
+    return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "") or "none"
+
+
+def read_parquet(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
+    """Parquet: each row's text in one column is a document."""
+    parquet = extra("pyarrow.parquet", origin.name)
+    with _errors(origin), _seekable(file, origin) as table:
+        opened = parquet.ParquetFile(table, buffer_size=PIECE, pre_buffer=False)
+        column = _column(opened.schema_arrow, origin)
+        for batch in opened.iter_batches(ROWS_TOGETHER, columns=[column], use_threads=False):
+            yield from _rows(batch.column(0))
+
+
+def read_arrow(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
+    """Arrow's stream or file format, as `datasets` saves them: each row's text in one column is a document."""
+    ipc = extra("pyarrow.ipc", origin.name)
+    with _errors(origin), _seekable(file, origin) as table:
+        is_file = table.read(6) == b"ARROW1"
+        table.seek(0)
+        opened = ipc.open_file(table) if is_file else ipc.open_stream(table)
+        column = _column(opened.schema, origin)
+        batches = (opened.get_batch(i) for i in range(opened.num_record_batches)) if is_file else opened
+        for batch in batches:
+            for start in range(0, batch.num_rows, ROWS_TOGETHER):
+                yield from _rows(batch.column(column).slice(start, ROWS_TOGETHER))
+
+
+def _rows(column: Any) -> Iterator[Iterator[Piece]]:
+    for text in column.to_pylist():
+        yield iter([piece_of_text(text or "")])
+
+
+def _column(schema: Any, origin: Origin) -> str:
+    types = extra("pyarrow", origin.name).types
+
+    def is_text(kind: Any) -> bool:
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        view = getattr(types, "is_string_view", lambda _: False)
+        return types.is_string(kind) or types.is_large_string(kind) or view(kind)
+
+    of_text = [field.name for field in schema if is_text(field.type)]
+    column = choose_field(of_text, schema.names, origin.name, origin.field, "column")
+    if column not in of_text:
+        raise DocumentError(
+            f"{origin.name}: column {column!r} holds {schema.field(column).type}, expected text; "
+            f"columns of text are {', '.join(of_text) or 'none'}"
+        )
+    return column
+
+
+@contextmanager
+def _errors(origin: Origin) -> Iterator[None]:
+    """What pyarrow says of a damaged file, as DocumentError."""
+    arrow = extra("pyarrow", origin.name)
+    try:
+        yield
+    except (arrow.lib.ArrowException, OSError) as error:
+        if getattr(error, "errno", None):  # not pyarrow's, which calls a damaged stream an OSError too
+            raise
+        said = str(error).splitlines()[0]
+        raise DocumentError(f"{origin.name} is damaged or not of its format ({said}): fetch it again") from None
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"{origin.name} holds a text that is not UTF-8 ({error.reason})") from None
+
+
+@contextmanager
+def _seekable(file: BinaryIO, origin: Origin) -> Iterator[BinaryIO]:
+    """The file, or where it comes packed its content in a temporary file: tables are read back and forth."""
+    if not origin.packed:
+        yield file
+        return
+    with tempfile.TemporaryFile() as copy:
+        while chunk := file.read(PIECE):
+            copy.write(chunk)
+        copy.seek(0)
+        yield cast(BinaryIO, copy)

@@ -1,0 +1,493 @@
+"""Every format a text may come in, each also packed, and what is said when one is broken."""
+
+import contextlib
+import csv
+import gzip
+import importlib
+import io
+import json
+import os
+import sys
+
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pellucid.text import files as finding
+from pellucid.text import formats, opening
+from pellucid.text.documents import DocumentError, read_corpus
+from pellucid.text.files import Reading
+from pellucid.text.html import read_html
+from pellucid.text.opening import Origin
+from pellucid.text.pieces import pieces_of
+from pellucid.text.split import split_corpus
+
+TEXTS = ['one\nline, "quoted"; é', "two\ttabs", "three 😀", "four"]
+
+
+def json_lines(texts, field="text"):
+    return "".join(json.dumps({"id": i, field: text}) + "\n" for i, text in enumerate(texts)).encode()
+
+
+def table(texts, separator=",", header=("id", "text")):
+    file = io.StringIO(newline="")
+    rows = csv.writer(file, delimiter=separator)
+    rows.writerows([header, *enumerate(texts)])
+    return file.getvalue().encode()
+
+
+def arrow_table(texts, kind=None):
+    return pyarrow.table({"id": list(range(len(texts))), "text": pyarrow.array(texts, kind)})
+
+
+def parquet(texts, kind=None):
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(arrow_table(texts, kind), file, row_group_size=3)
+    return file.getvalue()
+
+
+def arrow(texts, make=pyarrow.ipc.new_stream):
+    file = io.BytesIO()
+    rows = arrow_table(texts)
+    with make(file, rows.schema) as writer:
+        writer.write_table(rows, max_chunksize=2)
+    return file.getvalue()
+
+
+WRITERS = {
+    "a.jsonl": json_lines,
+    "a.ndjson": json_lines,
+    "a.csv": table,
+    "b.csv": lambda texts: table(texts, ";"),
+    "a.tsv": lambda texts: table(texts, "\t"),
+    "a.parquet": parquet,
+    "a.arrow": arrow,
+    "b.arrow": lambda texts: arrow(texts, pyarrow.ipc.new_file),
+}
+PACKERS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}
+
+
+def texts_of(path, **reading):
+    corpus = read_corpus(path, reading=Reading(**reading))
+    alone = [document.text for document in corpus.documents]
+    streamed = ["".join(piece.text for piece in pieces) for _, pieces in corpus.stream()]
+    assert streamed == alone
+    assert [d.n_bytes for d in corpus.documents] == [len(text.encode()) for text in alone]
+    return alone
+
+
+def refused(path, match, **reading):
+    with pytest.raises(DocumentError, match=match) as caught:
+        read_corpus(path, reading=Reading(**reading))
+    assert "\n" not in str(caught.value)
+
+
+def put(folder, name, content):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+# What there is ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", PACKERS)
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_row_of_every_format_is_a_document(name, packed, tmp_path):
+    texts = TEXTS * 5
+    path = put(tmp_path, name + packed, PACKERS[packed](WRITERS[name](texts)))
+    assert texts_of(path) == texts
+    assert texts_of(tmp_path) == texts
+    assert texts_of(path, field="text") == texts
+
+
+@pytest.mark.parametrize("packed", PACKERS)
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("a.txt", "plain\r\ntext", "plain\r\ntext"),
+        ("a.md", "# head\n\ntext", "# head\n\ntext"),
+        ("NOTES", "no ending", "no ending"),
+        ("a.html", "<h1>A</h1><p>b &amp; <b>c</b></p><script>x < 1</script>", "A\n\nb & c\n"),
+        ("a.htm", "<title>T</title>text", "T\ntext\n"),
+    ],
+)
+def test_a_file_of_text_is_a_document(name, content, text, packed, tmp_path):
+    assert texts_of(put(tmp_path, name + packed, PACKERS[packed](content.encode()))) == [text]
+
+
+def test_all_of_them_in_one_folder_are_one_corpus(tmp_path):
+    for i, (name, make) in enumerate(WRITERS.items()):
+        put(tmp_path, f"{i}/{name}", make(TEXTS))
+    put(tmp_path, "z/a.txt.gz", gzip.compress(b"last"))
+    corpus = read_corpus(tmp_path)
+    assert [source.n_documents for source in corpus.sources] == [4] * len(WRITERS) + [1]
+    assert list(corpus.texts()) == TEXTS * len(WRITERS) + ["last"]
+    again = read_corpus(tmp_path)
+    assert corpus == again
+    assert corpus.hash == again.hash
+    split = split_corpus(corpus, 0.3)
+    parts = ["".join(p.text for p in pieces) for name in ("train", "held_out") for pieces in split.documents(name)]
+    assert sorted(parts) == sorted(corpus.texts())
+
+
+def test_members_of_a_packed_file_one_after_another_are_all_read(tmp_path):
+    for ending, pack in list(PACKERS.items())[1:]:
+        assert texts_of(put(tmp_path, f"a.txt{ending}", pack(b"one, ") + pack(b"two"))) == ["one, two"]
+
+
+def test_a_data_set_saved_by_datasets_is_read_without_what_it_left_beside(tmp_path):
+    """The layout of `DatasetDict.save_to_disk`, with a file of its cache."""
+    put(tmp_path, "dataset_dict.json", '{"splits": ["train", "test"]}')
+    for split in ("train", "test"):
+        name = "data-00000-of-00001.arrow"
+        put(tmp_path, f"{split}/{name}", arrow([f"{split} {text}" for text in TEXTS]))
+        put(tmp_path, f"{split}/state.json", json.dumps({"_data_files": [{"filename": name}]}))
+        put(tmp_path, f"{split}/dataset_info.json", "{}")
+    put(tmp_path, "train/cache-77.arrow", arrow(["not ours"]))
+    corpus = read_corpus(tmp_path)
+    assert list(corpus.texts()) == [f"{split} {text}" for split in ("test", "train") for text in TEXTS]
+    assert dict(corpus.skipped)["train/cache-77.arrow"] == "not among the files of the data set that state.json lists"
+    assert dict(corpus.skipped)["dataset_dict.json"] == "describes a data set, holds no text"
+    os.remove(tmp_path / "train" / "data-00000-of-00001.arrow")
+    refused(tmp_path, "which is not there: the data set is not complete")
+
+
+def test_what_datasets_itself_saves_is_read(tmp_path):
+    import datasets
+
+    datasets.disable_progress_bars()
+    made = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": TEXTS, "n": [1, 2, 3, 4]})})
+    made.save_to_disk(tmp_path / "saved")
+    assert texts_of(tmp_path / "saved") == TEXTS
+
+
+@pytest.mark.parametrize("packed", PACKERS)
+def test_standard_input(packed, tmp_path, monkeypatch):
+    class Input:
+        buffer = io.BytesIO(PACKERS[packed](json_lines(TEXTS)))
+
+        def isatty(self):
+            return False
+
+    monkeypatch.setattr(sys, "stdin", Input())
+    corpus = read_corpus("-", reading=Reading(format="jsonl"))
+    assert list(corpus.texts()) == TEXTS
+    assert [source.path for source in corpus.sources] == ["-"]
+    Input.buffer = io.BytesIO(b"")
+    refused("-", "no text to read")
+    monkeypatch.setattr(Input, "isatty", lambda self: True)
+    refused("-", "standard input is a terminal")
+
+
+def test_patterns_and_what_they_leave_out(tmp_path):
+    for name in ("a.txt", "b.md", "deep/c.txt", "deep/d.log", "deep/er/e.txt"):
+        put(tmp_path, name, name)
+    put(tmp_path, "binary.txt", b"\0\0")
+    assert texts_of(tmp_path / "*.txt") == ["a.txt"]
+    assert texts_of(tmp_path / "**" / "*.txt") == ["a.txt", "deep/c.txt", "deep/er/e.txt"]
+    refused(tmp_path / "*.rst", "no file matches this pattern")
+    assert texts_of(tmp_path, include="*.md, *.log") == ["b.md", "deep/d.log"]
+    assert texts_of(tmp_path, include="*.txt", exclude="er,a.*") == ["deep/c.txt"]
+    assert texts_of(tmp_path, exclude="deep/*") == ["a.txt", "b.md"]
+    # what is named is read whatever the patterns say
+    assert texts_of([tmp_path / "a.txt", tmp_path / "deep"], exclude="*.txt") == ["a.txt", "deep/d.log"]
+    reasons = dict(read_corpus(tmp_path, reading=Reading(include="*.txt", exclude="deep")).skipped)
+    assert reasons["b.md"] == "not included"
+    assert reasons["deep/c.txt"] == "excluded by deep"
+    assert reasons["binary.txt"] == "it is binary, expected text"
+
+
+def test_links_to_folders_are_not_followed_and_said(tmp_path):
+    put(tmp_path, "a.txt", "text")
+    os.symlink(tmp_path, tmp_path / "round", target_is_directory=True)
+    assert dict(read_corpus(tmp_path).skipped) == {"round": "a link to a folder, which is not followed"}
+
+
+def test_the_format_can_be_said(tmp_path):
+    path = put(tmp_path, "a.log", json_lines(TEXTS))
+    assert texts_of(path, format="jsonl") == TEXTS
+    assert len(texts_of(path)) == 1
+    assert texts_of(put(tmp_path, "a.json", json_lines(TEXTS)), format="jsonl") == TEXTS
+    with pytest.raises(DocumentError, match="say auto or one of plain, html"):
+        Reading(format="xml")
+
+
+# Fields and columns -----------------------------------------------------------------------------
+
+
+def test_the_field_is_chosen_or_the_only_one(tmp_path):
+    rows = [{"title": "a", "body": "b"}, {"title": "c", "body": "d"}]
+    many = put(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert texts_of(many, field="body") == ["b", "d"]
+    refused(many, "several hold text, title, body: say with --field which field")
+    refused(many, r"a\.jsonl, line 1: no field 'boby'; the fields are title, body", field="boby")
+    assert texts_of(put(tmp_path, "b.jsonl", json_lines(TEXTS, "content"))) == TEXTS
+    assert texts_of(put(tmp_path, "c.jsonl", '"plain"\n"strings"\n\n')) == ["plain", "strings"]
+    refused(put(tmp_path, "d.jsonl", '{"n": 1}\n'), "none of n holds text")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.parquet", "a.arrow"])
+def test_a_column_that_is_missing_is_refused_with_those_there_are(name, tmp_path):
+    path = put(tmp_path, name, WRITERS[name](TEXTS))
+    refused(path, "has no column 'body'; the columns are id, text", field="body")
+    if name in ("a.parquet", "a.arrow"):
+        refused(path, "column 'id' holds int64, expected text; columns of text are text", field="id")
+    else:
+        assert texts_of(path, field="id") == ["0", "1", "2", "3"]
+
+
+def test_columns_of_every_type_of_text_and_rows_without_any(tmp_path):
+    texts = ["a", None, "b", "", "c"]
+    kinds = (pyarrow.string(), pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string()))
+    for kind in kinds:
+        path = put(tmp_path, "a.parquet", parquet(texts, kind))
+        assert texts_of(path) == ["a", "b", "c"]
+    assert read_corpus(path).sources[0].empty == 2
+    rows = '{"text": "a"}\n{"text": null}\n{"text": ""}\n'
+    assert read_corpus(put(tmp_path, "a.jsonl", rows)).sources[0].empty == 2
+    assert texts_of(put(tmp_path, "a.csv", "text,n\r\na,1\r\n,2\r\nb,3\r\n")) == ["a", "b"]
+
+
+def test_a_table_of_one_column_needs_no_choice_and_cells_may_be_long(tmp_path):
+    long = "x" * 300_000
+    assert texts_of(put(tmp_path, "a.csv", f'words\n"a\nb"\n{long}\n')) == ["a\nb", long]
+    assert texts_of(put(tmp_path, "b.tsv", "words\ttext\n1\ta, b; c\n")) == ["a, b; c"]
+
+
+# What is broken ---------------------------------------------------------------------------------
+
+BROKEN = {
+    "cut.jsonl": (b'{"text": "a"}\n{"text": "b', r"cut\.jsonl, line 2, character \d+: not valid JSON"),
+    "number.jsonl": (b'{"text": "a"}\n7\n', "line 2: a number, expected an object with a field of text"),
+    "missing.jsonl": (b'{"text": "a"}\n\n{"txt": "b"}\n', "line 3: no field 'text'; the fields are txt"),
+    "list.jsonl": (b'{"text": ["a"]}\n{"text": "b"}\n', "none of text holds text"),
+    "other.jsonl": (b'{"text": "b"}\n{"text": {"a": 1}}\n', "line 2: field 'text' holds an object, expected text"),
+    "deep.jsonl": (b"[" * 100_000 + b"\n", r"deep\.jsonl, line 1: not valid JSON"),
+    "ragged.csv": (b"id,text\n1,a\n2,b,c\n", r"ragged\.csv, line 3: 3 cells, expected 2"),
+    "open.csv": (b'id,text\n1,"a\n2,b\n', r"open\.csv, line 3: not a table"),
+    "cut.txt.gz": (gzip.compress(os.urandom(4000).hex().encode())[:-900], "cut short: its gzip stream ends after"),
+    "no.txt.gz": (b"this is no gzip stream", "damaged after 0 bytes of content"),
+    "cut.txt.zst": (PACKERS[".zst"](os.urandom(4000).hex().encode())[:-900], "cut short: its zstd stream ends after"),
+    "no.txt.zst": (b"this is no zstd stream", "damaged after 0 bytes of content"),
+    "cut.jsonl.gz": (gzip.compress(json_lines(TEXTS * 999))[:-99], r"cut\.jsonl\.gz is cut short"),
+    "cut.parquet": (parquet(TEXTS)[:-30], r"cut\.parquet is damaged or not of its format"),
+    "no.parquet": (b"PAR1", r"no\.parquet is damaged or not of its format"),
+    "cut.arrow": (arrow(TEXTS)[:-200], r"cut\.arrow is damaged or not of its format"),
+    "cut.parquet.gz": (gzip.compress(parquet(TEXTS))[:-9], r"cut\.parquet\.gz is cut short"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_refused_by_the_name_of_the_file_and_the_place(name, tmp_path):
+    """Named or found: text that would silently be missing is an error."""
+    content, message = BROKEN[name]
+    put(tmp_path, "good.txt", "good")
+    path = put(tmp_path, name, content)
+    refused(path, message)
+    refused(tmp_path, message)
+    assert texts_of(tmp_path, exclude=name) == ["good"]
+
+
+@given(st.binary(max_size=60), st.sampled_from(["jsonl", "csv", "tsv", "html", "plain", "parquet", "arrow"]))
+@settings(max_examples=150, deadline=None)
+def test_any_bytes_are_read_or_refused_in_words(tmp_path_factory, content, kind):
+    path = put(tmp_path_factory.mktemp("any"), "a.dat", content)
+    with contextlib.suppress(DocumentError):
+        corpus = read_corpus(path, reading=Reading(format=kind))
+        assert "".join(corpus.texts()) == "".join(document.text for document in corpus.documents)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("pyarrow", "a.parquet"), ("pyarrow", "a.arrow"), ("zstandard", "a.txt.zst")]
+)
+def test_a_library_that_is_missing_is_named_with_the_way_to_get_it(module, name, tmp_path, monkeypatch):
+    path = put(tmp_path, name, b"not looked at")
+    real = importlib.import_module
+
+    def without(wanted):
+        if wanted.partition(".")[0] == module:
+            raise ImportError
+        return real(wanted)
+
+    monkeypatch.setattr(opening.importlib, "import_module", without)
+    refused(path, rf"cannot be read without {module}: pip install 'pellucid\[data\]'")
+
+
+# Encodings --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_the_mark_at_the_beginning_says_the_encoding(encoding, tmp_path):
+    for name, content in (
+        ("a.txt", "é😀\r\n"),
+        ("a.jsonl", '{"text": "é😀\\r\\n"}'),
+        ("a.csv", 'text\r\n"é😀\r\n"\r\n'),
+    ):
+        assert texts_of(put(tmp_path, name, content.encode(encoding))) == ["é😀\r\n"]
+    corpus = read_corpus(put(tmp_path, "b.txt", ("é" * 700_000).encode(encoding)))
+    assert corpus.documents[0].n_bytes == 1_400_000
+
+
+def test_one_file_in_another_encoding_among_files_in_utf8(tmp_path):
+    """The text of the first is not UTF-8: said where, and read when the encoding is named; the second stays UTF-8."""
+    put(tmp_path, "a.txt", b"plain " * 20 + "naïve".encode("latin-1"))
+    put(tmp_path, "b.txt", "naïve € ")
+    corpus = read_corpus(tmp_path)
+    assert [(s.replaced, s.first_replaced) for s in corpus.sources] == [(1, "byte 122"), (0, "")]
+    assert texts_of(tmp_path, encoding="latin-1") == ["plain " * 20 + "naïve", "naïve € "]
+    named = read_corpus(tmp_path, reading=Reading(encoding="latin-1"))
+    assert [(s.replaced, s.encoding) for s in named.sources] == [(0, "latin-1"), (0, "")]
+    assert named.hash != corpus.hash
+    refused(tmp_path, r"a\.txt: byte 122 is not ascii", encoding="ascii")
+    for name in ("klingon", "zlib"):
+        with pytest.raises(DocumentError, match="no such encoding"):
+            Reading(encoding=name)
+
+
+def test_rows_in_another_encoding_are_counted_by_row(tmp_path):
+    path = put(tmp_path, "a.csv", b"id,text\n1,good\n2,na\xefve\n")
+    source = read_corpus(path).sources[0]
+    assert (source.replaced, source.first_replaced) == (1, "row 2")
+    assert texts_of(path, encoding="latin-1") == ["good", "naïve"]
+    path = put(tmp_path, "a.jsonl", b'{"text": "good"}\n{"text": "na\xefve \\ud83d half"}\n')
+    corpus = read_corpus(path)
+    assert corpus.sources[0].replaced == 2
+    assert list(corpus.texts()) == ["good", "na\ufffdve \ufffd half"]
+
+
+def test_a_page_says_its_own_encoding(tmp_path):
+    page = "<html><head><meta charset='{}'></head><body>naïve – text</body></html>"
+    for said, encoding in (
+        ("iso-8859-1", "cp1252"),
+        ("windows-1251", "cp1252"),
+        ("utf-8", "utf-8"),
+        ("nonsense", "utf-8"),
+    ):
+        text = texts_of(put(tmp_path, "a.html", page.format(said).encode(encoding)))[0]
+        assert (text == "naïve – text\n") == (said != "windows-1251")
+
+
+# Pages ------------------------------------------------------------------------------------------
+
+
+def page_text(html, width):
+    raw = html.encode()
+    return "".join(piece.text for piece in read_html(pieces_of(raw[i : i + width] for i in range(0, len(raw), width))))
+
+
+def test_the_text_of_a_page_is_what_a_reader_sees():
+    page = """<!doctype html><html><head><title>A &amp; B</title><style>p{}</style><script>if (a<b) {}</script>
+    <body><h1>Head</h1><p>One <b>bo</b>ld,
+    two &eacute;.<p>Second<br>line <!-- no --></p><table><tr><td>a<td>b</tr><tr><td>c</td><td>d</td></tr></table>
+    <pre>  x\n   y</pre><ul><li>one</li><li>two</ul><noscript>no</noscript><svg><text>no</text></svg>last</body>"""
+    seen = "A & B\n\nHead\n\nOne bold, two é.\n\nSecond\nline\n\na\tb\nc\td\n\n  x\n   y\n\none\ntwo\n\nlast\n"
+    for width in (1, 7, 10_000):
+        assert page_text(page, width) == seen
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["<p>", "</p>", "<pre>", "</pre>", "<script>", "</script>", "<b>", "a", " b", "&lt;", "<td>", "<"]
+        )
+    )
+)
+@settings(deadline=None)
+def test_the_text_of_a_page_does_not_depend_on_how_it_is_cut(parts):
+    page = "".join(parts) + ">"
+    assert page_text(page, 3) == page_text(page, 10_000)
+
+
+# Duplicates and the account ---------------------------------------------------------------------
+
+
+def test_exact_duplicates_are_dropped_where_asked_and_counted(tmp_path):
+    put(tmp_path, "a.txt", "one")
+    put(tmp_path, "b.jsonl", json_lines(["one", "two", "two", "three"]))
+    put(tmp_path, "c.txt", "one")
+    assert texts_of(tmp_path) == ["one", "one", "two", "two", "three", "one"]
+    corpus = read_corpus(tmp_path, reading=Reading(drop_duplicates=True))
+    assert list(corpus.texts()) == ["one", "two", "three"]
+    assert [(s.path, s.n_documents, s.duplicates) for s in corpus.sources] == [
+        ("a.txt", 1, 0),
+        ("b.jsonl", 2, 2),
+        ("c.txt", 0, 1),
+    ]
+    about = corpus.about()
+    assert (about["documents"], about["duplicates"]) == (3, 3)
+    assert about["hash"] != read_corpus(tmp_path).hash
+
+
+def test_the_account_names_every_input_and_the_hash_is_another_with_any_of_them(tmp_path):
+    put(tmp_path, "a.txt", "one")
+    put(tmp_path, "b.csv", table(TEXTS))
+    put(tmp_path, "c.bin", b"\0")
+    reading = Reading(licence="CC0")
+    about = read_corpus(tmp_path, reading=reading).about()
+    assert json.loads(json.dumps(about)) == about
+    assert [(s["path"], s["n_documents"]) for s in about["sources"]] == [("a.txt", 1), ("b.csv", 4)]
+    assert all(len(s["sha256"]) == 64 and s["n_bytes"] > 0 for s in about["sources"])
+    assert (about["licence"], about["skipped"]) == ("CC0", [["c.bin", "it is binary, expected text"]])
+    hashes = {about["hash"]}
+    put(tmp_path, "a.txt", "onE")
+    hashes.add(read_corpus(tmp_path).hash)
+    put(tmp_path, "d.txt", "new")
+    hashes.add(read_corpus(tmp_path).hash)
+    os.remove(tmp_path / "a.txt")
+    hashes.add(read_corpus(tmp_path).hash)
+    os.rename(tmp_path / "d.txt", tmp_path / "e.txt")
+    hashes.add(read_corpus(tmp_path).hash)
+    assert len(hashes) == 5
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.parquet"])
+def test_a_file_that_changes_while_it_is_counted_is_refused(name, tmp_path, monkeypatch):
+    make = {"a.txt": lambda t: t[0].encode(), "a.txt.gz": lambda t: gzip.compress(t[0].encode())} | WRITERS
+    path = put(tmp_path, name, make[name](["before"]))
+    real = formats.READERS[finding.origin_of(path, name, Reading()).format]
+
+    def slow(file, origin):
+        for pieces in real(file, origin):
+            yield pieces
+            path.write_bytes(make[name](["longer than it was"]))
+
+    monkeypatch.setitem(formats.READERS, finding.origin_of(path, name, Reading()).format, slow)
+    refused(path, rf"{name} changed while it was being read")
+
+
+@pytest.mark.parametrize("after", [TEXTS[:-1], ["0ne", *TEXTS[1:]], []])
+def test_rows_that_change_after_they_were_counted_are_noticed(after, tmp_path):
+    path = put(tmp_path, "a.jsonl", json_lines(TEXTS))
+    corpus = read_corpus(path)
+    path.write_bytes(json_lines(after))
+    with pytest.raises(DocumentError, match=r"a\.jsonl changed while"):
+        list(corpus.texts())
+    path.unlink()
+    with pytest.raises(DocumentError, match=r"a\.jsonl was removed while"):
+        list(corpus.texts())
+
+
+def test_a_document_of_many_is_found_again_by_itself(tmp_path):
+    corpus = read_corpus(put(tmp_path, "a.jsonl", json_lines(["", *TEXTS])))
+    assert corpus.documents[-1].text == TEXTS[-1]
+    assert [d.index for d in corpus.documents] == [1, 2, 3, 4]
+    assert corpus.documents[1:3] == [corpus.documents[1], corpus.documents[2]]
+
+
+def test_what_was_counted_takes_little_memory_for_each_document(tmp_path):
+    path = put(tmp_path, "a.jsonl", json_lines(str(i) for i in range(5000)))
+    documents = read_corpus(path).documents
+    columns = (documents.source, documents.index, documents.n_bytes, documents.n_characters)
+    assert sum(c.itemsize * len(c) for c in columns) + len(documents.digests) == 60 * 5000
+
+
+def test_an_origin_is_what_the_name_says():
+    read = Reading(field="body")
+    found = finding.origin_of(finding.Path("x/A.CSV.GZ"), "A.CSV.GZ", read)
+    assert found == Origin(finding.Path("x/A.CSV.GZ"), "A.CSV.GZ", "csv", ".gz", field="body")
