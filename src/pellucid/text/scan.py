@@ -267,9 +267,11 @@ def as_counted(pieces: Iterator[Piece], digest: bytes, origin: Origin) -> Iterat
 
 
 def use_up(pieces: Iterator[Piece]) -> None:
+    """Read over what nobody asked for."""
     for _ in pieces:
         pass
 
 
 def changed(origin: Origin) -> DocumentError:
+    """The error of a file that is another than it was when it was counted."""
     return DocumentError(f"{origin.name} changed while it was being read: start again once it is complete")
