@@ -25,6 +25,7 @@ from pellucid.training.resolve import with_length
 OTHER = {
     "text.tokenizer": "char",
     "text.held_out": "0.25",
+    "text.encoding": "latin-1",
     "train.device": "cuda",
     "model.dropout": "0.25",
     "model.attention.mask": "prefix",
@@ -59,8 +60,6 @@ def another(name: str):
         fits = {"model.d_model": "256", "model.attention.n_heads": "8", "model.attention.n_kv_heads": "2"}
         fits["model.mlp.n_hidden"] = "2"
         return fits.get(name, str(2 * abs(now) + 6))
-    if name == "text.encoding":
-        return "latin-1"
     return "0.5" if hint is float else "other"
 
 

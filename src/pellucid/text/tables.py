@@ -28,6 +28,7 @@ def choose_field(of_text: Sequence[str], every: Sequence[str], name: str, asked:
 
 
 def listed(names: Iterable[str]) -> str:
+    """Names for an error, the first twenty of them."""
     shown = [str(name) for name in names]
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "") or "none"
 
