@@ -9,6 +9,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from pellucid import yardstick
 from pellucid.architecture import Architecture
 from pellucid.edits import Edit
 from pellucid.generate.filling import Filling, fill
@@ -252,7 +253,8 @@ def train(
     else:
         made = make_recipe(paths, preset, changes, file)
     folder = None if out is None else Path(out)
-    return runs.start(with_length(made, length), folder, reporter, sampler_of(made), **given)
+    given["beside"] = yardstick.beside
+    return yardstick.tell(runs.start(with_length(made, length), folder, reporter, sampler_of(made), **given), reporter)
 
 
 def continue_run(
@@ -273,7 +275,7 @@ def continue_run(
             f"{out} cannot be resumed with other choices ({'; '.join(changed[:3])}): leave them out, or start a new "
             f"run from its weights with --from {out}"
         )
-    return runs.resume(Path(out), inputs, length, reporter, sampler_of(recipe))
+    return yardstick.tell(runs.resume(Path(out), inputs, length, reporter, sampler_of(recipe)), reporter)
 
 
 def kind_of(run: Path) -> str:

@@ -18,7 +18,7 @@ FLOORS = (
     ("text", "reference", "model"),
     ("predictors", "training", "generate", "lens", "hub"),
     # images train a network of their own, so they stand above training
-    ("plan", "verify", "images"),
+    ("plan", "verify", "images", "yardstick"),
     # a conversion is checked before it is given its name
     ("conversion",),
     ("serve", "look"),

@@ -248,18 +248,19 @@ def test_scores_add_up_and_count_bytes(predictor):
 def test_baselines_are_the_counts_on_the_held_out_part(tmp_path, text):
     train_predictor(text, kind="ngram", out=tmp_path / "run", fields={"tokenizer": "char", "order": 3})
     tokens = prepared(tmp_path)
-    found = {b.name: b for b in baselines(tokens)}
+    train, part = (tokens.part(name) for name in ("train", "held_out"))
+    ids, text = train.read(0, len(train)), part.read(0, len(part))
+    found = {b.name: b for b in baselines(ids, text, part, tokens.n_vocab)}
     assert list(found) == ["uniform", "unigram", "bigram", "trigram", "5-gram"]
     assert found["uniform"].nats_per_token == math.log(tokens.n_vocab)
     assert found["trigram"].nats_per_token == read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["held_out_loss"]
     losses = [b.nats_per_token for b in found.values()]
     assert losses == sorted(losses, reverse=True)
-    part = tokens.part("held_out")
     for b in found.values():
         assert b.bits_per_byte == pytest.approx(b.nats_per_token / math.log(2) * len(part) / part.n_bytes)
-    fewer = baselines(tokens, limit=5000)[2]
-    assert fewer.name == "bigram of the first 5,000 tokens"
-    assert fewer.nats_per_token > found["bigram"].nats_per_token
+    fewer = baselines(ids[:5000], text, part, tokens.n_vocab, longest=2)
+    assert [b.name for b in fewer] == ["uniform", "unigram", "bigram"]
+    assert fewer[-1].nats_per_token > found["bigram"].nats_per_token
 
 
 # Refused ------------------------------------------------------------------------------------

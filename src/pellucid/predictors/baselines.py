@@ -1,16 +1,22 @@
-"""The yardstick: what counting alone makes of the held-out text, from nothing to five words of context."""
+"""What counting alone makes of the held-out text, from nothing to four tokens of context."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from pellucid.predictors.ngram import NGram
-from pellucid.text.tokens import Part, Tokens
 
-#: at most this many training tokens are counted: more could take over 4 GiB
-LIMIT = 1 << 24
 ORDERS = {1: "unigram", 2: "bigram", 3: "trigram", 5: "5-gram"}
+
+
+class Sized(Protocol):
+    """A part of a text: its length in tokens, separators included, and the bytes of the original."""
+
+    def __len__(self) -> int: ...
+    @property
+    def n_bytes(self) -> int: ...
 
 
 class Baseline(NamedTuple):
@@ -21,24 +27,33 @@ class Baseline(NamedTuple):
     bits_per_byte: float
 
 
-def baselines(tokens: Tokens, *, limit: int = LIMIT) -> list[Baseline]:
-    """Uniform, unigram, bigram, trigram and 5-gram (interpolated modified Kneser-Ney) on the held-out part.
+def baselines(
+    train: np.ndarray,
+    held_out: np.ndarray,
+    part: Sized,
+    n_vocab: int,
+    *,
+    longest: int = 5,
+    separator: int | None = None,
+    poll: Callable[[], object] = lambda: None,
+) -> list[Baseline]:
+    """Uniform, and n-grams of 1, 2, 3 and 5 tokens (interpolated modified Kneser-Ney) counted on `train`.
 
-    Every token of it but the first is scored. At most the first `limit` training tokens are counted, which
-    the names then say.
+    train, held_out  ids, int64 [n]; every token of the second but its first is scored
+    part             that those are from, whose tokens per byte turn nats per token into bits per byte
+    longest          orders above this one are left out, and those that `train` is too short for
+    separator        given: contexts do not reach across it
+    poll             is called between predictors; it may raise
     """
-    train, held_out = tokens.part("train"), tokens.part("held_out")
-    read = min(len(train), limit)
-    counted = f" of the first {read:,} tokens" if read < len(train) else ""
-    ids, text = train.read(0, read), held_out.read(0, len(held_out))
-    found = [baseline("uniform", math.log(tokens.n_vocab), held_out)]
+    found = [baseline("uniform", math.log(n_vocab), part)]
     for order, name in ORDERS.items():
-        if order <= len(ids):
-            loss = float(-np.mean(NGram.train(ids, tokens.n_vocab, order).log_probs(text)))
-            found.append(baseline(name + counted, loss, held_out))
+        if order <= min(longest, len(train)):
+            poll()
+            predictor = NGram.train(train, n_vocab, order, separator=separator)
+            found.append(baseline(name, -float(predictor.log_probs(held_out).mean()), part))
     return found
 
 
-def baseline(name: str, nats: float, part: Part) -> Baseline:
+def baseline(name: str, nats: float, part: Sized) -> Baseline:
     """Nats per token, and the bits per byte of the original text that they come to."""
     return Baseline(name, nats, nats / math.log(2) * len(part) / part.n_bytes)

@@ -107,7 +107,7 @@ def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) ->
             return as_run(run, recipe, 0, exit_code=interruption.exit_code)
         n_parameters = sum(p.numel() for p in network.parameters())
         reporter.start([f"model: {recipe.kind}, {n_parameters:,} parameters; {recipe.n_steps:,} steps", f"run: {run}"])
-        write_folder(run, as_recipe(recipe), tokenizer, data, None)
+        write_folder(run, as_recipe(recipe), tokenizer, {"data.json": data}, None)
         deadline = began + 1.1 * 60 * recipe.train.minutes if recipe.train.minutes else math.inf
         with only_one(run):
             return train(run, recipe, network, tokens, tokenizer, reporter, interruption, deadline)
@@ -122,7 +122,7 @@ def count_into(
     ngram = count_part(tokens.part("train"), recipe.model)
     held_out = tokens.part("held_out")
     log_probs = ngram.log_probs(held_out.read(0, len(held_out)))
-    write_folder(run, as_recipe(recipe), tokenizer, data, None)
+    write_folder(run, as_recipe(recipe), tokenizer, {"data.json": data}, None)
     ngram.save(run / "ngram")
     _, loss, bits = baseline("", -float(log_probs.mean()), held_out)
     finite = math.isfinite(loss)

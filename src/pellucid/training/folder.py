@@ -49,18 +49,20 @@ def choose_folder(out: Path | None, inputs: tuple[str, ...]) -> Path:
 
 
 def write_folder(
-    run: Path, recipe: Recipe, tokenizer: Tokenizer, data: dict[str, Any], first: Transformer | None
+    run: Path, recipe: Recipe, tokenizer: Tokenizer, files: dict[str, Any], first: Transformer | None
 ) -> None:
     """Make the run's folder, complete and flushed to disk, or not at all.
 
-    `first` is a network whose weights the seed does not give again: they become the checkpoint of step 0.
+    `files` are JSON values by the names of their files, data.json among them. `first` is a network whose weights
+    the seed does not give again: they become the checkpoint of step 0.
     """
     aside = run.with_name(f".{run.name}.writing-{os.getpid()}")
     aside.mkdir(parents=True)
     try:
         tokenizer.save(aside)
         write_json(aside / "architecture.json", recipe.model.to_dict())
-        write_json(aside / "data.json", data)
+        for name, content in files.items():
+            write_json(aside / name, content)
         write_json(aside / "recipe.json", recipe.to_dict())
         if first is not None:
             state = {"step": 0, "bad_in_a_row": 0, "seconds": 0.0}

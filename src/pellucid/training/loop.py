@@ -18,6 +18,7 @@ from pellucid.training.interrupt import Interruption
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.objectives import Loss, Pass, judged
 from pellucid.training.optimizer import Optimizer
+from pellucid.training.overfitting import Curve
 from pellucid.training.recipe import Recipe
 from pellucid.training.schedule import factor
 
@@ -82,6 +83,7 @@ class Training:
     pending: deque[tuple[dict[str, Any], dict[str, Tensor]]] = field(default_factory=deque)
     started: float = field(default_factory=time.monotonic)
     last_evaluation: dict[str, Any] | None = None
+    curve: Curve = field(default_factory=Curve)
 
     # One step ------------------------------------------------------------------------------
 
@@ -136,6 +138,7 @@ class Training:
                 row |= {"loss": None, "grad_norm": None, "skipped": True}
                 self.reporter.note(f"step {row['step']} skipped: its loss or gradient is not finite")
             self.metrics.write(row)
+            self.curve.see(row)
             self.reporter.step(row, self.recipe.n_steps)
             if self.bad_in_a_row >= PATIENCE:
                 raise NumericsError(
@@ -208,9 +211,14 @@ class Training:
             mark_best(self.run, self.step, part)
         bits = loss / math.log(2) * self.data.held_out_tokens_per_byte
         row = {"step": self.step, "held_out_loss": loss, "bits_per_byte": bits, "accuracy": accuracy, "whole": whole}
-        self.metrics.write(row | {"seconds": round(self.seconds(), 3)})
+        self.metrics.write(row | {"held_out_part": part, "seconds": round(self.seconds(), 3)})
         self.reporter.evaluation(row)
         self.last_evaluation = row
+        self.curve.see(row | {"held_out_part": part})
+        if warning := self.curve.warning():
+            self.metrics.write(said := {"step": self.step, "warning": warning})
+            self.curve.see(said)
+            self.reporter.note(f"warning: {warning}")
 
     def has_row(self, field: str) -> bool:
         """Whether the run wrote this for this step before it was interrupted."""
@@ -254,3 +262,4 @@ class Training:
         self.seconds_before = checkpoint.state["seconds"]
         evaluations = [row for row in self.metrics.kept if "held_out_loss" in row]
         self.last_evaluation = evaluations[-1] if evaluations else None
+        self.curve = Curve.of(self.metrics.kept)

@@ -40,6 +40,8 @@ from pellucid.training.setup import (
 )
 
 Sampler = Callable[[Transformer, Tokenizer, str, int], str]
+#: what is found out about a run before its first step: lines to print, and JSON files for its folder
+Beside = Callable[[Recipe, Tokens | PairTokens, Callable[[], None]], tuple[list[str], dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ def start(
 ) -> Run:
     """Read the text, decide what is open, write the run's folder, train.
 
-    `given` may hold `tokenizer` and `weights`, for a run that starts from another model. Whatever is wrong
-    with the text or the choices is found before the folder is made.
+    `given` may hold `tokenizer` and `weights`, for a run that starts from another model, and `beside`, a Beside.
+    Whatever is wrong with the text or the choices is found before the folder is made.
     """
     run = choose_folder(out, recipe.inputs)
     with Interruption() as interruption:
@@ -74,14 +76,15 @@ def start(
             make_data(tokens, recipe, device)  # refuses text too small for a window
             network = build(recipe, device, weights)
             recipe, lines = settle(recipe, network, tokens, device, weights)
+            found, files = given["beside"](recipe, tokens, interruption.poll) if "beside" in given else ([], {})
             interruption.poll()
         except Interrupted:
             reporter.note("interrupted before the first step: nothing was written")
             return Run(run, recipe, 0, exit_code=interruption.exit_code)
         n_parameters = count_parameters(recipe.model)["total"]
-        reporter.start([describe(recipe.model, n_parameters), *lines, f"run: {run}"])
-        about = tokens.manifest | corpus.about()
-        write_folder(run, recipe, tokenizer, about, network if weights is not None else None)
+        reporter.start([describe(recipe.model, n_parameters), *lines, *found, f"run: {run}"])
+        files["data.json"] = tokens.manifest | corpus.about()
+        write_folder(run, recipe, tokenizer, files, network if weights is not None else None)
         deadline = began + 1.1 * 60 * recipe.train.minutes if recipe.train.minutes else float("inf")
         with only_one(run):
             return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, deadline)

@@ -1,0 +1,85 @@
+"""How much of the held-out text also stands, word for word, in the training text."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pellucid.text.tokens import Part
+
+#: bytes of text that a window is at least as long as: shorter passages are common to texts that share nothing
+BYTES = 100
+#: windows that are looked for, and training tokens that are searched, at most
+WINDOWS, SEARCHED = 1 << 14, 1 << 27
+#: training tokens that are hashed at a time
+PIECE = 1 << 20
+#: odd multipliers of the hash: of tokens, of the later half of a window, of the last mixing (Steele et al. 2014)
+ODD = tuple(np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """`share` of `windows` held-out windows of `length` tokens stand verbatim in `searched` training tokens."""
+
+    share: float
+    windows: int
+    length: int
+    searched: int
+
+
+def repeats(train: Part, held_out: Part, poll: Callable[[], object] = lambda: None) -> Repeats:
+    """Look for windows of the held-out text, side by side, at every place of the training text.
+
+    Windows are a power of two tokens long, at least about 100 bytes, and compared by hashes of 64 bits. Of a text
+    with more than WINDOWS of them as many are taken, evenly spread, and of training text the first SEARCHED tokens.
+    """
+    length = window_length(held_out)
+    n = len(held_out) // length
+    if not n:
+        return Repeats(0.0, 0, length, 0)
+    places = np.unique(np.linspace(0, n - 1, min(n, WINDOWS)).astype(np.int64))
+    rows = np.stack([held_out.read(int(k) * length, int(k + 1) * length) for k in places])
+    wanted = window_hashes(rows, length)[:, 0]
+    known, searched = np.unique(wanted), min(len(train), SEARCHED)
+    there = np.zeros(len(known), dtype=bool)
+    for hashes in _pieces(train, searched, length):
+        poll()
+        there[_found(known, hashes)] = True
+    return Repeats(float(there[np.searchsorted(known, wanted)].mean()), len(places), length, searched)
+
+
+def window_length(part: Part) -> int:
+    """The power of two, from 16 to 128, whose windows are about 100 bytes long or more."""
+    wanted = BYTES * len(part) / max(part.n_bytes, 1)
+    return min(128, max(16, 1 << int(np.ceil(np.log2(max(wanted, 1))))))
+
+
+def window_hashes(ids: np.ndarray, length: int) -> np.ndarray:
+    """A hash of every window of `length`, a power of two, of ids [..., n]: uint64 [..., n - length + 1].
+
+    Two windows side by side make one of twice the length: h_2k(i) = mix(h_k(i) + c h_k(i + k)).
+    """
+    hashes = (ids.astype(np.uint64) + np.uint64(1)) * ODD[0]
+    width = 1
+    while width < length:
+        hashes = hashes[..., :-width] + ODD[1] * hashes[..., width:]
+        hashes ^= hashes >> np.uint64(29)
+        hashes *= ODD[2]
+        width *= 2
+    return hashes
+
+
+def _pieces(part: Part, stop: int, length: int) -> Iterator[np.ndarray]:
+    for start in range(0, max(stop - length + 1, 0), PIECE):
+        yield window_hashes(part.read(start, min(start + PIECE + length - 1, stop)), length)
+
+
+def _found(known: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    """The places, in the increasing `known`, of those among `hashes` that are there."""
+    # most hashes are of nothing that is looked for, and one bit each says so
+    shift = np.uint64(64 - 22)
+    table = np.zeros(1 << 22, dtype=bool)
+    table[known >> shift] = True
+    likely = hashes[table[hashes >> shift]]
+    places = np.minimum(np.searchsorted(known, likely), len(known) - 1)
+    return places[known[places] == likely]

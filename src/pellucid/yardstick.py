@@ -1,0 +1,205 @@
+"""The yardstick of a run: what simpler predictors make of the same held-out text, and what is amiss with the data.
+
+Everything is in bits per byte of the original text, so that predictors with any tokenizer compare.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pellucid.architecture import count_parameters
+from pellucid.predictors.baselines import Baseline, baselines
+from pellucid.predictors.repeats import Repeats, repeats
+from pellucid.text.pair_tokens import PairTokens
+from pellucid.text.tokens import Part, Tokens
+from pellucid.training.display import PlainReporter
+from pellucid.training.folder import read_json
+from pellucid.training.recipe import Recipe
+from pellucid.training.run import Run
+
+FILE = "yardstick.json"
+#: training tokens that are counted, and held-out tokens that are scored, at most: seconds, and under 1 GiB
+COUNTED, SCORED = 1 << 22, 1 << 20
+#: tokens that are read side by side where not all are read
+PIECE = 1 << 14
+#: the share of held-out windows in the training text from which the loss says less than it seems to
+REPEATED = 0.01
+#: passes from which reading on adds little, and next to nothing (Muennighoff et al. 2023)
+MANY_PASSES, TOO_MANY_PASSES = 16, 40
+#: what a parameter can know by heart (Morris et al. 2025)
+BITS_PER_PARAMETER = 3.6
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What was measured before a run's first step. `warnings` are whole sentences, for whoever started it."""
+
+    predictors: list[Baseline]
+    counted: int
+    n_train: int
+    scored: int
+    n_held_out: int
+    repeats: Repeats
+    passes: float
+    warnings: list[str] = field(default_factory=list)
+    note: str = ""
+    seconds: float = 0.0
+
+    @property
+    def reach(self) -> str:
+        """How much of either part was read."""
+        return f"counted on {_of(self.counted, self.n_train)} training tokens, scored on " + (
+            f"{_of(self.scored, self.n_held_out)} held-out tokens"
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        """What is printed before the first step."""
+        said = ", ".join(f"{p.name} {p.bits_per_byte:.3f}" for p in self.predictors)
+        return [
+            f"yardstick, bits per byte of the held-out text: {said} ({self.reach}; {self.seconds:.1f} s)",
+            *([self.note] if self.note else []),
+            *(f"warning: {sentence}" for sentence in self.warnings),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, as they stand in a run's yardstick.json."""
+        return {**asdict(self), "predictors": [p._asdict() for p in self.predictors]}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Yardstick":
+        """What `to_dict` wrote."""
+        predictors = [Baseline(**p) for p in values["predictors"]]
+        return cls(**{**values, "predictors": predictors, "repeats": Repeats(**values["repeats"])})
+
+
+def measure(recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], object] = lambda: None) -> Yardstick:
+    """The yardstick of a run that is about to begin; the recipe is resolved. `poll` is called on the way.
+
+    Costs seconds whatever the size of the text: of long ones a part is read, evenly spread, and `reach` says how much.
+    """
+    began = time.monotonic()
+    train, held_out = (_as_part(tokens, name) for name in ("train", "held_out"))
+    masked, pairs = recipe.train.objective == "masked", isinstance(tokens, PairTokens)
+    separator = tokens.separator if pairs or recipe.text.inside_documents == "yes" else None
+    text = spread(held_out, SCORED)
+    counted = spread(train, COUNTED)
+    # of a pair's target the first token is predicted too, from the separator
+    scored = np.append(tokens.separator, text) if pairs else text
+    found = baselines(
+        counted, scored, held_out, tokens.n_vocab, longest=1 if masked else 5, separator=separator, poll=poll
+    )
+    again = repeats(train, held_out, poll)
+    passes = recipe.n_steps * recipe.tokens_per_step / len(train)
+    warnings = [*warn_of_repeats(again), *warn_of_too_few(recipe, passes, train, found[-1].bits_per_byte)]
+    note = "a masked model reads both sides, n-grams what came before: uniform and unigram are its measure"
+    return Yardstick(
+        found,
+        len(counted),
+        len(train),
+        len(text),
+        len(held_out),
+        again,
+        round(passes, 3),
+        warnings,
+        note if masked else "",
+        round(time.monotonic() - began, 3),
+    )
+
+
+def beside(recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], None]) -> tuple[list[str], dict[str, Any]]:
+    """The yardstick as the lines and the file of a run that begins."""
+    found = measure(recipe, tokens, poll)
+    return found.lines, {FILE: found.to_dict()}
+
+
+def tell(run: Run, reporter: PlainReporter) -> Run:
+    """The run, after its table is printed."""
+    reporter.start(table(run))
+    return run
+
+
+def warn_of_repeats(found: Repeats) -> list[str]:
+    """A sentence where the held-out text also stands in the training text."""
+    if found.share < REPEATED:
+        return []
+    return [
+        f"{found.share:.0%} of the held-out text also stands in the training text ({found.windows:,} windows of "
+        f"{found.length} tokens were looked for): the held-out loss is lower than on new text. Take out copies, or "
+        "keep what belongs together in one file"
+    ]
+
+
+def warn_of_too_few(recipe: Recipe, passes: float, train: Part, bits_per_byte: float) -> list[str]:
+    """A sentence where the text is read more often than helps, or so often that the model can know it by heart.
+
+    What a text holds is estimated by what the best n-gram leaves of it.
+    """
+    n = count_parameters(recipe.model)["total"]
+    read = f"the training text, {len(train):,} tokens, will be read {passes:.0f} times"
+    if passes >= TOO_MANY_PASSES:
+        return [f"{read}: more than {TOO_MANY_PASSES} passes add next to nothing. Give more text, or train shorter"]
+    holds = bits_per_byte * train.n_bytes
+    if passes >= MANY_PASSES and n * BITS_PER_PARAMETER > holds:
+        return [
+            f"{read}, and the model's {n:,} parameters can hold all of it by heart (about {BITS_PER_PARAMETER} bits "
+            f"each; the text has about {holds / 1e6:,.1f} million): watch the held-out loss. Give more text, a smaller "
+            "model, or dropout"
+        ]
+    return []
+
+
+def spread(part: Part, limit: int) -> np.ndarray:
+    """All ids of a part, or about `limit` of them, in pieces evenly spread over it."""
+    if len(part) <= limit:
+        return part.read(0, len(part))
+    starts = np.linspace(0, len(part) - PIECE, max(1, limit // PIECE)).astype(np.int64)
+    return np.concatenate([part.read(int(start), int(start) + PIECE) for start in starts])
+
+
+def read_yardstick(run: Path) -> Yardstick | None:
+    """The yardstick in a run's folder; None for a run that has none, or one that cannot be understood."""
+    if not (run / FILE).exists():
+        return None
+    try:
+        return Yardstick.from_dict(read_json(run / FILE))
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def table(run: Run) -> list[str]:
+    """The run's last held-out loss among those of the yardstick, one line each; nothing where one is missing."""
+    found = read_yardstick(run.path)
+    if found is None or run.held_out_loss is None or run.bits_per_byte is None:
+        return []
+    rows = [*found.predictors, Baseline(f"this model, step {run.step:,}", run.held_out_loss, run.bits_per_byte)]
+    width = max(len(row.name) for row in rows)
+    return [
+        f"{'held-out text':<{width}}  {'nats/token':>10}  {'bits/byte':>9}",
+        *(f"{row.name:<{width}}  {row.nats_per_token:>10.4f}  {row.bits_per_byte:>9.4f}" for row in rows),
+        verdict(found, run.bits_per_byte),
+    ]
+
+
+def verdict(found: Yardstick, bits_per_byte: float) -> str:
+    """One sentence: which of the predictors the model is better than."""
+    ahead = [p.name for p in found.predictors if p.bits_per_byte <= bits_per_byte]
+    if not ahead:
+        return f"the model is better than each of them ({found.reach})"
+    return f"the model is behind {', '.join(ahead)} ({found.reach}): train longer, or on more text"
+
+
+def _of(some: int, everything: int) -> str:
+    return f"all {everything:,}" if some == everything else f"{some:,} of {everything:,}"
+
+
+def _as_part(tokens: Tokens | PairTokens, name: str) -> Part:
+    """A part as one row of ids; of pairs, the targets."""
+    if isinstance(tokens, Tokens):
+        return tokens.part(name)
+    side = tokens.part(name).target
+    return Part.from_ids(side.ids, tokens.n_vocab, side.starts[:-1], side.n_bytes)
