@@ -61,6 +61,7 @@ def test_training_says_what_it_does(trained):
         "metrics.jsonl",
         "recipe.json",
         "tokenizer.json",
+        "yardstick.json",
     }
     assert json.loads((trained / "recipe.json").read_bytes())["train"]["steps"] == 4
 

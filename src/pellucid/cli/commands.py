@@ -10,6 +10,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from pellucid.cli.conversion import convert
 from pellucid.cli.inspect import inspect
+from pellucid.cli.plan import plan
 
 OK, FAILED, WRONG_INPUT, NUMERICS = 0, 1, 2, 3
 
@@ -324,4 +325,5 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "verify": verify,
     "inspect": inspect,
     "convert": convert,
+    "plan": plan,
 }

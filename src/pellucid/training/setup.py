@@ -154,11 +154,16 @@ def build(recipe: Recipe, device: torch.device, weights: Weights | None = None) 
     initialise(network, recipe.train.seed, recipe.train.init_std)
     if weights is not None:
         load_state(network, weights, "the model to start from")
+    choose_paths(network, recipe)
+    return network.to(device)
+
+
+def choose_paths(network: Transformer, recipe: Recipe) -> None:
+    """How the network computes what it computes: attention written out, activations computed again."""
     if recipe.train.attention == "written_out":
         choose_mix(network, "written_out")
     if recipe.train.recompute == "yes":
         recompute_blocks(network)
-    return network.to(device)
 
 
 def recompute_blocks(network: Transformer) -> None:

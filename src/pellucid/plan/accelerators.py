@@ -1,0 +1,65 @@
+"""Accelerators by name, with what their makers' data sheets say: peaks that no program reaches.
+
+Matrix products without sparsity, in bfloat16 with sums in float32, and in float32 without TF32.
+"""
+
+import difflib
+from dataclasses import dataclass
+
+#: shares of the data sheet's peak that are assumed: of products in training, of memory bandwidth in writing
+TRAINING_SHARE, READING_SHARE = 0.4, 0.6
+#: the share of memory that is planned with; the rest is the libraries' and the allocator's
+USABLE = 0.9
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """FLOP/s of matrix products by precision, bytes, and bytes per second."""
+
+    name: str
+    bfloat16: float
+    float32: float
+    memory: float
+    bandwidth: float
+
+    def peak(self, precision: str) -> float:
+        """FLOP/s in this precision."""
+        return self.bfloat16 if precision == "bfloat16" else self.float32
+
+
+def _of(name: str, bfloat16: float, float32: float, gigabytes: float, bandwidth: float) -> Accelerator:
+    return Accelerator(name, bfloat16 * 1e12, float32 * 1e12, gigabytes * 1e9, bandwidth * 1e9)
+
+
+#: name, TFLOP/s in bfloat16 and float32, GB, GB/s
+ACCELERATORS = {
+    made.name: made
+    for made in (
+        _of("a10", 125, 31.2, 24, 600),
+        _of("a100-40gb", 312, 19.5, 40, 1555),
+        _of("a100-80gb", 312, 19.5, 80, 2039),
+        _of("h100-pcie", 756, 51, 80, 2000),
+        _of("h100-sxm", 989, 67, 80, 3350),
+        _of("h200", 989, 67, 141, 4800),
+        _of("l4", 121, 30.3, 24, 300),
+        _of("l40s", 362, 91.6, 48, 864),
+        _of("mi300x", 1307, 163.4, 192, 5300),
+        _of("rtx-3090", 71, 35.6, 24, 936),
+        _of("rtx-4090", 165, 82.6, 24, 1008),
+    )
+}
+#: what is shown where none is named
+USUAL = ("rtx-4090", "a100-80gb", "h100-sxm")
+
+
+class PlanError(ValueError):
+    """Something that cannot be planned for."""
+
+
+def accelerator(name: str) -> Accelerator:
+    """The accelerator of that name; PlanError names the nearest and all others."""
+    if name in ACCELERATORS:
+        return ACCELERATORS[name]
+    near = difflib.get_close_matches(name.lower(), ACCELERATORS, 1, 0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise PlanError(f"there is no accelerator {name!r} here: {hint}say one of {', '.join(ACCELERATORS)}")

@@ -1,0 +1,260 @@
+"""A run before it is begun: what it has, needs and takes, here and on other machines."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pellucid.architecture import Architecture, count_parameters
+from pellucid.plan.accelerators import (
+    READING_SHARE,
+    TRAINING_SHARE,
+    USABLE,
+    USUAL,
+    Accelerator,
+    PlanError,
+    accelerator,
+)
+from pellucid.plan.flops import Flops, flops, written
+from pellucid.plan.speed import Speed, training_speed
+from pellucid.presets import preset, with_vocabulary
+from pellucid.training import resolve
+from pellucid.training.memory import Memory, training_memory
+from pellucid.training.objectives import MANY_LOGITS
+from pellucid.training.recipe import OBJECTIVE_MASK, Recipe, with_train
+from pellucid.training.run import read_recipe
+
+#: training tokens for each parameter where no length is given (Hoffmann et al. 2022)
+TOKENS_PER_PARAMETER = 20
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """An accelerator's part of a plan: bytes at the plan's batch, the largest batch, and tokens per second."""
+
+    accelerator: Accelerator
+    precision: str
+    memory: Memory
+    largest_batch: int
+    training: float
+    writing: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of a run before it begins. Bytes, FLOPs and seconds."""
+
+    name: str
+    recipe: Recipe
+    parameters: dict[str, int]
+    flops: Flops
+    memory: Memory
+    tokens: int
+    device: str
+    device_memory: float
+    largest_batch: int
+    speed: Speed | None = None
+    elsewhere: list[Elsewhere] = field(default_factory=list)
+    changes: list[tuple[str, float]] = field(default_factory=list)
+
+    @property
+    def fits(self) -> bool:
+        """Whether training fits into this machine's memory."""
+        return self.memory.peak <= USABLE * self.device_memory
+
+
+def make_plan(
+    what: str | Path | Architecture = "small",
+    *,
+    batch: int | None = None,
+    n_ctx: int | None = None,
+    vocabulary: int | None = None,
+    precision: str | None = None,
+    device: str = "auto",
+    accelerators: Sequence[str] = USUAL,
+    tokens: int | None = None,
+    measure: bool = True,
+) -> Plan:
+    """Plan a preset, the JSON file of an architecture, a run, or an Architecture; nothing of it is built whole.
+
+    batch         sequences in one pass; the run's, or what a run would choose
+    n_ctx, vocabulary, precision   in place of what it has
+    accelerators  names of `ACCELERATORS`, planned from their data sheets
+    tokens        how many it is trained on; the run's, or 20 for each parameter
+    measure       take steps for a few seconds to know this machine's speed
+
+    Raises PlanError, ArchitectureError or RecipeError for what is not there.
+    """
+    others = [accelerator(name) for name in accelerators]
+    name, recipe = _recipe_of(what)
+    sizes = {n: v for n, v in (("n_ctx", n_ctx), ("batch", batch)) if v is not None}
+    if wrong := [
+        n for n, v in (*sizes.items(), ("vocabulary", vocabulary), ("tokens", tokens)) if v is not None and v < 1
+    ]:
+        raise PlanError(f"{wrong[0]} below 1: give a number from 1 on")
+    model = recipe.model if n_ctx is None else replace(recipe.model, n_ctx=n_ctx)
+    recipe = replace(recipe, model=model if vocabulary is None else with_vocabulary(model, vocabulary))
+    here = resolve.resolve_device(recipe.train.device if device == "auto" else device)
+    recipe = _resolved(recipe, here, batch, precision)
+    parameters = count_parameters(recipe.model)
+    memory, room = training_memory(recipe), float(resolve.memory_bytes(here))
+    known = recipe.n_steps * recipe.tokens_per_step
+    made = Plan(
+        name=name,
+        recipe=recipe,
+        parameters={part: n for part, n in parameters.items() if n},
+        flops=flops(recipe.model),
+        memory=memory,
+        tokens=tokens or known or TOKENS_PER_PARAMETER * parameters["total"],
+        device=str(here),
+        device_memory=room,
+        largest_batch=largest_batch(recipe, USABLE * room),
+        speed=training_speed(recipe, here, memory=USABLE * room) if measure else None,
+        elsewhere=[_elsewhere(recipe, other, precision) for other in others],
+    )
+    return made if made.fits else replace(made, changes=changes_that_help(recipe))
+
+
+def _recipe_of(what: str | Path | Architecture) -> tuple[str, Recipe]:
+    """The name and the recipe of what is to be planned."""
+    if isinstance(what, Architecture):
+        return "architecture", _on(what)
+    path = Path(what)
+    if path.is_dir():
+        return str(what), read_recipe(path)
+    if path.suffix == ".json":
+        try:
+            return path.name, _on(Architecture.from_dict(json.loads(path.read_bytes())))
+        except OSError as error:
+            raise PlanError(f"{path} cannot be read: {error.strerror}") from None
+        except json.JSONDecodeError as error:
+            raise PlanError(f"{path} is not JSON: {error}") from None
+    return str(what), _on(preset(str(what)))
+
+
+def _on(a: Architecture) -> Recipe:
+    """A recipe with the objective that the architecture is for."""
+    by_mask = {mask: objective for objective, mask in OBJECTIVE_MASK.items() if objective != "source-target"}
+    objective = "source-target" if a.encoder is not None else by_mask[a.attention.mask]
+    return with_train(Recipe(inputs=(), model=a), objective=objective)
+
+
+def _resolved(recipe: Recipe, device: torch.device, batch: int | None, precision: str | None) -> Recipe:
+    """Batch, precision and attention as a run would choose them."""
+    recipe = with_train(recipe, batch=batch or recipe.train.batch, precision=precision or recipe.train.precision)
+    recipe = with_train(recipe, batch=resolve.resolve_batch(recipe), device=str(device))
+    recipe = with_train(recipe, precision=resolve.resolve_precision(recipe, device)[0])
+    return with_train(recipe, attention=resolve.resolve_attention(recipe, device)[0])
+
+
+def _elsewhere(recipe: Recipe, other: Accelerator, precision: str | None) -> Elsewhere:
+    """The plan for an accelerator: attention fused, bfloat16 unless another precision was asked for."""
+    recipe = with_train(recipe, attention="fused", precision=precision or "bfloat16")
+    word = recipe.train.precision
+    a = recipe.model
+    read = (2 if word == "bfloat16" else 4) * count_parameters(a)["total"] + cache_bytes(a, word)
+    return Elsewhere(
+        other,
+        word,
+        training_memory(recipe),
+        largest_batch(recipe, USABLE * other.memory),
+        TRAINING_SHARE * other.peak(word) / flops(a).training,
+        READING_SHARE * other.bandwidth / read,
+    )
+
+
+def cache_bytes(a: Architecture, precision: str = "float32") -> int:
+    """Keys, values and token ids that a cache of a whole context keeps for one sequence; 0 where none can be kept."""
+    if a.attention.mask == "bidirectional":
+        return 0
+    wide = a.n_kv_heads * a.d_head * (2 if precision == "bfloat16" else 4)
+    of_source = 0 if a.encoder is None else 2 * a.n_layers * a.encoder.n_ctx * wide
+    return a.n_ctx * (2 * a.n_layers * wide + 8) + of_source
+
+
+def largest_batch(recipe: Recipe, room: float) -> int:
+    """The most sequences of one pass with which training needs at most `room` bytes; 0 where one is too many.
+
+    What a step needs is a line in the batch, and another one from where logits are made in chunks.
+    """
+    a = recipe.model
+    chunked = -(-MANY_LOGITS // (a.n_ctx * a.n_vocab))
+    many = _most(recipe, room, max(chunked, 1))
+    return many if many >= chunked else min(_most(recipe, room, 1), chunked - 1)
+
+
+def _most(recipe: Recipe, room: float, first: int) -> int:
+    """The largest batch from `first` on along the line through `first` and `first` + 1; 0 where that is too many."""
+    one, two = (_memory(with_train(recipe, batch=first + k)) for k in (0, 1))
+    parts = zip((one.forward, one.backward, one.update), (two.forward, two.backward, two.update), strict=True)
+    more = [(room - a) / max(b - a, 1e-9) for a, b in parts]
+    return first + math.floor(min(more)) if min(more) >= 0 else 0
+
+
+@lru_cache(maxsize=64)
+def _memory(recipe: Recipe) -> Memory:
+    return training_memory(recipe)
+
+
+def changes_that_help(recipe: Recipe) -> list[tuple[str, float]]:
+    """Changes of the recipe, each with the bytes that training then needs; the first ones cost least."""
+    t, a = recipe.train, recipe.model
+    tried: list[tuple[str, Recipe]] = []
+    if t.batch > 1:
+        halves = f"batch={t.batch // 2}, accumulate={2 * t.accumulate} (the same step in more passes)"
+        tried.append((halves, with_train(recipe, batch=t.batch // 2)))
+        tried.append((f"batch=1, accumulate={t.batch * t.accumulate}", with_train(recipe, batch=1)))
+    if t.recompute == "no":
+        tried.append(("recompute=yes (a third more time)", with_train(recipe, recompute="yes")))
+        tried.append(("recompute=yes and batch=1", with_train(recipe, recompute="yes", batch=1)))
+    tried.append((f"n_ctx={a.n_ctx // 2} and batch=1", _shorter(with_train(recipe, batch=1))))
+    if a.n_layers > 1:
+        shallow = replace(recipe, model=replace(a, n_layers=a.n_layers // 2))
+        tried.append((f"n_layers={a.n_layers // 2} and batch=1", with_train(shallow, batch=1)))
+    return [(said, _memory(changed).peak) for said, changed in tried]
+
+
+def _shorter(recipe: Recipe) -> Recipe:
+    return replace(recipe, model=replace(recipe.model, n_ctx=max(1, recipe.model.n_ctx // 2)))
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """The plan in plain JSON values."""
+    one, cached = written(plan.recipe.model, 1), written(plan.recipe.model, plan.recipe.model.n_ctx)
+    return {
+        "name": plan.name,
+        "architecture": plan.recipe.model.to_dict(),
+        "batch": plan.recipe.train.batch,
+        "precision": plan.recipe.train.precision,
+        "parameters": plan.parameters,
+        "flops_per_token": {
+            "training": plan.flops.training,
+            "written_first": one.forward,
+            "written_last": cached.forward,
+        },
+        "training_bytes": vars(plan.memory) | {"peak": plan.memory.peak},
+        "cache_bytes": cache_bytes(plan.recipe.model),
+        "tokens": plan.tokens,
+        "device": plan.device,
+        "device_bytes": plan.device_memory,
+        "fits": plan.fits,
+        "largest_batch": plan.largest_batch,
+        "speed": None if plan.speed is None else vars(plan.speed),
+        "elsewhere": [
+            {
+                "accelerator": vars(e.accelerator),
+                "precision": e.precision,
+                "training_bytes": e.memory.peak,
+                "largest_batch": e.largest_batch,
+                "training_tokens_per_second": e.training,
+                "written_tokens_per_second": e.writing,
+            }
+            for e in plan.elsewhere
+        ],
+        "changes": [{"change": said, "training_bytes": n} for said, n in plan.changes],
+    }

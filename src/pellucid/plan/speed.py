@@ -1,0 +1,131 @@
+"""How fast this machine takes a training step, from a few seconds of taking some.
+
+The steps are those of a run: forward, backward, clipping, update. A step's seconds are a line in the number of layers:
+shallow networks are timed and the line is followed, so that deep ones need not be built.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from pellucid.architecture import count_parameters
+from pellucid.model import Transformer
+from pellucid.model.weights import initialise
+from pellucid.plan.flops import flops
+from pellucid.training.objectives import Pass, precise
+from pellucid.training.recipe import Recipe, with_train
+from pellucid.training.setup import choose_paths, make_optimizer, n_logits
+
+#: layers of the two networks that are timed where a network has more than DEEP
+SHALLOW, DEEP = 1, 3
+#: the share of a matrix product's speed that a step too large to be tried is assumed to reach
+ASSUMED_SHARE = 0.5
+#: rows and columns of the product that says what the machine can do
+CUBE = 1024
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of a training step, tokens per second, FLOP/s of products at best, and how that was found."""
+
+    seconds: float
+    tokens_per_second: float
+    peak: float
+    how: str
+
+    def share(self, flops_per_token: float) -> float:
+        """FLOPs per token x tokens per second / FLOP/s of a large product."""
+        return flops_per_token * self.tokens_per_second / self.peak
+
+
+def product_speed(device: torch.device, precision: str, n: int = CUBE) -> float:
+    """FLOP/s of an n-cube matrix product, the best of five."""
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    a = torch.randn(n, n, device=device).to(dtype)
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        (a @ a)[0, 0].item()  # reading one number waits for the device
+        times.append(time.perf_counter() - start)
+    return 2 * n**3 / min(times[1:])
+
+
+def training_speed(recipe: Recipe, device: torch.device, budget: float = 4.0, memory: float = float("inf")) -> Speed:
+    """Tokens per second of training on this machine, eager, from about `budget` seconds of steps.
+
+    Batch, precision and attention of the recipe are resolved. Where the products alone of a step of the shallow
+    networks would take more than the budget, or those need more than `memory` bytes, it is estimated from a matrix
+    product's speed, which `how` says.
+    """
+    peak = product_speed(device, recipe.train.precision)
+    n, tokens = recipe.model.n_layers, recipe.tokens_per_step
+    depths = (n,) if n <= DEEP else (SHALLOW, DEEP)
+    at_least = [tokens * flops(_cut(recipe, depth).model).training / peak for depth in depths]
+    weights = 16.0 * sum(count_parameters(_cut(recipe, depth).model)["total"] for depth in depths)
+    if 4 * sum(at_least) > budget or weights > memory:
+        seconds = tokens * flops(recipe.model).training / peak / ASSUMED_SHARE
+        how = f"estimated: {ASSUMED_SHARE:.0%} of the speed of a {CUBE}-cube product, as it is too large to be tried"
+        return Speed(seconds, tokens / seconds, peak, how)
+    steps = [stepper(_cut(recipe, depth), device) for depth in depths]
+    times = in_turn(steps, budget)
+    seconds = times[0] if n <= DEEP else times[0] + (n - SHALLOW) / (DEEP - SHALLOW) * (times[1] - times[0])
+    of = f"{n} layers" if n <= DEEP else f"networks of {SHALLOW} and {DEEP} layers"
+    return Speed(seconds, tokens / seconds, peak, f"measured for a few seconds, by {of}")
+
+
+def stepper(recipe: Recipe, device: torch.device) -> Callable[[], None]:
+    """A function that takes one training step of random tokens and waits for it."""
+    network = Transformer(recipe.model)
+    initialise(network, recipe.train.seed, recipe.train.init_std)
+    choose_paths(network, recipe)
+    network.to(device).train()
+    optimizer = make_optimizer(recipe, network)
+    loss = precise(network, device, recipe.train.precision, n_logits(recipe))
+    good, given = torch.zeros((), dtype=torch.bool, device=device), random_pass(recipe, device)
+    parameters = list(network.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for _ in range(recipe.train.accumulate):
+            (loss(given) / given.targets.numel()).backward()
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        torch.nn.utils.clip_grads_with_norm_(parameters, recipe.train.clip or 1.0, norm)
+        optimizer.step(good)
+        parameters[0].flatten()[0].item()
+
+    return step
+
+
+def random_pass(recipe: Recipe, device: torch.device) -> Pass:
+    """A full pass of random tokens."""
+    a, generator = recipe.model, torch.Generator().manual_seed(0)
+
+    def draw(n: int) -> torch.Tensor:
+        return torch.randint(0, a.n_vocab, (recipe.train.batch, n), generator=generator).to(device)
+
+    return Pass(draw(a.n_ctx), draw(a.n_ctx), source=None if a.encoder is None else draw(a.encoder.n_ctx))
+
+
+def in_turn(steps: list[Callable[[], None]], budget: float) -> list[float]:
+    """Median seconds of each, taken in turn so that what else the machine does falls on all of them."""
+    for step in steps:
+        step()
+    times: list[list[float]] = [[] for _ in steps]
+    began = time.perf_counter()
+    while len(times[0]) < 3 or (len(times[0]) < 50 and time.perf_counter() - began < budget):
+        for step, taken in zip(steps, times, strict=True):
+            start = time.perf_counter()
+            step()
+            taken.append(time.perf_counter() - start)
+    return [statistics.median(taken) for taken in times]
+
+
+def _cut(recipe: Recipe, depth: int) -> Recipe:
+    """The same with fewer layers; an encoder has as many fewer in proportion."""
+    a, share = recipe.model, depth / max(recipe.model.n_layers, 1)
+    encoder = a.encoder and replace(a.encoder, n_layers=max(1, round(share * a.encoder.n_layers)))
+    return replace(with_train(recipe, compile="no"), model=replace(a, n_layers=depth, encoder=encoder))

@@ -1,0 +1,121 @@
+"""A plan as lines to read."""
+
+from pellucid.plan.accelerators import READING_SHARE, TRAINING_SHARE, USABLE
+from pellucid.plan.flops import written
+from pellucid.plan.planning import Elsewhere, Plan, cache_bytes
+
+UNITS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def lines_of(plan: Plan) -> list[str]:
+    """Everything, section by section."""
+    return [*_network(plan), "", *_memory(plan), "", *_time(plan), *_elsewhere(plan)]
+
+
+def _network(plan: Plan) -> list[str]:
+    a, total = plan.recipe.model, plan.parameters["total"]
+    first, last = written(a, 1), written(a, a.n_ctx)
+    return [
+        f"{plan.name}: {total:,} parameters, {a.n_layers} layers, width {a.d_model}, {a.n_heads} heads, context "
+        f"{a.n_ctx}, vocabulary {a.n_vocab:,}",
+        *(f"  {part:<12}{n:>16,}  {n / total:6.1%}" for part, n in plan.parameters.items() if part != "total"),
+        f"FLOPs per token in training: {scaled(plan.flops.training)} = 3 x (products with weights "
+        f"{scaled(plan.flops.products)} + attention {scaled(plan.flops.attention)}), forward and backward",
+        f"FLOPs per token written with a cache: {scaled(first.forward)} for the first, {scaled(last.forward)} for the "
+        f"{a.n_ctx:,}th",
+    ]
+
+
+def _memory(plan: Plan) -> list[str]:
+    t, m, a = plan.recipe.train, plan.memory, plan.recipe.model
+    total = plan.parameters["total"]
+    lines = [
+        f"memory for training: {size(m.peak)} at once, with {t.batch} sequences of {a.n_ctx} tokens a pass, "
+        f"{t.precision}, {t.optimizer}, eager",
+        *(
+            f"  {name:<12}{size(n):>16}"
+            for name, n in (
+                ("weights", m.weights),
+                ("gradients", m.gradients),
+                ("optimiser", m.optimizer),
+                ("activations", m.activations),
+            )
+        ),
+        f"  most of it lives in the {_when(plan)}; the interpreter and its libraries come on top",
+        f"memory for writing: weights {size(4 * total)} in float32, {size(2 * total)} in bfloat16; cache "
+        f"{size(cache_bytes(a))} a sequence in float32",
+        f"{plan.device} has {size(plan.device_memory)}: "
+        + (f"the largest batch that fits is {plan.largest_batch:,}" if plan.largest_batch else "not one sequence fits")
+        + f" ({USABLE:.0%} of it planned with)",
+    ]
+    if not plan.fits:
+        lines += ["this does not fit. What would help:"]
+        for said, needed in plan.changes:
+            fits = "fits" if needed <= USABLE * plan.device_memory else "still too much"
+            lines.append(f"  {said}: {size(needed)}, {fits}")
+    return lines
+
+
+def _when(plan: Plan) -> str:
+    m = plan.memory
+    return max((m.forward, "forward pass"), (m.backward, "backward pass"), (m.update, "update"))[1]
+
+
+def _time(plan: Plan) -> list[str]:
+    if plan.speed is None:
+        return []
+    s = plan.speed
+    share = s.share(plan.flops.training)
+    return [
+        f"here: {s.tokens_per_second:,.0f} tokens/s in training, {s.seconds * 1e3:,.0f} ms a step ({s.how}); "
+        f"{plan.tokens:,} tokens take {duration(plan.tokens / s.tokens_per_second)}",
+        f"  {share:.0%} of what large products reach here: {scaled(plan.flops.training)} FLOPs per token x "
+        f"{s.tokens_per_second:,.0f} tokens/s / {scaled(s.peak, 'FLOP/s')}",
+    ]
+
+
+def _elsewhere(plan: Plan) -> list[str]:
+    if not plan.elsewhere:
+        return []
+    head = ("accelerator", "needs / has", "batch", "train", f"{scaled(plan.tokens)} tokens", "write")
+    rows = [_row(e, plan.tokens) for e in plan.elsewhere]
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    table = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
+    return [
+        "",
+        f"from data sheets, at assumed shares of their peaks ({TRAINING_SHARE:.0%} of products in training, "
+        f"{READING_SHARE:.0%} of bandwidth in writing one sequence); small networks reach less:",
+        *(f"  {line}" for line in table),
+    ]
+
+
+def _row(e: Elsewhere, tokens: int) -> tuple[str, ...]:
+    return (
+        f"{e.accelerator.name}, {e.precision}",
+        f"{size(e.memory.peak)} / {size(e.accelerator.memory)}",
+        f"up to {e.largest_batch:,}" if e.largest_batch else "none fits",
+        f"{scaled(e.training)} tokens/s",
+        duration(tokens / e.training),
+        f"{scaled(e.writing)} tokens/s",
+    )
+
+
+def scaled(x: float, unit: str = "") -> str:
+    """A number with three digits, a prefix and its unit: 12.3 MFLOP."""
+    for factor, letter in UNITS:
+        if x >= factor:
+            return f"{x / factor:.3g} {letter}{unit}"
+    return f"{x:.3g} {unit}".rstrip()
+
+
+def size(n: float) -> str:
+    """Bytes as MiB or GiB."""
+    return f"{n / 2**30:,.2f} GiB" if n >= 2**30 else f"{n / 2**20:,.1f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits."""
+    for unit, name in ((86400.0 * 365, "years"), (86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.1f} {name}"
+    return f"{seconds:,.1f} s"

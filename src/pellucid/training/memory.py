@@ -1,0 +1,152 @@
+"""What a training step needs in memory, found by taking one on tensors that have sizes and no numbers.
+
+The step is the real one: network, loss, backward pass, clipping and optimiser are those of a run, so that no
+formula has to be kept in step with them. What is counted is every tensor that lives at the same time. Not counted:
+what kernels use inside of themselves, the interpreter and its libraries, and what compiled graphs save.
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pellucid.model import Transformer
+from pellucid.training.objectives import Pass, precise
+from pellucid.training.recipe import Recipe
+from pellucid.training.setup import choose_paths, make_optimizer, n_logits
+
+#: layers that are walked through; a deeper network needs as much more for each as the second pair does
+SHALLOW, DEEP = 2, 4
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. `forward`, `backward` and `update` are the most that lives during each of a step's three parts."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    forward: float
+    backward: float
+    update: float
+
+    @property
+    def peak(self) -> float:
+        """The most that lives at once."""
+        return max(self.forward, self.backward, self.update)
+
+    def towards(self, other: "Memory", share: float) -> "Memory":
+        """The point `share` of the way to another one; beyond it where share is above 1."""
+        return Memory(*(a + share * (b - a) for a, b in zip(self.values, other.values, strict=True)))
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The fields in order."""
+        return tuple(vars(self).values())
+
+
+def training_memory(recipe: Recipe) -> Memory:
+    """What the second and all later steps of a run need, eager. The recipe's batch is resolved; `auto` is float32.
+
+    Of networks with more than DEEP layers two shallow ones are walked through and the line through them is followed.
+    """
+    n = recipe.model.n_layers
+    if n <= DEEP:
+        return walk(recipe)
+    few, more = (walk(_cut(recipe, depth)) for depth in (SHALLOW, DEEP))
+    return few.towards(more, (n - SHALLOW) / (DEEP - SHALLOW))
+
+
+def walk(recipe: Recipe) -> Memory:
+    """Two steps of the recipe; the first one makes the optimiser's averages."""
+    device, t = torch.device("cpu"), recipe.train
+    with without_numbers() as live:
+        network = Transformer(recipe.model)
+        choose_paths(network, recipe)
+        weights = live.now
+        optimizer = make_optimizer(recipe, network)
+        loss = precise(network.train(), device, t.precision, n_logits(recipe))
+        parameters = list(network.parameters())
+        bad = torch.zeros((), dtype=torch.bool)
+        for _ in range(2):
+            optimizer.zero_grad()
+            before = live.start()
+            total = loss(_row_of(recipe))
+            activations, forward = live.now - before, live.peak
+            live.start()
+            total.backward()
+            del total
+            gradients, backward = live.now - before, live.peak
+            live.start()
+            torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            optimizer.step(bad)
+            update = live.peak
+        kept = live.now - weights - gradients
+    return Memory(weights, gradients, kept, activations, forward, backward, update)
+
+
+def _row_of(recipe: Recipe) -> Pass:
+    """A pass of the recipe's sizes."""
+    a, batch = recipe.model, recipe.train.batch
+    tokens = torch.zeros((batch, a.n_ctx), dtype=torch.int64)
+    source = None if a.encoder is None else torch.zeros((batch, a.encoder.n_ctx), dtype=torch.int64)
+    return Pass(tokens, tokens, source=source)
+
+
+def _cut(recipe: Recipe, depth: int) -> Recipe:
+    """The same with fewer layers, in the encoder as many fewer in proportion."""
+    a, share = recipe.model, depth / recipe.model.n_layers
+    encoder = a.encoder and replace(a.encoder, n_layers=max(1, round(share * a.encoder.n_layers)))
+    return replace(recipe, model=replace(a, n_layers=depth, encoder=encoder))
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of tensors that are alive, each storage once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: set[int] = set()
+
+    def start(self) -> int:
+        """Begin to look for a peak; the bytes that are there."""
+        self.peak = self.now
+        return self.now
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, Tensor):
+                self.count(x.untyped_storage())
+        return made
+
+    def count(self, storage: torch.UntypedStorage) -> None:
+        """One storage, until it is freed."""
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self.known:
+            self.known.add(key)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self.forget, key, size)
+
+    def forget(self, key: int, size: int) -> None:
+        """It is freed."""
+        self.known.discard(key)
+        self.now -= size
+
+
+@contextmanager
+def without_numbers() -> Iterator[Live]:
+    """Inside, tensors have sizes, types and lifetimes, and nothing else."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    live = Live()
+    with FakeTensorMode(), live:
+        yield live
