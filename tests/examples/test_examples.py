@@ -157,6 +157,18 @@ def test_induction(figures: Path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.item("S4-deep-b", "S4-draw-c")
+def test_induction_circuit(figures: Path):
+    found = example("induction_circuit").main()
+    assert found["accuracy"] >= 0.95
+    assert found["composition"] >= found["baseline"] + 10 * found["spread"]
+    assert max(found["without_previous"], found["without_induction"]) <= 0.5
+    assert found["without_another"] >= 0.9
+    drawn(figures, "induction_circuit")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.item("S4-emb-f")
 def test_space_probe(figures: Path):
     found = example("space_probe").main()

@@ -84,6 +84,14 @@ def test_attribution_patching_is_exact_to_first_order(site):
     assert errors[1] <= errors[0] / 30
 
 
+def test_estimates_do_not_need_weights_with_gradients():
+    network, (clean, corrupt) = make_network(A), two_texts(A, 2)
+    free = patch(network, None, clean, corrupt, logit_diff(3, 5), site="attn.z", mode="attribution")
+    held = patch(network.requires_grad_(False), None, clean, corrupt, logit_diff(3, 5), site="attn.z", mode="both")
+    assert torch.equal(free.estimate, held.estimate)
+    assert not held.exact.requires_grad and not held.estimate.requires_grad
+
+
 def test_agreement_is_reported():
     network, (clean, corrupt) = make_network(A), two_texts(A, 2)
     found = patch(network, None, clean, corrupt, logit_diff(3, 5), mode="both")

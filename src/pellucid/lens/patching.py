@@ -111,15 +111,33 @@ def patch(
         )
     chosen = list(range(network.architecture.n_layers)) if layers is None else list(layers)
     names = [f"blocks.{layer}.{site}" for layer in chosen]
-    good, bad = Trace(network, tokenizer, one, names), Trace(network, tokenizer, other, names)
+    good = Trace(network, tokenizer, one, names)
+    bad = (Trace if mode == "exact" else _Graph)(network, tokenizer, other, names)
     names = [bad.full_name(name) for name in names]
     prepared = Prepared(metric, bad)
     places = _places(positions, one.lengths[0])
-    ends = [float(prepared(t.logits.detach())[0]) for t in (good, bad)]
-    exact = _exact(good, bad, prepared, names, places) if mode != "attribution" else None
+    ends = [_metric(prepared, t) for t in (good, bad)]
+    exact = _exact(good, bad, prepared, names, places, ends[1]) if mode != "attribution" else None
     estimate = _estimate(good, bad, prepared, names, places, ends[1]) if mode != "exact" else None
     fed = [bad.spell(int(i)) for i in bad.ids[0]]
-    return Patching(site, metric.name, ends[0], ends[1], chosen, places, fed, exact, estimate)
+    clean_end, corrupt_end = (float(x) for x in ends)
+    return Patching(site, metric.name, clean_end, corrupt_end, chosen, places, fed, exact, estimate)
+
+
+class _Graph(Trace):
+    """A trace whose kept tensors are in an autograd graph, from the embedding on, whatever the weights require."""
+
+    def _run(self, asked: frozenset[str]) -> None:
+        self.functions = {**self.functions, "embed": [lambda x: x.detach().requires_grad_()]}
+        self.grad = True
+        with torch.enable_grad():
+            super()._run(asked)
+
+
+def _metric(metric: Prepared, t: Trace, grad: bool = False) -> Tensor:
+    """Of a trace of one row []; only what is read is read out."""
+    with still(t.network, grad):
+        return metric.of_stream(t.stream(), torch.zeros(1, dtype=torch.long, device=t.ids.device))[0]
 
 
 def _places(positions: Sequence[int] | str, n: int) -> list[int | None]:
@@ -134,34 +152,44 @@ def _places(positions: Sequence[int] | str, n: int) -> list[int | None]:
 
 
 def _estimate(
-    good: Trace, bad: Trace, metric: Prepared, names: list[str], places: list[int | None], corrupt: float
+    good: Trace, bad: Trace, metric: Prepared, names: list[str], places: list[int | None], corrupt: Tensor
 ) -> Tensor:
     """corrupt + (clean - corrupt activation) . gradient, from one backward pass [layer, pos(, head)]."""
-    slopes, rows = bad.gradient(metric, names), []
+    value = _metric(metric, bad, grad=True)
+    found = torch.autograd.grad(value, [bad[name] for name in names], materialize_grads=True)
+    slopes, rows = dict(zip(names, found, strict=True)), []
     for name in names:
-        gain = (torch.where(bad[name] == good[name], 0, good[name] - bad[name]) * slopes[name]).sum(-1)[0]
+        change = torch.where(bad[name] == good[name], 0, good[name] - bad[name]).detach()
+        gain = (change * slopes[name]).sum(-1)[0]
         by_place = gain.T if gain.ndim == 2 else gain  # [pos(, head)]
         whole = by_place.sum(0, keepdim=True)
         rows.append(whole if places == [None] else by_place[[p for p in places if p is not None]])
     return corrupt + torch.stack(rows)
 
 
-def _exact(good: Trace, bad: Trace, metric: Prepared, names: list[str], places: list[int | None]) -> Tensor:
+def _exact(
+    good: Trace, bad: Trace, metric: Prepared, names: list[str], places: list[int | None], corrupt: Tensor
+) -> Tensor:
     """The metric of a run for each place [layer, pos(, head)]."""
     with still(bad.network):
         past = past_of(bad)
-        return torch.stack([_block(good, bad, metric, name, places, past) for name in names])
+        return torch.stack([_block(good, bad, metric, name, places, past, corrupt) for name in names])
 
 
 def _block(
-    good: Trace, bad: Trace, metric: Prepared, name: str, places: list[int | None], past: Cache | None
+    good: Trace,
+    bad: Trace,
+    metric: Prepared,
+    name: str,
+    places: list[int | None],
+    past: Cache | None,
+    corrupt: Tensor,
 ) -> Tensor:
     """The places of one tensor [pos(, head)]."""
     letters = axes(name)
     heads = bad[name].size(1) if letters[1] in "hg" else 0
     cells = [(p, h) for p in places for h in range(max(heads, 1))]
-    base = metric(bad.logits.detach())[0]
-    found = base.repeat(len(cells))
+    found = corrupt.repeat(len(cells))
     changed = [
         k for k, (p, h) in enumerate(cells) if not torch.equal(*(_cell(t[name], letters, p, h) for t in (good, bad)))
     ]
