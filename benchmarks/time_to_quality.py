@@ -6,7 +6,8 @@ The first 90 % are trained on; the loss, in nats per character, is over the whol
 context: strided by half a context, so that every character after the first half has at least that much before it
 (what is compared), and by windows that do not overlap (what nanoGPT's own figures are nearest to). Seconds are those of
 the whole process, from its start over reading, preparing and compiling to its last checkpoint. Text: the one that the
-package brings.
+package brings. `--mix` says also what each of ours comes to where half of its probability is an n-gram's (`--mix` of
+`pellucid score`), the seconds of both trainings added.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from torch.nn import functional as F
 import pellucid
 from benchmarks.side_by_side import BenchmarkError, header, show
 from pellucid.demo import bundled
+from pellucid.predictors.mixture import mixed
 
 #: tokens [batch, pos] -> logits [batch, pos, n_vocab]
 Logits = Callable[[Tensor], Tensor]
@@ -80,6 +82,23 @@ def ours(text: Path, minutes: float, changes: list[str], folder: Path) -> tuple[
     return seconds, model.network.eval(), ids, model.architecture.n_ctx, model.provenance["step"]
 
 
+def counted(text: Path, order: int, folder: Path) -> tuple[float, Logits]:
+    """An n-gram on the same characters: seconds of its process, and log-probabilities in the place of logits."""
+    out = folder / "counted"
+    choices = [f"order={order}", "text.tokenizer=char"]
+    given = [part for change in choices for part in ("--set", change)]
+    seconds = run(
+        [sys.executable, "-m", "pellucid", "train", str(text), "--predictor", "ngram", *given, "--out", str(out)],
+        Path.cwd(),
+    )
+    return seconds, pellucid.load(out).network
+
+
+def halved(a: Logits, b: Logits) -> Logits:
+    """log of half of each one's probabilities, as `LanguageModel.mixed_with` mixes."""
+    return lambda tokens: mixed(a(tokens).double().log_softmax(-1), b(tokens), 0.5)
+
+
 def nanogpt(clone: Path, text: Path, steps: int, folder: Path) -> tuple[float, Logits, Tensor, int, int]:
     """The same of nanoGPT, in a copy of the clone; its data are prepared as its own script does."""
     copy = folder / "nanoGPT"
@@ -110,11 +129,17 @@ def nanogpt(clone: Path, text: Path, steps: int, folder: Path) -> tuple[float, L
     return seconds, logits, held_out, NANOGPT["block_size"], saved["iter_num"]
 
 
+def losses(logits: Logits, ids: Tensor, n_ctx: int) -> list[str]:
+    """Nats per character, strided by half a context and by windows that do not overlap."""
+    return [f"{nats(logits, ids, n_ctx, stride):.4f}" for stride in (max(1, n_ctx // 2), n_ctx)]
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, nargs="*", default=[1.75], help="budgets of our recipe, one run each")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as `pellucid train` has it")
+    parser.add_argument("--mix", type=int, default=7, help="order of the n-gram each of ours is mixed with; 0: none")
     parser.add_argument("--nanogpt", type=Path, help="a clone of nanoGPT; left out without one")
     parser.add_argument("--nanogpt-steps", type=int, default=2000)
     parser.add_argument("--text", type=Path, default=bundled("shakespeare"))
@@ -127,10 +152,14 @@ def main() -> None:
         if o.nanogpt:
             clone = o.nanogpt.resolve()
             runs[f"nanoGPT, {o.nanogpt_steps:,} steps"] = lambda: nanogpt(clone, o.text, o.nanogpt_steps, folder)
+        beside = counted(o.text, o.mix, folder) if o.mix else None
         for label, train in runs.items():
             seconds, logits, ids, n_ctx, steps = train()
-            losses = [nats(logits, ids, n_ctx, stride) for stride in (max(1, n_ctx // 2), n_ctx)]
-            rows.append([label, f"{seconds:.0f}", f"{steps:,}", str(n_ctx), *(f"{loss:.4f}" for loss in losses)])
+            rows.append([label, f"{seconds:.0f}", f"{steps:,}", str(n_ctx), *losses(logits, ids, n_ctx)])
+            if beside and label.startswith("ours"):
+                both = losses(halved(logits, beside[1]), ids, n_ctx)
+                name = f"  half an n-gram of order {o.mix}"
+                rows.append([name, f"{seconds + beside[0]:.0f}", f"{steps:,}", str(n_ctx), *both])
     columns = ["", "seconds", "steps", "context", "strided, nats", "by windows, nats"]
     show("tiny Shakespeare by characters, the last 10 %", columns, rows)
 

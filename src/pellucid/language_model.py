@@ -30,6 +30,7 @@ from pellucid.lens.weights import with_edits
 from pellucid.model import Transformer
 from pellucid.model.weights import save_weights
 from pellucid.predictors.load import load_predictor
+from pellucid.predictors.mixed import mixed_with
 from pellucid.predictors.train import Kind, train_predictor
 from pellucid.predictors.use import Predictor
 from pellucid.text.documents import read_corpus
@@ -101,6 +102,10 @@ class LanguageModel(Opened):
     def score(self, text: str, **options: Any) -> Score:
         """How probable `text` is, by itself or as the continuation of `prefix` (`pellucid.generate.scoring.score`)."""
         return score(self.network, self.tokenizer, text, **options)
+
+    def mixed_with(self, other: Predictor, weight: float = 0.5) -> Predictor:
+        """This model's probabilities by `weight` and an n-gram's by the rest (`pellucid.predictors.mixed`)."""
+        return mixed_with(self.network, self.tokenizer, other, weight)
 
     def fill(self, text: str, *, top: int = 5) -> list[Filling]:
         """What may stand at each [MASK] in `text`; for masked models (`pellucid.generate.filling.fill`)."""

@@ -115,6 +115,18 @@ def train(
     return run.exit_code
 
 
+def loaded_model(model: str, checkpoint: str, device: str, mix: str, mix_weight: float | None) -> Any:
+    """What `pellucid.load` gives, mixed with the n-gram of the run `mix` where one is named."""
+    import pellucid
+
+    loaded = pellucid.load(model, checkpoint=checkpoint, device=device)
+    if not mix:
+        if mix_weight is not None:
+            raise ValueError(f"--mix-weight {mix_weight} without --mix: name the run of an n-gram to mix with")
+        return loaded
+    return transformer_of(loaded, model).mixed_with(pellucid.load(mix), 0.5 if mix_weight is None else mix_weight)
+
+
 def generate(
     model: Positional[str],
     prompt: Positional[str] = "",
@@ -134,6 +146,8 @@ def generate(
     stream: bool = True,
     weights: str = "auto",
     speculate: int = 0,
+    mix: str = "",
+    mix_weight: float | None = None,
     checkpoint: str = "best",
     device: str = "auto",
 ) -> int:
@@ -157,12 +171,12 @@ def generate(
         stream: show text as it is written (with --n 1).
         weights: what the matrices are kept in while writing: auto, loaded, float32, float16, bfloat16 or int8.
         speculate: guess up to this many tokens at once from what followed the same words before; same text.
+        mix: the run of an n-gram on the same tokens, whose probabilities are mixed in.
+        mix_weight: the share of the model itself in such a mixture; half unless given.
         checkpoint: of a run: best (lowest held-out loss), last, or a step.
         device: cpu, cuda, mps or auto.
     """
-    import pellucid
-
-    loaded: Any = pellucid.load(model, checkpoint=checkpoint, device=device)
+    loaded: Any = loaded_model(model, checkpoint, device, mix, mix_weight)
     if source is not None or beams or speculate or weights != "auto" or not hasattr(loaded, "stream"):
         transformer_of(loaded, model)
     prompt = sys.stdin.read() if prompt == "-" else prompt
@@ -205,6 +219,8 @@ def score(
     source: str | None = None,
     per_token: bool = False,
     stride: int | None = None,
+    mix: str = "",
+    mix_weight: float | None = None,
     checkpoint: str = "best",
     device: str = "auto",
 ) -> int:
@@ -217,14 +233,15 @@ def score(
         source: score the text as the target of this, with an encoder-decoder.
         per_token: list every token with its surprisal in bits.
         stride: tokens by which the window moves on long texts; half the context unless given.
+        mix: the run of an n-gram on the same tokens, whose probabilities are mixed in.
+        mix_weight: the share of the model itself in such a mixture; half unless given.
         checkpoint: of a run: best (lowest held-out loss), last, or a step.
         device: cpu, cuda, mps or auto.
     """
-    import pellucid
     from pellucid.images.run import ImageModel
     from pellucid.text.documents import read_corpus
 
-    loaded = pellucid.load(model, checkpoint=checkpoint, device=device)
+    loaded = loaded_model(model, checkpoint, device, mix, mix_weight)
     if isinstance(loaded, ImageModel):
         found = loaded.score_file(file)
         print(f"images    {found.n:,}\naccuracy  {found.accuracy:.4f}\nloss      {found.loss:.4f} nats per image")

@@ -1,0 +1,61 @@
+"""A transformer mixed with a predictor: where both know the text's tokens, a text is given what both say."""
+
+import numpy as np
+from torch import nn
+
+from pellucid.generate.reading import reading
+from pellucid.generate.scoring import score_tokens
+from pellucid.model import Transformer
+from pellucid.model.shapes import Logits, Tokens
+from pellucid.predictors.choices import PredictorError, plain_forward
+from pellucid.predictors.mixture import Counted, Mixture
+from pellucid.predictors.use import Predictor
+from pellucid.text.tokenizer import Tokenizer
+
+
+class Windowed(nn.Module):
+    """A transformer with a predictor's interface: it reads the last n_ctx tokens."""
+
+    def __init__(self, transformer: Transformer):
+        super().__init__()
+        self.transformer = transformer
+        #: a mixture names its parts' choices
+        self.choices = transformer.architecture
+
+    @property
+    def reach(self) -> int:
+        """How many tokens back a prediction reads."""
+        return self.transformer.architecture.n_ctx
+
+    def forward(self, tokens: Tokens, *, mask: None = None, positions: None = None) -> Logits:
+        plain_forward(mask, positions)
+        with reading(self.transformer):
+            return self.transformer(tokens)
+
+    def log_probs(self, ids: np.ndarray) -> np.ndarray:
+        """log P of each token after the first, in windows that move by half a context, float64 [len(ids) - 1]."""
+        return score_tokens(self.transformer, ids)
+
+
+def mixed_with(transformer: Transformer, tokenizer: Tokenizer, other: Predictor, weight: float) -> Predictor:
+    """P(w|h) = weight P_transformer(w|h) + (1 - weight) P_counted(w|h)   (Bengio et al. 2003, section 4.2)
+
+    `other` is an n-gram trained on the same tokens. Raises PredictorError for another predictor, another tokenizer, a
+    transformer that does not predict the next token from those before it, and a weight that is no share.
+    """
+    a = transformer.architecture
+    if not isinstance(other.network, Counted):
+        kind = getattr(other, "kind", "transformer")
+        raise PredictorError(f"a predictor of kind {kind} was given: expected an n-gram (--predictor ngram)")
+    if a.attention.mask != "causal" or a.encoder is not None:
+        raise PredictorError(
+            f"attention.mask = {a.attention.mask}{' with an encoder' if a.encoder else ''}: expected a transformer "
+            "that predicts the next token from all before it"
+        )
+    if tokenizer.hash != other.tokenizer.hash:
+        raise PredictorError(
+            f"the transformer's tokenizer ({tokenizer.n_vocab:,} ids) is not the n-gram's "
+            f"({other.tokenizer.n_vocab:,}): train both on the same text with the same --tokenizer and --vocabulary"
+        )
+    mixture = Mixture(Windowed(transformer), other.network, weight)
+    return Predictor(mixture, tokenizer, "mixture", other.provenance | {"weight": weight})

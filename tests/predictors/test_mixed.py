@@ -1,0 +1,75 @@
+"""A transformer mixed with an n-gram: one distribution, scored and written by the same numbers."""
+
+import numpy as np
+import pytest
+
+import pellucid
+from pellucid.cli import main
+from pellucid.predictors.choices import PredictorError
+
+TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "ngrams": (), "batch": 4, "sample_every": -1}
+TINY |= {"compile": "no", "device": "cpu", "tokenizer": "char"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, shakespeare):
+    folder = tmp_path_factory.mktemp("mixed")
+    (folder / "text.txt").write_text(shakespeare[:8000], encoding="utf-8")
+    counted = {"order": 3, "tokenizer": "char"}
+    pellucid.train(folder / "text.txt", out=folder / "counted", predictor="ngram", fields=counted)
+    pellucid.train(folder / "text.txt", out=folder / "learned", steps=30, fields=TINY)
+    pellucid.train(folder / "text.txt", out=folder / "bytes", steps=1, fields={**TINY, "tokenizer": "byte"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def parts(runs):
+    return pellucid.load(runs / "learned"), pellucid.load(runs / "counted")
+
+
+TEXT = "Speak, speak. First, you know Caius Marcius is chief enemy to the people."
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_what_it_scores_is_the_sum_of_both(parts, weight):
+    model, counted = parts
+    both = model.mixed_with(counted, weight).score(TEXT).log_probs
+    own, other = model.score(TEXT).log_probs, counted.score(TEXT).log_probs
+    expected = np.log(weight * np.exp(own) + (1 - weight) * np.exp(other))
+    np.testing.assert_allclose(both, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_what_it_writes_is_what_it_scores(parts):
+    """Greedy text takes the likeliest token of the mixture, and the probabilities of all tokens sum to 1."""
+    mixture = parts[0].mixed_with(parts[1])
+    written = mixture.generate("Speak", max_tokens=6, temperature=0)
+    ids = [mixture.tokenizer.separator, *mixture.tokenizer.encode("Speak"), *written.ids]
+    for end in range(len(ids) - len(written.ids), len(ids)):
+        # as text is written no separator is read before the prompt
+        scores = [mixture.log_probs(np.array([*ids[1:end], v]))[-1] for v in range(mixture.tokenizer.n_vocab)]
+        assert np.exp(scores).sum() == pytest.approx(1, abs=1e-5)
+        assert int(np.argmax(scores)) == ids[end]
+
+
+def test_what_cannot_be_mixed_is_refused(runs, parts):
+    model, counted = parts
+    with pytest.raises(PredictorError, match="expected a number from 0 to 1"):
+        model.mixed_with(counted, 1.5)
+    with pytest.raises(PredictorError, match="kind transformer was given: expected an n-gram"):
+        model.mixed_with(model)
+    with pytest.raises(PredictorError, match="is not the n-gram's"):
+        pellucid.load(runs / "bytes").mixed_with(counted)
+
+
+def test_the_commands_mix(runs, parts, capsys):
+    (runs / "chapter.txt").write_text(TEXT)
+    learned, counted = str(runs / "learned"), str(runs / "counted")
+    assert main(["score", learned, str(runs / "chapter.txt"), "--mix", counted, "--mix-weight", "0.25"]) == 0
+    expected = parts[0].mixed_with(parts[1], 0.25).score(TEXT)
+    assert f"bits per byte    {expected.bits_per_byte:.4f}" in capsys.readouterr().out
+    assert main(["generate", learned, "Speak", "--mix", counted, "--max-tokens", "4", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.startswith("Speak")
+    assert main(["score", learned, str(runs / "chapter.txt"), "--mix-weight", "0.25"]) == 2
+    assert "without --mix" in capsys.readouterr().err
+    assert main(["generate", learned, "Speak", "--mix", counted, "--speculate", "4"]) == 2
+    assert "needs a transformer" in capsys.readouterr().err
