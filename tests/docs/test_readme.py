@@ -58,7 +58,7 @@ def run(command: str) -> subprocess.CompletedProcess:
 def test_commands(desk: Path):
     """In the order they stand: the later ones use the run of the first."""
     commands = [c for block in blocks("sh") for c in shortened(block.replace("\\\n", " ")).splitlines() if c.strip()]
-    assert len(commands) == 11
+    assert len(commands) == 12
     for command in commands:
         done = run(command)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
