@@ -13,6 +13,7 @@ from pellucid.model import Cache, Recorder, Transformer
 from pellucid.model.mask import prefix_mask
 from pellucid.model.weights import load_weights, save_weights
 from pellucid.names import names
+from pellucid.reference import layers
 from pellucid.reference import transformer as reference
 from pellucid.text.tokenizer import load_tokenizer
 from pellucid.verify.comparison import Subject, compare_gradients, compare_masked, encode, run, segments
@@ -146,7 +147,7 @@ def rows_sum_to_one(s: Subject) -> Check:
             return Check(law, False, f"{name}: a row sums to 1 + {gap:.1e}")
         worst = max(worst, gap)
         if ".attn." in name and not name.startswith("encoder."):
-            allowed = reference.visible_keys(s.a, int(name.split(".")[1]), n, n, None)[0, 0]
+            allowed = layers.visible_keys(s.a, int(name.split(".")[1]), n, n, None)[0, 0]
             if pattern[0, :, torch.from_numpy(~allowed)].any():
                 return Check(law, False, f"{name}: a row gives weight to what its mask hides")
     return Check(law, True, f"{len(recorder.values)} patterns, within {worst:.1e}; hidden keys get 0")
