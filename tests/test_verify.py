@@ -109,11 +109,12 @@ COVERING = [
     BASE.with_fields({"embed_norm": "norm", "mlp.form": "gated", "n_segments": 2}),
     BASE.with_fields({"mlp.n_hidden": 2, "block": "parallel", "ngrams": (2, 3), "ngram_rows": 7} | ROTARY),
     BASE.with_fields({"block": "post"}),
+    BASE.with_fields({"block": "sandwich"}),
     with_encoder(BASE.with_fields({"n_layers": 1})),
 ]
 
 
-@pytest.mark.parametrize("a", COVERING, ids=["gated", "parallel", "post", "encoder"])
+@pytest.mark.parametrize("a", COVERING, ids=["gated", "parallel", "post", "sandwich", "encoder"])
 def test_a_fault_in_any_tensor_is_named(a, monkeypatch):
     """Every name in turn is moved by a millionth: it, and nothing before it, is found."""
     network = make_network(a)
