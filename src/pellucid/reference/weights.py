@@ -51,18 +51,25 @@ def _stream_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def _block_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
-    shapes = _attention_shapes(a, f"{at}.attn")
-    for norm in a.block_norms:
-        shapes |= _norm_shapes(a, f"{at}.{norm}")
+    """In the order of the computation, the norm behind a sublayer where it normalises what that writes."""
+
+    def norm(name: str) -> dict[str, tuple[int, ...]]:
+        return _norm_shapes(a, f"{at}.{name}") if name in a.block_norms else {}
+
+    shapes = norm("norm_1") | _attention_shapes(a, f"{at}.attn") | norm("norm_1_out")
     if a.encoder is not None:
         shapes |= _norm_shapes(a, f"{at}.norm_cross") | _attention_shapes(a, f"{at}.cross")
-    bias = a.mlp.bias == "all"
+    return shapes | norm("norm_2") | _mlp_shapes(a, f"{at}.mlp") | norm("norm_2_out")
+
+
+def _mlp_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
+    shapes, bias = {}, a.mlp.bias == "all"
     widths = [a.d_model] + [a.d_ff] * a.mlp.n_hidden
     for n, (n_in, n_out) in enumerate(pairwise(widths)):
-        shapes |= _linear_shapes(f"{at}.mlp.up.{n}", n_out, n_in, bias)
+        shapes |= _linear_shapes(f"{at}.up.{n}", n_out, n_in, bias)
     if a.mlp.form == "gated":
-        shapes |= _linear_shapes(f"{at}.mlp.gate", a.d_ff, a.d_model, bias)
-    return shapes | _linear_shapes(f"{at}.mlp.down", a.d_model, widths[-1], bias)
+        shapes |= _linear_shapes(f"{at}.gate", a.d_ff, a.d_model, bias)
+    return shapes | _linear_shapes(f"{at}.down", a.d_model, widths[-1], bias)
 
 
 def _attention_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:

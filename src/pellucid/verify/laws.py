@@ -14,7 +14,6 @@ from pellucid.model.mask import prefix_mask
 from pellucid.model.weights import load_weights, save_weights
 from pellucid.names import names
 from pellucid.reference import layers
-from pellucid.reference import transformer as reference
 from pellucid.text.tokenizer import load_tokenizer
 from pellucid.verify.comparison import Subject, compare_gradients, compare_masked, encode, run, segments
 from pellucid.verify.report import TOLERANCE, Check, Difference
