@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pellucid.text import prepare, read_corpus, split_corpus, train_tokenizer
 from pellucid.text.tokenizer import load_tokenizer
-from pellucid.text.tokens import HEADER, Part, PartWriter, Tokens, TokensError, describe_difference, dtype_for
+from pellucid.text.tokens import HEADER, Part, Tokens, TokensError, describe_difference, dtype_for
+from pellucid.text.writing import PartWriter
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_byte_counts_are_of_the_files_even_where_they_are_not_utf8(tmp_path):
 def test_documents_larger_than_a_batch_of_small_ones_are_streamed_the_same(split, tmp_path, monkeypatch):
     tokenizer = train_tokenizer("bpe", split.texts("train"), 500)
     whole = prepare(split, tokenizer, tmp_path / "one")
-    monkeypatch.setattr("pellucid.text.preparation.TOGETHER", 100)
+    monkeypatch.setattr("pellucid.text.encoding.UNIT", 100)
     monkeypatch.setattr("pellucid.text.formats.PIECE", 640)
     pieces = prepare(split, tokenizer, tmp_path / "two")
     for name in ("train", "held_out"):

@@ -127,13 +127,16 @@ class BPETokenizer(Tokenizer):
         encoded = _guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
 
+    def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
+        return cut_at_borders(pieces) if self._borders else iter(["".join(pieces)])
+
     def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
         """As for every tokenizer, cut again at borders of pre-tokens so that the ids are those of the joined text.
 
         Exception: a run of more than 16 million characters without a space or newline is cut where it stands.
         A pre-tokenizer of another pattern than GPT-2's has no known borders, so there the text is joined first.
         """
-        chunks = cut_at_borders(pieces) if self._borders else iter(["".join(pieces)])
+        chunks = self.chunks(pieces)
         while batch := list(itertools.islice(chunks, 16)):
             yield from self.encode_batch(batch)
 

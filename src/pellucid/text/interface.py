@@ -98,6 +98,10 @@ class Tokenizer(abc.ABC):
         """Ids of each text, int64; no special ids."""
         return [np.asarray(self.encode(text), dtype=np.int64) for text in texts]
 
+    def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
+        """The same text cut so that the ids of the chunks, one after another, are those of the joined text."""
+        return iter(pieces)
+
     def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
         """Ids of one text that comes in pieces, in bounded memory: concatenated, the ids of the joined text."""
         for piece in pieces:

@@ -1,27 +1,29 @@
-"""From a split corpus and a tokenizer to a folder of tokens: once, and never half."""
+"""From a split corpus and a tokenizer to a folder of tokens: once, and of what is interrupted the most is kept."""
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from pellucid.text.encoding import Counter, Encoders, choose_workers, units_of
 from pellucid.text.interface import Tokenizer
-from pellucid.text.pieces import Piece
+from pellucid.text.locking import lock
 from pellucid.text.split import PARTS, Split
-from pellucid.text.tokens import FORMAT, PartWriter, Tokens, flush
+from pellucid.text.tokens import FORMAT, Tokens
+from pellucid.text.writing import PartWriter, flush, remove_journal
 
-#: ids per shard: 256 MiB in uint16
-SHARD_TOKENS = 1 << 27
-#: characters of small documents that are encoded together
-TOGETHER = 1 << 20
+#: ids per shard, 32 MiB in uint16: the most that an interruption loses
+SHARD_TOKENS = 1 << 24
+#: the file that whoever writes in a folder has locked
+LOCK = "lock"
+
+Progress = Callable[[str, int, int], None] | None
 
 
 def prepare(
@@ -29,48 +31,73 @@ def prepare(
     tokenizer: Tokenizer,
     folder: str | Path,
     *,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress = None,
     shard_tokens: int = SHARD_TOKENS,
+    workers: int | None = None,
 ) -> Tokens:
     """The tokens of both parts of `split`, in `folder`/tokens-KEY; made if they are not there yet.
 
-    `progress(stage, done, total)` is called in bytes of text. Interrupted, it leaves nothing behind and what was
-    there before is untouched. Raises TokensError if an existing folder is damaged, DocumentError if a file changed.
+    `progress(stage, done, total)` is called in bytes of text. `workers` processes encode, chosen where None; the ids
+    are the same for any number. Interrupted, it keeps the finished shards aside, and the next call goes on behind them;
+    what was there before is untouched. Raises TokensError if an existing folder is damaged, DocumentError if a file
+    changed.
     """
     final = prepared_folder(split, tokenizer, folder)
     if final.exists():
         return Tokens.open(final, tokenizer)
     final.parent.mkdir(parents=True, exist_ok=True)
-    working = final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    working.mkdir()
-    try:
-        _write(split, tokenizer, working, progress, shard_tokens)
+    with _working_folder(final) as working:
+        _write(split, tokenizer, working, progress, shard_tokens, workers)
         _publish(working, final)
-    finally:
-        shutil.rmtree(working, ignore_errors=True)
     return Tokens.open(final, tokenizer)
 
 
 def prepared_folder(split: Split, tokenizer: Tokenizer, folder: str | Path) -> Path:
     """Where `prepare` puts, or has put, these tokens."""
     sources = [[source.path, source.sha256] for source in split.corpus.sources]
-    content = [FORMAT, sources, tokenizer.hash, tokenizer.separator, split.to_dict()]
+    content: list[Any] = [FORMAT, sources, tokenizer.hash, tokenizer.separator, split.to_dict()]
+    if read := split.corpus.reading.to_dict():
+        content.append(read)
     key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return Path(folder) / f"tokens-{key[:16]}"
 
 
-def _write(split: Split, tokenizer: Tokenizer, folder: Path, progress: Any, shard_tokens: int) -> None:
+@contextmanager
+def _working_folder(final: Path) -> Iterator[Path]:
+    """The folder in which these tokens are written, with what an interrupted call has left there.
+
+    While another process is at it, a folder of this call's own. After a failure, finished shards stay.
+    """
+    shared = final.with_name(f".{final.name}.partial")
+    shared.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        working = shared
+        try:
+            file = stack.enter_context((shared / LOCK).open("ab"))
+            # somebody else may have given the folder its final name in between
+            ours = lock(file) and os.path.samestat(os.fstat(file.fileno()), os.stat(shared / LOCK))
+        except FileNotFoundError:
+            ours = False
+        if not ours:
+            working = final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}")
+            working.mkdir()
+        try:
+            yield working
+        finally:
+            if not ours or not list(working.glob("*-*.json")):
+                shutil.rmtree(working, ignore_errors=True)
+
+
+def _write(
+    split: Split, tokenizer: Tokenizer, folder: Path, progress: Progress, shard_tokens: int, workers: int | None
+) -> None:
     """Every file of the folder, flushed, the manifest last."""
-    total = split.corpus.n_bytes
-    counted = _Counter(lambda done: progress("encoding", done, total) if progress else None)
-    parts = {}
-    for name in PARTS:
-        before = counted.n_bytes, counted.n_characters
-        writer = PartWriter(folder, name, tokenizer.n_vocab, tokenizer.hash, tokenizer.separator, shard_tokens)
-        unknown = _encode(split.documents(name), tokenizer, writer, counted)
-        sizes = {"bytes": counted.n_bytes - before[0], "characters": counted.n_characters - before[1]}
-        parts[name] = {**writer.finish(), **sizes, "unknown": unknown}
+    total, counted = split.corpus.n_bytes, Counter()
     tokenizer.save(folder)
+    parts = {}
+    with Encoders(tokenizer, folder, choose_workers(total) if workers is None else workers) as encoders:
+        for name in PARTS:
+            parts[name] = _write_part(split, name, tokenizer, folder, progress, shard_tokens, encoders, counted)
     about = {
         "kind": tokenizer.kind,
         "hash": tokenizer.hash,
@@ -91,51 +118,29 @@ def _write(split: Split, tokenizer: Tokenizer, folder: Path, progress: Any, shar
         os.fsync(file.fileno())
 
 
-class _Counter:
-    """Counts bytes and characters of the pieces that pass, and reports."""
-
-    def __init__(self, report: Callable[[int], None]):
-        self.n_bytes = self.n_characters = 0
-        self._report = report
-
-    def texts(self, pieces: Iterator[Piece]) -> Iterator[str]:
-        for piece in pieces:
-            self.n_bytes += piece.n_bytes
-            self.n_characters += len(piece.text)
-            yield piece.text
-            self._report(self.n_bytes)
-
-
-def _encode(documents: Iterator[Iterator[Piece]], tokenizer: Tokenizer, writer: PartWriter, counted: _Counter) -> int:
-    """Write every document and its separator, small ones encoded together; how many characters were unknown."""
-    unknown = 0
-
-    def add(ids: np.ndarray) -> None:
-        nonlocal unknown
-        unknown += 0 if tokenizer.unknown is None else int((ids == tokenizer.unknown).sum())
-        writer.add(ids)
-
-    def add_together(texts: list[str]) -> None:
-        for ids in tokenizer.encode_batch(texts):
-            add(ids)
-            writer.end_document()
-        texts.clear()
-
-    small: list[str] = []
-    for pieces in documents:
-        texts = counted.texts(pieces)
-        first, second = next(texts), next(texts, None)
-        if second is None and len(first) < TOGETHER:
-            small.append(first)
-            if sum(map(len, small)) >= TOGETHER:
-                add_together(small)
-            continue
-        add_together(small)
-        for ids in tokenizer.encode_pieces(itertools.chain([first], [second] if second else [], texts)):
-            add(ids)
-        writer.end_document()
-    add_together(small)
-    return unknown
+def _write_part(
+    split: Split,
+    name: str,
+    tokenizer: Tokenizer,
+    folder: Path,
+    progress: Progress,
+    shard_tokens: int,
+    encoders: Encoders,
+    counted: Counter,
+) -> dict[str, Any]:
+    """One part's shards, those that are finished already taken over; what the manifest says of it."""
+    before, total = (counted.n_bytes, counted.n_characters), split.corpus.n_bytes
+    made_by = (tokenizer.n_vocab, tokenizer.hash, tokenizer.separator, shard_tokens, tokenizer.unknown)
+    with contextlib.closing(PartWriter(folder, name, *made_by)) as writer:
+        writer.take_over()
+        units, done = units_of(split.documents(name), tokenizer, counted), writer.unit
+        left = (unit for number, unit in enumerate(units) if number >= done)
+        for unit, (ids, ends) in encoders.encode(left):
+            writer.add(ids, ends)
+            if progress:
+                progress("encoding", unit.n_bytes, total)
+        sizes = {"bytes": counted.n_bytes - before[0], "characters": counted.n_characters - before[1]}
+        return {**writer.finish(), **sizes}
 
 
 def _publish(working: Path, final: Path) -> None:
@@ -146,6 +151,9 @@ def _publish(working: Path, final: Path) -> None:
     except OSError:
         if not final.exists():
             raise
+        shutil.rmtree(working, ignore_errors=True)
+    remove_journal(final)
+    (final / LOCK).unlink(missing_ok=True)
     _flush_folder(final.parent)
 
 

@@ -13,10 +13,8 @@ document is followed by one separator, which belongs to the document before it.
 
 import hashlib
 import json
-import os
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -241,75 +239,3 @@ def check_ids(ids: np.ndarray, n_vocab: int) -> None:
     if ids.size and (ids.min() < 0 or ids.max() >= n_vocab):
         wrong = ids[(ids < 0) | (ids >= n_vocab)][0]
         raise TokensError(f"id {wrong} is outside the vocabulary: expected 0 to {n_vocab - 1}")
-
-
-@dataclass
-class PartWriter:
-    """Writes one part, shard after shard of at most `shard_tokens` ids, into `folder`."""
-
-    folder: Path
-    name: str
-    n_vocab: int
-    tokenizer_hash: str
-    separator: int
-    shard_tokens: int
-    shards: list[dict[str, Any]] = field(default_factory=list)
-    starts: list[int] = field(default_factory=lambda: [0])
-    tokens: int = 0
-    _file: Any = None
-
-    def add(self, ids: np.ndarray) -> None:
-        """Append ids to the document in hand; TokensError, and nothing written, if one is outside the vocabulary."""
-        check_ids(ids, self.n_vocab)
-        ids = ids.astype(dtype_for(self.n_vocab))
-        while len(ids):
-            if self._file is None:
-                self._begin()
-            room = self.shard_tokens - self.shards[-1]["tokens"]
-            piece, ids = ids[:room], ids[room:]
-            assert self._file is not None
-            self._file.write(piece.tobytes())
-            self.shards[-1]["tokens"] += len(piece)
-            self.tokens += len(piece)
-            if self.shards[-1]["tokens"] == self.shard_tokens:
-                self._end()
-
-    def end_document(self) -> None:
-        """Append the separator: the document is complete."""
-        self.add(np.array([self.separator]))
-        self.starts.append(self.tokens)
-
-    def finish(self) -> dict[str, Any]:
-        """Flush everything; what the manifest says of this part's files."""
-        if self._file is not None:
-            self._end()
-        starts = np.array(self.starts[:-1], dtype=np.int64)
-        with (self.folder / f"{self.name}.documents.npy").open("wb") as file:
-            np.save(file, starts, allow_pickle=False)
-            flush(file)
-        named = {"shards": self.shards, "documents_file": f"{self.name}.documents.npy"}
-        return {"tokens": self.tokens, "documents": len(starts), **named}
-
-    def _begin(self) -> None:
-        name = f"{self.name}-{len(self.shards):05d}.bin"
-        self.shards.append({"file": name, "tokens": 0, "sha256": ""})
-        self._file = (self.folder / name).open("w+b")
-        self._file.write(bytes(HEADER.size))
-
-    def _end(self) -> None:
-        """Put the header, which states the count, in front, and take the checksum of the whole file."""
-        shard = self.shards[-1]
-        width, digest = dtype_for(self.n_vocab).itemsize, bytes.fromhex(self.tokenizer_hash)
-        self._file.seek(0)
-        self._file.write(HEADER.pack(MAGIC, FORMAT, width, shard["tokens"], self.n_vocab, digest))
-        flush(self._file)
-        self._file.seek(0)
-        shard["sha256"] = hashlib.file_digest(self._file, "sha256").hexdigest()
-        self._file.close()
-        self._file = None
-
-
-def flush(file: Any) -> None:
-    """Everything written so far is on the disk when this returns."""
-    file.flush()
-    os.fsync(file.fileno())

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import torch
 
 from pellucid.model import Transformer
 from pellucid.model.weights import load_state, state_of
+from pellucid.text.locking import lock
 from pellucid.text.tokenizer import Tokenizer, load_tokenizer
 from pellucid.training.checkpoint import (
     Checkpoint,
@@ -82,17 +82,8 @@ def write_folder(
 def only_one(run: Path) -> Iterator[None]:
     """Let one process at a time train in a folder; the system takes the lock back however the process ends."""
     with open(run / "lock", "ab") as file:
-        try:
-            if sys.platform == "win32":
-                import msvcrt
-
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            else:
-                import fcntl
-
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise RecipeError(f"{run} is being trained by another process: wait for it, or stop it first") from None
+        if not lock(file):
+            raise RecipeError(f"{run} is being trained by another process: wait for it, or stop it first")
         yield
 
 

@@ -1,0 +1,162 @@
+"""Writing tokens, shard after shard: what is finished stays finished, whatever happens to the process.
+
+Beside a finished shard lie, until the whole folder is, two files: NAME.json says how far in the text it
+ends, NAME.ends where in it documents end. Started again, the writer takes over every shard whose checksum
+is right and says from where to go on.
+"""
+
+import bisect
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pellucid.text.tokens import FORMAT, HEADER, MAGIC, check_ids, dtype_for
+
+
+@dataclass
+class PartWriter:
+    """Writes one part, shard after shard of at most `shard_tokens` ids, into `folder`.
+
+    `unit` and `within` say where to go on: so many units of text are written, and so many ids of the next.
+    `n_unknown` counts ids that are `unknown`.
+    """
+
+    folder: Path
+    name: str
+    n_vocab: int
+    tokenizer_hash: str
+    separator: int
+    shard_tokens: int
+    unknown: int | None = None
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    ends: array = field(default_factory=lambda: array("q"))
+    tokens: int = 0
+    unit: int = 0
+    within: int = 0
+    n_unknown: int = 0
+    _saved: int = 0
+    _file: Any = None
+
+    def take_over(self) -> int:
+        """Take over the finished shards that are there, and remove what is not finished; how many ids that is."""
+        while (found := self._finished(len(self.shards))) is not None:
+            shard, ends = found
+            self.unit, self.within, self.n_unknown = shard.pop("unit"), shard.pop("within"), shard.pop("unknown")
+            self.shards.append(shard)
+            self.ends.extend(ends)
+            self.tokens += shard["tokens"]
+        self._saved = len(self.ends)
+        names = {shard["file"] for shard in self.shards}
+        for path in self.folder.glob(f"{self.name}-*"):
+            if path.with_suffix(".bin").name not in names:
+                path.unlink()
+        return self.tokens
+
+    def _finished(self, number: int) -> tuple[dict[str, Any], array] | None:
+        path = self.folder / f"{self.name}-{number:05d}.bin"
+        try:
+            shard = json.loads(path.with_suffix(".json").read_bytes())
+            ends = array("q", path.with_suffix(".ends").read_bytes())
+            with path.open("rb") as file:
+                good = hashlib.file_digest(file, "sha256").hexdigest() == shard["sha256"]
+            return (shard, ends) if good and len(ends) == shard.pop("ends") else None
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
+    def add(self, ids: np.ndarray, ends: Iterable[int] = ()) -> None:
+        """Append a unit's ids, or what is left of them; `ends` are the places in them behind separators.
+
+        TokensError, and nothing written, if an id is outside the vocabulary.
+        """
+        check_ids(ids, self.n_vocab)
+        skip, self.within = self.within, 0
+        base = self.tokens - skip
+        self.ends.extend(base + int(end) for end in ends if end > skip)
+        row = ids[skip:].astype(dtype_for(self.n_vocab))
+        written = skip
+        while len(row):
+            if self._file is None:
+                self._begin()
+            room = self.shard_tokens - self.shards[-1]["tokens"]
+            piece, row = row[:room], row[room:]
+            assert self._file is not None
+            self._file.write(piece.tobytes())
+            self.shards[-1]["tokens"] += len(piece)
+            self.tokens += len(piece)
+            written += len(piece)
+            self.n_unknown += 0 if self.unknown is None else int((piece == self.unknown).sum())
+            if self.shards[-1]["tokens"] == self.shard_tokens:
+                self._end(written)
+        self.unit += 1
+
+    def end_document(self) -> None:
+        """Append the separator: the document is complete."""
+        self.add(np.array([self.separator]), (1,))
+
+    def finish(self) -> dict[str, Any]:
+        """Flush everything; what the manifest says of this part's files."""
+        if self._file is not None:
+            self._end(0)
+        ends = np.array(self.ends, dtype=np.int64)
+        starts = np.concatenate([ends[:0] if not len(ends) else [0], ends[:-1]]).astype(np.int64)
+        with (self.folder / f"{self.name}.documents.npy").open("wb") as file:
+            np.save(file, starts, allow_pickle=False)
+            flush(file)
+        named = {"shards": self.shards, "documents_file": f"{self.name}.documents.npy"}
+        return {"tokens": self.tokens, "documents": len(starts), **named, "unknown": self.n_unknown}
+
+    def close(self) -> None:
+        """Leave what is not finished as it is."""
+        if self._file is not None:
+            self._file.close()
+
+    def _begin(self) -> None:
+        name = f"{self.name}-{len(self.shards):05d}.bin"
+        self.shards.append({"file": name, "tokens": 0, "sha256": ""})
+        self._file = (self.folder / name).open("w+b")
+        self._file.write(bytes(HEADER.size))
+
+    def _end(self, within: int) -> None:
+        """Put the header, which states the count, in front, take the checksum of the whole file, and write down
+        that it is finished."""
+        shard = self.shards[-1]
+        width, digest = dtype_for(self.n_vocab).itemsize, bytes.fromhex(self.tokenizer_hash)
+        self._file.seek(0)
+        self._file.write(HEADER.pack(MAGIC, FORMAT, width, shard["tokens"], self.n_vocab, digest))
+        flush(self._file)
+        self._file.seek(0)
+        shard["sha256"] = hashlib.file_digest(self._file, "sha256").hexdigest()
+        self._file.close()
+        self._file = None
+        path = self.folder / shard["file"]
+        last = bisect.bisect_right(self.ends, self.tokens)
+        with path.with_suffix(".ends").open("wb") as file:
+            file.write(self.ends[self._saved : last].tobytes())
+            flush(file)
+        so_far = {"unit": self.unit, "within": within, "unknown": self.n_unknown, "ends": last - self._saved}
+        self._saved = last
+        written = path.with_suffix(".writing")
+        with written.open("w", encoding="utf-8") as file:
+            json.dump(shard | so_far, file)
+            flush(file)
+        os.replace(written, path.with_suffix(".json"))
+
+
+def remove_journal(folder: Path) -> None:
+    """Remove what says how far each shard reaches, once all of them are there."""
+    for path in folder.glob("*-*.*"):
+        if path.suffix in (".json", ".ends"):
+            path.unlink()
+
+
+def flush(file: Any) -> None:
+    """Everything written so far is on the disk when this returns."""
+    file.flush()
+    os.fsync(file.fileno())
