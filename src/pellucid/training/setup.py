@@ -30,6 +30,7 @@ from pellucid.training.folder import cache_folder
 from pellucid.training.interrupt import Interruption
 from pellucid.training.objectives import Loss, precise
 from pellucid.training.optimizer import Optimizer
+from pellucid.training.progress import ReadingProgress
 from pellucid.training.recipe import Recipe, RecipeError, with_train
 
 Weights = Mapping[str, Tensor]
@@ -110,11 +111,13 @@ def read_text(
     recipe: Recipe, reporter: PlainReporter, tokenizer: Tokenizer | None, interruption: Interruption
 ) -> tuple[Corpus, Tokens, Tokenizer]:
     """The corpus, its tokens on disk, and the tokenizer."""
-    corpus = read_corpus(recipe.inputs, interruption.poll, reading_of(recipe))
+    with ReadingProgress(reporter, interruption) as progress:
+        corpus = read_corpus(recipe.inputs, progress, reading_of(recipe))
     split = split_corpus(corpus, recipe.text.held_out, recipe.train.seed)
     tokenizer = tokenizer or make_tokenizer(recipe, split)
     interruption.poll()
-    tokens = prepare(split, tokenizer, cache_folder(), progress=interruption.poll)
+    with ReadingProgress(reporter, interruption) as progress:
+        tokens = prepare(split, tokenizer, cache_folder(), progress=progress)
     interruption.poll()
     n_train, n_held = (len(tokens.part(p)) for p in ("train", "held_out"))
     lines = [
