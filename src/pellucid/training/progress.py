@@ -41,7 +41,7 @@ class ReadingProgress:
             self._draw(done, total)
         elif now - self.said >= EVERY:
             self.said = now
-            speed = (done - self.first) / (now - self.began)
+            speed = (done - self.first) / max(now - self.began, 1e-9)
             left = clock((total - done) / speed) if speed else "--:--"
             self.reporter.line(
                 f"{stage}: {done / max(total, 1):.0%} of {total / 1e6:,.1f} MB, {speed / 1e6:.1f} MB/s, ETA {left}"
