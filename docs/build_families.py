@@ -12,7 +12,9 @@ from pellucid.model import Transformer
 from pellucid.model.weights import load_state
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "families.md"
+PAGE, README = ROOT / "docs" / "families.md", ROOT / "README.md"
+#: the table stands between them in the README
+MARKS = ("<!-- families -->\n", "<!-- /families -->")
 HEAD = """# Families
 
 This page is written by `python docs/build_families.py` (which asks for transformers). Their config.json and tensors
@@ -83,5 +85,18 @@ def build() -> str:
     return HEAD + "\n".join(lines) + "\n" + left_out()
 
 
+def in_readme(page: str) -> str:
+    """README.md with the page's table, without the column of classes."""
+    lines = [line for line in page.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    table = [f"| {' | '.join([row[0], *row[2:]])} |" for row in cells]
+    table[1] = "|" + "---|" * (len(cells[0]) - 1)
+    text = README.read_text(encoding="utf-8")
+    before, after = text.index(MARKS[0]) + len(MARKS[0]), text.index(MARKS[1])
+    head = "Largest difference of logits from transformers', tiny random models, every option (docs/families.md):"
+    return "\n".join([text[:before], head, "", *table, ""]) + text[after:]
+
+
 if __name__ == "__main__":
-    PAGE.write_text(build(), encoding="utf-8")
+    PAGE.write_text(made := build(), encoding="utf-8")
+    README.write_text(in_readme(made), encoding="utf-8")

@@ -13,11 +13,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from pellucid.adapters import base_weights, family_of_base, write_adapter
 from pellucid.architecture import Architecture
 from pellucid.hub import source
+from pellucid.hub.adapters import Changed, read_adapter
 from pellucid.hub.card import write_card
-from pellucid.hub.families import each_to_theirs
+from pellucid.hub.families import FAMILIES, config_of, each_to_ours, each_to_theirs
 from pellucid.hub.files import FolderError
+from pellucid.hub.gguf_file import read_gguf, write_gguf
+from pellucid.hub.gguf_file import to_ours as gguf_to_ours
 from pellucid.hub.read import Folder, fill, find_folder, open_folder
 from pellucid.hub.standalone import write_loader
 from pellucid.hub.tables import Family
@@ -33,17 +37,19 @@ from pellucid.hub.write import (
 from pellucid.model import Transformer
 from pellucid.model.weights import state_of
 from pellucid.text.interface import Tokenizer
-from pellucid.training.folder import load_run, read_json
-from pellucid.verify.parity import Parity, Probe, compare_logits, defined_logits, make_probe, our_logits
+from pellucid.training.folder import load_run, read_json, read_recipe
+from pellucid.verify.parity import Parity, ParityError, Probe, compare_logits, defined_logits, make_probe, our_logits
 
-Layout = Literal["pellucid", "huggingface"]
+Layout = Literal["pellucid", "huggingface", "gguf", "adapter"]
+Kept = Literal["float32", "float16", "q8_0"]
 
 
 @dataclass(frozen=True)
 class Model:
     """What is converted: parameters under our names, read when asked for, and all that goes with them.
 
-    `folder` is where it lies, None where the weights are in memory; `about` is what the card tells of it.
+    `folder` is where it lies, None where the weights are in memory; `about` is what the card tells of it; `run` is
+    the run that it is of.
     """
 
     architecture: Architecture
@@ -51,6 +57,7 @@ class Model:
     ours: Callable[[], Iterator[tuple[str, Tensor]]]
     folder: Folder | None = None
     about: dict[str, Any] = field(default_factory=dict)
+    run: Path | None = None
 
     @property
     def family(self) -> Family | None:
@@ -86,14 +93,17 @@ def convert(
     trust: bool = False,
     licence: str | None = None,
     shard: int = SHARD,
+    weights: Kept | None = None,
 ) -> Converted:
-    """Write the model in `given` (a run, a saved model, a Hugging Face folder or name) into a new folder.
+    """Write the model in `given` (a run, a saved model, a Hugging Face folder or name) in another layout.
 
-    to        pellucid or huggingface; unless given, theirs become ours and ours huggingface
+    to        pellucid or huggingface, a new folder; gguf, a new file for llama.cpp; adapter, a run's adapters alone as
+              a folder for peft. Unless given, NAME.gguf is gguf, theirs become ours and ours huggingface
     family    the Hugging Face family to write, the first that can say the architecture unless given
     trust     read pickled tensors, and tokenizers with patterns that are not known to be safe
     licence   what the model card says
     shard     the most bytes in one file of weights
+    weights   of gguf: what matrices are kept in, float32 unless given
 
     The logits of what was written are compared with the source implementation's, or the definition's where that is
     not installed. Raises ParityError where they differ, ValueError for a model or a layout that is refused; then
@@ -101,24 +111,39 @@ def convert(
     """
     destination = Path(destination)
     if destination.exists():
-        raise FolderError(f"{destination} exists: choose a new folder")
+        raise FolderError(f"{destination} exists: choose a new name")
+    if to is not None and to not in get_args(Layout):
+        raise FolderError(f"to = {to!r}: say one of {', '.join(get_args(Layout))}")
     model = read_model(given, checkpoint=checkpoint, trust=trust)
-    layout = to or ("pellucid" if model.family else "huggingface")
-    if layout not in get_args(Layout):
-        raise FolderError(f"to = {layout!r}: say one of {', '.join(get_args(Layout))}")
-    with aside(destination) as folder:
-        if layout == "pellucid":
-            if family is not None:
-                raise FolderError(f"family = {family} goes with to = huggingface: leave it out")
-            n_bytes = write_pellucid(model, folder)
-            parity = check_import(model, folder)
-        else:
-            goal = choose_family(model.architecture, family or (model.family.name if model.family else None))
-            n_bytes = write_huggingface(model, folder, goal, shard)
-            parity = check_export(model, folder, goal)
-        parity.require()
-        write_card(folder, model.architecture, layout, str(parity), licence, model.about)
+    layout = to or ("gguf" if destination.suffix == ".gguf" else "pellucid" if model.family else "huggingface")
+    goal = Goal(layout, destination.name, family, shard, weights, licence, checkpoint)
+    goal.check()
+    with aside(destination, file=layout == "gguf") as folder:
+        n_bytes, parity = WRITERS[layout](model, folder, goal)
+        if layout in ("pellucid", "huggingface"):
+            write_card(folder, model.architecture, layout, str(parity), licence, model.about)
     return Converted(destination, layout, n_bytes, parity)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is to be written, and how; the fields are those of `convert`, `name` the last part of the destination."""
+
+    layout: Layout
+    name: str
+    family: str | None
+    shard: int
+    weights: Kept | None
+    licence: str | None
+    checkpoint: str
+
+    def check(self) -> None:
+        """Refuse what another layout would have read."""
+        for name, of in (("family", ("huggingface", "adapter")), ("weights", ("gguf",))):
+            if getattr(self, name) is not None and self.layout not in of:
+                raise FolderError(f"{name} = {getattr(self, name)} goes with to = {of[0]}: leave it out")
+        if self.weights is not None and self.weights not in get_args(Kept):
+            raise FolderError(f"weights = {self.weights!r}: say one of {', '.join(get_args(Kept))}")
 
 
 def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = False) -> Model:
@@ -127,12 +152,12 @@ def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = Fal
     if not (path / "recipe.json").exists():
         folder = open_folder(path, trust=trust)
         return Model(folder.architecture, folder.tokenizer(), folder.ours, folder, {"source": Path(given).name})
-    network, tokenizer, step = load_run(path, checkpoint, torch.device("cpu"))
+    network, tokenizer, step = load_run(path, checkpoint, torch.device("cpu"), base_weights)
     state = state_of(network)
     about = {"source": f"{path.name}, step {step}", "data": read_json(path / "data.json")}
     about["recipe"] = read_json(path / "recipe.json")
     about["losses"] = losses_of(path, step)
-    return Model(network.architecture, tokenizer, lambda: iter(state.items()), None, about)
+    return Model(network.architecture, tokenizer, lambda: iter(state.items()), None, about, path)
 
 
 def losses_of(run: Path, step: int) -> dict[str, Any]:
@@ -148,17 +173,70 @@ def losses_of(run: Path, step: int) -> dict[str, Any]:
 
 
 @contextmanager
-def aside(destination: Path) -> Iterator[Path]:
-    """A folder that gets the destination's name when the block ends well, and goes with all it holds when not."""
+def aside(destination: Path, file: bool = False) -> Iterator[Path]:
+    """A folder that gets the destination's name when the block ends well, and goes with all it holds when not.
+
+    `file`: the one file of the folder, of the destination's name, gets it instead.
+    """
     folder = destination.with_name(f".{destination.name}.writing-{os.getpid()}")
     folder.mkdir(parents=True)
     try:
         yield folder
         if destination.exists():  # somebody else's since it was chosen
-            raise FolderError(f"{destination} exists: choose a new folder")
-        os.rename(folder, destination)
+            raise FolderError(f"{destination} exists: choose a new name")
+        os.rename(folder / destination.name if file else folder, destination)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# The layouts: each writes and compares ------------------------------------------------------------
+
+
+def to_pellucid(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity]:
+    """Our layout, beside the implementation that the model comes from."""
+    n_bytes = write_pellucid(model, folder)
+    return n_bytes, check_import(model, folder).require()
+
+
+def to_huggingface(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity]:
+    """A family's layout, beside the implementation that it goes to."""
+    family = choose_family(model.architecture, goal.family or (model.family.name if model.family else None))
+    n_bytes = write_huggingface(model, folder, family, goal.shard)
+    return n_bytes, check_export(model, folder, family).require()
+
+
+def to_gguf(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity]:
+    """One file for llama.cpp, read back by us: in float32 the same logits, else every tensor within rounding."""
+    a, path = model.architecture, folder / goal.name
+    about = {"name": Path(str(model.about.get("source", "model"))).name, "licence": goal.licence}
+    n_bytes = write_gguf(path, model.state(), a, model.tokenizer, goal.weights or "float32", **about)
+    _, tensors = read_gguf(path)
+    read = dict(gguf_to_ours(tensors, a))
+    probe = make_probe(a, model.tokenizer)
+    network = fill(Transformer(a).to(probe.dtype), read.items()).eval()
+    ours = our_logits(model.network(probe.dtype), probe)
+    parity = compare_logits(our_logits(network, probe), ours, "the model itself", probe)
+    if goal.weights in (None, "float32"):
+        return n_bytes, parity.require()
+    check_rounding(read, model.state(), goal.weights)
+    return n_bytes, parity
+
+
+def to_adapter(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity]:
+    """A run's adapters alone; merged by what was read back they give the run's logits."""
+    if model.run is None:
+        raise FolderError("to = adapter: the model is no run of adapters (pellucid train --from MODEL --lora 8)")
+    n_bytes = write_adapter(model.run, folder, goal.checkpoint, goal.family)
+    recipe = read_recipe(model.run)
+    family = FAMILIES[goal.family] if goal.family else family_of_base(recipe)
+    a, changes, base = model.architecture, read_adapter(folder), base_weights(recipe)
+    theirs = dict(each_to_theirs(base, a, family)) if family else base
+    merged = Changed(theirs, changes, "")
+    ours = each_to_ours(merged, config_of(a, family), family) if family else merged.items()
+    probe = make_probe(a, model.tokenizer)
+    network = fill(Transformer(a).to(probe.dtype), ours).eval()
+    expected = our_logits(model.network(probe.dtype), probe)
+    return n_bytes, compare_logits(our_logits(network, probe), expected, "the run itself", probe).require()
 
 
 def write_pellucid(model: Model, folder: Path) -> int:
@@ -184,10 +262,11 @@ def check_import(model: Model, folder: Path) -> Parity:
     """What was written in our layout, beside the source implementation on the source's files, or the definition."""
     probe = make_probe(model.architecture, model.tokenizer)
     written = open_folder(folder)
-    if model.folder is None or model.family is None or not source.is_installed():
+    if model.folder is None or model.family is None or not source.is_installed(model.folder.adapter):
         expected, other = defined_logits(model.network(torch.float64), probe), "the NumPy reference"
     else:
-        expected, other = _theirs(model.folder.path, model.family, probe), source.version()
+        expected = _theirs(model.folder.path, model.family, probe, model.folder.adapter)
+        other = source.version(model.folder.adapter)
     network = fill(Transformer(model.architecture).to(probe.dtype), written.ours()).eval()
     return compare_logits(our_logits(network, probe), expected, other, probe)
 
@@ -206,5 +285,25 @@ def check_export(model: Model, folder: Path, family: Family) -> Parity:
     return compare_logits(our_logits(network, probe), expected, "the NumPy reference", probe)
 
 
-def _theirs(folder: Path, family: Family, probe: Probe) -> list[Tensor]:
-    return source.their_logits(folder, family.model_class, probe.tokens, probe.dtype, **probe.given)
+def _theirs(folder: Path, family: Family, probe: Probe, adapter: Path | None = None) -> list[Tensor]:
+    return source.their_logits(folder, family.model_class, probe.tokens, probe.dtype, adapter, **probe.given)
+
+
+#: by how much of its largest number a tensor may change where it is kept in fewer bits: half a step, and the scale's
+ROUNDING = {"float16": 2**-10, "q8_0": 0.5 / 127 + 2**-9}
+
+
+def check_rounding(read: Mapping[str, Tensor], written: Mapping[str, Tensor], kept: str) -> None:
+    """ParityError for a tensor that is farther from what was to be written than rounding makes it."""
+    for name, tensor in written.items():
+        apart = (read[name] - tensor.float()).abs().max().item() if tensor.numel() else 0.0
+        if apart > ROUNDING[kept] * tensor.abs().max().item():
+            raise ParityError(f"{name} is {apart:.1e} from what was to be written: rounding to {kept} is less")
+
+
+WRITERS: dict[str, Callable[[Model, Path, Goal], tuple[int, Parity]]] = {
+    "pellucid": to_pellucid,
+    "huggingface": to_huggingface,
+    "gguf": to_gguf,
+    "adapter": to_adapter,
+}

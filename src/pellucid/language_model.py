@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from pellucid import yardstick
+from pellucid.adapters import base_of, base_weights, write_adapter
 from pellucid.architecture import Architecture
 from pellucid.edits import Edit
 from pellucid.generate.filling import Filling, fill
+from pellucid.generate.samples import write_sample, write_target
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, Piece, generate, stream_generate
 from pellucid.hub.read import fill as fill_network
@@ -167,8 +169,8 @@ def load(
             return load_images(folder, checkpoint=checkpoint, device=str(place))
         if kind != "transformer":
             return load_predictor(folder, checkpoint=checkpoint, device=str(place))
-        network, tokenizer, step = runs.load_run(folder, checkpoint, place)
-        return LanguageModel(network.to(dtype), tokenizer, {"folder": str(folder), "step": step})
+        network, tokenizer, step = runs.load_run(folder, checkpoint, place, base_weights, dtype)
+        return LanguageModel(network, tokenizer, {"folder": str(folder), "step": step})
     found = open_folder(folder, trust=trust)
     if (tokenizer := found.tokenizer()) is None:
         raise ModelError(f"{folder} holds no tokenizer: expected tokenizer.json, or vocab.json and merges.txt")
@@ -248,18 +250,31 @@ def train(
     paths = tuple(str(Path(path)) for path in inputs)
     given: dict[str, Any] = {}
     if from_model is not None:
-        source = load(from_model, device="cpu")
-        if not isinstance(source, LanguageModel):
-            raise ModelError(f"{from_model} holds a predictor of kind {source.kind}: --from needs a transformer")
-        if preset:
-            raise RecipeError(f"--from takes the architecture of {from_model}: leave out --preset {preset}")
-        made = make_recipe_on(source.architecture, paths, changes, file)
-        given = {"tokenizer": source.tokenizer, "weights": dict(source.network.named_parameters())}
+        made, given = start_from(from_model, paths, preset, changes, file)
     else:
         made = make_recipe(paths, preset, changes, file)
+        if made.adapt.rank:
+            raise RecipeError("adapters change a model that exists: name it with --from, or leave out --lora")
     folder = None if out is None else Path(out)
     given["beside"] = yardstick.beside
-    return yardstick.tell(runs.start(with_length(made, length), folder, reporter, sampler_of(made), **given), reporter)
+    run = runs.start(with_length(made, length), folder, reporter, sampler_of(made), **given)
+    return with_adapter(yardstick.tell(run, reporter))
+
+
+def start_from(
+    model: str | Path, paths: tuple[str, ...], preset: str | None, changes: dict[str, Any], file: Path | None
+) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe of a run that starts from a model, and the tokenizer and weights that it starts with."""
+    source = load(model, device="cpu")
+    if not isinstance(source, LanguageModel):
+        raise ModelError(f"{model} holds a predictor of kind {source.kind}: --from needs a transformer")
+    if preset:
+        raise RecipeError(f"--from takes the architecture of {model}: leave out --preset {preset}")
+    made = make_recipe_on(source.architecture, paths, changes, file)
+    weights = dict(source.network.named_parameters())
+    if made.adapt.rank:
+        made = replace(made, base=base_of(model, source.provenance, weights))
+    return made, {"tokenizer": source.tokenizer, "weights": weights}
 
 
 def continue_run(
@@ -280,7 +295,16 @@ def continue_run(
             f"{out} cannot be resumed with other choices ({'; '.join(changed[:3])}): leave them out, or start a new "
             f"run from its weights with --from {out}"
         )
-    return yardstick.tell(runs.resume(Path(out), inputs, length, reporter, sampler_of(recipe)), reporter)
+    weights = base_weights(recipe) if recipe.adapt.rank else None
+    run = runs.resume(Path(out), inputs, length, reporter, sampler_of(recipe), weights)
+    return with_adapter(yardstick.tell(run, reporter))
+
+
+def with_adapter(run: Run) -> Run:
+    """The run itself, its best adapters written beside its checkpoints where it has any."""
+    if run.recipe.adapt.rank and steps_of(run.path):
+        write_adapter(run.path, run.path / "adapter")
+    return run
 
 
 def kind_of(run: Path) -> str:
@@ -311,24 +335,6 @@ class QuietReporter(PlainReporter):
 def sampler_of(recipe: Recipe) -> Callable[[Transformer, Tokenizer, str, int], str] | None:
     """What writes samples during training; a masked model writes none, an encoder-decoder the target of a source."""
     return {"masked": None, "source-target": write_target}.get(recipe.train.objective, write_sample)
-
-
-def write_sample(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: int) -> str:
-    """What the network writes after `prompt`, at temperature 0.8; its training mode is put back."""
-    network.eval()
-    try:
-        return (
-            prompt
-            + generate(network, tokenizer, prompt, max_tokens=100, temperature=0.8, seed=seed, weights="loaded")[0].text
-        )
-    finally:
-        network.train()
-
-
-def write_target(network: Transformer, tokenizer: Tokenizer, source: str, seed: int) -> str:
-    """The source and the likeliest target token by token; the network's training mode is put back."""
-    (target,) = generate(network, tokenizer, source=source, max_tokens=100, seed=seed, weights="loaded")
-    return f"{source} -> {target.text}"
 
 
 def train_tokenizer(

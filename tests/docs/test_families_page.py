@@ -6,12 +6,24 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_page_is_fresh():
+def make_builder():
     spec = importlib.util.spec_from_file_location("build_families", ROOT / "docs" / "build_families.py")
     assert spec is not None
     assert spec.loader is not None
     builder = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(builder)
+    return builder
+
+
+def test_the_readme_has_its_table():
+    builder = make_builder()
+    written = builder.README.read_text(encoding="utf-8")
+    assert builder.in_readme(builder.PAGE.read_text(encoding="utf-8")) == written
+    assert written.count("\n| gpt2 | none | both |") == 1
+
+
+def test_the_page_is_fresh():
+    builder = make_builder()
     page = builder.PAGE.read_text(encoding="utf-8")
     lines = page.removeprefix(builder.HEAD).removesuffix(builder.left_out()).splitlines()
     assert page.startswith(builder.HEAD)

@@ -58,13 +58,14 @@ def run(command: str) -> subprocess.CompletedProcess:
 def test_commands(desk: Path):
     """In the order they stand: the later ones use the run of the first."""
     commands = [c for block in blocks("sh") for c in shortened(block.replace("\\\n", " ")).splitlines() if c.strip()]
-    assert len(commands) == 12
+    assert len(commands) == 15
     for command in commands:
         done = run(command)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
     assert (desk / "runs" / "my_texts" / "recipe.json").exists()
     assert (desk / "runs" / "my_texts-2").exists()
     assert (desk / "page.html").exists()
+    assert (desk / "adapted.gguf").exists()
 
 
 @pytest.mark.item("S1-1.1-a")

@@ -19,6 +19,8 @@ FLOORS = (
     ("predictors", "training", "generate", "lens", "hub"),
     # images train a network of their own, so they stand above training
     ("plan", "verify", "images", "yardstick"),
+    # adapters are trained in one room and named for other projects in another
+    ("adapters",),
     # a conversion is checked before it is given its name
     ("conversion",),
     ("serve", "look"),

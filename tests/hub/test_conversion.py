@@ -144,7 +144,7 @@ def test_a_conversion_that_changes_the_function_is_stopped(own, monkeypatch, ins
     """The tensors of two modules are exchanged on their way; nothing is left, and the exit code is 1."""
     _, folder = own
     pellucid.convert(folder / "own", folder / "hf")
-    monkeypatch.setattr(source, "is_installed", lambda: installed)
+    monkeypatch.setattr(source, "is_installed", lambda adapter=None: installed)
     before = sorted(folder.iterdir())
 
     def wrong(place, tensors, shard):
@@ -169,7 +169,7 @@ def test_an_existing_destination_is_refused_and_untouched(own, capsys):
     _, folder = own
     (folder / "new").mkdir()
     assert main(["convert", str(folder / "own"), str(folder / "new")]) == 2
-    assert "exists: choose a new folder" in capsys.readouterr().err
+    assert "exists: choose a new name" in capsys.readouterr().err
     assert list((folder / "new").iterdir()) == []
 
 

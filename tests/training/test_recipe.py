@@ -30,9 +30,11 @@ OTHER = {
     "model.dropout": "0.25",
     "model.attention.mask": "prefix",
     "model.ngrams": "2,4",
+    "model.positions.high": "8.0",
 }
 #: values that need others
 WITH = {"model.attention.mask": {"train.objective": "prefix"}}
+WITH |= {name: {"adapt.rank": "2"} for name in ("adapt.alpha", "adapt.modules")}
 
 
 def look_up(recipe: Recipe, name: str):

@@ -23,6 +23,7 @@ def train(
     out: Path | None = None,
     resume: bool = False,
     from_: Annotated[str | None, arg(name="from")] = None,
+    lora: int | None = None,
     predictor: Literal["transformer", "ngram", "neural-probabilistic", "recurrent", "image-classifier"] = "transformer",
     objective: Literal["next-token", "prefix", "masked", "source-target"] | None = None,
     preset: str | None = None,
@@ -55,6 +56,7 @@ def train(
         out: the run's folder, which must not exist yet; runs/NAME unless given.
         resume: continue the run in --out exactly where its last checkpoint left it.
         from_: start from the weights, tokenizer and architecture of this run or model.
+        lora: train low-rank adapters of this rank and leave the weights of --from as they are.
         predictor: what is trained; each kind has its own fields for --set (order, smoothing, d_hidden, ...).
         objective: what a transformer predicts from what; masked hides tokens and finds them;
             source-target reads pairs with an encoder and writes the target.
@@ -92,6 +94,7 @@ def train(
         "text.drop_duplicates": "yes" if drop_duplicates else None,
         "text.licence": licence,
         "train.objective": objective,
+        "adapt.rank": lora,
         "train.seed": seed,
         "train.device": device,
         "train.precision": precision,

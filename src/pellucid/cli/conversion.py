@@ -10,27 +10,37 @@ def convert(
     source: Positional[str],
     destination: Positional[Path],
     *,
-    to: Literal["pellucid", "huggingface"] | None = None,
+    to: Literal["pellucid", "huggingface", "gguf", "adapter"] | None = None,
     family: str | None = None,
     checkpoint: str = "best",
     trust: bool = False,
     licence: str | None = None,
+    weights: Literal["float32", "float16", "q8_0"] | None = None,
 ) -> int:
     """Write a model in another layout, and compare the logits before it gets its name.
 
     Args:
         source: a run, a saved model, a Hugging Face folder, or a name on the hub.
-        destination: the folder to write, which must not exist.
-        to: the layout; unless given, theirs become ours and ours huggingface.
+        destination: the folder to write, or for llama.cpp the file NAME.gguf, which must not exist.
+        to: the layout; unless given, NAME.gguf is gguf, theirs become ours and ours huggingface. adapter is a run's
+            low-rank adapters alone, for peft.
         family: the Hugging Face family to write; the first that can say the architecture unless given.
         checkpoint: of a run: best (lowest held-out loss), last, or a step.
         trust: read pickled tensors, and tokenizers with patterns that are not known to be safe.
         licence: what the model card says.
+        weights: of gguf: what matrices are kept in, float32 unless given.
     """
     import pellucid
 
     done = pellucid.convert(
-        source, destination, to=to, family=family, checkpoint=checkpoint, trust=trust, licence=licence
+        source,
+        destination,
+        to=to,
+        family=family,
+        checkpoint=checkpoint,
+        trust=trust,
+        licence=licence,
+        weights=weights,
     )
     print(f"{done.folder}: {done.layout}, {done.n_bytes:,} bytes of weights\n{done.parity}")
     return 0

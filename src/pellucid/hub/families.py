@@ -116,6 +116,8 @@ def in_the_way(a: Architecture, family: Family) -> str:
         heard = _settled(architecture_of(_write(a, family), family))
     except ArchitectureError:
         return f"attention.d_head = {a.d_head}"  # the one size that a config leaves to be divided out
+    except FamilyError:
+        return f"block = {a.block}"  # what a table writes for a block that it has not, it does not read
     different = [name for name, holds in family.limits.items() if not holds(a)]
     different += [name for name in said if said[name] != heard[name]]
     return f"{different[0]} = {said[different[0]]}" if different else ""

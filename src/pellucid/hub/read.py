@@ -1,7 +1,7 @@
 """Models in folders: of the hub's layout or of ours, checked before anything is allocated."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture, ArchitectureError, count_parameters
+from pellucid.hub.adapters import CONFIG as ADAPTER
+from pellucid.hub.adapters import Changed, read_adapter
 from pellucid.hub.families import FamilyError, _look_up, architecture_of, each_to_ours, family_of
 from pellucid.hub.files import FolderError, inside, read_object
 from pellucid.hub.shards import Shards
@@ -28,14 +30,18 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json",
 
 @dataclass(frozen=True)
 class Folder:
-    """A model in files. `family` and `config` are of the hub's layout, None and {} in ours."""
+    """A model in files. `family` and `config` are of the hub's layout, None and {} in ours.
+
+    `adapter` is the folder of the low-rank changes that are made to what `path` holds.
+    """
 
     path: Path
     architecture: Architecture
     family: Family | None
     config: dict[str, Any]
-    shards: Shards
+    shards: Mapping[str, Tensor]
     trust: bool = False
+    adapter: Path | None = None
 
     def ours(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter under our name, one at a time, in the files' precision; the embedding where tied once."""
@@ -67,6 +73,8 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
     `trust` reads pickled tensors and tokenizers with patterns that are not known to be safe. Code is never run.
     """
     family, config = None, {}
+    if (path / ADAPTER).exists() and not (path / "config.json").exists():
+        return _adapted(path, trust)
     if (path / "config.json").exists():
         config = read_object(path, "config.json")
         _check_numbers(config)
@@ -87,6 +95,21 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
     if asked > shards.n_numbers:
         raise FolderError(f"{path}: the configuration asks for {asked:,} numbers, the files hold {shards.n_numbers:,}")
     return Folder(path, architecture, family, config, shards, trust)
+
+
+def _adapted(path: Path, trust: bool) -> Folder:
+    """The model that an adapter changes, with the changes made as its tensors are read."""
+    name = read_object(path, ADAPTER).get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise FolderError(f"{path / ADAPTER} names no model that it changes (base_model_name_or_path)")
+    place = find_folder(name)
+    if (place / ADAPTER).exists() and not (place / "config.json").exists():
+        raise FolderError(f"{path} changes {name}, which is an adapter itself: merge that one first (pellucid convert)")
+    if (place / "recipe.json").exists():
+        raise FolderError(f"{path} changes the run {name}: load the run of the adapters instead, {path.parent}")
+    base = open_folder(place, trust=trust)
+    prefix = base.family.prefix if base.family else ""
+    return replace(base, shards=Changed(base.shards, read_adapter(path), prefix), adapter=path)
 
 
 def fill(network: Transformer, each: Iterable[tuple[str, Tensor]]) -> Transformer:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +10,31 @@ import torch
 from torch import Tensor
 
 
-def is_installed() -> bool:
-    """Whether Hugging Face's transformers can be imported; it is not imported to find out."""
-    return importlib.util.find_spec("transformers") is not None
+def is_installed(adapter: Path | None = None) -> bool:
+    """Whether Hugging Face's transformers, and peft for an adapter, can be imported; nothing is to find out."""
+    return all(importlib.util.find_spec(name) is not None for name in _packages(adapter))
 
 
-def version() -> str:
-    """transformers and its version."""
+def version(adapter: Path | None = None) -> str:
+    """transformers and its version, and that of peft for an adapter."""
     from importlib.metadata import version as installed
 
-    return f"transformers {installed('transformers')}"
+    return " and ".join(f"{name} {installed(name)}" for name in _packages(adapter))
+
+
+def _packages(adapter: Path | None) -> list[str]:
+    return ["transformers", "peft"] if adapter else ["transformers"]
 
 
 def their_logits(
-    folder: Path, model_class: str, tokens: tuple[Tensor, ...], dtype: torch.dtype, **given: list[Tensor]
+    folder: Path,
+    model_class: str,
+    tokens: tuple[Tensor, ...],
+    dtype: torch.dtype,
+    adapter: Path | None = None,
+    **given: list[Tensor],
 ) -> list[Tensor]:
-    """Logits of transformers' own class for each text [1, n, n_vocab], weights from the folder.
+    """Logits of transformers' own class for each text [1, n, n_vocab], weights from the folder, changed by an adapter.
 
     `given` are further inputs, one for each text. Code in the folder is not run, pickles are read as tensors alone.
     Raises ValueError where the folder does not give the class all its weights, and nothing else.
@@ -51,6 +61,12 @@ def their_logits(
             logging.enable_progress_bar()
     if wrong := {name: sorted(map(str, found))[:3] for name, found in info.items() if found and "missing" in name}:
         raise ValueError(f"{version()} opens {folder} with {json.dumps(wrong)}: its weights are not complete")
+    if adapter is not None:
+        from peft import PeftModel
+
+        with warnings.catch_warnings():  # peft asks transformers for what its next version calls otherwise
+            warnings.simplefilter("ignore", FutureWarning)
+            model = PeftModel.from_pretrained(model, str(adapter)).to(dtype)
     made = []
     with torch.no_grad():
         for n, text in enumerate(tokens):

@@ -30,10 +30,15 @@ def initialise(model: Transformer, seed: int, std: float = 0.02) -> Transformer:
         else:
             part = model.encoder if model.encoder and name.startswith("encoder.") else model
             depth = math.sqrt(2 * max(len(part.blocks), 1)) if name.endswith(writes) else 1.0
-            generator = torch.Generator().manual_seed(_seed_of(seed, name))
+            drawn = torch.randn(p.shape, generator=generator_of(seed, name), dtype=torch.float64)
             with torch.no_grad():
-                p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) * (std / depth))
+                p.copy_(drawn * (std / depth))
     return model
+
+
+def generator_of(seed: int, name: str) -> torch.Generator:
+    """What draws the tensor of this name."""
+    return torch.Generator().manual_seed(_seed_of(seed, name))
 
 
 def _seed_of(seed: int, name: str) -> int:
@@ -49,9 +54,23 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
+def trained_state(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that training changes, by name: all of them, unless some are frozen."""
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def load_trained(model: nn.Module, state: Mapping[str, Tensor], where: str) -> None:
+    """What `trained_state` gave; raises WeightsError as load_state does."""
+    load_into({name: p for name, p in model.named_parameters() if p.requires_grad}, state, where)
+
+
 def load_state(model: nn.Module, state: Mapping[str, Tensor], where: str = "the weights") -> None:
     """Copy `state` into the model; raises WeightsError naming what is missing, left over or of another shape."""
-    own = dict(model.named_parameters())
+    load_into(dict(model.named_parameters()), state, where)
+
+
+def load_into(own: Mapping[str, Tensor], state: Mapping[str, Tensor], where: str) -> None:
+    """Copy `state` into the tensors of the same names; WeightsError unless names and shapes are the same."""
     missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if missing or extra:
         raise WeightsError(

@@ -200,3 +200,11 @@ def key_value_memory(e: Array, keys: Array, values: Array, activation: Activatio
     """
     coefficients = activation(real(e) @ real(keys))
     return coefficients @ real(values).T, coefficients
+
+
+def low_rank(W: Array, A: Array, B: Array, alpha: float) -> Array:
+    """W + (alpha / r) B A: the matrix of an affine map changed by one of rank r at most   [out, in]
+
+    W [out, in], A [r, in], B [out, r].   Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", 4.1.
+    """
+    return W + alpha / A.shape[0] * (B @ A)

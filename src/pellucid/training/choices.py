@@ -69,3 +69,35 @@ class TrainChoices:
     keep_last: int = 2  # checkpoints, besides the best
     sample_every: int = 0  # steps; 0: at every evaluation; -1: never
     sample_prompt: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptChoices:
+    """Low-rank adapters, trained in place of the weights of the model that a run starts from (Hu et al. 2021)."""
+
+    rank: int = 0  # r, columns of B and rows of A; 0: every weight is trained
+    alpha: float = 0.0  # a weight becomes W + (alpha / r) B A; 0: 2 r
+    modules: str = "all"  # the linear maps of the blocks that are adapted, such as query,value,down
+
+    @property
+    def scaled_by(self) -> float:
+        """alpha, chosen where it is open."""
+        return self.alpha or 2.0 * self.rank
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model that a run started from, where the run does not keep its weights.
+
+    `checkpoint` is the step of a run, "" of a folder; `sha256` is of the weights as float32.
+    """
+
+    path: str
+    checkpoint: str
+    sha256: str
+
+
+#: what a recipe begins with where training goes on from weights that were trained before: a tenth of the rates
+CONTINUING = {"train.learning_rate": 5e-4, "train.muon_learning_rate": 2e-3}
+#: and where adapters are trained in their place
+ADAPTING = {"train.optimizer": "adamw", "train.learning_rate": 2e-3, "train.weight_decay": 0.0}

@@ -6,15 +6,17 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pellucid.model import Transformer
-from pellucid.model.weights import load_state, state_of
+from pellucid.model.low_rank import adapt, merge
+from pellucid.model.weights import load_state, load_trained, state_of
 from pellucid.text.locking import lock
 from pellucid.text.tokenizer import Tokenizer, load_tokenizer
 from pellucid.training.checkpoint import (
@@ -110,9 +112,20 @@ def read_recipe(run: Path) -> Recipe:
         raise RecipeError(f"{path} cannot be read: {error}") from None
 
 
-def load_run(run: Path, checkpoint: str, device: torch.device) -> tuple[Transformer, Tokenizer, int]:
+#: the weights of the model that a recipe's run started from
+BaseWeights = Callable[[Recipe], Mapping[str, Tensor]]
+
+
+def load_run(
+    run: Path,
+    checkpoint: str,
+    device: torch.device,
+    base_weights: BaseWeights | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Transformer, Tokenizer, int]:
     """The network and tokenizer of a run at a checkpoint: best, last, or a step, and which step that is.
 
+    A run of adapters asks `base_weights` for what they change, and gives the merged network.
     Warns where the last one is damaged and the one before it is taken; a damaged best one is refused.
     """
     recipe = read_recipe(run)
@@ -122,6 +135,14 @@ def load_run(run: Path, checkpoint: str, device: torch.device) -> tuple[Transfor
     found, passed = load_checkpoint(run, step)
     for sentence in passed:
         warnings.warn(f"{run}: {sentence}; taking step {found.step}", stacklevel=2)
-    network = Transformer(recipe.model)
-    load_state(network, found.weights, f"{run}, step {found.step}")
+    network, where = Transformer(recipe.model).to(dtype), f"{run}, step {found.step}"
+    if not recipe.adapt.rank:
+        load_state(network, found.weights, where)
+    else:
+        if base_weights is None:
+            raise RecipeError(f"{run} holds adapters alone: load it with pellucid.load, which finds what they change")
+        load_state(network, base_weights(recipe), f"the model that {run} started from")
+        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules)
+        load_trained(network, found.weights, where)
+        merge(network)
     return network.to(device).eval(), load_tokenizer(run), found.step

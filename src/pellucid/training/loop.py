@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pellucid.model import Transformer
-from pellucid.model.weights import load_state, state_of
+from pellucid.model.weights import load_trained, trained_state
 from pellucid.training.checkpoint import Checkpoint, best_loss, mark_best, prune, save_checkpoint
 from pellucid.training.interrupt import Interruption
 from pellucid.training.metrics import MetricsFile
@@ -187,7 +187,7 @@ class Training:
         self.read_figures(0)
         self.metrics.sync()
         state = {"step": self.step, "bad_in_a_row": self.bad_in_a_row, "seconds": round(self.seconds(), 3)}
-        save_checkpoint(self.run, Checkpoint(self.step, state_of(self.network), self.optimizer.state(), state))
+        save_checkpoint(self.run, Checkpoint(self.step, trained_state(self.network), self.optimizer.state(), state))
         prune(self.run, self.recipe.train.keep_last)
 
     def look(self, whole: bool) -> None:
@@ -254,7 +254,7 @@ class Training:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue exactly where the checkpoint was written."""
-        load_state(self.network, checkpoint.weights, f"the checkpoint of step {checkpoint.step}")
+        load_trained(self.network, checkpoint.weights, f"the checkpoint of step {checkpoint.step}")
         if checkpoint.step:
             self.optimizer.load_state(checkpoint.optimizer)
         self.step = checkpoint.step

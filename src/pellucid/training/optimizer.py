@@ -25,8 +25,8 @@ class Optimizer:
     """AdamW for everything (`adamw`), or Muon for hidden matrices and AdamW for the rest (`muon`).
 
     Weight decay is decoupled and on matrices only: norms, biases and other vectors never decay, and tables of n-grams
-    by a rate of their own. A tied matrix is one parameter, counted once. Sources: Loshchilov and Hutter 2017; Jordan
-    et al. 2024.
+    by a rate of their own. A tied matrix is one parameter, counted once; what is frozen has no state. Sources:
+    Loshchilov and Hutter 2017; Jordan et al. 2024.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Optimizer:
         ngram_weight_decay: float = 0.0,
         muon_dtype: torch.dtype = torch.float32,
     ):
-        named = list(model.named_parameters())
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         hidden = [(n, p) for n, p in named if word == "muon" and is_hidden_matrix(n, p)]
         taken = {n for n, _ in hidden}
         rest = [(n, p) for n, p in named if n not in taken]
@@ -53,10 +53,10 @@ class Optimizer:
         ]
         groups = [group for group in groups if group["params"]]
         self.names = {p: n for n, p in named}
-        self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True)
+        self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True) if groups else None
         hidden_only = [p for _, p in hidden]
         self.muon = Muon(hidden_only, muon_learning_rate, weight_decay, muon_dtype) if hidden else None
-        self.parts: Sequence[torch.optim.Optimizer] = [self.adamw] + ([self.muon] if self.muon else [])
+        self.parts: Sequence[torch.optim.Optimizer] = [part for part in (self.adamw, self.muon) if part]
         self.peaks = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
     def set_factor(self, factor: float) -> None:
@@ -75,8 +75,9 @@ class Optimizer:
         The decision stays on the device: old values are selected, or the update passed over. Multiplying by
         zero would not do: 0 * inf is not 0.
         """
-        setattr(self.adamw, "found_inf", bad.float())  # noqa: B010 (what gradient scalers tell fused AdamW)
-        self.adamw.step()
+        if self.adamw:
+            setattr(self.adamw, "found_inf", bad.float())  # noqa: B010 (what gradient scalers tell fused AdamW)
+            self.adamw.step()
         if self.muon:
             self.muon.step(bad)
 

@@ -18,6 +18,7 @@ from typing import Any, Self
 from pellucid.architecture import Architecture, ArchitectureError, architecture_fields, parse_value, resolve_field
 from pellucid.presets import preset
 from pellucid.text.files import Reading
+from pellucid.training.choices import ADAPTING, CONTINUING, AdaptChoices, Base
 from pellucid.training.choices import TextChoices as TextChoices
 from pellucid.training.choices import TrainChoices as TrainChoices
 from pellucid.training.encoder import PREFIX, check_encoder, with_encoder, with_model_fields
@@ -33,6 +34,7 @@ class Recipe:
 
     `segments` are the ranges of steps over which the schedule runs from warm-up to its end: one for a
     run, one more for each time its length was changed. A step is in the last one that has begun.
+    `base` is the model whose weights adapters change and the run does not keep.
     `tokens_per_row` is how many tokens a row predicts on average, 0 where it is n_ctx of them.
     """
 
@@ -40,6 +42,8 @@ class Recipe:
     model: Architecture
     text: TextChoices = field(default_factory=TextChoices)
     train: TrainChoices = field(default_factory=TrainChoices)
+    adapt: AdaptChoices = field(default_factory=AdaptChoices)
+    base: Base | None = None
     segments: tuple[tuple[int, int], ...] = ()
     kind: str = "transformer"
     tokens_per_row: float = 0.0
@@ -54,6 +58,8 @@ class Recipe:
         made = {
             "text": _part(TextChoices, values.get("text", {}), "text"),
             "train": _part(TrainChoices, values.get("train", {}), "train"),
+            "adapt": _part(AdaptChoices, values.get("adapt", {}), "adapt"),
+            "base": Base(**values["base"]) if values.get("base") else None,
         }
         return cls(
             inputs=tuple(values["inputs"]),
@@ -80,7 +86,7 @@ class Recipe:
 
 
 LENGTHS = ("steps", "tokens", "epochs", "minutes")
-PARTS = {"text": TextChoices, "train": TrainChoices}
+PARTS = {"text": TextChoices, "train": TrainChoices, "adapt": AdaptChoices}
 
 
 def recipe_fields() -> list[str]:
@@ -110,12 +116,19 @@ def make_recipe(
 def make_recipe_on(
     architecture: Architecture, inputs: tuple[str, ...], changes: Mapping[str, Any], file: Path | None = None
 ) -> Recipe:
-    """As make_recipe, on a model that exists: its dropout alone may change, and its tokenizer stays."""
+    """As make_recipe, on a model that exists: its tokenizer stays, and of its architecture all but the dropout.
+
+    Where positions are computed, n_ctx may change too: no weight depends on it.
+    """
     name, from_file = _preset_and_fields(None, file)
-    base = Recipe(inputs=inputs, model=architecture)
-    made = with_fields(base, {**from_file, **changes})
+    objective = "source-target" if architecture.encoder else MASK_OBJECTIVE[architecture.attention.mask]
+    base = with_train(Recipe(inputs=inputs, model=architecture), objective=objective)
+    made = with_fields(base, {**CONTINUING, **from_file, **changes})
+    if made.adapt.rank:
+        made = with_fields(base, {**ADAPTING, **from_file, **changes})
     fixed = ("model.", "text.tokenizer", "text.vocabulary")
-    wrong = [line for line in differences(base, made) if line.startswith(fixed) and "model.dropout" not in line]
+    free = ("model.dropout", "model.n_ctx") if architecture.positions.kind != "learned" else ("model.dropout",)
+    wrong = [line for line in differences(base, made) if line.startswith(fixed) and not line.startswith(free)]
     if name or wrong:
         raise RecipeError(
             "a run that starts from a model keeps its architecture and tokenizer: leave out "
@@ -163,11 +176,12 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     model = {"attention.mask": OBJECTIVE_MASK[parts["train"].objective]} if "objective" in of["train"] else {}
     base = with_encoder(recipe.model) if parts["train"].objective == "source-target" else recipe.model
     model = with_model_fields(base, model | of["model"])
-    return _checked(replace(recipe, model=model, text=parts["text"], train=parts["train"]))
+    return _checked(replace(recipe, model=model, **parts))
 
 
 #: the mask under which each objective is one: what it predicts must not be readable
 OBJECTIVE_MASK = {"next-token": "causal", "prefix": "prefix", "masked": "bidirectional", "source-target": "causal"}
+MASK_OBJECTIVE = {"causal": "next-token", "prefix": "prefix", "bidirectional": "masked"}
 
 
 def _checked(recipe: Recipe) -> Recipe:
@@ -182,9 +196,17 @@ def _checked(recipe: Recipe) -> Recipe:
     options = {f"text.{n}": getattr(recipe.text, n) for n in ("field", "format", "encoding", "drop_duplicates")}
     if objective == "source-target" and (given := [n for n, v in options.items() if v not in ("", "auto", "no")]):
         raise RecipeError(f"{given[0]} = {options[given[0]]} does not go with pairs: leave it out")
+    _check_adapters(recipe.adapt)
     if objective != "next-token" and recipe.text.inside_documents == "yes":
         raise RecipeError(f"text.inside_documents = yes goes with train.objective = next-token, not {objective}")
     return recipe
+
+
+def _check_adapters(adapt: AdaptChoices) -> None:
+    if adapt.rank < 0 or not 0 <= adapt.alpha < math.inf:
+        raise RecipeError(f"adapt.rank = {adapt.rank}, adapt.alpha = {adapt.alpha}: expected numbers from 0 on")
+    if adapt != AdaptChoices() and not adapt.rank:
+        raise RecipeError("adapt.alpha and adapt.modules describe low-rank adapters: give their rank too (--lora 8)")
 
 
 def _full_name(name: str) -> str:
@@ -227,7 +249,7 @@ def read_recipe_file(path: Path) -> dict[str, Any]:
         raise RecipeError(f"the recipe {path} is not valid {path.suffix.lstrip('.') or 'JSON'}: {error}") from None
     if not isinstance(values, dict):
         raise RecipeError(f"the recipe {path} holds {type(values).__name__}: expected named fields")
-    for own in ("inputs", "segments", "kind", "tokens_per_row"):
+    for own in ("inputs", "segments", "kind", "tokens_per_row", "base"):
         values.pop(own, None)
     return _flat(values)
 
@@ -249,7 +271,8 @@ def _part(kind: type, values: Mapping[str, Any], part: str) -> Any:
             near = difflib.get_close_matches(name, hints, 1)
             raise RecipeError(f"there is no field {part}.{name}" + (f"; did you mean {near[0]!r}?" if near else ""))
     made = kind(**{name: parse_value(f"{part}.{name}", value, hints[name]) for name, value in values.items()})
-    _check_part(made)
+    if kind is not AdaptChoices:
+        _check_part(made)
     return made
 
 

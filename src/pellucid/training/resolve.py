@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture, count_parameters
+from pellucid.model import Transformer
 from pellucid.model.attention import Attention
+from pellucid.model.low_rank import adapt
+from pellucid.model.weights import trained_state
 from pellucid.training.objectives import CHUNK, MANY_LOGITS
 from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, with_train
 
@@ -156,18 +159,30 @@ def can_compile(device: torch.device) -> bool:
     return device.type == "cpu" and any(shutil.which(c) for c in (os.environ.get("CXX") or "g++", "clang++"))
 
 
-def training_bytes(a: Architecture, batch: int, precision: str) -> int:
+def n_trained(recipe: Recipe) -> int:
+    """How many numbers training changes: of adapters r (in + out) for each linear map."""
+    if not recipe.adapt.rank:
+        return count_parameters(recipe.model)["total"]
+    with torch.device("meta"):
+        network = adapt(Transformer(recipe.model), recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules)
+    return sum(p.numel() for p in trained_state(network).values())
+
+
+def training_bytes(a: Architecture, batch: int, precision: str, trained: int | None = None) -> int:
     """An estimate, from below, of what training needs at once: weights, gradients, AdamW's two averages, activations.
 
     Activations are counted per position as the tensors that the backward pass of a block keeps: about
     10 d_model + 3 d_ff + what q, k, v take, and the logits twice, of one chunk where there are many; an encoder's
-    positions likewise, without logits.
+    positions likewise, without logits. `trained` is how many parameters have gradients, all unless given.
     """
     per_number = 2 if precision == "bfloat16" else 4
     kept = sum(part.n_ctx * kept_per_position(part) for part in (a, a.encoder) if part is not None)
     logits = batch * a.n_ctx * a.n_vocab
     logits = CHUNK if logits >= MANY_LOGITS else logits
-    return 16 * count_parameters(a)["total"] + batch * per_number * kept + 8 * logits
+    n_parameters = count_parameters(a)["total"]
+    return (
+        4 * n_parameters + 12 * (n_parameters if trained is None else trained) + batch * per_number * kept + 8 * logits
+    )
 
 
 def kept_per_position(a: Architecture) -> int:
@@ -194,7 +209,8 @@ def memory_bytes(device: torch.device) -> int:
 
 def check_memory(recipe: Recipe, device: torch.device) -> None:
     """Refuse a run that cannot fit, before anything is allocated."""
-    need, have = training_bytes(recipe.model, recipe.train.batch, recipe.train.precision), memory_bytes(device)
+    need = training_bytes(recipe.model, recipe.train.batch, recipe.train.precision, n_trained(recipe))
+    have = memory_bytes(device)
     if need > have:
         source = f" and sources of up to {recipe.model.encoder.n_ctx}" if recipe.model.encoder else ""
         raise RecipeError(

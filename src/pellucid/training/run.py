@@ -29,6 +29,7 @@ from pellucid.training.objectives import precise
 from pellucid.training.recipe import Recipe, RecipeError
 from pellucid.training.recipe import with_train as with_train
 from pellucid.training.setup import (
+    Weights,
     build,
     compiled,
     fit_to_input,
@@ -84,7 +85,8 @@ def start(
         n_parameters = count_parameters(recipe.model)["total"]
         reporter.start([describe(recipe.model, n_parameters), *lines, *found, f"run: {run}"])
         files["data.json"] = tokens.manifest | corpus.about()
-        write_folder(run, recipe, tokenizer, files, network if weights is not None else None)
+        kept = network if weights is not None and not recipe.adapt.rank else None
+        write_folder(run, recipe, tokenizer, files, kept)
         deadline = began + 1.1 * 60 * recipe.train.minutes if recipe.train.minutes else float("inf")
         with only_one(run):
             return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, deadline)
@@ -96,11 +98,12 @@ def resume(
     length: dict[str, Any],
     reporter: PlainReporter,
     sampler: Sampler | None = None,
+    weights: Weights | None = None,
 ) -> Run:
     """Continue a run exactly where its last verified checkpoint left it; `length` makes it longer.
 
     The text is read again, from `inputs` where they are given (it may have moved); text that is no longer
-    the same is refused, and the file that differs is named.
+    the same is refused, and the file that differs is named. A run of adapters needs the `weights` that they change.
     """
     written = read_recipe(run)
     with Interruption() as interruption, only_one(run):
@@ -123,11 +126,15 @@ def resume(
         step = checkpoint.step if checkpoint else 0
         reporter.start([f"warning: {sentence}; continuing from step {step}" for sentence in passed])
         recipe = lengthen(
-            recipe, step, length, lambda: seconds_per_step(recipe, build(recipe, device), tokens, device), tokens
+            recipe,
+            step,
+            length,
+            lambda: seconds_per_step(recipe, build(recipe, device, weights), tokens, device),
+            tokens,
         )
         if recipe != written:
             write_json(run / "recipe.json", recipe.to_dict())
-        network = build(recipe, device)
+        network = build(recipe, device, weights)
         set_aside(run, step)
         at = f"{run} is at step {step} of {recipe.n_steps}"
         reporter.start([f"{at}: finished; --steps, --minutes, ... make it longer" if step == recipe.n_steps else at])

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from pellucid.model import Transformer
 from pellucid.model.attention import choose_mix
+from pellucid.model.low_rank import adapt, start_adapters
 from pellucid.model.weights import initialise, load_state
 from pellucid.presets import with_vocabulary
 from pellucid.text.documents import Corpus, read_corpus
@@ -154,9 +155,10 @@ def sentence_on_replaced(corpus: Corpus) -> str:
 def build(recipe: Recipe, device: torch.device, weights: Weights | None = None) -> Transformer:
     """The network with its first weights, drawn from the seed or given."""
     network = Transformer(recipe.model)
-    initialise(network, recipe.train.seed, recipe.train.init_std)
-    if weights is not None:
-        load_state(network, weights, "the model to start from")
+    if recipe.adapt.rank:
+        load_state(network, weights or {}, "the model to start from")
+        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules)
+    first_weights(network, recipe, weights)
     choose_paths(network, recipe)
     return network.to(device)
 
@@ -167,6 +169,16 @@ def choose_paths(network: Transformer, recipe: Recipe) -> None:
         choose_mix(network, "written_out")
     if recipe.train.recompute == "yes":
         recompute_blocks(network)
+
+
+def first_weights(network: Transformer, recipe: Recipe, weights: Weights | None) -> None:
+    """Everything that is trained, as it is before the first step."""
+    if recipe.adapt.rank:
+        start_adapters(network, recipe.train.seed)
+        return
+    initialise(network, recipe.train.seed, recipe.train.init_std)
+    if weights is not None:
+        load_state(network, weights, "the model to start from")
 
 
 def recompute_blocks(network: Transformer) -> None:
@@ -205,14 +217,14 @@ def settle(
     recipe = with_train(recipe, attention=attention)
     choose_mix(network, attention)
     lines.append(why)
+    if recipe.adapt.rank:
+        lines.append(describe_adapters(recipe))
     seconds: list[float] = []
 
     def measure() -> float:
         if not seconds:
             seconds.append(seconds_per_step(recipe, network, tokens, device))
-            initialise(network, recipe.train.seed, recipe.train.init_std)
-            if weights is not None:
-                load_state(network, weights)
+            first_weights(network, recipe, weights)
         return seconds[0]
 
     n_tokens, sentence = len(tokens.part("train")), ""
@@ -224,6 +236,15 @@ def settle(
     steps, why = resolve.resolve_steps(recipe, n_tokens, measure, compiled=recipe.train.compile == "yes")
     lines += [why] + ([sentence] if sentence else [])
     return resolve.resolve_intervals(replace(recipe, segments=((0, steps),))), lines
+
+
+def describe_adapters(recipe: Recipe) -> str:
+    """One line that says what is trained in place of the weights."""
+    assert recipe.base is not None
+    return (
+        f"adapters: rank {recipe.adapt.rank}, alpha {recipe.adapt.scaled_by:g}, {recipe.adapt.modules}: "
+        f"{resolve.n_trained(recipe):,} numbers are trained; the weights of {recipe.base.path} stay as they are"
+    )
 
 
 def n_logits(recipe: Recipe) -> int:

@@ -1,0 +1,195 @@
+"""Low-rank adapters in the folder that `peft` reads: adapter_config.json and adapter_model.safetensors.
+
+A module's adapter is lora_A [r, in] and lora_B [out, r], its change (lora_alpha / r) B A. Where several of our modules
+lie in one of theirs (query, key and value in GPT-2's c_attn), their A stand one below the other and their B on a
+diagonal of blocks: the same product, of a higher rank.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pellucid.architecture import Architecture
+from pellucid.hub.families import _joined, _pairs, _shapes
+from pellucid.hub.files import FolderError, read_object
+from pellucid.hub.shards import check_header
+from pellucid.hub.tables import Family
+from pellucid.hub.write import write_object
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+#: of a module's name in their files: what is below the layer's number
+NAME = re.compile(r"base_model\.model\.([\w.]{1,200})\.lora_([AB])\.weight")
+#: what else may be in adapter_config.json and would change the function, with the values that change nothing
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": (None, "none"),
+    "use_dora": (None, False),
+    "use_rslora": (None, False),
+    "lora_bias": (None, False),
+    "modules_to_save": (None, []),
+    "layer_replication": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "auto_mapping": (None, {}),
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is added to a weight: scale * B A, transposed where the weight is stored in x out."""
+
+    A: Tensor
+    B: Tensor
+    scale: float
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the weight that is changed."""
+        out, into = self.B.shape[0], self.A.shape[1]
+        return (into, out) if self.transposed else (out, into)
+
+    def added_to(self, weight: Tensor) -> Tensor:
+        """W + (alpha / r) B A, in the precision of the weight or float32, whichever is finer."""
+        finer = torch.promote_types(weight.dtype, torch.float32)
+        product = self.scale * (self.B.to(finer) @ self.A.to(finer))
+        return (weight.to(finer) + (product.T if self.transposed else product)).to(weight.dtype)
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def changes_of(
+    pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float, a: Architecture, family: Family | None
+) -> Iterator[tuple[str, Change]]:
+    """The changes of our modules under the names of the family's, or under our own where there is none."""
+    if family is None:
+        yield from ((name, Change(*pair, scale)) for name, pair in pairs.items())
+        return
+    shapes = _shapes(a)
+    for ours, theirs, row in _pairs(family, shapes, a):
+        modules = [name.removesuffix(".weight") for name in ours if name.removesuffix(".weight") in pairs]
+        if not modules:
+            continue
+        blocks = iter(torch.block_diag(*(pairs[m][1] for m in modules)).split([len(pairs[m][1]) for m in modules]))
+        rank = sum(len(pairs[m][0]) for m in modules)
+        each = [next(blocks) if n[:-7] in pairs else torch.zeros(shapes[n][0], rank) for n in ours]
+        joined = _joined(each, dataclasses.replace(row, transposed=False), a)
+        A = torch.cat([pairs[m][0] for m in modules])
+        yield theirs.removesuffix(".weight"), Change(A, joined, scale, row.transposed)
+
+
+def write_adapter(folder: Path, changes: Mapping[str, Change], rank: int, base: str) -> int:
+    """The two files, in a folder that is made; how many bytes of tensors. `rank` is that of most of the changes."""
+    scale = next(iter(changes.values())).scale
+    ranks = {re.split(r"\.\d+\.", name, maxsplit=1)[-1]: len(change.A) for name, change in changes.items()}
+    other = {name: r for name, r in ranks.items() if r != rank}
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": scale * rank,
+        "target_modules": sorted(ranks),
+        "rank_pattern": other,
+        "alpha_pattern": {name: scale * r for name, r in other.items()},
+        "fan_in_fan_out": any(change.transposed for change in changes.values()),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    tensors = {
+        f"base_model.model.{name}.lora_{letter}.weight": getattr(change, letter).contiguous()
+        for name, change in changes.items()
+        for letter in "AB"
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / TENSORS, {"format": "pt"})
+    write_object(folder / CONFIG, config)
+    return sum(t.nbytes for t in tensors.values())
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def read_adapter(folder: Path) -> dict[str, Change]:
+    """The changes in a folder of peft's, by the name of the module, checked before they are read.
+
+    Raises FolderError, one line, for damaged files and for kinds of adapters that are more than (alpha / r) B A.
+    """
+    config = read_object(folder, CONFIG)
+    for name, plain in PLAIN.items():
+        if config.get(name) not in plain:
+            raise FolderError(
+                f"{folder / CONFIG} says {name} = {str(config.get(name))[:60]!r}: only plain low-rank adapters are read"
+            )
+    sizes = check_header(folder, TENSORS)
+    found: dict[str, dict[str, Tensor]] = {}
+    with safe_open(folder / TENSORS, "pt") as file:
+        for name in sizes:
+            if not (said := NAME.fullmatch(name)):
+                raise FolderError(f"{folder / TENSORS} holds {name[:80]!r}: expected lora_A and lora_B of a module")
+            found.setdefault(said[1], {})[said[2]] = file.get_tensor(name)
+    return {module: _change(folder, config, module, pair) for module, pair in found.items()}
+
+
+def _change(folder: Path, config: dict[str, Any], module: str, pair: dict[str, Tensor]) -> Change:
+    if pair.keys() != {"A", "B"} or any(t.ndim != 2 or not t.is_floating_point() for t in pair.values()):
+        raise FolderError(f"{folder / TENSORS}: {module} needs lora_A and lora_B, two matrices")
+    rank = len(pair["A"])
+    if not rank or pair["B"].shape[1] != rank:
+        shapes = f"{list(pair['A'].shape)} and {list(pair['B'].shape)}"
+        raise FolderError(f"{folder / TENSORS}: {module} has shapes {shapes}: expected [r, in] and [out, r]")
+    alpha, r = (
+        _said_of(folder, config, module, name, config.get(default))
+        for name, default in (("alpha_pattern", "lora_alpha"), ("rank_pattern", "r"))
+    )
+    if r != rank:
+        raise FolderError(f"{folder / CONFIG} says that {module} has rank {r}: its matrices have {rank}")
+    return Change(pair["A"], pair["B"], alpha / rank, config.get("fan_in_fan_out") is True)
+
+
+def _said_of(folder: Path, config: dict[str, Any], module: str, name: str, default: Any) -> float:
+    """The number for a module: that of the pattern that its name ends with. Patterns are names, not expressions."""
+    patterns = config.get(name) or {}
+    if not isinstance(patterns, dict) or not all(re.fullmatch(r"\^?[\w.]{1,200}", str(p)) for p in patterns):
+        raise FolderError(f"{folder / CONFIG}: {name} holds more than names of modules, which is not read")
+    ends = (n for p, n in patterns.items() if module == p.lstrip("^") or (p[0] != "^" and module.endswith(f".{p}")))
+    number = next(ends, default)
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= 1 << 20:
+        raise FolderError(f"{folder / CONFIG}: {name} gives {str(number)[:40]!r} for {module}: expected a number")
+    return number
+
+
+class Changed(Mapping[str, Tensor]):
+    """Tensors of a model's files with changes added to some of them, each when it is looked up.
+
+    `prefix` is what the files may leave out of their names. Raises FolderError for changes of nothing.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], changes: Mapping[str, Change], prefix: str):
+        self.tensors, self.changes = tensors, {}
+        for module, change in changes.items():
+            names = [f"{module}.weight", f"{module}.weight".removeprefix(prefix)]
+            name = next((name for name in names if name in tensors), None)
+            if name is None:
+                raise FolderError(f"the adapter changes {module}, which the model does not have: is it of another one?")
+            if (shape := tuple(tensors[name].shape)) != change.shape:
+                raise FolderError(f"the adapter of {module} is for a weight of shape {change.shape}, this is {shape}")
+            self.changes[name] = change
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self.tensors[name]
+        return self.changes[name].added_to(tensor) if name in self.changes else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)

@@ -1,0 +1,293 @@
+"""GGUF, the one file that llama.cpp reads: GPT-2's shape and Llama's, with their byte-level BPE.
+
+Names, keys and layouts are those that llama.cpp's own conversion writes. Matrices are stored out x in as ours are (a
+GGUF file lists the sizes the other way round). llama.cpp turns neighbouring coordinates (2d, 2d + 1) of queries and
+keys: rows of a model that turns halves (d, d + d_head / 2) are put into that order, head by head.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pellucid.architecture import Architecture
+from pellucid.hub.families import FamilyError, _shapes, in_the_way
+from pellucid.hub.tables import FAMILIES
+from pellucid.hub.tables.rows import QKV
+from pellucid.text.bpe import GPT2_PATTERN, KNOWN_PATTERNS, BPETokenizer
+from pellucid.text.interface import Tokenizer
+
+#: our module, or the several that are one there; {i} counts the layers
+GPT2_NAMES = {
+    "token_embd": "embed.token",
+    "position_embd": "embed.position",
+    "blk.{i}.attn_norm": "blocks.{i}.norm_1",
+    "blk.{i}.attn_qkv": QKV,
+    "blk.{i}.attn_output": "blocks.{i}.attn.out",
+    "blk.{i}.ffn_norm": "blocks.{i}.norm_2",
+    "blk.{i}.ffn_up": "blocks.{i}.mlp.up.0",
+    "blk.{i}.ffn_down": "blocks.{i}.mlp.down",
+    "output_norm": "final_norm",
+    "output": "unembed",
+}
+LLAMA_NAMES = {
+    "token_embd": "embed.token",
+    "blk.{i}.attn_norm": "blocks.{i}.norm_1",
+    "blk.{i}.attn_q": "blocks.{i}.attn.query",
+    "blk.{i}.attn_k": "blocks.{i}.attn.key",
+    "blk.{i}.attn_v": "blocks.{i}.attn.value",
+    "blk.{i}.attn_output": "blocks.{i}.attn.out",
+    "blk.{i}.ffn_norm": "blocks.{i}.norm_2",
+    "blk.{i}.ffn_gate": "blocks.{i}.mlp.gate",
+    "blk.{i}.ffn_up": "blocks.{i}.mlp.up.0",
+    "blk.{i}.ffn_down": "blocks.{i}.mlp.down",
+    "output_norm": "final_norm",
+    "output": "unembed",
+}
+NAMES: dict[str, dict[str, str | tuple[str, ...]]] = {"gpt2": dict(GPT2_NAMES), "llama": dict(LLAMA_NAMES)}
+#: what llama.cpp computes whatever the file says
+FIXED = {
+    "gpt2": {"mlp.activation": "gelu_tanh", "attention.scale": "1/sqrt(d_head)"},
+    "llama": {"mlp.activation": "silu"},
+}
+TURNED = ("blk.{i}.attn_q", "blk.{i}.attn_k")
+#: our word for what the numbers are kept in -> theirs, and the number that general.file_type has for it
+WEIGHTS = {"float32": ("F32", 0), "float16": ("F16", 1), "q8_0": ("Q8_0", 7)}
+#: their names of the ways in which text is cut before merging, and whether merges are ignored for whole words there
+PATTERNS = dict(zip(KNOWN_PATTERNS, (("gpt-2", False), ("llama-bpe", True), ("qwen2", False)), strict=True))
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+
+
+def shape_of(a: Architecture) -> str:
+    """gpt2 or llama; FamilyError with the word that is in the way of each."""
+    ways = {name: _in_the_way(a, name) for name in NAMES}
+    for name, way in ways.items():
+        if not way:
+            return name
+    said = "; ".join(f"{name} cannot say {way}" for name, way in ways.items())
+    raise FamilyError(f"this architecture cannot be written as GGUF: {said}")
+
+
+def _in_the_way(a: Architecture, name: str) -> str:
+    # nothing is dropped there, and either layout can be turned into theirs
+    a = a.with_fields({"dropout": 0.0} | ({"positions.layout": "halves"} if name == "llama" else {}))
+    if way := in_the_way(a, FAMILIES[name]):
+        return way
+    values = {"mlp.activation": a.mlp.activation, "attention.scale": a.attention.scale}
+    wrong = [field for field, word in FIXED[name].items() if values[field] != word]
+    return f"{wrong[0]} = {values[wrong[0]]}" if wrong else ""
+
+
+# Tensors ------------------------------------------------------------------------------------------
+
+
+def tensors_of(state: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[str, Tensor]]:
+    """Our tensors under their names, one at a time; a tied readout is left out, and read from the embedding there."""
+    for theirs, ours, turned in _pairs(a):
+        parts = [state[name] for name in ours]
+        tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
+        yield theirs, interleaved(tensor, a.d_head) if turned else tensor
+    if shape_of(a) == "llama" and a.positions.scaling == "llama3":
+        yield "rope_freqs.weight", frequency_factors(a)
+
+
+def to_ours(tensors: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[str, Tensor]]:
+    """Their tensors under our names: the way back, by which a file is checked."""
+    shapes = _shapes(a)
+    for theirs, ours, turned in _pairs(a):
+        tensor = apart(tensors[theirs], a.d_head) if turned else tensors[theirs]
+        yield from zip(ours, tensor.split([shapes[name][0] for name in ours]), strict=True)
+
+
+def _pairs(a: Architecture) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    """(their tensor, our tensors, whether its rows are turned coordinates in another order)."""
+    shapes = _shapes(a)
+    for theirs, ours in NAMES[shape_of(a)].items():
+        modules = (ours,) if isinstance(ours, str) else ours
+        for i in range(a.n_layers) if "{i}" in theirs else [0]:
+            for ours_part, part in (("weight", "weight"), ("gain", "weight"), ("bias", "bias")):
+                names = tuple(f"{module.format(i=i)}.{ours_part}" for module in modules)
+                if names[0] in shapes:
+                    turned = theirs in TURNED and a.positions.layout == "halves"
+                    yield f"{theirs.format(i=i)}.{part}", names, turned
+
+
+def interleaved(rows: Tensor, d_head: int) -> Tensor:
+    """Rows (d, d + d_head / 2) of each head made neighbours (2d, 2d + 1)."""
+    return rows.unflatten(0, (-1, 2, d_head // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def apart(rows: Tensor, d_head: int) -> Tensor:
+    """The inverse of `interleaved`."""
+    return rows.unflatten(0, (-1, d_head // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def frequency_factors(a: Architecture) -> Tensor:
+    """By how much each plane's frequency is divided (Llama 3.1), float32 [d_head / 2]."""
+    p = a.positions
+    base = p.base ** (-np.arange(0, a.d_head, 2, dtype=np.float64) / a.d_head)
+    turns = p.n_trained * base / (2 * np.pi)
+    share = np.clip((turns - p.low) / (p.high - p.low), 0, 1)
+    return torch.from_numpy((1 / ((1 - share) / p.factor + share)).astype(np.float32))
+
+
+# Keys ---------------------------------------------------------------------------------------------
+
+
+def keys_of(a: Architecture) -> dict[str, Any]:
+    """Every key of the architecture, without its prefix."""
+    keys: dict[str, Any] = {
+        "block_count": a.n_layers,
+        "context_length": a.n_ctx,
+        "embedding_length": a.d_model,
+        "feed_forward_length": a.d_ff,
+        "attention.head_count": a.n_heads,
+    }
+    if shape_of(a) == "gpt2":
+        return keys | {"attention.layer_norm_epsilon": a.norm.eps}
+    keys |= {
+        "attention.head_count_kv": a.n_kv_heads,
+        "attention.layer_norm_rms_epsilon": a.norm.eps,
+        "attention.key_length": a.d_head,
+        "attention.value_length": a.d_head,
+        "rope.freq_base": a.positions.base,
+        "rope.dimension_count": a.d_head,
+        "vocab_size": a.n_vocab,
+    }
+    if a.positions.scaling == "linear":
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": a.positions.factor}
+    return keys
+
+
+def tokenizer_keys(tokenizer: Tokenizer, n_vocab: int) -> dict[str, Any]:
+    """Every key of the tokenizer, without its prefix; FamilyError for one that llama.cpp could not follow.
+
+    Rows of the embedding that no token has are called [PAD...] and never written. There is no chat template.
+    """
+    if not isinstance(tokenizer, BPETokenizer) or not tokenizer.merges:
+        raise FamilyError(
+            f"GGUF: a tokenizer of kind {tokenizer.kind} cannot be said: expected byte-level BPE with merges"
+        )
+    content = json.loads(tokenizer.to_json())
+    ids = content["model"]["vocab"] | {token["content"]: token["id"] for token in content.get("added_tokens", ())}
+    plain = {token["content"] for token in content.get("added_tokens", ()) if not token["special"]}
+    names = {i: name for name, i in ids.items()}
+    tokens = [names.get(i, f"[PAD{i}]") for i in range(n_vocab)]
+    special = set(tokenizer.special)
+    kinds = [
+        CONTROL if t in special else USER_DEFINED if t in plain else NORMAL if i in names else UNUSED
+        for i, t in enumerate(tokens)
+    ]
+    return {
+        "model": "gpt2",
+        "pre": pattern_of(content),
+        "tokens": tokens,
+        "token_type": kinds,
+        "merges": [f"{a} {b}" for a, b in tokenizer.merges],
+        "bos_token_id": tokenizer.separator,
+        "eos_token_id": tokenizer.separator,
+        "padding_token_id": tokenizer.separator,
+        "add_bos_token": False,
+    }
+
+
+def pattern_of(content: dict[str, Any]) -> str:
+    """llama.cpp's name for how this tokenizer.json cuts text; FamilyError where it has none."""
+    before = content.get("pre_tokenizer") or {}
+    steps = before.get("pretokenizers", []) if before.get("type") == "Sequence" else [before]
+    patterns = [step["pattern"].get("Regex") for step in steps if step.get("type") == "Split"]
+    patterns += [GPT2_PATTERN for step in steps if step.get("type") == "ByteLevel" and step.get("use_regex", True)]
+    spaced = any(step.get("add_prefix_space") for step in steps)
+    plain = not content.get("normalizer") and not spaced and {s.get("type") for s in steps} <= {"Split", "ByteLevel"}
+    found = PATTERNS.get(patterns[0]) if plain and len(patterns) == 1 else None
+    if found is None or found[1] != bool(content["model"].get("ignore_merges")):
+        known = ", ".join(name for name, _ in PATTERNS.values())
+        raise FamilyError(
+            f"GGUF: this tokenizer cuts text in a way that llama.cpp has no name for: expected one of {known}"
+        )
+    return found[0]
+
+
+# Writing and reading ------------------------------------------------------------------------------
+
+
+def write_gguf(
+    path: Path,
+    state: Mapping[str, Tensor],
+    a: Architecture,
+    tokenizer: Tokenizer | None,
+    weights: str = "float32",
+    name: str = "",
+    licence: str | None = None,
+) -> int:
+    """The file, a tensor at a time; how many bytes of tensors. ImportError where the package gguf is not installed.
+
+    weights  what matrices are kept in: float32, float16 or q8_0 (8 bits, a scale for every 32 numbers). Vectors and
+             tables of positions stay float32, as llama.cpp wants them.
+    """
+    import gguf
+
+    shape = shape_of(a)
+    if tokenizer is None:
+        raise FamilyError("GGUF holds its tokenizer: this model has none")
+    said = tokenizer_keys(tokenizer, a.n_vocab)
+    word, number = WEIGHTS[weights]
+    general = {"type": "model", "name": name or "model", "file_type": number, "quantization_version": 2}
+    general |= {"license": licence} if licence else {}
+    writer = gguf.GGUFWriter(path, shape)
+    for scope, keys in (("general", general), (shape, keys_of(a)), ("tokenizer.ggml", said)):
+        for key, value in keys.items():
+            _add(writer, f"{scope}.{key}", value)
+    total = 0
+    for theirs, tensor in tensors_of(state, a):
+        kind = gguf.GGMLQuantizationType[_kept_in(theirs, tensor, word)]
+        size, block = gguf.GGML_QUANT_SIZES[kind][1], gguf.GGML_QUANT_SIZES[kind][0]
+        n_bytes = tensor.numel() // block * size
+        writer.add_tensor_info(theirs, list(tensor.shape), np.dtype(np.float32), n_bytes, raw_dtype=kind)
+        total += n_bytes
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for theirs, tensor in tensors_of(state, a):
+        kind = gguf.GGMLQuantizationType[_kept_in(theirs, tensor, word)]
+        writer.write_tensor_data(gguf.quants.quantize(tensor.detach().float().contiguous().numpy(), kind))
+    writer.close()
+    return total
+
+
+def _kept_in(theirs: str, tensor: Tensor, word: str) -> str:
+    """What a tensor is kept in: vectors and positions as they are, rows that blocks of 32 do not fill as float16."""
+    if tensor.ndim == 1 or theirs.startswith("position_embd"):
+        return "F32"
+    return "F16" if word == "Q8_0" and tensor.shape[-1] % 32 else word
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    """Numbers as they are kept there: ids, sizes and counts unsigned, kinds of tokens signed, all of 32 bits."""
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_uint32(key, value)
+
+
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Keys and tensors (as float32) of a GGUF file that was just written."""
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+    keys = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    tensors = {
+        t.name: torch.from_numpy(np.array(gguf.quants.dequantize(t.data, t.tensor_type), np.float32))
+        for t in reader.tensors
+    }
+    return keys, tensors

@@ -1,0 +1,92 @@
+"""Training goes on from a model of another project, and what comes of it goes back there."""
+
+import json
+
+import pytest
+import torch
+from their_folders import write_theirs
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import pellucid
+from pellucid.cli import main
+from pellucid.text.tokenizer import train_tokenizer
+from pellucid.training.metrics import read_metrics
+from pellucid.training.recipe import RecipeError
+
+#: the rates of a start from nothing: these models are random
+FIELDS = {
+    "learning_rate": 5e-3,
+    "muon_learning_rate": 2e-2,
+    "batch": 4,
+    "device": "cpu",
+    "precision": "float32",
+    "compile": "no",
+    "attention": "fused",
+}
+STEPS = 30
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch, shakespeare):
+    """A folder with a text, and the tokenizer of another text."""
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_text(shakespeare[20_000:40_000])
+    return tmp_path, train_tokenizer("bpe", [shakespeare[:20_000]], 300)
+
+
+def losses(run):
+    return [row["loss"] for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("own", [False, True], ids=["theirs", "exported by us"])
+def test_training_goes_on_from_a_folder(family, own, desk):
+    """The tokenizer stays, the loss falls, the run is loaded, and goes back to the family with the same logits."""
+    folder, tokenizer = desk
+    given = write_theirs(folder / "given", family, tokenizer)
+    if own:
+        pellucid.convert(given, folder / "ours")
+        pellucid.convert(folder / "ours", folder / "exported", family=family)
+        given = folder / "exported"
+    before = pellucid.load(given, device="cpu")
+    run = pellucid.train(folder / "text.txt", out=folder / "run", from_model=given, steps=STEPS, fields=FIELDS)
+    model = pellucid.load(run.path, device="cpu")
+    assert model.tokenizer.to_json() == (given / "tokenizer.json").read_text() == before.tokenizer.to_json()
+    assert model.architecture == before.architecture
+    assert losses(run.path)[-1] < losses(run.path)[0] - 0.2
+    held = (folder / "text.txt").read_text()[-1500:]
+    assert model.score(held).loss < before.score(held).loss - 0.2
+
+    done = pellucid.convert(run.path, folder / "back", family=family)
+    assert done.parity.holds
+    theirs, their_tokenizer = (c.from_pretrained(folder / "back") for c in (AutoModelForCausalLM, AutoTokenizer))
+    ids = model.tokenizer.encode("First Citizen: we are")
+    assert their_tokenizer("First Citizen: we are").input_ids == ids
+    with torch.no_grad():
+        assert torch.allclose(theirs(torch.tensor([ids])).logits, model.network(torch.tensor([ids])), atol=1e-4)
+    assert json.loads((folder / "back/config.json").read_text())["model_type"] == family
+
+
+def test_the_first_step_starts_from_the_given_weights(desk):
+    folder, tokenizer = desk
+    given = write_theirs(folder / "given", "gpt2", tokenizer)
+    run = pellucid.train(folder / "text.txt", out=folder / "run", from_model=given, steps=1, fields=FIELDS)
+    first, before = pellucid.load(run.path, checkpoint="0", device="cpu"), pellucid.load(given, device="cpu")
+    tokens = torch.arange(12)[None]
+    assert torch.equal(first.network(tokens), before.network(tokens))
+
+
+def test_computed_positions_may_be_fewer_and_learned_ones_not(desk, capsys):
+    """A context of 131,072 tokens cannot be trained on everywhere; rotary positions have no weights to lose."""
+    folder, tokenizer = desk
+    llama = write_theirs(folder / "llama", "llama", tokenizer)
+    fields = FIELDS | {"n_ctx": 16}
+    run = pellucid.train(folder / "text.txt", out=folder / "run", from_model=llama, steps=2, fields=fields)
+    assert pellucid.load(run.path, device="cpu").architecture.n_ctx == 16
+    gpt2 = write_theirs(folder / "gpt2", "gpt2", tokenizer)
+    with pytest.raises(RecipeError, match=r"keeps its architecture and tokenizer: leave out model\.n_ctx"):
+        pellucid.train(folder / "text.txt", out=folder / "other", from_model=gpt2, steps=2, fields=fields)
+    arguments = ["train", str(folder / "text.txt"), "--from", str(gpt2), "--tokenizer", "char", "--steps", "1"]
+    assert main([*arguments, "--out", str(folder / "other")]) == 2
+    assert "leave out text.tokenizer" in capsys.readouterr().err
+    assert not (folder / "other").exists()

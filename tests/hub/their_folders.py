@@ -1,0 +1,44 @@
+"""Folders as other projects write them: tiny random models of transformers, with a tokenizer of ours or of theirs."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from pellucid.hub.write import write_tokenizer
+from pellucid.text.interface import Tokenizer
+
+GPT2 = {"n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4}
+LLAMA = {
+    "max_position_embeddings": 32,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+NEOX = {
+    "max_position_embeddings": 32,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "llama": ("LlamaForCausalLM", LLAMA),
+    "gpt_neox": ("GPTNeoXForCausalLM", NEOX),
+}
+
+
+def write_theirs(folder: Path, family: str, tokenizer: Tokenizer, seed: int = 0, **options: Any) -> Path:
+    """A random model of the family in float32, as transformers saves it, with its tokenizer."""
+    kind, sizes = KINDS[family]
+    model_class = getattr(transformers, kind)
+    ends = {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
+    torch.manual_seed(seed)
+    model = model_class(model_class.config_class(**(sizes | ends | {"vocab_size": tokenizer.n_vocab} | options)))
+    model.save_pretrained(folder)
+    write_tokenizer(folder, tokenizer, model.config.max_position_embeddings)
+    return folder
