@@ -1,0 +1,37 @@
+"""The page on one's own text names every format, and what it shows is what is found."""
+
+import re
+from pathlib import Path
+
+from pellucid.text.documents import read_corpus
+from pellucid.text.files import Reading
+from pellucid.text.formats import ENDINGS
+from pellucid.text.opening import PACKED
+from pellucid.text.preparation import SHARD_TOKENS
+from pellucid.text.split import split_corpus
+from pellucid.training.recipe import recipe_fields
+from pellucid.training.setup import sentence_on_replaced
+
+PAGE = (Path(__file__).parents[2] / "docs" / "your-text.md").read_text(encoding="utf-8")
+
+
+def test_every_ending_is_in_the_table():
+    table = PAGE.partition("| ending |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(\.\w+)`", table)) == {*ENDINGS, ".txt", ".md"}
+    assert all(f"`{ending}`" in PAGE for ending in PACKED)
+    assert f"{SHARD_TOKENS / 1e6:.1f}" in PAGE
+
+
+def test_every_field_that_is_set_exists():
+    named = set(re.findall(r"--set ([\w.]+)=", PAGE))
+    assert {"text.encoding", "text.format"} <= named
+    assert all(name in recipe_fields() or f"model.{name}" in recipe_fields() for name in named)
+
+
+def test_what_is_shown_of_the_books_is_what_is_found(needs_data):
+    corpus = read_corpus(needs_data / "gutenberg")
+    assert f"text: {len(corpus.documents)} documents, {corpus.n_bytes:,} bytes;" in PAGE
+    assert split_corpus(corpus, 0.1, 1337).note in PAGE
+    assert sentence_on_replaced(corpus) in PAGE
+    named = read_corpus(needs_data / "gutenberg", reading=Reading(encoding="latin-1"))
+    assert f"text: {len(named.documents)} documents, {named.n_bytes:,} bytes;" in PAGE
