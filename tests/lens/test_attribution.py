@@ -95,8 +95,10 @@ def test_scores_are_sums_over_what_was_written_before(a, data):
     t, layer = look(a), data.draw(st.integers(0, a.n_layers - 1))
     head, query = data.draw(st.integers(0, a.n_heads - 1)), data.draw(st.integers(0, 3))
     side, by = data.draw(st.sampled_from(["key", "query", "pair"])), data.draw(st.sampled_from(["component", "head"]))
-    why = t.why(layer, head, query, row=1, side=side, by=by)
-    scores = t[f"blocks.{layer}.attn.scores"][1, head, query]
+    crossed = a.encoder is not None and a.encoder.n_layers > 0
+    part = data.draw(st.sampled_from(["attn", "cross"])) if crossed else "attn"
+    why = t.why(layer, head, query, row=1, side=side, by=by, part=part)
+    scores = t[f"blocks.{layer}.{part}.scores"][1, head, query]
     assert why.keys == (scores > -torch.inf).nonzero().flatten().tolist()
     assert difference(why.values.sum(0), scores[why.keys]) <= 1e-10
     assert why.top(why.keys[0], 3)[0][0] in why.labels

@@ -10,6 +10,7 @@ from torch import Tensor
 from pellucid.lens.inputs import InputError
 from pellucid.lens.stream import (
     Frozen,
+    Parts,
     Write,
     by_head,
     decompose,
@@ -194,11 +195,13 @@ def why(
     row: int = 0,
     side: Literal["key", "query", "pair"] = "key",
     by: Literal["component", "head"] = "component",
+    part: Literal["attn", "cross"] = "attn",
 ) -> Why:
     """Why a head looks where it looks: its scores split by what each earlier part wrote at the keys or at the query.
 
     side  key: what each part wrote at the keys, read by the whole query; query: the other way round; pair: one part
           at the query with one at the keys, labelled `query part . key part`
+    part  attn, or cross: there the keys are the source's, by what the encoder's parts wrote
 
     q and k are linear in the stream with the norms' scales frozen (the scales of queries and keys too, where they are
     normalised); biases are a part, and the distance of ALiBi is one. Raises InputError.
@@ -207,11 +210,15 @@ def why(
         raise InputError(f"side = {side!r}: say key, query or pair")
     if not (0 <= layer < t.architecture.n_layers and 0 <= head < t.architecture.n_heads):
         raise InputError(f"layer {layer}, head {head}: there are {t.architecture.n_layers} of {t.architecture.n_heads}")
-    place, scope = t.position(query, row), f"blocks.{layer}.attn"
+    if part == "cross" and (t.architecture.encoder is None or not t.architecture.encoder.n_layers):
+        raise InputError("part = cross: this architecture reads no encoder with blocks; leave part out")
+    if part not in ("attn", "cross"):
+        raise InputError(f"part = {part!r}: say attn or cross")
+    place, scope = t.position(query, row), f"blocks.{layer}.{part}"
     scores = t[f"{scope}.scores"][row, head, place]
     keys = (scores > -torch.inf).nonzero().flatten()
-    q_labels, q = _sides(t, layer, head, row, by, "query")
-    k_labels, k = _sides(t, layer, head, row, by, "key")
+    q_labels, q = _sides(t, scope, head, row, by, "query")
+    k_labels, k = _sides(t, scope, head, row, by, "key")
     q, k, scale = q[:, place], k[:, keys], t.architecture.score_scale
     if side == "key":
         labels, values = k_labels, torch.einsum("pjd,d->pj", k, q.sum(0)) * scale
@@ -221,22 +228,21 @@ def why(
         labels = [f"{one} . {other}" for one in q_labels for other in k_labels]
         values = (torch.einsum("pd,rjd->prj", q, k) * scale).flatten(0, 1)
     rest = scores[keys] - values.sum(0)
-    slopes = module_of(t, scope).mask.slopes
+    slopes = module_of(t, scope).mask.slopes if part == "attn" else None
     if slopes is not None:
         far = -slopes.values[head].to(rest.dtype) * (place - keys).abs()
         labels, values, rest = [*labels, "distance"], torch.cat([values, far[None]]), rest - far
     if t.edits:
         labels, values = [*labels, "edited"], torch.cat([values, rest[None]])
-    fed = [t.spell(int(t.ids[row, j])) for j in keys]
+    read = t.inputs.source.tokens if part == "cross" and t.inputs.source is not None else t.ids
+    fed = [t.spell(int(read[row, j])) for j in keys]
     return Why(layer, head, place, side, labels, keys.tolist(), fed, values, scores[keys])
 
 
-def _sides(t: Trace, layer: int, head: int, row: int, by: str, side: str) -> tuple[list[str], Tensor]:
+def _sides(t: Trace, scope: str, head: int, row: int, by: str, side: str) -> tuple[list[str], Tensor]:
     """The queries or keys of one head as sums over the parts of the stream [part, pos, d], turned to their places."""
-    scope, attention = f"blocks.{layer}.attn", module_of(t, f"blocks.{layer}.attn")
-    parts = decompose(t, f"blocks.{layer}.resid_pre", by)
-    post = t.architecture.block == "post"
-    norm = Frozen() if post else frozen_norm(t, module_of(t, f"blocks.{layer}.norm_1"), f"blocks.{layer}.norm_1")
+    attention = module_of(t, scope)
+    parts, norm = _read(t, scope, by, side)
     linear = getattr(attention, side)
     number = head if side == "query" else head // attention.group
     span = slice(number * attention.d_head, (number + 1) * attention.d_head)
@@ -250,9 +256,23 @@ def _sides(t: Trace, layer: int, head: int, row: int, by: str, side: str) -> tup
         whole = t[f"{scope}.{side[0]}"][row, number]
         made = inner.gain.detach() * made / inner.rho(whole).detach()
     turn = t.passes[""].reading.turn
-    if turn is not None:
+    if turn is not None and scope.endswith("attn"):
         made = attention.rotate.turn(made[:, None], turn)[:, 0]
     return [*parts.labels, "bias"], made
+
+
+def _read(t: Trace, scope: str, by: str, side: str) -> tuple[Parts, Frozen]:
+    """The stream that queries or keys are read from, as a sum, and the norm that stands before them."""
+    block, _, kind = scope.rpartition(".")
+    post = t.architecture.block == "post"
+    if kind == "cross" and side == "key":
+        encoder: Any = t.network.encoder
+        parts = decompose(t, f"encoder.blocks.{len(encoder.blocks) - 1}.resid_post", by)
+        return parts, frozen_norm(t, encoder.final_norm, "encoder.final_norm")
+    middle = "norm_1" if post and t.architecture.norm.kind != "none" else "resid_mid"
+    point, name = ("resid_pre", "norm_1") if kind == "attn" else (middle, "norm_cross")
+    norm = Frozen() if post else frozen_norm(t, module_of(t, f"{block}.{name}"), f"{block}.{name}")
+    return decompose(t, f"{block}.{point}", by), norm
 
 
 def value_weighted(t: Trace, layer: int, scope: Literal["attn", "cross"] = "attn") -> Tensor:
