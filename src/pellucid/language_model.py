@@ -36,7 +36,7 @@ from pellucid.predictors.mixed import mixed_with
 from pellucid.predictors.train import Kind, train_predictor
 from pellucid.predictors.use import Predictor
 from pellucid.text.documents import read_corpus
-from pellucid.text.tokenizer import Tokenizer, TokenizerError
+from pellucid.text.tokenizer import LEARNED, Tokenizer, TokenizerError
 from pellucid.text.tokenizer import train_tokenizer as make_tokenizer
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import steps_of
@@ -338,13 +338,22 @@ def sampler_of(recipe: Recipe) -> Callable[[Transformer, Tokenizer, str, int], s
 
 
 def train_tokenizer(
-    *inputs: str | Path, kind: str = "bpe", vocabulary: int = 8192, out: str | Path | None = None
+    *inputs: str | Path,
+    kind: str = "bpe",
+    vocabulary: int = 8192,
+    out: str | Path | None = None,
+    pattern: str = "gpt2",
+    share: float = 1.0,
 ) -> Tokenizer:
-    """A tokenizer made from text files and folders, written to `out`/tokenizer.json where `out` is given."""
+    """A tokenizer made from text files and folders, written to `out`/tokenizer.json where `out` is given.
+
+    `pattern` and `share` are those of `pellucid.text.tokenizer.train_tokenizer`.
+    """
     if out is not None and (Path(out) / "tokenizer.json").exists():
         raise TokenizerError(f"{Path(out) / 'tokenizer.json'} exists: choose another folder")
     corpus = read_corpus([str(path) for path in inputs])
-    made = make_tokenizer(kind, corpus.texts(), vocabulary if kind == "bpe" else None)
+    learned = vocabulary if kind in LEARNED else None
+    made = make_tokenizer(kind, corpus.texts(), learned, pattern=pattern, share=share)
     if out is not None:
         made.save(out)
     return made

@@ -11,10 +11,12 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pellucid.text.bpe import KNOWN_PATTERNS, cut_at_borders
-from pellucid.text.tokenizer import SEPARATOR, Tokenizer, TokenizerError, load_tokenizer, train_tokenizer
+from pellucid.reference.tokens import split_words
+from pellucid.text.bpe import KNOWN_PATTERNS, PATTERNS, cut_at_borders
+from pellucid.text.tokenizer import SEPARATOR, Tokenizer, TokenizerError, evenly, load_tokenizer, train_tokenizer
 
-KINDS = ("bpe", "char", "byte")
+KINDS = ("bpe", "word", "char", "byte")
+LEARNED = ("bpe", "word")
 
 
 def random_strings(n: int, seed: int = 0) -> list[str]:
@@ -38,6 +40,7 @@ def trained(strings, shakespeare, udhr) -> dict[str, Tokenizer]:
     return {
         "bpe": train_tokenizer("bpe", [shakespeare, *udhr.values()], 1200),
         "char": train_tokenizer("char", [*strings, shakespeare]),
+        "word": train_tokenizer("word", [*strings, shakespeare, *udhr.values(), "ab", "cd", "a"], 1 << 20),
         "byte": train_tokenizer("byte", []),
     }
 
@@ -93,7 +96,8 @@ def test_text_never_yields_a_special_id(kind, trained, text):
     tokenizer = trained[kind]
     assert tokenizer.separator not in tokenizer.encode(text)
     assert tokenizer.separator not in tokenizer.encode_batch([text])[0]
-    assert tokenizer.decode(tokenizer.encode(text)) == text
+    # a word that was never seen is the one thing that is not given back
+    assert tokenizer.decode(tokenizer.encode(text)) == text or tokenizer.unknown in tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,9 +111,9 @@ def test_named_special_tokens_are_found(kind, trained):
         tokenizer.encode("ab", allow_special={"<|pad|>"})
 
 
-@pytest.mark.parametrize("kind", ["bpe", "char"])
+@pytest.mark.parametrize("kind", ["bpe", "char", "word"])
 def test_separators_in_the_training_text_are_ordinary_text(kind):
-    tokenizer = train_tokenizer(kind, [f"one{SEPARATOR}two " * 200], 400 if kind == "bpe" else None)
+    tokenizer = train_tokenizer(kind, [f"one{SEPARATOR}two " * 200], 400 if kind in LEARNED else None)
     ids = tokenizer.encode(f"one{SEPARATOR}two")
     assert tokenizer.separator not in ids
     assert tokenizer.decode(ids) == f"one{SEPARATOR}two"
@@ -151,6 +155,39 @@ def test_characters_never_seen_become_the_unknown_and_do_not_crash(tmp_path):
     assert theirs.encode("band\n€").ids == tokenizer.encode("band\n€")
 
 
+@pytest.mark.item("S4-sym-b")
+def test_words_never_seen_become_the_unknown(tmp_path):
+    tokenizer = train_tokenizer("word", ["the cat, the dog; the cat", " the"], 6)
+    assert tokenizer.words == [" the", " cat", " dog", ","]
+    assert tokenizer.notes == ("2 rarer words, 22.2% of all, became unknown",)
+    assert tokenizer.encode(" the bird, the dog") == [0, tokenizer.unknown, 3, 0, 2]
+    assert tokenizer.decode(tokenizer.encode(" the bird, the dog")) == " the\ufffd, the dog"
+    assert tokenizer.token_str(tokenizer.unknown) == "<|unknown|>"
+    with pytest.raises(TokenizerError, match="unknown words"):
+        tokenizer.bytes_of(tokenizer.encode("bird"))
+    assert load_tokenizer(tokenizer.save(tmp_path)).encode("the cat, the dog") == tokenizer.encode("the cat, the dog")
+    with pytest.raises(TokenizerError, match="a word of the vocabulary"):
+        tokenizer.with_special(" cat")
+
+
+@pytest.mark.item("S4-sym-b")
+def test_words_are_those_of_the_definition_and_the_blanks_between_them(shakespeare, udhr):
+    tokenizer = train_tokenizer("word", [shakespeare, *udhr.values()], 1 << 20)
+    for text in (shakespeare, udhr["eng"], udhr["fra"]):
+        pieces = [tokenizer.token_bytes(i).decode() for i in tokenizer.encode(text)]
+        assert "".join(pieces) == text
+        assert [word for piece in pieces if (word := piece.strip())] == split_words(text)
+    assert len(tokenizer.encode(shakespeare)) < len(train_tokenizer("bpe", [shakespeare], 1000).encode(shakespeare))
+
+
+def test_a_vocabulary_of_words_says_what_it_left_out_and_where_it_stopped():
+    assert train_tokenizer("word", ["a b"], 100).notes == (
+        "the vocabulary stopped at 4 of the 100 ids asked for: there are no more words",
+    )
+    with pytest.raises(TokenizerError, match="at least 3"):
+        train_tokenizer("word", ["a b"], 2)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("bad", "message"), [("ab\ud800", "character 2 .* U\\+D800"), (b"ab", "got bytes")])
 def test_what_is_not_text_is_refused(kind, bad, message, trained):
@@ -182,7 +219,7 @@ def test_training_options_that_mean_nothing_are_refused():
         train_tokenizer("bpe", ["text"])
     with pytest.raises(TokenizerError, match="leave it out"):
         train_tokenizer("char", ["text"], 100)
-    with pytest.raises(TokenizerError, match="say one of bpe, char, byte"):
+    with pytest.raises(TokenizerError, match="say one of bpe, word, char, byte"):
         train_tokenizer("morpheme", ["text"])
     with pytest.raises(TokenizerError, match="U\\+DFFF"):
         train_tokenizer("bpe", ["text", "\udfff"], 300)
@@ -346,10 +383,10 @@ def test_gpt2_itself(needs_data, udhr):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
+@pytest.mark.parametrize("kind", ["bpe", "word", "char", "byte"])
 def test_more_special_tokens(kind: str, shakespeare: str, tmp_path):
     """A special id added later changes no other, is never read from text, and is saved with the rest."""
-    plain = train_tokenizer(kind, [shakespeare[:20_000]], 300 if kind == "bpe" else None)
+    plain = train_tokenizer(kind, [shakespeare[:20_000]], 300 if kind in LEARNED else None)
     masked = plain.with_special("<|mask|>")
     assert masked.n_vocab == plain.n_vocab + 1
     assert masked.special == {**plain.special, "<|mask|>": plain.n_vocab}
@@ -363,3 +400,88 @@ def test_more_special_tokens(kind: str, shakespeare: str, tmp_path):
     assert again.hash == masked.hash != plain.hash
     with pytest.raises(TokenizerError, match="not taken yet"):
         masked.with_special("<|mask|>")
+
+
+# Patterns, samples, hostile texts of words --------------------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_divide_text_and_lose_nothing(pattern, shakespeare, udhr, strings, tmp_path):
+    tokenizer = train_tokenizer("bpe", [shakespeare, udhr["fra"]], 700, pattern=pattern)
+    again = load_tokenizer(tokenizer.save(tmp_path))
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in (*strings[:300], udhr["fra"], "x = 12345;\r\n\r\n  y", "  two  blanks  "):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        assert again.encode(text) == ids
+        assert SEPARATOR in text or theirs.encode(text).ids == ids
+    tokens = [tokenizer.token_bytes(i) for i in range(256, tokenizer.n_vocab)]
+    begins, ends = (sum(side(t) for t in tokens) for side in (_blank_first, _blank_last))
+    assert {"gpt2": begins > 20 > ends, "gpt4": begins > 20 > ends, "word-end": ends > 20 > begins}.get(pattern, True)
+    assert (pattern == "none") == any(b" " in t.strip() for t in tokens)
+
+
+def _blank_first(token: bytes) -> bool:
+    return token.startswith(b" ") and token.strip() != b""
+
+
+def _blank_last(token: bytes) -> bool:
+    return token.endswith(b" ") and token.strip() != b""
+
+
+TEXT = "ab ab. 12 12\\n\\nab 12 don't don't  ab.\\r\\n" * 30
+PATTERNED = {pattern: train_tokenizer("bpe", [TEXT], 280, pattern=pattern) for pattern in PATTERNS}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@given(
+    words=st.lists(
+        st.sampled_from(["ab", " ", "  ", "\\n", "\\r\\n", ".", "12", "don't", "é", "\\U0001f600"]), max_size=40
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_borders_of_a_pattern_are_borders(pattern, words):
+    """Text cut wherever the pattern's border is has the ids of the whole."""
+    tokenizer = PATTERNED[pattern]
+    text = "".join(words)
+    pieces = [text] if tokenizer._border is None else list(cut_at_borders([text], size=1, border=tokenizer._border))
+    assert "".join(pieces) == text
+    assert [i for piece in pieces for i in tokenizer.encode(piece)] == tokenizer.encode(text)
+    assert [i for ids in tokenizer.encode_pieces(words) for i in ids] == tokenizer.encode(text)
+
+
+def test_a_sample_is_spread_evenly_and_said(shakespeare):
+    chunks = list(evenly([shakespeare], 0.25))
+    assert 0.2 < sum(map(len, chunks)) / len(shakespeare) < 0.3
+    assert all(chunk in shakespeare for chunk in chunks)
+    assert shakespeare.index(chunks[-1]) > 0.8 * len(shakespeare)
+    assert list(evenly(["abc"], 1.0)) == ["abc"]
+    whole, part = (train_tokenizer("bpe", [shakespeare], 600, share=share) for share in (1.0, 0.25))
+    assert part.hash != whole.hash
+    assert part.notes[-1] == "the tokenizer was trained on 0.25 of the training text, evenly spread"
+    assert part.decode(part.encode(shakespeare)) == shakespeare
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reason"),
+    [
+        ("bpe", {"n_vocab": 300, "pattern": "llama"}, "say one of gpt2, gpt4, word-end, none"),
+        ("char", {"pattern": "none"}, "has none; leave it out"),
+        ("bpe", {"n_vocab": 300, "share": 0.0}, "above 0"),
+        ("byte", {"share": 0.5}, "wants all of the text"),
+        ("word", {}, "needs n_vocab"),
+    ],
+)
+def test_choices_that_mean_nothing_say_why(kind, options, reason):
+    with pytest.raises(TokenizerError, match=reason):
+        train_tokenizer(kind, ["text"], **options)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("name", [*HOSTILE, "no blanks at all"])
+def test_hostile_texts_end_with_every_pattern(name, pattern):
+    unit = HOSTILE.get(name) or "".join(chr(ord("a") + i * i % 23) for i in range(997))
+    text = unit * (100_000 // len(unit.encode()))
+    for tokenizer in (train_tokenizer("bpe", [text], 400, pattern=pattern), train_tokenizer("word", [text], 400)):
+        assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -67,7 +67,7 @@ def train(
         steps: length in steps (updates of the weights).
         tokens: length in tokens.
         epochs: length in passes over the text.
-        tokenizer: bpe, char, byte, or the path of a tokenizer.json.
+        tokenizer: bpe, word, char, byte, or the path of a tokenizer.json.
         vocabulary: how many ids byte-pair encoding learns.
         held_out: the share of the text that is kept for measuring.
         inside_documents: let nothing be read across the border of two documents.

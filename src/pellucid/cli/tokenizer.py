@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction, arg
 
 from pellucid.cli.commands import OK
 
@@ -14,20 +14,24 @@ def tokenizer_train(
     paths: Positional[tuple[str, ...]],
     *,
     out: Path,
-    kind: Literal["bpe", "char", "byte"] = "bpe",
+    kind: Literal["bpe", "word", "char", "byte"] = "bpe",
     vocabulary: int = 8192,
+    pattern: Literal["gpt2", "gpt4", "word-end", "none"] = "gpt2",
+    share: float = 1.0,
 ) -> int:
     """Make a tokenizer from text.
 
     Args:
         paths: files and folders of plain text.
         out: the folder to write tokenizer.json into; an existing tokenizer.json is refused.
-        kind: byte-level byte-pair encoding, characters, or bytes.
-        vocabulary: how many ids byte-pair encoding learns.
+        kind: byte-level byte-pair encoding, words, characters, or bytes.
+        vocabulary: how many ids byte-pair encoding learns, or words take.
+        pattern: how byte-pair encoding divides text first; word-end: the blank behind a word is part of it.
+        share: of the text that it is trained on, evenly spread.
     """
     import pellucid
 
-    made = pellucid.train_tokenizer(*paths, kind=kind, vocabulary=vocabulary, out=out)
+    made = pellucid.train_tokenizer(*paths, kind=kind, vocabulary=vocabulary, out=out, pattern=pattern, share=share)
     print(f"{made.n_vocab:,} ids, written to {out / 'tokenizer.json'}")
     for note in made.notes:
         print(note)
@@ -65,8 +69,36 @@ def tokenizer_decode(tokenizer: Positional[str], ids: Positional[tuple[int, ...]
     return OK
 
 
+def tokenizer_show(
+    tokenizer: Positional[str],
+    paths: Positional[tuple[str, ...]] = (),
+    *,
+    word: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="WORD")] = (),
+    rows: int = 10,
+) -> int:
+    """Show what a tokenizer is made of, and how far it compresses texts.
+
+    Args:
+        tokenizer: a tokenizer.json, or a folder or run that holds one.
+        paths: files and folders of text to measure: bytes per token, tokens per word, by file and by script.
+        word: draw what this word's tokens were merged from; may be given several times.
+        rows: how many files and tokens each table shows.
+    """
+    from pellucid.cli.tokenizer_tables import print_survey
+    from pellucid.text.documents import read_corpus
+    from pellucid.text.survey import survey
+    from pellucid.text.tokenizer import load_tokenizer
+
+    loaded = load_tokenizer(tokenizer)
+    corpus = read_corpus(list(paths)) if paths else None
+    texts = [] if corpus is None else ((corpus.sources[d.source].path, d.text) for d in corpus.documents)
+    print_survey(survey(loaded, texts), word, rows)
+    return OK
+
+
 TOKENIZER_COMMANDS: dict[str, Callable[..., int]] = {
     "train": tokenizer_train,
     "encode": tokenizer_encode,
     "decode": tokenizer_decode,
+    "show": tokenizer_show,
 }

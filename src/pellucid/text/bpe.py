@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
 from pellucid.text.interface import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text
@@ -28,7 +28,19 @@ _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 #: patterns known to run in linear time (GPT-2; GPT-4 and Llama 3; Qwen 2): a regular expression from a
 #: file can otherwise be written to hang or abort the process
-KNOWN_PATTERNS = (GPT2_PATTERN, _WORDS + r"\p{N}{1,3}" + _REST, _WORDS + r"\p{N}" + _REST)
+GPT4_PATTERN, QWEN_PATTERN = _WORDS + r"\p{N}{1,3}" + _REST, _WORDS + r"\p{N}" + _REST
+#: the blank behind a word is part of it and marks its end, as Sennrich's </w> does, so that nothing is lost
+WORD_END_PATTERN = r"\p{L}+ ?|\p{N}+ ?|[^\s\p{L}\p{N}]+ ?|\s+"
+#: what training can be asked for; none: pairs are merged across words too
+PATTERNS = {"gpt2": GPT2_PATTERN, "gpt4": GPT4_PATTERN, "word-end": WORD_END_PATTERN, "none": None}
+#: where no pre-token runs on: between the two characters that are found
+BORDERS = {
+    GPT2_PATTERN: re.compile(r"\S[ \n]"),
+    GPT4_PATTERN: re.compile(r"\S "),
+    QWEN_PATTERN: re.compile(r"\S "),
+    WORD_END_PATTERN: re.compile(r" \S"),
+}
+KNOWN_PATTERNS = tuple(BORDERS)
 #: what tokenizers of other projects call the end of a text
 SEPARATORS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
 
@@ -36,7 +48,6 @@ SEPARATORS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
 CHUNK, LONGEST_CHUNK = 1 << 16, 1 << 24
 #: characters per training text; longer pre-tokens than three of these are cut where they stand
 TRAINING_CHUNK = 512
-_BORDER = re.compile(r"\S[ \n]")
 
 
 class BPETokenizer(Tokenizer):
@@ -65,11 +76,13 @@ class BPETokenizer(Tokenizer):
         if not ends:
             raise TokenizerError(f"this tokenizer declares no separator: it needs {SEPARATOR} as a special token")
         self.separator = self.special[ends[0]]
-        self._borders = _borders_are_known(content)
+        self._border = _border_of(content)
 
     @classmethod
-    def train(cls, texts: Iterable[str], n_vocab: int) -> "BPETokenizer":
+    def train(cls, texts: Iterable[str], n_vocab: int, pattern: str = "gpt2") -> "BPETokenizer":
         """Merges learned from `texts` until there are `n_vocab` ids, the separator among them.
+
+        pattern   how text is divided before pairs are counted: gpt2, gpt4, word-end (Sennrich et al. 2016) or none
 
         Where no pair occurs twice any more it stops early: `n_vocab` is then what was reached, and `notes` says so.
         """
@@ -77,14 +90,16 @@ class BPETokenizer(Tokenizer):
             raise TokenizerError(
                 f"n_vocab = {n_vocab}: byte-level BPE needs at least 257, the 256 bytes and the separator"
             )
-        engine = _new_engine(models.BPE())
+        if pattern not in PATTERNS:
+            raise TokenizerError(f"pattern = {pattern!r}: say one of {', '.join(PATTERNS)}")
+        engine = _new_engine(models.BPE(), pattern)
         trainer = trainers.BpeTrainer(
             vocab_size=n_vocab - 1,
             min_frequency=MIN_FREQUENCY,
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        _guarded(engine.train_from_iterator, _checked_chunks(texts), trainer)
+        _guarded(engine.train_from_iterator, _checked_chunks(texts, pattern), trainer)
         reached = engine.get_vocab_size() + 1
         note = (
             f"the vocabulary stopped at {reached} of the {n_vocab} ids asked for: "
@@ -128,13 +143,13 @@ class BPETokenizer(Tokenizer):
         return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
 
     def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
-        return cut_at_borders(pieces) if self._borders else iter(["".join(pieces)])
+        return cut_at_borders(pieces, border=self._border) if self._border else iter(["".join(pieces)])
 
     def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
         """As for every tokenizer, cut again at borders of pre-tokens so that the ids are those of the joined text.
 
         Exception: a run of more than 16 million characters without a space or newline is cut where it stands.
-        A pre-tokenizer of another pattern than GPT-2's has no known borders, so there the text is joined first.
+        A pre-tokenizer of an unknown pattern, or of none, has no known borders, so there the text is joined first.
         """
         chunks = self.chunks(pieces)
         while batch := list(itertools.islice(chunks, 16)):
@@ -155,21 +170,27 @@ class BPETokenizer(Tokenizer):
         return self._bytes
 
 
-def cut_at_borders(pieces: Iterable[str], size: int = CHUNK, longest: int = LONGEST_CHUNK) -> Iterator[str]:
-    """The same text in chunks of at least `size` characters that end where GPT-2's pattern ends a pre-token.
+def cut_at_borders(
+    pieces: Iterable[str],
+    size: int = CHUNK,
+    longest: int = LONGEST_CHUNK,
+    border: re.Pattern[str] = BORDERS[GPT2_PATTERN],
+) -> Iterator[str]:
+    """The same text in chunks of at least `size` characters that end where a pattern ends a pre-token.
 
-    No alternative of the pattern runs on from a non-space to a space, and only spaces look ahead, so a
-    cut between the two changes no pre-token. Where `longest` characters have no border, the cut is forced.
+    No alternative of GPT-2's pattern runs on from a non-space to a space, and only spaces look ahead, so a
+    cut between the two changes no pre-token; `border` finds the two characters. Where `longest` characters have no
+    border, the cut is forced.
     """
     waiting = ""
     for piece in pieces:
         waiting += piece
         start = 0
         while len(waiting) - start > size:
-            border = _BORDER.search(waiting, start + size - 1, start + longest)
-            if border is None and len(waiting) - start < longest:
+            found = border.search(waiting, start + size - 1, start + longest)
+            if found is None and len(waiting) - start < longest:
                 break
-            cut = border.start() + 1 if border else start + longest
+            cut = found.start() + 1 if found else start + longest
             yield waiting[start:cut]
             start = cut
         waiting = waiting[start:]
@@ -177,16 +198,20 @@ def cut_at_borders(pieces: Iterable[str], size: int = CHUNK, longest: int = LONG
         yield waiting
 
 
-def _checked_chunks(texts: Iterable[str]) -> Iterator[str]:
+def _checked_chunks(texts: Iterable[str], pattern: str) -> Iterator[str]:
+    border = BORDERS[PATTERNS[pattern] or GPT2_PATTERN]
     for text in texts:
         check_text(text)
         # the engine's training time is quadratic in the longest pre-token: a megabyte of one letter takes minutes
-        yield from cut_at_borders([text], size=TRAINING_CHUNK, longest=3 * TRAINING_CHUNK)
+        yield from cut_at_borders([text], size=TRAINING_CHUNK, longest=3 * TRAINING_CHUNK, border=border)
 
 
-def _new_engine(model: models.Model) -> Engine:
-    engine = Engine(model)
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+def _new_engine(model: models.Model, pattern: str = "gpt2") -> Engine:
+    engine, expression = Engine(model), PATTERNS[pattern]
+    steps = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern == "gpt2")]
+    if expression is not None and pattern != "gpt2":
+        steps = [pre_tokenizers.Split(Regex(expression), "isolated"), *steps]
+    engine.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
     engine.decoder = decoders.ByteLevel()
     return engine
 
@@ -244,11 +269,19 @@ def _steps(part: Any, inner: str) -> list[dict]:
     return [step for one in part[inner] for step in _steps(one, inner)] if part.get("type") == "Sequence" else [part]
 
 
-def _borders_are_known(content: dict) -> bool:
-    steps = _steps(content.get("pre_tokenizer"), "pretokenizers")
-    one = len(steps) == 1 and steps[0].get("use_regex", True) and not steps[0].get("add_prefix_space")
+def _border_of(content: dict) -> re.Pattern[str] | None:
+    """Where text may be cut without changing its ids; None where that is not known."""
     # added tokens that are not special are found in text, across borders too
-    return bool(one) and not content.get("normalizer") and all(t["special"] for t in content.get("added_tokens", ()))
+    if content.get("normalizer") or not all(t["special"] for t in content.get("added_tokens", ())):
+        return None
+    *before, last = _steps(content.get("pre_tokenizer"), "pretokenizers")
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
+        return None
+    if not before:
+        return BORDERS[GPT2_PATTERN] if last.get("use_regex", True) else None
+    whole = len(before) == 1 and before[0].get("behavior") == "Isolated" and not before[0].get("invert")
+    plain = whole and not last.get("use_regex", True)
+    return BORDERS.get((before[0].get("pattern") or {}).get("Regex")) if plain else None
 
 
 def _names_by_id(content: dict) -> list[str]:

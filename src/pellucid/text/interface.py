@@ -29,14 +29,16 @@ class TokenizerError(ValueError):
 class Tokenizer(abc.ABC):
     """Text to ids and back.
 
-    kind       bpe, char or byte
+    kind       bpe, word, char or byte
+    units      what the ids stand for, in the plural
     n_vocab    how many ids there are, special ones included: 0 ... n_vocab - 1
     special    name -> id of the ids that no text reaches by itself
-    unknown    the id of a character never seen in training, None where every text can be written
+    unknown    the id of a character or word never seen in training, None where every text can be written
     notes      what a person should know about how it was made, in whole sentences
     """
 
     kind: str
+    units: str = "tokens"
     n_vocab: int
     special: dict[str, int]
     separator: int
@@ -142,7 +144,7 @@ class Tokenizer(abc.ABC):
         listed = _integers(ids)
         if self.unknown is not None and self.unknown in listed:
             raise TokenizerError(
-                "these ids hold unknown characters, whose bytes are lost: count the text's bytes instead"
+                f"these ids hold unknown {self.units}, whose bytes are lost: count the text's bytes instead"
             )
         return sum(len(self.token_bytes(i)) for i in listed)
 

@@ -103,6 +103,7 @@ def _write(
         "hash": tokenizer.hash,
         "n_vocab": tokenizer.n_vocab,
         "separator": tokenizer.separator,
+        "notes": list(tokenizer.notes),
     }
     manifest = {
         "format": FORMAT,

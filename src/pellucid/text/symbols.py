@@ -25,7 +25,7 @@ class CharTokenizer(Tokenizer):
     A character that training never saw becomes the unknown id, shown as U+FFFD when decoded.
     """
 
-    kind = "char"
+    kind, units = "char", "characters"
     unknown: int
 
     def __init__(self, characters: Iterable[str], more_special: Sequence[str] = ()):
@@ -85,7 +85,7 @@ class CharTokenizer(Tokenizer):
 class ByteTokenizer(Tokenizer):
     """One id per byte of UTF-8, the byte's own value; the separator is 256."""
 
-    kind = "byte"
+    kind, units = "byte", "bytes"
     separator = 256
 
     def __init__(self, more_special: Sequence[str] = ()):

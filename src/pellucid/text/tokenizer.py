@@ -1,13 +1,14 @@
 """Tokenizers by name: train one on a text, or load one from its files."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
-from pellucid.text.bpe import BPETokenizer, read_merges
+from pellucid.text.bpe import BPETokenizer, cut_at_borders, read_merges
 from pellucid.text.interface import SEPARATOR, Stream, Tokenizer, TokenizerError
 from pellucid.text.symbols import ByteTokenizer, CharTokenizer, read_symbols
+from pellucid.text.words import WordTokenizer, read_words
 
 __all__ = [
     "SEPARATOR",
@@ -18,31 +19,61 @@ __all__ = [
     "Stream",
     "Tokenizer",
     "TokenizerError",
+    "WordTokenizer",
     "load_tokenizer",
     "train_tokenizer",
 ]
 
-Kind = Literal["bpe", "char", "byte"]
+Kind = Literal["bpe", "word", "char", "byte"]
+#: those that take n_vocab
+LEARNED = ("bpe", "word")
+#: characters in a chunk of a sample
+SAMPLED = 4096
 
 
-def train_tokenizer(kind: str, texts: Iterable[str], n_vocab: int | None = None) -> Tokenizer:
-    """A tokenizer made from `texts`.
+def train_tokenizer(
+    kind: str, texts: Iterable[str], n_vocab: int | None = None, *, pattern: str = "gpt2", share: float = 1.0
+) -> Tokenizer:
+    """A tokenizer made from `texts`, or from an evenly spread `share` of them (its `notes` say so).
 
     bpe   byte-level BPE of `n_vocab` ids, or fewer where the texts hold no more pairs (its `notes` say so)
+    word  the most frequent words of the texts, the separator and the unknown, `n_vocab` ids or fewer
     char  the characters of the texts, the separator and the unknown
     byte  the 256 bytes and the separator; the texts are not read
 
-    Only bpe takes `n_vocab`: the other two have as many ids as their units. Raises TokenizerError.
+    bpe divides text by a `pattern` first: gpt2, gpt4, word-end (the blank ends a word and is part of it) or none.
+    Only bpe and word take `n_vocab`: the other two have as many ids as their units. Raises TokenizerError.
     """
     if kind not in get_args(Kind):
         raise TokenizerError(f"tokenizer kind {kind!r}: say one of {', '.join(get_args(Kind))}")
-    if kind == "bpe":
+    if kind != "bpe" and pattern != "gpt2":
+        raise TokenizerError(f"pattern = {pattern!r}: tokenizer kind {kind!r} has none; leave it out")
+    if not 0 < share <= 1:
+        raise TokenizerError(f"share = {share}: expected a share of the text above 0, and 1 for all of it")
+    if kind in LEARNED:
         if n_vocab is None:
-            raise TokenizerError("tokenizer kind 'bpe' needs n_vocab, the number of ids to learn")
-        return BPETokenizer.train(texts, n_vocab)
+            raise TokenizerError(f"tokenizer kind {kind!r} needs n_vocab, the number of ids to learn")
+        if share < 1:
+            texts = evenly(texts, share)
+        made = BPETokenizer.train(texts, n_vocab, pattern) if kind == "bpe" else WordTokenizer.train(texts, n_vocab)
+        if share < 1:
+            made.notes = (*made.notes, f"the tokenizer was trained on {share:.3g} of the training text, evenly spread")
+        return made
+    if share < 1:
+        raise TokenizerError(f"share = {share}: tokenizer kind {kind!r} wants all of the text; leave it out")
     if n_vocab is not None:
         raise TokenizerError(f"n_vocab = {n_vocab}: tokenizer kind {kind!r} has as many ids as its units; leave it out")
     return CharTokenizer.train(texts) if kind == "char" else ByteTokenizer()
+
+
+def evenly(texts: Iterable[str], share: float) -> Iterator[str]:
+    """Chunks of about SAMPLED characters, evenly spread over the texts, `share` of them all."""
+    owed = 0.0
+    for chunk in cut_at_borders(texts, size=SAMPLED):
+        owed += share
+        if owed >= 1:
+            owed -= 1
+            yield chunk
 
 
 def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
@@ -64,7 +95,7 @@ def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
         raise TokenizerError(f"{path}: this JSON is not a tokenizer.json, it has no model")
     text = path.read_text(encoding="utf-8")
     try:
-        return read_symbols(text) or BPETokenizer(text, trust=trust)
+        return read_symbols(text) or read_words(text) or BPETokenizer(text, trust=trust)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from None
     except (LookupError, TypeError, AttributeError, ValueError) as error:

@@ -11,8 +11,10 @@ from pellucid.training.schedule import Shape
 class TextChoices:
     """How the text becomes tokens."""
 
-    tokenizer: str = "bpe"  # bpe, char, byte, or the path of a tokenizer.json
-    vocabulary: int = 0  # ids that BPE learns; 0: chosen by the amount of text
+    tokenizer: str = "bpe"  # bpe, word, char, byte, or the path of a tokenizer.json
+    vocabulary: int = 0  # ids that BPE or words take; 0: chosen by the amount of text
+    pattern: Literal["gpt2", "gpt4", "word-end", "none"] = "gpt2"  # how BPE divides text before it counts pairs
+    sample: float = 1.0  # share of the training text that BPE or words are learned from, evenly spread
     held_out: float = 0.1  # share of the text, by bytes, that is never trained on
     inside_documents: Literal["no", "yes"] = "no"  # yes: nothing is read across the border of two documents
     # how files are found and read: see pellucid.text.files.Reading

@@ -18,6 +18,7 @@ from typing import Any, Self
 from pellucid.architecture import Architecture, ArchitectureError, architecture_fields, parse_value, resolve_field
 from pellucid.presets import preset
 from pellucid.text.files import Reading
+from pellucid.text.tokenizer import LEARNED
 from pellucid.training.choices import ADAPTING, CONTINUING, AdaptChoices, Base
 from pellucid.training.choices import TextChoices as TextChoices
 from pellucid.training.choices import TrainChoices as TrainChoices
@@ -284,9 +285,14 @@ def _check_part(part: Any) -> None:
     if isinstance(part, TextChoices):
         refuse_unless(0 < part.held_out < 1, "text.held_out", "a share between 0 and 1, such as 0.1")
         refuse_unless(part.vocabulary >= 0, "text.vocabulary", "a number of ids, or 0 to have it chosen")
-        learned = part.tokenizer == "bpe" or not part.vocabulary
+        learned = part.tokenizer in LEARNED or not part.vocabulary
         refuse_unless(learned, "text.vocabulary", f"0 where text.tokenizer = {part.tokenizer}, which learns none")
         Reading(format=part.format, encoding=part.encoding)
+        refuse_unless(0 < part.sample <= 1, "text.sample", "a share above 0, and 1 for all of the text")
+        sampled = part.tokenizer in LEARNED or part.sample == 1
+        refuse_unless(sampled, "text.sample", f"1 where text.tokenizer = {part.tokenizer}, which learns nothing")
+        divided = part.tokenizer == "bpe" or part.pattern == "gpt2"
+        refuse_unless(divided, "text.pattern", f"gpt2 where text.tokenizer = {part.tokenizer}, which has none")
         return
     for f in fields(part):
         value = getattr(part, f.name)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from pellucid.text.pair_tokens import PairTokens, encode_pairs
 from pellucid.text.pairs import Pairs, PairSplit, read_pairs, split_pairs
 from pellucid.text.preparation import prepare
 from pellucid.text.split import Split, split_corpus
-from pellucid.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from pellucid.text.tokenizer import LEARNED, Kind, Tokenizer, load_tokenizer, train_tokenizer
 from pellucid.text.tokens import Tokens
 from pellucid.training import resolve
 from pellucid.training.data import MASK, make_data
@@ -46,11 +47,14 @@ def default_vocabulary(n_bytes: int) -> int:
 def make_tokenizer(recipe: Recipe, split: Split | PairSplit) -> Tokenizer:
     """The tokenizer that the recipe asks for, trained on the training part alone."""
     asked = recipe.text.tokenizer
-    n_vocab = (recipe.text.vocabulary or default_vocabulary(split.corpus.n_bytes)) if asked == "bpe" else None
-    own = asked in ("bpe", "char", "byte")
+    n_vocab = (recipe.text.vocabulary or default_vocabulary(split.corpus.n_bytes)) if asked in LEARNED else None
+    own = asked in get_args(Kind)
     if not own and not Path(asked).exists():
-        raise RecipeError(f"{asked}: there is no such tokenizer; say bpe, char, byte or the path of a tokenizer.json")
-    made = train_tokenizer(asked, split.texts("train"), n_vocab) if own else load_tokenizer(asked)
+        raise RecipeError(
+            f"{asked}: there is no such tokenizer; say bpe, word, char, byte or the path of a tokenizer.json"
+        )
+    how = {"pattern": recipe.text.pattern, "share": recipe.text.sample}
+    made = train_tokenizer(asked, split.texts("train"), n_vocab, **how) if own else load_tokenizer(asked)
     hides = recipe.train.objective == "masked" and MASK not in made.special
     return made.with_special(MASK) if hides else made
 
@@ -91,7 +95,9 @@ def read_pairs_to_train(
         *tokenizer.notes,
     ]
     if unknown := sum(part["unknown"] for part in tokens.manifest["parts"].values()):
-        lines.append(f"{unknown:,} characters are not in the tokenizer's vocabulary and became its unknown token")
+        lines.append(
+            f"{unknown:,} {tokenizer.units} are not in the tokenizer's vocabulary and became its unknown token"
+        )
     lines += [f"skipped {s.path}: {s.reason}" for s in pairs.skipped[:5]]
     reporter.start(lines)
     return pairs, tokens, tokenizer
@@ -134,7 +140,9 @@ def read_text(
     if dropped := sum(source.duplicates for source in corpus.sources):
         lines.append(f"{dropped:,} documents with the text of an earlier one were left out")
     if unknown := sum(part["unknown"] for part in tokens.manifest["parts"].values()):
-        lines.append(f"{unknown:,} characters are not in the tokenizer's vocabulary and became its unknown token")
+        lines.append(
+            f"{unknown:,} {tokenizer.units} are not in the tokenizer's vocabulary and became its unknown token"
+        )
     lines += [f"skipped {s.path}: {s.reason}" for s in corpus.skipped[:5]]
     if len(corpus.skipped) > 5:
         lines.append(f"skipped {len(corpus.skipped) - 5} more files, listed in the run's data.json")

@@ -1,0 +1,95 @@
+"""A tokenizer as tables and trees for a terminal."""
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.tree import Tree
+
+from pellucid.text.interface import Tokenizer
+from pellucid.text.survey import Measure, Merged, Survey, merge_trees
+
+
+def print_survey(found: Survey, words: Iterable[str], rows: int) -> None:
+    """What it is, what it does to the texts by file and by script, its longest and rarest tokens, words as trees."""
+    console, tokenizer = Console(), found.tokenizer
+    merges = f", {len(tokenizer.merges):,} merges" if hasattr(tokenizer, "merges") else ""
+    console.print(f"[bold]{tokenizer.kind}[/bold], {tokenizer.n_vocab:,} ids{merges}; special: {special_of(tokenizer)}")
+    if found.total.documents:
+        console.print(measures("by file", {**most(found.by_file, rows), "all": found.total}))
+        if len(found.by_script) > 1:
+            console.print(measures("by script of the text", found.by_script))
+        console.print(
+            f"{found.unused:,} of {tokenizer.n_vocab - len(tokenizer.special):,} ids never came in these texts"
+        )
+        console.print(tokens_table("rarest tokens in these texts", found, found.rarest(rows)))
+    console.print(tokens_table("longest tokens", found, found.longest(rows)))
+    for word in words:
+        console.print(word_tree(tokenizer, word))
+
+
+def special_of(tokenizer: Tokenizer) -> str:
+    return ", ".join(f"{escape(name)} = {i}" for name, i in tokenizer.special.items())
+
+
+def most(files: dict[str, Measure], rows: int) -> dict[str, Measure]:
+    """The largest files, and the others as one."""
+    ranked = sorted(files, key=lambda name: -files[name].n_bytes)
+    shown = {name: files[name] for name in ranked[:rows]}
+    if rest := ranked[rows:]:
+        fields = vars(Measure())
+        shown[f"{len(rest):,} other files"] = Measure(**{f: sum(getattr(files[n], f) for n in rest) for f in fields})
+    return shown
+
+
+def measures(title: str, rows: dict[str, Measure]) -> Table:
+    """A row for each: sizes, and how far they are compressed."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("", overflow="fold")
+    unknown = any(m.n_unknown for m in rows.values())
+    for column in ("bytes", "tokens", "bytes / token", "characters / token", "tokens / word"):
+        table.add_column(column, justify="right")
+    if unknown:
+        table.add_column("unknown", justify="right")
+    for name, m in rows.items():
+        cells = [f"{m.n_bytes:,}", f"{m.n_tokens:,}"]
+        cells += [f"{x:.2f}" for x in (m.bytes_per_token, m.characters_per_token, m.tokens_per_word)]
+        table.add_row(escape(name), *cells, *([f"{m.n_unknown / max(m.n_tokens, 1):.2%}"] if unknown else []))
+    return table
+
+
+def tokens_table(title: str, found: Survey, ids: list[int]) -> Table:
+    """Tokens with their bytes, and how often they came."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("id", justify="right")
+    table.add_column("token", overflow="fold")
+    table.add_column("bytes", justify="right")
+    counted = bool(found.total.documents)
+    if counted:
+        table.add_column("came", justify="right")
+    for i in ids:
+        cells = [str(i), visible(found.tokenizer.token_str(i)), str(len(found.tokenizer.token_bytes(i)))]
+        table.add_row(*cells, *([f"{found.counts[i]:,}"] if counted else []))
+    return table
+
+
+def word_tree(tokenizer: Tokenizer, word: str) -> Tree:
+    """The tokens of a word, each with what it was merged from; merges are numbered in the order they were learned."""
+    trees = merge_trees(tokenizer, word)
+    root = Tree(f"{visible(word)}  [dim]{len(trees)} token{'s' * (len(trees) != 1)}[/dim]")
+
+    def grow(branch: Tree, node: Merged) -> None:
+        label = visible(node.token.decode("utf-8", "backslashreplace"))
+        here = branch.add(label if node.rank is None else f"{label}  [dim]merge {node.rank + 1:,}[/dim]")
+        for part in node.parts:
+            grow(here, part)
+
+    for node in trees:
+        grow(root, node)
+    return root
+
+
+def visible(text: str) -> str:
+    """Blanks as middle dots and line ends as arrows, markup as it is written."""
+    return escape(text.replace(" ", "\u00b7").replace("\n", "\u21b5").replace("\t", "\u21e5").replace("\r", "\u240d"))

@@ -1,0 +1,128 @@
+"""What a tokenizer does to texts, in numbers: how far it compresses them, what it is made of, what it never uses."""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pellucid.text.bpe import BPETokenizer
+from pellucid.text.interface import Tokenizer
+from pellucid.text.symbols import byte_characters
+
+#: a run of letters and digits
+WORD = re.compile(r"\w+")
+#: characters of a text by which its script is told
+LOOKED_AT = 4096
+
+
+@dataclass
+class Measure:
+    """Sums over texts; ratios are nan where there is nothing to divide by."""
+
+    documents: int = 0
+    n_bytes: int = 0
+    n_characters: int = 0
+    n_words: int = 0
+    n_tokens: int = 0
+    n_unknown: int = 0
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.n_bytes / self.n_tokens if self.n_tokens else float("nan")
+
+    @property
+    def characters_per_token(self) -> float:
+        return self.n_characters / self.n_tokens if self.n_tokens else float("nan")
+
+    @property
+    def tokens_per_word(self) -> float:
+        """Words are runs of letters and digits; scripts without blanks have long ones."""
+        return self.n_tokens / self.n_words if self.n_words else float("nan")
+
+    def add(self, text: str, ids: np.ndarray, unknown: int | None) -> None:
+        """Count one text and its ids."""
+        self.documents += 1
+        self.n_bytes += len(text.encode())
+        self.n_characters += len(text)
+        self.n_words += sum(1 for _ in WORD.finditer(text))
+        self.n_tokens += len(ids)
+        self.n_unknown += 0 if unknown is None else int((ids == unknown).sum())
+
+
+@dataclass
+class Survey:
+    """A tokenizer on texts: all of them, by file and by script, and how often each id came [n_vocab]."""
+
+    tokenizer: Tokenizer
+    total: Measure = field(default_factory=Measure)
+    by_file: dict[str, Measure] = field(default_factory=dict)
+    by_script: dict[str, Measure] = field(default_factory=dict)
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def longest(self, k: int = 10) -> list[int]:
+        """The ids of the k tokens of most bytes, ties by id."""
+        return sorted(range(self.tokenizer.n_vocab), key=lambda i: (-len(self.tokenizer.token_bytes(i)), i))[:k]
+
+    def rarest(self, k: int = 10) -> list[int]:
+        """The ids of the k tokens that came least often but came, ties by id."""
+        seen = np.flatnonzero(self.counts)
+        return seen[np.argsort(self.counts[seen], kind="stable")][:k].tolist()
+
+    @property
+    def unused(self) -> int:
+        """How many ids that text can reach never came."""
+        unreachable = {*self.tokenizer.special.values()}
+        return sum(not count for i, count in enumerate(self.counts.tolist()) if i not in unreachable)
+
+
+def survey(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Survey:
+    """Measure `texts`, pairs of a file's name and a document's text."""
+    made = Survey(tokenizer, counts=np.zeros(tokenizer.n_vocab, dtype=np.int64))
+    for name, text in texts:
+        ids = np.concatenate([*tokenizer.encode_pieces([text]), np.zeros(0, dtype=np.int64)])
+        made.counts += np.bincount(ids, minlength=tokenizer.n_vocab)
+        places = made.by_file.setdefault(name, Measure()), made.by_script.setdefault(script_of(text), Measure())
+        for measure in (made.total, *places):
+            measure.add(text, ids, tokenizer.unknown)
+    return made
+
+
+def script_of(text: str) -> str:
+    """The script that most letters of the text's beginning are written in, as Unicode calls it: Latin, Cyrillic, ..."""
+    letters = Counter(c for c in text[:LOOKED_AT] if c.isalpha())
+    scripts: Counter[str] = Counter()
+    for letter, count in letters.items():
+        scripts[unicodedata.name(letter, "unnamed").split()[0].capitalize()] += count
+    return scripts.most_common(1)[0][0] if scripts else "no letters"
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A token and the two that it was merged from, with the rank of that merge, best 0; neither for a base token."""
+
+    token: bytes
+    rank: int | None = None
+    parts: tuple["Merged", ...] = ()
+
+
+def merge_trees(tokenizer: Tokenizer, word: str) -> list[Merged]:
+    """For each token of a word: what it was merged from, down to bytes. Tokens of other kinds were not merged."""
+    tokens = [tokenizer.token_bytes(i) for i in tokenizer.encode(word)]
+    if not isinstance(tokenizer, BPETokenizer):
+        return [Merged(token) for token in tokens]
+    value_of = {character: value for value, character in enumerate(byte_characters())}
+    made_of: dict[bytes, tuple[int, bytes, bytes]] = {}
+    for rank, pair in enumerate(tokenizer.merges):
+        left, right = (bytes(value_of[c] for c in part) for part in pair)
+        made_of.setdefault(left + right, (rank, left, right))
+
+    def tree(token: bytes) -> Merged:
+        if token not in made_of:
+            return Merged(token)
+        rank, left, right = made_of[token]
+        return Merged(token, rank, (tree(left), tree(right)))
+
+    return [tree(token) for token in tokens]

@@ -1,0 +1,112 @@
+"""Tokenizers whose units are words: the most frequent ones of a text, and one id for all others."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Engine
+
+from pellucid.text.bpe import cut_at_borders
+from pellucid.text.interface import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text
+from pellucid.text.symbols import UNKNOWN
+
+#: a run of letters and digits, or any other character by itself, each with the blank before it; white space by itself
+WORD_PATTERN = r" ?[\p{L}\p{N}]+| ?[^\s\p{L}\p{N}]|\s"
+
+
+class WordTokenizer(Tokenizer):
+    """One id per word, the blank before it included: the most frequent first, then the separator and the unknown.
+
+    A word that is not in the vocabulary becomes the unknown id, shown as U+FFFD when decoded (S4 "Symbol
+    Representation": symbols may be words). Without blanks these are the words of `reference.tokens.split_words`.
+    """
+
+    kind, units = "word", "words"
+    unknown: int
+
+    def __init__(self, words: Sequence[str], more_special: Sequence[str] = (), notes: tuple[str, ...] = ()):
+        self.words, self.notes = list(words), notes
+        self.separator, self.unknown = len(self.words), len(self.words) + 1
+        self.special = {SEPARATOR: self.separator} | {name: self.unknown + 1 + i for i, name in enumerate(more_special)}
+        self.n_vocab = len(self.words) + 2 + len(more_special)
+        self._bytes = [w.encode() for w in self.words] + [b"", "\ufffd".encode()] + [b""] * len(more_special)
+        self._engine = Engine.from_str(self.to_json())
+        self._engine.encode_special_tokens = True
+
+    @classmethod
+    def train(cls, texts: Iterable[str], n_vocab: int) -> "WordTokenizer":
+        """The n_vocab - 2 most frequent words of these texts, ties by alphabet; fewer where the texts hold no more."""
+        if n_vocab < 3:
+            raise TokenizerError(f"n_vocab = {n_vocab}: words need at least 3, one word, the separator and the unknown")
+        divide, counts = _divider(), Counter()
+        for text in texts:
+            check_text(text)
+            for chunk in cut_at_borders([text]):
+                counts.update(word for word, _ in divide.pre_tokenize_str(chunk))
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        kept, total = ranked[: n_vocab - 2], counts.total()
+        left = total - sum(counts[word] for word in kept)
+        notes = (f"{len(ranked) - len(kept):,} rarer words, {left / total:.1%} of all, became unknown",) if left else ()
+        if len(kept) + 2 < n_vocab:
+            notes = (
+                f"the vocabulary stopped at {len(kept) + 2} of the {n_vocab} ids asked for: there are no more words",
+            )
+        return cls(kept, notes=notes)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._engine.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
+        texts = list(texts)
+        for text in texts:
+            check_text(text)
+        encoded = self._engine.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
+
+    def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
+        return cut_at_borders(pieces)
+
+    def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
+        """As for every tokenizer; a run of more than 16 million characters without a blank is cut where it stands."""
+        for chunk in self.chunks(pieces):
+            yield from self.encode_batch([chunk])
+
+    def _table(self) -> Sequence[bytes]:
+        return self._bytes
+
+    def token_str(self, token: int) -> str:
+        return UNKNOWN if token == self.unknown else super().token_str(token)
+
+    def with_special(self, *names: str) -> "WordTokenizer":
+        check_special(self, names)
+        if taken := [name for name in names if name in self.words]:
+            raise TokenizerError(
+                f"special token {taken[0]!r}: a word of the vocabulary is written so; choose another name"
+            )
+        return WordTokenizer(self.words, [*list(self.special)[1:], *names], self.notes)
+
+    def to_json(self) -> str:
+        special = (SEPARATOR, UNKNOWN, *list(self.special)[1:])
+        engine = Engine(models.WordLevel({w: i for i, w in enumerate([*self.words, *special])}, unk_token=UNKNOWN))
+        engine.pre_tokenizer = _divider()
+        engine.decoder = decoders.Fuse()
+        engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
+        return engine.to_str(pretty=True)
+
+
+def _divider() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Split(Regex(WORD_PATTERN), "isolated")
+
+
+def read_words(text: str) -> WordTokenizer | None:
+    """The tokenizer of words that this tokenizer.json describes, None if it describes another kind."""
+    content = json.loads(text)
+    model, before = content.get("model") or {}, content.get("pre_tokenizer") or {}
+    if model.get("type") != "WordLevel" or (before.get("pattern") or {}).get("Regex") != WORD_PATTERN:
+        return None
+    added = [str(token.get("content")) for token in content.get("added_tokens") or () if isinstance(token, dict)]
+    words = sorted((name for name in model["vocab"] if name not in added), key=model["vocab"].__getitem__)
+    made = WordTokenizer(words, [name for name in added if name not in (SEPARATOR, UNKNOWN)])
+    return made if json.loads(made.to_json())["model"] == model else None
