@@ -1,13 +1,16 @@
 """The commands about tokenizers: make one, use it, look at it."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
 from pellucid.cli.commands import OK
+
+if TYPE_CHECKING:
+    from pellucid.text.documents import Corpus
 
 
 def tokenizer_train(
@@ -91,9 +94,15 @@ def tokenizer_show(
 
     loaded = load_tokenizer(tokenizer)
     corpus = read_corpus(list(paths)) if paths else None
-    texts = [] if corpus is None else ((corpus.sources[d.source].path, d.text) for d in corpus.documents)
+    texts = [] if corpus is None else texts_by_file(corpus)
     print_survey(survey(loaded, texts), word, rows)
     return OK
+
+
+def texts_by_file(corpus: "Corpus") -> Iterator[tuple[str, str]]:
+    """Every document with the name of its file."""
+    for k, pieces in corpus.stream():
+        yield corpus.sources[corpus.documents[k].source].path, "".join(piece.text for piece in pieces)
 
 
 TOKENIZER_COMMANDS: dict[str, Callable[..., int]] = {

@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from pellucid.text.bpe import BPETokenizer
 from pellucid.text.interface import Tokenizer
 from pellucid.text.survey import Measure, Merged, Survey, merge_trees
 
@@ -14,7 +15,7 @@ from pellucid.text.survey import Measure, Merged, Survey, merge_trees
 def print_survey(found: Survey, words: Iterable[str], rows: int) -> None:
     """What it is, what it does to the texts by file and by script, its longest and rarest tokens, words as trees."""
     console, tokenizer = Console(), found.tokenizer
-    merges = f", {len(tokenizer.merges):,} merges" if hasattr(tokenizer, "merges") else ""
+    merges = f", {len(tokenizer.merges):,} merges" if isinstance(tokenizer, BPETokenizer) else ""
     console.print(f"[bold]{tokenizer.kind}[/bold], {tokenizer.n_vocab:,} ids{merges}; special: {special_of(tokenizer)}")
     if found.total.documents:
         console.print(measures("by file", {**most(found.by_file, rows), "all": found.total}))
@@ -30,6 +31,7 @@ def print_survey(found: Survey, words: Iterable[str], rows: int) -> None:
 
 
 def special_of(tokenizer: Tokenizer) -> str:
+    """Every special token with its id."""
     return ", ".join(f"{escape(name)} = {i}" for name, i in tokenizer.special.items())
 
 

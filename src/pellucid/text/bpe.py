@@ -281,7 +281,7 @@ def _border_of(content: dict) -> re.Pattern[str] | None:
         return BORDERS[GPT2_PATTERN] if last.get("use_regex", True) else None
     whole = len(before) == 1 and before[0].get("behavior") == "Isolated" and not before[0].get("invert")
     plain = whole and not last.get("use_regex", True)
-    return BORDERS.get((before[0].get("pattern") or {}).get("Regex")) if plain else None
+    return BORDERS.get((before[0].get("pattern") or {}).get("Regex", "")) if plain else None
 
 
 def _names_by_id(content: dict) -> list[str]:

@@ -10,7 +10,7 @@ import json
 import math
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -277,22 +277,26 @@ def _part(kind: type, values: Mapping[str, Any], part: str) -> Any:
     return made
 
 
+def _check_text(part: TextChoices, refuse_unless: Callable[[bool, str, str], None]) -> None:
+    refuse_unless(0 < part.held_out < 1, "text.held_out", "a share between 0 and 1, such as 0.1")
+    refuse_unless(part.vocabulary >= 0, "text.vocabulary", "a number of ids, or 0 to have it chosen")
+    learned = part.tokenizer in LEARNED or not part.vocabulary
+    refuse_unless(learned, "text.vocabulary", f"0 where text.tokenizer = {part.tokenizer}, which learns none")
+    Reading(format=part.format, encoding=part.encoding)
+    refuse_unless(0 < part.sample <= 1, "text.sample", "a share above 0, and 1 for all of the text")
+    sampled = part.tokenizer in LEARNED or part.sample == 1
+    refuse_unless(sampled, "text.sample", f"1 where text.tokenizer = {part.tokenizer}, which learns nothing")
+    divided = part.tokenizer == "bpe" or part.pattern == "gpt2"
+    refuse_unless(divided, "text.pattern", f"gpt2 where text.tokenizer = {part.tokenizer}, which has none")
+
+
 def _check_part(part: Any) -> None:
     def refuse_unless(true: bool, name: str, expected: str) -> None:
         if not true:
             raise RecipeError(f"{name} = {getattr(part, name.partition('.')[2])}: expected {expected}")
 
     if isinstance(part, TextChoices):
-        refuse_unless(0 < part.held_out < 1, "text.held_out", "a share between 0 and 1, such as 0.1")
-        refuse_unless(part.vocabulary >= 0, "text.vocabulary", "a number of ids, or 0 to have it chosen")
-        learned = part.tokenizer in LEARNED or not part.vocabulary
-        refuse_unless(learned, "text.vocabulary", f"0 where text.tokenizer = {part.tokenizer}, which learns none")
-        Reading(format=part.format, encoding=part.encoding)
-        refuse_unless(0 < part.sample <= 1, "text.sample", "a share above 0, and 1 for all of the text")
-        sampled = part.tokenizer in LEARNED or part.sample == 1
-        refuse_unless(sampled, "text.sample", f"1 where text.tokenizer = {part.tokenizer}, which learns nothing")
-        divided = part.tokenizer == "bpe" or part.pattern == "gpt2"
-        refuse_unless(divided, "text.pattern", f"gpt2 where text.tokenizer = {part.tokenizer}, which has none")
+        _check_text(part, refuse_unless)
         return
     for f in fields(part):
         value = getattr(part, f.name)
