@@ -338,22 +338,13 @@ def sampler_of(recipe: Recipe) -> Callable[[Transformer, Tokenizer, str, int], s
 
 
 def train_tokenizer(
-    *inputs: str | Path,
-    kind: str = "bpe",
-    vocabulary: int = 8192,
-    out: str | Path | None = None,
-    pattern: str = "gpt2",
-    share: float = 1.0,
+    *inputs: str | Path, kind: str = "bpe", vocabulary: int = 8192, out: str | Path | None = None, **how: Any
 ) -> Tokenizer:
-    """A tokenizer made from text files and folders, written to `out`/tokenizer.json where `out` is given.
-
-    `pattern` and `share` are those of `pellucid.text.tokenizer.train_tokenizer`.
-    """
+    """A tokenizer made from texts, written to `out`/tokenizer.json; `how`: pattern and share, as in `pellucid.text`."""
     if out is not None and (Path(out) / "tokenizer.json").exists():
         raise TokenizerError(f"{Path(out) / 'tokenizer.json'} exists: choose another folder")
     corpus = read_corpus([str(path) for path in inputs])
-    learned = vocabulary if kind in LEARNED else None
-    made = make_tokenizer(kind, corpus.texts(), learned, pattern=pattern, share=share)
+    made = make_tokenizer(kind, corpus.texts(), vocabulary if kind in LEARNED else None, **how)
     if out is not None:
         made.save(out)
     return made
