@@ -18,7 +18,7 @@ from pellucid.architecture import Architecture
 from pellucid.hub.families import FamilyError, _shapes, in_the_way
 from pellucid.hub.tables import FAMILIES
 from pellucid.hub.tables.rows import QKV
-from pellucid.text.bpe import GPT2_PATTERN, KNOWN_PATTERNS, BPETokenizer
+from pellucid.text.bpe import GPT2_PATTERN, GPT4_PATTERN, QWEN_PATTERN, BPETokenizer
 from pellucid.text.interface import Tokenizer
 
 #: our module, or the several that are one there; {i} counts the layers
@@ -58,7 +58,7 @@ TURNED = ("blk.{i}.attn_q", "blk.{i}.attn_k")
 #: our word for what the numbers are kept in -> theirs, and the number that general.file_type has for it
 WEIGHTS = {"float32": ("F32", 0), "float16": ("F16", 1), "q8_0": ("Q8_0", 7)}
 #: their names of the ways in which text is cut before merging, and whether merges are ignored for whole words there
-PATTERNS = dict(zip(KNOWN_PATTERNS, (("gpt-2", False), ("llama-bpe", True), ("qwen2", False)), strict=True))
+PATTERNS = {GPT2_PATTERN: ("gpt-2", False), GPT4_PATTERN: ("llama-bpe", True), QWEN_PATTERN: ("qwen2", False)}
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 
