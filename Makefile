@@ -34,7 +34,7 @@ test: setup
 
 # two trainings side by side, a thread each: two threads for one training are no twice as fast
 test-slow: setup
-	$(TEST) -m slow
+	$(TEST) --dist loadgroup -m slow
 
 format: setup
 	$(BIN)/ruff format src tests examples docs benchmarks

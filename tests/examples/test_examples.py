@@ -118,6 +118,7 @@ def test_a_training_that_was_cut_is_said(reached: int | None, tmp_path: Path, mo
         module.character_model(10, tmp_path / "run")
 
 
+@pytest.mark.xdist_group("the character model is trained once")
 class TestCharacterModel:
     pytestmark = training
 

@@ -29,8 +29,11 @@ def test_nanogpt_cpu_recipe(tmp_path: Path):
 
 
 def test_default_writes_words_of_its_source(tmp_path: Path):
-    """After two minutes of the default recipe most words of a sample are words of the text, and it learned a lot."""
-    run = train(bundled("shakespeare"), out=tmp_path / "run", minutes=2)
+    """After 500 steps of the default recipe most words of a sample are words of the text, and it learned a lot.
+
+    About two minutes of two quiet cores; steps, so that the result is the same on a busy machine.
+    """
+    run = train(bundled("shakespeare"), out=tmp_path / "run", steps=500)
     model = load(run.path)
     known = set(re.findall(r"[a-z']+", bundled("shakespeare").read_text(encoding="utf-8").lower()))
     written = " ".join(model.generate("ROMEO:\n", max_tokens=300, seed=seed).text for seed in range(3)).lower()
