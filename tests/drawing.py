@@ -55,6 +55,9 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     choose("norm.eps", st.sampled_from([1e-5, 1e-2]))
     choose("positions.base", st.sampled_from([10_000.0, 50.0]))
     choose("positions.factor", st.sampled_from([2.0, 8.0]))
+    choose("positions.local_base", st.sampled_from([0.0, 30.0]))
+    choose("attention.score_cap", st.sampled_from([0.0, 0.0, 2.0]))
+    choose("logit_cap", st.sampled_from([0.0, 0.0, 3.0]))
     choose("positions.n_trained", st.sampled_from([16, 8192]))
     choose("positions.fraction", st.just(1.0) if fields["positions.kind"] != "rotary" else st.sampled_from([1.0, 0.75]))
     if (

@@ -48,6 +48,8 @@ class Positions:
     low: float = 1.0
     high: float = 4.0
     n_trained: int = 8192
+    #: base of the rotary w_k, never scaled, in layers that have a window; 0: as in the others
+    local_base: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,8 @@ class Norm:
     eps_at: Literal["inside", "outside"] = "inside"
     #: whether layer norm adds its bias vector: none, all (rms norm has none to add)
     bias: Literal["none", "all"] = "all"
+    #: what multiplies: the stored vector g, or 1 + g
+    gain: Literal["g", "1+g"] = "g"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +87,14 @@ class Attention:
     mask: Literal["causal", "bidirectional", "prefix"] = "causal"
     #: cycled over the layers: layer l also demands |i - j| < windows[l mod len]; 0 demands nothing
     windows: tuple[int, ...] = (0,)
-    scale: Literal["1/sqrt(d_head)", "1/d_head", "1"] = "1/sqrt(d_head)"
+    scale: Literal["1/sqrt(d_head)", "1/d_head", "1", "1/sqrt(d_model/n_heads)"] = "1/sqrt(d_head)"
+    #: c > 0: c tanh(s / c) takes the place of s = scale q_i . k_j; 0: no cap
+    score_cap: float = 0.0
     #: which of the four projections add a vector: none, qkv, out, all
     bias: Literal["none", "qkv", "out", "all"] = "all"
-    #: none; rms: q and k of every head are divided by their root mean square (with a gain) before rotation
-    qk_norm: Literal["none", "rms"] = "none"
+    #: none; rms: q and k of every head are divided by their root mean square (with a gain) before rotation;
+    #: rms_all: q of all heads together by theirs, and k of all heads
+    qk_norm: Literal["none", "rms", "rms_all"] = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +160,8 @@ class Architecture:
     unembed: Literal["tied", "untied"] = "tied"
     #: linear: logits = x W_U^T;  affine: logits = x W_U^T + b_U;  bert: logits = norm(f(x W^T + b)) W_U^T + b_U
     readout: Literal["linear", "affine", "bert"] = "linear"
+    #: c > 0: c tanh(logit / c) takes the place of every logit; 0: no cap
+    logit_cap: float = 0.0
     #: kinds of segment, each adding a learned vector W_S[s] to its positions; 0 adds nothing
     n_segments: int = 0
     #: lengths n of the n-grams that add a vector: x_0,i += sum_n W_n[r_n(t_{i-n+1} ... t_i)] where i has n - 1
@@ -203,7 +212,9 @@ class Architecture:
     @property
     def score_scale(self) -> float:
         """The factor before q . k."""
-        return {"1/sqrt(d_head)": self.d_head**-0.5, "1/d_head": 1 / self.d_head, "1": 1.0}[self.attention.scale]
+        d, shared = self.d_head, self.d_model / self.n_heads
+        words = {"1/sqrt(d_head)": d**-0.5, "1/d_head": 1 / d, "1": 1.0, "1/sqrt(d_model/n_heads)": shared**-0.5}
+        return words[self.attention.scale]
 
     def window(self, layer: int) -> int:
         """How far layer `layer` sees, 0 for no limit."""
@@ -376,6 +387,12 @@ def _check(a: Architecture) -> None:
     refuse_unless(a.positions.base > 0, "positions.base", a.positions.base, "a number above 0")
     refuse_unless(0 < a.positions.fraction <= 1, "positions.fraction", a.positions.fraction, "above 0, at most 1")
     refuse_unless(a.positions.factor > 0, "positions.factor", a.positions.factor, "a number above 0")
+    for name, value in (
+        ("positions.local_base", a.positions.local_base),
+        ("attention.score_cap", a.attention.score_cap),
+        ("logit_cap", a.logit_cap),
+    ):
+        refuse_unless(value >= 0, name, value, "0 (none) or a number above it")
     low, high = a.positions.low, a.positions.high
     refuse_unless(0 <= low < high, "positions.low", low, f"from 0 up to, not including, positions.high = {high}")
     refuse_unless(a.positions.n_trained >= 1, "positions.n_trained", a.positions.n_trained, "at least 1")
@@ -403,7 +420,7 @@ def count_parameters(a: Architecture) -> dict[str, int]:
     q, kv = a.n_heads * d, a.n_kv_heads * d
     bias_qkv, bias_out = a.attention.bias in ("qkv", "all"), a.attention.bias in ("out", "all")
     attention = m * q + 2 * m * kv + q * m + bias_qkv * (q + 2 * kv) + bias_out * m
-    attention += 2 * d * (a.attention.qk_norm == "rms")
+    attention += {"none": 0, "rms": 2 * d, "rms_all": q + kv}[a.attention.qk_norm]
     widths = [m] + [f] * a.mlp.n_hidden + [m]
     ups = 2 if a.mlp.form == "gated" else 1
     bias_mlp = a.mlp.bias == "all"

@@ -28,6 +28,7 @@ BASE = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=2).with_fields(
 COMPANIONS = {
     "positions.layout": {"positions.kind": "rotary", "attention.d_head": 8},
     "positions.scaling": {"positions.kind": "rotary", "attention.d_head": 8, "positions.n_trained": 30},
+    "attention.scale": {"attention.d_head": 3},
     "mlp.form": {"mlp.activation": "silu"},
     "embed_norm": {"block": "post"},
     "readout": {"mlp.activation": "gelu"},

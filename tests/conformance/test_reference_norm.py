@@ -217,7 +217,7 @@ def test_dropout_has_one_site_and_three_for_each_layer(a):
     assert np.array_equal(forward(a, w, tokens, tap=with_rate[0.0]), logits)
     assert set(sites) <= set(with_rate[0.0].values)
     changed = forward(a, w, tokens, tap=with_rate[0.5])
-    assume(a.readout == "linear")
+    assume(a.readout != "bert")
     assert not np.array_equal(changed, logits)
 
 

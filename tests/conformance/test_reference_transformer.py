@@ -337,11 +337,11 @@ def test_a_pass_can_be_changed_from_within(rng, same):
 
 @pytest.mark.item("S4-fig-a")
 @settings(max_examples=40)
-@given(architectures(encoder=False, embed_norm="none", readout="linear"))
+@given(architectures(encoder=False, embed_norm="none", logit_cap=0.0))
 def test_logits_are_a_sum_over_the_parts(a):
     rng = np.random.default_rng(0)
     w, tokens = random_weights(a, rng), draw_tokens(rng, a)
-    if a.block == "post":
+    if a.block == "post" or a.readout == "bert":
         with pytest.raises(ValueError, match="sum of parts"):
             direct_logit_attribution(a, w, tokens)
         return

@@ -16,7 +16,8 @@ from pellucid.names import names
 from running import any_architectures, draw_tokens, source_tokens
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 4, "n_kv_heads": 2})
-LINEAR = {"readout": "linear", "norm.eps": 1e-2, "mlp.activation": st.sampled_from(["gelu", "silu", "tanh"])}
+LINEAR = {"readout": st.sampled_from(["linear", "affine"]), "logit_cap": 0.0}
+LINEAR |= {"norm.eps": 1e-2, "mlp.activation": st.sampled_from(["gelu", "silu", "tanh"])}
 
 
 def look(a, edits=(), seed=0):
@@ -72,7 +73,7 @@ def test_a_part_is_worth_what_its_removal_costs_at_a_frozen_scale(a, by):
         x = value[0, 1]
         if a.final_norm == "norm" and a.norm.kind != "none":
             centred = x - x.mean() if a.norm.kind == "layer" else x
-            x = t.network.final_norm.gain.detach() * centred / t["final_norm.scale"][0, 1]
+            x = t.network.final_norm.multiplier.detach() * centred / t["final_norm.scale"][0, 1]
         assert abs(found[label] - (x @ (w[2] - w[6]))) <= 1e-9 * max(1, t.logits.abs().max()), label
 
 
@@ -90,7 +91,7 @@ def test_head_results_and_the_bias_are_what_attention_adds(a):
 
 
 @settings(max_examples=40)
-@given(architectures({"norm.eps": 1e-2}), st.data())
+@given(architectures({"norm.eps": 1e-2, "attention.score_cap": 0.0}), st.data())
 def test_scores_are_sums_over_what_was_written_before(a, data):
     t, layer = look(a), data.draw(st.integers(0, a.n_layers - 1))
     head, query = data.draw(st.integers(0, a.n_heads - 1)), data.draw(st.integers(0, 3))
@@ -164,6 +165,8 @@ def test_gradient_times_input_is_the_change_to_first_order():
         (lambda t: t.why(0, 9), "layer 0, head 9"),
         (lambda t: t.why(0, 0, side="both"), "say key, query or pair"),
         (lambda t: look(A.with_fields({"readout": "bert"})).attribute(1), "no linear function of the stream"),
+        (lambda t: look(A.with_fields({"logit_cap": 3.0})).attribute(1), "logit_cap = 3.0: the logits are no linear"),
+        (lambda t: look(A.with_fields({"score_cap": 3.0})).why(0, 0), "score_cap = 3.0: the scores are no sum"),
     ],
 )
 def test_questions_without_an_answer_say_why(ask, reason):

@@ -18,7 +18,7 @@ from pellucid.reference.circuits import heads_of_layer
 from running import any_architectures, draw_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
-LINEAR = {"readout": "linear"}
+LINEAR = {"readout": st.sampled_from(["linear", "affine"])}
 
 
 def offset_of(a):
@@ -46,7 +46,15 @@ def test_the_matrices_are_the_definition_s_and_no_copies(a):
 
 
 @settings(deadline=None, max_examples=40)
-@given(any_architectures({"attention.bias": "out", "positions.kind": st.sampled_from(["none", "learned", "rotary"])}))
+@given(
+    any_architectures(
+        {
+            "attention.bias": "out",
+            "attention.score_cap": 0.0,
+            "positions.kind": st.sampled_from(["none", "learned", "rotary"]),
+        }
+    )
+)
 def test_scores_are_the_circuit_between_what_is_read(a):
     """score_ij = scale x_i^T W_QK(i - j) x_j, with rotary positions, q and k norms, and grouped queries alike."""
     network, tokens = make_network(a), draw_tokens(a, 1, 4)
@@ -65,8 +73,10 @@ def test_scores_are_the_circuit_between_what_is_read(a):
                         continue
                     qk = head.qk(i - j) if a.positions.kind == "rotary" else head.qk()
                     expected = head.scale * (x[i] @ (qk @ x[j]))
-                    if a.attention.qk_norm == "rms":
-                        rho = [(v.square().mean() + a.norm.eps).sqrt() for v in (q[h, i], k[head.kv_index, j])]
+                    if a.attention.qk_norm != "none":
+                        every = a.attention.qk_norm == "rms_all"
+                        read = (q[:, i], k[:, j]) if every else (q[h, i], k[head.kv_index, j])
+                        rho = [(v.square().mean() + a.norm.eps).sqrt() for v in read]
                         expected = expected / (rho[0] * rho[1])
                     assert difference(expected, scores[h, i, j]) <= 1e-10
 
@@ -191,9 +201,10 @@ def test_folded_circuits_are_those_of_the_folded_weights(a):
         folded = Circuits(network, fold_norms=True)
     except FoldError:
         return
-    head, gain = folded[0, 0], network.blocks[0].norm_1.gain
+    head, norm = folded[0, 0], network.blocks[0].norm_1
+    gain = norm.multiplier if "norm_1" in a.block_norms else torch.ones(a.d_model, dtype=torch.float64)
     assert difference(head.W_V, Circuits(network)[0, 0].W_V * gain) <= 1e-12
-    final = network.final_norm.gain if a.final_norm == "norm" else torch.ones(a.d_model, dtype=torch.float64)
+    final = network.final_norm.multiplier if a.final_norm == "norm" else torch.ones(a.d_model, dtype=torch.float64)
     dense = (network.unembed.weight * final) @ head.ov.dense() @ folded.read_E.T
     assert difference(head.full_ov().dense(), dense) <= 1e-10
 

@@ -18,6 +18,8 @@ LINEAR = ROTARY | {"rope_type": "linear", "factor": 4.0}
 LLAMA3 = ROTARY | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.1, "high_freq_factor": 1.0}
 LLAMA3 |= {"original_max_position_embeddings": 8}
 LLAMA |= {"intermediate_size": 20, "num_key_value_heads": 2, "rope_parameters": ROTARY}
+GEMMA2 = {"head_dim": 10, "query_pre_attn_scalar": 10, "sliding_window": 3, "final_logit_softcapping": 3.0}
+GEMMA2 |= {"attn_logit_softcapping": 2.0}
 BERT = {"max_position_embeddings": 9, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
 BERT |= {"intermediate_size": 20}
 TIED = {"tied": {"tie_word_embeddings": True}, "untied": {"tie_word_embeddings": False}}
@@ -172,6 +174,59 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
             "a key head for each, biases": {"multi_query": False, "bias": True, "layer_norm_epsilon": 1e-2},
             "not parallel": {"parallel_attn": False, "activation": "relu", "ffn_hidden_size": 7},
             "positions scaled": {"rope_parameters": LINEAR},
+        },
+    ),
+    "olmo2": (
+        "Olmo2ForCausalLM",
+        LLAMA,
+        TIED
+        | {
+            "biases, one key head, large eps": {"attention_bias": True, "num_key_value_heads": 1, "rms_norm_eps": 1e-2},
+            "scaled by turns, gelu": {"rope_parameters": LLAMA3, "hidden_act": "gelu"},
+        },
+    ),
+    "gemma": (
+        "GemmaForCausalLM",
+        LLAMA | {"head_dim": 10},
+        TIED
+        | {
+            "biases, one key head, large eps": {"attention_bias": True, "num_key_value_heads": 1, "rms_norm_eps": 1e-2},
+            "relu, positions scaled": {"hidden_act": "relu", "rope_parameters": LINEAR},
+        },
+    ),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        LLAMA | GEMMA2,
+        TIED
+        | {
+            "no caps, scaled by the shared width": {
+                "final_logit_softcapping": None,
+                "attn_logit_softcapping": None,
+                "query_pre_attn_scalar": 6,
+            },
+            "no windows, one cap": {"layer_types": ["full_attention"] * 3, "attn_logit_softcapping": None},
+            "windows by name, biases": {
+                "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+                "attention_bias": True,
+                "hidden_activation": "silu",
+            },
+        },
+    ),
+    "gemma3_text": (
+        "Gemma3ForCausalLM",
+        LLAMA
+        | {"head_dim": 10, "query_pre_attn_scalar": 10, "sliding_window": 3, "sliding_window_pattern": 2}
+        | {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": ROTARY | {"rope_theta": 10.0}}},
+        TIED
+        | {
+            "capped, not scaled, other layers": {
+                "final_logit_softcapping": 3.0,
+                "rope_parameters": {"full_attention": ROTARY, "sliding_attention": ROTARY},
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+                "query_pre_attn_scalar": 6,
+            },
+            "wide windows, biases": {"sliding_window": 20, "attention_bias": True, "rms_norm_eps": 1e-2},
+            "no windows": {"layer_types": ["full_attention"] * 3},
         },
     ),
 }

@@ -23,6 +23,7 @@ SIZES = {"n_vocab": 13, "n_ctx": 8, "d_model": 12, "n_layers": 2, "n_segments": 
 SIZES |= {"attention.n_heads": 3, "attention.n_kv_heads": 0, "attention.windows": (0,), "mlp.n_hidden": 1}
 COMMON = {"norm.kind": "layer", "norm.eps_at": "inside", "norm.bias": "all", "mlp.form": "plain", "mlp.bias": "all"}
 COMMON |= {"attention.qk_norm": "none", "attention.bias": "all", "embed_scale": "1", "dropout.mlp_out": 0.0}
+COMMON |= {"norm.gain": "g", "logit_cap": 0.0, "attention.score_cap": 0.0, "positions.local_base": 0.0}
 COMMON |= {"attention.scale": "1/sqrt(d_head)", "embed_norm": "none", "final_norm": "norm", "readout": "linear"}
 #: what each family leaves free is drawn
 FREE = {
@@ -160,6 +161,16 @@ def test_the_word_in_the_way_is_named(name, changes, word):
     for refused in (lambda: config_of(changed, FAMILIES[name]), lambda: to_theirs({}, changed, FAMILIES[name])):
         with pytest.raises(FamilyError, match=word.replace("[", "\\[")):
             refused()
+
+
+@settings(max_examples=40)
+@given(architectures())
+def test_every_family_has_an_answer_to_every_architecture(a):
+    """What is not in the way comes back from config.json as the same function's words."""
+    for family in FAMILIES.values():
+        if not in_the_way(a, family):
+            config = config_of(a, family)
+            assert config_of(architecture_of(config), family) == config
 
 
 def test_an_encoder_is_refused():

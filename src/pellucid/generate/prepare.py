@@ -65,7 +65,7 @@ def prepare(network: Transformer, weights: str) -> Prepared:
                     setattr(parent, name, packed(child.weight, child.bias, weights, f"{parent_name}.{name}", errors))
                 elif isinstance(child, nn.Dropout):
                     setattr(parent, name, nn.Identity())
-        if made.architecture.readout == "linear":
+        if made.architecture.readout == "linear" and not made.architecture.logit_cap:
             made.unembed = packed(made.unembed.weight, None, weights, "unembed", errors)
     return Prepared(made, weights, errors, sentence(weights, errors))
 
@@ -104,7 +104,7 @@ def mix(attention: Attention, q: Queries, k: Keys, v: Keys, visible: Visible | N
     mask = attention.mask(1, k.size(2), visible, q)
     # query heads that read the same keys are rows of one product
     grouped = q.unflatten(1, (k.size(1), attention.group)).squeeze(3)
-    scores = (grouped @ k.transpose(-1, -2)) * attention.scale
+    scores = attention.cap((grouped @ k.transpose(-1, -2)) * attention.scale)
     if mask is not None:
         mask = mask.expand(-1, q.size(1), -1, -1) if mask.ndim == 4 else mask.expand(q.size(1), -1, -1)[None]
         mask = mask.unflatten(1, (k.size(1), attention.group)).squeeze(3)

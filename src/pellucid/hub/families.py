@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 #: what the words of positions.kind, and of positions.scaling beside rotary, read of positions
-READ = {"rotary": ("base", "fraction", "layout", "scaling"), "sinusoidal": ("base", "layout")}
+READ = {"rotary": ("base", "fraction", "layout", "scaling", "local_base"), "sinusoidal": ("base", "layout")}
 READ_SCALED = {"none": (), "linear": ("factor",), "llama3": ("factor", "low", "high", "n_trained")}
 PARTS = {"weight": "weight", "gain": "weight", "bias": "bias"}
 
@@ -112,6 +112,9 @@ def in_the_way(a: Architecture, family: Family) -> str:
         for name in row.names:
             if row.words is not None and said[name] not in row.words.values():
                 return f"{name} = {said[name]}"
+    divided = not any("attention.d_head" in row.names for row in family.fields)
+    if divided and a.d_head * a.n_heads != a.d_model:
+        return f"attention.d_head = {a.d_head}"
     try:
         heard = _settled(architecture_of(_write(a, family), family))
     except ArchitectureError:
@@ -158,7 +161,9 @@ def _settled(a: Architecture) -> dict[str, Any]:
         values[name] = _look_up(nested, name)
     values |= {"attention.d_head": a.d_head, "attention.n_kv_heads": a.n_kv_heads, "mlp.d_ff": a.d_ff}
     windows = [a.window(layer) for layer in range(a.n_layers)]
-    values["attention.windows"] = [0 if w >= a.n_ctx else w for w in windows]
+    values["attention.windows"] = [0 if w >= a.n_ctx and not a.positions.local_base else w for w in windows]
+    if not any(windows):
+        values["positions.local_base"] = 0.0
     read = ("kind", *READ.get(a.positions.kind, ()), *(READ_SCALED[a.positions.scaling] if a.d_rotary else ()))
     values |= {name: None for name in values if name.startswith("positions.") and name[10:] not in read}
     if a.norm.kind == "rms":

@@ -23,7 +23,7 @@ BOUNDS = {"n_vocab": 1 << 24, "n_ctx": 1 << 21, "d_model": 1 << 17, "n_layers": 
 BOUNDS |= {"attention.n_heads": 1 << 12, "attention.n_kv_heads": 1 << 12, "attention.d_head": 1 << 14}
 BOUNDS |= {"mlp.d_ff": 1 << 20}
 LARGEST, LONGEST_LIST, LONGEST_TOKENIZER = 1 << 40, 1 << 14, 1 << 26
-#: numbers in a table of positions: 131,072 places of 128 coordinates
+#: numbers in a table of positions, unless the weights have more: 131,072 places of 128 coordinates
 LARGEST_TABLE = 1 << 24
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe")
 
@@ -91,6 +91,7 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
         raise FolderError(f"{path} {what}: expected config.json, or architecture.json, beside its weights")
     _check_sizes(path, architecture)
     shards = Shards(path, trust=trust)
+    _check_table(path, architecture, shards.n_numbers)
     asked = count_parameters(architecture)["total"]
     if asked > shards.n_numbers:
         raise FolderError(f"{path}: the configuration asks for {asked:,} numbers, the files hold {shards.n_numbers:,}")
@@ -188,6 +189,11 @@ def _check_sizes(path: Path, a: Architecture) -> None:
     for name, most in BOUNDS.items():
         if (value := _look_up(sizes, name)) is not None and not value <= most:
             raise FolderError(f"{path}: {name} = {value}: expected {most:,} at most")
+
+
+def _check_table(path: Path, a: Architecture, n_numbers: int) -> None:
+    """The table of positions, which no file holds, is no larger than is usual or than the weights are."""
     width = {"rotary": a.d_rotary, "sinusoidal": a.d_model}.get(a.positions.kind, 0)
-    if a.n_ctx * width > LARGEST_TABLE:
-        raise FolderError(f"{path}: positions of n_ctx = {a.n_ctx} would be a table of {a.n_ctx * width:,} numbers")
+    size = a.n_ctx * width * (2 if a.positions.local_base else 1)
+    if size > max(LARGEST_TABLE, n_numbers):
+        raise FolderError(f"{path}: positions of n_ctx = {a.n_ctx} would be a table of {size:,} numbers")

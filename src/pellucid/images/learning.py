@@ -32,7 +32,7 @@ def initialise(model: ImageClassifier, seed: int, std: float) -> None:
     """Matrices N(0, std^2), each drawn by its own generator; biases 0 and gains 1."""
     for k, (name, p) in enumerate(model.named_parameters()):
         if p.ndim < 2:
-            nn.init.constant_(p, float(name.endswith("gain")))
+            nn.init.constant_(p, float(name.endswith("gain") and model.encoder.architecture.norm.gain == "g"))
         else:
             generator = torch.Generator().manual_seed(step_seed(seed, k))
             with torch.no_grad():

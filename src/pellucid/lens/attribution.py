@@ -214,6 +214,9 @@ def why(
         raise InputError("part = cross: this architecture reads no encoder with blocks; leave part out")
     if part not in ("attn", "cross"):
         raise InputError(f"part = {part!r}: say attn or cross")
+    if t.architecture.attention.score_cap:
+        cap = t.architecture.attention.score_cap
+        raise InputError(f"attention.score_cap = {cap}: the scores are no sum over parts; ask for gradients instead")
     place, scope = t.position(query, row), f"blocks.{layer}.{part}"
     scores = t[f"{scope}.scores"][row, head, place]
     keys = (scores > -torch.inf).nonzero().flatten()
@@ -253,8 +256,10 @@ def _sides(t: Trace, scope: str, head: int, row: int, by: str, side: str) -> tup
     made = torch.cat([made, bias.expand_as(made[:1])])
     inner: Any = getattr(attention, f"{side}_norm")
     if hasattr(inner, "rho"):
-        whole = t[f"{scope}.{side[0]}"][row, number]
-        made = inner.gain.detach() * made / inner.rho(whole).detach()
+        rho = inner.rho(t[f"{scope}.{side[0]}"][row : row + 1]).detach()[0]
+        gain = inner.multiplier.detach().reshape(-1, attention.d_head)
+        # one for each head, or one that all heads share
+        made = gain[number % len(gain)] * made / rho[number % len(rho)]
     turn = t.passes[""].reading.turn
     if turn is not None and scope.endswith("attn"):
         made = attention.rotate.turn(made[:, None], turn)[:, 0]

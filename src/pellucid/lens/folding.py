@@ -85,6 +85,8 @@ def _check_fold(a: Architecture) -> None:
         "block = post: a norm's output is the stream itself, which more than one linear map reads": a.block == "post",
         "readout = bert: a non-linear map stands behind the final norm": a.readout == "bert",
         "norm.kind = none: there is nothing to fold": a.norm.kind == "none",
+        f"logit_cap = {a.logit_cap}: what the final norm's bias adds stands before the cap": a.logit_cap > 0
+        and (a.final_norm, a.norm.kind, a.norm.bias) == ("norm", "layer", "all"),
         "an encoder's final norm is read by every block": a.encoder is not None,
         "the norms have biases, and linear maps without one cannot take them up": a.norm.kind == "layer"
         and a.norm.bias == "all"
@@ -111,13 +113,14 @@ def _fold_norms(view: WeightsView) -> None:
 
 def _fold(view: WeightsView, norm: str, readers: list[str]) -> None:
     own = view._own
-    gain, bias = own[f"{norm}.gain"], own.get(f"{norm}.bias")
+    added = float(view.architecture.norm.gain == "1+g")
+    gain, bias = own[f"{norm}.gain"] + added, own.get(f"{norm}.bias")
     for reader in readers:
         view._change(f"{reader}.weight", lambda W: W * gain)
         if bias is not None and f"{reader}.bias" in own:
             W = own[f"{reader}.weight"]
             view._change(f"{reader}.bias", lambda b, W=W: b + W @ bias)
-    view._change(f"{norm}.gain", torch.ones_like)
+    view._change(f"{norm}.gain", lambda g: torch.full_like(g, 1 - added))
     if bias is not None:
         view._change(f"{norm}.bias", torch.zeros_like)
 

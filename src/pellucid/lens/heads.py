@@ -154,7 +154,7 @@ def _copying(t: Trace, layer: int, pattern: Tensor, v: Tensor) -> Tensor:
     network: Any = t.network
     attention = network.blocks[layer].attn
     W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))
-    gain = getattr(network.final_norm, "gain", None)
+    gain = getattr(network.final_norm, "multiplier", None)
     W_U = network.unembed.weight.detach() if gain is None else network.unembed.weight.detach() * gain.detach()
     weight = (pattern * t.inputs.real[:, None, :, None]).sum(2)  # [b, h, j]
     scores = []

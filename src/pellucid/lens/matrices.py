@@ -86,17 +86,21 @@ class Head:
         on the text, are not. Raises CircuitError for rotary positions without an offset, since the circuit is then
         one matrix for each, and for an offset where nothing depends on it.
         """
-        q, k = self.normed(exact(self.W_Q), "query_norm"), self.normed(exact(self.W_K), "key_norm")
+        q, k = self.normed(self.W_Q, "query_norm", self.index), self.normed(self.W_K, "key_norm", self.kv_index)
         return LowRank(self.turned(q, offset).T, k)
 
     @property
     def W_QK(self) -> LowRank:  # noqa: N802
         return self.qk()
 
-    def normed(self, W: Tensor, norm: str) -> Tensor:
-        """W [d, m] with the gain of the norm on q or k."""
+    def normed(self, W: Tensor, norm: str, number: int) -> Tensor:
+        """W [d, m] of head `number` with the gain of the norm on q or k, in float32 or better."""
         name = f"{self.circuits.prefix(self.layer)}{norm}.gain"
-        return self.circuits.weights[name][:, None] * W if name in self.circuits.weights else W
+        if name not in self.circuits.weights:
+            return exact(W)
+        gains = self.circuits.weights[name].unflatten(0, (-1, W.size(0)))
+        gain = gains[number % len(gains)] + (self.circuits.architecture.norm.gain == "1+g")
+        return gain[:, None] * exact(W)
 
     def turned(self, W: Tensor, offset: int | None) -> Tensor:
         """R_offset W [d, m]: (R_i q)^T (R_j k) = (R_{i-j} q)^T k depends on i and j through i - j alone."""

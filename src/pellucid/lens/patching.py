@@ -265,6 +265,6 @@ def reading_from(t: Trace, rows: int, start: int, past: Cache | None, layer: int
     if not start or past is None:
         return t.passes[""].repeated(rows), NO_CACHE
     whole = t.passes[""].repeated(rows)
-    turn = None if whole.turn is None else (whole.turn[0][start:], whole.turn[1][start:])
+    turn = None if whole.turn is None else (whole.turn[0][..., start:, :], whole.turn[1][..., start:, :])
     source_mask = None if whole.source_visible is None else whole.source_visible[:, start:]
     return Reading(turn, None, whole.source, source_mask), Past(past, layer, start)

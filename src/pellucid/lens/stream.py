@@ -50,7 +50,7 @@ def frozen_norm(t: Trace, module: nn.Module, name: str) -> Frozen:
     norm = cast(Any, module)
     bias = getattr(norm, "bias", None)
     detached = None if bias is None else bias.detach()
-    return Frozen(t[f"{name}.scale"], norm.gain.detach(), detached, isinstance(norm, LayerNorm))
+    return Frozen(t[f"{name}.scale"], norm.multiplier.detach(), detached, isinstance(norm, LayerNorm))
 
 
 @dataclass(frozen=True)
@@ -244,9 +244,11 @@ def down(t: Trace, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def unembedding(t: Trace) -> Tensor:
     """W_U [v, m]; InputError for readouts that are not linear."""
-    if t.architecture.readout == "bert":
+    a = t.architecture
+    if a.readout == "bert" or a.logit_cap:
+        word = "readout = bert" if a.readout == "bert" else f"logit_cap = {a.logit_cap}"
         raise InputError(
-            f"readout = {t.architecture.readout}: the logits are no linear function of the stream, so no part of it "
-            "has a logit of its own; ask for gradients instead"
+            f"{word}: the logits are no linear function of the stream, so no part of it has a logit of its own; ask "
+            "for gradients instead"
         )
     return t.network.unembed.weight.detach()

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from pellucid.architecture import Architecture
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.mask import Mask
-from pellucid.model.norm import RMSNorm, Unchanged
+from pellucid.model.norm import make_qk_norm
 from pellucid.model.positions import Rotary, Unturned
 from pellucid.model.shapes import Encoded, Keys, NewKeys, Pattern, Queries, SharedKeys, Stream, Turn, Visible
 from pellucid.model.tap import OFF, Tap
@@ -27,10 +27,8 @@ class Attention(nn.Module):
         self.key = nn.Linear(a.d_model, a.n_kv_heads * a.d_head, bias=bias_qkv)
         self.value = nn.Linear(a.d_model, a.n_kv_heads * a.d_head, bias=bias_qkv)
         self.out = nn.Linear(a.n_heads * a.d_head, a.d_model, bias=bias_out)
-        normed = a.attention.qk_norm == "rms"
-        self.query_norm = RMSNorm(a.d_head, a.norm.eps) if normed else Unchanged()
-        self.key_norm = RMSNorm(a.d_head, a.norm.eps) if normed else Unchanged()
-        self.rotate = Rotary(a) if a.positions.kind == "rotary" and not cross else Unturned()
+        self.query_norm, self.key_norm = make_qk_norm(a, a.n_heads), make_qk_norm(a, a.n_kv_heads)
+        self.rotate = Rotary(a, layer) if a.positions.kind == "rotary" and not cross else Unturned()
         self.mask = Mask(a, layer, cross)
         self.dropout = nn.Dropout(a.dropout.pattern)
         self.cross = cross
@@ -87,7 +85,7 @@ class Attention(nn.Module):
 
     def pattern(self, q: Queries, k: Keys, visible: Visible | None, tap: Tap = OFF) -> Pattern:
         """A. A row that may read nothing is zero."""
-        scores = torch.einsum("bhid,bhjd->bhij", q * self.scale, self.shared(k))
+        scores = self.cap(torch.einsum("bhid,bhjd->bhij", q * self.scale, self.shared(k)))
         mask = self.mask(q.size(2), k.size(2), visible, q)
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
@@ -96,6 +94,10 @@ class Attention(nn.Module):
         scores = tap("scores", scores)
         nothing = scores.amax(-1, keepdim=True) == -torch.inf
         return tap("pattern", scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0))
+
+    def cap(self, scores: Tensor) -> Tensor:
+        """What the scores become before the mask: themselves."""
+        return scores
 
     def shared(self, k: Keys) -> SharedKeys:
         """The keys or values that each query head reads."""
@@ -106,6 +108,25 @@ class Attention(nn.Module):
         w = self.out.weight.unflatten(1, (-1, self.d_head))
         result = tap("result", torch.einsum("bhid,mhd->bhim", z, w)).sum(1)
         return result if self.out.bias is None else result + self.out.bias
+
+
+class CappedAttention(Attention):
+    """The same with c tanh(score / c) for every score, which no fused kernel knows   (Gemma Team 2024, Gemma 2)"""
+
+    def __init__(self, a: Architecture, layer: int, cross: bool = False):
+        super().__init__(a, layer, cross)
+        self.c = a.attention.score_cap
+
+    def fused(self, q: Queries, k: Keys, v: Keys, visible: Visible | None) -> Queries:
+        return self.written_out(q, k, v, visible)
+
+    def cap(self, scores: Tensor) -> Tensor:
+        return self.c * (scores / self.c).tanh()
+
+
+def make_attention(a: Architecture, layer: int, cross: bool = False) -> Attention:
+    """The architecture's attention."""
+    return (CappedAttention if a.attention.score_cap else Attention)(a, layer, cross)
 
 
 def choose_mix(network: nn.Module, word: str) -> None:

@@ -74,16 +74,28 @@ class Embed(nn.Module):
         return self.dropout(self.norm(x, tap, "embed_norm"))
 
 
+class SoftCap(nn.Module):
+    """c tanh(x / c)   (Gemma Team 2024, Gemma 2)"""
+
+    def __init__(self, c: float):
+        super().__init__()
+        self.c = c
+
+    def forward(self, x: Logits) -> Logits:
+        return self.c * (x / self.c).tanh()
+
+
 class Unembed(nn.Module):
-    """logits = x W_U^T   (S0 (1.5))"""
+    """logits = x W_U^T, capped where the architecture says so   (S0 (1.5))"""
 
     def __init__(self, a: Architecture, embed: Embed):
         super().__init__()
         untied = a.unembed == "untied"
         self.weight = nn.Parameter(torch.empty(a.n_vocab, a.d_model)) if untied else embed.token.weight
+        self.cap = SoftCap(a.logit_cap) if a.logit_cap else Unchanged()
 
     def forward(self, x: Stream) -> Logits:
-        return F.linear(x, self.weight)
+        return self.cap(F.linear(x, self.weight))
 
 
 class AffineUnembed(Unembed):
@@ -94,7 +106,7 @@ class AffineUnembed(Unembed):
         self.bias = nn.Parameter(torch.zeros(a.n_vocab))
 
     def forward(self, x: Stream) -> Logits:
-        return F.linear(x, self.weight, self.bias)
+        return self.cap(F.linear(x, self.weight, self.bias))
 
 
 class BertReadout(Unembed):
@@ -108,7 +120,7 @@ class BertReadout(Unembed):
         self.bias = nn.Parameter(torch.zeros(a.n_vocab))
 
     def forward(self, x: Stream) -> Logits:
-        return F.linear(self.norm(self.f(self.dense(x))), self.weight, self.bias)
+        return self.cap(F.linear(self.norm(self.f(self.dense(x))), self.weight, self.bias))
 
 
 READOUT = {"linear": Unembed, "affine": AffineUnembed, "bert": BertReadout}

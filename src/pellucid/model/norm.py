@@ -10,25 +10,44 @@ from pellucid.model.tap import OFF, Tap
 INNER = ("scale", "normalized")
 
 
-class LayerNorm(nn.Module):
-    """gain * (x - mu) / sigma + bias,  sigma = sqrt(var(x) + eps)   (Ba et al. 2016; S4, normalisation)"""
+class Gained(nn.Module):
+    """What the norms share: a gain g, or 1 + g of which g is stored, and two ways to one result."""
 
-    def __init__(self, a: Architecture):
+    def __init__(self, a: Architecture, width: int):
         super().__init__()
-        self.gain = nn.Parameter(torch.ones(a.d_model))
-        self.bias = nn.Parameter(torch.zeros(a.d_model)) if a.norm.bias == "all" else None
+        self.added = {"g": 0.0, "1+g": 1.0}[a.norm.gain]
+        self.gain = nn.Parameter(torch.full((width,), 1 - self.added))
         self.eps = a.norm.eps
+
+    @property
+    def multiplier(self) -> Tensor:
+        """g or 1 + g"""
+        return self.gain + self.added if self.added else self.gain
 
     def forward(self, x: Tensor, tap: Tap = OFF, name: str = "norm") -> Tensor:
         inner = tap.at(name)
         return tap(name, inner.choose(INNER, lambda: self.fused(x), lambda tap: self.written_out(x, tap)))
 
     def fused(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.gain.shape, self.gain, self.bias, self.eps)
+        return self.written_out(x)
+
+    def written_out(self, x: Tensor, tap: Tap = OFF) -> Tensor:
+        raise NotImplementedError
+
+
+class LayerNorm(Gained):
+    """gain * (x - mu) / sigma + bias,  sigma = sqrt(var(x) + eps)   (Ba et al. 2016; S4, normalisation)"""
+
+    def __init__(self, a: Architecture, width: int):
+        super().__init__(a, width)
+        self.bias = nn.Parameter(torch.zeros(width)) if a.norm.bias == "all" else None
+
+    def fused(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.gain.shape, self.multiplier, self.bias, self.eps)
 
     def written_out(self, x: Tensor, tap: Tap = OFF) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
-        y = self.gain * tap("normalized", centred / tap("scale", self.sigma(centred)))
+        y = self.multiplier * tap("normalized", centred / tap("scale", self.sigma(centred)))
         return y if self.bias is None else y + self.bias
 
     def sigma(self, centred: Tensor) -> Tensor:
@@ -46,24 +65,15 @@ class LayerNormEpsOutside(LayerNorm):
         return centred.square().mean(-1, keepdim=True).sqrt() + self.eps
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Gained):
     """gain * x / rho,  rho = sqrt(mean(x^2) + eps)   (Zhang and Sennrich 2019)"""
-
-    def __init__(self, width: int, eps: float):
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor, tap: Tap = OFF, name: str = "norm") -> Tensor:
-        inner = tap.at(name)
-        return tap(name, inner.choose(INNER, lambda: self.fused(x), lambda tap: self.written_out(x, tap)))
 
     def fused(self, x: Tensor) -> Tensor:
         # the fused kernel wants one type: under autocast the input is bfloat16 and the gain float32
-        return F.rms_norm(x, self.gain.shape, self.gain.to(x.dtype), self.eps)
+        return F.rms_norm(x, self.gain.shape, self.multiplier.to(x.dtype), self.eps)
 
     def written_out(self, x: Tensor, tap: Tap = OFF) -> Tensor:
-        return self.gain * tap("normalized", x / tap("scale", self.rho(x)))
+        return self.multiplier * tap("normalized", x / tap("scale", self.rho(x)))
 
     def rho(self, x: Tensor) -> Tensor:
         """The divisor, [..., 1]."""
@@ -80,6 +90,24 @@ class RMSNormEpsOutside(RMSNorm):
         return x.square().mean(-1, keepdim=True).sqrt() + self.eps
 
 
+class RMSNormOfHeads(RMSNorm):
+    """The same over all heads of a position together: x is [batch, head, pos, d_head]   (OLMo et al. 2024)"""
+
+    def __init__(self, a: Architecture, n_heads: int):
+        super().__init__(a, n_heads * a.d_head)
+        self.n_heads = n_heads
+
+    @property
+    def multiplier(self) -> Tensor:
+        return super().multiplier.view(self.n_heads, 1, -1)
+
+    def fused(self, x: Tensor) -> Tensor:
+        return self.written_out(x)
+
+    def rho(self, x: Tensor) -> Tensor:
+        return (x.square().mean((1, 3), keepdim=True) + self.eps).sqrt()
+
+
 class Unchanged(nn.Module):
     """x, which is not a tensor of its own and has no name"""
 
@@ -90,7 +118,14 @@ class Unchanged(nn.Module):
 def make_norm(a: Architecture) -> nn.Module:
     """The architecture's norm over d_model."""
     if a.norm.kind == "layer":
-        return LayerNorm(a) if a.norm.eps_at == "inside" else LayerNormEpsOutside(a)
+        return (LayerNorm if a.norm.eps_at == "inside" else LayerNormEpsOutside)(a, a.d_model)
     if a.norm.kind == "rms":
-        return (RMSNorm if a.norm.eps_at == "inside" else RMSNormEpsOutside)(a.d_model, a.norm.eps)
+        return (RMSNorm if a.norm.eps_at == "inside" else RMSNormEpsOutside)(a, a.d_model)
     return Unchanged()
+
+
+def make_qk_norm(a: Architecture, n_heads: int) -> nn.Module:
+    """The norm of n_heads heads of queries or keys."""
+    if a.attention.qk_norm == "rms_all":
+        return RMSNormOfHeads(a, n_heads)
+    return RMSNorm(a, a.d_head) if a.attention.qk_norm == "rms" else Unchanged()

@@ -61,16 +61,19 @@ class Sinusoidal(Table):
 
 
 class Turns(Table):
-    """cos(i w_k) and sin(i w_k), looked up once for all the blocks."""
+    """cos(i w_k) and sin(i w_k), of all layers or of those without and those with a window; looked up once."""
 
     def __init__(self, a: Architecture):
-        w = frequencies(a.d_rotary // 2, a.positions.base)
-        angle = angles(a.n_ctx, SCALING[a.positions.scaling](a.positions, w))
+        p, n_planes = a.positions, a.d_rotary // 2
+        each = [SCALING[p.scaling](p, frequencies(n_planes, p.base))]
+        if p.local_base:
+            each.append(frequencies(n_planes, p.local_base))
+        angle = torch.stack([angles(a.n_ctx, w) for w in each])
         super().__init__(torch.stack([angle.cos(), angle.sin()]))
 
     def forward(self, positions: Places) -> Turn:
         cos, sin = self.values
-        return cos[positions], sin[positions]
+        return cos[:, positions], sin[:, positions]
 
 
 class NoTurns(nn.Module):
@@ -83,9 +86,9 @@ class NoTurns(nn.Module):
 class Rotary(nn.Module):
     """(q_i, k_j) -> (R_i q_i, R_j k_j): plane k of the first d_rotary coordinates turned by i w_k (Su et al. 2021)."""
 
-    def __init__(self, a: Architecture):
+    def __init__(self, a: Architecture, layer: int):
         super().__init__()
-        self.d_rotary = a.d_rotary
+        self.d_rotary, self.kind = a.d_rotary, int(a.positions.local_base > 0 and a.window(layer) > 0)
         # halves: coordinates (k, k + d/2) make plane k; pairs: (2k, 2k + 1)
         self.split, self.axis = {"halves": ((2, -1), -2), "pairs": ((-1, 2), -1)}[a.positions.layout]
 
@@ -94,7 +97,7 @@ class Rotary(nn.Module):
 
     def turn(self, x: Float[Tensor, "batch any_head pos d_head"], turn: Turn) -> Tensor:
         """R_i x_i for each position i."""
-        cos, sin = (t if t.ndim == 2 else t[:, None] for t in turn)
+        cos, sin = (t[self.kind] if t.ndim == 3 else t[self.kind, :, None] for t in turn)
         turned, kept = x[..., : self.d_rotary], x[..., self.d_rotary :]
         a, b = turned.unflatten(-1, self.split).unbind(self.axis)
         turned = torch.stack([a * cos - b * sin, a * sin + b * cos], self.axis).flatten(-2)

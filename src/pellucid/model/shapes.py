@@ -19,6 +19,6 @@ Keys = Float[Tensor, "batch kv_head key_pos d_head"]
 SharedKeys = Float[Tensor, "batch head key_pos d_head"]  # repeated for each query head that reads them
 NewKeys = Float[Tensor, "batch kv_head new_pos d_head"]  # of this call alone, beside a cache's
 Pattern = Float[Tensor, "batch head query_pos key_pos"]
-Turn = tuple[Float[Tensor, "... pos planes"], Float[Tensor, "... pos planes"]]  # cos and sin
+Turn = tuple[Float[Tensor, "kind ... pos planes"], Float[Tensor, "kind ... pos planes"]]  # cos and sin
 Visible = Bool[Tensor, "... query_pos key_pos"]  # True: the query may read the key
 SourceVisible = Bool[Tensor, "... query_pos source_pos"]

@@ -18,17 +18,17 @@ class WeightsError(ValueError):
 def initialise(model: Transformer, seed: int, std: float = 0.02) -> Transformer:
     """GPT-2's start (Radford et al. 2019): N(0, std^2), what writes to the stream divided by sqrt(2 n_layers).
 
-    Biases and tables of n-grams are 0 and gains 1. Each tensor is drawn by its own generator, seeded by (seed, name),
-    so that no tensor's start depends on which others exist.
+    Biases and tables of n-grams are 0 and gains 1 (g is 0 where the gain is 1 + g). Each tensor is drawn by its own
+    generator, seeded by (seed, name), so that no tensor's start depends on which others exist.
     """
     writes = ("attn.out.weight", "cross.out.weight", "mlp.down.weight")
     for name, p in model.named_parameters():
+        part = model.encoder if model.encoder and name.startswith("encoder.") else model
         if name.endswith("gain"):
-            nn.init.ones_(p)
+            nn.init.constant_(p, {"g": 1.0, "1+g": 0.0}[part.architecture.norm.gain])
         elif name.endswith("bias") or ".ngrams." in name:
             nn.init.zeros_(p)  # an n-gram never seen adds nothing
         else:
-            part = model.encoder if model.encoder and name.startswith("encoder.") else model
             depth = math.sqrt(2 * max(len(part.blocks), 1)) if name.endswith(writes) else 1.0
             drawn = torch.randn(p.shape, generator=generator_of(seed, name), dtype=torch.float64)
             with torch.no_grad():

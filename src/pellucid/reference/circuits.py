@@ -6,7 +6,7 @@ import numpy as np
 
 from pellucid.architecture import Architecture
 from pellucid.reference.attention import Head
-from pellucid.reference.layers import normalise
+from pellucid.reference.layers import gain, normalise
 from pellucid.reference.tap import OFF, Tap
 from pellucid.reference.tape import Array, real
 from pellucid.reference.transformer import forward, readout
@@ -41,6 +41,8 @@ def fold_norms(a: Architecture, weights: Weights) -> tuple[Architecture, dict[st
     biased = a.norm.kind == "layer" and a.norm.bias == "all"
     if biased and not (a.attention.bias in ("qkv", "all") and a.mlp.bias == "all"):
         raise ValueError("the norms have biases, and linear maps without a bias cannot take them up")
+    if biased and a.final_norm == "norm" and a.logit_cap:
+        raise ValueError("the final norm's bias cannot be added to logits that are capped")
     folded = {name: real(w).copy() for name, w in weights.items()}
     folded["unembed.weight"] = folded.get("unembed.weight", folded["embed.token.weight"]).copy()
     first = ["mlp.gate", "mlp.up.0"] if a.mlp.form == "gated" else ["mlp.up.0" if a.mlp.n_hidden else "mlp.down"]
@@ -49,28 +51,28 @@ def fold_norms(a: Architecture, weights: Weights) -> tuple[Architecture, dict[st
         if a.block == "shared":
             readers["norm_1"] += first
         for norm in readers.keys() & {*a.block_norms}:
-            _fold(folded, f"blocks.{l}.{norm}", [f"blocks.{l}.{reader}" for reader in readers[norm]])
+            _fold(a, folded, f"blocks.{l}.{norm}", [f"blocks.{l}.{reader}" for reader in readers[norm]])
     b_U = np.zeros(a.n_vocab)
     if a.final_norm == "norm":
         bias = folded.get("final_norm.bias", np.zeros(a.d_model))
         b_U = folded["unembed.weight"] @ bias
         folded["final_norm.bias"] = np.zeros(a.d_model)
-        _fold(folded, "final_norm", ["unembed"])
+        _fold(a, folded, "final_norm", ["unembed"])
         if not biased:
             del folded["final_norm.bias"]
     return a.with_fields({"unembed": "untied"}), folded, b_U
 
 
-def _fold(weights: dict[str, np.ndarray], norm: str, readers: list[str]) -> None:
+def _fold(a: Architecture, weights: dict[str, np.ndarray], norm: str, readers: list[str]) -> None:
     """Move a norm's gain and bias into the linear maps that read it."""
-    gain, bias = weights[f"{norm}.gain"], weights.get(f"{norm}.bias")
+    g, bias = gain(a, weights, norm), weights.get(f"{norm}.bias")
     for reader in readers:
         b = weights.get(f"{reader}.bias", 0.0)
-        W, b = fold_layer_norm(gain, np.zeros_like(gain) if bias is None else bias, weights[f"{reader}.weight"], b)
+        W, b = fold_layer_norm(g, np.zeros_like(g) if bias is None else bias, weights[f"{reader}.weight"], b)
         weights[f"{reader}.weight"] = W
         if f"{reader}.bias" in weights:
             weights[f"{reader}.bias"] = b
-    weights[f"{norm}.gain"] = np.ones_like(gain)
+    weights[f"{norm}.gain"] = np.zeros_like(g) if a.norm.gain == "1+g" else np.ones_like(g)
     if bias is not None:
         weights[f"{norm}.bias"] = np.zeros_like(bias)
 
@@ -88,9 +90,10 @@ def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarr
 
     S4 figure (Ferrando et al. 2024); S1 footnote 3 (the residual stream). Parts: embed, pos_embed, seg_embed,
     ngram_embed, blocks.l.attn.head.h, blocks.l.attn.out.bias, blocks.l.mlp_out, a norm's bias, unembed.bias; their sum
-    is the logits. Raises ValueError where the stream is not a sum of parts: post blocks, embed_norm, the bert readout.
+    is the logits. Raises ValueError where the stream is not a sum of parts: post blocks, embed_norm, the bert readout,
+    capped logits.
     """
-    if a.block == "post" or a.embed_norm == "norm" or a.readout == "bert" or a.encoder is not None:
+    if a.block == "post" or a.embed_norm == "norm" or a.readout == "bert" or a.logit_cap or a.encoder is not None:
         raise ValueError(
             "the stream is a sum of parts only without norms on it: no post blocks, embed_norm = none, linear readout"
         )
@@ -127,8 +130,8 @@ def _normalised(
     """The parts of what a norm reads as parts of what it gives, at the scale it had; its bias is one more."""
     if a.norm.kind == "none":
         return dict(parts)
-    centre, gain = a.norm.kind == "layer", real(weights[f"{norm}.gain"])
-    made = {n: gain * (p - centre * p.mean(-1, keepdims=True)) / values[f"{norm}.scale"] for n, p in parts.items()}
+    centre, g = a.norm.kind == "layer", gain(a, weights, norm)
+    made = {n: g * (p - centre * p.mean(-1, keepdims=True)) / values[f"{norm}.scale"] for n, p in parts.items()}
     if f"{norm}.bias" in weights:
         made[f"{norm}.bias"] = np.broadcast_to(weights[f"{norm}.bias"], values[norm].shape)
     return made

@@ -131,6 +131,11 @@ ACTIVATION = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "relu2": relu2
 # Normalisation ------------------------------------------------------------------------------------
 
 
+def soft_cap(x: Array, c: float) -> Array:
+    """c tanh(x / c), or x for c = 0   [...] -> [...].   Gemma Team 2024 (Gemma 2), section 2 "Logit soft-capping"."""
+    return c * np.tanh(real(x) / c) if c else x
+
+
 def layer_scale(x: Array, eps: float = 1e-5, eps_at: str = "inside") -> Array:
     """sigma = sqrt(v + eps) (inside) or sqrt(v) + eps (outside), v = mean((x - mu)^2)   [..., m] -> [..., 1]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pellucid.architecture import Architecture
 from pellucid.reference.embedding import alibi, frequencies, rotate, scaled_frequencies
-from pellucid.reference.functions import ACTIVATION, layer_scale, rms_norm, rms_scale, softmax
+from pellucid.reference.functions import ACTIVATION, layer_scale, rms_norm, rms_scale, soft_cap, softmax
 from pellucid.reference.masks import bidirectional_mask, causal_mask, window_mask
 from pellucid.reference.tap import Off
 from pellucid.reference.tape import Array, real
@@ -40,8 +40,14 @@ def normalise(a: Architecture, w: Weights, name: str, x: Array, tap: Off) -> Arr
     inner = tap.at(called)
     scale = inner("scale", (layer_scale if a.norm.kind == "layer" else rms_scale)(x, a.norm.eps, a.norm.eps_at))
     centred = x - np.mean(x, axis=-1, keepdims=True) if a.norm.kind == "layer" else x
-    y = w[f"{name}.gain"] * inner("normalized", centred / scale)
+    y = gain(a, w, name) * inner("normalized", centred / scale)
     return tap(called, y + w[f"{name}.bias"] if f"{name}.bias" in w else y)
+
+
+def gain(a: Architecture, w: Weights, name: str) -> Array:
+    """g, or 1 + g, of the norm called `name`   [..].   S4 "Normalization and Dropout"; Gemma Team 2024 (1 + g)."""
+    g = real(w[f"{name}.gain"])
+    return 1.0 + g if a.norm.gain == "1+g" else g
 
 
 def linear(w: Weights, name: str, x: Array) -> Array:
@@ -77,16 +83,21 @@ def self_attention(a: Architecture, layer: int, w: Weights, x: Array, reading: R
     if a.positions.kind == "rotary":
         # a batch of positions needs an axis for the heads
         places = reading.positions if reading.positions.ndim == 1 else reading.positions[:, None]
-        turn = {"d_rotary": a.d_rotary, "layout": a.positions.layout, "w": rotary_frequencies(a)}
+        turn = {"d_rotary": a.d_rotary, "layout": a.positions.layout, "w": rotary_frequencies(a, layer)}
         q, k = tap("rot_q", rotate(q, places, **turn)), tap("rot_k", rotate(k, places, **turn))
     visible = visible_keys(a, layer, q.shape[2], k.shape[2], reading.mask)
     distance = alibi(a.n_heads, q.shape[2], k.shape[2]) if a.positions.kind == "alibi" else 0.0
     return _mix(a, w, q, k, v, visible, distance, tap)
 
 
-def rotary_frequencies(a: Architecture) -> np.ndarray:
-    """w_k of the rotary planes, scaled where the architecture says so   [d_rotary / 2].   Su et al. 2021."""
+def rotary_frequencies(a: Architecture, layer: int) -> np.ndarray:
+    """w_k of a layer's rotary planes, scaled where the architecture says so   [d_rotary / 2]
+
+    Su et al. 2021; another base, unscaled, in layers with a window: Gemma Team 2025 (Gemma 3), section 2.
+    """
     p = a.positions
+    if p.local_base and a.window(layer):
+        return frequencies(a.d_rotary // 2, p.local_base)
     w = frequencies(a.d_rotary // 2, p.base)
     return scaled_frequencies(w, p.scaling, p.factor, p.low, p.high, p.n_trained)
 
@@ -129,15 +140,24 @@ def _queries_keys_values(a: Architecture, w: Weights, x: Array, y: Array, tap: O
         return tap(name[0], np.swapaxes(np.reshape(z, (*z.shape[:2], -1, a.d_head)), 1, 2))
 
     q, k, v = heads("query", x), heads("key", y), heads("value", y)
-    if a.attention.qk_norm == "rms":
-        q, k = rms_norm(q, w["query_norm.gain"], a.norm.eps), rms_norm(k, w["key_norm.gain"], a.norm.eps)
+    if a.attention.qk_norm != "none":
+        q, k = _normalised_heads(a, q, gain(a, w, "query_norm")), _normalised_heads(a, k, gain(a, w, "key_norm"))
     return q, k, v
+
+
+def _normalised_heads(a: Architecture, q: Array, g: Array) -> Array:
+    """Queries or keys [b, h, i, d] by the root mean square of each head (rms), or of all heads at once (rms_all)."""
+    if a.attention.qk_norm == "rms":
+        return rms_norm(q, g, a.norm.eps)
+    b, h, n, d = q.shape
+    whole = np.reshape(np.swapaxes(q, 1, 2), (b, n, h * d))
+    return np.swapaxes(np.reshape(rms_norm(whole, g, a.norm.eps), (b, n, h, d)), 1, 2)
 
 
 def _mix(a: Architecture, w: Weights, q: Array, k: Array, v: Array, visible: np.ndarray, distance, tap: Off) -> Array:
     """sum_h (sum_j softmax_j(scale q_i . k_j + distance) v_j) W_O^h^T + b_O."""
     shared = np.arange(a.n_heads) * a.n_kv_heads // a.n_heads
-    scores = a.score_scale * np.einsum("bhid,bhjd->bhij", q, k[:, shared]) + distance
+    scores = soft_cap(a.score_scale * np.einsum("bhid,bhjd->bhij", q, k[:, shared]), a.attention.score_cap) + distance
     pattern = tap("pattern", softmax(tap("scores", np.where(visible, scores, -np.inf))))
     z = tap("z", np.einsum("bhij,bhjd->bhid", pattern, v[:, shared]))
     W_O = np.reshape(real(w["out.weight"]), (a.d_model, a.n_heads, a.d_head))

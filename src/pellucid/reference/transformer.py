@@ -8,7 +8,7 @@ import numpy as np
 
 from pellucid.architecture import Architecture
 from pellucid.reference.embedding import check_tokens, ngram_embed, sinusoid_at
-from pellucid.reference.functions import ACTIVATION, log_softmax, softmax
+from pellucid.reference.functions import ACTIVATION, log_softmax, soft_cap, softmax
 from pellucid.reference.layers import Reading, cross_attention, linear, mlp, normalise, self_attention
 from pellucid.reference.tap import OFF, Off, Tap
 from pellucid.reference.tape import Array, real
@@ -152,14 +152,15 @@ def embed(
 
 
 def readout(a: Architecture, w: Weights, x: Array) -> Array:
-    """x W_U^T (linear), x W_U^T + b_U (affine), norm(f(x W^T + b)) W_U^T + b_U (bert)   [b, n, m] -> [b, n, v]
+    """x W_U^T (linear), x W_U^T + b_U (affine), norm(f(x W^T + b)) W_U^T + b_U (bert), capped   [b, n, m] -> [b, n, v]
 
     S0 (1.5), S3 slide 6, S4 "Next Token Prediction"; tied: W_U is W_E, erratum E-32.
     """
     W_U = real(w["embed.token.weight" if a.unembed == "tied" else "unembed.weight"])
     if a.readout == "bert":
         x = normalise(a, w, "unembed.norm", ACTIVATION[a.mlp.activation](linear(w, "unembed.dense", x)), OFF)
-    return x @ W_U.T if a.readout == "linear" else x @ W_U.T + w["unembed.bias"]
+    logits = x @ W_U.T if a.readout == "linear" else x @ W_U.T + w["unembed.bias"]
+    return soft_cap(logits, a.logit_cap)
 
 
 # Blocks -------------------------------------------------------------------------------------------

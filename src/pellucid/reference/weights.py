@@ -80,6 +80,8 @@ def _attention_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
     shapes |= _linear_shapes(f"{at}.out", a.d_model, n_q, bias in ("out", "all"))
     if a.attention.qk_norm == "rms":
         shapes |= {f"{at}.query_norm.gain": (a.d_head,), f"{at}.key_norm.gain": (a.d_head,)}
+    if a.attention.qk_norm == "rms_all":
+        shapes |= {f"{at}.query_norm.gain": (n_q,), f"{at}.key_norm.gain": (n_kv,)}
     return shapes
 
 

@@ -1,8 +1,9 @@
 """The tables of the families, in the order in which a model of ours is offered to them."""
 
 from pellucid.hub.tables.bert import BERT, DISTILBERT, ROBERTA
+from pellucid.hub.tables.gemma import GEMMA, GEMMA2, GEMMA3
 from pellucid.hub.tables.gpt import GPT1, GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX
-from pellucid.hub.tables.llama import LLAMA, MISTRAL, QWEN2, QWEN3, STABLELM
+from pellucid.hub.tables.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3, STABLELM
 from pellucid.hub.tables.others import BLOOM, MPT, OPT
 from pellucid.hub.tables.parallel import FALCON, GPTJ, PHI
 from pellucid.hub.tables.rows import Derived, Family, Field, Row
@@ -31,5 +32,9 @@ FAMILIES = {
         GPTJ,
         PHI,
         FALCON,
+        OLMO2,
+        GEMMA,
+        GEMMA2,
+        GEMMA3,
     )
 }

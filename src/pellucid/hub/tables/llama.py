@@ -177,3 +177,22 @@ STABLELM = Family(
     ignored=IGNORED,
     limits={"positions.fraction": lambda a: int(a.d_head * a.positions.fraction) % 2 == 0},
 )
+
+#: each norm behind its sublayer
+INNER = {"post_attention_layernorm": "norm_1_out", "post_feedforward_layernorm": "norm_2_out"}
+OLMO2 = Family(
+    name="olmo2",
+    model_class="Olmo2ForCausalLM",
+    prefix="model.",
+    fields=(
+        *(f for f in with_defaults(SIZES, vocab_size=50_304, rms_norm_eps=1e-5) if f.theirs != "head_dim"),
+        Field("attention_bias", "attention.bias", False, ALL_OR_NONE),
+    ),
+    derived=(SCALING,),
+    words=WORDS | {"mlp.bias": "none", "attention.qk_norm": "rms_all", "block": "inner"},
+    rows=(
+        *(row for row in ROWS if "layernorm" not in row.theirs),
+        *(Row(f"model.layers.{{i}}.{theirs}", f"blocks.{{i}}.{ours}") for theirs, ours in INNER.items()),
+    ),
+    ignored=IGNORED,
+)

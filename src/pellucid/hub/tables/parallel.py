@@ -116,16 +116,16 @@ def falcon_block(config: Mapping[str, Any]) -> dict[str, Any]:
             f"num_ln_in_parallel_attn = {n_norms}, parallel_attn = {parallel}, new_decoder_architecture = {new} in "
             "config.json: expected parallel attention with 1 or 2 norms where the architecture is new, else 1"
         )
-    one_head = not new and config.get("multi_query") is not False
+    old = n_heads if config.get("multi_query") is False else 1
     return {
         "block": "parallel" if n_norms == 2 else "shared" if parallel else "pre",
-        "attention.n_kv_heads": 1 if one_head else config.get("num_kv_heads") or n_heads,
+        "attention.n_kv_heads": (config.get("num_kv_heads") or n_heads) if new else old,
     }
 
 
 def falcon_entries(a: Architecture) -> dict[str, Any]:
     """The same written, as the older kind where that can say it."""
-    new = a.block == "parallel" or a.n_kv_heads not in (1, a.n_heads)
+    new = a.block == "parallel" or (a.block == "shared" and a.n_kv_heads not in (1, a.n_heads))
     return {
         "new_decoder_architecture": new,
         "multi_query": a.n_kv_heads == 1,

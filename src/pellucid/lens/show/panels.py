@@ -123,6 +123,10 @@ def attribute_everywhere(t: Trace, row: int) -> tuple[list[str], Tensor, Tensor]
     if final.bias is not None:
         labels.append("final_norm.bias")
         values.append(w[:n] @ final.bias)
+    if t.architecture.readout == "affine":
+        b_U = t.network.unembed.bias.detach()
+        labels.append("unembed.bias")
+        values.append((b_U[target] - b_U.mean())[:n])
     return labels, torch.stack(values), target
 
 
