@@ -132,7 +132,7 @@ ACTIVATION = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "relu2": relu2
 
 
 def soft_cap(x: Array, c: float) -> Array:
-    """c tanh(x / c), or x for c = 0   [...] -> [...].   Gemma Team 2024 (Gemma 2), section 2 "Logit soft-capping"."""
+    """c tanh(x / c), or x for c = 0   [...] -> [...].   Gemma Team et al. 2024 (Gemma 2), section 2."""
     return c * np.tanh(real(x) / c) if c else x
 
 

@@ -45,7 +45,7 @@ def normalise(a: Architecture, w: Weights, name: str, x: Array, tap: Off) -> Arr
 
 
 def gain(a: Architecture, w: Weights, name: str) -> Array:
-    """g, or 1 + g, of the norm called `name`   [..].   S4 "Normalization and Dropout"; Gemma Team 2024 (1 + g)."""
+    """g, or 1 + g, of the norm called `name`   [..].   S4 "Normalization and Dropout"; Gemma Team et al. 2024."""
     g = real(w[f"{name}.gain"])
     return 1.0 + g if a.norm.gain == "1+g" else g
 
@@ -93,7 +93,7 @@ def self_attention(a: Architecture, layer: int, w: Weights, x: Array, reading: R
 def rotary_frequencies(a: Architecture, layer: int) -> np.ndarray:
     """w_k of a layer's rotary planes, scaled where the architecture says so   [d_rotary / 2]
 
-    Su et al. 2021; another base, unscaled, in layers with a window: Gemma Team 2025 (Gemma 3), section 2.
+    Su et al. 2021; another base, unscaled, in layers with a window: Gemma Team et al. 2025 (Gemma 3), section 2.
     """
     p = a.positions
     if p.local_base and a.window(layer):
