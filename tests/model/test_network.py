@@ -374,3 +374,19 @@ def test_n_grams_are_those_of_the_tokens_before():
         assert torch.equal(recorder.values["ngram_embed"][0, i], expected)
     with pytest.raises(ArchitectureError, match="ngrams = \\(3, 2\\): expected lengths from 2 on, in ascending order"):
         A.with_fields({"ngrams": "3,2"})
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_a_norm_of_nothing_has_a_gradient(kind):
+    """A gated relu may add exactly 0, which a norm behind the sublayer reads."""
+    words = {
+        "norm.kind": kind,
+        "norm.eps_at": "outside",
+        "block": "inner",
+        "mlp.activation": "relu",
+        "mlp.bias": "none",
+    }
+    network = make_network(A.with_fields(words))
+    torch.nn.init.zeros_(network.blocks[0].mlp.up[0].weight)
+    network(draw_tokens(network.architecture, 2, 4)).square().sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in network.parameters())

@@ -62,7 +62,8 @@ class LayerNormEpsOutside(LayerNorm):
         return self.written_out(x)
 
     def sigma(self, centred: Tensor) -> Tensor:
-        return centred.square().mean(-1, keepdim=True).sqrt() + self.eps
+        # a root of squares has no gradient at 0, which a sublayer may add; a length has
+        return torch.linalg.vector_norm(centred, dim=-1, keepdim=True) / centred.size(-1) ** 0.5 + self.eps
 
 
 class RMSNorm(Gained):
@@ -87,7 +88,7 @@ class RMSNormEpsOutside(RMSNorm):
         return self.written_out(x)
 
     def rho(self, x: Tensor) -> Tensor:
-        return x.square().mean(-1, keepdim=True).sqrt() + self.eps
+        return torch.linalg.vector_norm(x, dim=-1, keepdim=True) / x.size(-1) ** 0.5 + self.eps
 
 
 class RMSNormOfHeads(RMSNorm):
