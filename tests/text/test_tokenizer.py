@@ -324,7 +324,7 @@ HARMFUL = {
     "an id far outside": (lambda c: c["added_tokens"][0].update(id=2**31), "none with id"),
     "an id given twice": (lambda c: c["model"]["vocab"].update(zzz=5), "gives id 5 to both"),
     "no separator": (lambda c: c["added_tokens"][0].update(content="<|pad|>"), "no separator"),
-    "another model": (lambda c: c["model"].update(type="Unigram"), "Unigram"),
+    "another model": (lambda c: c["model"].update(type="Oracle"), "Oracle"),
     "a byte left out": (lambda c: c["model"]["vocab"].pop("A"), "lacks 1 of the 256 bytes"),
     "merges dropped at random": (lambda c: c["model"].update(dropout=0.1), "at random"),
     "a merge of nothing": (lambda c: c["model"]["merges"].__setitem__(0, ["", ""]), "engine failed"),

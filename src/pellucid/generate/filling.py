@@ -28,10 +28,10 @@ def fill(network: Transformer, tokenizer: Tokenizer, text: str, *, top: int = 5)
     context, and a `top` that is not positive.
     """
     a = network.architecture
-    if MASK not in tokenizer.special or a.attention.mask != "bidirectional":
+    if tokenizer.mask is None or a.attention.mask != "bidirectional":
         raise GenerationError(
             f"this model fills no blanks: it has attention.mask = {a.attention.mask} and "
-            f"{'a' if MASK in tokenizer.special else 'no'} {MASK} token; train one with --objective masked"
+            f"{'no' if tokenizer.mask is None else 'a'} {MASK} token; train one with --objective masked"
         )
     if BLANK not in text:
         raise GenerationError(f"there is no blank in {text!r}: write {BLANK} where a token is to be found")
@@ -39,13 +39,13 @@ def fill(network: Transformer, tokenizer: Tokenizer, text: str, *, top: int = 5)
         raise GenerationError(f"top = {top}: expected 1 or more")
     ids: list[int] = []
     for i, part in enumerate(text.split(BLANK)):
-        ids += ([tokenizer.special[MASK]] if i else []) + tokenizer.encode(part)
+        ids += ([tokenizer.mask] if i else []) + tokenizer.encode(part)
     if len(ids) > a.n_ctx:
         raise GenerationError(f"the text has {len(ids)} tokens, more than the context of {a.n_ctx}: make it shorter")
     tokens = torch.tensor([ids], device=network.embed.token.weight.device)
     special = sorted(set(tokenizer.special.values()))  # a blank hides text, not these
     with reading(network):
-        logits = network(tokens)[0, tokens[0] == tokenizer.special[MASK]].double()
+        logits = network(tokens)[0, tokens[0] == tokenizer.mask].double()
         logits = logits.index_fill(1, torch.tensor(special, device=tokens.device), -torch.inf)
         likeliest = logits.softmax(-1).topk(min(top, a.n_vocab - len(special)))
     return [

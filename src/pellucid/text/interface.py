@@ -22,6 +22,10 @@ import numpy as np
 SEPARATOR = "<|endoftext|>"
 
 
+#: what stands for a hidden token, ours first, in other projects' vocabularies
+MASKS = ("<|mask|>", "[MASK]", "<mask>")
+
+
 class TokenizerError(ValueError):
     """Text that cannot be encoded, ids that cannot be decoded, or a tokenizer file that cannot be used."""
 
@@ -43,6 +47,8 @@ class Tokenizer(abc.ABC):
     special: dict[str, int]
     separator: int
     unknown: int | None = None
+    #: whether every text without unknown characters comes back as it was
+    lossless: bool = True
     notes: tuple[str, ...] = ()
 
     @abc.abstractmethod
@@ -60,6 +66,11 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def _table(self) -> Sequence[bytes]:
         """The bytes of every id; b"" for special ones."""
+
+    @property
+    def mask(self) -> int | None:
+        """The id that stands where a token is hidden, None where no special token is made for it."""
+        return next((self.special[name] for name in MASKS if name in self.special), None)
 
     @cached_property
     def hash(self) -> str:

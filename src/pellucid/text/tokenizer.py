@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pellucid.text.bpe import BPETokenizer, cut_at_borders, read_merges
+from pellucid.text.external import read_external
 from pellucid.text.interface import SEPARATOR, Stream, Tokenizer, TokenizerError
 from pellucid.text.symbols import ByteTokenizer, CharTokenizer, read_symbols
 from pellucid.text.words import WordTokenizer, read_words
@@ -93,9 +94,10 @@ def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
     content = _read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise TokenizerError(f"{path}: this JSON is not a tokenizer.json, it has no model")
-    text = path.read_text(encoding="utf-8")
+    text = path.read_bytes().decode("utf-8")
     try:
-        return read_symbols(text) or read_words(text) or BPETokenizer(text, trust=trust)
+        own = read_symbols(text) or read_words(text) or read_external(text, trust=trust)
+        return own or BPETokenizer(text, trust=trust)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from None
     except (LookupError, TypeError, AttributeError, ValueError) as error:

@@ -12,7 +12,7 @@ from pellucid.text.pair_tokens import PairTokens
 from pellucid.text.tokenizer import load_tokenizer
 from pellucid.text.tokens import Tokens
 from pellucid.training.objectives import Pass, after_prefix, hide
-from pellucid.training.recipe import Recipe
+from pellucid.training.recipe import Recipe, RecipeError
 from pellucid.training.source_target import SourceTargetData
 
 #: the special token that hides another
@@ -83,7 +83,10 @@ class MaskedData(TokenData):
 
     def __init__(self, tokens: Tokens, recipe: Recipe, device: torch.device):
         super().__init__(tokens, recipe, device)
-        self.mask_id = load_tokenizer(tokens.folder).special[MASK]
+        mask = load_tokenizer(tokens.folder).mask
+        if mask is None:
+            raise RecipeError(f"train.objective = masked hides tokens, and the tokenizer has no {MASK} to put there")
+        self.mask_id = mask
         self.n_hidden = max(1, round(recipe.train.mask_share * self.n_ctx))
 
     def at(self, step: int, micro: int, of: int) -> Pass:

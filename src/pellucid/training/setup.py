@@ -55,7 +55,7 @@ def make_tokenizer(recipe: Recipe, split: Split | PairSplit) -> Tokenizer:
         )
     how = {"pattern": recipe.text.pattern, "share": recipe.text.sample}
     made = train_tokenizer(asked, split.texts("train"), n_vocab, **how) if own else load_tokenizer(asked)
-    hides = recipe.train.objective == "masked" and MASK not in made.special
+    hides = recipe.train.objective == "masked" and made.mask is None
     return made.with_special(MASK) if hides else made
 
 

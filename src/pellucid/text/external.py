@@ -1,0 +1,166 @@
+"""Tokenizers of other projects that are neither byte-level nor of characters, kept as they are, run by their engine.
+
+SentencePiece's BPE with bytes to fall back on (Llama 2, Gemma), WordPiece (BERT), Unigram (T5), and words. Their ids
+are the engine's, and so is the text that `decode` gives. Three things differ from our own: text may be changed before
+it is cut (lower case, one space for two), so that it does not come back; a token's bytes are those that it has within
+a text, with the space before it; and the file is never changed, it is written out byte for byte.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Engine
+
+from pellucid.text.bpe import KNOWN_PATTERNS, _guarded, _steps
+from pellucid.text.interface import Tokenizer, TokenizerError, check_special, check_text
+
+MODELS = {"BPE": "sentencepiece", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
+#: what ends a text there, the first of them that is declared
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<end_of_turn>", "[SEP]", "<sep>")
+#: steps that run in linear time and lengthen no text; and what may be replaced by what
+CHANGES = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled", "Strip", "Nmt")
+CUTS = ("Metaspace", "BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Punctuation", "Digits", "ByteLevel")
+JOINS = ("Metaspace", "WordPiece", "BPEDecoder", "ByteFallback", "Fuse", "Strip", "ByteLevel", "CTC")
+SPACES = ("  ", " {2,}", "\\s+", r"\s+")
+#: ids, and characters of what a step may put in
+MOST_IDS, LONGEST_INSERT = 1 << 22, 4
+SPACE = "\u2581"
+
+
+class ExternalTokenizer(Tokenizer):
+    """A Hugging Face tokenizer.json, given as its text, whatever its model. `kind` names the model.
+
+    Raises TokenizerError for steps and patterns that are not known to be safe, unless `trust`, for one without a
+    separator, and for ids out of bounds.
+    """
+
+    lossless = False
+
+    def __init__(self, text: str, *, trust: bool = False):
+        self._json, content = text, json.loads(text)
+        if not trust:
+            check_steps(content)
+        model = content["model"]
+        self.kind, self._model = MODELS[model["type"]], model
+        self._engine = _guarded(Engine.from_str, text)
+        self._engine.no_truncation()
+        self._engine.no_padding()
+        self._engine.encode_special_tokens = True
+        added = content.get("added_tokens") or []
+        self._names = _names(model, added)
+        self.n_vocab = len(self._names)
+        self.special = {token["content"]: token["id"] for token in added if token["special"]}
+        ends = [name for name in ENDS if name in self.special]
+        if not ends:
+            raise TokenizerError(f"this tokenizer declares no end of a text: expected one of {', '.join(ENDS)}")
+        self.separator = self.special[ends[0]]
+        named = model.get("unk_token")
+        unknown = model.get("unk_id") if named is None else self._names.index(named) if named in self._names else None
+        self.unknown = None if model.get("byte_fallback") else unknown
+        if unknown is None and not model.get("byte_fallback"):
+            raise TokenizerError("this tokenizer has neither bytes nor an unknown token for characters that it lacks")
+
+    def to_json(self) -> str:
+        return self._json
+
+    def with_special(self, *names: str) -> "ExternalTokenizer":
+        check_special(self, names)
+        engine = Engine.from_str(self._json)
+        engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+        return ExternalTokenizer(engine.to_str(pretty=True), trust=True)
+
+    def _encode(self, text: str) -> list[int]:
+        return _guarded(self._engine.encode, text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
+        texts = list(texts)
+        for text in texts:
+            check_text(text)
+        encoded = _guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
+        return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
+
+    def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
+        """The text is joined first: there are no borders at which any of these may be cut."""
+        yield self.encode_batch(["".join(pieces)])[0]
+
+    def decode(self, ids: Iterable[int], *, errors: str = "replace") -> str:
+        """The text that the engine makes of `ids`, which may leave out a first space; special ids add nothing."""
+        kept = [int(i) for i in ids if int(i) not in self._special_ids]
+        if wrong := next((i for i in kept if not 0 <= i < self.n_vocab), None):
+            raise TokenizerError(f"token {wrong} is outside this vocabulary: ids run from 0 to {self.n_vocab - 1}")
+        return _guarded(self._engine.decode, kept, skip_special_tokens=False)
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return self.decode(ids).encode()
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self.special.values())
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        return [b"" if i in self._special_ids else self._bytes_of(name) for i, name in enumerate(self._names)]
+
+    def _bytes_of(self, name: str) -> bytes:
+        """What a token adds within a text."""
+        if self._model.get("byte_fallback") and (byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name)):
+            return bytes([int(byte[1], 16)])
+        if self.kind == "wordpiece":
+            prefix = self._model.get("continuing_subword_prefix") or "##"
+            return (name.removeprefix(prefix) if name.startswith(prefix) else f" {name}").encode()
+        return name.replace(SPACE, " ").encode()
+
+    def _table(self) -> Sequence[bytes]:
+        return self._bytes
+
+
+def read_external(text: str, *, trust: bool = False) -> Tokenizer | None:
+    """The tokenizer of this tokenizer.json, None where it is byte-level BPE, which is ours."""
+    content = json.loads(text)
+    model = content.get("model") or {}
+    if model.get("type") not in MODELS:
+        return None
+    cuts = {step.get("type") for step in _steps(content.get("pre_tokenizer"), "pretokenizers")}
+    if (
+        model["type"] == "BPE"
+        and not model.get("byte_fallback")
+        and ("ByteLevel" in cuts or not model.get("unk_token"))
+    ):
+        return None
+    if model.get("dropout"):
+        return None  # refused with the reason where byte-level BPE is read
+    return ExternalTokenizer(text, trust=trust)
+
+
+def check_steps(content: dict[str, Any]) -> None:
+    """Refuse steps that are not known, and what they could do harm with: patterns, and long insertions."""
+    parts = (("normalizer", "normalizers", CHANGES), ("pre_tokenizer", "pretokenizers", CUTS))
+    for part, inner, known in (*parts, ("decoder", "decoders", JOINS)):
+        for step in _steps(content.get(part), inner):
+            kind, pattern = step.get("type"), step.get("pattern") or {}
+            inserted = str(step.get("content") or step.get("prepend") or "")
+            expression = pattern.get("Regex") if isinstance(pattern, dict) else pattern
+            harmless = expression is None or expression in (*KNOWN_PATTERNS, *SPACES)
+            if kind not in (*known, "Replace", "Prepend", "Split") or not harmless or len(inserted) > LONGEST_INSERT:
+                said = str(expression or inserted)[:60]
+                raise TokenizerError(
+                    f"tokenizer.json has the {part} {kind!r} with {said!r}, which is not known to be safe: pass "
+                    "trust=True if you trust where the file comes from"
+                )
+
+
+def _names(model: dict[str, Any], added: list[dict[str, Any]]) -> list[str]:
+    """Names by id; ids that no token has are called ""."""
+    vocabulary = model["vocab"]
+    entries = {i: name for name, i in vocabulary.items()} if isinstance(vocabulary, dict) else {}
+    entries = entries or {i: entry[0] for i, entry in enumerate(vocabulary)}
+    entries |= {token["id"]: token["content"] for token in added}
+    n = max(entries, default=-1) + 1
+    if n > MOST_IDS or min(entries, default=0) < 0:
+        raise TokenizerError(f"tokenizer.json has ids from {min(entries)} to {n - 1}: expected 0 to {MOST_IDS - 1}")
+    return [entries.get(i, "") for i in range(n)]
