@@ -22,6 +22,7 @@ from pellucid.hub.families import FAMILIES, config_of, each_to_ours, each_to_the
 from pellucid.hub.files import FolderError
 from pellucid.hub.gguf_file import read_gguf, write_gguf
 from pellucid.hub.gguf_file import to_ours as gguf_to_ours
+from pellucid.hub.lazily import Ours
 from pellucid.hub.read import Folder, fill, find_folder, open_folder
 from pellucid.hub.standalone import write_loader
 from pellucid.hub.tables import Family
@@ -65,8 +66,10 @@ class Model:
         return self.folder.family if self.folder else None
 
     def state(self) -> Mapping[str, Tensor]:
-        """The parameters by name. In our layout they are read when looked up, from theirs they are made at once."""
-        return self.folder.shards if self.folder and self.family is None else dict(self.ours())
+        """The parameters by name, of a folder each read when it is looked up."""
+        if self.folder is None:
+            return dict(self.ours())
+        return Ours(self.folder.shards, self.folder.config, self.family) if self.family else self.folder.shards
 
     def network(self, dtype: torch.dtype) -> Transformer:
         """The network in memory, in eval mode."""
@@ -75,12 +78,12 @@ class Model:
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written: the folder, the layout, the bytes of its tensors, and how far the two models are apart."""
+    """What was written: where, the layout, the bytes of its tensors, and how far the models are apart if compared."""
 
     folder: Path
     layout: Layout
     n_bytes: int
-    parity: Parity
+    parity: Parity | None
 
 
 def convert(
@@ -94,6 +97,7 @@ def convert(
     licence: str | None = None,
     shard: int = SHARD,
     weights: Kept | None = None,
+    compare: bool = True,
 ) -> Converted:
     """Write the model in `given` (a run, a saved model, a Hugging Face folder or name) in another layout.
 
@@ -104,6 +108,7 @@ def convert(
     licence   what the model card says
     shard     the most bytes in one file of weights
     weights   of gguf: what matrices are kept in, float32 unless given
+    compare   False leaves out the comparison, which holds the whole network, for models larger than memory
 
     The logits of what was written are compared with the source implementation's, or the definition's where that is
     not installed. Raises ParityError where they differ, ValueError for a model or a layout that is refused; then
@@ -116,12 +121,13 @@ def convert(
         raise FolderError(f"to = {to!r}: say one of {', '.join(get_args(Layout))}")
     model = read_model(given, checkpoint=checkpoint, trust=trust)
     layout = to or ("gguf" if destination.suffix == ".gguf" else "pellucid" if model.family else "huggingface")
-    goal = Goal(layout, destination.name, family, shard, weights, licence, checkpoint)
+    goal = Goal(layout, destination.name, family, shard, weights, licence, checkpoint, compare)
     goal.check()
     with aside(destination, file=layout == "gguf") as folder:
         n_bytes, parity = WRITERS[layout](model, folder, goal)
         if layout in ("pellucid", "huggingface"):
-            write_card(folder, model.architecture, layout, str(parity), licence, model.about)
+            said = str(parity or "the logits were not compared with those of another implementation")
+            write_card(folder, model.architecture, layout, said, licence, model.about)
     return Converted(destination, layout, n_bytes, parity)
 
 
@@ -136,6 +142,7 @@ class Goal:
     weights: Kept | None
     licence: str | None
     checkpoint: str
+    compare: bool
 
     def check(self) -> None:
         """Refuse what another layout would have read."""
@@ -192,24 +199,26 @@ def aside(destination: Path, file: bool = False) -> Iterator[Path]:
 # The layouts: each writes and compares ------------------------------------------------------------
 
 
-def to_pellucid(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity]:
+def to_pellucid(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
     """Our layout, beside the implementation that the model comes from."""
     n_bytes = write_pellucid(model, folder)
-    return n_bytes, check_import(model, folder).require()
+    return n_bytes, check_import(model, folder).require() if goal.compare else None
 
 
-def to_huggingface(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity]:
+def to_huggingface(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
     """A family's layout, beside the implementation that it goes to."""
     family = choose_family(model.architecture, goal.family or (model.family.name if model.family else None))
     n_bytes = write_huggingface(model, folder, family, goal.shard)
-    return n_bytes, check_export(model, folder, family).require()
+    return n_bytes, check_export(model, folder, family).require() if goal.compare else None
 
 
-def to_gguf(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity]:
+def to_gguf(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
     """One file for llama.cpp, read back by us: in float32 the same logits, else every tensor within rounding."""
     a, path = model.architecture, folder / goal.name
     about = {"name": Path(str(model.about.get("source", "model"))).name, "licence": goal.licence}
     n_bytes = write_gguf(path, model.state(), a, model.tokenizer, goal.weights or "float32", **about)
+    if not goal.compare:
+        return n_bytes, None
     _, tensors = read_gguf(path)
     read = dict(gguf_to_ours(tensors, a))
     probe = make_probe(a, model.tokenizer)
@@ -222,11 +231,13 @@ def to_gguf(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity]:
     return n_bytes, parity
 
 
-def to_adapter(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity]:
+def to_adapter(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
     """A run's adapters alone; merged by what was read back they give the run's logits."""
     if model.run is None:
         raise FolderError("to = adapter: the model is no run of adapters (pellucid train --from MODEL --lora 8)")
     n_bytes = write_adapter(model.run, folder, goal.checkpoint, goal.family)
+    if not goal.compare:
+        return n_bytes, None
     recipe = read_recipe(model.run)
     family = FAMILIES[goal.family] if goal.family else family_of_base(recipe)
     a, changes, base = model.architecture, read_adapter(folder), base_weights(recipe)
@@ -301,7 +312,7 @@ def check_rounding(read: Mapping[str, Tensor], written: Mapping[str, Tensor], ke
             raise ParityError(f"{name} is {apart:.1e} from what was to be written: rounding to {kept} is less")
 
 
-WRITERS: dict[str, Callable[[Model, Path, Goal], tuple[int, Parity]]] = {
+WRITERS: dict[str, Callable[[Model, Path, Goal], tuple[int, Parity | None]]] = {
     "pellucid": to_pellucid,
     "huggingface": to_huggingface,
     "gguf": to_gguf,

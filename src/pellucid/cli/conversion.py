@@ -16,6 +16,8 @@ def convert(
     trust: bool = False,
     licence: str | None = None,
     weights: Literal["float32", "float16", "q8_0"] | None = None,
+    compare: bool = True,
+    push: str | None = None,
 ) -> int:
     """Write a model in another layout, and compare the logits before it gets its name.
 
@@ -29,6 +31,8 @@ def convert(
         trust: read pickled tensors, and tokenizers with patterns that are not known to be safe.
         licence: what the model card says.
         weights: of gguf: what matrices are kept in, float32 unless given.
+        compare: compare the logits, which holds the whole network; --no-compare for models larger than memory.
+        push: put what was written into this repository of the hub (OWNER/NAME), private where it is new.
     """
     import pellucid
 
@@ -41,6 +45,11 @@ def convert(
         trust=trust,
         licence=licence,
         weights=weights,
+        compare=compare,
     )
-    print(f"{done.folder}: {done.layout}, {done.n_bytes:,} bytes of weights\n{done.parity}")
+    print(f"{done.folder}: {done.layout}, {done.n_bytes:,} bytes of weights\n{done.parity or 'logits not compared'}")
+    if push is not None:
+        from pellucid.hub.push import push as push_to_hub
+
+        print(f"pushed to {push_to_hub(done.folder, push)}")
     return 0

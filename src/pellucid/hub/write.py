@@ -13,7 +13,7 @@ from pellucid.architecture import Architecture
 from pellucid.hub.families import FAMILIES, FamilyError, config_of, in_the_way
 from pellucid.hub.shards import WIDTHS
 from pellucid.hub.tables import Family
-from pellucid.text.interface import Tokenizer
+from pellucid.text.interface import MASKS, Tokenizer
 
 Tensors = Callable[[], Iterator[tuple[str, Tensor]]]
 
@@ -108,31 +108,41 @@ def write_config(folder: Path, a: Architecture, family: Family, tokenizer: Token
     """config.json and generation_config.json; generation ends at the separator."""
     end = None if tokenizer is None else tokenizer.separator
     config = config_of(a, family, end) | {"dtype": dtype}
-    if end is None:
+    if tokenizer is None:
         config |= {"bos_token_id": None, "eos_token_id": None}
+    else:
+        ids = {f"{role}_id": tokenizer.special[name] for role, name in roles_of(tokenizer).items()}
+        config |= {"bos_token_id": ids["bos_token_id"]}
+        ends = {name: ids[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        write_object(folder / "generation_config.json", ends | {"do_sample": False})
     config.setdefault("pad_token_id", None)
     write_object(folder / "config.json", config)
-    if end is not None:
-        ends = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
-        write_object(folder / "generation_config.json", ends | {"do_sample": False})
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, n_ctx: int) -> None:
     """tokenizer.json, and tokenizer_config.json that has it used as it is."""
     tokenizer.save(folder)
-    names = {i: name for name, i in tokenizer.special.items()}
-    end = names[tokenizer.separator]
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": end,
-        "eos_token": end,
-        "pad_token": end,
+        **roles_of(tokenizer),
         "model_max_length": n_ctx,
         "clean_up_tokenization_spaces": False,
     }
     if tokenizer.unknown is not None:
         config["unk_token"] = tokenizer.token_str(tokenizer.unknown)
     write_object(folder / "tokenizer_config.json", config)
+
+
+#: what tokens with a use of their own are called; where there is none, the separator begins, ends and pads
+ROLES = {"bos_token": ("<s>", "<bos>", "<|begin_of_text|>"), "pad_token": ("<pad>", "[PAD]", "<|pad|>")}
+ROLES |= {"cls_token": ("[CLS]",), "sep_token": ("[SEP]",), "mask_token": MASKS}
+
+
+def roles_of(tokenizer: Tokenizer) -> dict[str, str]:
+    """The special token of each use, by name."""
+    end = next(name for name, i in tokenizer.special.items() if i == tokenizer.separator)
+    found = {role: name for role, names in ROLES.items() for name in names if name in tokenizer.special}
+    return {"bos_token": end, "eos_token": end, "pad_token": end} | found
 
 
 def dtype_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
