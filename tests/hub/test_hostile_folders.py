@@ -205,18 +205,19 @@ def test_a_hostile_folder_is_refused_in_one_line(name, sound, tmp_path):
     assert 10 < len(str(caught.value)) < 600
 
 
-def test_nothing_outside_the_folder_is_opened(sound, tmp_path):
-    """All hostile folders in one process that lists what it opens."""
+def test_nothing_outside_the_folder_is_opened_and_memory_stays(sound, tmp_path):
+    """All hostile folders in one process that lists what it opens; none of them takes 200 MB."""
     for n, make in enumerate(HOSTILE.values()):
         (tmp_path / str(n)).mkdir()
         make(copy(sound, tmp_path / str(n) / "model"))
     script = """if True:
-        import sys
+        import resource, sys
         from pathlib import Path
         from pellucid.hub.read import open_folder
         import tokenizers, torch, safetensors, pellucid.text.bpe
         root, opened = Path(sys.argv[1]).resolve(), []
         sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" else None)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for folder in sorted(root.glob("*/model")):
             try:
                 found = open_folder(folder)
@@ -226,7 +227,8 @@ def test_nothing_outside_the_folder_is_opened(sound, tmp_path):
                 pass
         paths = [Path(path).resolve() for path in opened if isinstance(path, str)]
         outside = [str(p) for p in paths if p.is_relative_to(root) and "model" not in p.relative_to(root).parts]
-        print(outside, len(paths) > 40)
+        taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        print(outside, len(paths) > 40, taken < 200_000)
     """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "[] True", done.stdout + done.stderr
+    assert done.stdout.strip() == "[] True True", done.stdout + done.stderr
