@@ -30,6 +30,8 @@ SPACES = ("  ", " {2,}", "\\s+", r"\s+")
 #: ids, and characters of what a step may put in
 MOST_IDS, LONGEST_INSERT = 1 << 22, 4
 SPACE = "\u2581"
+#: of characters that are none and of a length that no text repeats
+UNSPOKEN = "\ufdd0" * 32 + "{}"
 
 
 class ExternalTokenizer(Tokenizer):
@@ -47,7 +49,7 @@ class ExternalTokenizer(Tokenizer):
             check_steps(content)
         model = content["model"]
         self.kind, self._model = MODELS[model["type"]], model
-        self._engine = _guarded(Engine.from_str, text)
+        self._engine = _guarded(Engine.from_str, text if model["type"] == "BPE" else unreachable(content))
         self._engine.no_truncation()
         self._engine.no_padding()
         self._engine.encode_special_tokens = True
@@ -135,6 +137,27 @@ def read_external(text: str, *, trust: bool = False) -> Tokenizer | None:
     if model.get("dropout"):
         return None  # refused with the reason where byte-level BPE is read
     return ExternalTokenizer(text, trust=trust)
+
+
+def unreachable(content: dict[str, Any]) -> str:
+    """The tokenizer with its special tokens, but the unknown one, called what no text says.
+
+    Their names are entries of the vocabulary, which a text that spells one would otherwise reach. No merge makes them.
+    """
+    changed = json.loads(json.dumps(content))
+    model, added = changed["model"], changed.get("added_tokens") or []
+    special = {t["content"]: UNSPOKEN.format(t["id"]) for t in added if t["special"]}
+    special.pop(str(model.get("unk_token")), None)
+    for token in added:
+        token["content"] = special.get(token["content"], token["content"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {special.get(name, name): i for name, i in model["vocab"].items()}
+    else:
+        model["vocab"] = [
+            [name if i == model.get("unk_id") else special.get(name, name), score]
+            for i, (name, score) in enumerate(model["vocab"])
+        ]
+    return json.dumps(changed)
 
 
 def check_steps(content: dict[str, Any]) -> None:
