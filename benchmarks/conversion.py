@@ -112,10 +112,15 @@ def import_everything() -> None:
     import safetensors.torch
     import tokenizers
 
+    from pellucid.model import Transformer
+    from pellucid.presets import preset
+
     assert gguf
     assert safetensors.torch
     assert tokenizers
     torch.set_num_threads(1)
+    with torch.device("meta"):  # the shapes of parameters are asked of it: 70 MB of torch's modules
+        Transformer(preset("gpt2", 300).with_fields({"n_layers": 1, "d_model": 64, "n_heads": 1}))
     (torch.randn(64, 64) @ torch.randn(64, 64)).sum().item()
 
 
