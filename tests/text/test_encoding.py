@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pellucid.text import encoding, prepare, read_corpus, split_corpus, train_tokenizer
-from pellucid.text.encoding import Encoded, Encoders, EncodingError, Unit, pack, pack_ids, unpack, unpack_ids
+from pellucid.text.encoding import (
+    Encoded,
+    Encoders,
+    EncodingError,
+    Unit,
+    pack,
+    pack_error,
+    pack_ids,
+    unpack,
+    unpack_ids,
+)
 from pellucid.text.tokenizer import TokenizerError
 from pellucid.text.writing import PartWriter
 
@@ -155,7 +165,7 @@ def test_a_worker_that_dies_is_an_error_and_not_a_wait(split, tmp_path, monkeypa
 
 def test_a_worker_answers_in_words_what_it_cannot_encode():
     with pytest.raises(TokenizerError, match="why"):
-        unpack_ids(encoding._SIZE.pack(2**64 - 1) + b"why")
+        unpack_ids(pack_error(TokenizerError("why")))
 
 
 @given(st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"])), st.booleans())))

@@ -1,7 +1,7 @@
 """Encoding on all cores: text is cut into units, each encoded by itself, in order, by one of several processes.
 
 Where a unit ends is decided by the text and the tokenizer alone, so the ids are the same for any number
-of workers. A worker is a process of its own (`python -m pellucid.text.encoding`), fed through a pipe: it
+of workers. A worker is a process of its own (`python -m pellucid.text.worker`), fed through a pipe: it
 ends when its pipe does, and needs nothing of what the caller's process has done, threads among it.
 """
 
@@ -22,7 +22,6 @@ import numpy as np
 
 from pellucid.text.interface import Tokenizer, TokenizerError
 from pellucid.text.pieces import Piece
-from pellucid.text.tokenizer import load_tokenizer
 
 #: characters per unit; a document longer than that is cut where its tokenizer allows it
 UNIT = 1 << 20
@@ -31,7 +30,7 @@ WORTH_WORKERS, MOST_WORKERS = 1 << 23, 16
 _SIZE = struct.Struct("<Q")
 
 
-class EncodingError(RuntimeError):
+class EncodingError(ValueError):
     """A worker that ended by itself."""
 
 
@@ -175,7 +174,7 @@ class Encoders:
     def _start(self) -> subprocess.Popen:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         worker = subprocess.Popen(
-            [sys.executable, "-m", "pellucid.text.encoding", str(self.folder), self.tokenizer.hash],
+            [sys.executable, "-m", "pellucid.text.worker", str(self.folder), self.tokenizer.hash],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
@@ -227,6 +226,11 @@ def pack_ids(encoded: Encoded) -> bytes:
     return b"".join([_SIZE.pack(len(encoded.ends)), encoded.ends.astype("<i8").tobytes(), ids.tobytes()])
 
 
+def pack_error(error: TokenizerError) -> bytes:
+    """The answer of a worker that has no ids to give."""
+    return _SIZE.pack(2**64 - 1) + str(error).encode()
+
+
 def unpack_ids(content: bytes) -> Encoded:
     """What `pack_ids` packed; TokenizerError where the worker had none to give."""
     (n,) = _SIZE.unpack_from(content)
@@ -234,20 +238,3 @@ def unpack_ids(content: bytes) -> Encoded:
         raise TokenizerError(content[_SIZE.size :].decode())
     ends = np.frombuffer(content, "<i8", n, _SIZE.size)
     return Encoded(np.frombuffer(content, "<u4", offset=_SIZE.size + 8 * n), ends)
-
-
-def serve(folder: str, expected: str) -> None:
-    """A worker: units from standard input, ids to standard output, until the input ends."""
-    tokenizer = load_tokenizer(folder, trust=True)
-    if tokenizer.hash != expected:
-        raise TokenizerError(f"{folder} holds another tokenizer than was asked for")
-    while (content := read_frame(sys.stdin.buffer)) is not None:
-        try:
-            answer = pack_ids(encode_unit(tokenizer, unpack(content)))
-        except TokenizerError as error:
-            answer = _SIZE.pack(2**64 - 1) + str(error).encode()
-        write_frame(sys.stdout.buffer, answer)
-
-
-if __name__ == "__main__":
-    serve(*sys.argv[1:])
