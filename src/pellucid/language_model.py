@@ -9,7 +9,6 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from pellucid import yardstick
 from pellucid.adapters import base_of, base_weights, write_adapter
 from pellucid.architecture import Architecture
 from pellucid.edits import Edit
@@ -35,6 +34,7 @@ from pellucid.predictors.load import load_predictor
 from pellucid.predictors.mixed import mixed_with
 from pellucid.predictors.train import Kind, train_predictor
 from pellucid.predictors.use import Predictor
+from pellucid.report.ending import beside, finish
 from pellucid.text.documents import read_corpus
 from pellucid.text.tokenizer import LEARNED, Tokenizer, TokenizerError
 from pellucid.text.tokenizer import train_tokenizer as make_tokenizer
@@ -256,9 +256,9 @@ def train(
         if made.adapt.rank:
             raise RecipeError("adapters change a model that exists: name it with --from, or leave out --lora")
     folder = None if out is None else Path(out)
-    given["beside"] = yardstick.beside
+    given["beside"] = beside
     run = runs.start(with_length(made, length), folder, reporter, sampler_of(made), **given)
-    return with_adapter(yardstick.tell(run, reporter))
+    return with_adapter(finish(run, reporter))
 
 
 def start_from(
@@ -297,7 +297,7 @@ def continue_run(
         )
     weights = base_weights(recipe) if recipe.adapt.rank else None
     run = runs.resume(Path(out), inputs, length, reporter, sampler_of(recipe), weights)
-    return with_adapter(yardstick.tell(run, reporter))
+    return with_adapter(finish(run, reporter))
 
 
 def with_adapter(run: Run) -> Run:

@@ -16,7 +16,6 @@ from pellucid.predictors.baselines import Baseline, baselines
 from pellucid.predictors.repeats import Repeats, repeats
 from pellucid.text.pair_tokens import PairTokens
 from pellucid.text.tokens import Part, Tokens
-from pellucid.training.display import PlainReporter
 from pellucid.training.folder import read_json
 from pellucid.training.recipe import Recipe
 from pellucid.training.run import Run
@@ -109,18 +108,6 @@ def measure(recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], obje
         note if masked else "",
         round(time.monotonic() - began, 3),
     )
-
-
-def beside(recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], None]) -> tuple[list[str], dict[str, Any]]:
-    """The yardstick as the lines and the file of a run that begins."""
-    found = measure(recipe, tokens, poll)
-    return found.lines, {FILE: found.to_dict()}
-
-
-def tell(run: Run, reporter: PlainReporter) -> Run:
-    """The run, after its table is printed."""
-    reporter.start(table(run))
-    return run
 
 
 def warn_of_repeats(found: Repeats) -> list[str]:

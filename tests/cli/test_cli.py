@@ -58,8 +58,10 @@ def test_training_says_what_it_does(trained):
         "checkpoints",
         "data.json",
         "lock",
+        "machine.json",
         "metrics.jsonl",
         "recipe.json",
+        "report.html",
         "tokenizer.json",
         "yardstick.json",
     }

@@ -22,7 +22,7 @@ FLOORS = (
     # adapters are trained in one room and named for other projects in another
     ("adapters",),
     # a conversion is checked before it is given its name
-    ("conversion",),
+    ("conversion", "report"),
     ("serve", "look"),
     ("language_model",),
     ("demo", "cli"),

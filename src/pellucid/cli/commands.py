@@ -10,7 +10,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from pellucid.cli.conversion import convert
 from pellucid.cli.inspect import inspect
-from pellucid.cli.plan import plan
+from pellucid.cli.plan import plan, report
 
 OK, FAILED, WRONG_INPUT, NUMERICS = 0, 1, 2, 3
 
@@ -346,4 +346,5 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "inspect": inspect,
     "convert": convert,
     "plan": plan,
+    "report": report,
 }

@@ -1,6 +1,7 @@
-"""The command that says what a run will need and take."""
+"""The commands about a run as a whole: what it will need and take, and the report of what became of it."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
@@ -48,4 +49,17 @@ def plan(
         measure=measure,
     )
     print(json.dumps(as_dict(made)) if as_json else "\n".join(lines_of(made)))
+    return 0
+
+
+def report(run: Positional[Path]) -> int:
+    """Write the report of a run: report.html in its folder, one file that opens from disk.
+
+    Args:
+        run: the run's folder; a report that is there is replaced.
+    """
+    from pellucid.report import write_page
+
+    path = write_page(run)
+    print(f"{path}: {path.stat().st_size / 1e3:,.0f} kB; open it in a browser")
     return 0

@@ -60,6 +60,7 @@ def accelerator(name: str) -> Accelerator:
     """The accelerator of that name; PlanError names the nearest and all others."""
     if name in ACCELERATORS:
         return ACCELERATORS[name]
-    near = difflib.get_close_matches(name.lower(), ACCELERATORS, 1, 0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    alike = [known for known in ACCELERATORS if known.startswith(name.lower())]
+    near = alike or difflib.get_close_matches(name.lower(), ACCELERATORS, 1, 0.4)
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     raise PlanError(f"there is no accelerator {name!r} here: {hint}say one of {', '.join(ACCELERATORS)}")

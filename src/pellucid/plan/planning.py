@@ -29,6 +29,8 @@ from pellucid.training.objectives import MANY_LOGITS
 from pellucid.training.recipe import OBJECTIVE_MASK, Recipe, with_train
 from pellucid.training.run import read_recipe
 
+#: batches beyond this are not looked for
+MOST = 1 << 24
 #: training tokens for each parameter where no length is given (Hoffmann et al. 2022)
 TOKENS_PER_PARAMETER = 20
 
@@ -180,23 +182,40 @@ def cache_bytes(a: Architecture, precision: str = "float32") -> int:
 def largest_batch(recipe: Recipe, room: float) -> int:
     """The most sequences of one pass with which training needs at most `room` bytes; 0 where one is too many.
 
-    What a step needs is a line in the batch, and another one from where logits are made in chunks.
+    More sequences need more, but for one fall: from some batch on logits are made in chunks.
     """
-    a = recipe.model
-    chunked = -(-MANY_LOGITS // (a.n_ctx * a.n_vocab))
-    many = _most(recipe, room, max(chunked, 1))
-    return many if many >= chunked else min(_most(recipe, room, 1), chunked - 1)
+    chunked = -(-MANY_LOGITS // (recipe.model.n_ctx * recipe.model.n_vocab))
+    return _most(recipe, room, max(chunked, 1), MOST) or _most(recipe, room, 1, chunked - 1)
 
 
-def _most(recipe: Recipe, room: float, first: int) -> int:
-    """The largest batch from `first` on along the line through `first` and `first` + 1; 0 where that is too many."""
-    one, two = (_memory(with_train(recipe, batch=first + k)) for k in (0, 1))
-    parts = zip((one.forward, one.backward, one.update), (two.forward, two.backward, two.update), strict=True)
-    more = [(room - a) / max(b - a, 1e-9) for a, b in parts]
-    return first + math.floor(min(more)) if min(more) >= 0 else 0
+def _most(recipe: Recipe, room: float, first: int, last: int) -> int:
+    """The largest batch from `first` to `last` that fits, 0 where none does.
+
+    What a step needs is the largest of many lines in the batch, so that it is convex: a chord from a batch that fits
+    to one that does not meets the room at one that fits.
+    """
+
+    def need(batch: int) -> float:
+        return _memory(with_train(recipe, batch=batch)).peak
+
+    if first > last or need(first) > room:
+        return 0
+    low, high = first, min(64 * first, last)
+    while need(high) <= room:
+        if high == last:
+            return last
+        each = (need(high) - need(low)) / (high - low)
+        low, high = high, min(last, high + max(1, math.ceil((room - need(high)) / max(each, 1e-9))))
+    while high - low > 1:
+        chord = low + int((room - need(low)) / (need(high) - need(low)) * (high - low))
+        low = min(max(chord, low), high - 1)
+        if need(low + 1) > room:
+            break
+        low += 1
+    return low
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _memory(recipe: Recipe) -> Memory:
     return training_memory(recipe)
 

@@ -16,13 +16,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pellucid.architecture import count_parameters
 from pellucid.model import Transformer
+from pellucid.model.low_rank import adapt
 from pellucid.training.objectives import Pass, precise
-from pellucid.training.recipe import Recipe
+from pellucid.training.recipe import Recipe, RecipeError
+from pellucid.training.resolve import memory_bytes, n_trained, training_bytes
 from pellucid.training.setup import choose_paths, make_optimizer, n_logits
 
 #: layers that are walked through; a deeper network needs as much more for each as the second pair does
 SHALLOW, DEEP = 2, 4
+#: shares of the memory that is there, below and above which the estimate is believed
+CLEAR = (0.4, 4.0)
 
 
 @dataclass(frozen=True)
@@ -64,11 +69,29 @@ def training_memory(recipe: Recipe) -> Memory:
     return few.towards(more, (n - SHALLOW) / (DEEP - SHALLOW))
 
 
+def check_memory(recipe: Recipe, device: torch.device) -> None:
+    """Refuse a run that cannot fit, before anything is allocated; the clear cases are decided by an estimate."""
+    need = training_bytes(recipe.model, recipe.train.batch, recipe.train.precision, n_trained(recipe))
+    have = memory_bytes(device)
+    if CLEAR[0] * have < need < CLEAR[1] * have:
+        need = training_memory(recipe).peak
+    if need > have:
+        source = f" and sources of up to {recipe.model.encoder.n_ctx}" if recipe.model.encoder else ""
+        raise RecipeError(
+            f"training this would need about {need / 2**30:.1f} GiB and {device.type} has {have / 2**30:.1f} GiB: "
+            f"{count_parameters(recipe.model)['total']:,} parameters, {recipe.train.batch} sequences of "
+            f"{recipe.model.n_ctx} tokens{source} a pass. Make d_model, n_layers, n_ctx or batch smaller, or set "
+            "recompute=yes"
+        )
+
+
 def walk(recipe: Recipe) -> Memory:
     """Two steps of the recipe; the first one makes the optimiser's averages."""
     device, t = torch.device("cpu"), recipe.train
     with without_numbers() as live:
         network = Transformer(recipe.model)
+        if recipe.adapt.rank:
+            adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules)
         choose_paths(network, recipe)
         weights = live.now
         optimizer = make_optimizer(recipe, network)

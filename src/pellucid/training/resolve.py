@@ -169,7 +169,9 @@ def n_trained(recipe: Recipe) -> int:
 
 
 def training_bytes(a: Architecture, batch: int, precision: str, trained: int | None = None) -> int:
-    """An estimate, from below, of what training needs at once: weights, gradients, AdamW's two averages, activations.
+    """A quick estimate of what training needs at once: weights, gradients, AdamW's two averages, activations.
+
+    It decides the clear cases; `pellucid.training.memory` says what is needed.
 
     Activations are counted per position as the tensors that the backward pass of a block keeps: about
     10 d_model + 3 d_ff + what q, k, v take, and the logits twice, of one chunk where there are many; an encoder's
@@ -205,19 +207,6 @@ def memory_bytes(device: torch.device) -> int:
         return min(installed, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):
         return installed
-
-
-def check_memory(recipe: Recipe, device: torch.device) -> None:
-    """Refuse a run that cannot fit, before anything is allocated."""
-    need = training_bytes(recipe.model, recipe.train.batch, recipe.train.precision, n_trained(recipe))
-    have = memory_bytes(device)
-    if need > have:
-        source = f" and sources of up to {recipe.model.encoder.n_ctx}" if recipe.model.encoder else ""
-        raise RecipeError(
-            f"training this would need at least {need / 2**30:.1f} GiB and {device.type} has {have / 2**30:.1f} GiB: "
-            f"{count_parameters(recipe.model)['total']:,} parameters, {recipe.train.batch} sequences of "
-            f"{recipe.model.n_ctx} tokens{source} a pass. Make d_model, n_layers, n_ctx or batch smaller"
-        )
 
 
 def resolve_intervals(recipe: Recipe) -> Recipe:

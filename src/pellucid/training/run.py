@@ -24,6 +24,7 @@ from pellucid.training.folder import load_run as load_run
 from pellucid.training.folder import read_recipe as read_recipe
 from pellucid.training.interrupt import Interrupted, Interruption
 from pellucid.training.loop import Training
+from pellucid.training.memory import check_memory
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.objectives import precise
 from pellucid.training.recipe import Recipe, RecipeError
@@ -73,7 +74,7 @@ def start(
         try:
             corpus, tokens, tokenizer = read_input(recipe, reporter, given.get("tokenizer"), interruption)
             recipe = fit_to_input(recipe, tokens, tokenizer)
-            resolve.check_memory(recipe, device)
+            check_memory(recipe, device)
             make_data(tokens, recipe, device)  # refuses text too small for a window
             network = build(recipe, device, weights)
             recipe, lines = settle(recipe, network, tokens, device, weights)
@@ -121,7 +122,7 @@ def resume(
                 f"{run} was trained on other text ({'; '.join(difference.splitlines())}): put it back, or start a new "
                 f"run with --from {run}"
             )
-        resolve.check_memory(recipe, device)
+        check_memory(recipe, device)
         checkpoint, passed = load_checkpoint(run) if steps_of(run) else (None, [])
         step = checkpoint.step if checkpoint else 0
         reporter.start([f"warning: {sentence}; continuing from step {step}" for sentence in passed])

@@ -1,0 +1,184 @@
+"""Line charts as SVG: steps to the right, names written at the lines themselves."""
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: of the whole picture, and of the room around the lines
+WIDTH, HEIGHT = 360.0, 228.0
+LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 14.0, 30.0
+#: points that a line has at most: more are averaged
+POINTS = 240
+#: pixels between two names
+LINE = 11.5
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points in order; `kind` is its class in the style sheet: model, held-out or quiet."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    kind: str = "model"
+
+
+@dataclass(frozen=True)
+class Level:
+    """A horizontal line, named at its end."""
+
+    name: str
+    value: float
+
+
+def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most POINTS points, each the mean of its neighbours'; values that are no numbers are left out."""
+    sound = [(x, y) for x, y in points if math.isfinite(y)]
+    each = max(1, math.ceil(len(sound) / POINTS))
+    parts = [sound[i : i + each] for i in range(0, len(sound), each)]
+    return [(sum(x for x, _ in p) / len(p), sum(y for _, y in p) / len(p)) for p in parts]
+
+
+def ticks(low: float, high: float, n: int = 5) -> list[float]:
+    """Round numbers from `low` to `high`, about `n` of them."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / n
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = min((unit * k for k in (1, 2, 5, 10)), key=lambda step: abs((high - low) / step - n))
+    first = math.ceil(low / step - 1e-9)
+    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def short(x: float) -> str:
+    """A tick's number: 2k, 0.005, 1.5."""
+    if x and abs(x) < 1e-3:
+        return f"{x:.0e}".replace("e-0", "e-")
+    return f"{x / 1e6:g}M" if abs(x) >= 1e6 else f"{x / 1e3:g}k" if abs(x) >= 1e4 else f"{x:g}"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where numbers lie in the picture."""
+
+    x_low: float
+    x_high: float
+    y_low: float
+    y_high: float
+
+    def x(self, value: float) -> float:
+        return LEFT + (value - self.x_low) / ((self.x_high - self.x_low) or 1.0) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        share = (value - self.y_low) / ((self.y_high - self.y_low) or 1.0)
+        return HEIGHT - BOTTOM - min(max(share, -0.02), 1.04) * (HEIGHT - TOP - BOTTOM)
+
+
+def chart(title: str, lines: Sequence[Line], levels: Sequence[Level] = (), unit: str = "", zero: bool = False) -> str:
+    """An SVG of the lines that have points; nothing where none has.
+
+    The picture begins where the first twentieth of the steps is over, if the beginning is much higher than the rest;
+    levels far above the lines are named and not drawn.
+    """
+    drawn = [Line(line.name, points, line.kind) for line in lines if (points := thinned(line.points))]
+    if not drawn:
+        return ""
+    frame, beyond = _frame(drawn, levels, zero)
+    inside = [level for level in levels if level not in beyond]
+    names = spaced([(frame.y(level.value) - 3, level.name) for level in inside])
+    body = [
+        _axes(frame),
+        *(_level(frame, level, y) for level, (y, _) in zip(_ordered(inside, frame), names, strict=True)),
+    ]
+    body += [_line(frame, line) for line in drawn] + _line_names(frame, drawn)
+    said = f"{title}: " + "; ".join(f"{line.name or title} ends at {line.points[-1][1]:.4g}" for line in drawn)
+    above = (
+        f'<p class="quiet">Above the picture: {_e(", ".join(f"{v.name} {v.value:.2f}" for v in beyond))}.</p>'
+        if beyond
+        else ""
+    )
+    caption = f"{_e(title)}{f' <span class=quiet>{_e(unit)}</span>' if unit else ''}"
+    return (
+        f'<figure class="chart"><figcaption>{caption}</figcaption>'
+        f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{_e(said)}">{"".join(body)}</svg>'
+        f"{above}</figure>"
+    )
+
+
+def _frame(lines: Sequence[Line], levels: Sequence[Level], zero: bool) -> tuple[Frame, list[Level]]:
+    xs = [x for line in lines for x, _ in line.points]
+    late = min(xs) + (max(xs) - min(xs)) / 20
+    ys = [y for line in lines for x, y in line.points if x >= late] or [y for line in lines for _, y in line.points]
+    low, high = min(ys), max(ys)
+    room = (high - low) or abs(high) or 1.0
+    beyond = [level for level in levels if level.value > high + room]
+    ys += [level.value for level in levels if level not in beyond]
+    low, high = min(ys), max(ys)
+    pad = 0.06 * ((high - low) or abs(high) or 1.0)
+    return Frame(min(xs), max(xs), 0.0 if zero else low - pad, high + pad), beyond
+
+
+def _ordered(levels: Sequence[Level], frame: Frame) -> list[Level]:
+    return sorted(levels, key=lambda level: frame.y(level.value))
+
+
+def spaced(places: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """The same names from top to bottom, moved so that no two lie on each other."""
+    made: list[tuple[float, str]] = []
+    for y, name in sorted(places):
+        made.append((max(y, made[-1][0] + LINE) if made else y, name))
+    # what was pushed out below moves up again
+    floor = HEIGHT - BOTTOM - 3
+    for i in range(len(made) - 1, -1, -1):
+        made[i] = (min(made[i][0], floor), made[i][1])
+        floor = made[i][0] - LINE
+    return made
+
+
+def _axes(frame: Frame) -> str:
+    rows = "".join(
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{frame.y(v):.1f}" y2="{frame.y(v):.1f}"/>'
+        f'<text class="tick" x="{LEFT - 5}" y="{frame.y(v) + 3.5:.1f}" text-anchor="end">{short(round(v, 10))}</text>'
+        for v in ticks(frame.y_low, frame.y_high)
+    )
+    columns = "".join(
+        f'<text class="tick" x="{frame.x(v):.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">'
+        f"{short(round(v, 10))}</text>"
+        for v in ticks(frame.x_low, frame.x_high, 5)
+        if LEFT - 1 <= frame.x(v) <= WIDTH - RIGHT - 8
+    )
+    return rows + columns + f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">step</text>'
+
+
+def _level(frame: Frame, level: Level, name_at: float) -> str:
+    y = frame.y(level.value)
+    return (
+        f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text class="name quiet" x="{WIDTH - RIGHT - 2}" y="{name_at:.1f}" text-anchor="end">'
+        f"{_e(level.name)} {level.value:.2f}</text>"
+    )
+
+
+def _line(frame: Frame, line: Line) -> str:
+    path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
+    x, y = line.points[-1]
+    return (
+        f'<polyline class="line {line.kind}" points="{path}"/>'
+        f'<circle class="end {line.kind}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3"/>'
+    )
+
+
+def _line_names(frame: Frame, lines: Sequence[Line]) -> list[str]:
+    """Names above the middle of their lines, apart from each other."""
+    made = []
+    for i, line in enumerate(line for line in lines if line.name):
+        at = line.points[int((0.42 + 0.2 * i) * (len(line.points) - 1))]
+        made.append(
+            f'<text class="name {line.kind}" x="{frame.x(at[0]):.1f}" y="{frame.y(at[1]) - 6 - 2 * i:.1f}">'
+            f"{_e(line.name)}</text>"
+        )
+    return made
+
+
+def _e(text: str) -> str:
+    return html.escape(text, quote=True)

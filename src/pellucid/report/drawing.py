@@ -1,0 +1,162 @@
+"""An architecture drawn as what it computes: the residual stream from tokens to logits, and what is added to it."""
+
+import html
+from dataclasses import dataclass, field
+
+from pellucid.architecture import Architecture
+
+WIDTH, STREAM, LEFT, RIGHT = 360.0, 34.0, 76.0, 352.0
+#: pixels of a line of text and between two boxes
+TEXT, GAP = 15.0, 16.0
+
+MASKS = {
+    "causal": "reads what came before",
+    "bidirectional": "reads both sides",
+    "prefix": "reads the prefix both ways",
+}
+NORMS = {"layer": "layer norm", "rms": "RMS norm"}
+
+
+@dataclass
+class Picture:
+    """SVG elements from top to bottom; `y` is where the next one begins."""
+
+    y: float = 6.0
+    parts: list[str] = field(default_factory=list)
+
+    def box(self, title: str, *lines: str, kind: str = "box", left: float = LEFT) -> tuple[float, float]:
+        """A box with a title and lines of text; its upper and lower edge."""
+        top, height = self.y, 12 + TEXT * (1 + len(lines))
+        self.parts.append(
+            f'<rect class="{kind}" x="{left}" y="{top:.1f}" width="{RIGHT - left}" height="{height:.1f}" rx="5"/>'
+        )
+        for i, line in enumerate((title, *lines)):
+            weight = "title" if i == 0 else "say"
+            self.parts.append(
+                f'<text class="{weight}" x="{left + 10}" y="{top + 17 + TEXT * i:.1f}">{html.escape(line)}</text>'
+            )
+        self.y = top + height + GAP
+        return top, top + height
+
+    def on_stream(self, *lines: str) -> None:
+        """A box that the stream runs through."""
+        _, bottom = self.box(lines[0], *lines[1:], kind="through", left=STREAM - 26)
+        self.parts.insert(0, f'<line class="stream" x1="{STREAM}" x2="{STREAM}" y1="{bottom:.1f}" y2="{self.y:.1f}"/>')
+
+    def branch(self, title: str, *lines: str) -> None:
+        """What is read from the stream, computed beside it and added to it."""
+        begin = self.y
+        top, bottom = self.box(title, *lines)
+        leave, add = top + 10, bottom - 8
+        self.parts.append(
+            f'<path class="arrow" d="M {STREAM} {leave:.1f} H {LEFT - 3}"/>'
+            f'<path class="arrow" d="M {LEFT} {add:.1f} H {STREAM + 11}"/>'
+            f'<circle class="add" cx="{STREAM}" cy="{add:.1f}" r="8"/>'
+            f'<path class="plus" d="M {STREAM - 4} {add:.1f} h 8 M {STREAM} {add - 4:.1f} v 8"/>'
+        )
+        self.parts.insert(0, f'<line class="stream" x1="{STREAM}" x2="{STREAM}" y1="{begin:.1f}" y2="{self.y:.1f}"/>')
+
+    def svg(self, said: str) -> str:
+        """The picture."""
+        arrow = (
+            '<defs><marker id="head" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" markerHeight="6" '
+            'orient="auto">'
+            '<path class="tip" d="M0 0 L6 3 L0 6 z"/></marker></defs>'
+        )
+        return (
+            f'<svg class="drawing" viewBox="0 0 {WIDTH:g} {self.y:.0f}" role="img" '
+            f'aria-label="{html.escape(said, quote=True)}">'
+            f"{arrow}{''.join(self.parts)}</svg>"
+        )
+
+
+def draw(a: Architecture) -> str:
+    """SVG of the architecture, an encoder first where there is one."""
+    picture = Picture()
+    if a.encoder is not None:
+        _stack(picture, a.encoder, "source tokens", "encoder ")
+        picture.box("the encoder's output", "is read by every block below", kind="through", left=STREAM - 26)
+        picture.y += 6
+    _stack(picture, a, "tokens", "")
+    _readout(picture, a)
+    return picture.svg(f"the computation: embedding, {a.n_layers} blocks, unembedding")
+
+
+def _stack(picture: Picture, a: Architecture, tokens: str, of: str) -> None:
+    positions = {
+        "none": "no positions",
+        "learned": f"+ a learned vector for each of {a.n_ctx:,} positions",
+        "sinusoidal": "+ sinusoids of the position",
+        "rotary": "positions turn queries and keys, below",
+        "alibi": "positions lower the scores, below",
+    }[a.positions.kind]
+    grams = ", ".join(str(n) for n in a.ngrams)
+    lines = [f"{tokens} to vectors of {a.d_model:,}, {a.n_vocab:,} rows", positions]
+    lines += [f"+ n-grams of {grams} tokens, {a.ngram_rows:,} rows each"] if a.ngrams else []
+    lines += [f"+ a vector for each of {a.n_segments} kinds of segment"] if a.n_segments else []
+    picture.on_stream(f"{of}embedding" + (" (x √d_model)" if a.embed_scale != "1" else ""), *lines)
+    if a.embed_norm == "norm":
+        picture.on_stream(NORMS.get(a.norm.kind, "norm"))
+    begin = picture.y - GAP / 2
+    _block(picture, a)
+    times = f"{a.n_layers} blocks" if a.n_layers != 1 else "1 block"
+    end = picture.y - GAP / 2
+    picture.parts.insert(
+        0, f'<rect class="bracket" x="4" y="{begin:.1f}" width="{WIDTH - 6}" height="{end - begin + 18:.1f}" rx="8"/>'
+    )
+    picture.parts.append(
+        f'<text class="times" x="{RIGHT}" y="{end + 12:.1f}" text-anchor="end">{times}, one after another</text>'
+    )
+    picture.parts.insert(
+        0, f'<line class="stream" x1="{STREAM}" x2="{STREAM}" y1="{end:.1f}" y2="{end + 18 + GAP:.1f}"/>'
+    )
+    picture.y = end + 18 + GAP
+    if a.final_norm == "norm" and a.norm.kind != "none":
+        picture.on_stream(NORMS[a.norm.kind])
+
+
+def _block(picture: Picture, a: Architecture) -> None:
+    """The sublayers of one block."""
+    norm = NORMS.get(a.norm.kind, "")
+    before = f"{norm}, then " if norm and a.block not in ("post", "inner") else ""
+    behind = f", then {norm}" if norm and a.block in ("inner", "sandwich") else ""
+    shared = f", {a.n_kv_heads} of keys and values" if a.n_kv_heads != a.n_heads else ""
+    facts = [f"{a.n_heads} heads of {a.d_head}{shared}", MASKS[a.attention.mask] + _windows(a)]
+    extra = [{"rotary": "rotary positions", "alibi": "ALiBi"}.get(a.positions.kind, "")]
+    extra += ["query-key norm"] if a.attention.qk_norm == "rms" else []
+    said = ", ".join(word for word in extra if word)
+    picture.branch(f"{before}attention{behind}", *facts, *([said] if said else []))
+    if a.block == "post" and norm:
+        picture.on_stream(norm)
+    if a.encoder is not None:
+        picture.branch(f"{before}cross-attention{behind}", "queries from here, keys and values of the encoder's output")
+        if a.block == "post" and norm:
+            picture.on_stream(norm)
+    gate = " gated," if a.mlp.form == "gated" else ""
+    hidden = " and ".join([f"{a.d_ff:,}"] * a.mlp.n_hidden) or "no hidden layer"
+    beside = ["reads the stream as attention does, beside it"] if a.block in ("parallel", "shared") else []
+    picture.branch(
+        f"{before}MLP{behind}", f"{a.d_model:,} to {hidden} to {a.d_model:,},{gate} {_activation(a)}", *beside
+    )
+    if a.block == "post" and norm:
+        picture.on_stream(norm)
+
+
+def _windows(a: Architecture) -> str:
+    named = [f"{n:,}" if n else "all" for n in a.attention.windows]
+    return "" if named == ["all"] else f", windows {', '.join(named)} in turn"
+
+
+def _activation(a: Architecture) -> str:
+    names = {"gelu": "GELU", "gelu_tanh": "GELU (tanh)", "relu": "ReLU", "relu2": "squared ReLU", "silu": "SiLU"}
+    return names.get(a.mlp.activation, a.mlp.activation)
+
+
+def _readout(picture: Picture, a: Architecture) -> None:
+    tied = "the embedding's matrix again" if a.unembed == "tied" else "a matrix of its own"
+    first = ["a dense layer and a norm first"] if a.readout == "bert" else []
+    picture.on_stream("unembedding", f"{tied}, {a.d_model:,} to {a.n_vocab:,}", *first)
+    picture.parts.append(
+        f'<text class="title" x="{STREAM + 14}" y="{picture.y + 2:.1f}">logits of the token that follows</text>'
+    )
+    picture.y += 14

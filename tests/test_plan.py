@@ -1,0 +1,327 @@
+"""What a plan says: FLOPs as PyTorch counts them, memory as the step takes it, and nothing by the clock."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.training.tiny import recipe_for
+from torch.utils.flop_counter import FlopCounterMode
+
+import pellucid.plan.planning as planning
+from pellucid.architecture import Architecture, count_parameters
+from pellucid.cli import main
+from pellucid.model import Cache, Transformer
+from pellucid.model.attention import choose_mix
+from pellucid.plan import ACCELERATORS, flops, largest_batch, lines_of, make_plan, speed
+from pellucid.plan.accelerators import PlanError
+from pellucid.plan.flops import written
+from pellucid.plan.planning import cache_bytes
+from pellucid.plan.speed import in_turn, training_speed
+from pellucid.plan.telling import duration, scaled, size
+from pellucid.presets import preset
+from pellucid.training import memory
+from pellucid.training.memory import training_memory, walk, without_numbers
+from pellucid.training.recipe import Recipe, RecipeError, make_recipe, with_train
+from pellucid.training.resolve import training_bytes
+from running import any_architectures, call, draw_tokens
+
+SMALL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "n_ctx": 16, "ngram_rows": 64, "batch": 4, "precision": "float32"}
+
+
+def recipe(**fields) -> Recipe:
+    made = make_recipe(("x",), "small", SMALL | fields)
+    return replace(made, model=made.model.with_fields({"n_vocab": fields.get("n_vocab", 100)}))
+
+
+def source_target(**fields) -> Recipe:
+    made = make_recipe(("x",), "original", SMALL | {"objective": "source-target"} | fields)
+    a = made.model
+    assert a.encoder is not None
+    return replace(made, model=replace(a, n_vocab=100, encoder=replace(a.encoder, n_vocab=100)))
+
+
+# FLOPs ---------------------------------------------------------------------------------------
+
+
+def counted(do) -> float:
+    with FlopCounterMode(display=False) as counter:
+        do()
+    return counter.get_total_flops()
+
+
+@settings(deadline=None, max_examples=25)
+@given(any_architectures())
+def test_flops_are_those_of_every_product_that_is_computed(a: Architecture):
+    """Of a forward pass on a full row, attention written out."""
+    network = Transformer(a).eval()
+    choose_mix(network, "written_out")
+    tokens = draw_tokens(a, 1, a.n_ctx)
+    source = None if a.encoder is None else draw_tokens(a.encoder, 1, a.encoder.n_ctx)
+    with torch.no_grad():
+        found = counted(
+            lambda: call(network, tokens) if source is None else network(tokens, source=network.encode(source))
+        )
+    assert found == a.n_ctx * flops(a).forward
+    assert flops(a).training == 3 * flops(a).forward
+
+
+@settings(deadline=None, max_examples=20)
+@given(any_architectures({"attention.mask": "causal"}))
+def test_a_token_is_written_with_the_products_of_one_position(a: Architecture):
+    if a.n_ctx < 2:
+        return
+    network = Transformer(a).eval()
+    choose_mix(network, "written_out")
+    source = {} if a.encoder is None else {"source": network.encode(draw_tokens(a.encoder, 1, a.encoder.n_ctx))}
+    with torch.no_grad():
+        cache = Cache(a, capacity=a.n_ctx)
+        network(draw_tokens(a, 1, a.n_ctx - 1), cache=cache, **source)
+        found = counted(lambda: network(draw_tokens(a, 1, 1), cache=cache, **source))
+        assert found == written(a, a.n_ctx).forward
+        assert cache_bytes(a) == cache.nbytes
+
+
+def test_gpt2_has_the_published_size():
+    """124 M parameters, and 6 N + 12 L d T FLOPs a token (Kaplan et al. 2020) but for the embedding's lookup."""
+    a = preset("gpt2")
+    n = count_parameters(a)["total"]
+    assert n == 124_439_808
+    assert flops(a).training == pytest.approx(6 * n + 12 * 12 * 768 * 1024, rel=0.01)
+
+
+# Memory --------------------------------------------------------------------------------------
+
+
+def test_weights_gradients_and_averages_are_counted_to_the_number():
+    """4 bytes a weight and a gradient; of Muon one average a hidden number, of AdamW two of every other."""
+    for word in ("adamw", "muon"):
+        m = training_memory(recipe(optimizer=word))
+        network = Transformer(recipe().model)
+        n = sum(p.numel() for p in network.parameters())
+        tables = sum(b.numel() * b.element_size() for b in network.buffers())
+        hidden = sum(p.numel() for name, p in network.named_parameters() if p.ndim == 2 and "blocks." in name)
+        adamw = sum(1 for _ in network.parameters()) if word == "adamw" else 0
+        assert m.gradients - 4 * n == pytest.approx(0, abs=64)
+        assert 0 <= m.weights - 4 * n <= tables + 64 * 1024
+        expected = 8 * n if word == "adamw" else 8 * n - 4 * hidden
+        assert m.optimizer == pytest.approx(expected, abs=4 * adamw + 4096)
+
+
+@settings(deadline=None, max_examples=3)
+@given(
+    st.sampled_from([1, 2, 3, 8]),
+    st.sampled_from(["no", "yes"]),
+    st.sampled_from(["fused", "written_out"]),
+    st.sampled_from(["float32", "bfloat16"]),
+)
+def test_a_line_through_two_depths_is_followed_exactly(batch, recompute, attention, precision):
+    made = recipe(n_layers=7, batch=batch, recompute=recompute, attention=attention, precision=precision)
+    assert training_memory(made).values == pytest.approx(walk(made).values, rel=1e-9)
+
+
+def test_activations_are_what_the_backward_pass_really_keeps():
+    """The bytes that autograd says it saves, on true tensors."""
+    made = recipe(n_layers=3)
+    network = Transformer(made.model).train()
+    kept: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in (*network.parameters(), *network.buffers())}
+    alive = []
+
+    def save(x):
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(x)
+        return x
+
+    tokens = draw_tokens(made.model, 4, made.model.n_ctx)
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
+        loss = torch.nn.functional.cross_entropy(network(tokens).flatten(0, 1), tokens.flatten(), reduction="sum")
+    assert loss.requires_grad
+    assert training_memory(made).activations == pytest.approx(sum(kept.values()), rel=0.02)
+
+
+def test_what_makes_a_step_smaller_or_larger_does():
+    base = training_memory(recipe(n_layers=4, batch=16))
+    assert training_memory(recipe(n_layers=4, batch=16, recompute="yes")).activations < base.activations / 2
+    assert training_memory(recipe(n_layers=4, batch=16, precision="bfloat16")).activations < base.activations
+    assert training_memory(recipe(n_layers=4, batch=16, dropout=0.1)).activations > base.activations
+    assert training_memory(recipe(n_layers=4, batch=32)).activations == pytest.approx(2 * base.activations, rel=0.01)
+    both, alone = training_memory(source_target()), training_memory(recipe())
+    assert both.weights > alone.weights
+    # the quick estimate that decides the clear cases is far nearer than the factors it is trusted with
+    assert 0.7 < training_bytes(recipe(n_layers=4, batch=16).model, 16, "float32") / base.peak < 1.5
+
+
+def test_near_the_limit_the_step_itself_decides_whether_a_run_may_begin(monkeypatch):
+    made, cpu = recipe(n_layers=4, batch=16), torch.device("cpu")
+    need = training_memory(made).peak
+    monkeypatch.setattr(memory, "memory_bytes", lambda device: need + 1)
+    memory.check_memory(made, cpu)
+    monkeypatch.setattr(memory, "memory_bytes", lambda device: need - 1)
+    with pytest.raises(RecipeError, match="would need about"):
+        memory.check_memory(made, cpu)
+
+
+def test_large_vocabularies_are_planned_in_chunks():
+    whole, chunked = (training_memory(recipe(n_vocab=70_000, n_ctx=16, batch=b)) for b in (59, 61))
+    assert chunked.backward < whole.backward
+
+
+def test_without_numbers_frees_what_is_forgotten():
+    with without_numbers() as live:
+        a = torch.zeros(1000)
+        b = a + 1
+        assert live.now == 8000
+        del b
+        assert live.now == 4000
+        view = a[:10]
+        assert live.now == 4000
+        del a
+        assert live.now == 4000
+        del view
+        assert (live.now, live.peak) == (0, 8000)
+
+
+@pytest.mark.parametrize("fields", [{"recompute": "yes"}, {"n_vocab": 70_000}])
+@pytest.mark.parametrize("room", [0.1e6, 60e6, 2e9])
+def test_the_largest_batch_fits_and_one_more_does_not(fields, room):
+    made = recipe(n_layers=1, **fields)
+    most = largest_batch(made, room)
+    if most:
+        assert training_memory(with_train(made, batch=most)).peak <= room
+    assert training_memory(with_train(made, batch=most + 1)).peak > room
+
+
+# The plan ------------------------------------------------------------------------------------
+
+
+def test_a_plan_of_a_preset_an_architecture_and_a_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    a = recipe().model
+    (tmp_path / "a.json").write_text(json.dumps(a.to_dict()))
+    options = {"measure": False, "precision": "float32", "accelerators": (), "batch": 4, "device": "cpu"}
+    by_value, by_file = make_plan(a, **options), make_plan(tmp_path / "a.json", **options)
+    assert by_value.parameters == by_file.parameters == {k: n for k, n in count_parameters(a).items() if n}
+    assert by_value.memory == by_file.memory == training_memory(with_train(recipe(), attention="fused")) or (
+        by_value.recipe.train.attention == "written_out"
+    )
+    assert by_value.tokens == 20 * by_value.parameters["total"]
+    other = make_plan("gpt2", vocabulary=1000, n_ctx=64, **options)
+    assert (other.recipe.model.n_vocab, other.recipe.model.n_ctx) == (1000, 64)
+    masked = make_plan("bert", vocabulary=1000, n_ctx=64, **options)
+    assert masked.recipe.train.objective == "masked"
+    assert cache_bytes(masked.recipe.model) == 0
+    made = recipe_for(tmp_path / "text.txt")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps(replace(made, segments=((0, 12),)).to_dict()))
+    run = make_plan(tmp_path / "run", **(options | {"batch": None}))
+    assert (run.recipe.train.batch, run.tokens) == (2, 12 * 64)
+
+
+def test_what_does_not_fit_is_said_with_what_would(monkeypatch):
+    a = recipe(n_layers=4, batch=16).model
+    room = training_memory(recipe(n_layers=4, batch=16)).peak
+    monkeypatch.setattr(planning.resolve, "memory_bytes", lambda device: 0.8 * room)
+    made = make_plan(a, batch=16, precision="float32", measure=False, device="cpu")
+    assert not made.fits
+    assert 0 < made.largest_batch < 16
+    said = "\n".join(lines_of(made))
+    assert "this does not fit. What would help:" in said
+    for change, needed in made.changes:
+        assert f"  {change}: {size(needed)}, {'fits' if needed <= 0.9 * 0.8 * room else 'still too much'}" in said
+    assert any(needed <= 0.72 * room for _, needed in made.changes)
+    monkeypatch.setattr(planning.resolve, "memory_bytes", lambda device: 0.1 * made.memory.weights)
+    assert "not one sequence fits" in "\n".join(lines_of(make_plan(a, batch=1, measure=False, device="cpu")))
+
+
+def test_the_command_prints_the_plan_and_its_numbers(tmp_path, capsys):
+    a = recipe().model
+    (tmp_path / "a.json").write_text(json.dumps(a.to_dict()))
+    command = ["plan", str(tmp_path / "a.json"), "--no-measure", "--batch", "4", "--precision", "float32"]
+    assert main([*command, "--accelerator", "l4"]) == 0
+    said = capsys.readouterr().out
+    for piece in (
+        "a.json: ",
+        "embed",
+        "FLOPs per token",
+        "memory for training",
+        "largest batch",
+        "l4, float32",
+        "data sheets",
+    ):
+        assert piece in said, piece
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["parameters"]["total"] == count_parameters(a)["total"]
+    assert found["flops_per_token"]["training"] == flops(a).training
+    assert [e["accelerator"]["name"] for e in found["elsewhere"]] == ["rtx-4090", "a100-80gb", "h100-sxm"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing"], "nothing"),
+        (["small", "--accelerator", "h100"], "did you mean 'h100-pcie' or 'h100-sxm'?"),
+        (["small", "--batch", "0"], "batch below 1"),
+        (["missing.json"], "cannot be read"),
+        (["."], "has no recipe.json"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", *words, "--no-measure"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_data_sheets_are_of_one_unit():
+    """Half precision is faster than single, memory between 16 and 200 GB, bandwidth 0.2 to 10 TB/s."""
+    for one in ACCELERATORS.values():
+        assert one.float32 < one.bfloat16
+        assert 16e9 <= one.memory <= 200e9
+        assert 0.2e12 <= one.bandwidth <= 10e12
+        assert one.peak("float32") == one.float32
+    with pytest.raises(PlanError, match="say one of"):
+        make_plan("small", accelerators=("abacus",))
+
+
+# Speed, but for the clock --------------------------------------------------------------------
+
+
+def test_a_deep_network_s_step_is_on_the_line_through_two_shallow_ones(monkeypatch):
+    """With a clock that says 5 units a layer and 7 for the rest."""
+    monkeypatch.setattr(speed, "in_turn", lambda steps, budget: [step() for step in steps])
+    monkeypatch.setattr(speed, "stepper", lambda r, device: lambda: 7.0 + 5.0 * r.model.n_layers)
+    monkeypatch.setattr(speed, "product_speed", lambda device, precision: 1e15)
+    for depth in (1, 2, 3, 4, 12):
+        found = training_speed(recipe(n_layers=depth), torch.device("cpu"))
+        assert found.seconds == pytest.approx(7 + 5 * depth)
+        assert found.tokens_per_second == pytest.approx(64 / found.seconds)
+        assert found.share(10.0) == pytest.approx(10 * found.tokens_per_second / 1e15)
+    huge = training_speed(recipe(n_layers=12, d_model=65536, n_heads=64), torch.device("cpu"), memory=2**30)
+    assert huge.how.startswith("estimated")
+
+
+def test_steps_are_taken_in_turn():
+    taken = []
+    found = in_turn([lambda: taken.append("a"), lambda: taken.append("b")], 0.0)
+    assert taken == ["a", "b"] * 4
+    assert len(found) == 2
+
+
+def test_a_true_step_is_taken():
+    """Every kind of pass, once; what it costs is not asked."""
+    for made in (recipe(), recipe(optimizer="adamw", accumulate=2), source_target()):
+        assert training_speed(made, torch.device("cpu"), 0.0).seconds > 0
+
+
+def test_numbers_are_readable():
+    assert scaled(12_345_678) == "12.3 M"
+    assert scaled(3.2e12, "FLOP/s") == "3.2 TFLOP/s"
+    assert scaled(5.0) == "5"
+    assert size(3 * 2**29) == "1.50 GiB"
+    assert duration(90) == "90.0 s"
+    assert duration(7200) == "2.0 hours"

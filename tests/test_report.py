@@ -1,0 +1,265 @@
+"""The report: one file with every part, nothing fetched, nothing of a text taken for markup."""
+
+import itertools
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.training.tiny import FIELDS, SHAKESPEARE
+
+import pellucid
+from pellucid.cli import main
+from pellucid.presets import preset
+from pellucid.report import write_page
+from pellucid.report.charts import HEIGHT, POINTS, Level, Line, chart, short, spaced, thinned, ticks
+from pellucid.report.contents import Contents
+from pellucid.report.drawing import draw
+from pellucid.report.page import page_of
+from pellucid.training.recipe import RecipeError
+from running import any_architectures
+
+PARTS = (
+    "Learning",
+    "Beside counting",
+    "What it writes",
+    "What it computes",
+    "The course of training",
+    "Speed",
+    "What it read",
+    "Train it again",
+)
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+#: what HTML lets be left open
+OPEN = {"td", "tr", "th"}
+HOSTILE = "</pre><script>alert(1)</script><img src=https://example.com/x onerror=alert(2)> & \"'"
+
+
+class Page(HTMLParser):
+    """Elements, attributes and text of a page; an end that closes nothing is an error."""
+
+    def __init__(self, text: str):
+        super().__init__(convert_charrefs=True)
+        self.stack: list[str] = []
+        self.tags: list[tuple[str, dict]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.stack, self.stack
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID | OPEN:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.stack, tag
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        if not self.stack or self.stack[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.words)
+
+
+def assert_self_contained(text: str) -> None:
+    page = Page(text)
+    for tag, attributes in page.tags:
+        assert tag not in ("script", "link", "img", "iframe", "object", "embed", "base"), tag
+        for name, value in attributes.items():
+            assert not name.startswith("on"), name
+            assert name not in ("src", "href", "srcset", "action", "data"), (name, value)
+    assert "@import" not in text
+    assert not [found for found in re.findall(r"url\((.*?)\)", text) if not found.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of several evaluations and samples."""
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "text.txt").write_text(SHAKESPEARE.read_text(encoding="utf-8")[:4000], encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PELLUCID_CACHE", str(folder / "cache"))
+        return pellucid.train(folder / "text.txt", out=folder / "run", fields={**FIELDS, "sample_every": 3}).path
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of it that a test may spoil."""
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_run_ends_with_its_report(trained):
+    text = (trained / "report.html").read_text(encoding="utf-8")
+    assert_self_contained(text)
+    page = Page(text)
+    for part in PARTS:
+        assert part in page.text, part
+    about = Contents.of(trained)
+    last = [row for row in about.rows if "held_out_loss" in row][-1]
+    machine = json.loads((trained / "machine.json").read_bytes())
+    for said in (
+        f"{last['bits_per_byte']:.3f}",
+        f"{about.parameters['total']:,}",
+        "5-gram",
+        "text.txt",
+        f"--steps {about.recipe.n_steps}",
+        "tokens per second",
+        machine["processor"],
+        *(f"step {step}" for step in (3, 12)),
+    ):
+        assert said in page.text, said
+    assert sum(tag == "svg" for tag, _ in page.tags) == 6
+    for line in about.yardstick.predictors if about.yardstick else ():
+        assert f"{line.bits_per_byte:.3f}" in page.text
+
+
+def test_the_share_of_the_peak_is_what_its_formula_says(run):
+    (run / "machine.json").write_text(json.dumps({"product_flops": 1e9, "precision": "float32"}))
+    rows = [{"step": s, "loss": 2.0, "tokens": 64 * s, "seconds": s / 100} for s in range(1, 13)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = Page(page_of(Contents.of(run))).text
+    share = Contents.of(run).flops.training * 6400 / 1e9
+    assert "x 6,400 tokens/s / 1 GFLOP/s" in said
+    assert f"= {share:.1%}" in said
+
+
+def test_the_command_trains_the_same_run_again(run, monkeypatch):
+    """Its recipe is read as it stands: the same choices, the same length."""
+    monkeypatch.chdir(run.parent)
+    said = Contents.of(run).command
+    assert main(said.split()[1:]) == 0
+    first, second = (Contents.of(folder).series("loss") for folder in (run, run.with_name("run-again")))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "missing", ["yardstick.json", "machine.json", "data.json", "metrics.jsonl", "tokenizer.json", "checkpoints"]
+)
+def test_what_is_missing_is_left_out(run, missing):
+    path = run / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    text = page_of(Contents.of(run))
+    assert_self_contained(text)
+    assert "What it computes" in text
+    assert "Train it again" in text
+    assert ("Beside counting" in text) == (missing != "yardstick.json")
+    assert ("What it writes" in text) == (missing != "metrics.jsonl")
+    assert ("What it read" in text) == (missing != "data.json")
+
+
+@pytest.mark.parametrize("name", ["yardstick.json", "machine.json", "data.json", "metrics.jsonl"])
+@pytest.mark.parametrize("content", ["", "[1, 2", "[]", "{}", '{"sources": 3}', '"text"', '{"step": 1, "loss": null}'])
+def test_damaged_parts_do_not_break_it(run, name, content):
+    (run / name).write_text(content)
+    assert_self_contained(page_of(Contents.of(run)))
+
+
+def test_hostile_text_is_text(run):
+    """In samples, in paths, in the names of files and of the machine, in warnings."""
+    values = json.loads((run / "recipe.json").read_bytes())
+    values["inputs"] = [HOSTILE]
+    (run / "recipe.json").write_text(json.dumps(values))
+    data = json.loads((run / "data.json").read_bytes())
+    data["sources"][0]["path"] = data["tokenizer"]["kind"] = data["sources"][0]["sha256"] = HOSTILE
+    (run / "data.json").write_text(json.dumps(data))
+    (run / "machine.json").write_text(json.dumps({"processor": HOSTILE, "product_flops": HOSTILE}))
+    rows = [{"step": 1, "sample": HOSTILE + "\ud800\0"}, {"step": 2, "warning": HOSTILE}, {"step": 3, "loss": HOSTILE}]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    hostile = run.with_name("<b>run & co")
+    run.rename(hostile)
+    text = write_page(hostile).read_text(encoding="utf-8")
+    assert_self_contained(text)
+    page = Page(text)
+    assert page.text.count(HOSTILE) >= 5
+    assert "<b>run & co" in page.text
+
+
+def test_only_a_transformer_s_run_has_one(run, capsys):
+    assert main(["report", str(run)]) == 0
+    assert "report.html" in capsys.readouterr().out
+    assert main(["report", str(run / "nothing")]) == 2
+    values = json.loads((run / "recipe.json").read_bytes()) | {"kind": "ngram"}
+    (run / "recipe.json").write_text(json.dumps(values))
+    with pytest.raises(RecipeError, match="kind ngram"):
+        write_page(run)
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(run, monkeypatch):
+    before = (run / "report.html").read_bytes()
+
+    def broken(contents):
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr("pellucid.report.page.page_of", broken)
+    with pytest.raises(OSError, match="no space"):
+        write_page(run)
+    assert (run / "report.html").read_bytes() == before
+
+
+# Drawings ------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40)
+@given(any_architectures())
+def test_every_architecture_is_drawn(a):
+    page = Page(draw(a))
+    for said in ("embedding", "attention", "MLP", "unembedding", "logits", f"{a.n_heads} heads of {a.d_head}"):
+        assert said in page.text, said
+    assert ("cross-attention" in page.text) == (a.encoder is not None)
+    # one sum for each sublayer, in the encoder too
+    sums = 2 + (0 if a.encoder is None else 3)
+    assert sum(tag == "circle" for tag, _ in page.tags) == sums
+
+
+def test_what_is_drawn_is_what_the_words_say():
+    assert "layer norm, then attention" in Page(draw(preset("gpt2"))).text
+    post = Page(draw(preset("original"))).text
+    assert "layer norm, then" not in post
+    assert "reads both sides" in post
+    assert "rotary positions, query-key norm" in Page(draw(preset("small"))).text
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=600),
+    st.lists(st.floats(-1e6, 1e6), max_size=5),
+)
+def test_any_numbers_make_a_picture(values, levels):
+    points = [(float(i), v) for i, v in enumerate(values)]
+    made = chart("a <b> & c", [Line("x", points)], [Level(f"<{i}>", v) for i, v in enumerate(levels)])
+    if not thinned(points):
+        assert made == ""
+        return
+    page = Page(made)
+    assert "nan" not in made.lower().replace("name", "")
+    assert "a <b> & c" in page.text
+    (line,) = [attributes["points"] for tag, attributes in page.tags if tag == "polyline"]
+    places = [tuple(map(float, pair.split(","))) for pair in line.split()]
+    assert len(places) <= POINTS
+    assert all(-10 <= y <= HEIGHT + 10 for _, y in places)
+
+
+def test_names_do_not_lie_on_each_other():
+    found = spaced([(50.0, "b"), (48.0, "a"), (197.0, "d"), (196.0, "c"), (10.0, "e")])
+    assert [name for _, name in found] == ["e", "a", "b", "c", "d"]
+    gaps = [after - before for (before, _), (after, _) in itertools.pairwise(found)]
+    assert min(gaps) >= 11.4
+    assert found[-1][0] < HEIGHT - 30
+
+
+def test_ticks_are_round_and_inside():
+    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert ticks(2.1, 3.4) == pytest.approx([2.2, 2.4, 2.6, 2.8, 3.0, 3.2, 3.4])
+    assert [short(x) for x in (0, 0.5, 2000.0, 20_000.0, 3e6, 2e-5)] == ["0", "0.5", "2000", "20k", "3M", "2e-5"]
