@@ -191,8 +191,8 @@ def largest_batch(recipe: Recipe, room: float) -> int:
 def _most(recipe: Recipe, room: float, first: int, last: int) -> int:
     """The largest batch from `first` to `last` that fits, 0 where none does.
 
-    What a step needs is the largest of many lines in the batch, so that it is convex: a chord from a batch that fits
-    to one that does not meets the room at one that fits.
+    What a step needs is about the largest of some lines in the batch, which a chord from a batch that fits to one
+    that does not finds quickly.
     """
 
     def need(batch: int) -> float:
@@ -208,10 +208,11 @@ def _most(recipe: Recipe, room: float, first: int, last: int) -> int:
         low, high = high, min(last, high + max(1, math.ceil((room - need(high)) / max(each, 1e-9))))
     while high - low > 1:
         chord = low + int((room - need(low)) / (need(high) - need(low)) * (high - low))
-        low = min(max(chord, low), high - 1)
-        if need(low + 1) > room:
-            break
-        low += 1
+        middle = min(max(chord, low + 1), high - 1)
+        if need(middle) > room:
+            high = middle
+        else:
+            low, high = middle, middle + 1 if need(middle + 1) > room else high
     return low
 
 
