@@ -15,7 +15,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from pellucid.architecture import Architecture
 from pellucid.reference import embedding as reference_embedding
-from pellucid.reference import transformer as reference
+from pellucid.reference import layers as reference
 
 FLOAT32_ANGLES = 1e-6
 SIZES = {
@@ -56,10 +56,10 @@ def theirs(**options):
 
 
 def float32_turns(a: Architecture) -> torch.Tensor:
-    """Their cosines and sines [2, pos, planes]: angle, cosine and sine each rounded to float32."""
+    """Their cosines and sines [2, 1, pos, planes]: angle, cosine and sine each rounded to float32."""
     exponent = torch.arange(0, a.d_rotary, 2, dtype=torch.float32) / a.d_rotary
     angle = torch.arange(a.n_ctx, dtype=torch.float32)[:, None] * (1.0 / (a.positions.base**exponent))
-    return torch.stack([angle.cos(), angle.sin()]).double()
+    return torch.stack([angle.cos(), angle.sin()])[:, None].double()
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ def their_angles(monkeypatch):
     def put(network):
         turns = float32_turns(network.architecture)
         network.turns.values = turns
-        cos, sin = turns.numpy()
+        cos, sin = turns[:, 0].numpy()
 
-        def rotate(x, positions, d_rotary, base, layout):
+        def rotate(x, positions, d_rotary, layout, w):
             first, second = reference_embedding._plane_indices(d_rotary, layout)
             c, s = cos[positions], sin[positions]
             turned = np.concatenate(

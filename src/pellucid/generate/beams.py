@@ -12,6 +12,10 @@ from pellucid.generate.source import read_sources
 from pellucid.model import Transformer
 
 
+#: digits after the point of log P, in nats, by which texts are told apart: two ways of adding the same terms differ below
+DIGITS = 9
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """A text on its way: its row, and log P of what it has generated, nats."""
@@ -130,7 +134,7 @@ def _extend(
         own = [k for k, hypothesis in enumerate(alive) if hypothesis.row.prompt == prompt]
         if not own:
             continue
-        candidates = sums[own].flatten()
+        candidates = sums[own].flatten().round(decimals=DIGITS)
         room = min(beams - len(done), len(candidates))
         least = candidates.topk(room).values[-1]
         places = ((candidates >= least) & (candidates > -torch.inf)).nonzero().flatten()
@@ -139,7 +143,7 @@ def _extend(
             k, token = own[place // sums.size(1)], place % sums.size(1)
             before = alive[k].row
             row = Row(prompt, 0, 0, before.given, [*before.generated, token])
-            extended.append(Hypothesis(row, float(candidates[place])))
+            extended.append(Hypothesis(row, float(sums[k, token])))
             parents.append(k)
     return extended, parents
 
@@ -153,7 +157,7 @@ def _ends(hypothesis: Hypothesis, stop_ids: Collection[int], full: bool) -> bool
 
 def _ranked(found: list[Hypothesis]) -> list[Hypothesis]:
     """Best first, each told its rank."""
-    ranked = sorted(found, key=lambda hypothesis: -hypothesis.score)
+    ranked = sorted(found, key=lambda hypothesis: -round(hypothesis.score, DIGITS))
     for rank, hypothesis in enumerate(ranked):
         hypothesis.row.sample = rank
     return ranked

@@ -100,7 +100,7 @@ class RMSNormOfHeads(RMSNorm):
 
     @property
     def multiplier(self) -> Tensor:
-        return super().multiplier.view(self.n_heads, 1, -1)
+        return (self.gain + self.added).view(self.n_heads, 1, -1)
 
     def fused(self, x: Tensor) -> Tensor:
         return self.written_out(x)
