@@ -11,8 +11,7 @@ from pellucid.generate.reading import NO_TAPS, Cached, NextLogits, NoTaps, Recom
 from pellucid.generate.source import read_sources
 from pellucid.model import Transformer
 
-
-#: digits after the point of log P, in nats, by which texts are told apart: two ways of adding the same terms differ below
+#: digits of log P, nats, that tell texts apart: the same terms added in another order differ in later ones
 DIGITS = 9
 
 
