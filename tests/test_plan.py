@@ -23,7 +23,7 @@ from pellucid.plan.speed import in_turn, training_speed
 from pellucid.plan.telling import duration, scaled, size
 from pellucid.presets import preset
 from pellucid.training import memory
-from pellucid.training.memory import training_memory, walk, without_numbers
+from pellucid.training.memory import first_in_chunks, training_memory, walk, without_numbers
 from pellucid.training.recipe import Recipe, RecipeError, make_recipe, with_train
 from pellucid.training.resolve import training_bytes
 from running import any_architectures, call, draw_tokens
@@ -119,6 +119,13 @@ def test_weights_gradients_and_averages_are_counted_to_the_number():
 )
 def test_a_line_through_two_depths_is_followed_exactly(batch, recompute, attention, precision):
     made = recipe(n_layers=7, batch=batch, recompute=recompute, attention=attention, precision=precision)
+    assert training_memory(made).values == pytest.approx(walk(made).values, rel=1e-9)
+
+
+@pytest.mark.parametrize("recompute", ["no", "yes"])
+def test_a_line_through_two_batches_is_followed_exactly_where_logits_are_in_chunks(recompute):
+    made = recipe(n_layers=1, n_vocab=2**18, recompute=recompute)
+    made = with_train(made, batch=4 * first_in_chunks(made) + 3)
     assert training_memory(made).values == pytest.approx(walk(made).values, rel=1e-9)
 
 

@@ -24,8 +24,7 @@ from pellucid.plan.flops import Flops, flops, written
 from pellucid.plan.speed import Speed, training_speed
 from pellucid.presets import preset, with_vocabulary
 from pellucid.training import resolve
-from pellucid.training.memory import Memory, training_memory
-from pellucid.training.objectives import MANY_LOGITS
+from pellucid.training.memory import Memory, first_in_chunks, training_memory
 from pellucid.training.recipe import OBJECTIVE_MASK, Recipe, with_train
 from pellucid.training.run import read_recipe
 
@@ -184,8 +183,8 @@ def largest_batch(recipe: Recipe, room: float) -> int:
 
     More sequences need more, but for one fall: from some batch on logits are made in chunks.
     """
-    chunked = -(-MANY_LOGITS // (recipe.model.n_ctx * recipe.model.n_vocab))
-    return _most(recipe, room, max(chunked, 1), MOST) or _most(recipe, room, 1, chunked - 1)
+    chunked = first_in_chunks(recipe)
+    return _most(recipe, room, chunked, MOST) or _most(recipe, room, 1, chunked - 1)
 
 
 def _most(recipe: Recipe, room: float, first: int, last: int) -> int:

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 from pellucid.architecture import count_parameters
 from pellucid.model import Transformer
 from pellucid.model.low_rank import adapt
-from pellucid.training.objectives import Pass, precise
-from pellucid.training.recipe import Recipe, RecipeError
+from pellucid.training.objectives import MANY_LOGITS, Pass, precise
+from pellucid.training.recipe import Recipe, RecipeError, with_train
 from pellucid.training.resolve import memory_bytes, n_trained, training_bytes
 from pellucid.training.setup import choose_paths, make_optimizer, n_logits
 
@@ -60,13 +61,23 @@ class Memory:
 def training_memory(recipe: Recipe) -> Memory:
     """What the second and all later steps of a run need, eager. The recipe's batch is resolved; `auto` is float32.
 
-    Of networks with more than DEEP layers two shallow ones are walked through and the line through them is followed.
+    Of networks with more than DEEP layers two shallow ones are walked through and the line through them is followed;
+    so are two batches of those whose logits are made in chunks, where more sequences are only more chunks.
     """
-    n = recipe.model.n_layers
+    n, batch = recipe.model.n_layers, recipe.train.batch
+    chunked = first_in_chunks(recipe)
+    if batch > 2 * chunked + 2:
+        few, more = (training_memory(with_train(recipe, batch=k)) for k in (chunked + 1, 2 * chunked + 2))
+        return few.towards(more, (batch - chunked - 1) / (chunked + 1))
     if n <= DEEP:
         return walk(recipe)
     few, more = (walk(_cut(recipe, depth)) for depth in (SHALLOW, DEEP))
     return few.towards(more, (n - SHALLOW) / (DEEP - SHALLOW))
+
+
+def first_in_chunks(recipe: Recipe) -> int:
+    """The smallest batch whose logits are made in chunks."""
+    return -(-MANY_LOGITS // (recipe.model.n_ctx * recipe.model.n_vocab))
 
 
 def check_memory(recipe: Recipe, device: torch.device) -> None:
@@ -85,6 +96,7 @@ def check_memory(recipe: Recipe, device: torch.device) -> None:
         )
 
 
+@lru_cache(maxsize=64)
 def walk(recipe: Recipe) -> Memory:
     """Two steps of the recipe; the first one makes the optimiser's averages."""
     device, t = torch.device("cpu"), recipe.train
