@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -15,11 +16,27 @@ import pellucid
 from pellucid.cli import main
 from pellucid.presets import preset
 from pellucid.report import write_page
-from pellucid.report.charts import HEIGHT, POINTS, Level, Line, chart, short, spaced, thinned, ticks
+from pellucid.report.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    POINTS,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Level,
+    Line,
+    chart,
+    short,
+    spaced,
+    thinned,
+    ticks,
+)
 from pellucid.report.contents import Contents
-from pellucid.report.drawing import draw
-from pellucid.report.page import page_of
-from pellucid.training.recipe import RecipeError
+from pellucid.report.drawing import draw, equations
+from pellucid.report.page import e, page_of
+from pellucid.training.loop import LAG
+from pellucid.training.recipe import RecipeError, with_train
 from running import any_architectures
 
 PARTS = (
@@ -119,7 +136,8 @@ def test_a_run_ends_with_its_report(trained):
         *(f"step {step}" for step in (3, 12)),
     ):
         assert said in page.text, said
-    assert sum(tag == "svg" for tag, _ in page.tags) == 6
+    assert sum(tag == "figure" and at.get("class") == "chart" for tag, at in page.tags) == 4
+    assert sum(tag == "svg" and at.get("class") == "drawing" for tag, at in page.tags) == 1
     for line in about.yardstick.predictors if about.yardstick else ():
         assert f"{line.bits_per_byte:.3f}" in page.text
 
@@ -130,8 +148,59 @@ def test_the_share_of_the_peak_is_what_its_formula_says(run):
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     said = Page(page_of(Contents.of(run))).text
     share = Contents.of(run).flops.training * 6400 / 1e9
-    assert "x 6,400 tokens/s / 1 GFLOP/s" in said
-    assert f"= {share:.1%}" in said
+    assert f"× 6,400 tokens/s / 1 GFLOP/s = {share:.1%}" in said
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 40), st.integers(0, 50), st.integers(1, 120), st.floats(0.002, 3))
+def test_speed_is_that_of_steps_whatever_lies_between_them(trained, every, saving, n_steps, seconds):
+    """Figures are read LAG steps late, or at once before a save of `saving` seconds; those do not count."""
+    about = Contents.of(trained)
+    recipe = with_train(about.recipe, evaluate_every=every, checkpoint_every=every, sample_every=0)
+    rows, done, pauses = [], 0.0, 0.0
+    for step in range(1, n_steps + 1):
+        ends = min(-(-step // every) * every, n_steps)  # where this step's figures are read at the latest
+        done = min(step + LAG, ends) * seconds
+        pauses = (step - 1) // every * saving
+        rows.append({"step": step, "loss": 2.0, "tokens": 64 * step, "seconds": done + pauses})
+    found = replace(about, recipe=recipe, rows=rows).speeds()
+    assert [speed for _, speed in found] == pytest.approx([64 / seconds] * len(found))
+    assert bool(found) == (min(every, n_steps) >= LAG + 2)
+
+
+def test_of_pairs_no_share_is_told(run):
+    about = Contents.of(run)
+    said = Page(page_of(replace(about, recipe=replace(about.recipe, tokens_per_row=3.5)))).text
+    assert "no share of the peak is told" in said
+    assert "GFLOP/s" not in said
+
+
+def test_held_out_text_is_one_curve_and_one_end(run):
+    """What is read on the way, and at the end all of it: a number of other text is no point of the curve."""
+    rows = [
+        {"step": 4, "held_out_loss": 3.0, "held_out_part": 3.0, "bits_per_byte": 4.0},
+        {"step": 8, "held_out_loss": 2.0, "held_out_part": 2.0, "bits_per_byte": 3.0},
+        {"step": 12, "held_out_loss": 2.5, "held_out_part": 2.2, "bits_per_byte": 5.0},
+    ]
+    about = replace(Contents.of(run), rows=rows)
+    (begun, bits), (whole, all_bits) = about.held_out()
+    assert begun == [(4, 3.0), (8, 2.0), (12, 2.2)]
+    assert bits == [(4, 4.0), (8, 3.0), (12, pytest.approx(4.4))]
+    assert (whole, all_bits) == ([(12, 2.5)], [(12, 5.0)])
+    said = Page(page_of(about)).text
+    assert "all of it" in said
+    assert "The lowest held-out loss was that of step 8, by 0.2000 nats" in said
+    about = replace(about, rows=rows[:2])
+    assert about.held_out()[1] == ([], [])
+    said = Page(page_of(about)).text
+    assert "all of it" not in said
+    assert "The lowest" not in said
+
+
+def test_parts_of_the_parameters_are_all_of_them(trained):
+    parts = Contents.of(trained).parameters
+    assert sum(n for part, n in parts.items() if part != "total") == parts["total"]
+    assert parts["n-gram tables"] == 32 * FIELDS["d_model"]
 
 
 def test_the_command_trains_the_same_run_again(run, monkeypatch):
@@ -183,7 +252,27 @@ def test_hostile_text_is_text(run):
     assert_self_contained(text)
     page = Page(text)
     assert page.text.count(HOSTILE) >= 5
+    assert HOSTILE + "\\ud800\\u0000" in page.text
     assert "<b>run & co" in page.text
+
+
+@given(st.text(st.characters(categories=["Cc", "Cf", "Cs", "Lu", "Lo", "Po"])))
+def test_any_text_is_shown_and_turns_nothing_else(text):
+    """What it was can be read back; no control character and no override of the direction is left."""
+    made = e(text)
+    shown = Page(made).text
+    assert not [c for c in shown if (ord(c) < 32 and c not in "\t\n") or "\u202a" <= c <= "\u202e"]
+    assert re.sub(r"\\u([0-9a-f]{4})", lambda found: chr(int(found[1], 16)), shown) == text.replace("\r\n", "\n")
+    made.encode()
+
+
+def test_what_was_skipped_is_told_with_its_reason(run):
+    data = json.loads((run / "data.json").read_bytes())
+    data["skipped"] = [[f"a{i}.bin", "it is binary"] for i in range(30)]
+    said = Page(page_of(replace(Contents.of(run), data=data))).text
+    assert "30 files were skipped" in said
+    assert "a0.bin" in said
+    assert "and 18 more, in data.json" in said
 
 
 def test_only_a_transformer_s_run_has_one(run, capsys):
@@ -228,7 +317,27 @@ def test_what_is_drawn_is_what_the_words_say():
     post = Page(draw(preset("original"))).text
     assert "layer norm, then" not in post
     assert "reads both sides" in post
-    assert "rotary positions, query-key norm" in Page(draw(preset("small"))).text
+    small = Page(draw(preset("small"))).text
+    assert "q and k over their RMS, rotated by position" in small
+    assert "softmax(q·k / √32) v" in small
+
+
+def test_equations_are_those_of_the_architecture():
+    assert equations(preset("gpt2")) == [
+        "x = W_E[token] + W_P[position]",
+        "12 times:",
+        "    x = x + attention(norm(x))",
+        "    x = x + MLP(norm(x))",
+        "logits = norm(x) W_Eᵀ",
+    ]
+    original = preset("original")
+    assert original.encoder is not None
+    assert equations(original.encoder, encodes=True)[-1] == "source = x"
+    assert equations(original)[2:5] == [
+        "    x = norm(x + attention(x))",
+        "    x = norm(x + attention_to_source(x))",
+        "    x = norm(x + MLP(x))",
+    ]
 
 
 @settings(deadline=None, max_examples=60)
@@ -245,10 +354,17 @@ def test_any_numbers_make_a_picture(values, levels):
     page = Page(made)
     assert "nan" not in made.lower().replace("name", "")
     assert "a <b> & c" in page.text
+    if len(thinned(points)) == 1:
+        assert [attributes["class"] for tag, attributes in page.tags if tag == "circle"] == ["end model ring"]
+        return
     (line,) = [attributes["points"] for tag, attributes in page.tags if tag == "polyline"]
     places = [tuple(map(float, pair.split(","))) for pair in line.split()]
     assert len(places) <= POINTS
-    assert all(-10 <= y <= HEIGHT + 10 for _, y in places)
+    # what leaves the picture is cut by the svg that the line is in
+    assert all(-4 * HEIGHT <= y <= 5 * HEIGHT for _, y in places)
+    assert made[: made.index("<polyline")].count("<svg") == 2
+    late = [y for x, y in places if x > LEFT + (WIDTH - LEFT - RIGHT) / 19]
+    assert all(TOP - 1 <= y <= HEIGHT - BOTTOM + 1 for y in late)
 
 
 def test_names_do_not_lie_on_each_other():

@@ -294,6 +294,129 @@ def test_what_is_broken_is_refused_by_the_name_of_the_file_and_the_place(name, t
     assert texts_of(tmp_path, exclude=name) == ["good"]
 
 
+NOTHING = {
+    "a.txt": b"",
+    "a.txt.gz": b"",
+    "a.txt.zst": b"",
+    "b.txt.gz": gzip.compress(b""),
+    "b.txt.zst": PACKERS[".zst"](b""),
+    "a.jsonl": b"\n\n",
+    "b.jsonl": b'{"text": ""}\n',
+    "a.csv": b"",
+    "b.csv": b"id,text\n",
+    "a.tsv": b"text\n\n",
+    "a.html": b"<html><script>1</script></html>",
+    "a.parquet": parquet([], pyarrow.string()),
+    "b.parquet": parquet(["", None], pyarrow.string()),
+    "a.arrow": arrow([""]),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_what_holds_no_text_is_refused_by_name_and_skipped_in_a_folder(name, tmp_path):
+    path = put(tmp_path / "texts", name, NOTHING[name])
+    refused(path, rf"there is no text to read \(.*{name}: empty\)")
+    put(tmp_path / "texts", "good.txt", "good")
+    corpus = read_corpus(tmp_path / "texts")
+    assert list(corpus.texts()) == ["good"]
+    assert dict(corpus.skipped) == {name: "empty"}
+
+
+def test_a_folder_of_nothing_readable_says_what_it_found(tmp_path):
+    put(tmp_path, "a.bin", b"\0\1")
+    put(tmp_path, "b.pdf", b"%PDF")
+    put(tmp_path, ".hidden", b"text")
+    refused(tmp_path, r"no text to read \(.*\.hidden: hidden; .*a\.bin: it is binary.*b\.pdf: \.pdf files are not read")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.parquet"])
+def test_what_may_not_be_opened_is_said(name, tmp_path, monkeypatch):
+    put(tmp_path, "good.txt", "good")
+    path, real = put(tmp_path, name, b"closed"), finding.Path.open
+
+    def closed(self, *given, **options):
+        if self.name == name:
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self, *given, **options)
+
+    monkeypatch.setattr(finding.Path, "open", closed)
+    refused(path, rf"{name}: it cannot be opened: Permission denied")
+    assert dict(read_corpus(tmp_path).skipped) == {name: "it cannot be opened: Permission denied"}
+
+
+def test_a_file_that_is_closed_after_it_was_counted_is_an_error(tmp_path, monkeypatch):
+    corpus = read_corpus(put(tmp_path, "a.txt", "text"))
+
+    def closed(self, *given, **options):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(finding.Path, "open", closed)
+    with pytest.raises(DocumentError, match=r"a\.txt cannot be opened: Permission denied"):
+        list(corpus.texts())
+
+
+def test_a_folder_that_may_not_be_opened_is_among_what_was_skipped(tmp_path, monkeypatch):
+    put(tmp_path, "a.txt", "text")
+    put(tmp_path, "deep/b.txt", "text")
+    real = os.scandir
+
+    def closed(path):
+        if os.path.basename(path) == "deep":
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(finding.os, "scandir", closed)
+    assert dict(read_corpus(tmp_path).skipped) == {"deep": "it cannot be opened: Permission denied"}
+
+
+def test_links_that_lead_nowhere_or_round_are_skipped(tmp_path):
+    put(tmp_path, "a.txt", "text")
+    os.symlink(tmp_path / "gone.txt", tmp_path / "broken.txt")
+    os.symlink(tmp_path / "round.txt", tmp_path / "round.txt")
+    os.symlink(tmp_path / "a.txt", tmp_path / "z.txt")
+    os.symlink(tmp_path / "down", tmp_path / "up", target_is_directory=True)
+    os.symlink(tmp_path / "up", tmp_path / "down", target_is_directory=True)
+    corpus = read_corpus(tmp_path)
+    assert [source.path for source in corpus.sources] == ["a.txt", "z.txt"]
+    assert dict(corpus.skipped) == dict.fromkeys(("broken.txt", "round.txt", "down", "up"), "not a regular file")
+    refused(tmp_path / "round.txt", "there is no such file or folder")
+
+
+# What is made to fill the memory ----------------------------------------------------------------
+
+
+def test_a_few_packed_bytes_are_unpacked_in_parts(tmp_path):
+    """64 MiB of one letter are some kilobytes packed."""
+    size = 1 << 26
+    for name in ("a.txt.gz", "a.txt.zst"):
+        path = put(tmp_path, name, PACKERS[name[-4:].lstrip("t")](b"a" * size))
+        assert path.stat().st_size < size >> 9
+        origin = finding.origin_of(path, name, Reading())
+        with path.open("rb") as file:
+            unpack = {".gz": opening._gunzipped, ".zst": opening._unzstd}[origin.packed]
+            lengths = [len(chunk) for chunk in unpack(file, name)]
+        assert sum(lengths) == size
+        assert max(lengths) <= 1 << 25
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv"])
+def test_a_line_without_end_is_refused_where_it_is_too_long(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "LONGEST", 1000)
+    lines = {"a.jsonl": ['{"text": "a"}', '{"text": "', '"}']}.get(name, ["text", "", ""])
+    long = put(tmp_path, f"{name}.gz", gzip.compress(f"{lines[0]}\n{lines[1]}{'a' * 2000}{lines[2]}\n".encode()))
+    refused(long, rf"{name}\.gz, line 2: longer than 1,000 bytes")
+    whole = put(tmp_path, name, f"{lines[0]}\n{lines[1]}{'a' * 900}{lines[2]}\n")
+    assert texts_of(whole)[-1] == "a" * 900
+
+
+@pytest.mark.parametrize("opened", ["<!-- ", "<a href='", "<script>", "<style>"])
+def test_a_tag_without_end_is_refused_where_it_is_too_long(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr("pellucid.text.html.STEP", 100)
+    monkeypatch.setattr("pellucid.text.html.LONGEST", 1000)
+    refused(put(tmp_path, "a.html", "one<br>\n" + opened + "a" * 2000), r"a\.html: a tag, comment or script .* line 2")
+    assert texts_of(put(tmp_path, "b.html", "one<br>\n" + "a" * 2000))[0].startswith("one\naaa")
+
+
 @given(st.binary(max_size=60), st.sampled_from(["jsonl", "csv", "tsv", "html", "plain", "parquet", "arrow"]))
 @settings(max_examples=150, deadline=None)
 def test_any_bytes_are_read_or_refused_in_words(tmp_path_factory, content, kind):

@@ -1,4 +1,4 @@
-"""Line charts as SVG: steps to the right, names written at the lines themselves."""
+"""Line charts as SVG: steps to the right, the lines' names above, those of levels at the levels themselves."""
 
 import html
 import math
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 #: of the whole picture, and of the room around the lines
 WIDTH, HEIGHT = 360.0, 228.0
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 14.0, 30.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 14.0, 32.0
 #: points that a line has at most: more are averaged
 POINTS = 240
 #: pixels between two names
@@ -16,7 +16,7 @@ LINE = 11.5
 
 @dataclass(frozen=True)
 class Line:
-    """Points in order; `kind` is its class in the style sheet: model, held-out or quiet."""
+    """Points in order, one alone as a ring; `kind` is its class in the style sheet: model or training."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -71,38 +71,40 @@ class Frame:
 
     def y(self, value: float) -> float:
         share = (value - self.y_low) / ((self.y_high - self.y_low) or 1.0)
-        return HEIGHT - BOTTOM - min(max(share, -0.02), 1.04) * (HEIGHT - TOP - BOTTOM)
+        return HEIGHT - BOTTOM - min(max(share, -3.0), 4.0) * (HEIGHT - TOP - BOTTOM)
 
 
 def chart(title: str, lines: Sequence[Line], levels: Sequence[Level] = (), unit: str = "", zero: bool = False) -> str:
     """An SVG of the lines that have points; nothing where none has.
 
-    The picture begins where the first twentieth of the steps is over, if the beginning is much higher than the rest;
-    levels far above the lines are named and not drawn.
+    Where the first twentieth of the steps is much higher than the rest it is cut off; levels far above the lines are
+    named and not drawn.
     """
     drawn = [Line(line.name, points, line.kind) for line in lines if (points := thinned(line.points))]
     if not drawn:
         return ""
     frame, beyond = _frame(drawn, levels, zero)
-    inside = [level for level in levels if level not in beyond]
+    inside = _ordered([level for level in levels if level not in beyond], frame)
     names = spaced([(frame.y(level.value) - 3, level.name) for level in inside])
-    body = [
-        _axes(frame),
-        *(_level(frame, level, y) for level, (y, _) in zip(_ordered(inside, frame), names, strict=True)),
-    ]
-    body += [_line(frame, line) for line in drawn] + _line_names(frame, drawn)
+    body = [_axes(frame), *(_level(frame, level, y) for level, (y, _) in zip(inside, names, strict=True))]
     said = f"{title}: " + "; ".join(f"{line.name or title} ends at {line.points[-1][1]:.4g}" for line in drawn)
-    above = (
-        f'<p class="quiet">Above the picture: {_e(", ".join(f"{v.name} {v.value:.2f}" for v in beyond))}.</p>'
-        if beyond
-        else ""
-    )
-    caption = f"{_e(title)}{f' <span class=quiet>{_e(unit)}</span>' if unit else ''}"
+    below = f"Above the picture: {', '.join(f'{v.name} {v.value:.2f}' for v in beyond)}." if beyond else ""
     return (
-        f'<figure class="chart"><figcaption>{caption}</figcaption>'
-        f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{_e(said)}">{"".join(body)}</svg>'
-        f"{above}</figure>"
+        f'<figure class="chart"><figcaption>{_caption(title, unit, drawn)}</figcaption>'
+        f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{_e(said)}">{"".join(body)}'
+        f"{_lines(frame, drawn)}</svg>" + (f'<p class="quiet">{_e(below)}</p>' if below else "") + "</figure>"
     )
+
+
+def _caption(title: str, unit: str, lines: Sequence[Line]) -> str:
+    """The title, the unit, and each line's name with its colour."""
+    made = _e(title) + (f' <span class="quiet">{_e(unit)}</span>' if unit else "")
+    named = "".join(
+        f'<span class="key {line.kind}{" ring" if len(line.points) == 1 else ""}">{_e(line.name)}</span>'
+        for line in lines
+        if line.name
+    )
+    return made + named
 
 
 def _frame(lines: Sequence[Line], levels: Sequence[Level], zero: bool) -> tuple[Frame, list[Level]]:
@@ -159,25 +161,24 @@ def _level(frame: Frame, level: Level, name_at: float) -> str:
     )
 
 
-def _line(frame: Frame, line: Line) -> str:
-    path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
-    x, y = line.points[-1]
-    return (
-        f'<polyline class="line {line.kind}" points="{path}"/>'
-        f'<circle class="end {line.kind}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3"/>'
+def _lines(frame: Frame, lines: Sequence[Line]) -> str:
+    """The lines, cut where they leave the picture, and where they end."""
+    paths = "".join(
+        f'<polyline class="line {line.kind}" points="{_path(frame, line)}"/>' for line in lines if len(line.points) > 1
     )
+    ends = "".join(
+        f'<circle class="end {line.kind}{" ring" if len(line.points) == 1 else ""}" '
+        f'cx="{frame.x(line.points[-1][0]):.1f}" cy="{frame.y(line.points[-1][1]):.1f}" r="3"/>'
+        for line in lines
+    )
+    # an svg within an svg is clipped at its own edge
+    x, y, wide, high = LEFT - 2, 2.0, WIDTH - LEFT + 2, HEIGHT - BOTTOM + 2
+    box = f'x="{x:g}" y="{y:g}" width="{wide:g}" height="{high:g}" viewBox="{x:g} {y:g} {wide:g} {high:g}"'
+    return f"<svg {box}>{paths}{ends}</svg>"
 
 
-def _line_names(frame: Frame, lines: Sequence[Line]) -> list[str]:
-    """Names above the middle of their lines, apart from each other."""
-    made = []
-    for i, line in enumerate(line for line in lines if line.name):
-        at = line.points[int((0.42 + 0.2 * i) * (len(line.points) - 1))]
-        made.append(
-            f'<text class="name {line.kind}" x="{frame.x(at[0]):.1f}" y="{frame.y(at[1]) - 6 - 2 * i:.1f}">'
-            f"{_e(line.name)}</text>"
-        )
-    return made
+def _path(frame: Frame, line: Line) -> str:
+    return " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
 
 
 def _e(text: str) -> str:

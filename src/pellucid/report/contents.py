@@ -1,6 +1,5 @@
 """What a run's folder says, read once for the report; whatever optional part is missing is left out."""
 
-import itertools
 import json
 import math
 import shlex
@@ -10,13 +9,21 @@ from typing import Any
 
 from pellucid.architecture import count_parameters
 from pellucid.plan.flops import Flops, flops
+from pellucid.training.loop import LAG
 from pellucid.training.metrics import read_metrics
 from pellucid.training.recipe import Recipe, RecipeError
 from pellucid.training.run import read_recipe
 from pellucid.yardstick import Yardstick, read_yardstick
 
+#: steps over which a speed is taken, where as many follow each other
+STEPS_TOGETHER = 8
+#: parts of a network as they are written out
+NAMES = {"embed": "embedding", "mlp": "MLP", "unembed": "unembedding"}
 #: what is known of the machine that a run began on
 MACHINE = "machine.json"
+
+
+Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -44,13 +51,29 @@ class Contents:
         found = [(row["step"], row.get(name)) for row in self.rows]
         return [(float(step), float(v)) for step, v in found if isinstance(v, int | float) and math.isfinite(v)]
 
+    def held_out(self) -> tuple[tuple[Points, Points], tuple[Points, Points]]:
+        """Nats per token and bits per byte: of its beginning, step by step, and of all of it, where those differ.
+
+        Along the way a part is read, the same every time; at the end everything.
+        """
+        part, loss, bits = (dict(self.series(name)) for name in ("held_out_part", "held_out_loss", "bits_per_byte"))
+        steps = [step for step in part if loss.get(step) and step in bits]
+        begun = [(step, part[step]) for step in steps], [(step, bits[step] * part[step] / loss[step]) for step in steps]
+        ends = [step for step in steps if part[step] != loss[step]][-1:]
+        return begun, ([(step, loss[step]) for step in ends], [(step, bits[step]) for step in ends])
+
     def texts(self, name: str) -> list[tuple[int, str]]:
         """(step, text) of every row that has one."""
         return [(row["step"], row[name]) for row in self.rows if isinstance(row.get(name), str)]
 
     @property
     def parameters(self) -> dict[str, int]:
-        return {part: n for part, n in count_parameters(self.recipe.model).items() if n}
+        """By part, the total last; rows of n-grams, which are looked up, apart from those of single tokens."""
+        counts, a = count_parameters(self.recipe.model), self.recipe.model
+        grams = len(a.ngrams) * a.ngram_rows * a.d_model
+        named = {NAMES.get(part, part): n for part, n in counts.items()}
+        named = {"embedding": named.pop("embedding") - grams, "n-gram tables": grams} | named
+        return {part: n for part, n in named.items() if n}
 
     @property
     def flops(self) -> Flops:
@@ -62,14 +85,34 @@ class Contents:
         return max((v for _, v in self.series("seconds")), default=0.0)
 
     def speeds(self) -> list[tuple[float, float]]:
-        """(step, tokens per second) between steps that follow each other at once: no saving lies between."""
-        steps = [row for row in self.rows if "loss" in row and "seconds" in row]
-        pairs = itertools.pairwise(steps)
-        return [
-            (float(b["step"]), (b["tokens"] - a["tokens"]) / (b["seconds"] - a["seconds"]))
-            for a, b in pairs
-            if b["seconds"] > a["seconds"] and b["step"] == a["step"] + 1
-        ]
+        """(step, tokens per second) over stretches of steps between which nothing is saved, measured or sampled.
+
+        A step's figures are read, and its seconds taken, LAG steps later, or at once before a save: the last LAG of a
+        stretch say nothing of its speed.
+        """
+        made = []
+        for stretch in self._stretches():
+            rows = stretch[: len(stretch) - LAG]
+            for first in range(0, len(rows) - 1, STEPS_TOGETHER):
+                a, b = rows[first], rows[min(first + STEPS_TOGETHER, len(rows) - 1)]
+                if b["seconds"] > a["seconds"]:
+                    speed = (b["tokens"] - a["tokens"]) / (b["seconds"] - a["seconds"])
+                    made.append((float(b["step"]), speed))
+        return made
+
+    def _stretches(self) -> list[list[dict[str, Any]]]:
+        """Rows of steps that follow each other with nothing between."""
+        t, made = self.recipe.train, [[]]
+        ends = [every for every in (t.checkpoint_every, t.evaluate_every, t.sample_every) if every > 0]
+        for row in self.rows:
+            if not all(isinstance(row.get(name), int | float) for name in ("loss", "seconds", "tokens")):
+                continue
+            if made[-1] and row["step"] != made[-1][-1]["step"] + 1:
+                made.append([])
+            made[-1].append(row)
+            if any(row["step"] % every == 0 for every in ends):
+                made.append([])
+        return made
 
     @property
     def command(self) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from pellucid.architecture import Architecture
 
-WIDTH, STREAM, LEFT, RIGHT = 360.0, 34.0, 76.0, 352.0
+WIDTH, STREAM, LEFT, RIGHT = 372.0, 34.0, 76.0, 352.0
 #: pixels of a line of text and between two boxes
 TEXT, GAP = 15.0, 16.0
 
@@ -23,6 +23,8 @@ class Picture:
 
     y: float = 6.0
     parts: list[str] = field(default_factory=list)
+    #: where the encoder's output leaves its box
+    source: float = 0.0
 
     def box(self, title: str, *lines: str, kind: str = "box", left: float = LEFT) -> tuple[float, float]:
         """A box with a title and lines of text; its upper and lower edge."""
@@ -56,6 +58,11 @@ class Picture:
         )
         self.parts.insert(0, f'<line class="stream" x1="{STREAM}" x2="{STREAM}" y1="{begin:.1f}" y2="{self.y:.1f}"/>')
 
+    def from_source(self, bottom: float) -> None:
+        """An arrow from the encoder's output, along the right edge, into the box that ends at `bottom`."""
+        x, y = WIDTH - 9, bottom - 12
+        self.parts.append(f'<path class="arrow" d="M {RIGHT} {self.source:.1f} H {x} V {y:.1f} H {RIGHT + 3}"/>')
+
     def svg(self, said: str) -> str:
         """The picture."""
         arrow = (
@@ -75,7 +82,8 @@ def draw(a: Architecture) -> str:
     picture = Picture()
     if a.encoder is not None:
         _stack(picture, a.encoder, "source tokens", "encoder ")
-        picture.box("the encoder's output", "is read by every block below", kind="through", left=STREAM - 26)
+        top, bottom = picture.box("the encoder's output", "read by every block below", kind="through", left=STREAM - 26)
+        picture.source = (top + bottom) / 2
         picture.y += 6
     _stack(picture, a, "tokens", "")
     _readout(picture, a)
@@ -84,29 +92,27 @@ def draw(a: Architecture) -> str:
 
 def _stack(picture: Picture, a: Architecture, tokens: str, of: str) -> None:
     positions = {
-        "none": "no positions",
+        "none": "nothing says where a token stands",
         "learned": f"+ a learned vector for each of {a.n_ctx:,} positions",
         "sinusoidal": "+ sinusoids of the position",
-        "rotary": "positions turn queries and keys, below",
-        "alibi": "positions lower the scores, below",
+        "rotary": "positions enter in attention: rotary",
+        "alibi": "positions enter in attention: ALiBi",
     }[a.positions.kind]
     grams = ", ".join(str(n) for n in a.ngrams)
     lines = [f"{tokens} to vectors of {a.d_model:,}, {a.n_vocab:,} rows", positions]
     lines += [f"+ n-grams of {grams} tokens, {a.ngram_rows:,} rows each"] if a.ngrams else []
     lines += [f"+ a vector for each of {a.n_segments} kinds of segment"] if a.n_segments else []
-    picture.on_stream(f"{of}embedding" + (" (x √d_model)" if a.embed_scale != "1" else ""), *lines)
+    picture.on_stream(f"{of}embedding" + (" × √d_model" if a.embed_scale != "1" else ""), *lines)
     if a.embed_norm == "norm":
         picture.on_stream(NORMS.get(a.norm.kind, "norm"))
     begin = picture.y - GAP / 2
     _block(picture, a)
-    times = f"{a.n_layers} blocks" if a.n_layers != 1 else "1 block"
+    times = f"{a.n_layers} blocks, one after another" if a.n_layers != 1 else "1 block"
     end = picture.y - GAP / 2
     picture.parts.insert(
-        0, f'<rect class="bracket" x="4" y="{begin:.1f}" width="{WIDTH - 6}" height="{end - begin + 18:.1f}" rx="8"/>'
+        0, f'<rect class="bracket" x="4" y="{begin:.1f}" width="{WIDTH - 8}" height="{end - begin + 18:.1f}" rx="8"/>'
     )
-    picture.parts.append(
-        f'<text class="times" x="{RIGHT}" y="{end + 12:.1f}" text-anchor="end">{times}, one after another</text>'
-    )
+    picture.parts.append(f'<text class="times" x="{RIGHT}" y="{end + 12:.1f}" text-anchor="end">{times}</text>')
     picture.parts.insert(
         0, f'<line class="stream" x1="{STREAM}" x2="{STREAM}" y1="{end:.1f}" y2="{end + 18 + GAP:.1f}"/>'
     )
@@ -121,25 +127,49 @@ def _block(picture: Picture, a: Architecture) -> None:
     before = f"{norm}, then " if norm and a.block not in ("post", "inner") else ""
     behind = f", then {norm}" if norm and a.block in ("inner", "sandwich") else ""
     shared = f", {a.n_kv_heads} of keys and values" if a.n_kv_heads != a.n_heads else ""
-    facts = [f"{a.n_heads} heads of {a.d_head}{shared}", MASKS[a.attention.mask] + _windows(a)]
-    extra = [{"rotary": "rotary positions", "alibi": "ALiBi"}.get(a.positions.kind, "")]
-    extra += ["query-key norm"] if a.attention.qk_norm == "rms" else []
-    said = ", ".join(word for word in extra if word)
-    picture.branch(f"{before}attention{behind}", *facts, *([said] if said else []))
+    shown = MASKS[a.attention.mask] + _windows(a)
+    picture.branch(f"{before}attention{behind}", f"{a.n_heads} heads of {a.d_head}{shared}", shown, *_attention(a))
     if a.block == "post" and norm:
         picture.on_stream(norm)
     if a.encoder is not None:
-        picture.branch(f"{before}cross-attention{behind}", "queries from here, keys and values of the encoder's output")
+        cross = f"{before}cross-attention{behind}"
+        picture.branch(cross, "queries of the stream,", "keys and values of the encoder's output")
+        picture.from_source(picture.y - GAP)
         if a.block == "post" and norm:
             picture.on_stream(norm)
-    gate = " gated," if a.mlp.form == "gated" else ""
-    hidden = " and ".join([f"{a.d_ff:,}"] * a.mlp.n_hidden) or "no hidden layer"
     beside = ["reads the stream as attention does, beside it"] if a.block in ("parallel", "shared") else []
-    picture.branch(
-        f"{before}MLP{behind}", f"{a.d_model:,} to {hidden} to {a.d_model:,},{gate} {_activation(a)}", *beside
-    )
+    picture.branch(f"{before}MLP{behind}", *_mlp(a), *beside)
     if a.block == "post" and norm:
         picture.on_stream(norm)
+
+
+def _attention(a: Architecture) -> list[str]:
+    """What a head computes, and what is done to its queries and keys before."""
+    d, shared = f"{a.d_head:,}", a.d_model // a.n_heads
+    scale = {"1/sqrt(d_head)": f" / √{d}", "1/d_head": f" / {d}", "1": "", "1/sqrt(d_model/n_heads)": f" / √{shared:,}"}
+    score = f"q·k{scale[a.attention.scale]}"
+    if a.attention.score_cap:
+        cap = f"{a.attention.score_cap:g}"
+        score = f"{cap} tanh({score} / {cap})"
+    score += " - slope × distance" if a.positions.kind == "alibi" else ""
+    first = ["q and k over their RMS"] if a.attention.qk_norm != "none" else []
+    part = f" in {a.d_rotary} of {d}" if a.d_rotary < a.d_head else ""
+    first += [f"rotated by position{part}"] if a.positions.kind == "rotary" else []
+    return [f"softmax({score}) v", *([", ".join(first)] if first else [])]
+
+
+def _mlp(a: Architecture) -> list[str]:
+    """Sizes, and what it computes of a row x."""
+    if not a.mlp.n_hidden:
+        return [f"{a.d_model:,} to {a.d_model:,}, no hidden layer", "x W_out"]
+    hidden = " to ".join([f"{a.d_ff:,}"] * a.mlp.n_hidden)
+    f, sizes = _activation(a), f"{a.d_model:,} to {hidden} to {a.d_model:,}"
+    if a.mlp.form == "gated":
+        return [f"{sizes}, gated", f"({f}(x W_gate) × x W_up) W_out"]
+    if a.mlp.n_hidden == 1:
+        return [sizes, f"{f}(x W_in) W_out"]
+    inside = "f(f(x W_1) W_2)" if a.mlp.n_hidden == 2 else f"f(... f(x W_1) ... W_{a.mlp.n_hidden})"
+    return [sizes, f"{inside} W_out, f = {f}"]
 
 
 def _windows(a: Architecture) -> str:
@@ -148,15 +178,48 @@ def _windows(a: Architecture) -> str:
 
 
 def _activation(a: Architecture) -> str:
-    names = {"gelu": "GELU", "gelu_tanh": "GELU (tanh)", "relu": "ReLU", "relu2": "squared ReLU", "silu": "SiLU"}
+    names = {"gelu": "GELU", "gelu_tanh": "tanh-GELU", "relu": "ReLU", "relu2": "squared ReLU", "silu": "SiLU"}
     return names.get(a.mlp.activation, a.mlp.activation)
 
 
 def _readout(picture: Picture, a: Architecture) -> None:
     tied = "the embedding's matrix again" if a.unembed == "tied" else "a matrix of its own"
-    first = ["a dense layer and a norm first"] if a.readout == "bert" else []
-    picture.on_stream("unembedding", f"{tied}, {a.d_model:,} to {a.n_vocab:,}", *first)
-    picture.parts.append(
-        f'<text class="title" x="{STREAM + 14}" y="{picture.y + 2:.1f}">logits of the token that follows</text>'
-    )
+    more = ["a dense layer and a norm first"] if a.readout == "bert" else []
+    more += [f"{a.logit_cap:g} tanh(logit / {a.logit_cap:g}) in place of each logit"] if a.logit_cap else []
+    picture.on_stream("unembedding", f"{tied}, {a.d_model:,} to {a.n_vocab:,}", *more)
+    what = "logits of the token that stands here" if a.attention.mask == "bidirectional" else "logits of the next token"
+    picture.parts.append(f'<text class="title" x="{STREAM + 14}" y="{picture.y + 2:.1f}">{what}</text>')
     picture.y += 14
+
+
+def equations(a: Architecture, encodes: bool = False) -> list[str]:
+    """The same in symbols, one line each, x being a row for each token; an encoder has no logits."""
+    norm = a.norm.kind != "none"
+
+    def normed(x: str) -> str:
+        return f"norm({x})" if norm else x
+
+    start = "x = " + ("√d_model " if a.embed_scale != "1" else "") + "W_E[token]"
+    start += {"learned": " + W_P[position]", "sinusoidal": " + P[position]"}.get(a.positions.kind, "")
+    start += " + W_S[segment]" if a.n_segments else ""
+    parts = ["attention", *(["attention_to_source"] if a.encoder is not None else []), "MLP"]
+    if a.block == "post":
+        block = [f"x = {normed(f'x + {part}(x)')}" for part in parts]
+    elif a.block in ("parallel", "shared"):
+        block = ["x = x + " + " + ".join(f"{part}({normed('x')})" for part in parts)]
+    else:
+        inner = "x" if a.block == "inner" else normed("x")
+        outer = normed if a.block in ("inner", "sandwich") else str
+        block = [f"x = x + {outer(f'{part}({inner})')}" for part in parts]
+    grams = ", ".join(str(n) for n in a.ngrams)
+    lines = [start, *([f"x = x + sum of W_n[last n tokens], n = {grams}"] if a.ngrams else [])]
+    lines += [f"x = {normed('x')}"] if a.embed_norm == "norm" else []
+    lines += [f"{a.n_layers} times:" if a.n_layers != 1 else "once:", *(f"    {line}" for line in block)]
+    last = normed("x") if a.final_norm == "norm" else "x"
+    if encodes:
+        return [*lines, f"source = {last}"]
+    last = f"norm(f({last} W))" if a.readout == "bert" else last
+    return [
+        *lines,
+        f"logits = {last} {'W_E' if a.unembed == 'tied' else 'W_U'}ᵀ{'' if a.readout == 'linear' else ' + b'}",
+    ]

@@ -1,6 +1,7 @@
 """The report of a run: one HTML file that fetches nothing, runs nothing, and opens from disk."""
 
 import html
+import re
 import statistics
 from collections.abc import Sequence
 from functools import cache
@@ -11,13 +12,21 @@ from typing import Any
 from pellucid.plan.telling import duration, scaled
 from pellucid.report.charts import Level, Line, chart
 from pellucid.report.contents import Contents
-from pellucid.report.drawing import draw
+from pellucid.report.drawing import draw, equations
 from pellucid.yardstick import verdict
 
 #: no request leaves the page and no script runs, whatever a text in it says
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+#: characters that are shown by their numbers
+UNSEEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 #: samples that are shown at once; files that are listed
 SAMPLES, FILES = 3, 12
+OBJECTIVES = {
+    "next-token": "predicts the next token",
+    "prefix": "continues a prefix that it reads both ways",
+    "masked": "finds the tokens that are hidden from it",
+    "source-target": "reads a source and writes its target",
+}
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -48,17 +57,31 @@ def page_of(run: Contents) -> str:
 
 
 def _head(run: Contents) -> str:
-    a, last = run.recipe.model, _last(run)
+    a, last, t = run.recipe.model, _last(run), run.recipe.train
     facts = [("parameters", f"{run.parameters['total']:,}"), ("blocks", f"{a.n_layers}"), ("width", f"{a.d_model:,}")]
     facts += [("context", f"{a.n_ctx:,}"), ("vocabulary", f"{a.n_vocab:,}"), ("steps", _steps(run))]
     facts += [("trained for", duration(run.seconds))] if run.seconds else []
-    big = ""
-    if last:
-        big = (
-            f'<p class="big"><b>{last["bits_per_byte"]:.3f}</b> bits per byte of held-out text'
-            f" <span>{last['held_out_loss']:.4f} nats per token, after step {last['step']:,}</span></p>"
-        )
-    return f"<header><h1>{e(run.run.name)}</h1>{big}{_facts(facts)}</header>"
+    what = f'<p class="quiet">A transformer that {OBJECTIVES.get(t.objective, t.objective)}</p>'
+    return f"<header><h1>{e(run.run.name)}</h1>{what}{_result(run, last)}{_facts(facts)}</header>"
+
+
+def _result(run: Contents, last: dict[str, Any]) -> str:
+    """The last held-out loss; the lowest too, where a step before had it."""
+    if not last:
+        return ""
+    big = (
+        f'<p class="big"><b>{last["bits_per_byte"]:.3f}</b> bits per byte of held-out text'
+        f" <span>{last['held_out_loss']:.4f} nats per token, after step {last['step']:,}</span></p>"
+    )
+    parts = dict(run.series("held_out_part"))
+    best = min(parts, key=lambda step: parts[step], default=0)
+    if not parts or parts[best] >= parts.get(last["step"], 0.0):
+        return big
+    return big + (
+        f'<p class="quiet">The lowest held-out loss was that of step {best:,.0f}, by '
+        f"{parts[last['step']] - parts[best]:.4f} nats per token: that checkpoint is kept and is loaded unless another "
+        "is asked for.</p>"
+    )
 
 
 def _steps(run: Contents) -> str:
@@ -78,10 +101,14 @@ def _warnings(run: Contents) -> str:
 
 
 def _losses(run: Contents) -> str:
+    """Held-out text is measured by its beginning on the way, by all of it at the end: told apart where they differ."""
     levels = [Level(p.name, p.bits_per_byte) for p in run.yardstick.predictors] if run.yardstick else []
-    bits = chart("Held-out text", [Line("", run.series("bits_per_byte"))], levels, "bits per byte")
-    lines = [Line("training", run.series("loss"), "held-out"), Line("held-out", run.series("held_out_loss"))]
-    return _section("Learning", "", bits + chart("Loss", lines, unit="nats per token"), "charts")
+    (begun, bits), (whole, all_bits) = run.held_out()
+    name = "held-out, its beginning" if whole else "held-out"
+    of_bits = [Line(name, bits), Line("all of it", all_bits)]
+    of_loss = [Line("training", run.series("loss"), "training"), Line(name, begun), Line("all of it", whole)]
+    charts = chart("Held-out text", of_bits, levels, "bits per byte") + chart("Loss", of_loss, unit="nats per token")
+    return _section("Learning", "", charts, "charts")
 
 
 def _yardstick(run: Contents) -> str:
@@ -93,11 +120,15 @@ def _yardstick(run: Contents) -> str:
     most = max(bits for _, bits, _ in rows)
     bars = _bars([(name, f"{bits:.3f}", bits / most, kind) for name, bits, kind in rows])
     said = verdict(found, last["bits_per_byte"]) if last else found.reach
-    share = found.repeats
-    windows = f"{share.windows:,} held-out windows of {share.length} tokens"
-    also = f"Of {windows} {share.share:.1%} also stand in the training text."
-    note = f"Bits per byte of the same held-out text; less is better. {said[0].upper()}{said[1:]}. {also} {found.note}"
-    return _section("Beside counting", note, bars)
+    again = found.repeats
+    windows = f"{again.windows:,} held-out windows of {again.length} tokens"
+    also = f"Of {windows} {again.share:.1%} also stand" if again.share else f"None of {windows} stands"
+    note = f"Bits per byte of the same held-out text; less is better. {_sentence(said)} {also} in the training text."
+    return _section("Beside counting", f"{note} {_sentence(found.note) if found.note else ''}", bars)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def _samples(run: Contents) -> str:
@@ -106,72 +137,111 @@ def _samples(run: Contents) -> str:
         return ""
     picked = sorted({round(i * (len(texts) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)})
     shown = "".join(
-        f"<figure class=sample><figcaption>step {texts[i][0]:,}</figcaption><pre>{e(texts[i][1])}</pre></figure>"
-        for i in picked
+        f"<figure class=sample><figcaption>step {step:,}</figcaption><pre dir=auto>{e(text)}</pre></figure>"
+        for step, text in (texts[i] for i in picked)
     )
     rest = [text for i, text in enumerate(texts) if i not in picked]
-    more = "".join(f"<p class=quiet>step {step:,}</p><pre>{e(text)}</pre>" for step, text in rest)
+    more = "".join(f"<p class=quiet>step {step:,}</p><pre dir=auto>{e(text)}</pre>" for step, text in rest)
     folded = f"<details><summary>{len(rest)} more</summary>{more}</details>" if rest else ""
-    return _section(
-        "What it writes", "Drawn at temperature 0.8 as training went on.", f"<div class=samples>{shown}</div>{folded}"
-    )
+    how = "Drawn at temperature 0.8" if run.recipe.model.encoder is None else "The likeliest token each time"
+    return _section("What it writes", f"{how}, as training went on.", f"<div class=samples>{shown}</div>{folded}")
 
 
 def _architecture(run: Contents) -> str:
     parts, total = run.parameters, run.parameters["total"]
     bars = _bars([(p, f"{n:,}", n / total, "") for p, n in parts.items() if p != "total"])
-    beside = f"<div><h3>Parameters by part, {total:,} in all</h3>{bars}</div>"
-    return _section("What it computes", "", f"<div class=two><div>{draw(run.recipe.model)}</div>{beside}</div>")
+    a = run.recipe.model
+    stacks = [("Encoder", a.encoder)] if a.encoder is not None else []
+    symbols = "".join(
+        f"<h3>{title}</h3><pre class=symbols>{e(chr(10).join(equations(stack, stack is a.encoder)))}</pre>"
+        for title, stack in (*stacks, ("In symbols" if not stacks else "Decoder", a))
+    )
+    beside = f"<div><h3>Parameters by part, {total:,} in all</h3>{bars}{symbols}</div>"
+    return _section("What it computes", "", f"<div class=two><div>{draw(a)}</div>{beside}</div>")
 
 
 def _course(run: Contents) -> str:
     made = chart("Learning rate", [Line("", run.series("learning_rate"))], zero=True)
     made += chart("Gradient norm", [Line("", run.series("grad_norm"))], unit="before clipping", zero=True)
-    made += chart("Speed", [Line("", run.speeds())], unit="tokens per second", zero=True)
     return _section("The course of training", "", made, "charts") if made else ""
 
 
 def _speed(run: Contents) -> str:
-    speeds, f = [v for _, v in run.speeds()], run.flops
-    if not speeds:
+    speeds, tokens = run.speeds(), max((v for _, v in run.series("tokens")), default=0.0)
+    if not tokens or not run.seconds:
         return ""
-    typical = statistics.median(speeds)
-    lines = [f"{typical:,.0f} tokens per second (the median over steps), {duration(run.seconds)} in all."]
-    formula = (
-        f"3 x ({scaled(f.products)} in products with weights + {scaled(f.attention)} in attention) = "
-        f"{scaled(f.training)} FLOPs per token"
-    )
-    peak = run.machine.get("product_flops")
-    if isinstance(peak, int | float) and peak > 0:
-        share = f.training * typical / peak
-        word = run.machine.get("precision", "this precision")
-        lines.append(f"{share:.0%} of what large products reach on this machine in {word}.")
-        formula += f"; x {typical:,.0f} tokens/s / {scaled(float(peak), 'FLOP/s')} = {share:.1%}"
+    whole = tokens / run.seconds
+    lines, typical = [f"{whole:,.0f} tokens per second with all saving, measuring and sampling."], 0.0
+    if speeds:
+        typical = statistics.median(v for _, v in speeds)
+        lines.insert(0, f"{typical:,.0f} tokens per second in steps, by the median of stretches.")
+    body = "".join(f"<p>{e(line)}</p>" for line in (*lines, *_share(run, typical or whole)))
     facts = [(k, str(v)) for k, v in run.machine.items() if k in ("device", "processor", "threads", "torch")]
-    body = "".join(f"<p>{e(line)}</p>" for line in lines) + f"<p class=formula>{e(formula)}</p>" + _facts(facts)
-    return _section("Speed", "", body)
+    drawn = chart("Speed", [Line("", speeds)], unit="tokens per second, in steps", zero=True) if len(speeds) > 1 else ""
+    return _section("Speed", "", f"<div class=charts><div>{body}{_facts(facts)}</div>{drawn}</div>")
+
+
+def _share(run: Contents, speed: float) -> list[str]:
+    """The share of the peak in words, and how it comes about."""
+    f, peak = run.flops, run.machine.get("product_flops")
+    if run.recipe.tokens_per_row:
+        return ["Pairs differ in length, and with them the FLOPs of a token: no share of the peak is told."]
+    each = (
+        f"3 × ({scaled(f.products, 'FLOP')} in products with weights + {scaled(f.attention, 'FLOP')} in attention) = "
+        f"{scaled(f.training, 'FLOP')} per token, forward and backward"
+    )
+    if not isinstance(peak, int | float) or not peak > 0:
+        return [each]
+    share, word = f.training * speed / peak, run.machine.get("precision", "this precision")
+    formula = f"{scaled(f.training, 'FLOP')} × {speed:,.0f} tokens/s / {scaled(float(peak), 'FLOP/s')} = {share:.1%}"
+    said = f"{share:.1%} of what this machine's large matrix products reach in {word}, timed as the run began."
+    return [said, each, formula]
 
 
 def _data(run: Contents) -> str:
     sources, parts = run.data.get("sources", []), run.data.get("parts", {})
     if not sources or not isinstance(sources, list):
         return ""
-    n_bytes = sum(s.get("n_bytes", 0) for s in sources)
-    tokenizer = run.data.get("tokenizer", {})
-    facts = [("files", f"{len(sources):,}"), ("bytes", f"{n_bytes:,}"), ("tokenizer", str(tokenizer.get("kind", "")))]
+    rows = "".join(
+        f"<tr><td class=path>{e(str(s.get('path', '')))}<td class=number>{_number(s.get('n_bytes'))}"
+        f"<td class=number>{_number(s.get('n_documents'))}<td class=hash>{e(str(s.get('sha256', ''))[:12])}"
+        for s in sources[:FILES]
+    )
+    head = "<tr><th>file<th class=number>bytes<th class=number>documents<th>SHA-256"
+    table = f"<div class=scroll><table>{head}{rows}</table></div>"
+    more = f"<p class=quiet>and {len(sources) - FILES:,} more files, in data.json</p>" if len(sources) > FILES else ""
+    return _section("What it read", "", _facts(_data_facts(run, sources, parts)) + table + more + _left_out(run))
+
+
+def _data_facts(run: Contents, sources: list[dict[str, Any]], parts: Any) -> list[tuple[str, str]]:
+    data, tokenizer = run.data, run.data.get("tokenizer", {})
+    facts = [("files", f"{len(sources):,}"), ("bytes", f"{sum(s.get('n_bytes', 0) for s in sources):,}")]
+    facts += [("documents", _number(data["documents"]))] if data.get("documents") else []
+    facts += [("tokenizer", str(tokenizer.get("kind", "")))]
     for name, part in parts.items() if isinstance(parts, dict) else ():
         n = part.get("tokens", part.get("target_tokens"))
         facts += [(f"{name.replace('_', '-')} tokens", f"{n:,}")] if isinstance(n, int) else []
-    rows = "".join(
-        f"<tr><td class=path>{e(str(s.get('path', '')))}<td class=number>{s.get('n_bytes', 0):,}"
-        f"<td class=hash>{e(str(s.get('sha256', ''))[:12])}"
-        for s in sources[:FILES]
-    )
-    table = f"<div class=scroll><table><tr><th>file<th class=number>bytes<th>SHA-256{rows}</table></div>"
-    more = f"<p class=quiet>and {len(sources) - FILES:,} more files, in data.json</p>" if len(sources) > FILES else ""
+    replaced = sum(s.get("replaced", 0) for s in sources)
+    facts += [("not UTF-8, replaced", f"{replaced:,}")] if replaced else []
+    facts += [("duplicates dropped", _number(data["duplicates"]))] if data.get("duplicates") else []
+    facts += [("licence", str(data["licence"]))] if data.get("licence") else []
+    return facts + ([("SHA-256 of all", str(data["hash"])[:12])] if data.get("hash") else [])
+
+
+def _left_out(run: Contents) -> str:
+    """The files that were skipped, and why."""
     skipped = run.data.get("skipped") or []
-    more += f"<p class=quiet>{len(skipped):,} files were skipped; data.json says why</p>" if skipped else ""
-    return _section("What it read", "", _facts(facts) + table + more)
+    if not isinstance(skipped, list) or not skipped:
+        return ""
+    rows = "".join(f"<tr><td class=path>{e(str(path))}<td>{e(str(reason))}" for path, reason in skipped[:FILES])
+    more = f"<p class=quiet>and {len(skipped) - FILES:,} more, in data.json</p>" if len(skipped) > FILES else ""
+    files = "1 file was" if len(skipped) == 1 else f"{len(skipped):,} files were"
+    table = f"<div class=scroll><table>{rows}</table></div>{more}"
+    return f"<details><summary>{files} skipped</summary>{table}</details>"
+
+
+def _number(n: Any) -> str:
+    return f"{n:,}" if isinstance(n, int) else ""
 
 
 def _again(run: Contents) -> str:
@@ -223,8 +293,13 @@ def _bars(rows: Sequence[tuple[str, str, float, str]]) -> str:
 
 
 def e(text: str) -> str:
-    """Text as HTML shows it; half of a surrogate pair, which no file can hold, by its number."""
-    return html.escape(text.encode("utf-8", "backslashreplace").decode("utf-8"), quote=True)
+    """Text as HTML shows it; by their numbers what no file can hold, and what would show nothing or turn what follows.
+
+    Those are halves of surrogate pairs, control characters but tabs and line ends, and the marks that override the
+    direction of writing (Unicode Standard Annex 9, section 2).
+    """
+    sound = UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
+    return html.escape(sound, quote=True)
 
 
 @cache

@@ -143,7 +143,10 @@ def _expanded(named: list[Path]) -> tuple[list[Path], set[Path]]:
 
 
 def _walk(folder: Path, base: str, skipped: list[Skipped]) -> Iterator[Path]:
-    for here, folders, names in os.walk(folder):
+    def closed(error: OSError) -> None:
+        skipped.append(Skipped(_relative(Path(error.filename), base), f"it cannot be opened: {error.strerror}"))
+
+    for here, folders, names in os.walk(folder, onerror=closed):
         for name in sorted((*folders, *names)):
             linked = name in folders and os.path.islink(os.path.join(here, name))
             if name.startswith(".") or linked:

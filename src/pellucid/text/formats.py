@@ -22,8 +22,9 @@ from pellucid.text.tables import choose_field, listed, read_arrow, read_parquet
 #: a reader turns the content of one open file into its documents, each an iterator of pieces, to be used up in order
 Reader = Callable[[BinaryIO, Origin], Iterator[Iterator[Piece]]]
 
-#: the longest cell of a table in bytes, so that a quotation mark that is never closed does not fill the memory
-LONGEST_CELL = 1 << 28
+#: the longest line, and cell of a table, in bytes: neither a quotation mark that is never closed nor a few packed bytes
+#: that unpack to gigabytes fill the memory
+LONGEST = 1 << 28
 _CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?\s*([\w-]+)", re.IGNORECASE)
 
 
@@ -38,7 +39,7 @@ def read_page(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
     said = _CHARSET.search(buffered.peek(1024)[:1024])  # type: ignore[attr-defined]
     if said and origin.encoding == "utf-8":
         origin = replace(origin, encoding=_encoding_of_page(said[1].decode("ascii", "replace")))
-    yield read_html(pieces_of(_chunks(as_utf8(buffered, origin))))  # type: ignore[arg-type]
+    yield read_html(pieces_of(_chunks(as_utf8(buffered, origin))), origin.name)  # type: ignore[arg-type]
 
 
 def _encoding_of_page(name: str) -> str:
@@ -53,7 +54,7 @@ def _encoding_of_page(name: str) -> str:
 def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
     """One JSON object a line, its text in one field; a line may also be a string by itself."""
     field = origin.field
-    for number, line in enumerate(as_utf8(file, origin), 1):
+    for number, line in enumerate(_lines(file, origin), 1):
         if not line.strip():
             continue
         whole = piece_of(line)
@@ -96,10 +97,11 @@ def read_tsv(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
 
 
 def _read_table(file: BinaryIO, origin: Origin, separators: str) -> Iterator[Iterator[Piece]]:
-    lines = _lines(as_utf8(file, origin))
+    # bytes that are not UTF-8 are escaped until a cell is read
+    lines = (line.decode("utf-8", "surrogateescape") for line in _lines(file, origin))
     first = next(lines, "")
     separator = next((s for s in separators if s in first), separators[0])
-    csv.field_size_limit(LONGEST_CELL)
+    csv.field_size_limit(LONGEST)
     rows = csv.reader(_put_back(first, lines), delimiter=separator, strict=True)
     try:
         header = next(rows, [])
@@ -118,9 +120,17 @@ def _read_table(file: BinaryIO, origin: Origin, separators: str) -> Iterator[Ite
         raise DocumentError(f"{origin.name}, line {rows.line_num}: not a table ({error})") from None
 
 
-def _lines(file: BinaryIO) -> Iterator[str]:
-    """Lines with their ends as they are; bytes that are not UTF-8 are escaped until a cell is read."""
-    return (line.decode("utf-8", "surrogateescape") for line in file)
+def _lines(file: BinaryIO, origin: Origin) -> Iterator[bytes]:
+    """Lines in UTF-8 with their ends as they are."""
+    content, number = as_utf8(file, origin), 0
+    while line := content.readline(LONGEST + 1):
+        number += 1
+        if len(line) > LONGEST:
+            raise DocumentError(
+                f"{origin.name}, line {number}: longer than {LONGEST:,} bytes, which nothing here can hold; is it of "
+                "this format? Leave it out with --exclude, or say what it is with --set text.format=plain"
+            )
+        yield line
 
 
 def _put_back(first: str, rest: Iterator[str]) -> Iterator[str]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 
-from pellucid.text.pieces import Piece, piece_of_text
+from pellucid.text.pieces import DocumentError, Piece, piece_of_text
 
 #: what these hold is not shown
 HIDDEN = frozenset(("script", "style", "template", "noscript", "svg", "object", "iframe"))
@@ -17,16 +17,24 @@ PARAGRAPHS = "blockquote details dl figure h1 h2 h3 h4 h5 h6 head ol p pre table
 BREAKS = {str(tag): "\n" for tag in LINES.split()} | {str(tag): "\n\n" for tag in PARAGRAPHS.split()}
 CELLS = frozenset(("td", "th"))
 _SPACE = re.compile(r"[ \t\n\r\f]+")
-#: characters of HTML between two looks at what has been found
-STEP = 1 << 16
+#: characters of HTML between two looks at what has been found; the most in one tag, comment or script
+STEP, LONGEST = 1 << 16, 1 << 25
 
 
-def read_html(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """The page's text in pieces; a tag that is never closed hides nothing that comes behind the block it is in."""
+def read_html(pieces: Iterator[Piece], name: str = "the page") -> Iterator[Piece]:
+    """The page's text in pieces; a tag that is never closed hides nothing that comes behind the block it is in.
+
+    Raises DocumentError, with the name, for a tag, comment or script that does not end for LONGEST characters.
+    """
     page = _Page()
     for piece in pieces:
         for start in range(0, len(piece.text), STEP):
             page.feed(piece.text[start : start + STEP])
+            if len(page.rawdata) > LONGEST:
+                raise DocumentError(
+                    f"{name}: a tag, comment or script does not end for {LONGEST:,} characters, from line "
+                    f"{page.getpos()[0]} on; mend it, or leave the file out with --exclude"
+                )
             if text := page.take():
                 yield piece_of_text(text)
         if piece.replaced:

@@ -14,6 +14,8 @@ from typing import Any, BinaryIO, cast
 
 from pellucid.text.pieces import PIECE, DocumentError
 
+#: packed bytes that are given to zstd at once: it unpacks 4 of them to up to 128 KiB, and all of it at once
+ZSTD_READ = 1 << 10
 #: endings of packed files
 PACKED = (".gz", ".zst")
 #: the marks that say in which encoding a text is written, longest first
@@ -110,7 +112,7 @@ def _unzstd(file: BinaryIO, name: str) -> Iterator[bytes]:
     zstandard = extra("zstandard", name)
     unpacker, done = None, 0
     try:
-        for chunk in iter(lambda: file.read(PIECE >> 3), b""):
+        for chunk in iter(lambda: file.read(ZSTD_READ), b""):
             while chunk:
                 unpacker = unpacker or zstandard.ZstdDecompressor().decompressobj()
                 found = unpacker.decompress(chunk)

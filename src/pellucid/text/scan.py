@@ -153,6 +153,8 @@ def documents_of(origin: Origin, file: BinaryIO | None = None) -> Iterator[Itera
         own = origin.path.open("rb")
     except FileNotFoundError:
         raise DocumentError(f"{origin.name} was removed while it was being read: start again with it") from None
+    except OSError as error:
+        raise DocumentError(f"{origin.name} cannot be opened: {error.strerror}") from None
     with own:
         yield from READERS[origin.format](unpacked(own, origin), origin)
 
@@ -164,10 +166,10 @@ def why_not(origin: Origin, reading: Reading) -> str:
     inner = Path(origin.path.stem) if origin.packed else origin.path
     if (suffix := inner.suffix.lower()) in UNREAD and reading.format == "auto":
         return f"{suffix} files are not read: convert it to text or JSON lines, or say with text.format what it is"
-    if origin.format in SEEKING:
-        return ""
     try:
         with origin.path.open("rb") as file:
+            if origin.format in SEEKING:
+                return ""
             head = as_utf8(unpacked(file, origin), origin).read(HEAD)
     except OSError as error:
         return f"it cannot be opened: {error.strerror}"
