@@ -43,6 +43,33 @@ def test_what_was_written_sums_to_the_stream(a, data):
 
 
 @settings(max_examples=40)
+@given(any_architectures(LINEAR), st.data(), st.sampled_from(["component", "head", "neuron", "source"]))
+def test_what_was_written_sums_to_the_stream_at_one_position(a, data, by):
+    """Neuron by neuron and source by source too; along a logit's direction the parts are the attribution's."""
+    edits = data.draw(drawn_edits(a)) if data.draw(st.booleans()) else []
+    if by == "source":
+        edits = [e for e in edits if not e.name.endswith((".z", ".result"))]
+    t, pos = look(a, edits), data.draw(st.integers(0, 3))
+    for point in points_of_stream(t, mid=True):
+        parts = t.decompose(point, by, pos=pos, row=1)
+        assert difference(parts.total, t[point][1, pos]) <= (1e-5 if edits else 1e-12), point
+        assert len(parts.labels) == len(set(parts.labels)) == len(parts.values)
+    if a.encoder is not None:
+        point = f"encoder.blocks.{a.encoder.n_layers - 1}.resid_post"
+        parts = t.decompose(point, by, pos=-1, row=1)
+        assert difference(parts.total, t[point][1, 2]) <= (1e-5 if edits else 1e-12)
+    if not edits:
+        parts, found = t.decompose(by=by, pos=pos), t.attribute(3, pos=pos, by=by)
+        w = t.network.unembed.weight.detach()[3]
+        if a.final_norm == "norm" and a.norm.kind != "none":
+            w = w * t.network.final_norm.multiplier.detach() / t["final_norm.scale"][0, pos]
+            w = w - w.mean() if a.norm.kind == "layer" else w
+        assert found.labels[: len(parts.labels)] == parts.labels
+        shares = parts.values @ w
+        assert difference(shares, found.values[: len(shares)]) <= 1e-9 * max(1, float(t.logits.abs().max()))
+
+
+@settings(max_examples=40)
 @given(any_architectures(LINEAR), st.sampled_from(["component", "head", "neuron", "source"]), st.integers(0, 3))
 def test_attributions_sum_to_the_logit(a, by, pos):
     t = look(a)
@@ -160,7 +187,9 @@ def test_gradient_times_input_is_the_change_to_first_order():
         (lambda t: t.attribute(1, by="layer"), "say component, head, neuron or source"),
         (lambda t: t.attribute(1, pos=9), "row 0 has 4 tokens"),
         (lambda t: t.attribute("a"), "without a tokenizer"),
-        (lambda t: t.decompose(by="neuron"), "neuron and source go with attribute"),
+        (lambda t: t.decompose(by="neuron"), "say which one, such as pos=-1"),
+        (lambda t: t.decompose(by="layer"), "say component, head, neuron or source"),
+        (lambda t: t.decompose(by="source", pos=4), "row 0 has 4 tokens"),
         (lambda t: t.decompose("blocks.0.attn.q"), "is no point of the residual stream"),
         (lambda t: t.why(0, 9), "layer 0, head 9"),
         (lambda t: t.why(0, 0, side="both"), "say key, query or pair"),

@@ -122,6 +122,33 @@ def test_what_is_kept_while_generating_is_what_a_trace_shows(a, data):
         assert difference(value.masked_fill(hidden, 0), expected.masked_fill(hidden, 0)) <= 1e-9, name
 
 
+@settings(max_examples=25)
+@given(any_architectures(SMOOTH | {"attention.mask": "causal", "n_ctx": 9}), st.data(), st.booleans())
+def test_a_generation_s_logits_are_those_of_a_trace_with_its_edits(a, data, cache):
+    """An encoder's tensors among them, edited and kept; of a prompt only the last token's logits are computed."""
+    network = make_network(a)
+    edits = data.draw(drawn_edits(a, n=8, in_generation=True))
+    source = None if a.encoder is None else [draw_tokens(a.encoder, 1, 3)[0].tolist()]
+    watch = Watch(network, edits, "*")
+    options = {"max_tokens": 4, "sampling": Sampling(temperature=0), "taps": watch, "cache": cache, "sources": source}
+    decoding = generate_ids(network, [[1, 2, 3]], **options)
+    for _ in decoding:
+        pass
+    ids = [1, 2, 3, *decoding.rows[0].generated[:-1]]
+    t = trace(network, None, ids, edits=edits, **({} if source is None else {"source": source}))
+    found = watch.tensors()
+    assert list(found) == names(a)
+    assert found["logits"][:, :2].isnan().all()
+    found["logits"][:, :2] = t.logits[:, :2]
+    for name, value in found.items():
+        hidden = t[name] == -torch.inf
+        assert difference(value.masked_fill(hidden, 0), t[name].masked_fill(hidden, 0)) <= 1e-9, name
+
+
+def test_nothing_is_kept_of_a_generation_without_a_step():
+    assert model().generate_traced("abc", keep="*", max_tokens=0)[1] == {}
+
+
 WRITABLE = ("attn.z", "attn.result", "attn_out", "mlp_out", "mlp.pre", "mlp.post", "attn.q", "attn.k", "attn.v")
 
 

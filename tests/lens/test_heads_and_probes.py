@@ -3,16 +3,19 @@
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from drawing import architectures, difference, make_network
 from pellucid import edits as change
 from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
-from pellucid.language_model import heads_over, train
+from pellucid.language_model import LanguageModel, heads_over, train
 from pellucid.lens import InputError, trace
 from pellucid.lens.heads import KINDS, detect_heads, head_scores, repeated_tokens
-from pellucid.lens.steering import activations, direction, fit_probe
+from pellucid.lens.steering import activations, direction, fit_probe, mean_activation
 from pellucid.model import Transformer
-from running import draw_tokens
+from pellucid.names import axes, names
+from pellucid.text.tokenizer import train_tokenizer
+from running import any_architectures, draw_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=12, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
 
@@ -156,3 +159,44 @@ def test_a_direction_is_a_difference_of_means():
     assert difference(found, means[0] - means[1]) <= 1e-12
     mean = activations(network, None, [[1, 2], [3, 4, 5]], "blocks.0.mlp.post", "mean")
     assert difference(mean[0], trace(network, None, [1, 2])[0].mlp.post[0].mean(0)) <= 1e-12
+
+
+@settings(max_examples=20)
+@given(any_architectures(), st.data())
+def test_the_mean_over_a_data_set_counts_every_token_once_and_is_the_value_of_an_edit(a, data):
+    """Rows of any lengths, two at a time, as if each were alone; of an encoder's tensors, the source's tokens."""
+    network = make_network(a)
+    name = data.draw(st.sampled_from([n for n in names(a) if not n.endswith((".scores", ".pattern"))]))
+    rows = [draw_tokens(a, 1, n, seed=n)[0].tolist() for n in (4, 2, 3)]
+    sources = None if a.encoder is None else [draw_tokens(a.encoder, 1, n)[0].tolist() for n in (1, 3, 2)]
+    given_ = {} if sources is None else {"source": sources}
+    found = mean_activation(network, None, rows, name, at_once=2, **given_)
+    alone = []
+    for k, ids in enumerate(rows):
+        t = trace(network, None, ids, **({} if sources is None else {"source": sources[k]}))
+        x = t[name]
+        alone.append(x[0].transpose(0, 1) if x.ndim == 4 else x[0])
+    every = torch.cat(alone)
+    assert difference(found, (every.mean(0)[None, :, None] if every.ndim == 3 else every.mean(0)[None, None])) <= 1e-10
+    one = {} if sources is None else {"source": sources[0]}
+    t = trace(network, None, rows[0], edits=[change.mean(name, over=found)], **one)
+    assert difference(t[name], found.expand_as(t[name])) <= 1e-12
+    if len(axes(name)) == 3:
+        last, means = (activations(network, None, rows, name, pos, at_once=2, **given_) for pos in (-1, "mean"))
+        assert difference(last, torch.stack([x[-1] for x in alone])) <= 1e-10
+        assert difference(means, torch.stack([x.mean(0) for x in alone])) <= 1e-10
+
+
+def test_patterns_have_no_mean():
+    with pytest.raises(InputError, match="have no mean"):
+        mean_activation(make_network(A), None, [[1, 2]], "blocks.0.attn.pattern")
+    with pytest.raises(InputError, match="nothing was given"):
+        mean_activation(make_network(A), None, [], "embed")
+
+
+def test_a_probe_of_an_encoder_decoder_reads_its_sources():
+    tokenizer = train_tokenizer("char", ["abcdefgh "], None)
+    model = LanguageModel(make_network(with_encoder(A)), tokenizer, {})
+    sources = ["ab", "cd", "ef", "gh", "ba", "dc"]
+    probe = model.probe(["a"] * 6, ["x", "y"] * 3, "encoder.final_norm", source=sources, shuffles=2)
+    assert len(probe.shuffled) == 2

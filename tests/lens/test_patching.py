@@ -14,7 +14,7 @@ from pellucid.lens.metrics import Prepared, kl, log_probability, logit, logit_di
 from pellucid.lens.patching import patch
 from pellucid.lens.paths import path_patch
 from pellucid.names import axes, names
-from running import any_architectures, draw_tokens, source_tokens
+from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=3).with_fields({"attention.n_heads": 4, "n_kv_heads": 2})
 SITES = ("resid_pre", "resid_post", "attn_out", "mlp_out", "attn.z", "attn.q", "attn.v", "attn.pattern", "norm_1")
@@ -55,6 +55,65 @@ def test_exact_patching_is_the_naive_loop(a, data, metric):
         value = found.exact[layer, place] if head is None else found.exact[layer, place, head]
         expected = naive(network, clean, corrupt, metric, f"blocks.{layer}.{site}", place, head, **options)
         assert difference(value, expected) <= 1e-9
+
+
+@settings(max_examples=20)
+@given(
+    architectures({"attention.mask": st.sampled_from(["causal", "prefix"]), "n_ctx": 8}).map(with_encoder),
+    st.data(),
+    st.sampled_from(["resid_pre", "attn.z", "cross.q", "cross.k", "cross.v", "cross.pattern", "cross_out"]),
+    st.booleans(),
+)
+def test_exact_patching_of_encoder_decoders_is_the_naive_loop(a, data, site, two_sources):
+    """Also behind a common beginning, of which only keys and values are kept; of two sources, places may be theirs."""
+    network, (clean, corrupt) = make_network(a), two_texts(a, data.draw(st.integers(1, 4)))
+    source, other = [1, 2, 3], [1, 5, 3] if two_sources else [1, 2, 3]
+    found = patch(network, None, clean, corrupt, logit_diff(3, 5), site=site, source=source, corrupt_source=other)
+    n = 3 if site in ("cross.k", "cross.v") else 5
+    assert found.exact.shape[:2] == (a.n_layers, n)
+    assert found.tokens == [str(i) for i in (other if n == 3 else corrupt)]
+    layer, head = data.draw(st.integers(0, a.n_layers - 1)), 0
+    name = f"blocks.{layer}.{site}"
+    good = trace(network, None, clean, keep=name, source=source)
+    where = {"kv_head" if "g" in axes(name) else "head": head} if set("hg") & set(axes(name)) else {}
+    bad = trace(network, None, corrupt, source=other)
+    for place in range(n):
+        edit = change.resample(name, good, pos=place, **where)
+        expected = Prepared(logit_diff(3, 5), bad)(trace(network, None, corrupt, edits=[edit], source=other).logits)[0]
+        value = found.exact[layer, place, head] if where else found.exact[layer, place]
+        assert difference(value, expected) <= 1e-9
+
+
+def test_what_an_encoder_s_head_says_takes_the_paths_it_is_given():
+    """Of two sources the whole difference is heard through all keys and values, and nothing through frozen heads."""
+    network, text = make_network(with_encoder(A.with_fields({"n_layers": 2}))), [1, 2, 3]
+    both = {"source": [1, 2, 3], "corrupt_source": [1, 5, 3]}
+    sender = ("encoder.final_norm", None)
+    ends = [(f"blocks.{l}.cross.{x}", None) for l in range(2) for x in "kv"]
+    found = path_patch(network, None, text, text, logit_diff(3, 5), sender=sender, receivers=ends, **both)
+    assert abs(found.patched - found.corrupt) <= 1e-9
+    assert abs(found.effect) > 1e-6
+    # a first head of the encoder reaches the end past a frozen second one by the stream alone
+    heads = [("encoder.blocks.0.attn.z", h) for h in range(4)]
+    direct = path_patch(network, None, text, text, logit_diff(3, 5), sender=heads[0], receivers=ends[:1], **both)
+    edits = [change.freeze("encoder.blocks.1.attn.z")]
+    other = trace(network, None, text, source=[1, 5, 3])
+    edits += [change.resample("encoder.blocks.0.attn.z", other, head=0)]
+    heard = trace(network, None, text, source=[1, 2, 3], edits=edits)[ends[0][0]]
+    told = trace(network, None, text, source=[1, 2, 3], edits=[change.set_to(ends[0][0], heard)])
+    assert abs(direct.patched - float(Prepared(logit_diff(3, 5), told)(told.logits)[0])) <= 1e-9
+    with pytest.raises(InputError, match="differ in length"):
+        path_patch(
+            network,
+            None,
+            text,
+            text,
+            logit_diff(3, 5),
+            sender=sender,
+            receivers=ends,
+            source=[1],
+            corrupt_source=[1, 2],
+        )
 
 
 def test_patching_everything_in_gives_the_clean_answer():
@@ -201,6 +260,7 @@ def test_metrics(a):
     ("run", "reason"),
     [
         (lambda n: patch(n, None, [1, 2], [1, 2, 3], logit(1)), "position by position alike"),
+        (lambda n: patch(n, None, [[1, 2]] * 2, [[3, 4]] * 2, logit(1)), "one clean text and one corrupt one"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit(1), mode="fast"), "say exact, attribution or both"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit(1), positions=[7]), "positions from 0 to 1"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit("a")), "without a tokenizer"),

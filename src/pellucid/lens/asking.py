@@ -1,6 +1,6 @@
 """What a trace answers: decompositions, attributions, the lens, and why a head looks where it looks."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class Asking:
     """Methods of `Trace`, each one a function of this room."""
 
-    def decompose(self, point: str | None = None, by: str = "component") -> "Parts":
+    def decompose(self, point: str | None = None, by: str = "component", **options: Any) -> "Parts":
         """The residual stream at a point as an exact sum (`pellucid.lens.stream.decompose`)."""
         from pellucid.lens.stream import decompose
 
-        return decompose(self, point, by)  # type: ignore[arg-type]
+        return decompose(self, point, by, **options)  # type: ignore[arg-type]
 
     def attribute(self, token: str | int, vs: str | int | None = None, **options: Any) -> "Attribution":
         """A logit, or the difference of two, as an exact sum (`pellucid.lens.attribution.attribute`)."""
@@ -41,11 +41,11 @@ class Asking:
 
         return why(self, layer, head, query, **options)  # type: ignore[arg-type]
 
-    def value_weighted(self, layer: int) -> Tensor:
+    def value_weighted(self, layer: int, scope: Literal["attn", "cross"] = "attn") -> Tensor:
         """A_ij |v_j W_O^T| [b, h, i, j] (`pellucid.lens.attribution.value_weighted`)."""
         from pellucid.lens.attribution import value_weighted
 
-        return value_weighted(self, layer)  # type: ignore[arg-type]
+        return value_weighted(self, layer, scope)  # type: ignore[arg-type]
 
     def saliency(self, metric: Any, name: str = "embed") -> Tensor:
         """Gradient x input, summed over each position's coordinates [b, i] (Denil et al. 2014).

@@ -103,7 +103,7 @@ def attribute(
     if any(e.name in ("logits", "final_norm", "final_norm.normalized") for e in t.edits):
         labels, flat = [*labels, "readout (edited)"], torch.cat([flat, (logit - flat.sum())[None]])
     target = t.spell(one) if other is None else f"{t.spell(one)} - {t.spell(other)}"
-    fed = [t.spell(int(i)) for i in t.ids[row, : t.inputs.lengths[row]]]
+    fed = t.spelled(row)
     return Attribution(target, place, fed, _numbered(labels, values), flat, logit)
 
 

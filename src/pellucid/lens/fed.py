@@ -4,6 +4,7 @@ from torch import Tensor
 
 from pellucid.lens.inputs import InputError, Inputs
 from pellucid.lens.spelling import Spelling
+from pellucid.names import axes
 
 
 class Fed(Spelling):
@@ -30,12 +31,21 @@ class Fed(Spelling):
             return []
         return [self._spelled(ids, n) for ids, n in zip(source.tokens, source.lengths, strict=True)]
 
+    def spelled(self, row: int = 0) -> list[str]:
+        """The tokens of one row, for people to read."""
+        return self._spelled(self.ids[row], self.inputs.lengths[row])
+
     def _spelled(self, ids: Tensor, n: int) -> list[str]:
         return [self.spell(int(i)) for i in ids[:n]]
 
-    def position(self, pos: int, row: int = 0) -> int:
-        """A position counted from the row's start; negative ones count from its end, padding left aside."""
-        n = self.inputs.lengths[row]
+    def inputs_of(self, full: str) -> Inputs:
+        """The text whose positions a tensor has: the source for an encoder's and for what is read of its output."""
+        of_source = full.startswith("encoder.") or (".cross." in full and "i" not in axes(full))
+        return self.inputs.source if of_source and self.inputs.source is not None else self.inputs
+
+    def position(self, pos: int, row: int = 0, of: str = "logits") -> int:
+        """A position of the tensor `of` counted from the row's start; negative ones from its end, padding aside."""
+        n = self.inputs_of(of).lengths[row]
         if not -n <= pos < n:
             raise InputError(f"position {pos}: row {row} has {n} tokens, so say {-n} to {n - 1}")
         return pos % n

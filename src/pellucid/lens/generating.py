@@ -50,7 +50,7 @@ class Watch(NoTaps):
         places = torch.arange(max(lengths), device=self.device).expand(len(lengths), -1)
         self.source = torch.where(places < torch.tensor(list(lengths), device=self.device)[:, None], places, -1)
         rows = torch.arange(len(lengths), device=self.device)
-        return self._tap(Frame(self.source, self.source, self.source, rows)).at("encoder")
+        return self._tap(Frame(self.source, self.source, self.source, rows))
 
     def _tap(self, frame: Frame) -> Tap:
         recorder = Recorder(self.keep, functions(self.edits, frame))
@@ -61,10 +61,11 @@ class Watch(NoTaps):
     def tensors(self, prompt: int = 0) -> dict[str, Tensor]:
         """What was kept of one prompt's text, its positions in order, as a trace has it [1, ...].
 
-        Scores are -inf and patterns 0 where a key came later or was no longer read. Where a prompt was continued
-        several times, the first one's.
+        Scores are -inf and patterns 0 where a key came later or was no longer read; nan stands where nothing was
+        computed, as for the logits of all but the last token of a prompt. Where a prompt was continued several times,
+        the first one's. Without a single step there is nothing.
         """
-        return {name: self._joined(name, prompt) for name in self.keep}
+        return {name: self._joined(name, prompt) for name in self.keep if self.calls}
 
     def _joined(self, name: str, prompt: int) -> Tensor:
         letters = axes(name)
@@ -82,7 +83,8 @@ class Watch(NoTaps):
             max(int(span[k].max()) for span in spans) + 1 if k in spans[0] else first.size(k - 1)
             for k in range(1, len(letters))
         ]
-        joined = first.new_full(shape, -torch.inf if name.endswith(".scores") else 0.0)
+        nothing = {"scores": -torch.inf, "pattern": 0.0}.get(name.rpartition(".")[2], torch.nan)
+        joined = first.new_full(shape, nothing)
         for (_, _, x), span in zip(pieces, spans, strict=True):
             places, source = [slice(None)] * joined.ndim, x
             for k, along in span.items():

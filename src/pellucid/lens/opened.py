@@ -9,7 +9,7 @@ from pellucid.lens.heads import Heads, detect_heads
 from pellucid.lens.metrics import Metric
 from pellucid.lens.patching import Patching, patch
 from pellucid.lens.paths import PathEffect, path_patch
-from pellucid.lens.steering import Probe, activations, direction, fit_probe
+from pellucid.lens.steering import Probe, activations, direction, fit_probe, mean_activation
 from pellucid.lens.trace import Trace, trace
 from pellucid.model import Transformer
 from pellucid.text.interface import Tokenizer
@@ -45,6 +45,22 @@ class Opened:
         """A difference of means to steer by, with `edits.add` (`pellucid.lens.steering.direction`)."""
         return direction(self.network, self.tokenizer, towards, away, at, **options)
 
-    def probe(self, texts: Any, targets: Any, at: str, *, pos: int | Literal["mean"] = -1, **options: Any) -> Probe:
+    def mean_activation(self, texts: Any, at: str, **options: Any) -> Tensor:
+        """The mean of a tensor over texts, to ablate with: `edits.mean(at, over=found)` (`pellucid.lens.steering`)."""
+        return mean_activation(self.network, self.tokenizer, texts, at, **options)
+
+    def probe(
+        self,
+        texts: Any,
+        targets: Any,
+        at: str,
+        *,
+        pos: int | Literal["mean"] = -1,
+        held_out: float = 0.3,
+        shuffles: int = 5,
+        seed: int = 0,
+        **reading: Any,
+    ) -> Probe:
         """What a tensor says about the texts, by ridge regression (`pellucid.lens.steering.fit_probe`)."""
-        return fit_probe(activations(self.network, self.tokenizer, texts, at, pos), targets, **options)
+        x = activations(self.network, self.tokenizer, texts, at, pos, **reading)
+        return fit_probe(x, targets, held_out=held_out, shuffles=shuffles, seed=seed)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pellucid.lens.inputs import InputError, read_inputs
+from pellucid.lens.inputs import InputError, Inputs, read_inputs
 from pellucid.lens.metrics import Metric, Prepared
 from pellucid.lens.running import still
 from pellucid.lens.trace import Trace
@@ -89,6 +89,7 @@ def patch(
     mode: Literal["exact", "attribution", "both"] = "exact",
     layers: Sequence[int] | None = None,
     positions: Sequence[int] | Literal["each", "all"] = "each",
+    corrupt_source: Any = None,
     **reading: Any,
 ) -> Patching:
     """Patch the clean run's activations into the corrupt run, place by place.
@@ -96,32 +97,52 @@ def patch(
     clean, corrupt   texts or ids of equally many tokens
     site       a tensor of a block: resid_pre, attn_out, mlp_out, ...; attn.z, attn.q, attn.pattern, ... by head
     mode       exact: one run for each place; attribution: one backward pass for all (Nanda 2023); both: with agreement
-    positions  each one, some, or all of them at once
+    positions  each one, some, or all of them at once; of cross.k and cross.v they are the source's
+    source, corrupt_source   what an encoder reads in the clean run, and in the corrupt one where that is another
 
     Meng et al. 2022 (ROME), section 2; Wang et al. 2022. Raises InputError for texts of different lengths, KeyError for
     tensors that the blocks have not.
     """
     if mode not in ("exact", "attribution", "both"):
         raise InputError(f"mode = {mode!r}: say exact, attribution or both")
-    one, other = (read_inputs(network, tokenizer, text, **reading) for text in (clean, corrupt))
-    if one.lengths != other.lengths or len(one.lengths) != 1:
-        raise InputError(
-            f"the clean text has {list(one.lengths)} tokens and the corrupt one {list(other.lengths)}: patching needs "
-            "one of each, position by position alike"
-        )
+    one, other = read_pair(network, tokenizer, clean, corrupt, corrupt_source, **reading)
+    if len(one.lengths) != 1:
+        raise InputError(f"{len(one.lengths)} texts were given: patching needs one clean text and one corrupt one")
     chosen = list(range(network.architecture.n_layers)) if layers is None else list(layers)
     names = [f"blocks.{layer}.{site}" for layer in chosen]
     good = Trace(network, tokenizer, one, names)
     bad = (Trace if mode == "exact" else _Graph)(network, tokenizer, other, names)
     names = [bad.full_name(name) for name in names]
     prepared = Prepared(metric, bad)
-    places = _places(positions, one.lengths[0])
+    check_alike(good, bad, names)
+    along = bad.inputs_of(names[0]) if names else bad.inputs
+    fed = bad.source_tokens[0] if along is bad.inputs.source else bad.spelled()
+    places = _places(positions, len(fed))
     ends = [_metric(prepared, t) for t in (good, bad)]
     exact = _exact(good, bad, prepared, names, places, ends[1]) if mode != "attribution" else None
     estimate = _estimate(good, bad, prepared, names, places, ends[1]) if mode != "exact" else None
-    fed = [bad.spell(int(i)) for i in bad.ids[0]]
     clean_end, corrupt_end = (float(x) for x in ends)
     return Patching(site, metric.name, clean_end, corrupt_end, chosen, places, fed, exact, estimate)
+
+
+def read_pair(
+    network: Transformer, tokenizer: Tokenizer | None, clean: Any, corrupt: Any, corrupt_source: Any, **reading: Any
+) -> tuple[Inputs, Inputs]:
+    """Two runs that are alike position by position; InputError where they are not."""
+    theirs = reading if corrupt_source is None else reading | {"source": corrupt_source}
+    one, other = read_inputs(network, tokenizer, clean, **reading), read_inputs(network, tokenizer, corrupt, **theirs)
+    if one.lengths != other.lengths:
+        raise InputError(
+            f"the clean text has {list(one.lengths)} tokens and the corrupt one {list(other.lengths)}: give texts of "
+            "equally many, position by position alike"
+        )
+    return one, other
+
+
+def check_alike(good: Trace, bad: Trace, names: list[str]) -> None:
+    """InputError where two runs have tensors of other lengths."""
+    if any(good[name].shape != bad[name].shape for name in names):
+        raise InputError(f"the two sources differ in length, and {names[0]} with them: give sources of equally many")
 
 
 class _Graph(Trace):
@@ -213,8 +234,9 @@ def _run(
     """The metric of one batch, a row for each cell, from the tensor's own block on [cell]."""
     letters, layer = axes(name), int(name.split(".")[1])
     start = 0 if past is None else min(0 if p is None else p for p, _ in cells)
-    # what the metric reads is computed
-    start = 0 if metric.places is None else min(start, int(metric.places.min()))
+    # what the metric reads is computed, and a source is read by every position
+    read = metric.places if bad.inputs_of(name) is bad.inputs else None
+    start = 0 if read is None else min(start, int(read.min()))
     value, rows = good[name], torch.zeros(len(cells), dtype=torch.long, device=bad.ids.device)
 
     def put(x: Tensor) -> Tensor:
@@ -253,6 +275,10 @@ class Past(NoCache):
 
     def __init__(self, cache: Cache, layer: int, start: int):
         self.keys, self.values = (cache.store[k, layer][:, :, :start] for k in (0, 1))
+
+    def of_source(self) -> NoCache:
+        """An encoder's output is read anew."""
+        return NO_CACHE
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Those before and the new ones."""

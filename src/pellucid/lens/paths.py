@@ -6,11 +6,12 @@ from typing import Any, Literal
 
 from pellucid import edits as change
 from pellucid.edits import Edit
-from pellucid.lens.inputs import InputError, read_inputs
+from pellucid.lens.inputs import InputError
 from pellucid.lens.metrics import Metric, Prepared
+from pellucid.lens.patching import check_alike, read_pair
 from pellucid.lens.trace import Trace
 from pellucid.model import Transformer
-from pellucid.names import axes
+from pellucid.names import axes, names
 from pellucid.text.interface import Tokenizer
 
 #: a tensor of one block and one of its heads, or None for the whole tensor
@@ -41,6 +42,7 @@ def path_patch(
     sender: End,
     receivers: Sequence[End],
     mlps: Literal["free", "frozen"] = "free",
+    corrupt_source: Any = None,
     **reading: Any,
 ) -> PathEffect:
     """Let the sender say what it says in the corrupt run, to the receivers alone.
@@ -48,24 +50,24 @@ def path_patch(
     sender     such as ("blocks.3.attn.z", 5), or ("blocks.2.mlp_out", None)
     receivers  such as ("blocks.7.attn.q", 1); none stands for the logits
     mlps       whether what is said may pass through MLPs on its way; every attention is frozen at the clean run
+    source, corrupt_source   what an encoder reads in the clean run, and in the corrupt one where that is another
 
     Wang et al. 2022, "Interpretability in the Wild", section 3.1 and appendix B; Goldowsky-Dill et al. 2023. Raises
     InputError, EditError, and KeyError for tensors that do not exist.
     """
     if mlps not in ("free", "frozen"):
         raise InputError(f"mlps = {mlps!r}: say free or frozen")
-    one, other = (read_inputs(network, tokenizer, text, **reading) for text in (clean, corrupt))
-    if one.lengths != other.lengths:
-        raise InputError(f"texts of {list(one.lengths)} and {list(other.lengths)} tokens: paths need equally many")
+    one, other = read_pair(network, tokenizer, clean, corrupt, corrupt_source, **reading)
     good, bad = Trace(network, tokenizer, one), Trace(network, tokenizer, other)
-    frozen = ["blocks.*.attn.z"] + ["blocks.*.cross.z"] * (network.architecture.encoder is not None)
-    frozen += ["blocks.*.mlp_out"] * (mlps == "frozen")
     name = good.full_name(sender[0])
-    edits = [change.freeze(f, good) for f in frozen] + [_at(change.resample, name, bad[name], sender[1])]
-    names = [good.full_name(receiver) for receiver, _ in receivers]
-    heard = Trace(network, tokenizer, one, names, edits)
+    check_alike(good, bad, [name])
+    held = (".attn.z", ".cross.z", ".mlp_out") if mlps == "frozen" else (".attn.z", ".cross.z")
+    edits = [change.freeze(n, good) for n in names(network.architecture) if n.endswith(held)]
+    edits += [_at(change.resample, name, bad[name], sender[1])]
+    ends = [good.full_name(receiver) for receiver, _ in receivers]
+    heard = Trace(network, tokenizer, one, ends, edits)
     if receivers:
-        told = [_at(change.set_to, n, heard[n], head) for n, (_, head) in zip(names, receivers, strict=True)]
+        told = [_at(change.set_to, n, heard[n], head) for n, (_, head) in zip(ends, receivers, strict=True)]
         heard = Trace(network, tokenizer, one, (), told)
     measured = [float(Prepared(metric, t)(t.logits.detach()).mean()) for t in (good, bad, heard)]
     return PathEffect(metric.name, *measured)

@@ -1,6 +1,6 @@
 """Directions in the stream that mean something: differences of means, to steer by, and probes, with their baselines."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,18 +27,56 @@ def activations(
     **reading: Any,
 ) -> Tensor:
     """A vector for each text: what a tensor has at one position, or its mean over the positions [text, m]."""
-    listed = [texts] if isinstance(texts, str) else list(texts)
     rows = []
-    for first in range(0, len(listed), at_once):
-        some = listed[first : first + at_once]
-        t = Trace(network, tokenizer, read_inputs(network, tokenizer, some, **reading))
+    for t in _traces(network, tokenizer, texts, at_once, reading):
         full = t.full_name(name)
         if len(axes(full)) != 3:
             raise InputError(f"{full} has axes {' '.join(axes(full))}: expected one vector for each position")
         x = t[full]
-        for row, n in enumerate(t.inputs.lengths):
-            rows.append(x[row, :n].mean(0) if pos == "mean" else x[row, t.position(pos, row)])
+        for row, n in enumerate(t.inputs_of(full).lengths):
+            rows.append(x[row, :n].mean(0) if pos == "mean" else x[row, t.position(pos, row, full)])
     return torch.stack(rows)
+
+
+def mean_activation(
+    network: Transformer, tokenizer: Tokenizer | None, texts: Any, at: str, at_once: int = 32, **reading: Any
+) -> Tensor:
+    """The mean of a tensor over every position of every text of a data set, padding aside.
+
+    Its batch and position axes have length 1, so that it is the value of an edit: `edits.mean(at, over=found)`. Raises
+    InputError for scores and patterns, whose rows have other lengths at each position.
+    """
+    total, count = torch.zeros(()), 0
+    for t in _traces(network, tokenizer, texts, at_once, reading):
+        full = t.full_name(at)
+        letters = axes(full)
+        if {"i", "j"} <= {*letters}:
+            raise InputError(f"{full} has axes {' '.join(letters)}: its rows differ in length, and have no mean")
+        inputs = t.inputs_of(full)
+        places = t[full].movedim(next(k for k, letter in enumerate(letters) if letter in "ij"), 1)
+        total, count = total + places[inputs.real].double().sum(0), count + sum(inputs.lengths)
+    mean = (total / count).to(network.embed.token.weight.dtype)
+    return mean[None, :, None] if mean.ndim == 2 else mean[None, None]
+
+
+def _traces(
+    network: Transformer, tokenizer: Tokenizer | None, texts: Any, at_once: int, reading: dict[str, Any]
+) -> Iterator[Trace]:
+    """Texts, some at a time, with what belongs to each."""
+    listed = [texts] if isinstance(texts, str) else texts.tolist() if isinstance(texts, Tensor) else list(texts)
+    if listed and not isinstance(listed[0], str | list | tuple | Tensor):
+        listed = [listed]
+    for first in range(0, max(len(listed), 1), at_once):
+        span = slice(first, first + at_once)
+        given = {name: x[span] if _one_each(name, x, len(listed)) else x for name, x in reading.items()}
+        yield Trace(network, tokenizer, read_inputs(network, tokenizer, listed[span], **given))
+
+
+def _one_each(name: str, given: Any, n: int) -> bool:
+    """Whether an option has an entry for each of n texts: sources as texts or rows of ids, lengths of prefixes."""
+    if not isinstance(given, list | tuple | Tensor) or len(given) != n:
+        return False
+    return name in ("prefix", "segments") or (name == "source" and isinstance(given[0], str | list | tuple | Tensor))
 
 
 def direction(

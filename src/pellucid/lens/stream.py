@@ -5,7 +5,7 @@ it is at its own scale, and its bias becomes a part. With edits in the stream, w
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -34,6 +34,10 @@ class Frozen:
         if self.gain is None or self.scale is None:
             return x
         return self.gain * (x - x.mean(-1, keepdim=True) if self.centred else x) / self.scale
+
+    def at(self, row: int, place: int) -> "Frozen":
+        """The same norm at one position, for parts [..., m]."""
+        return self if self.scale is None else replace(self, scale=self.scale[row, place])
 
     def back(self, u: Tensor) -> Tensor:
         """The direction before the norm that reads what u reads behind it: the transposed map."""
@@ -150,7 +154,10 @@ class _Writer:
 
 @dataclass(frozen=True)
 class Parts:
-    """The stream at one point as a sum: `values` [part, b, i, m], named one by one in `labels`."""
+    """The stream at one point as a sum: `values` [part, b, i, m], named one by one in `labels`.
+
+    Of one position, [part, m].
+    """
 
     point: str
     labels: list[str]
@@ -158,25 +165,35 @@ class Parts:
 
     @property
     def total(self) -> Tensor:
-        """The stream itself [b, i, m]."""
+        """The stream itself [b, i, m], or [m] at one position."""
         return self.values.sum(0)
 
     def __getitem__(self, label: str) -> Tensor:
         return self.values[self.labels.index(label)]
 
 
-def decompose(t: Trace, point: str | None = None, by: str = "component") -> Parts:
+def decompose(
+    t: Trace, point: str | None = None, by: str = "component", *, pos: int | None = None, row: int = 0
+) -> Parts:
     """The residual stream at a point as the sum of what was written before it, exactly.
 
     point  a tensor of the stream, such as blocks.3.resid_mid; what is read out (before the final norm) unless given
     by     component: embeddings, attn_out and mlp_out of each block; head: each head's result and the output bias in
-           attention's place
+           attention's place; neuron: every neuron of the last hidden layers; source: every head by the token it read
+    pos    one position of `row` alone, counted from either end: [part, m]. The parts by neuron and by source are too
+           many to be kept for every position, and want it
 
-    By neuron and by source token the parts are too many to be kept as vectors: see `Trace.attribute`. The norms'
-    scales are frozen at what they were (S1 footnote 3; Elhage et al. 2021). Raises InputError for other points.
+    The norms' scales are frozen at what they were (S1 footnote 3; Elhage et al. 2021). Raises InputError for other
+    points.
     """
-    if by not in ("component", "head"):
-        raise InputError(f"by = {by!r}: say component or head; neuron and source go with attribute")
+    if by not in ("component", "head", "neuron", "source"):
+        raise InputError(f"by = {by!r}: say component, head, neuron or source")
+    if pos is not None:
+        from pellucid.lens.pieces import decompose_at
+
+        return decompose_at(t, point, by, pos, row)
+    if by in ("neuron", "source"):
+        raise InputError(f"by = {by!r} gives very many parts at every position: say which one, such as pos=-1")
     end = None if point is None else t.full_name(point)
     prefix = "encoder." if end is not None and end.startswith("encoder.") else ""
     labels, values = [], []

@@ -55,7 +55,7 @@ def show_trace(
     }
     with torch.inference_mode():
         made = [makers[name]() for name in panels]
-    fed = [t.spell(int(i)) for i in t.ids[row, :n]]
+    fed = t.spelled(row)
     options: dict[str, Any] = {"words": words.texts, "vocabulary": t.architecture.n_vocab, "position": n - 1}
     return Figure(title or f"{n} tokens", made, tokens=fed, facts=facts_of(t, row), **options)
 
