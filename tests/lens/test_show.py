@@ -21,7 +21,7 @@ from pellucid.lens.show import Figure, inspect_page, packing
 from pellucid.lens.show.figure import SCRIPTS, asset
 from pellucid.lens.show.panels import attribute_everywhere
 from pellucid.text.tokenizer import train_tokenizer
-from running import any_architectures, draw_tokens, source_tokens
+from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
 HOSTILE = "</script><img src=x onerror=alert(1)><!--<script>\u2028 &amp; ]]>"
@@ -51,8 +51,10 @@ def test_the_page_holds_the_trace_s_numbers(a):
     figure = inspect_page(t)
     data = data_of(figure.html)
     assert data == json.loads(json.dumps(figure.data))
-    tokens, attention, lens, attribution, heads = data["panels"]
+    tokens, *attentions, lens, attribution, heads = data["panels"]
     assert data["tokens"] == t.tokens
+    assert [data["source"]] == (t.source_tokens or [[]])
+    assert [panel["of"] for panel in attentions] == ([""] if a.encoder is None else ["encoder", "", "cross"])
     probability = t.probs[0].float()
     assert difference(unpacked(tokens["probability"])[:, 0], probability.amax(-1)) <= 1e-6
     guessed = [data["words"][w] for w in unpacked(tokens["top"])[:, 0]]
@@ -65,9 +67,13 @@ def test_the_page_holds_the_trace_s_numbers(a):
         assert [data["words"][w] for w in attribution.get("target", [])][:-1] == (
             t.tokens[1:] if "target" in attribution else []
         )
-    for l, packed in enumerate(attention["layers"]):
-        found, pattern = unpacked(packed).float(), t[f"blocks.{l}.attn.pattern"][0].float()
-        assert (found / 255 - pattern.sqrt()).abs().max() <= 0.5 / 255 + 1e-6
+    for panel in attentions:
+        scope = {"": "blocks.{}.attn", "encoder": "encoder.blocks.{}.attn", "cross": "blocks.{}.cross"}[panel["of"]]
+        assert len(panel["layers"]) == (a.encoder.n_layers if panel["of"] == "encoder" else a.n_layers)
+        for l, packed in enumerate(panel["layers"]):
+            found, pattern = unpacked(packed).float(), t[scope.format(l) + ".pattern"][0].float()
+            assert found.shape == pattern.shape
+            assert (found / 255 - pattern.sqrt()).abs().max() <= 0.5 / 255 + 1e-6
     expected = t.lens(mid=False)
     assert difference(unpacked(lens["kl"]), (expected.kl[:, 0] / np.log(2)).float().clamp(min=0)) <= 1e-5
     assert len(heads["rows"]) == a.n_layers * a.n_heads
@@ -94,6 +100,17 @@ def test_attributions_sum_to_the_logit_above_the_average(a):
         every = torch.stack([t.attribute(v, pos=2, by="head").values for v in range(a.n_vocab)])
         assert one.labels == labels
         assert difference(values[:, 2], one.values - every.mean(0)) <= 1e-10
+
+
+def test_the_heading_is_the_text_without_what_was_put_before_it():
+    """Also where a character is split over tokens, and where an encoder-decoder's target begins with the separator."""
+    tokenizer = train_tokenizer("byte", ["a"], None)
+    a = A.with_fields({"n_vocab": tokenizer.n_vocab, "n_ctx": 32})
+    t = trace(make_network(a), tokenizer, "na\u00efve \u65e5", bos=True)
+    assert inspect_page(t).title == "\u201cna\u00efve \u65e5\u201d"
+    read = trace(make_network(with_encoder(a)), tokenizer, "to", source="be")
+    assert inspect_page(read).title == "\u201cto\u201d"
+    assert inspect_page(read).data["source"] == ["b", "e", "<|endoftext|>"]
 
 
 def test_no_text_of_a_token_is_markup():

@@ -39,5 +39,5 @@ def inspect(
     given = {"source": source, "bos": bos or None}
     trace = loaded.trace(text, **{name: value for name, value in given.items() if value is not None})
     path = inspect_page(trace, name=model).save(out)
-    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {trace.inputs.lengths[0]} tokens; open it in a browser")
+    print(f"{path}: {path.stat().st_size / 1e3:,.0f} kB, {trace.inputs.lengths[0]} tokens; open it in a browser")
     return 0

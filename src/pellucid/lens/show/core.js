@@ -98,10 +98,14 @@ function readRamps() {
   };
 }
 
-/** The colour of x in [0, 1] (or [-1, 1] on the signed ramp) as CSS, and whether dark or light text reads on it. */
+/** The colour of x in [0, 1], or in [-1, 1] on the signed ramp, as red, green and blue. */
+function rampAt(x, ramp = "amount") {
+  return ramps[ramp][Math.round(255 * Math.min(1, Math.max(0, ramp === "signed" ? (x + 1) / 2 : x)))];
+}
+
+/** The same as CSS, and whether dark or light text reads on it. */
 function colourOf(x, ramp = "amount") {
-  const y = Math.min(1, Math.max(0, ramp === "signed" ? (x + 1) / 2 : x));
-  const [r, g, b] = ramps[ramp][Math.round(255 * y)];
+  const [r, g, b] = rampAt(x, ramp);
   const light = 0.2126 * (r / 255) ** 2.2 + 0.7152 * (g / 255) ** 2.2 + 0.0722 * (b / 255) ** 2.2;
   return { fill: `rgb(${r},${g},${b})`, ink: light > 0.18 ? "#12161d" : "#ffffff" };
 }

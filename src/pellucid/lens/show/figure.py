@@ -40,6 +40,7 @@ class Figure:
 
     title, facts  the heading, and pairs of a word and a value below it
     tokens        the tokens that positions of the panels refer to; `words` those that panels name by their place in it
+    source        what an encoder reads
     vocabulary    how many tokens there are; position, head: what is chosen at first
     height        of the frame in a notebook, in pixels
     panels        plain data, each with the `kind` that the script draws
@@ -51,6 +52,7 @@ class Figure:
         panels: Sequence[Mapping[str, Any]],
         *,
         tokens: Sequence[str] = (),
+        source: Sequence[str] = (),
         facts: Sequence[tuple[str, str]] = (),
         words: Sequence[str] = (),
         vocabulary: int = 0,
@@ -59,7 +61,7 @@ class Figure:
         height: int = 640,
     ):
         self.title, self.panels, self.tokens, self.facts = title, list(panels), list(tokens), list(facts)
-        self.words, self.vocabulary, self.position = list(words), vocabulary, position
+        self.source, self.words, self.vocabulary, self.position = list(source), list(words), vocabulary, position
         self.head, self.height = head, height
 
     @property
@@ -69,6 +71,7 @@ class Figure:
             "title": self.title,
             "facts": self.facts,
             "tokens": self.tokens,
+            "source": self.source,
             "words": self.words,
             "vocabulary": self.vocabulary,
             "position": self.position,

@@ -1,14 +1,14 @@
 // Tables of layers by positions on a canvas that draws what can be seen of it: the logit lens, and attribution.
 
 /** A scrolled grid of rows by the prompt's positions. `draw(r, i)` gives {value in [0, 1] or [-1, 1], text}. */
-function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, label }) {
+function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, label, texts = false }) {
   const n = figure.tokens.length, gutter = Math.min(120, 20 + 7 * Math.max(...rows.map((r) => r.length))), headRow = 22;
   const height = headRow + rows.length * cellHeight;
   const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `${label}; arrow keys move between rows and positions` });
   const spacer = make("div", { class: "spacer", style: { width: `${gutter + n * cellWidth}px` } });
   const box = make("div", { class: "wide" }, spacer, canvas), line = make("div", { class: "say", "aria-live": "polite" });
   body.append(box, line);
-  let row = rows.length - 1, hovered = null, told = "";
+  let row = rows.length - 1, hovered = null, told = "", version = 0;
 
   const place = (event) => {
     const r = canvas.getBoundingClientRect();
@@ -35,37 +35,64 @@ function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, labe
     return text.slice(0, end) + "\u2026";
   }
 
+  // one pixel for each cell, drawn large: of thousands of positions only colours that changed are worked out again
+  let image = null, painted = null;
+  function colours() {
+    if (painted === ramps) return;
+    painted = ramps;
+    image = make("canvas", { width: n, height: rows.length });
+    const context = image.getContext("2d"), data = context.createImageData(n, rows.length);
+    for (let r = 0, k = 0; r < rows.length; r++) {
+      for (let i = 0; i < n; i++, k += 4) {
+        const [red, green, blue] = rampAt(draw(r, i).value, ramp);
+        data.data[k] = red;
+        data.data[k + 1] = green;
+        data.data[k + 2] = blue;
+        data.data[k + 3] = 255;
+      }
+    }
+    context.putImageData(data, 0, 0);
+  }
+
+  let shown = "";
   function repaint() {
-    const width = Math.min(box.clientWidth, gutter + n * cellWidth), context = paint(canvas, width, height);
+    colours();
+    const width = Math.min(box.clientWidth, gutter + n * cellWidth), left = box.scrollLeft;
+    const [hr, hi] = hovered ?? [row, state.position], now = `${width} ${left} ${hr} ${hi} ${version} ${ramps.text}`;
+    if (now === shown) return;
+    shown = now;
+    const context = paint(canvas, width, height);
     canvas.style.width = `${width}px`;
-    const mono = getComputedStyle(document.documentElement).getPropertyValue("--mono");
-    const first = Math.floor(box.scrollLeft / cellWidth), last = Math.min(n, first + Math.ceil((width - gutter) / cellWidth) + 1);
+    const first = Math.floor(left / cellWidth), last = Math.min(n, first + Math.ceil((width - gutter) / cellWidth) + 1);
+    const ground = getComputedStyle(body).backgroundColor, x0 = gutter + first * cellWidth - left;
+    context.imageSmoothingEnabled = false;
+    context.drawImage(image, first, 0, last - first, rows.length, x0, headRow, (last - first) * cellWidth, rows.length * cellHeight);
+    context.fillStyle = ground;
+    rows.forEach((_, r) => context.fillRect(x0, headRow + (r + 1) * cellHeight - 1, (last - first) * cellWidth, 1));
+    if (cellWidth > 8) for (let i = first; i < last; i++) context.fillRect(gutter + (i + 1) * cellWidth - left - 1, headRow, 1, height - headRow);
     context.textBaseline = "middle";
-    const [hr, hi] = hovered ?? [row, state.position];
+    context.font = `12px ${getComputedStyle(document.documentElement).getPropertyValue("--mono")}`;
     for (let i = first; i < last; i++) {
-      const x = gutter + i * cellWidth - box.scrollLeft;
-      context.font = `12px ${mono}`;
+      const x = gutter + i * cellWidth - left;
       context.fillStyle = ramps.text;
       if (cellWidth > 30) context.fillText(cut(context, marked(figure.tokens[i]), cellWidth - 6), x + 4, headRow / 2);
       else if (i === hi) context.fillText(marked(figure.tokens[i]), x, headRow / 2);
+      if (!texts) continue;
       for (let r = 0; r < rows.length; r++) {
-        const { value, text } = draw(r, i), y = headRow + r * cellHeight, { fill, ink } = colourOf(value, ramp);
-        context.fillStyle = fill;
-        context.fillRect(x, y, cellWidth - (cellWidth > 8 ? 1 : 0), cellHeight - 1);
-        if (text === undefined) continue;
-        context.fillStyle = ink;
-        context.fillText(cut(context, text, cellWidth - 8), x + 4, y + cellHeight / 2);
+        const { value, text } = draw(r, i);
+        context.fillStyle = colourOf(value, ramp).ink;
+        context.fillText(cut(context, text, cellWidth - 8), x + 4, headRow + (r + 0.5) * cellHeight);
       }
     }
     context.strokeStyle = ramps.text;
     context.lineWidth = 2;
-    const x = gutter + hi * cellWidth - box.scrollLeft;
-    context.strokeRect(x, headRow + hr * cellHeight, Math.max(cellWidth - 1, 2), cellHeight - 1);
-    context.fillStyle = getComputedStyle(body).backgroundColor;
+    context.strokeRect(gutter + hi * cellWidth - left, headRow + hr * cellHeight, Math.max(cellWidth - 1, 2), cellHeight - 1);
+    context.fillStyle = ground;
     context.fillRect(0, 0, gutter, height);
     context.fillStyle = ramps.text;
     context.font = "12px system-ui, sans-serif";
-    rows.forEach((name, r) => context.fillText(cut(context, name, gutter - 8), 0, headRow + (r + 0.5) * cellHeight));
+    if (cellHeight >= 12) rows.forEach((name, r) => context.fillText(cut(context, name, gutter - 8), 0, headRow + (r + 0.5) * cellHeight));
+    else context.fillText(cut(context, rows[hr], gutter - 8), 0, headRow + (hr + 0.5) * cellHeight);
     const key = `${hr} ${hi}`;
     if (key !== told) line.replaceChildren(...say(hr, hi));
     told = key;
@@ -73,16 +100,17 @@ function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, labe
   follow(repaint);
   const start = () => { box.scrollLeft = Math.max(0, gutter + state.position * cellWidth - box.clientWidth / 2); };
   requestAnimationFrame(start);
-  return { again: () => { told = ""; redraw(); } };
+  return { again: () => { told = ""; painted = null; version++; redraw(); } };
 }
 
 panels.lens = async (panel, body, head) => {
   const [top, probability, target, rank, entropy, kl] = await Promise.all(["top", "probability", "target", "rank", "entropy", "kl"].map((name) => unpack(panel[name])));
   const [points, n, k] = panel.top.shape, vocabulary = Math.log2(Math.max(2, figure.vocabulary));
+  const followed = panel.masked ? "the token itself" : "the token that follows";
   const measures = {
     "probability of the best guess": (c) => probability[c * k],
-    "probability of the token that follows": (c) => Math.max(0, target[c]),
-    "rank of the token that follows": (c) => (rank[c] < 0 ? 0 : 1 - Math.log2(rank[c] + 1) / vocabulary),
+    [`probability of ${followed}`]: (c) => Math.max(0, target[c]),
+    [`rank of ${followed}`]: (c) => (rank[c] < 0 ? 0 : 1 - Math.log2(rank[c] + 1) / vocabulary),
     "entropy": (c) => entropy[c] / vocabulary,
     "distance from the final guess": (c) => Math.min(1, kl[c] / 8),
   };
@@ -92,11 +120,11 @@ panels.lens = async (panel, body, head) => {
   body.append(make("p", { class: "quiet" }, "The final norm and the unembedding applied to the stream after each block: the token the network would say if it stopped there. ", ends));
   const scale = { 0: ["0", "1"], 1: ["0", "1"], 2: [`rank ${figure.vocabulary}`, "1"], 3: ["0", `${three(vocabulary)} bits`], 4: ["0", "8 bits or more"] };
   const grid = positionGrid(body, {
-    rows: panel.points, cellWidth: 72, cellHeight: 24, ramp: "amount", label: "logit lens",
+    rows: panel.points, cellWidth: 72, cellHeight: 24, ramp: "amount", label: "logit lens", texts: true,
     draw: (r, i) => ({ value: measures[select.value](r * n + i), text: marked(figure.words[top[(r * n + i) * k]]) }),
     say: (r, i) => {
       const c = r * n + i, said = Array.from({ length: k }, (_, s) => [chip(figure.words[top[c * k + s]]), ` ${percent(probability[c * k + s])}  `]).flat();
-      const wanted = rank[c] < 0 ? [] : [make("br"), "The token that follows has ", percent(target[c]), `, number ${rank[c] + 1} of the guesses. `];
+      const wanted = rank[c] < 0 ? [] : [make("br"), `T${followed.slice(1)} has `, percent(target[c]), `, number ${rank[c] + 1} of the guesses. `];
       return [`${panel.points[r]}, position ${i}: `, ...said, ...wanted, `Entropy ${three(entropy[c])} bits, ${three(kl[c])} bits from the final guess.`];
     },
   });

@@ -23,7 +23,7 @@ def pack_pattern(pattern: Tensor, side: int) -> dict[str, Any]:
 
     Longer ones than `side` are pooled: a cell is the largest entry of `cell` x `cell` positions.
     """
-    cell = max(1, -(-pattern.size(-1) // side))
+    cell = max(1, -(-max(pattern.shape[-2:]) // side))
     if cell > 1:
         pattern = F.max_pool2d(pattern[None].float(), cell, ceil_mode=True)[0]
     return _packed((255 * pattern.float().sqrt()).round().to(torch.uint8), "uint8") | {"cell": cell}

@@ -18,7 +18,7 @@ from pellucid.lens.show.packing import pack, plain
 from pellucid.lens.show.panels import (
     Glossary,
     Panel,
-    attention_panel,
+    attention_panels,
     attribution_panel,
     bars_panel,
     heads_panel,
@@ -46,28 +46,42 @@ def show_trace(
     if not 0 <= row < len(t.inputs.lengths):
         raise InputError(f"row {row}: the trace has {len(t.inputs.lengths)}, counted from 0")
     words, n = Glossary(t), t.inputs.lengths[row]
+    scores: list[torch.Tensor] = []
     makers = {
         "tokens": lambda: tokens_panel(t, row, words),
-        "attention": lambda: attention_panel(t, row),
+        "attention": lambda: attention_panels(t, row, scores if "heads" in panels else None),
         "lens": lambda: lens_panel(t, row, words),
         "attribution": lambda: attribution_panel(t, row, words),
-        "heads": lambda: heads_panel(t, row),
+        "heads": lambda: heads_panel(t, row, scores),
     }
+    made: list[Panel] = []
     with torch.inference_mode():
-        made = [makers[name]() for name in panels]
-    fed = t.spelled(row)
-    options: dict[str, Any] = {"words": words.texts, "vocabulary": t.architecture.n_vocab, "position": n - 1}
+        for name in panels:
+            found = makers[name]()
+            made += found if isinstance(found, list) else [found]
+    fed, source = t.spelled(row), t.source_tokens[row] if t.inputs.source is not None else []
+    options: dict[str, Any] = {"source": source, "words": words.texts}
+    options |= {"vocabulary": t.architecture.n_vocab, "position": n - 1}
     return Figure(title or f"{n} tokens", made, tokens=fed, facts=facts_of(t, row), **options)
 
 
 def inspect_page(t: Trace, row: int = 0, name: str = "") -> Figure:
     """The shareable page about one prompt: everything `show_trace` can draw, and the table of heads."""
     figure = show_trace(t, get_args(PanelName), row)
-    prompt = "".join(figure.tokens).strip().replace("\n", " ")
+    prompt = read_text(t, row).strip().replace("\n", " ")
     figure.title = f"\u201c{prompt[:77] + '...' if len(prompt) > 80 else prompt}\u201d"
     figure.head = _telling(figure.panels[-1]["rows"])
     figure.facts = ([("model", Path(name).name)] if name else []) + figure.facts
     return figure
+
+
+def read_text(t: Trace, row: int) -> str:
+    """The text that was fed, without special tokens; of a network without a tokenizer its ids."""
+    ids = t.ids[row, : t.inputs.lengths[row]].tolist()
+    if t.tokenizer is None:
+        return " ".join(t.spelled(row))
+    special = {*t.tokenizer.special.values()}
+    return t.tokenizer.decode([i for i in ids if i not in special and i < t.tokenizer.n_vocab])
 
 
 def _telling(rows: list[list[Any]]) -> tuple[int, int]:

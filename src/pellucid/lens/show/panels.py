@@ -56,12 +56,33 @@ def tokens_panel(t: Trace, row: int, words: Glossary, k: int = 10) -> Panel:
     return panel
 
 
-def attention_panel(t: Trace, row: int) -> Panel:
-    """The pattern of every head."""
-    a, n = t.architecture, t.inputs.lengths[row]
-    side = side_of(a.n_layers * a.n_heads, n)
-    layers = [pack_pattern(t[f"blocks.{l}.attn.pattern"][row, :, :n, :n], side) for l in range(a.n_layers)]
-    return {"kind": "attention", "title": "Attention", "layers": layers, "heads": a.n_heads}
+def attention_panels(t: Trace, row: int, scores: list[Tensor] | None = None) -> list[Panel]:
+    """The pattern of every head: of an encoder-decoder the encoder's, the decoder's, and between the two.
+
+    What the table of heads needs of each layer's patterns is added to `scores`, while they are there.
+    """
+    a, n, n_source = (
+        t.architecture,
+        t.inputs.lengths[row],
+        0 if t.inputs.source is None else t.inputs.source.lengths[row],
+    )
+    kinds = [("encoder", "Attention inside the source", "encoder.", "attn", a.encoder, n_source, n_source)]
+    kinds += [("", "Attention" if a.encoder is None else "Attention inside the target", "", "attn", a, n, n)]
+    kinds += [("cross", "Attention from the target to the source", "", "cross", a, n, n_source)]
+    kinds = [kind for kind in kinds if a.encoder is not None or not kind[0]]
+    n_heads = sum(part.n_layers * part.n_heads for _, _, _, _, part, _, _ in kinds if part is not None)
+    made: list[Panel] = []
+    for of, title, prefix, scope, part, n_queries, n_keys in kinds:
+        if part is None or not part.n_layers:
+            continue
+        side, layers = side_of(n_heads, max(n_queries, n_keys)), []
+        for l in range(part.n_layers):
+            pattern = t[f"{prefix}blocks.{l}.{scope}.pattern"][row, :, :n_queries, :n_keys]
+            layers.append(pack_pattern(pattern, side))
+            if scores is not None and not of:
+                scores.append(pattern_scores(t, row, pattern))
+        made.append({"kind": "attention", "title": title, "of": of, "layers": layers, "heads": part.n_heads})
+    return made
 
 
 def lens_panel(t: Trace, row: int, words: Glossary) -> Panel:
@@ -73,6 +94,7 @@ def lens_panel(t: Trace, row: int, words: Glossary) -> Panel:
     return {
         "kind": "lens",
         "title": "Logit lens",
+        "masked": t.architecture.attention.mask == "bidirectional",
         "points": ["embedding" if p.endswith("resid_pre") else f"block {p.split('.')[1]}" for p in points],
         "top": pack(words(found.tokens[:, row, :n])),
         "probability": pack(found.probabilities[:, row, :n]),
@@ -130,29 +152,36 @@ def attribute_everywhere(t: Trace, row: int) -> tuple[list[str], Tensor, Tensor]
     return labels, torch.stack(values), target
 
 
-def heads_panel(t: Trace, row: int) -> Panel:
-    """A row for every head: where it looks in this text, and what its weights copy."""
+#: what patterns are scored by, in the order of the table of heads
+LOOKS = ("previous", "first", "duplicate", "induction")
+
+
+def pattern_scores(t: Trace, row: int, pattern: Tensor) -> Tensor:
+    """Where the heads of one layer look [kind, head], their entropy in bits last, by their pattern [head, i, j]."""
+    ids, pattern = t.ids[row : row + 1, : pattern.size(1)], pattern.float()
+    wanted = looked_for(ids, torch.ones_like(ids, dtype=torch.bool))
+    entropy = -torch.special.xlogy(pattern, pattern).sum(-1).mean(-1) / torch.log(torch.tensor(2.0))
+    return torch.stack([*(share(pattern[None], wanted[kind]).nan_to_num(0) for kind in LOOKS), entropy])
+
+
+def heads_panel(t: Trace, row: int, scores: Sequence[Tensor] = ()) -> Panel:
+    """A row for every head: where it looks in this text, and what its weights copy; `scores` of layers if known."""
     a, n, rows = t.architecture, t.inputs.lengths[row], []
     copying = None
     with contextlib.suppress(CircuitError):
         copying = Circuits(t.network, t.tokenizer).copying()
-    kinds, ids = ("previous", "first", "duplicate", "induction"), t.ids[row : row + 1, :n]
-    wanted = looked_for(ids, torch.ones_like(ids, dtype=torch.bool))
     for l in range(a.n_layers):
-        pattern = t[f"blocks.{l}.attn.pattern"][row, :, :n, :n].float()
-        entropy = -torch.special.xlogy(pattern, pattern).sum(-1).mean(-1) / torch.log(torch.tensor(2.0))
-        columns = [share(pattern[None], wanted[kind]).nan_to_num(0) for kind in kinds]
+        known = scores[l] if scores else pattern_scores(t, row, t[f"blocks.{l}.attn.pattern"][row, :, :n, :n])
         for h in range(a.n_heads):
-            scores = [float(f"{float(column[h]):.4g}") for column in columns]
             own = None if copying is None else float(f"{float(copying[l, h]):.3g}")
-            rows.append([f"{l}.{h}", *scores, float(f"{float(entropy[h]):.4g}"), own])
+            rows.append([f"{l}.{h}", *(float(f"{x:.4g}") for x in known[:, h].tolist()), own])
     return {
         "kind": "table",
         "title": "Heads",
         "note": "Mean attention that goes to the token before, to the first token, to earlier copies of the token, and "
         "to what followed them; the entropy of the pattern; the sign of what the weights alone write about the token "
         "attended to (copying score, from -1 to 1, norms left aside).",
-        "columns": ["head", *kinds, "entropy, bits", "copying"],
+        "columns": ["head", *LOOKS, "entropy, bits", "copying"],
         "bars": [None, "share", "share", "share", "share", "size", "sign"],
         "rows": rows,
         "heads": True,

@@ -23,6 +23,8 @@ panels.tokens = async (panel, body) => {
   const caption = surprisal ? "surprisal, bits: " : "entropy, bits: ";
   body.append(make("p", { class: "quiet" }, caption, scaleBar("0", three(most)), "  Choose a token; the arrow keys move. All panels follow."), list);
 
+  if (figure.source.length) body.append(make("h3", {}, "Source, read by the encoder"), make("div", { class: "chips" }, ...figure.source.map((token) => chip(token))));
+
   const left = make("div"), right = make("div");
   body.append(make("div", { class: "two", "aria-live": "polite" }, left, right));
   let painted = null, last = -1;
