@@ -10,6 +10,7 @@ g key-value head, m d_model, d d_head, f d_ff, v vocabulary, 1 a single entry.
 Sources are numbered S0 Becker-Kahn, S1 Goon, S2 notes on transformers, S3 AP & MF, S4 Dobriban.
 """
 
+import difflib
 import fnmatch
 import re
 from collections.abc import Sequence
@@ -193,8 +194,8 @@ def absent(template: str, a: Architecture) -> str:
             f"a {a.block} block adds attention and MLP to the stream at once",
         ),
         "mlp.gate": (a.mlp.form != "gated", "mlp.form = plain has no gate"),
-        "mlp.pre": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: say mlp.pre.0, mlp.pre.1, ..."),
-        "mlp.post": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: say mlp.post.0, mlp.post.1, ..."),
+        "mlp.pre": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: {_numbered('mlp.pre', a)}"),
+        "mlp.post": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: {_numbered('mlp.post', a)}"),
     }
     if place.endswith(".l") and a.mlp.n_hidden == 1:
         return f"mlp.n_hidden = 1: say {place.removesuffix('.l')}"
@@ -202,6 +203,11 @@ def absent(template: str, a: Architecture) -> str:
         return "" if a.encoder is not None else "no encoder is read"
     missing, why = reasons.get(place, (False, ""))
     return why if missing else ""
+
+
+def _numbered(name: str, a: Architecture) -> str:
+    """What to say in place of the name that only one hidden layer has."""
+    return f"say {name}.0, {name}.1, ..." if a.mlp.n_hidden else "an affine map hides nothing"
 
 
 def names(a: Architecture) -> list[str]:
@@ -290,7 +296,9 @@ def _why_not(pattern: str, a: Architecture) -> str:
     try:
         template = row(re.sub(r"blocks\.\*\.", "blocks.0.", name)).name
     except KeyError:
-        return f"there is no tensor {pattern!r}; pellucid.names.names(architecture) lists them"
+        near = difflib.get_close_matches(name, names(a), 1)
+        hint = f", such as {near[0]!r}" if near else ""
+        return f"there is no tensor {pattern!r}; pellucid.names.names(architecture) lists them{hint}"
     part = a.encoder if name.startswith("encoder.") else a
     if part is None:
         why = "no encoder is read"
@@ -299,7 +307,8 @@ def _why_not(pattern: str, a: Architecture) -> str:
     elif part is a.encoder and template == "logits":
         why = "an encoder ends in final_norm, or in the last resid_post"
     elif template.endswith(".l") and not absent(template, part):
-        why = f"mlp.n_hidden = {part.mlp.n_hidden}: its hidden layers are numbered from 0"
+        layers = "its hidden layers are numbered from 0" if part.mlp.n_hidden else "an affine map hides nothing"
+        why = f"mlp.n_hidden = {part.mlp.n_hidden}: {layers}"
     else:
         why = absent(template, part) or f"the architecture has {part.n_layers} layers, numbered from 0"
     return f"this architecture has no {pattern!r}: {why}"

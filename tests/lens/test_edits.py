@@ -266,6 +266,11 @@ def test_edits_that_do_not_fit_say_why(edit, reason):
         trace(make_network(A), None, [1, 2], edits=[edit])
 
 
+def test_one_edit_is_no_list():
+    with pytest.raises(EditError, match=r"say \[zero\(\.\.\.\)\]"):
+        trace(make_network(A), None, [1, 2], edits=change.zero("embed"))
+
+
 def test_names_that_cannot_be_edited_say_why():
     with pytest.raises(KeyError, match="it follows from the logits"):
         trace(make_network(A), None, [1, 2], edits=[change.zero("probs")])

@@ -10,9 +10,10 @@ from pellucid import edits as change
 from pellucid.architecture import Architecture
 from pellucid.lens import InputError, trace
 from pellucid.lens.ablation import ablate
-from pellucid.lens.metrics import Prepared, kl, log_probability, logit, logit_diff, loss, probability
+from pellucid.lens.metrics import Prepared, kl, log_probability, logit, logit_diff, loss, measure, probability
 from pellucid.lens.patching import patch
 from pellucid.lens.paths import path_patch
+from pellucid.lens.steering import mean_activation
 from pellucid.names import axes, names
 from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
@@ -193,6 +194,42 @@ def test_ablations_are_edits(a, kind, data):
     assert abs(found.baseline - float(Prepared(log_probability(3), clean)(clean.logits).mean())) <= 1e-9
 
 
+@settings(max_examples=20)
+@given(
+    architectures({"attention.mask": "causal", "n_ctx": 8}).map(with_encoder),
+    st.sampled_from(["zero", "mean", "resample"]),
+    st.sampled_from(["attn.z", "cross.z", "cross.q", "cross.v", "cross_out"]),
+)
+def test_ablations_of_encoder_decoders_are_edits(a, kind, site):
+    """Means are over the tokens that a tensor's positions stand for: the source's for what is read of it."""
+    network, rows = make_network(a), [[1, 2, 3], [4, 5, 6]]
+    sources = [[1, 2, 3], [4, 5, 6]] if kind == "resample" else [[1, 2, 3], [4]]
+    found = ablate(network, None, rows, log_probability(3), site=site, kind=kind, source=sources)
+    clean, name = trace(network, None, rows, source=sources), "blocks.0." + site
+    x = clean[name]
+    value = {"zero": None, "resample": x.roll(1, 0)}.get(kind)
+    if kind == "mean":
+        value = mean_activation(network, None, rows, name, source=sources)
+    for head in range(x.size(1)) if x.ndim == 4 else [None]:
+        where = {"kv_head" if "g" in axes(name) else "head": head} if x.ndim == 4 else {}
+        edits = [change.Edit(kind, name, value, **where)]
+        t = trace(network, None, rows, edits=edits, source=sources)
+        expected = Prepared(log_probability(3), clean)(t.logits).mean()
+        assert difference(found.values[0] if head is None else found.values[0, head], expected) <= 1e-9
+
+
+def test_a_metric_of_one_s_own_and_gradients_of_metrics():
+    network, (clean, corrupt) = make_network(A), two_texts(A, 2)
+    own = measure(lambda logits: logits[:, 3] - logits[:, 5], name="mine")
+    found = patch(network, None, clean, corrupt, own)
+    assert torch.equal(found.exact, patch(network, None, clean, corrupt, logit_diff(3, 5)).exact)
+    assert found.metric == "mine"
+    t = trace(network, None, [clean, corrupt[:3]])
+    slope = t.gradient(logit_diff(3, 5, pos=1), "embed")["embed"]
+    assert torch.equal(slope, t.gradient(lambda logits: logits[:, 1, 3] - logits[:, 1, 5], "embed")["embed"])
+    assert t.saliency(loss()).shape == t.ids.shape
+
+
 def test_a_path_through_everything_is_the_sender_s_whole_effect():
     """With one layer behind the sender and its readers all receiving, the direct paths add up to what patching does."""
     network, (clean, corrupt) = make_network(A), two_texts(A, 0)
@@ -264,6 +301,7 @@ def test_metrics(a):
         (lambda n: patch(n, None, [1, 2], [3, 4], logit(1), mode="fast"), "say exact, attribution or both"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit(1), positions=[7]), "positions from 0 to 1"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit("a")), "without a tokenizer"),
+        (lambda n: patch(n, None, [1, 2], [3, 4], lambda logits: logits), r"got function: measure\(f\) makes one"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit(1, pos=5)), "row 0 has 2 tokens"),
         (lambda n: ablate(n, None, [1, 2], logit(1), kind="one"), "say zero, mean or resample"),
         (lambda n: ablate(n, None, [1, 2], logit(1), kind="resample"), "at least two texts"),

@@ -60,6 +60,8 @@ def test_what_is_absent_is_refused_with_a_reason(a):
         ("seg_embed", {}, "n_segments = 0"),
         ("blocks.0.mlp.gate", {}, "mlp.form = plain has no gate"),
         ("blocks.0.mlp.pre", {"n_hidden": 2}, "mlp.n_hidden = 2: say mlp.pre.0, mlp.pre.1, ..."),
+        ("blocks.0.mlp.post", {"n_hidden": 0}, "mlp.n_hidden = 0: an affine map hides nothing"),
+        ("blocks.0.mlp.post.0", {"n_hidden": 0}, "mlp.n_hidden = 0: an affine map hides nothing"),
         ("blocks.0.cross.q", {}, "no encoder is read"),
         ("blocks.0.cross_out", {}, "no encoder is read"),
         ("blocks.0.resid_cross", {}, "no encoder is read"),
@@ -83,6 +85,13 @@ def test_reasons(asked, changes, reason):
 def test_what_nobody_has_is_refused(asked):
     with pytest.raises(KeyError, match=r"there is no tensor .*names\.names\(architecture\) lists them"):
         select(asked, A)
+
+
+def test_what_was_nearly_right_is_named():
+    with pytest.raises(KeyError, match=r"such as 'blocks\.0\.attn\.pattern'"):
+        select("blocks.0.attn.patern", A)
+    with pytest.raises(KeyError, match=r"such as 'blocks\.\d\.resid_pre'"):
+        select("resid_pre", A)
 
 
 def test_select_takes_patterns_and_keeps_the_order_of_computation():

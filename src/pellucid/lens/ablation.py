@@ -67,7 +67,7 @@ def ablate(
     other = t if reference is None else Trace(network, tokenizer, read_inputs(network, tokenizer, reference, **reading))
     if kind == "resample" and other is t and len(t.inputs.lengths) < 2:
         raise InputError("resample takes what another text had: give at least two texts, or a reference")
-    if kind == "resample" and len({*t.inputs.lengths, *other.inputs.lengths}) > 1:
+    if kind == "resample" and len({n for x in (t, other) for name in names for n in x.inputs_of(name).lengths}) > 1:
         raise InputError("resample takes what another text had at the same position: give texts of equally many tokens")
     prepared = Prepared(metric, t)
     with still(network):
@@ -84,7 +84,7 @@ def _substitute(t: Trace, other: Trace, name: str, kind: str) -> Tensor:
         rows = torch.arange(t.ids.size(0), device=x.device)
         return x[(rows - 1) % x.size(0)] if other is t else x[rows % x.size(0)]
     places = x.movedim(axes(name).index("i" if "i" in axes(name) else "j"), 1)
-    mean = places[other.inputs.real].mean(0)
+    mean = places[other.inputs_of(name).real].mean(0)
     return mean[None, :, None] if x.ndim == 4 else mean[None, None]
 
 

@@ -50,7 +50,7 @@ class Asking:
     def saliency(self, metric: Any, name: str = "embed") -> Tensor:
         """Gradient x input, summed over each position's coordinates [b, i] (Denil et al. 2014).
 
-        `metric` maps logits to a number or one a row, as for `gradient`; to first order, what it would lose if the
+        `metric` is as for `gradient`; to first order, what it would lose if the
         tensor were 0 there.
         """
         slope = self.gradient(metric, name)[name]  # type: ignore[attr-defined]

@@ -56,6 +56,8 @@ def resolve(edits: Sequence[Edit], a: Architecture) -> list[Edit]:
     Raises KeyError with the reason where the architecture has no such tensor, EditError where a place or a value
     does not belong to it.
     """
+    if isinstance(edits, Edit):
+        raise EditError(f"expected a list of edits, got one: say [{edits.op}(...)]")
     resolved = []
     for edit in edits:
         if not isinstance(edit, Edit):

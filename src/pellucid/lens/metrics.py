@@ -25,11 +25,20 @@ class Metric:
     pos: int | None
     prepare: Callable[[Trace], Measure]
 
+    def of(self, t: Trace) -> "Prepared":
+        """The same for the rows of a trace: a function of logits [b, n, v]."""
+        return Prepared(self, t)
+
 
 class Prepared:
     """A metric that knows its rows: their ids, their lengths, and the ids of its tokens."""
 
     def __init__(self, metric: Metric, t: Trace):
+        if not isinstance(metric, Metric):
+            raise InputError(
+                f"expected a metric of pellucid.lens.metrics, such as logit_diff(one, other), got "
+                f"{type(metric).__name__}: measure(f) makes one of a function of logits"
+            )
         self.metric, self.t = metric, t
         self.measure = metric.prepare(t)
         self.places: Tensor | None = None
@@ -129,3 +138,11 @@ def loss() -> Metric:
         return measure
 
     return Metric("loss", None, prepare)
+
+
+def measure(of: Callable[[Tensor], Tensor], pos: int | None = -1, name: str = "") -> Metric:
+    """A metric of one's own: `of` maps the logits of a position [row, v] to a number for each row [row].
+
+    With pos=None it is given those of all positions [row, i, v], padding among them.
+    """
+    return Metric(name or getattr(of, "__name__", "measure"), pos, lambda t: lambda logits, rows: of(logits))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,11 @@ from pellucid.lens.running import Pass, run, still
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.names import TEMPLATES_BEFORE, canonical, names, of_symbol, select
 from pellucid.text.interface import Tokenizer
+
+if TYPE_CHECKING:
+    from pellucid.lens.metrics import Metric
+
+    Measured = Metric | Callable[[Tensor], Tensor]
 
 #: what follows from the logits: softmax and -log P of the next token
 DERIVED = ("probs", "loss")
@@ -220,13 +225,15 @@ class Trace(Fed, Asking):
 
     # Gradients ------------------------------------------------------------------------------
 
-    def gradient(self, metric: Callable[[Tensor], Tensor], patterns: str | Sequence[str]) -> dict[str, Tensor]:
+    def gradient(self, metric: "Measured", patterns: str | Sequence[str]) -> dict[str, Tensor]:
         """d metric(logits) / d tensor for every tensor that the patterns choose, by name.
 
-        `metric` maps logits [b, n, v] to a number, or to one a row, which are summed. The pass is run again, with
+        `metric` is one of `pellucid.lens.metrics`, or maps logits [b, n, v] to a number or to one a row, which are
+        summed. The pass is run again, with
         this trace's edits; each tensor's gradient is taken where its edits have been made. Weights need not
         require gradients.
         """
+        measured = metric if callable(metric) else metric.of(self)
         chosen = select(patterns, self.architecture)
         shifts: dict[str, Tensor] = {}
 
@@ -241,7 +248,7 @@ class Trace(Fed, Asking):
         for name in chosen:
             edits.setdefault(name, []).append(shifted(name))
         with still(self.network, grad=True):
-            value = metric(run(self.network, self.inputs, Recorder(edits=edits))).sum()
+            value = measured(run(self.network, self.inputs, Recorder(edits=edits))).sum()
             found = torch.autograd.grad(value, [shifts[name] for name in chosen], materialize_grads=True)
         return dict(zip(chosen, found, strict=True))
 

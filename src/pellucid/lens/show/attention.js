@@ -81,7 +81,7 @@ panels.attention = async (panel, body) => {
     marks = now;
     crosshair(cross, wide, high, i, j);
     const p = entry(i, j);
-    say.replaceChildren(...name(i, queries), " reads ", ...name(j, keys), cell > 1 ? ` with at most ${three(p)}` : ` with weight ${three(p)}`);
+    say.replaceChildren(...name(i, queries), cell > 1 ? " read " : " reads ", ...name(j, keys), cell > 1 ? ` with at most ${three(p)}` : ` with weight ${three(p)}`);
     reading();
   });
 
