@@ -6,7 +6,14 @@ weights by hand and answers the question for all 7 x 7 pairs of days and both pe
     stream        one plane of coordinates each for the person, the day, the question, the answer
     attention     key = whose birthday, query = whom the question is about, value = the day
     memory (MLP)  one key-value pair per day: key = that day was read, value = the day after it
+
+With a file's name behind it, the command also writes the inspector's page about the question:
+
+    python examples/day_after_annas_birthday.py page.html
 """
+
+import sys
+from collections.abc import Sequence
 
 import torch
 from rich.console import Console
@@ -14,8 +21,11 @@ from rich.table import Table
 
 import svg
 from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
+from pellucid.lens import trace
+from pellucid.lens.show import Figure, inspect_page
 from pellucid.model import Transformer
 from pellucid.model.tap import Recorder
+from pellucid.text.words import WordTokenizer
 
 PEOPLE = ("Anna", "Bikram")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -23,6 +33,8 @@ BORN = [f"{person} was born on" for person in PEOPLE]
 ASKED = [f"What day followed {person}'s birthday?" for person in PEOPLE]
 #: a statement is one token: these weights show retrieval, not how words are joined to phrases
 VOCABULARY = [f"{born} {day}." for born in BORN for day in DAYS] + ASKED + list(DAYS)
+#: Anna was born on Tuesday. Bikram was born on Wednesday. What day followed Anna's birthday?
+QUESTION = [VOCABULARY.index(f"{BORN[0]} Tuesday."), VOCABULARY.index(f"{BORN[1]} Wednesday."), 14]
 # coordinates of the stream: who is spoken of, who is asked about, the day said, the day read, the answer
 WHO, WHOM, SAID, READ, ANSWER = (slice(a, b) for a, b in ((0, 2), (2, 4), (4, 11), (11, 18), (18, 25)))
 ARCHITECTURE = Architecture(
@@ -59,6 +71,11 @@ def hand_built() -> Transformer:
     return network
 
 
+def page(network: Transformer, question: Sequence[int] = QUESTION) -> Figure:
+    """The inspector's page: what the head reads, and what speaks for the answer."""
+    return inspect_page(trace(network, WordTokenizer(VOCABULARY), question), name="weights written by hand")
+
+
 def main() -> dict[str, float]:
     """Ask all 98 questions; returns how many answers are right and the least attention on the right statement."""
     network = hand_built()
@@ -81,7 +98,7 @@ def main() -> dict[str, float]:
 
 def show(network: Transformer) -> None:
     """The source's own question, step by step, and the pattern as a figure."""
-    tokens = [VOCABULARY.index(f"{BORN[0]} Tuesday."), VOCABULARY.index(f"{BORN[1]} Wednesday."), 14]
+    tokens = QUESTION
     names = ["blocks.0.attn.pattern", "blocks.0.resid_mid", "blocks.0.mlp.post", "logits"]
     tap = Recorder(keep=names)
     network(torch.tensor([tokens]), tap=tap)
@@ -104,3 +121,5 @@ def show(network: Transformer) -> None:
 
 if __name__ == "__main__":
     main()
+    for path in sys.argv[1:]:
+        print(page(hand_built()).save(path))

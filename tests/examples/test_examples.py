@@ -1,11 +1,15 @@
 """Every example runs and shows what it says; those that train are slow: make test-slow."""
 
 import ast
+import base64
+import gzip
 import importlib
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -55,6 +59,30 @@ def test_day_after_annas_birthday(figures: Path):
     found = example("day_after_annas_birthday").main()
     assert found["right"] == 98
     drawn(figures, "day_after_annas_birthday")
+
+
+@pytest.mark.item("S4-att-a")
+def test_anna_and_bikram_in_the_inspector(tmp_path: Path):
+    """The head reads Anna's statement alone, and the MLP's memory alone speaks for the day after."""
+    anna = example("day_after_annas_birthday")
+    figure = anna.page(anna.hand_built())
+    panels = {panel["kind"]: panel for panel in figure.panels}
+    assert figure.tokens == [anna.VOCABULARY[i] for i in anna.QUESTION]
+    assert figure.words[panels["attribution"]["target"][-1]] == "Wednesday"
+    pattern, parts = unpacked(panels["attention"]["layers"][0]), panels["attribution"]["labels"]
+    assert pattern[0, 2].tolist() == [255, 0, 0]
+    assert figure.words[unpacked(panels["tokens"]["top"])[2, 0]] == "Wednesday"
+    shares = dict(zip(parts, unpacked(panels["attribution"]["values"])[:, 2].tolist(), strict=True))
+    assert max(shares, key=lambda part: shares[part]) == "mlp 0"
+    assert abs(shares["head 0.0"]) < 1e-6
+    page = figure.save(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Anna was born on Tuesday." in page
+
+
+def unpacked(packed: dict[str, Any]) -> np.ndarray:
+    """The numbers that a panel of a page holds."""
+    raw = gzip.decompress(base64.b64decode(packed["gzip"]))
+    return np.frombuffer(raw, packed["type"]).reshape(packed["shape"])
 
 
 @pytest.mark.item("S2-4-g", "S2-4-h", "S2-4-j")

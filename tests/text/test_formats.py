@@ -96,6 +96,7 @@ def put(folder, name, content):
 # What there is ----------------------------------------------------------------------------------
 
 
+@pytest.mark.item("S4-learn-b")
 @pytest.mark.parametrize("packed", PACKERS)
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_row_of_every_format_is_a_document(name, packed, tmp_path):
@@ -547,6 +548,7 @@ def test_exact_duplicates_are_dropped_where_asked_and_counted(tmp_path):
     assert about["hash"] != read_corpus(tmp_path).hash
 
 
+@pytest.mark.item("S4-copy-a")
 def test_the_account_names_every_input_and_the_hash_is_another_with_any_of_them(tmp_path):
     put(tmp_path, "a.txt", "one")
     put(tmp_path, "b.csv", table(TEXTS))

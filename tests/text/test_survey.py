@@ -1,14 +1,17 @@
 """Surveys of tokenizers: their sums are the texts', their trees spell the words."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pellucid
 from pellucid.cli import main
-from pellucid.text.survey import Merged, merge_trees, script_of, survey
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.survey import WORD, Merged, merge_trees, script_of, survey
+from pellucid.text.tokenizer import load_tokenizer, train_tokenizer
 
 
 def greek_of(udhr: dict[str, str]) -> str:
@@ -116,3 +119,89 @@ def test_the_command_shows_all_of_it(tmp_path, udhr, shakespeare, capsys):
     assert main(["tokenizer", "show", str(made)]) == 0
     assert "bytes / token" not in capsys.readouterr().out
     assert main(["tokenizer", "show", str(tmp_path / "none")]) == 2
+
+
+WHOLE = Path(pellucid.__file__).parent / "data" / "shakespeare.txt"
+
+
+def shown_in_columns(out: str, row: str) -> list[float]:
+    """The numbers of one row of the first table that has it."""
+    line = next(line for line in out.splitlines() if re.match(rf"\W*{re.escape(row)} ", line))
+    return [float(x.replace(",", "")) for x in re.findall(r"[\d,]+\.?\d*", line.split(row, 1)[1])]
+
+
+@pytest.mark.item("S1-1.1-c")
+def test_the_command_prints_tokens_per_word_which_depend_on_text_and_vocabulary(tmp_path, udhr, capsys, monkeypatch):
+    """More ids, fewer tokens; on text unlike that it was made from, more."""
+    monkeypatch.setenv("COLUMNS", "200")
+    text = WHOLE.read_text(encoding="utf-8")
+    start = int(0.9 * len(text))
+    (tmp_path / "held_out.txt").write_text(text[start:], encoding="utf-8")
+    (tmp_path / "declaration.txt").write_text(udhr["eng"], encoding="utf-8")
+    found = {}
+    for n in (1024, 8192):
+        folder = tmp_path / str(n)
+        train_tokenizer("bpe", [text[:start]], n).save(folder)
+        files = [str(tmp_path / name) for name in ("held_out.txt", "declaration.txt")]
+        assert main(["tokenizer", "show", str(folder), *files]) == 0
+        out = capsys.readouterr().out
+        assert "tokens / word" in out
+        for name, content in (("held_out.txt", text[start:]), ("declaration.txt", udhr["eng"])):
+            n_tokens = len(load_tokenizer(folder).encode(content))
+            n_bytes, shown, *_, per_word = shown_in_columns(out, name)
+            assert (n_bytes, shown) == (len(content.encode()), n_tokens)
+            assert per_word == pytest.approx(n_tokens / len(WORD.findall(content)), abs=0.005)
+            found[n, name] = per_word
+    assert found[8192, "held_out.txt"] < found[8192, "declaration.txt"]
+    assert found[8192, "held_out.txt"] < found[1024, "held_out.txt"]
+    assert 1.1 < found[8192, "held_out.txt"] < 1.8
+
+
+@pytest.mark.item("S1-1.1-c")
+def test_with_gpt2s_vocabulary_prose_has_a_token_and_a_third_per_word(needs_data, tmp_path, udhr, capsys, monkeypatch):
+    """Of running text: indented lines have more."""
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "declaration.txt").write_text(" ".join(udhr["eng"].split()), encoding="utf-8")
+    assert main(["tokenizer", "show", str(needs_data / "gpt2"), str(tmp_path / "declaration.txt")]) == 0
+    assert 1.1 < shown_in_columns(capsys.readouterr().out, "declaration.txt")[-1] < 1.7
+
+
+@pytest.mark.item("S4-iss-a")
+def test_the_command_shows_the_letters_that_tokens_hide(tmp_path, capsys):
+    """Three r, all inside tokens of several letters, which are one id each; by characters all three are seen."""
+    merges = ["st st st st", "raw raw raw", "berry berry berry"]
+    train_tokenizer("bpe", merges, 270).save(tmp_path / "bpe")
+    train_tokenizer("char", merges).save(tmp_path / "char")
+    tokenizer = load_tokenizer(tmp_path / "bpe")
+    spelt = [tokenizer.token_str(i) for i in tokenizer.encode("strawberry")]
+    assert spelt == ["st", "raw", "berry"]
+    assert "r" not in spelt
+    assert main(["tokenizer", "show", str(tmp_path / "bpe"), "--word", "strawberry"]) == 0
+    tree = capsys.readouterr().out.split("strawberry")[1].splitlines()
+    assert tree[0].split() == ["3", "tokens"]
+    leaves = [line for line in tree[1:] if "merge" not in line and line.strip()]
+    assert "".join(line.strip(" \u2502\u251c\u2514\u2500") for line in leaves) == "strawberry"
+    tops = [line for line in tree[1:] if line.startswith(("\u251c", "\u2514"))]
+    assert [line.split()[1] for line in tops] == spelt
+    assert main(["tokenizer", "show", str(tmp_path / "char"), "--word", "strawberry"]) == 0
+    seen = capsys.readouterr().out.split("strawberry")[1].splitlines()
+    assert [line.split()[-1] for line in seen[1:] if line.strip()] == list("strawberry")
+
+
+@pytest.mark.item("S0-1.1-k")
+def test_a_tenth_of_the_text_makes_nearly_as_good_a_tokenizer(tmp_path, capsys):
+    """The command's option, on the whole bundled text: the rest comes back whole, in at most a tenth more tokens."""
+    text = WHOLE.read_text(encoding="utf-8")
+    start = int(0.9 * len(text))
+    (tmp_path / "train.txt").write_text(text[:start], encoding="utf-8")
+    found = []
+    for share in ("1", "0.1"):
+        out = tmp_path / share
+        given_ = ["--out", str(out), "--vocabulary", "2048", "--share", share]
+        assert main(["tokenizer", "train", str(tmp_path / "train.txt"), *given_]) == 0
+        found.append(load_tokenizer(out))
+    assert "trained on 0.1 of the training text" in capsys.readouterr().out
+    whole, part = found
+    assert whole.hash != part.hash
+    assert part.decode(part.encode(text)) == text
+    assert len(part.encode(text[start:])) <= 1.1 * len(whole.encode(text[start:]))
