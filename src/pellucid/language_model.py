@@ -23,7 +23,7 @@ from pellucid.images.run import ImageModel, ImageRun, load_images, train_images
 from pellucid.lens.circuits import Circuits
 from pellucid.lens.embeddings import Embeddings
 from pellucid.lens.folding import WeightsView, weights_view
-from pellucid.lens.generating import Watch
+from pellucid.lens.generating import Watch, generate_traced
 from pellucid.lens.heads import Heads
 from pellucid.lens.matrices import Head
 from pellucid.lens.opened import Opened
@@ -89,9 +89,7 @@ class LanguageModel(Opened):
         self, prompt: str = "", *, keep: str | Sequence[str], edits: Sequence[Edit] = (), **options: Any
     ) -> tuple[Generated, dict[str, Tensor]]:
         """One continuation, and the tensors named in `keep` as they were while it was generated [1, ...]."""
-        watch = Watch(self.network, edits, keep)
-        made = generate(self.network, self.tokenizer, prompt, taps=watch, **options)[0]
-        return made, watch.tensors()
+        return generate_traced(self.network, self.tokenizer, prompt, keep, edits, **options)
 
     def _edited(self, edits: Sequence[Edit]) -> dict[str, Any]:
         return {"taps": Watch(self.network, edits)} if edits else {}

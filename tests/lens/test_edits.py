@@ -15,7 +15,7 @@ from pellucid.edits import Edit, EditError, from_json, to_json
 from pellucid.generate.decode import generate_ids
 from pellucid.generate.sampling import Sampling
 from pellucid.language_model import LanguageModel, load
-from pellucid.lens import trace
+from pellucid.lens import InputError, trace
 from pellucid.lens.generating import Watch
 from pellucid.lens.weights import with_edits
 from pellucid.model.weights import state_of
@@ -143,6 +143,12 @@ def test_a_generation_s_logits_are_those_of_a_trace_with_its_edits(a, data, cach
     for name, value in found.items():
         hidden = t[name] == -torch.inf
         assert difference(value.masked_fill(hidden, 0), t[name].masked_fill(hidden, 0)) <= 1e-9, name
+
+
+@pytest.mark.parametrize("several", [{"beams": 2}, {"n": 2}])
+def test_several_texts_are_not_kept_as_if_they_were_one(several):
+    with pytest.raises(InputError, match="trace what came of it"):
+        model().generate_traced("abc", keep="logits", **several)
 
 
 def test_nothing_is_kept_of_a_generation_without_a_step():

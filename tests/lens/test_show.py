@@ -16,7 +16,10 @@ from pellucid.architecture import Architecture
 from pellucid.cli import main
 from pellucid.language_model import LanguageModel
 from pellucid.lens import Circuits, InputError, trace
+from pellucid.lens.ablation import ablate
 from pellucid.lens.heads import detect_heads, head_scores
+from pellucid.lens.metrics import logit_diff
+from pellucid.lens.patching import patch
 from pellucid.lens.show import Figure, inspect_page, packing
 from pellucid.lens.show.figure import SCRIPTS, asset
 from pellucid.lens.show.panels import attribute_everywhere
@@ -159,6 +162,66 @@ def test_every_kind_of_panel_is_drawn():
         t.show(["nothing"])
     with pytest.raises(InputError, match="row 1"):
         t.show(row=1)
+
+
+def test_experiments_are_drawn_with_their_numbers():
+    """Patching by position and by head, ablation by head and by block, and the scores of a query."""
+    network = make_network(A)
+    clean, corrupt = [1, 2, 3, 4], [1, 5, 3, 6]
+    found = patch(network, None, clean, corrupt, logit_diff(3, 5), mode="both")
+    panel = found.show().panels[0]
+    assert difference(unpacked(panel["values"]), found.recovered.float()) <= 1e-6
+    assert (panel["rows"], panel["columns"]) == (["block 0", "block 1"], ["1", "5", "3", "6"])
+    assert panel["places"] == [0, 1, 2, 3]
+    assert f"{found.agreement['correlation']:.3g}" in panel["note"]
+    found = patch(network, None, clean, corrupt, logit_diff(3, 5), site="attn.z", positions="all", layers=[1])
+    panel = found.show().panels[0]
+    assert (panel["rows"], panel["columns"]) == (["1.0", "1.1"], ["all positions"])
+    assert difference(unpacked(panel["values"])[:, 0], found.recovered[0, 0].float()) <= 1e-6
+    with pytest.raises(InputError, match="nothing to recover"):
+        patch(network, None, clean, clean, logit_diff(3, 5)).show()
+    lost = ablate(network, None, [clean, corrupt], logit_diff(3, 5), kind="zero")
+    assert difference(unpacked(lost.show().panels[0]["values"]), lost.effect.float()) <= 1e-6
+    lost = ablate(network, None, [clean, corrupt], logit_diff(3, 5), site="mlp_out")
+    assert difference(torch.tensor(lost.show().panels[0]["values"]), lost.effect.float()) <= 1e-3
+    why = trace(network, None, clean).why(1, 0)
+    panel, scores = why.show().panels
+    assert difference(unpacked(panel["values"]).sum(0), why.scores.float()) <= 1e-5
+    assert difference(torch.tensor(scores["values"]), why.scores.float()) <= 1e-3
+    assert panel["columns"] == scores["labels"] == ["1", "2", "3", "4"]
+
+
+#: how colours are seen without the long, middle and short cones, in linear RGB: Machado et al. 2009, severity 1
+BLINDNESS = {
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+    "none": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+}
+
+
+def lab(hexadecimal, sight):
+    """CIELAB of a colour of the style sheet as somebody sees it."""
+    rgb = np.array([int(hexadecimal[k : k + 2], 16) / 255 for k in (1, 3, 5)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.array(BLINDNESS[sight]) @ linear, 0, 1)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    f = np.cbrt(np.maximum(to_xyz @ seen / [0.9505, 1, 1.089], 216 / 24389))
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("sight", BLINDNESS)
+@pytest.mark.parametrize("theme", [0, 1])
+def test_ramps_can_be_read_without_some_cones(sight, theme):
+    """Amounts go one way in lightness; both signs differ from each other and from nothing, light and dark."""
+    sheet = asset("page.css").split("prefers-color-scheme: dark")
+    colour = {name: lab(value, sight) for name, value in re.findall(r"--(\w+): (#[0-9a-f]{6})", sheet[theme])}
+    steps = np.diff([colour[name][0] for name in ("low", "mid", "high")])
+    assert (np.abs(steps) >= 15).all()
+    assert steps[0] * steps[1] > 0
+    for one, other in (("negative", "positive"), ("negative", "zero"), ("positive", "zero")):
+        assert np.linalg.norm(colour[one] - colour[other]) >= 30, (one, other)
+    assert abs(colour["text"][0] - colour["ground"][0]) >= 60
 
 
 @settings(deadline=None, max_examples=30)

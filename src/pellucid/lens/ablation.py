@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from pellucid.lens.trace import Trace
 from pellucid.model import Recorder, Transformer
 from pellucid.names import axes
 from pellucid.text.interface import Tokenizer
+
+if TYPE_CHECKING:
+    from pellucid.lens.show.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,12 @@ class Ablation:
     @property
     def effect(self) -> Tensor:
         return self.values - self.baseline
+
+    def show(self) -> "Figure":
+        """What is lost without each part, as a picture."""
+        from pellucid.lens.show import show_ablation
+
+        return show_ablation(self)
 
 
 def ablate(

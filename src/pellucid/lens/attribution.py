@@ -179,6 +179,12 @@ class Why:
     values: Tensor
     scores: Tensor
 
+    def show(self) -> "Figure":
+        """The scores by who wrote what was read, as a picture."""
+        from pellucid.lens.show import show_why
+
+        return show_why(self)
+
     def top(self, key: int, k: int = 10) -> list[tuple[str, float]]:
         """The k parts that matter most for the score of one key position."""
         column = self.values[:, self.keys.index(key)]

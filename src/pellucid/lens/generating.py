@@ -1,15 +1,19 @@
 """Keeping and editing tensors while text is generated: positions are those of the text, with a cache or without."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pellucid.edits import Edit, EditError
 from pellucid.generate.reading import NoTaps
+from pellucid.generate.text import Generated, generate
 from pellucid.lens.editing import Frame, functions, resolve
+from pellucid.lens.inputs import InputError
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.names import axes, select
+from pellucid.text.interface import Tokenizer
 
 
 class Watch(NoTaps):
@@ -62,8 +66,8 @@ class Watch(NoTaps):
         """What was kept of one prompt's text, its positions in order, as a trace has it [1, ...].
 
         Scores are -inf and patterns 0 where a key came later or was no longer read; nan stands where nothing was
-        computed, as for the logits of all but the last token of a prompt. Where a prompt was continued several times,
-        the first one's. Without a single step there is nothing.
+        computed, as for the logits of all but the last token of a prompt. Without a single step there is nothing. The
+        prompt has been continued once: the steps of several samples are not told apart.
         """
         return {name: self._joined(name, prompt) for name in self.keep if self.calls}
 
@@ -95,6 +99,27 @@ class Watch(NoTaps):
                 places[k - 1] = along[real]
             joined = _put(joined, places, source)
         return joined[None]
+
+
+def generate_traced(
+    network: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str,
+    keep: str | Sequence[str],
+    edits: Sequence[Edit] = (),
+    **options: Any,
+) -> tuple[Generated, dict[str, Tensor]]:
+    """One continuation (`pellucid.generate.text.generate`), and what was kept of it (`Watch.tensors`).
+
+    Raises InputError for beams and for several samples, which read many texts.
+    """
+    if options.get("beams") or options.get("n", 1) != 1:
+        raise InputError(
+            "tensors are kept of one text, and beams or n read several: generate, and trace what came of it"
+        )
+    watch = Watch(network, edits, keep)
+    made = generate(network, tokenizer, prompt, taps=watch, **options)[0]
+    return made, watch.tensors()
 
 
 def _put(into: Tensor, places: list, values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ keys and values of those before being the corrupt run's own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.transformer import Encoder
 from pellucid.names import axes
 from pellucid.text.interface import Tokenizer
+
+if TYPE_CHECKING:
+    from pellucid.lens.show.figure import Figure
 
 #: numbers of one batch's widest tensor at most: 64 MiB in float32
 MOST = 2**24
@@ -57,7 +60,12 @@ class Patching:
 
     @property
     def recovered(self) -> Tensor:
-        """(value - corrupt) / (clean - corrupt): 0 nothing, 1 the clean run's answer."""
+        """(value - corrupt) / (clean - corrupt): 0 nothing, 1 the clean run's answer.
+
+        Raises InputError where the two runs have the same metric.
+        """
+        if self.clean == self.corrupt:
+            raise InputError(f"{self.metric} is {self.clean:.4g} in both runs: there is nothing to recover")
         return (self.values - self.corrupt) / (self.clean - self.corrupt)
 
     @property
@@ -69,6 +77,12 @@ class Patching:
         apart = float((pair[0] - pair[1]).abs().max())
         constant = bool((pair.amax(1) - pair.amin(1) <= 1e-12 * pair.abs().amax(1)).any())
         return {"correlation": float("nan") if constant else float(torch.corrcoef(pair)[0, 1]), "largest": apart}
+
+    def show(self) -> "Figure":
+        """What each place brings back, as a picture."""
+        from pellucid.lens.show import show_patching
+
+        return show_patching(self)
 
     def best(self) -> tuple[int, ...]:
         """The place with the largest recovered share: (layer, position) or (layer, position, head)."""

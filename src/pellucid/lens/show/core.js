@@ -135,6 +135,14 @@ function paint(canvas, width, height) {
   return context;
 }
 
+/** As much of a text as fits into a width. */
+function clipped(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  let end = text.length;
+  while (end > 1 && context.measureText(text.slice(0, end) + "\u2026").width > width) end--;
+  return text.slice(0, end) + "\u2026";
+}
+
 /** Call one of four functions on the arrow keys, with the page standing still. */
 function arrows(element, { left, right, up, down }) {
   element.addEventListener("keydown", (event) => {

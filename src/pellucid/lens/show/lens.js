@@ -28,13 +28,6 @@ function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, labe
   };
   arrows(canvas, { left: () => step(0, -1), right: () => step(0, 1), up: () => step(-1, 0), down: () => step(1, 0) });
 
-  function cut(context, text, width) {
-    if (context.measureText(text).width <= width) return text;
-    let end = text.length;
-    while (end > 1 && context.measureText(text.slice(0, end) + "\u2026").width > width) end--;
-    return text.slice(0, end) + "\u2026";
-  }
-
   // one pixel for each cell, drawn large: of thousands of positions only colours that changed are worked out again
   let image = null, painted = null;
   function colours() {
@@ -75,13 +68,13 @@ function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, labe
     for (let i = first; i < last; i++) {
       const x = gutter + i * cellWidth - left;
       context.fillStyle = ramps.text;
-      if (cellWidth > 30) context.fillText(cut(context, marked(figure.tokens[i]), cellWidth - 6), x + 4, headRow / 2);
+      if (cellWidth > 30) context.fillText(clipped(context, marked(figure.tokens[i]), cellWidth - 6), x + 4, headRow / 2);
       else if (i === hi) context.fillText(marked(figure.tokens[i]), x, headRow / 2);
       if (!texts) continue;
       for (let r = 0; r < rows.length; r++) {
         const { value, text } = draw(r, i);
         context.fillStyle = colourOf(value, ramp).ink;
-        context.fillText(cut(context, text, cellWidth - 8), x + 4, headRow + (r + 0.5) * cellHeight);
+        context.fillText(clipped(context, text, cellWidth - 8), x + 4, headRow + (r + 0.5) * cellHeight);
       }
     }
     context.strokeStyle = ramps.text;
@@ -91,8 +84,8 @@ function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, labe
     context.fillRect(0, 0, gutter, height);
     context.fillStyle = ramps.text;
     context.font = "12px system-ui, sans-serif";
-    if (cellHeight >= 12) rows.forEach((name, r) => context.fillText(cut(context, name, gutter - 8), 0, headRow + (r + 0.5) * cellHeight));
-    else context.fillText(cut(context, rows[hr], gutter - 8), 0, headRow + (hr + 0.5) * cellHeight);
+    if (cellHeight >= 12) rows.forEach((name, r) => context.fillText(clipped(context, name, gutter - 8), 0, headRow + (r + 0.5) * cellHeight));
+    else context.fillText(clipped(context, rows[hr], gutter - 8), 0, headRow + (hr + 0.5) * cellHeight);
     const key = `${hr} ${hi}`;
     if (key !== told) line.replaceChildren(...say(hr, hi));
     told = key;

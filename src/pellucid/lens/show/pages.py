@@ -13,6 +13,7 @@ from pellucid.lens.heads import Heads
 from pellucid.lens.inputs import InputError
 from pellucid.lens.low_rank import LowRank
 from pellucid.lens.matrices import CircuitError, Head
+from pellucid.lens.show.experiments import matrix_panel
 from pellucid.lens.show.figure import Figure
 from pellucid.lens.show.packing import pack, plain
 from pellucid.lens.show.panels import (
@@ -222,20 +223,9 @@ def show_composition(found: Composition) -> Figure:
         return Figure(f"{found.kind}-composition", [{"kind": "note", "title": "Pairs of heads", "text": text}])
     # the last block's heads are read by none, the first block's read none
     excess = found.excess[:-1, :, 1:].flatten(2).flatten(0, 1)
-    most = max(float(excess.nan_to_num(0).abs().max()), 1e-9)
     note = (
         f"Rows write, columns read their {dict(Q='queries', K='keys', V='values')[found.kind]} from it. Scores less "
         f"the {found.baseline:.3g} that random heads have (give or take {found.spread:.2g})."
     )
-    panel = {
-        "kind": "matrix",
-        "title": f"{found.kind}-composition",
-        "note": note,
-        "values": pack(excess),
-        "rows": names[:-heads],
-        "columns": names[heads:],
-        "low": -most,
-        "high": most,
-        "ramp": "signed",
-    }
+    panel = matrix_panel(f"{found.kind}-composition", note, excess, names[:-heads], names[heads:], " \u2192 ")
     return Figure(f"{found.kind}-composition", [panel])

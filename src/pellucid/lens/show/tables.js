@@ -4,7 +4,7 @@ panels.note = (panel, body) => body.append(make("p", { class: "quiet" }, panel.t
 
 panels.bars = (panel, body) => {
   if (panel.note) body.append(make("p", { class: "quiet" }, panel.note));
-  const rows = panel.labels.map((name, k) => ({ name, value: panel.values[k] ?? 0, text: three(panel.values[k]) }));
+  const rows = panel.labels.map((name, k) => ({ name: panel.places ? make("span", {}, chip(name), ` ${panel.places[k]}`) : name, value: panel.values[k] ?? 0, text: three(panel.values[k]) }));
   body.append(bars(rows));
 };
 
@@ -50,37 +50,47 @@ panels.table = (panel, body) => {
 /** A small matrix with labelled rows and columns, signed or not, against a baseline where there is one. */
 panels.matrix = async (panel, body) => {
   if (panel.note) body.append(make("p", { class: "quiet" }, panel.note));
-  const values = await unpack(panel.values), [height, width] = panel.values.shape, { low, high } = panel;
-  body.append(make("p", {}, scaleBar(three(low), three(high), panel.ramp)));
+  const values = await unpack(panel.values), [height, width] = panel.values.shape;
+  body.append(make("p", {}, scaleBar(three(panel.low), three(panel.high), panel.ramp)));
   const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `${panel.title}; arrow keys move` }), say = make("p", { class: "say", "aria-live": "polite" });
   body.append(make("div", { class: "stack" }, canvas), say);
-  const best = values.reduce((at, x, k) => (x > values[at] || Number.isNaN(values[at]) ? k : at), 0);
+  const best = values.reduce((at, x, k) => (Math.abs(x) > Math.abs(values[at]) || Number.isNaN(values[at]) ? k : at), 0);
   let row = Math.floor(best / width), column = best % width;
-  const size = () => Math.max(3, Math.min(28, canvas.parentElement.clientWidth / width));
+  const columnName = (c) => (panel.places ? `${marked(panel.columns[c])} ${panel.places[c]}` : panel.columns[c]);
+  const top = 20, left = Math.min(118, 12 + 7.5 * Math.max(...panel.rows.map((name) => name.length)));
+  const size = () => Math.max(3, Math.min(width < 8 ? 64 : 34, (canvas.parentElement.clientWidth - left) / width));
+  const tall = () => Math.min(size(), Math.max(8, Math.min(24, 640 / height)));
   const step = (dr, dc) => { row = within(row + dr, height); column = within(column + dc, width); redraw(); };
   arrows(canvas, { left: () => step(0, -1), right: () => step(0, 1), up: () => step(-1, 0), down: () => step(1, 0) });
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
-    row = within(Math.floor((event.clientY - box.top) / size()), height);
-    column = within(Math.floor((event.clientX - box.left) / size()), width);
+    row = within(Math.floor((event.clientY - box.top - top) / tall()), height);
+    column = within(Math.floor((event.clientX - box.left - left) / size()), width);
     redraw();
   });
   follow(() => {
-    const one = size(), context = paint(canvas, one * width, one * height);
-    canvas.style.width = `${one * width}px`;
+    const one = size(), high = tall(), context = paint(canvas, left + one * width, top + high * height);
+    canvas.style.width = `${left + one * width}px`;
+    context.font = "12px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    context.fillStyle = ramps.text;
+    const name = clipped(context, columnName(column), left + one * width - 4), at = left + column * one;
+    context.fillText(name, Math.max(0, Math.min(at, left + one * width - context.measureText(name).width)), top / 2);
     for (let r = 0; r < height; r++) {
+      context.fillStyle = ramps.text;
+      if (high > 11 || r === row) context.fillText(clipped(context, panel.rows[r], left - 8), 0, top + (r + 0.5) * high);
       for (let c = 0; c < width; c++) {
         const x = values[r * width + c];
         if (Number.isNaN(x)) continue;
-        const y = (x - low) / (high - low || 1);
+        const y = (x - panel.low) / (panel.high - panel.low || 1);
         context.fillStyle = colourOf(panel.ramp === "signed" ? 2 * y - 1 : y, panel.ramp).fill;
-        context.fillRect(c * one, r * one, one - (one > 6 ? 1 : 0), one - (one > 6 ? 1 : 0));
+        context.fillRect(left + c * one, top + r * high, one - (one > 6 ? 1 : 0), high - (high > 6 ? 1 : 0));
       }
     }
     context.strokeStyle = ramps.text;
     context.lineWidth = 2;
-    context.strokeRect(column * one, row * one, one, one);
-    say.textContent = `${panel.rows[row]} \u2192 ${panel.columns[column]}: ${three(values[row * width + column])}`;
+    context.strokeRect(left + column * one, top + row * high, one, high);
+    say.textContent = `${panel.rows[row]}${panel.between}${columnName(column)}: ${three(values[row * width + column])}`;
   });
 };
 

@@ -1,0 +1,66 @@
+"""Pictures of experiments: what patching brought back, what ablation cost, why a head looked where it looked."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from pellucid.lens.show.figure import Figure
+from pellucid.lens.show.packing import pack
+from pellucid.lens.show.panels import Panel, bars_panel, short
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pellucid.lens.ablation import Ablation
+    from pellucid.lens.attribution import Why
+    from pellucid.lens.patching import Patching
+
+
+def matrix_panel(title: str, note: str, values: "Tensor", rows: list[str], columns: list[str], between: str) -> Panel:
+    """Signed numbers with names on both sides; `between` stands between a row's name and a column's."""
+    most = max(float(values.nan_to_num(0).abs().max()), 1e-9)
+    sides = {"rows": rows, "columns": columns, "between": between, "low": -most, "high": most, "ramp": "signed"}
+    return {"kind": "matrix", "title": title, "note": note, "values": pack(values)} | sides
+
+
+def show_patching(found: "Patching") -> Figure:
+    """The share of the clean run's answer that each place brings back: a row for each layer, or head."""
+    values = found.recovered.detach().cpu()
+    n_heads = values.size(2) if values.ndim == 3 else 0
+    by_row = values.transpose(1, 2).flatten(0, 1) if n_heads else values
+    rows = [f"{layer}.{h}" for layer in found.layers for h in range(n_heads)] or [f"block {l}" for l in found.layers]
+    places = [p for p in found.positions if p is not None]
+    columns = [found.tokens[p] for p in places] or ["all positions"]
+    how = "each place exactly" if found.exact is not None else "estimated by one backward pass"
+    note = (
+        f"{found.metric}: {found.clean:.4g} in the clean run, {found.corrupt:.4g} in the corrupt one. The share of the "
+        f"difference that comes back as the clean run's {found.site} is put in, {how}: 0 nothing, 1 all of it."
+    )
+    if found.exact is not None and found.estimate is not None:
+        note += f" Estimates by one backward pass correlate with it at {found.agreement['correlation']:.3g}."
+    title = f"Patching {found.site}"
+    panel = matrix_panel(title, note, by_row, rows, columns, " at ")
+    return Figure(title, [panel | ({"places": places} if places else {})])
+
+
+def show_ablation(found: "Ablation") -> Figure:
+    """What the metric loses or gains without each head, or each block's part."""
+    title, effect = f"Without {found.site}, by {found.kind}", found.effect.detach().cpu()
+    note = f"{found.metric}: {found.baseline:.4g} with everything there; shown is the change."
+    if effect.ndim == 1:
+        return Figure(title, [bars_panel(title, [f"block {l}" for l in found.layers], effect, note)])
+    rows, columns = [f"block {l}" for l in found.layers], [f"head {h}" for h in range(effect.size(1))]
+    return Figure(title, [matrix_panel(title, note, effect, rows, columns, ", ")])
+
+
+def show_why(found: "Why") -> Figure:
+    """The scores of one query: what each part adds at each key it may read, largest parts first."""
+    values = found.values.detach().cpu()
+    order = values.abs().amax(1).argsort(descending=True).tolist()
+    rows = [short(found.labels[i]) if found.side != "pair" else found.labels[i] for i in order]
+    columns = list(found.tokens)
+    title = f"Why head {found.head} of block {found.layer} looks where it looks from {found.query}"
+    note = "A column is a key; its parts sum to its score. Keys with a higher score than others are read more."
+    panels = [matrix_panel("Scores by what was written", note, values[torch.tensor(order)], rows, columns, " at ")]
+    panels.append(bars_panel("The scores themselves", columns, found.scores.detach().cpu()))
+    return Figure(title, [panel | {"places": found.keys} for panel in panels])
