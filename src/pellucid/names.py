@@ -233,8 +233,10 @@ ALIASES = {r.transformer_lens: r.name for r in TABLE if r.transformer_lens}
 def canonical(name: str, a: Architecture) -> str:
     """Our name for one given in ours or in TransformerLens's classic spelling.
 
-    With one hidden layer `mlp.pre.0` is `mlp.pre`, and in a gated MLP TransformerLens's `hook_pre` is the gate.
+    In an encoder-decoder `decoder.` may stand before the decoder's names. With one hidden layer `mlp.pre.0` is
+    `mlp.pre`, and in a gated MLP TransformerLens's `hook_pre` is the gate.
     """
+    name = name if a.encoder is None else name.removeprefix("decoder.")
     match = re.match(r"^((?:encoder\.)?blocks\.)(\d+|\*)\.(.*)$", name)
     prefix, rest = (f"{match[1]}{match[2]}.", f"blocks.i.{match[3]}") if match else ("", name)
     if rest == "blocks.i.mlp.hook_pre":

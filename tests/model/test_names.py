@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from drawing import architectures
 from pellucid.architecture import Architecture
 from pellucid.names import ALIASES, ROWS, TABLE, absent, axes, canonical, names, row, select
-from running import any_architectures
+from running import any_architectures, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=2)
 GATED = A.with_fields({"mlp.form": "gated"})
@@ -85,6 +85,14 @@ def test_reasons(asked, changes, reason):
 def test_what_nobody_has_is_refused(asked):
     with pytest.raises(KeyError, match=r"there is no tensor .*names\.names\(architecture\) lists them"):
         select(asked, A)
+
+
+def test_the_decoder_of_an_encoder_decoder_may_be_said():
+    both = with_encoder(A)
+    assert select("decoder.blocks.1.cross.q", both) == select("blocks.1.cross.q", both)
+    assert select("decoder.blocks.*.attn.hook_z", both) == ["blocks.0.attn.z", "blocks.1.attn.z"]
+    with pytest.raises(KeyError, match=r"such as 'blocks\.1\.attn\.q'"):
+        select("decoder.blocks.1.attn.q", A)
 
 
 def test_what_was_nearly_right_is_named():
