@@ -18,7 +18,7 @@ from pellucid.model.attention import choose_mix
 from pellucid.plan import ACCELERATORS, flops, largest_batch, lines_of, make_plan, speed
 from pellucid.plan.accelerators import PlanError
 from pellucid.plan.flops import written
-from pellucid.plan.planning import cache_bytes
+from pellucid.plan.planning import as_dict, by_choice, cache_bytes
 from pellucid.plan.speed import in_turn, training_speed
 from pellucid.plan.telling import duration, scaled, size
 from pellucid.presets import preset
@@ -227,6 +227,21 @@ def test_a_plan_of_a_preset_an_architecture_and_a_run(tmp_path, monkeypatch):
     (tmp_path / "run" / "recipe.json").write_text(json.dumps(replace(made, segments=((0, 12),)).to_dict()))
     run = make_plan(tmp_path / "run", **(options | {"batch": None}))
     assert (run.recipe.train.batch, run.tokens) == (2, 12 * 64)
+
+
+def test_memory_is_told_by_precision_context_and_batch():
+    made = make_plan(recipe().model, batch=4, precision="float32", measure=False, device="cpu", accelerators=())
+    found, n_ctx = by_choice(made.recipe), made.recipe.model.n_ctx
+    assert found["float32", n_ctx, 4] == made.memory.peak
+    longer = replace(made.recipe, model=replace(made.recipe.model, n_ctx=2 * n_ctx))
+    assert found["bfloat16", 2 * n_ctx, 1] == training_memory(with_train(longer, precision="bfloat16", batch=1)).peak
+    assert len(found) == 12
+    said = "\n".join(lines_of(made))
+    for peak in found.values():
+        assert size(peak) in said
+    assert {tuple(row.values()) for row in as_dict(made)["training_bytes_by_choice"]} == {
+        (*choice, peak) for choice, peak in found.items()
+    }
 
 
 def test_what_does_not_fit_is_said_with_what_would(monkeypatch):

@@ -289,6 +289,7 @@ HOSTILE = {
     "digit": "7",
     "emoji": "\U0001f600",
     "mark": "e\u0301",
+    "no blanks": "".join(chr(ord("a") + i * i % 23) for i in range(997)),
 }
 
 

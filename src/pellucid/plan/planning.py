@@ -220,6 +220,20 @@ def _memory(recipe: Recipe) -> Memory:
     return training_memory(recipe)
 
 
+def by_choice(recipe: Recipe) -> dict[tuple[str, int, int], float]:
+    """Bytes for training by precision, context and sequences in a pass: those of the recipe and more, and one."""
+    t, a = recipe.train, recipe.model
+    batches = sorted({1, t.batch, 4 * t.batch})
+    return {
+        (precision, n_ctx, batch): _memory(
+            replace(with_train(recipe, precision=precision, batch=batch), model=replace(a, n_ctx=n_ctx))
+        ).peak
+        for precision in ("float32", "bfloat16")
+        for n_ctx in (a.n_ctx, 2 * a.n_ctx)
+        for batch in batches
+    }
+
+
 def changes_that_help(recipe: Recipe) -> list[tuple[str, float]]:
     """Changes of the recipe, each with the bytes that training then needs; the first ones cost least."""
     t, a = recipe.train, recipe.model
@@ -257,6 +271,10 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "written_last": cached.forward,
         },
         "training_bytes": vars(plan.memory) | {"peak": plan.memory.peak},
+        "training_bytes_by_choice": [
+            {"precision": precision, "n_ctx": n_ctx, "batch": batch, "peak": peak}
+            for (precision, n_ctx, batch), peak in by_choice(plan.recipe).items()
+        ],
         "cache_bytes": cache_bytes(plan.recipe.model),
         "tokens": plan.tokens,
         "device": plan.device,

@@ -2,7 +2,7 @@
 
 from pellucid.plan.accelerators import READING_SHARE, TRAINING_SHARE, USABLE
 from pellucid.plan.flops import written
-from pellucid.plan.planning import Elsewhere, Plan, cache_bytes
+from pellucid.plan.planning import Elsewhere, Plan, by_choice, cache_bytes
 
 UNITS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -41,7 +41,9 @@ def _memory(plan: Plan) -> list[str]:
                 ("activations", m.activations),
             )
         ),
-        f"  most of it lives in the {_when(plan)}; the interpreter and its libraries come on top",
+        f"  most of it lives in the {_when(plan)}; on top come the interpreter, its libraries, and what was freed and",
+        "  the system's allocator keeps",
+        *_choices(plan),
         f"memory for writing: weights {size(4 * total)} in float32, {size(2 * total)} in bfloat16; cache "
         f"{size(cache_bytes(a))} a sequence in float32",
         f"{plan.device} has {size(plan.device_memory)}: "
@@ -53,6 +55,18 @@ def _memory(plan: Plan) -> list[str]:
         for said, needed in plan.changes:
             fits = "fits" if needed <= USABLE * plan.device_memory else "still too much"
             lines.append(f"  {said}: {size(needed)}, {fits}")
+    return lines
+
+
+def _choices(plan: Plan) -> list[str]:
+    """Memory for training as a table: a row for each precision and context, a column for each batch."""
+    found = by_choice(plan.recipe)
+    batches = list(dict.fromkeys(batch for _, _, batch in found))
+    heads = [f"{batch:,} a pass" for batch in batches]
+    lines = [f"  {'':<20}" + "".join(f"{head:>16}" for head in heads)]
+    for precision, n_ctx in dict.fromkeys((precision, n_ctx) for precision, n_ctx, _ in found):
+        cells = (size(found[precision, n_ctx, batch]) for batch in batches)
+        lines.append(f"  {precision:<9}{n_ctx:>7,} ctx" + "".join(f"{cell:>16}" for cell in cells))
     return lines
 
 
