@@ -29,6 +29,8 @@ FILE = 1 << 24
 #: lines that are drawn from, and the share of them that has a made-up word at its end
 POOL, MADE_UP = 200_000, 0.05
 NETWORK = ("n_layers=2", "d_model=64", "n_ctx=128", "batch=8", "text.held_out=0.001", "evaluate_every=10")
+#: the exit code of a command that was interrupted: what was seen until then is shown
+INTERRUPTED = 130
 #: for byte-pair encoding: the share of the text that merges are learned from
 LEARNED = ("text.sample=0.01",)
 
@@ -110,7 +112,7 @@ def watch(command: list[str], folder: Path, cache: Path) -> dict[str, Family]:
             own, below = family_of(process.pid)
             found[stage(folder, cache, below)].see(own, below)
             time.sleep(0.1)
-    if process.returncode:
+    if process.returncode not in (0, INTERRUPTED):
         raise BenchmarkError((folder / "log").read_text()[-3000:])
     return dict(found)
 
