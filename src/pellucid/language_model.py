@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -30,6 +31,7 @@ from pellucid.lens.opened import Opened
 from pellucid.lens.weights import with_edits
 from pellucid.model import Transformer
 from pellucid.model.weights import save_weights
+from pellucid.plan.sizing import is_open, size_to
 from pellucid.predictors.load import load_predictor
 from pellucid.predictors.mixed import mixed_with
 from pellucid.predictors.train import Kind, train_predictor
@@ -203,18 +205,21 @@ def train(
     steps: int | None = None,
     tokens: int | None = None,
     epochs: float | None = None,
+    explain: bool = False,
     show: bool = False,
 ) -> Run | ImageRun:
     """Train a language model on text files and folders, into the run folder `out` (runs/NAME unless given).
 
     predictor   transformer, or ngram, neural-probabilistic, recurrent (`pellucid.predictors`), with its own fields;
                 image-classifier reads a .npz file of images and labels (`pellucid.images.run`), its length in epochs
-    preset      an architecture of `pellucid.presets` ("small" unless given)
+    preset      an architecture of `pellucid.presets`. Without one, and without sizes among the fields, a run of
+                minutes is sized to its text and time (`pellucid.plan.sizing`), and one of another length is "small"
     recipe      a TOML or JSON file of fields
     fields      single fields, such as {"model.d_model": 256, "dropout": 0.1}; they override the recipe file
     minutes, steps, tokens, epochs   the length, at most one of them; 10 minutes unless given
     resume      continue the run in `out` exactly; a length makes it longer, other choices are refused
     from_model  start from the weights, tokenizer and architecture of this run or saved model
+    explain     print what decided the sizes: all that were considered, and the formulas
     show        print what happens: live in a terminal, plain lines elsewhere
 
     Losses are in nats per token. Ctrl-C and SIGTERM save and return (`Run.exit_code` 130, 143). Raises
@@ -255,7 +260,13 @@ def train(
             raise RecipeError("adapters change a model that exists: name it with --from, or leave out --lora")
     folder = None if out is None else Path(out)
     given["beside"] = beside
-    run = runs.start(with_length(made, length), folder, reporter, sampler_of(made), **given)
+    made = with_length(made, length)
+    named = preset is None and from_model is None and file is None
+    if named and is_open(made, changes):
+        given["size"] = partial(size_to, given=changes, explain=explain)
+    elif explain:
+        raise RecipeError("--explain says how sizes were chosen, and here none is: leave out preset, recipe and sizes")
+    run = runs.start(made, folder, reporter, sampler_of(made), **given)
     return with_adapter(finish(run, reporter))
 
 

@@ -33,6 +33,7 @@ def train(
     steps: int | None = None,
     tokens: int | None = None,
     epochs: float | None = None,
+    explain: bool = False,
     tokenizer: str | None = None,
     vocabulary: int | None = None,
     held_out: float | None = None,
@@ -60,13 +61,15 @@ def train(
         predictor: what is trained; each kind has its own fields for --set (order, smoothing, d_hidden, ...).
         objective: what a transformer predicts from what; masked hides tokens and finds them;
             source-target reads pairs with an encoder and writes the target.
-        preset: an architecture by name: small (the default), modern, gpt2, ...
+        preset: an architecture by name: small, modern, gpt2, ...; without one, and without sizes, a run of minutes is
+            sized to its text and time.
         recipe: a TOML or JSON file of fields, read after the preset and before --set.
         set_: one field of the recipe, such as model.d_model=256 or dropout=0.1; may be repeated.
         minutes: how long to train; 10 where no length is given.
         steps: length in steps (updates of the weights).
         tokens: length in tokens.
         epochs: length in passes over the text.
+        explain: say what decided the sizes that were chosen.
         tokenizer: bpe, word, char, byte, or the path of a tokenizer.json.
         vocabulary: how many ids byte-pair encoding learns.
         held_out: the share of the text that is kept for measuring.
@@ -113,6 +116,7 @@ def train(
         steps=steps,
         tokens=tokens,
         epochs=epochs,
+        explain=explain,
         show=True,
     )
     return run.exit_code

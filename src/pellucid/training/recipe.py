@@ -169,7 +169,7 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """A copy with named fields changed; see make_recipe for names and errors."""
     named: dict[str, Any] = {}
     for name, value in changes.items():
-        full = _full_name(name)
+        full = full_name(name)
         named.pop(full, None)  # what is said later is applied later: `dropout` sets all of dropout.*
         named[full] = value
     of = {p: {n.partition(".")[2]: v for n, v in named.items() if n.startswith(f"{p}.")} for p in ("model", *PARTS)}
@@ -210,7 +210,7 @@ def _check_adapters(adapt: AdaptChoices) -> None:
         raise RecipeError("adapt.alpha and adapt.modules describe low-rank adapters: give their rank too (--lora 8)")
 
 
-def _full_name(name: str) -> str:
+def full_name(name: str) -> str:
     """The dotted name that is meant; raises RecipeError with the nearest right one, found by its initials too."""
     try:
         if (bare := name.removeprefix("model.")).startswith(PREFIX):

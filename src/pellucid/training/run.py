@@ -63,7 +63,8 @@ def start(
 ) -> Run:
     """Read the text, decide what is open, write the run's folder, train.
 
-    `given` may hold `tokenizer` and `weights`, for a run that starts from another model, and `beside`, a Beside.
+    `given` may hold `tokenizer` and `weights`, for a run that starts from another model, `beside`, a Beside, and
+    `size`, which decides sizes that the recipe leaves to it.
     Whatever is wrong with the text or the choices is found before the folder is made.
     """
     run = choose_folder(out, recipe.inputs)
@@ -72,7 +73,8 @@ def start(
         device = resolve.resolve_device(recipe.train.device)
         weights = given.get("weights")
         try:
-            corpus, tokens, tokenizer = read_input(recipe, reporter, given.get("tokenizer"), interruption)
+            known = given.get("tokenizer")
+            recipe, corpus, tokens, tokenizer = read_input(recipe, reporter, known, interruption, given.get("size"))
             recipe = fit_to_input(recipe, tokens, tokenizer)
             check_memory(recipe, device)
             make_data(tokens, recipe, device)  # refuses text too small for a window
@@ -113,7 +115,7 @@ def resume(
         device = resolve.resolve_device(recipe.train.device)
         tokenizer = load_tokenizer(run)
         try:
-            _, tokens, _ = read_input(recipe, reporter, tokenizer, interruption)
+            _, _, tokens, _ = read_input(recipe, reporter, tokenizer, interruption)
         except Interrupted:
             reporter.note(f"interrupted before the first step: {run} is as it was")
             return Run(run, recipe, max(steps_of(run), default=0), exit_code=interruption.exit_code)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,8 @@ from pellucid.training.progress import ReadingProgress
 from pellucid.training.recipe import Recipe, RecipeError, with_train
 
 Weights = Mapping[str, Tensor]
+#: decides what a recipe leaves open, from the characters that are trained on; and says why, in lines
+Sized = Callable[[Recipe, int], tuple[Recipe, list[str]]]
 
 
 def default_vocabulary(n_bytes: int) -> int:
@@ -67,14 +69,19 @@ def reading_of(recipe: Recipe) -> Reading:
 
 
 def read_input(
-    recipe: Recipe, reporter: PlainReporter, tokenizer: Tokenizer | None, interruption: Interruption
-) -> tuple[Corpus | Pairs, Tokens | PairTokens, Tokenizer]:
-    """What was read, its tokens, and the tokenizer, made where none is given; says what was read.
+    recipe: Recipe,
+    reporter: PlainReporter,
+    tokenizer: Tokenizer | None,
+    interruption: Interruption,
+    size: Sized | None = None,
+) -> tuple[Recipe, Corpus | Pairs, Tokens | PairTokens, Tokenizer]:
+    """The recipe, sized to the text where asked; what was read, its tokens, its tokenizer, made where none is given.
 
     Raises Interrupted, with nothing left behind, when a signal comes.
     """
-    read = read_pairs_to_train if recipe.train.objective == "source-target" else read_text
-    return read(recipe, reporter, tokenizer, interruption)
+    if recipe.train.objective == "source-target":
+        return recipe, *read_pairs_to_train(recipe, reporter, tokenizer, interruption)
+    return read_text(recipe, reporter, tokenizer, interruption, size)
 
 
 def read_pairs_to_train(
@@ -115,12 +122,18 @@ def fit_to_input(recipe: Recipe, tokens: Tokens | PairTokens, tokenizer: Tokeniz
 
 
 def read_text(
-    recipe: Recipe, reporter: PlainReporter, tokenizer: Tokenizer | None, interruption: Interruption
-) -> tuple[Corpus, Tokens, Tokenizer]:
-    """The corpus, its tokens on disk, and the tokenizer."""
+    recipe: Recipe,
+    reporter: PlainReporter,
+    tokenizer: Tokenizer | None,
+    interruption: Interruption,
+    size: Sized | None = None,
+) -> tuple[Recipe, Corpus, Tokens, Tokenizer]:
+    """The recipe, sized to the text where asked; the corpus, its tokens on disk, and the tokenizer."""
     with ReadingProgress(reporter, interruption) as progress:
         corpus = read_corpus(recipe.inputs, progress, reading_of(recipe))
-    split = split_corpus(corpus, recipe.text.held_out, recipe.train.seed)
+    split, why = split_corpus(corpus, recipe.text.held_out, recipe.train.seed), []
+    if size is not None:
+        recipe, why = size(recipe, sum(split.cuts))
     tokenizer = tokenizer or make_tokenizer(recipe, split)
     interruption.poll()
     with ReadingProgress(reporter, interruption) as progress:
@@ -146,8 +159,8 @@ def read_text(
     lines += [f"skipped {s.path}: {s.reason}" for s in corpus.skipped[:5]]
     if len(corpus.skipped) > 5:
         lines.append(f"skipped {len(corpus.skipped) - 5} more files, listed in the run's data.json")
-    reporter.start(lines)
-    return corpus, tokens, tokenizer
+    reporter.start(lines + why)
+    return recipe, corpus, tokens, tokenizer
 
 
 def sentence_on_replaced(corpus: Corpus) -> str:

@@ -1,0 +1,338 @@
+"""What size of model a text and a time want: runs over many sizes, and the chosen one beside its neighbours.
+
+    python -m benchmarks.sizing grid  --results grid.jsonl  --data FOLDER
+    python -m benchmarks.sizing fit   --results grid.jsonl
+    python -m benchmarks.sizing check --results check.jsonl --data FOLDER
+
+A run has the steps that its seconds of one core pay for by the cost in `pellucid.plan.sizing`, so what it reaches does
+not depend on what else the machine does, and two runs go on side by side, a thread each. What stands in the results'
+file is not run again. FOLDER has `gutenberg/` and `udhr.zip`; the Python text is the standard library's.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sysconfig
+import tempfile
+import unicodedata
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.side_by_side import header, show
+from pellucid.demo import bundled
+from pellucid.language_model import QuietReporter
+from pellucid.plan import sizing
+from pellucid.plan.sizing import CONTEXT, DROPOUT, PASSES_WITHOUT_DROPOUT, STEPPING
+from pellucid.training.recipe import Recipe, make_recipe
+from pellucid.training.resolve import with_length
+from pellucid.training.run import start
+
+#: of a text, kept for measuring: a tenth, or this many bytes where that is less
+HELD_OUT = 100_000
+#: seconds of one core at which the choice is checked
+CHECKED_AT = (15, 45)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a text, seconds of one core, and a size; `steps` where they are not what the seconds pay for."""
+
+    corpus: str
+    seconds: float
+    vocabulary: int
+    d_model: int = 128
+    n_layers: int = 4
+    n_ctx: int = CONTEXT
+    batch: int = 16
+    dropout: float = 0.0
+    ngrams: int = 5
+    steps: int = 0
+
+    @property
+    def key(self) -> str:
+        """What tells it from the others."""
+        return json.dumps({n: v for n, v in asdict(self).items() if n != "steps"}, sort_keys=True)
+
+    @property
+    def size(self) -> sizing.Size:
+        """What its cost depends on; another context is paid for as so many more sequences."""
+        return sizing.Size(self.vocabulary, self.d_model, self.n_layers, self.batch * self.n_ctx // CONTEXT)
+
+    @property
+    def n_steps(self) -> int:
+        return self.steps or max(2, int(STEPPING * self.seconds / sizing.seconds_of(self.size, (1.0, 1.0))))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        made: dict[str, Any] = {
+            "text.vocabulary": self.vocabulary,
+            "model.d_model": self.d_model,
+            "model.n_layers": self.n_layers,
+            "model.n_ctx": self.n_ctx,
+            "model.attention.n_heads": max(1, self.d_model // sizing.HEAD),
+            "model.ngrams": tuple(range(2, self.ngrams + 1)),
+            "train.batch": self.batch,
+        }
+        return made | ({"model.dropout": self.dropout} if self.dropout else {})
+
+
+def of_script(data: Path, script: str) -> str:
+    """The Universal Declaration in all languages of a script, or of every script for "", its lines in turn.
+
+    A line of each language follows a line of the next, so that what is held out at the end is in the same languages.
+    """
+    texts = []
+    with zipfile.ZipFile(data / "udhr.zip") as archive:
+        for name in sorted(archive.namelist()):
+            text = archive.read(name).decode("utf-8", "replace")
+            letters = Counter(unicodedata.name(c, "").partition(" ")[0] for c in text[:2000] if c.isalpha())
+            if letters and script in ("", letters.most_common(1)[0][0]):
+                texts.append([line for line in text.splitlines() if line])
+    placed = [(k / len(lines), language, line) for language, lines in enumerate(texts) for k, line in enumerate(lines)]
+    return "\n".join(line for _, _, line in sorted(placed))
+
+
+def of_books(data: Path, *names: str) -> str:
+    """Books of the Gutenberg folder, one after the other."""
+    files = [data / "gutenberg" / f"{name}.txt" for name in names]
+    return "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+
+
+def of_python(n_bytes: int) -> str:
+    """The standard library's modules in the order of their names, until there are so many bytes."""
+    texts, size = [], 0
+    for file in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
+        if not {"site-packages", "dist-packages"} & set(file.parts):
+            texts.append(file.read_text(encoding="utf-8", errors="replace"))
+            size += len(texts[-1].encode())
+        if size >= n_bytes:
+            break
+    return "\n".join(texts)
+
+
+CORPORA: dict[str, Callable[[Path], str]] = {
+    "blake": lambda data: of_books(data, "blake-poems")[:50_000],
+    "plays": lambda data: of_books(data, "shakespeare-caesar", "shakespeare-hamlet", "shakespeare-macbeth"),
+    "austen": lambda data: of_books(data, "austen-emma", "austen-persuasion", "austen-sense"),
+    "python": lambda data: of_python(10_000_000),
+    "devanagari": lambda data: of_script(data, "DEVANAGARI"),
+    "cyrillic": lambda data: of_script(data, "CYRILLIC"),
+    "shakespeare": lambda data: bundled("shakespeare").read_text(encoding="utf-8"),
+    "udhr": lambda data: of_script(data, ""),
+}
+CHECKED = ("devanagari", "cyrillic", "shakespeare", "udhr")
+
+
+def grid() -> Iterator[Cell]:
+    """The runs that the constants come from: one thing varied at a time, and shallow networks where they did best."""
+
+    def cells(corpus: str, seconds: Sequence[float], *sizes: dict[str, Any]) -> Iterator[Cell]:
+        yield from (Cell(corpus, s, **size) for s in seconds for size in sizes)
+
+    def of(v: int, d: int = 128, n: int = 4, **more: Any) -> dict[str, Any]:
+        return {"vocabulary": v, "d_model": d, "n_layers": n, **more}
+
+    plain = {"ngrams": 1}
+    yield from cells("blake", (2.5, 5, 10, 20), of(512), of(512, 64), of(512, 192), of(320), of(1024))
+    yield from cells("blake", (10, 20, 40), of(512, **plain), of(512, dropout=0.2, **plain))
+    yield from cells("blake", (2.5, 5, 10, 20), of(512, dropout=0.2))
+    yield from cells("blake", (5, 10), of(512, batch=4))
+    yield from cells("blake", (10,), of(512, 192, batch=4))
+    yield from cells("blake", (80,), of(512, 192, dropout=0.2, **plain))
+    yield from cells("blake", (20, 40), of(512, 64, dropout=0.2, **plain), of(512, batch=4, dropout=0.2, **plain))
+    yield from cells("plays", (5, 20), of(1024), of(1024, 64), of(1024, 192), of(512), of(2048), of(1024, dropout=0.2))
+    yield from cells("plays", (80,), *(of(1024, d, dropout=0.2, **plain) for d in (128, 192)), of(1024, 64, 3, **plain))
+    yield from cells("plays", (20,), of(1024, n=2), of(1024, n=6), of(1024, batch=4), of(1024, batch=8))
+    yield from cells("plays", (20,), of(1024, n_ctx=64, batch=32), of(1024, n_ctx=256, batch=8))
+    yield from cells("plays", (20,), *(of(1024, d, 2, batch=b) for d, b in ((64, 16), (96, 16), (96, 8), (128, 8))))
+    yield from cells("plays", (20,), of(1024, n=1), of(1024, **plain), of(1024, 64, **plain))
+    yield from cells("plays", (20,), of(1024, 96, batch=8, **plain))
+    yield from cells("plays", (80,), of(1024), of(1024, 64))
+    yield from cells("plays", (80,), *(of(1024, d, n, **plain) for d, n in ((128, 4), (64, 4), (96, 2), (128, 2))))
+    yield from cells("austen", (20, 80), *(of(2048, d, n) for d, n in ((128, 4), (64, 4), (64, 2), (96, 2), (128, 2))))
+    yield from cells("austen", (20, 80), of(1024), of(4096))
+    yield from cells("austen", (80,), of(2048, 192), of(2048, n=3), of(2048, n=2, batch=8), of(2048, **plain))
+    yield from cells(
+        "python", (20,), of(4096), of(4096, 64), of(4096, 96, 2), of(4096, 128, 2), of(2048), of(8192, 96, 2)
+    )
+
+
+def neighbours(corpus: str, text: str, seconds: float) -> list[Cell]:
+    """The size that is chosen, first, and those next to it in width, depth and vocabulary, each used as it would be."""
+    recipe = with_length(make_recipe((), None, {}), {"minutes": seconds / 60})
+    n = int(len(text) * (1 - held_out(text)))
+    c = sizing.choose(recipe, n, (1.0, 1.0)).chosen
+    beside = [c, *(replace(c, d_model=d) for d in next_to(c.d_model, sizing.WIDTHS))]
+    beside += [replace(c, n_layers=k) for k in next_to(c.n_layers, sizing.DEPTHS)]
+    beside += [replace(c, vocabulary=v) for v in (max(c.vocabulary // 2, 320), 2 * c.vocabulary)]
+    return [as_cell(corpus, seconds, used(size, n, recipe)) for size in beside]
+
+
+def next_to(value: int, values: Sequence[int]) -> list[int]:
+    """The one before and the one after."""
+    k = values.index(value)
+    return [*values[max(k - 1, 0) : k], *values[k + 1 : k + 2]]
+
+
+def used(size: sizing.Size, n_characters: int, recipe: Recipe) -> sizing.Size:
+    """The size with the batch and the steps that it would have."""
+    fresh = replace(size, batch=sizing.FEWEST_SEQUENCES)
+    return sizing.within(fresh, n_characters, recipe, STEPPING * 60 * recipe.train.minutes, (1.0, 1.0))
+
+
+def as_cell(corpus: str, seconds: float, s: sizing.Size) -> Cell:
+    """Its run."""
+    dropout = DROPOUT if s.passes > PASSES_WITHOUT_DROPOUT else 0.0
+    more = {"batch": s.batch, "dropout": dropout, "ngrams": 5 if s.ngrams else 1, "steps": s.steps}
+    return Cell(corpus, seconds, s.vocabulary, s.d_model, s.n_layers, **more)
+
+
+def held_out(text: str) -> float:
+    """The share of a text that is kept for measuring."""
+    return min(0.1, HELD_OUT / len(text.encode()))
+
+
+def run_cell(cell: Cell, data: Path) -> dict[str, Any]:
+    """Held-out bits per byte at the run's end, and how often it read its text."""
+    torch.set_num_threads(1)
+    text, steps = CORPORA[cell.corpus](data), cell.n_steps
+    fields = cell.fields | {
+        "text.held_out": held_out(text),
+        "train.precision": "float32",
+        "train.attention": "written_out",
+        "train.compile": "no",
+        "train.sample_every": -1,
+        "train.evaluate_every": steps,
+        "train.evaluate_tokens": 2048,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "text.txt"
+        file.write_text(text, encoding="utf-8")
+        recipe = with_length(make_recipe((str(file),), None, fields), {"steps": steps})
+        run = start(recipe, Path(folder) / "run", QuietReporter())
+        if run.exit_code:  # it was interrupted
+            raise SystemExit(run.exit_code)
+        n_train = json.loads((run.path / "data.json").read_text())["parts"]["train"]["tokens"]
+    return asdict(cell) | {
+        "steps": steps,
+        "bytes": len(text.encode()),
+        "passes": run.recipe.tokens_per_step * steps / n_train,
+        "bits_per_byte": run.bits_per_byte,
+    }
+
+
+def read(results: Path) -> dict[str, dict[str, Any]]:
+    """What was run, by cell."""
+    lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    names = Cell.__dataclass_fields__
+    return {Cell(**{n: v for n, v in line.items() if n in names}).key: line for line in lines}
+
+
+def run_and_keep(cell: Cell, data: Path, results: Path) -> None:
+    """In a process of its own."""
+    line = json.dumps(run_cell(cell, data))
+    with results.open("a") as file:
+        file.write(line + "\n")
+    print(line, flush=True)
+
+
+def make(cells: Sequence[Cell], results: Path, data: Path, workers: int) -> list[dict[str, Any]]:
+    """The results of all cells, those that are missing run first."""
+    have = read(results)
+    missing = [(cell, data, results) for cell in cells if cell.key not in have]
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        pool.starmap(run_and_keep, missing, chunksize=1)
+    have = read(results)
+    return [have[cell.key] for cell in cells]
+
+
+def fit(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The constants of `sizing.expected`, each text's own floor beside them; relative errors, squared."""
+    from scipy.optimize import least_squares
+
+    kept = [x for x in lines if not x["dropout"] and x["n_ctx"] == CONTEXT and x["steps"] >= 20]
+    kept = [x for x in kept if x["vocabulary"] > 320 and x["seconds"] >= 5 and (x["ngrams"] == 1 or x["passes"] <= 2.2)]
+    corpora = sorted({x["corpus"] for x in kept})
+    own = np.array([corpora.index(x["corpus"]) for x in kept])
+    y, d, n, steps, passes, size = (
+        np.array([float(x[k]) for x in kept])
+        for k in ("bits_per_byte", "d_model", "n_layers", "steps", "passes", "bytes")
+    )
+    tables, read_bytes = np.array([x["ngrams"] > 1 for x in kept]), 0.9 * size * passes
+    names = ["few", "few_fall", "layers", "little", "little_fall", "short", "short_fall", "tables"]
+    low, high = [0, 0.05, 0.3, 0, 0.1, 0, 0.4, 0], [2, 0.8, 1.5, 3, 0.8, 20, 1.2, 0.4]
+
+    def made(p: np.ndarray) -> np.ndarray:
+        a, b, c, e, f, g, h, t = p[len(corpora) :]
+        weights = 12 * n**c * d**2 / 1e5
+        return p[own] + a * weights**-b + e * (read_bytes / 1e6) ** -f + g * steps**-h - t * tables
+
+    bounds = np.array([0.5] * len(corpora) + low), np.array([3.0] * len(corpora) + high)
+    draw, best = np.random.default_rng(0), None
+    for _ in range(20):
+        found = least_squares(
+            lambda p: made(p) / y - 1, draw.uniform(*bounds), bounds=bounds, loss="soft_l1", f_scale=0.02
+        )
+        best = found if best is None or found.cost < best.cost else best
+    assert best is not None
+    spread = float(np.sqrt(np.mean((made(best.x) / y - 1) ** 2)))
+    return dict(zip(names, best.x[len(corpora) :].tolist(), strict=True)) | {"spread": spread, "runs": float(len(y))}
+
+
+def table(lines: Sequence[dict[str, Any]]) -> None:
+    """Every run."""
+    names = ["corpus", "seconds", "vocabulary", "d_model", "n_layers", "n_ctx", "batch", "dropout", "ngrams", "steps"]
+    rows = [
+        [*(f"{x[n]:g}" if n != "corpus" else x[n] for n in names), f"{x['passes']:.2f}", f"{x['bits_per_byte']:.4f}"]
+        for x in lines
+    ]
+    show("held-out bits per byte", [*names, "passes", "bits per byte"], rows)
+
+
+def verdicts(groups: Sequence[Sequence[dict[str, Any]]]) -> None:
+    """How far the chosen size, the first of its group, is from the best of the group."""
+    rows = []
+    for group in groups:
+        chosen, best = group[0], min(group, key=lambda x: x["bits_per_byte"])
+        above = chosen["bits_per_byte"] / best["bits_per_byte"] - 1
+        said = [f"{x['d_model']}/{x['n_layers']}/{x['vocabulary']}" for x in (chosen, best)]
+        reached = [f"{x['bits_per_byte']:.4f}" for x in (chosen, best)]
+        of = [chosen["corpus"], f"{chosen['bytes'] / 1e6:.2f} MB", f"{chosen['seconds']:g}"]
+        rows.append([*of, *said, *reached, f"{above:.1%}", str(len(group) - 1)])
+    columns = ["text", "bytes", "seconds", "chosen", "best", "reached", "best reached", "above the best", "neighbours"]
+    show("the chosen width/layers/vocabulary beside its neighbours", columns, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("grid", "fit", "check"))
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    print(*header(torch.device("cpu")), sep="\n")
+    if given.what == "fit":
+        print(json.dumps(fit(list(read(given.results).values())), indent=1))
+        return
+    if given.data is None:
+        parser.error("--data: say which folder has gutenberg/ and udhr.zip")
+    if given.what == "grid":
+        table(make(list(dict.fromkeys(grid())), given.results, given.data, given.workers))
+        return
+    texts = {name: CORPORA[name](given.data) for name in CHECKED}
+    groups = [neighbours(name, text, seconds) for name, text in texts.items() for seconds in CHECKED_AT]
+    results = make([cell for group in groups for cell in group], given.results, given.data, given.workers)
+    table(results)
+    have = {Cell(**{n: x[n] for n in Cell.__dataclass_fields__}).key: x for x in results}
+    verdicts([[have[cell.key] for cell in group] for group in groups])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""What size of model a text and a time want: every size that is considered, and which of them is taken.
+
+The formula and its constants are those of docs/log.md ("Sizing"), fitted to runs on texts from 50 kB to 10 MB
+(`benchmarks/sizing.py`). It ranks sizes on one text; it does not foretell a loss.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from pellucid.plan.speed import in_turn, stepper
+from pellucid.presets import with_vocabulary
+from pellucid.training import resolve
+from pellucid.training.recipe import LENGTHS, Recipe, full_name, with_fields, with_train
+
+#: fields that are sizes: where one of them is given, none is chosen
+SIZES = ("model.d_model", "model.n_layers", "model.attention.n_heads", "model.attention.d_head", "model.n_ctx")
+WIDTHS, DEPTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), (1, 2, 3, 4, 6, 8, 12, 16, 24)
+VOCABULARIES = (SMALLEST := 512, 1024, 2048, 4096, 8192, 16384, 32768)
+CONTEXT, HEAD = 128, 32
+#: the share of the time in which steps are taken, as in `training.resolve.resolve_steps`
+STEPPING = 0.93
+#: tables of n-grams are left out of what reads its text more often than this: they would know it by heart; and where
+#: tokens are characters or bytes, of which a text has more
+PASSES_WITH_TABLES, PASSES_BY_CHARACTER = 1.6, 3.0
+#: sequences in a step, and the steps from which on twice as many are taken
+FEWEST_SEQUENCES, MANY_STEPS = 8, (1000, 8000)
+#: how often an id is met in training, on average, at least; and characters of the text for each id, at least
+MEETINGS, CHARACTERS_PER_ID = 200, 200
+#: passes from which on dropout is asked for, and after which nothing is gained by reading on
+PASSES_WITHOUT_DROPOUT, MOST_PASSES, DROPOUT = 12.0, 30.0, 0.1
+
+#: seconds of a step of 2,048 tokens on one thread of the machine of docs/log.md, at width 128: by layer, and at the end
+COST = {"update": 0.0092, "wide": 0.0184, "products": 0.0366, "attention": 0.0127, "logits": 0.0222, "softmax": 0.0049}
+#: widths of the two networks that are timed here, their layers, and about how many seconds that takes
+PROBES, PROBE_LAYERS, PROBE_SECONDS = (64, 256), 2, 3.0
+
+#: fresh passes that all passes after the first are worth at most
+WORTH = 15.0
+#: bits per byte: of too few weights, of too little read, of too few steps, and what tables of n-grams take off
+FEW, LITTLE, SHORT, TABLES = (0.296, 0.43, 0.3), (0.642, 0.166), (2.67, 0.4), 0.058
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size; what it costs, how often the text is read in the time, and `expected`, by which sizes are ranked."""
+
+    vocabulary: int
+    d_model: int
+    n_layers: int
+    batch: int
+    ngrams: bool = False
+    seconds: float = 0.0
+    steps: int = 0
+    passes: float = 0.0
+    expected: float = math.inf
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.batch * CONTEXT
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What was chosen, among what, and from which figures. `seconds` are those that there are for steps."""
+
+    chosen: Size
+    considered: list[Size]
+    n_characters: int
+    seconds: float
+    scale: tuple[float, float]
+
+
+def is_open(recipe: Recipe, given: Mapping[str, Any]) -> bool:
+    """Whether sizes are to be chosen: none is given, and the run is one of minutes that predicts the next token."""
+    t = recipe.train
+    sized = {full_name(name) for name in given if name not in LENGTHS} & set(SIZES)
+    return bool(t.minutes and not sized and t.objective in ("next-token", "prefix") and not recipe.adapt.rank)
+
+
+def size_to(
+    recipe: Recipe, n_characters: int, *, given: Mapping[str, Any], explain: bool = False
+) -> tuple[Recipe, list[str]]:
+    """The recipe with sizes for a text of `n_characters` to train on and its minutes, and lines that say why.
+
+    Fields that are `given` stay as they are. A few seconds are spent on finding out how fast this machine is.
+    """
+    device = resolve.resolve_device(recipe.train.device)
+    room = 0.5 * resolve.memory_bytes(device)
+    made = choose(recipe, n_characters, scale_of(recipe, device), room)
+    known = {full_name(name) for name in given if name not in LENGTHS}
+    return sized(recipe, made, known), [*lines_of(made), *(explained(made) if explain else [])]
+
+
+def choose(recipe: Recipe, n_characters: int, scale: tuple[float, float], room: float = math.inf) -> Sizing:
+    """The size that is expected to do best; `scale` is how many times longer than COST a step of either probe takes."""
+    seconds, fixed = STEPPING * 60 * recipe.train.minutes, fixed_vocabulary(recipe)
+    considered = [
+        within(size, n_characters, recipe, seconds, scale)
+        for vocabulary in ((fixed,) if fixed else vocabularies(n_characters))
+        for size in candidates(vocabulary)
+        if resolve.training_bytes(as_recipe(recipe, size).model, size.batch, "float32") < room
+    ]
+    best = [min(of_one, key=lambda size: size.expected) for of_one in by_vocabulary(considered)]
+    # the largest vocabulary whose ids are met often enough
+    met = [size for size in best if MEETINGS * size.vocabulary <= size.steps * size.tokens]
+    return Sizing((met or best[:1])[-1], considered, n_characters, seconds, scale)
+
+
+def by_vocabulary(sizes: list[Size]) -> list[list[Size]]:
+    """From the smallest vocabulary to the largest; they stand in that order."""
+    return [list(of_one) for _, of_one in itertools.groupby(sizes, key=lambda size: size.vocabulary)]
+
+
+def fixed_vocabulary(recipe: Recipe) -> int:
+    """How many ids there will be, about, where that is not to be chosen; 0 where it is."""
+    if recipe.text.vocabulary or recipe.text.tokenizer == "bpe":
+        return recipe.text.vocabulary
+    return {"char": 128, "byte": 256}.get(recipe.text.tokenizer, 8192)
+
+
+def vocabularies(n_characters: int) -> list[int]:
+    """From the smallest to the largest that so much text is worth."""
+    return [v for v in VOCABULARIES if v == SMALLEST or v * CHARACTERS_PER_ID <= n_characters]
+
+
+def candidates(vocabulary: int) -> Iterator[Size]:
+    """Every size that is considered: as deep as wide networks usually are, within a factor of two."""
+    for d, n in itertools.product(WIDTHS, DEPTHS):
+        if max(1, d // 64) <= n <= max(4, d // 32):
+            yield Size(vocabulary, d, n, FEWEST_SEQUENCES)
+
+
+def within(size: Size, n_characters: int, recipe: Recipe, seconds: float, scale: tuple[float, float]) -> Size:
+    """The size with its batch and its steps within the seconds, on a text of `n_characters`."""
+    each = characters_per_token(size.vocabulary) if recipe.text.tokenizer == "bpe" else 1.0
+    for doubled in MANY_STEPS:
+        if not recipe.train.batch and seconds / seconds_of(size, scale) > doubled:
+            size = replace(size, batch=2 * size.batch)
+    size = replace(size, batch=recipe.train.batch or size.batch)
+    per_step, n_tokens = seconds_of(size, scale), n_characters / each
+    steps = max(1, min(int(seconds / per_step), int(MOST_PASSES * n_tokens / size.tokens)))
+    passes = steps * size.tokens / n_tokens
+    most = PASSES_BY_CHARACTER if each == 1.0 else PASSES_WITH_TABLES
+    made = replace(size, seconds=per_step, steps=steps, passes=passes, ngrams=passes <= most)
+    return replace(made, expected=expected(made, n_characters))
+
+
+def expected(size: Size, n_characters: int) -> float:
+    """What ranks sizes, bits per byte above the least that a text allows:
+
+    a (12 n_layers^c d_model^2 / 10^5)^-b + d (characters / 10^6)^-e + f steps^-g, less what tables of n-grams take off.
+    The characters are those that are read; of passes after the first each is worth less (Muennighoff et al. 2023).
+    """
+    (a, b, c), (d, e), (f, g) = FEW, LITTLE, SHORT
+    again = max(size.passes - 1, 0.0)
+    read = n_characters * (min(size.passes, 1.0) + WORTH * (1 - math.exp(-again / WORTH)))
+    weights = 12 * size.n_layers**c * size.d_model**2
+    loss = a * (weights / 1e5) ** -b + d * (read / 1e6) ** -e + f * size.steps**-g
+    return loss - TABLES if size.ngrams else loss
+
+
+def characters_per_token(vocabulary: int) -> float:
+    """Of byte-pair encoding learned from the text itself, about."""
+    return 1.9 + 0.33 * math.log2(vocabulary / 512)
+
+
+def seconds_of(size: Size, scale: tuple[float, float]) -> float:
+    """Of a step here: as long as on the machine of docs/log.md, times what lies between the two probes' scales."""
+    d, tokens, k = size.d_model / 128, size.tokens / 2048, COST
+    layer = k["update"] * d**2 + tokens * (k["wide"] * d + k["products"] * d**2 + k["attention"] * CONTEXT / 128 * d)
+    whole = size.n_layers * layer + tokens * size.vocabulary / 1000 * (k["logits"] * d + k["softmax"])
+    low, high = PROBES
+    share = min(1.5, max(0.0, math.log(size.d_model / low) / math.log(high / low)))
+    return whole * scale[0] ** (1 - share) * scale[1] ** share
+
+
+def scale_of(recipe: Recipe, device: torch.device) -> tuple[float, float]:
+    """How many times longer than on the machine of docs/log.md a step of each probe takes here."""
+    precision = resolve.resolve_precision(recipe, device)[0]
+    probes = [Size(1024, d, PROBE_LAYERS, 16) for d in PROBES]
+    recipes = [with_train(as_recipe(recipe, probe), precision=precision) for probe in probes]
+    recipes = [with_train(r, attention=resolve.resolve_attention(r, device)[0]) for r in recipes]
+    taken = in_turn([stepper(r, device) for r in recipes], PROBE_SECONDS)
+    low, high = (t / seconds_of(probe, (1.0, 1.0)) for t, probe in zip(taken, probes, strict=True))
+    return low, high
+
+
+def as_recipe(recipe: Recipe, size: Size) -> Recipe:
+    """The recipe at a size; what is no size stays."""
+    heads = max(1, size.d_model // HEAD)
+    model = {"d_model": size.d_model, "n_layers": size.n_layers, "attention.n_heads": heads, "n_ctx": CONTEXT}
+    made = with_fields(recipe, {f"model.{name}": value for name, value in model.items()} | {"train.batch": size.batch})
+    return replace(made, model=with_vocabulary(made.model, size.vocabulary))
+
+
+def sized(recipe: Recipe, made: Sizing, known: set[str]) -> Recipe:
+    """The recipe with what was chosen, but for the fields that are `known`."""
+    size, heads = made.chosen, max(1, made.chosen.d_model // HEAD)
+    chosen: dict[str, Any] = {
+        "model.d_model": size.d_model,
+        "model.n_layers": size.n_layers,
+        "model.attention.n_heads": heads,
+        "model.n_ctx": CONTEXT,
+        "train.batch": size.batch,
+    }
+    if recipe.text.tokenizer == "bpe":
+        chosen["text.vocabulary"] = size.vocabulary
+    if not size.ngrams and "model.ngrams" not in known:
+        chosen["model.ngrams"] = ()
+    if size.passes > PASSES_WITHOUT_DROPOUT and not any(name.startswith("model.dropout") for name in known):
+        chosen["model.dropout"] = DROPOUT
+    made_recipe = with_fields(recipe, {name: value for name, value in chosen.items() if name not in known})
+    if size.passes >= 0.99 * MOST_PASSES:
+        return with_train(made_recipe, minutes=0.0, epochs=MOST_PASSES)
+    return made_recipe
+
+
+def lines_of(made: Sizing) -> list[str]:
+    """What was chosen and why, in a few lines."""
+    c, n = made.chosen, made.n_characters
+    tables = "with tables of n-grams" if c.ngrams else f"without tables of n-grams ({c.passes:.1f} passes)"
+    lines = [
+        f"size: width {c.d_model}, {c.n_layers} layers, vocabulary {c.vocabulary:,}, context {CONTEXT}, {c.batch} "
+        f"sequences a step, {tables}; chosen for {n:,} characters and {made.seconds:,.0f} s of steps",
+        f"  about {c.steps:,} steps of {1e3 * c.seconds:.0f} ms, which read the text {c.passes:.2g} times; rates as "
+        "for every width; --explain shows what else was considered",
+    ]
+    if c.passes > PASSES_WITHOUT_DROPOUT:
+        lines.append(f"  dropout {DROPOUT}, since the text is read more than {PASSES_WITHOUT_DROPOUT:g} times")
+    if c.passes >= 0.99 * MOST_PASSES:
+        lines.append(
+            f"  {MOST_PASSES:g} passes take {c.steps * c.seconds:,.0f} s: reading on would learn this text by heart"
+        )
+    return lines
+
+
+def explained(made: Sizing) -> list[str]:
+    """The formula with its constants, and the best size of each width."""
+    (a, b, c), (d, e), (f, g) = FEW, LITTLE, SHORT
+    same = [size for size in made.considered if size.vocabulary == made.chosen.vocabulary]
+    of_width = itertools.groupby(same, key=lambda size: size.d_model)  # they stand in that order
+    best = [min(sizes, key=lambda size: size.expected) for _, sizes in of_width]
+    return [
+        f"sizes are ranked by {a:g} (12 n_layers^{c:g} d_model^2 / 10^5)^-{b:g} + {d:g} (characters read / 10^6)^-{e:g}"
+        f" + {f:g} steps^-{g:g}, less {TABLES:g} with tables of n-grams, which need at most {PASSES_WITH_TABLES:g} "
+        "passes (bits per byte; fitted to the runs of benchmarks/sizing.py)",
+        f"a step takes {made.scale[0]:.2f} times what it took there at width {PROBES[0]}, {made.scale[1]:.2f} times at "
+        f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MEETINGS} times on average",
+        "  width  layers  batch  ms a step   steps  passes  n-grams  ranked by",
+        *(
+            f"  {s.d_model:5d}  {s.n_layers:6d}  {s.batch:5d}  {1e3 * s.seconds:9.1f}  {s.steps:6d}  {s.passes:6.2f}  "
+            f"{'yes' if s.ngrams else 'no':>7}  {s.expected:9.3f}{'  <- chosen' if s == made.chosen else ''}"
+            for s in best
+        ),
+        f"  (of each width the best; {len(same)} sizes with this vocabulary, {len(made.considered)} in all)",
+    ]

@@ -1,0 +1,145 @@
+"""Sizes chosen for a text and a time: what is given stays, more time or text never ranks worse, and the run says so."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pellucid
+from pellucid.plan import sizing
+from pellucid.plan.sizing import Size, choose, expected, explained, is_open, lines_of, seconds_of, size_to, sized
+from pellucid.text import bundled
+from pellucid.training import setup
+from pellucid.training.choices import TrainChoices
+from pellucid.training.recipe import RecipeError, make_recipe
+from pellucid.training.resolve import with_length
+
+texts = st.integers(2_000, 10**9)
+minutes = st.floats(0.1, 600)
+scales = st.floats(0.001, 10).map(lambda s: (s, s))
+
+
+def recipe(minutes=5.0, **fields):
+    return with_length(make_recipe((), None, fields), {"minutes": minutes})
+
+
+@settings(deadline=None, max_examples=40)
+@given(texts, minutes, scales)
+def test_what_is_chosen_is_the_best_of_what_was_considered_and_fits_the_time(n, t, scale):
+    made = choose(recipe(t), n, scale)
+    c = made.chosen
+    of_one = [s for s in made.considered if s.vocabulary == c.vocabulary]
+    assert c.expected == min(s.expected for s in of_one)
+    assert c.steps == 1 or c.steps * c.seconds <= 60 * t
+    assert c.passes <= sizing.MOST_PASSES or c.steps == 1
+    assert c.ngrams == (c.passes <= sizing.PASSES_WITH_TABLES)
+    assert all(math.isfinite(s.expected) and s.steps >= 1 for s in made.considered)
+    assert c.vocabulary == sizing.SMALLEST or c.vocabulary * sizing.MEETINGS <= c.steps * c.tokens
+
+
+@settings(deadline=None, max_examples=40)
+@given(texts, minutes, scales)
+def test_more_time_is_never_ranked_worse(n, t, scale):
+    """With as many sequences in a step: twice as many halve the steps."""
+    few = choose(recipe(t, vocabulary=1024, batch=8), n, scale).chosen
+    more = choose(recipe(2 * t, vocabulary=1024, batch=8), n, scale).chosen
+    assert more.expected <= few.expected + sizing.TABLES + 1e-9
+
+
+@given(st.integers(1, 10**6), st.floats(0.01, 30))
+def test_more_weights_steps_or_text_rank_better(steps, passes):
+    size = Size(1024, 128, 4, 16, steps=steps, passes=passes)
+    n = 10**6
+    assert expected(sizing.replace(size, d_model=192), n) < expected(size, n)
+    assert expected(sizing.replace(size, steps=2 * steps), n) < expected(size, n)
+    assert expected(sizing.replace(size, passes=1.5 * passes), n) < expected(size, n)
+    assert expected(size, 2 * n) < expected(size, n)
+
+
+def test_a_step_costs_more_with_all_that_is_larger():
+    size = Size(1024, 128, 4, 16)
+    base = seconds_of(size, (1.0, 1.0))
+    for change in ({"vocabulary": 2048}, {"d_model": 192}, {"n_layers": 6}, {"batch": 32}):
+        assert seconds_of(sizing.replace(size, **change), (1.0, 1.0)) > base
+    low, high = (Size(1024, d, 4, 16) for d in sizing.PROBES)
+    assert seconds_of(low, (2.0, 3.0)) == pytest.approx(2 * seconds_of(low, (1.0, 1.0)))
+    assert seconds_of(high, (2.0, 3.0)) == pytest.approx(3 * seconds_of(high, (1.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "length", "open_"),
+    [
+        ({}, {"minutes": 2}, True),
+        ({}, {}, True),
+        ({"dropout": 0.1, "seed": 3, "vocabulary": 700}, {"minutes": 2}, True),
+        ({"objective": "prefix"}, {"minutes": 2}, True),
+        ({"d_model": 64}, {"minutes": 2}, False),
+        ({"model.n_layers": 2}, {"minutes": 2}, False),
+        ({"n_ctx": 64}, {"minutes": 2}, False),
+        ({"objective": "masked"}, {"minutes": 2}, False),
+        ({}, {"steps": 10}, False),
+        ({}, {"epochs": 1}, False),
+    ],
+)
+def test_sizes_are_chosen_where_none_is_given_for_a_run_of_minutes(fields, length, open_):
+    assert is_open(with_length(make_recipe((), None, fields), length), fields) is open_
+
+
+def test_what_is_given_stays(monkeypatch):
+    monkeypatch.setattr(sizing, "scale_of", lambda recipe, device: (1.0, 1.0))
+    given_ = {"dropout": 0.3, "model.ngrams": (2,), "train.batch": 5, "text.vocabulary": 700}
+    made, lines = size_to(recipe(20.0, **given_), 10_000, given=given_)
+    assert (made.train.batch, made.text.vocabulary, made.model.ngrams) == (5, 700, (2,))
+    assert made.model.dropout.embed == 0.3
+    assert made.model.n_ctx == sizing.CONTEXT
+    assert "5 sequences a step" in lines[0]
+    other, _ = size_to(recipe(20.0, tokenizer="char"), 10_000, given={"tokenizer": "char"})
+    assert other.text.vocabulary == 0
+    assert other.model.ngrams == ()
+    assert other.model.dropout.embed == sizing.DROPOUT
+
+
+def test_a_small_text_ends_before_its_time_and_says_so():
+    made = choose(recipe(100.0), 20_000, (1.0, 1.0))
+    again = sized(recipe(100.0), made, set())
+    assert (again.train.minutes, again.train.epochs) == (0.0, sizing.MOST_PASSES)
+    assert "reading on would learn this text by heart" in lines_of(made)[-1]
+
+
+def test_the_explanation_holds_the_formula_and_what_was_chosen():
+    made = choose(recipe(), 1_000_000, (1.5, 2.0))
+    said = "\n".join(explained(made))
+    for value in (*sizing.FEW, *sizing.LITTLE, *sizing.SHORT, sizing.TABLES):
+        assert f"{value:g}" in said
+    chosen = next(line for line in said.splitlines() if line.endswith("<- chosen"))
+    c = made.chosen
+    assert chosen.split()[:3] == [str(c.d_model), str(c.n_layers), str(c.batch)]
+    assert "1.50 times" in said
+    assert "2.00 times" in said
+
+
+def test_what_does_not_fit_into_memory_is_not_considered():
+    whole, little = (choose(recipe(600.0), 10**9, (1e-4, 1e-4), room) for room in (math.inf, 2e8))
+    assert max(s.d_model for s in little.considered) < max(s.d_model for s in whole.considered)
+
+
+def test_a_run_is_sized_and_says_so(tmp_path, monkeypatch, capsys):
+    """From the command's function: the sizes in recipe.json are those that were printed."""
+    monkeypatch.setattr(sizing, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(setup.resolve, "compile_pays", lambda *given: (False, ""))
+    text = tmp_path / "text.txt"
+    text.write_text(bundled("shakespeare").read_text(encoding="utf-8")[:30_000], encoding="utf-8")
+    run = pellucid.train(text, out=tmp_path / "run", minutes=0.05, explain=True, show=True)
+    said = capsys.readouterr().out
+    kept = json.loads((run.path / "recipe.json").read_text())
+    a = run.recipe.model
+    assert f"size: width {a.d_model}, {a.n_layers} layers, vocabulary {kept['text']['vocabulary']:,}" in said
+    assert "<- chosen" in said
+    assert kept["train"]["batch"] == run.recipe.train.batch != TrainChoices().batch
+
+
+def test_explaining_needs_sizes_that_are_open(tmp_path):
+    with pytest.raises(RecipeError, match="leave out preset, recipe and sizes"):
+        pellucid.train(tmp_path, preset="small", minutes=1, explain=True)
