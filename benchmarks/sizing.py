@@ -27,9 +27,9 @@ import torch
 
 from benchmarks.side_by_side import header, show
 from pellucid.demo import bundled
-from pellucid.language_model import QuietReporter
 from pellucid.plan import sizing
 from pellucid.plan.sizing import CONTEXT, DROPOUT, PASSES_WITHOUT_DROPOUT, STEPPING
+from pellucid.training.display import QuietReporter
 from pellucid.training.recipe import Recipe, make_recipe
 from pellucid.training.resolve import with_length
 from pellucid.training.run import start

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -31,7 +30,7 @@ from pellucid.lens.opened import Opened
 from pellucid.lens.weights import with_edits
 from pellucid.model import Transformer
 from pellucid.model.weights import save_weights
-from pellucid.plan.sizing import is_open, size_to
+from pellucid.plan.sizing import sizing_of
 from pellucid.predictors.load import load_predictor
 from pellucid.predictors.mixed import mixed_with
 from pellucid.predictors.train import Kind, train_predictor
@@ -42,7 +41,7 @@ from pellucid.text.tokenizer import LEARNED, Tokenizer, TokenizerError
 from pellucid.text.tokenizer import train_tokenizer as make_tokenizer
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import steps_of
-from pellucid.training.display import PlainReporter, make_reporter
+from pellucid.training.display import PlainReporter, QuietReporter, make_reporter
 from pellucid.training.folder import read_json
 from pellucid.training.recipe import Recipe, RecipeError, differences, make_recipe, make_recipe_on, overlay, take_length
 from pellucid.training.resolve import resolve_device, with_length
@@ -261,11 +260,7 @@ def train(
     folder = None if out is None else Path(out)
     given["beside"] = beside
     made = with_length(made, length)
-    named = preset is None and from_model is None and file is None
-    if named and is_open(made, changes):
-        given["size"] = partial(size_to, given=changes, explain=explain)
-    elif explain:
-        raise RecipeError("--explain says how sizes were chosen, and here none is: leave out preset, recipe and sizes")
+    given |= sizing_of(made, changes, open_=preset is None and from_model is None and file is None, explain=explain)
     run = runs.start(made, folder, reporter, sampler_of(made), **given)
     return with_adapter(finish(run, reporter))
 
@@ -332,13 +327,6 @@ def kind_of(run: Path) -> str:
             f"{IMAGES}, found {kind!r}; was the file written by a later version, or damaged?"
         )
     return kind
-
-
-class QuietReporter(PlainReporter):
-    """Says nothing."""
-
-    def line(self, text: str) -> None:
-        pass
 
 
 def sampler_of(recipe: Recipe) -> Callable[[Transformer, Tokenizer, str, int], str] | None:

@@ -10,6 +10,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from pellucid.cli.conversion import convert
 from pellucid.cli.inspect import inspect
+from pellucid.cli.loading import loaded_model, transformer_of
 from pellucid.cli.plan import plan, report
 
 OK, FAILED, WRONG_INPUT, NUMERICS = 0, 1, 2, 3
@@ -120,18 +121,6 @@ def train(
         show=True,
     )
     return run.exit_code
-
-
-def loaded_model(model: str, checkpoint: str, device: str, mix: str, mix_weight: float | None) -> Any:
-    """What `pellucid.load` gives, mixed with the n-gram of the run `mix` where one is named."""
-    import pellucid
-
-    loaded = pellucid.load(model, checkpoint=checkpoint, device=device)
-    if not mix:
-        if mix_weight is not None:
-            raise ValueError(f"--mix-weight {mix_weight} without --mix: name the run of an n-gram to mix with")
-        return loaded
-    return transformer_of(loaded, model).mixed_with(pellucid.load(mix), 0.5 if mix_weight is None else mix_weight)
 
 
 def generate(
@@ -321,13 +310,6 @@ def verify(
     else:
         report.print(tensors=tensors)
     return report.exit_code
-
-
-def transformer_of(loaded: Any, name: str) -> Any:
-    """What was loaded, where it is a transformer; other predictors cannot do what is asked."""
-    if hasattr(loaded, "kind"):
-        raise ValueError(f"{name} holds a predictor of kind {loaded.kind}: this command needs a transformer")
-    return loaded
 
 
 def parse_fields(pairs: Sequence[str]) -> dict[str, str]:

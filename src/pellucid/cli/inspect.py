@@ -31,7 +31,7 @@ def inspect(
         device: cpu, cuda, mps or auto.
     """
     import pellucid
-    from pellucid.cli.commands import transformer_of
+    from pellucid.cli.loading import transformer_of
     from pellucid.lens.show import inspect_page
 
     loaded = transformer_of(pellucid.load(model, checkpoint=checkpoint, device=device), model)

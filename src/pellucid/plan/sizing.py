@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from pellucid.plan.speed import in_turn, stepper
 from pellucid.presets import with_vocabulary
 from pellucid.training import resolve
-from pellucid.training.recipe import LENGTHS, Recipe, full_name, with_fields, with_train
+from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, full_name, with_fields, with_train
 
 #: fields that are sizes: where one of them is given, none is chosen
 SIZES = ("model.d_model", "model.n_layers", "model.attention.n_heads", "model.attention.d_head", "model.n_ctx")
@@ -81,6 +82,17 @@ def is_open(recipe: Recipe, given: Mapping[str, Any]) -> bool:
     t = recipe.train
     sized = {full_name(name) for name in given if name not in LENGTHS} & set(SIZES)
     return bool(t.minutes and not sized and t.objective in ("next-token", "prefix") and not recipe.adapt.rank)
+
+
+def sizing_of(recipe: Recipe, given: Mapping[str, Any], *, open_: bool, explain: bool) -> dict[str, Any]:
+    """What a run's start is told: under `size` what chooses sizes, where they are `open_`; RecipeError where
+    an explanation was asked of a choice that is not made.
+    """
+    if open_ and is_open(recipe, given):
+        return {"size": partial(size_to, given=given, explain=explain)}
+    if explain:
+        raise RecipeError("--explain says how sizes were chosen, and here none is: leave out preset, recipe and sizes")
+    return {}
 
 
 def size_to(

@@ -186,3 +186,10 @@ def describe(a: Architecture, n_parameters: int) -> str:
         f"model: {n_parameters:,} parameters, {a.n_layers} layers, width {a.d_model}, {heads}, context {a.n_ctx}, "
         f"vocabulary {a.n_vocab:,}, {a.positions.kind} positions, {a.norm.kind} norm, {a.mlp.activation}"
     )
+
+
+class QuietReporter(PlainReporter):
+    """Says nothing."""
+
+    def line(self, text: str) -> None:
+        pass
