@@ -58,6 +58,9 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     choose("positions.local_base", st.sampled_from([0.0, 30.0]))
     choose("attention.score_cap", st.sampled_from([0.0, 0.0, 2.0]))
     choose("logit_cap", st.sampled_from([0.0, 0.0, 3.0]))
+    relative = fields["positions.kind"] == "relative"
+    choose("positions.n_buckets", st.sampled_from([4, 6, 9]) if relative else st.just(32))
+    choose("positions.max_distance", st.sampled_from([5, 8, 20]) if relative else st.just(128))
     choose("positions.n_trained", st.sampled_from([16, 8192]))
     choose("positions.fraction", st.just(1.0) if fields["positions.kind"] != "rotary" else st.sampled_from([1.0, 0.75]))
     if (

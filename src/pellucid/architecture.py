@@ -34,9 +34,13 @@ class Positions:
                 i w_k,  w_k = base^(-2k/(fraction d))
     alibi       score_ij -= s_h (i - j),  s_h = 2^(-8h/n_heads) for h = 1 ... n_heads
                 (|i - j| where the mask lets i read later positions)
+    relative    score_ij += b_h[r(i - j)], numbers learned for each bucket r and shared by all layers (T5):
+                r(n) = n below e = n_buckets / 2, then e + floor((n_buckets - e) log(n/e) / log(max_distance/e)),
+                the last bucket at most, and r(0) for later positions; a bidirectional mask has half of the
+                buckets for j <= i, by |i - j|, and the other half, behind them, for j > i
     """
 
-    kind: Literal["none", "learned", "sinusoidal", "rotary", "alibi"] = "learned"
+    kind: Literal["none", "learned", "sinusoidal", "rotary", "alibi", "relative"] = "learned"
     base: float = 10_000.0
     fraction: float = 1.0
     #: which coordinates make plane k: halves (k, k + d/2), pairs (2k, 2k + 1)
@@ -50,6 +54,13 @@ class Positions:
     n_trained: int = 8192
     #: base of the rotary w_k, never scaled, in layers that have a window; 0: as in the others
     local_base: float = 0.0
+    #: of relative: how many buckets there are, and the distance from which on all are in the last one
+    n_buckets: int = 32
+    max_distance: int = 128
+
+    def n_exact(self, mask: str) -> int:
+        """Distances below this have a relative bucket each, under an attention mask of this word."""
+        return self.n_buckets // (4 if mask == "bidirectional" else 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +171,8 @@ class Architecture:
     unembed: Literal["tied", "untied"] = "tied"
     #: linear: logits = x W_U^T;  affine: logits = x W_U^T + b_U;  bert: logits = norm(f(x W^T + b)) W_U^T + b_U
     readout: Literal["linear", "affine", "bert"] = "linear"
+    #: 1: as readout says; 1/sqrt(d_model): W_U / sqrt(d_model) in the place of W_U there
+    logit_scale: Literal["1", "1/sqrt(d_model)"] = "1"
     #: c > 0: c tanh(logit / c) takes the place of every logit; 0: no cap
     logit_cap: float = 0.0
     #: kinds of segment, each adding a learned vector W_S[s] to its positions; 0 adds nothing
@@ -170,6 +183,8 @@ class Architecture:
     ngram_rows: int = 16_384
     #: present: every block also reads the output of this encoder, between attention and MLP
     encoder: "Architecture | None" = None
+    #: own: the encoder has a W_E of its own; shared: it embeds by this W_E, one matrix (nothing where none is read)
+    source_embed: Literal["own", "shared"] = "own"
 
     def __post_init__(self):
         _check(self)
@@ -215,6 +230,11 @@ class Architecture:
         d, shared = self.d_head, self.d_model / self.n_heads
         words = {"1/sqrt(d_head)": d**-0.5, "1/d_head": 1 / d, "1": 1.0, "1/sqrt(d_model/n_heads)": shared**-0.5}
         return words[self.attention.scale]
+
+    @property
+    def unembed_scale(self) -> float:
+        """The factor of W_U in the readout."""
+        return {"1": 1.0, "1/sqrt(d_model)": self.d_model**-0.5}[self.logit_scale]
 
     def window(self, layer: int) -> int:
         """How far layer `layer` sees, 0 for no limit."""
@@ -399,6 +419,11 @@ def _check(a: Architecture) -> None:
     if a.positions.kind == "rotary":
         turned = "fraction * d_head of 2 or more: a plane has two coordinates"
         refuse_unless(a.d_rotary >= 2, "positions.fraction", a.positions.fraction, turned)
+    if a.positions.kind == "relative":
+        exact = a.positions.n_exact(a.attention.mask)
+        refuse_unless(exact >= 1, "positions.n_buckets", a.positions.n_buckets, "2 or more, 4 where bidirectional")
+        farther = f"more than {exact}, the distances that have a bucket each"
+        refuse_unless(a.positions.max_distance > exact, "positions.max_distance", a.positions.max_distance, farther)
     if a.positions.kind == "sinusoidal":
         refuse_unless(a.d_model % 2 == 0, "d_model", a.d_model, "an even number where positions.kind = sinusoidal")
     for f in fields(Dropout):
@@ -409,6 +434,8 @@ def _check(a: Architecture) -> None:
         refuse_unless(same, "encoder.d_model", a.encoder.d_model, f"d_model = {a.d_model}")
         refuse_unless(a.encoder.encoder is None, "encoder.encoder", "given", "an encoder without one of its own")
         refuse_unless(a.block in ("pre", "post"), "block", a.block, "pre or post where an encoder is read")
+        fits = a.source_embed == "own" or a.encoder.n_vocab == a.n_vocab
+        refuse_unless(fits, "encoder.n_vocab", a.encoder.n_vocab, f"n_vocab = {a.n_vocab} where W_E is shared")
 
 
 def count_parameters(a: Architecture) -> dict[str, int]:
@@ -430,7 +457,7 @@ def count_parameters(a: Architecture) -> dict[str, int]:
     cross = attention if a.encoder is not None else 0
     counts = {
         "embed": (a.n_vocab + a.n_segments + len(a.ngrams) * a.ngram_rows) * m,
-        "positions": a.n_ctx * m if a.positions.kind == "learned" else 0,
+        "positions": {"learned": a.n_ctx * m, "relative": a.positions.n_buckets * a.n_heads}.get(a.positions.kind, 0),
         "attention": a.n_layers * (attention + cross),
         "mlp": a.n_layers * mlp,
         "norms": norm * (a.n_layers * (len(a.block_norms) + (a.encoder is not None)))
@@ -439,7 +466,8 @@ def count_parameters(a: Architecture) -> dict[str, int]:
     }
     counts["unembed"] += {"linear": 0, "affine": a.n_vocab, "bert": m * m + m + norm + a.n_vocab}[a.readout]
     if a.encoder is not None:
-        counts["encoder"] = sum(
-            count for part, count in count_parameters(a.encoder).items() if part not in ("unembed", "total")
+        counts["encoder"] = (
+            sum(count for part, count in count_parameters(a.encoder).items() if part not in ("unembed", "total"))
+            - (a.source_embed == "shared") * a.n_vocab * m
         )
     return counts | {"total": sum(counts.values())}

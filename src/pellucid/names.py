@@ -63,7 +63,7 @@ TABLE = (
         "blocks.i.attn.scores",
         "b h i j",
         "S2 x Y x^T; S3 Score / sqrt(d_k); S4 Z",
-        "scale q_i . k_j (- slope |i - j|), -inf where i may not read j",
+        "scale q_i . k_j (- slope |i - j|, + b[r(i - j)]), -inf where i may not read j",
         "blocks.i.attn.hook_attn_scores",
     ),
     Name(
@@ -150,7 +150,7 @@ TABLE = (
         "ln_final.hook_normalized",
     ),
     Name("final_norm", "b i m", "S1, S3, S4 LN", "norm(x)", "ln_final.hook_out"),
-    Name("logits", "b i v", "S0 l(S); S3 U x; S4 S", "x W_U^T", "unembed.hook_out"),
+    Name("logits", "b i v", "S0 l(S); S3 U x; S4 S", "c x W_U^T,  c = logit_scale", "unembed.hook_out"),
     Name("probs", "b i v", "S0 P_S; S4 P", "softmax_v(logits)", ""),
     Name("loss", "b i", "S4 -log P_v", "-log P(t_{i+1} | t_0 ... t_i)", ""),
 )

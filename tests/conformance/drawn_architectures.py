@@ -26,6 +26,8 @@ SIZES: dict[str, Any] = {
     "positions.local_base": st.sampled_from([0.0, 30.0]),
     "attention.score_cap": st.sampled_from([0.0, 0.0, 2.0]),
     "logit_cap": st.sampled_from([0.0, 0.0, 3.0]),
+    "positions.n_buckets": st.sampled_from([4, 6, 9]),
+    "positions.max_distance": st.sampled_from([5, 8, 20]),
     "positions.n_trained": st.sampled_from([16, 8192]),
     "positions.fraction": st.sampled_from([0.5, 1.0]),
     "norm.eps": st.sampled_from([1e-5, 1e-2]),

@@ -230,6 +230,41 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         },
     ),
 }
+TINY |= {
+    "t5": (
+        "T5ForConditionalGeneration",
+        {"n_positions": 9, "d_model": 12, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_decoder_layers": 3}
+        | {"num_heads": 3, "relative_attention_num_buckets": 6, "relative_attention_max_distance": 7},
+        TIED
+        | {
+            "gated gelu, as in v1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+            "gated silu, large eps": {"feed_forward_proj": "gated-silu", "layer_norm_epsilon": 1e-2},
+            "gelu, more buckets": {
+                "feed_forward_proj": "gelu",
+                "relative_attention_num_buckets": 9,
+                "relative_attention_max_distance": 20,
+            },
+            "as many layers": {"num_decoder_layers": None},
+        },
+    ),
+    "bart": (
+        "BartForConditionalGeneration",
+        {"max_position_embeddings": 9, "d_model": 12, "encoder_layers": 2, "decoder_layers": 3}
+        | {"encoder_attention_heads": 3, "decoder_attention_heads": 2, "encoder_ffn_dim": 20, "decoder_ffn_dim": 14},
+        TIED
+        | {
+            "scaled embedding, relu": {"scale_embedding": True, "activation_function": "relu"},
+            "scaled and untied, gelu_new": {
+                "scale_embedding": True,
+                "activation_function": "gelu_new",
+                "tie_word_embeddings": False,
+            },
+            "no layer in the decoder": {"decoder_layers": 0},
+        },
+    ),
+}
+#: an encoder and a decoder
+PAIRS = ("t5", "bart")
 MASKED = ("bert", "roberta", "distilbert")
 CASES = [(name, variant) for name, (_, _, variants) in TINY.items() for variant in variants]
 
@@ -260,4 +295,7 @@ def model_of_theirs(name: str, variant: str) -> tuple[nn.Module, dict[str, Any]]
     """A perturbed model of transformers in float64, and its config.json."""
     config = config_of_theirs(name, variant)
     model = getattr(transformers, TINY[name][0])(config)
+    if name == "t5" and not config.scale_decoder_outputs:
+        # their class ties the readout when it is made; the files of v1.1 untie it when they are read
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
     return perturb(model), config.to_dict()

@@ -16,11 +16,12 @@ TOLERANCE = 1e-12
 
 
 def perturb(model: nn.Module, seed: int = 0) -> nn.Module:
-    """In float64 and eval mode, no gain 1, no bias 0, and no two tensors alike."""
+    """In float64 and eval mode, no gain 1, no bias 0 (one of BART's is a buffer), and no two tensors alike."""
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()
+    biases = [(name, p) for name, p in model.named_buffers() if name.endswith("bias")]
     with torch.no_grad():
-        for name, p in model.named_parameters():
+        for name, p in [*model.named_parameters(), *biases]:
             noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
             gain = p.ndim == 1 and not name.endswith("bias")
             p.copy_(1 + 0.3 * noise if gain else noise * (0.4 if p.ndim == 1 else p.size(-1) ** -0.5))
@@ -40,12 +41,34 @@ def numpy_weights(network: Transformer) -> dict[str, Any]:
 
 
 def both(network: Transformer, tokens: Tensor, **reading: Any) -> dict[str, Tensor]:
-    """Logits of the engine and of the reference."""
+    """Logits of the engine and of the reference; an encoder reads `source_of(tokens)`, under `encoder_mask`."""
     arrays = {name: value.numpy() for name, value in reading.items()}
-    a = network.architecture
-    slow = reference.forward(a, numpy_weights(network), tokens.numpy(), **arrays)
+    a, weights, hidden = network.architecture, numpy_weights(network), arrays.pop("encoder_mask", None)
+    if a.encoder is not None:
+        arrays["source"] = reference.encode(a, weights, source_of(tokens).numpy(), mask=hidden)
+    slow = reference.forward(a, weights, tokens.numpy(), **arrays)
+    return {"engine": our_logits(network, tokens, **reading), "reference": torch.from_numpy(slow)}
+
+
+def our_logits(network: Transformer, tokens: Tensor, encoder_mask: Tensor | None = None, **reading: Any) -> Tensor:
+    """The engine's, the encoder reading other tokens."""
     with torch.no_grad():
-        return {"engine": network(tokens, **reading), "reference": torch.from_numpy(slow)}
+        if network.encoder is not None:
+            reading["source"] = network.encode(source_of(tokens), encoder_mask)
+        return network(tokens, **reading)
+
+
+def logits_of(model: Any, tokens: Tensor, **reading: Any) -> Tensor:
+    """Theirs, the encoder reading the same tokens as ours."""
+    with torch.no_grad():
+        if model.config.is_encoder_decoder:
+            return model(input_ids=source_of(tokens), decoder_input_ids=tokens, **reading).logits
+        return model(tokens, **reading).logits
+
+
+def source_of(tokens: Tensor) -> Tensor:
+    """What an encoder reads beside these tokens: seven, in another order."""
+    return tokens.repeat(1, 7)[:, :7].flip(0, 1).contiguous()
 
 
 def draw(a: Architecture, batch: int = 3, n: int | None = None, seed: int = 0) -> Tensor:

@@ -65,7 +65,8 @@ def prepare(network: Transformer, weights: str) -> Prepared:
                     setattr(parent, name, packed(child.weight, child.bias, weights, f"{parent_name}.{name}", errors))
                 elif isinstance(child, nn.Dropout):
                     setattr(parent, name, nn.Identity())
-        if made.architecture.readout == "linear" and not made.architecture.logit_cap:
+        a = made.architecture
+        if (a.readout, a.logit_cap, a.logit_scale) == ("linear", 0.0, "1"):
             made.unembed = packed(made.unembed.weight, None, weights, "unembed", errors)
     return Prepared(made, weights, errors, sentence(weights, errors))
 

@@ -168,7 +168,7 @@ def _score(
     """Score of `ids[border:]`, all ids being those of `text`."""
     if start not in ("separator", "none"):
         raise ScoringError(f"start = {start!r}: say separator, or none")
-    lead = [tokenizer.separator] if start == "separator" else []
+    lead = [tokenizer.separator if source is None else tokenizer.start] if start == "separator" else []
     first = max(len(lead) + border, 1)
     given = [*lead, *ids]
     if len(given) <= first:

@@ -47,10 +47,10 @@ NO_SOURCES = NoSources()
 
 
 def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
-    """A source as training gave it to the encoder, its ids and the separator; GenerationError for an empty one."""
+    """A source as training gave it to the encoder (`source_ids`); GenerationError for an empty one."""
     if not (ids := tokenizer.encode(text)):
         raise GenerationError("the source is empty: give the text that the encoder is to read")
-    return [*ids, tokenizer.separator]
+    return tokenizer.source_ids(ids)
 
 
 def read_sources(

@@ -195,10 +195,10 @@ def paired(prompts: str | Sequence[str], source: str | Sequence[str] | None) -> 
 
 
 def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str], sources: Sequence[str] | None) -> list[list[int]]:
-    """Ids of every prompt; a target begins with the separator, another text only where it is empty."""
+    """Ids of every prompt; a target begins with its start, another text where it is empty with the separator."""
     if sources is None:
         return [tokenizer.encode(text) or [tokenizer.separator] for text in texts]
-    return [[tokenizer.separator, *tokenizer.encode(text)] for text in texts]
+    return [[tokenizer.start, *tokenizer.encode(text)] for text in texts]
 
 
 def pieces(decoding: Decoding | BeamSearch, writers: "list[Writer]") -> Iterator[Piece]:

@@ -30,6 +30,9 @@ __all__ = [
 
 #: what the words of positions.kind, and of positions.scaling beside rotary, read of positions
 READ = {"rotary": ("base", "fraction", "layout", "scaling", "local_base"), "sinusoidal": ("base", "layout")}
+READ |= {"relative": ("n_buckets", "max_distance")}
+#: what decides nothing in an encoder, whose stream is not read out
+UNREAD = ("unembed", "readout", "logit_scale", "logit_cap", "source_embed")
 READ_SCALED = {"none": (), "linear": ("factor",), "llama3": ("factor", "low", "high", "n_trained")}
 PARTS = {"weight": "weight", "gain": "weight", "bias": "bias"}
 
@@ -96,6 +99,7 @@ def config_of(a: Architecture, family: Family | None = None, end_token: int | No
     config = _write(a, family)
     if end_token is not None:
         config |= {"bos_token_id": end_token, "eos_token_id": end_token}
+        config |= {} if a.encoder is None else {"decoder_start_token_id": end_token}
     return config
 
 
@@ -105,6 +109,8 @@ def in_the_way(a: Architecture, family: Family) -> str:
     The family can say what comes back when its config.json is read.
     """
     said = _settled(a)
+    if (a.encoder is not None) != any(name.startswith("encoder.") for name in family.words):
+        return f"encoder = {said['encoder']}"
     for name, word in family.words.items():
         if said[name] != word:
             return f"{name} = {said[name]}"
@@ -113,8 +119,9 @@ def in_the_way(a: Architecture, family: Family) -> str:
             if row.words is not None and said[name] not in row.words.values():
                 return f"{name} = {said[name]}"
     divided = not any("attention.d_head" in row.names for row in family.fields)
-    if divided and a.d_head * a.n_heads != a.d_model:
-        return f"attention.d_head = {a.d_head}"
+    for prefix, part in (("", a), ("encoder.", a.encoder)):
+        if divided and part is not None and part.d_head * part.n_heads != part.d_model:
+            return f"{prefix}attention.d_head = {part.d_head}"
     try:
         heard = _settled(architecture_of(_write(a, family), family))
     except ArchitectureError:
@@ -168,7 +175,9 @@ def _settled(a: Architecture) -> dict[str, Any]:
     values |= {name: None for name in values if name.startswith("positions.") and name[10:] not in read}
     if a.norm.kind == "rms":
         values["norm.bias"] = None
-    return values
+    if a.encoder is None:
+        return values | {"source_embed": None}
+    return values | {f"encoder.{n}": None if n in UNREAD else v for n, v in _settled(a.encoder).items()}
 
 
 def _look_up(values: Mapping[str, Any], paths: str) -> Any:
@@ -208,17 +217,18 @@ def each_to_ours(
     family = family or family_of(config)
     a = architecture_of(config, family)
     shapes = _shapes(a)
-    left = _spelled(state, family, {theirs for _, theirs, _ in _pairs(family, shapes, a)})
-    twins = _take_twins(left, family, a)
+    expected = {theirs for _, theirs, _ in _pairs(family, shapes, a)}
+    left = _spelled(state, family, expected)
+    twins = _take_twins(left, family, a, expected)
     kept: dict[str, Tensor] = {}
     for ours, theirs, row in _pairs(family, shapes, a):
         tensor = left.pop(theirs, None)
         tensor = twins.get(theirs) if tensor is None else tensor
         if tensor is None:
             raise FamilyError(f"the tensor {theirs} is missing: is config.json the one of these weights?")
-        expected = _joined([torch.empty(shapes[name], device="meta") for name in ours], row, a).shape
-        if tensor.shape != expected:
-            raise FamilyError(f"{theirs} has shape {list(tensor.shape)}: config.json asks for {list(expected)}")
+        shape = _joined([torch.empty(shapes[name], device="meta") for name in ours], row, a).shape
+        if tensor.shape != shape:
+            raise FamilyError(f"{theirs} has shape {list(tensor.shape)}: config.json asks for {list(shape)}")
         for name, part in zip(ours, _split(tensor, [shapes[name][0] for name in ours], row, a), strict=True):
             kept |= {name: part} if name == "embed.token.weight" else {}
             yield name, part
@@ -257,18 +267,24 @@ def _shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
 def _pairs(family: Family, shapes: Mapping[str, Any], a: Architecture) -> Iterator[tuple[tuple[str, ...], str, Row]]:
     """(our tensors, their tensor, the row that says so), for every tensor that the architecture has."""
     layers = sorted({int(n) for name in shapes for n in re.findall(r"^(?:encoder\.)?blocks\.(\d+)\.", name)})
+    whole = {row.ours: row for row in family.rows if row.tensor}
+    said = _settled(a)
     for row in family.rows:
-        if row.blocks and a.block not in row.blocks:
+        if row.tensor and row.ours in shapes:
+            yield (*row.modules,), row.theirs, row
+        if row.tensor or any(said[name] not in words for name, words in row.where.items()):
             continue
         for i in layers if "{i}" in row.theirs else [0]:
             for part, theirs in PARTS.items():
                 ours = tuple(f"{module.format(i=i)}.{part}" for module in row.modules)
-                if ours[0] in shapes:
+                if ours[0] in shapes and ours[0] not in whole:
                     yield ours, f"{row.theirs.format(i=i)}.{theirs}", row
 
 
 def _joined(parts: list[Tensor], row: Row, a: Architecture) -> Tensor:
     """Our tensors as their one."""
+    if row.tensor:
+        return parts[0][None]
     if row.fused == "heads":
         joined = torch.cat([part.unflatten(0, (a.n_kv_heads, -1)) for part in parts], 1).flatten(0, 1)
     else:
@@ -280,6 +296,8 @@ def _joined(parts: list[Tensor], row: Row, a: Architecture) -> Tensor:
 
 def _split(tensor: Tensor, rows: list[int], row: Row, a: Architecture) -> list[Tensor]:
     """Their tensor as ours, with these numbers of rows."""
+    if row.tensor:
+        return [tensor[0]]
     tensor = tensor.T if row.transposed and tensor.ndim == 2 else tensor
     tensor = tensor[row.unread :]
     if row.fused == "heads":
@@ -302,16 +320,17 @@ def _spelled(state: Mapping[str, Tensor], family: Family, expected: set[str]) ->
     return {n: t for n, t in named.items() if not any(re.search(pattern, n) for pattern in family.ignored)}
 
 
-def _take_twins(left: dict[str, Tensor], family: Family, a: Architecture) -> dict[str, Tensor]:
-    """The repeated tensors, taken out, under the name of what they repeat.
+def _take_twins(left: dict[str, Tensor], family: Family, a: Architecture, expected: set[str]) -> dict[str, Tensor]:
+    """The repeated tensors, taken out, under the name of what they repeat; what a row asks for repeats none.
 
     Where the readout is untied, the twin is a tensor that nothing reads.
     """
     found = {}
-    for twin, other in family.twins.items():
-        if twin in left:
+    for twin, other in [*family.copies.items(), *family.twins.items()]:
+        if twin in left and twin not in expected:
             found[other] = left.pop(twin)
-            if a.unembed == "tied" and other in left and not torch.equal(left[other], found[other]):
+            same = a.unembed == "tied" or twin in family.copies
+            if same and other in left and not torch.equal(left[other], found[other]):
                 raise FamilyError(f"{twin} and {other} should be one tensor and differ: the file is damaged")
     return found
 

@@ -19,8 +19,9 @@ class Ours(Mapping[str, Tensor]):
         self.a = architecture_of(config, family)
         self.shapes = _shapes(self.a)
         pairs = list(_pairs(family, self.shapes, self.a))
-        self.left = _spelled(state, family, {theirs for _, theirs, _ in pairs})
-        self.twins = _take_twins(self.left, family, self.a)
+        expected = {theirs for _, theirs, _ in pairs}
+        self.left = _spelled(state, family, expected)
+        self.twins = _take_twins(self.left, family, self.a, expected)
         self.where = {name: (pair, i) for pair in pairs for i, name in enumerate(pair[0])}
 
     def __getitem__(self, name: str) -> Tensor:

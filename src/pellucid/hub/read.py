@@ -21,7 +21,7 @@ from pellucid.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 #: no model in use comes near; beyond these a config.json is damaged or made to fill the memory
 BOUNDS = {"n_vocab": 1 << 24, "n_ctx": 1 << 21, "d_model": 1 << 17, "n_layers": 1 << 10, "n_segments": 1 << 10}
 BOUNDS |= {"attention.n_heads": 1 << 12, "attention.n_kv_heads": 1 << 12, "attention.d_head": 1 << 14}
-BOUNDS |= {"mlp.d_ff": 1 << 20}
+BOUNDS |= {"mlp.d_ff": 1 << 20, "positions.n_buckets": 1 << 16, "positions.max_distance": 1 << 21}
 LARGEST, LONGEST_LIST, LONGEST_TOKENIZER = 1 << 40, 1 << 14, 1 << 26
 #: numbers in a table of positions, unless the weights have more: 131,072 places of 128 coordinates
 LARGEST_TABLE = 1 << 24
@@ -62,6 +62,12 @@ class Folder:
             raise FolderError(
                 f"{self.path}: the tokenizer has {tokenizer.n_vocab} ids, the embedding {self.architecture.n_vocab} "
                 "rows: the two are not of one model"
+            )
+        begins = self.config.get("decoder_start_token_id")
+        if self.architecture.encoder is not None and begins not in (None, tokenizer.start):
+            raise FolderError(
+                f"{self.path}: targets begin with id {begins} in config.json, with {tokenizer.start} in this tokenizer: "
+                "the two are not of one model"
             )
         return tokenizer
 
@@ -177,11 +183,12 @@ def _check_bounds(config: Mapping[str, Any], family: Family) -> None:
     for row in family.fields:
         for name in row.names:
             value = _look_up(config, row.theirs)
-            if name in BOUNDS and value is not None:
-                sound = type(value) is int and 0 <= value <= BOUNDS[name]
+            most = BOUNDS.get(name.removeprefix("encoder."))
+            if most is not None and value is not None:
+                sound = type(value) is int and 0 <= value <= most
                 if not sound:
                     shown = f"{row.theirs.split('|')[0]} = {str(value)[:40]!r} in config.json"
-                    raise FolderError(f"{shown}: expected a whole number from 0 to {BOUNDS[name]:,}")
+                    raise FolderError(f"{shown}: expected a whole number from 0 to {most:,}")
 
 
 def _check_sizes(path: Path, a: Architecture) -> None:
@@ -189,11 +196,15 @@ def _check_sizes(path: Path, a: Architecture) -> None:
     for name, most in BOUNDS.items():
         if (value := _look_up(sizes, name)) is not None and not value <= most:
             raise FolderError(f"{path}: {name} = {value}: expected {most:,} at most")
+    if a.encoder is not None:
+        _check_sizes(path, a.encoder)
 
 
 def _check_table(path: Path, a: Architecture, n_numbers: int) -> None:
     """The table of positions, which no file holds, is no larger than is usual or than the weights are."""
     width = {"rotary": a.d_rotary, "sinusoidal": a.d_model}.get(a.positions.kind, 0)
     size = a.n_ctx * width * (2 if a.positions.local_base else 1)
+    if a.encoder is not None:
+        _check_table(path, a.encoder, n_numbers)
     if size > max(LARGEST_TABLE, n_numbers):
         raise FolderError(f"{path}: positions of n_ctx = {a.n_ctx} would be a table of {size:,} numbers")

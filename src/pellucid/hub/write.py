@@ -114,6 +114,10 @@ def write_config(folder: Path, a: Architecture, family: Family, tokenizer: Token
         ids = {f"{role}_id": tokenizer.special[name] for role, name in roles_of(tokenizer).items()}
         config |= {"bos_token_id": ids["bos_token_id"]}
         ends = {name: ids[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        if a.encoder is not None:
+            # their classes shift targets by one, and put this in front
+            config |= {"decoder_start_token_id": tokenizer.start, "pad_token_id": ids["pad_token_id"]}
+            ends |= {"decoder_start_token_id": tokenizer.start}
         write_object(folder / "generation_config.json", ends | {"do_sample": False})
     config.setdefault("pad_token_id", None)
     write_object(folder / "config.json", config)

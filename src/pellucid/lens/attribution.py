@@ -237,9 +237,9 @@ def why(
         labels = [f"{one} . {other}" for one in q_labels for other in k_labels]
         values = (torch.einsum("pd,rjd->prj", q, k) * scale).flatten(0, 1)
     rest = scores[keys] - values.sum(0)
-    slopes = module_of(t, scope).mask.slopes if part == "attn" else None
-    if slopes is not None:
-        far = -slopes.values[head].to(rest.dtype) * (place - keys).abs()
+    distance = module_of(t, scope).mask.distance
+    if distance is not None:
+        far = distance(keys.new_tensor([[place]]), keys)[head, 0].detach().to(rest.dtype)
         labels, values, rest = [*labels, "distance"], torch.cat([values, far[None]]), rest - far
     if t.edits:
         labels, values = [*labels, "edited"], torch.cat([values, rest[None]])

@@ -124,11 +124,12 @@ class Circuits(Spelling):
     @cached_property
     def W_E(self) -> Tensor:  # noqa: N802
         """[v, m], a row for each token, as it enters the stream of this part: before embed_scale and a norm."""
-        return self.weights["encoder.embed.token.weight" if self.part == "encoder" else "embed.token.weight"]
+        own = self.part == "encoder" and self.network.architecture.source_embed == "own"
+        return self.weights["encoder.embed.token.weight" if own else "embed.token.weight"]
 
     @cached_property
     def W_U(self) -> Tensor:  # noqa: N802
-        """[v, m]: logits = x W_U^T. CircuitError where the stream is not read out linearly."""
+        """[v, m], times logit_scale: logits = x W_U^T. CircuitError where the stream is not read out linearly."""
         a = self.architecture
         if self.part == "encoder":
             raise CircuitError("an encoder's stream is read by the decoder's blocks, not by an unembedding")
@@ -138,7 +139,7 @@ class Circuits(Spelling):
                 "a logit of its own; the circuits in the stream, .ov and .qk(), can be asked for"
             )
         name = "unembed.weight" if self.weights.architecture.unembed == "untied" else "embed.token.weight"
-        return self.weights[name]
+        return self.weights[name] if a.logit_scale == "1" else self.weights[name] * a.unembed_scale
 
     @cached_property
     def read_E(self) -> Tensor:  # noqa: N802

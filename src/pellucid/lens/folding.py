@@ -52,7 +52,8 @@ class WeightsView(Mapping[str, Tensor]):
         a, own = self.architecture, self._own
         zero = torch.zeros(a.n_vocab, dtype=self["embed.token.weight"].dtype, device=self["embed.token.weight"].device)
         folded = "final_norm.gain" in self._changes and "final_norm.bias" in own
-        return own.get("unembed.weight", own["embed.token.weight"]) @ own["final_norm.bias"] if folded else zero
+        W_U = a.unembed_scale * own.get("unembed.weight", own["embed.token.weight"])
+        return W_U @ own["final_norm.bias"] if folded else zero
 
     def _change(self, name: str, change: Change) -> None:
         self._changes.setdefault(name, []).append(change)

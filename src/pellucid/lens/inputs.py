@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -64,8 +64,8 @@ def read_inputs(
 ) -> Inputs:
     """Texts, ids, a batch of either, or what `generate` returned, as they are fed.
 
-    bos       True puts the separator before every text. None: before the target of an encoder-decoder, whose
-              training began so, and before no other text. Ids are taken as they are
+    bos       True puts the separator before every text. None: before the target of an encoder-decoder what its
+              training began with (`Tokenizer.start`), and nothing before another text. Ids are taken as they are
     source    what an encoder-decoder reads, with the separator behind a text, as in its training
     segments  kinds of the tokens, where the architecture has n_segments
     prefix    how many tokens of each row are read as a prefix, where the mask's word is prefix
@@ -78,15 +78,15 @@ def read_inputs(
         raise InputError(f"this architecture {has}")
     if hasattr(given, "prompt_ids"):
         given, prefix = [*given.prompt_ids, *given.ids], len(given.prompt_ids) if a.attention.mask == "prefix" else 0
-    first = a.encoder is not None if bos is None else bos
-    rows = _rows(given, tokenizer, before=first)
+    target = "target" if a.encoder is not None else "text"
+    rows = _rows(given, tokenizer, target if bos is None else "separated" if bos else "text")
     tokens, lengths = _padded(rows, a, place)
     mask = _mask(a, lengths, prefix, tokens)
     kinds = None if segments is None else torch.as_tensor(segments, device=place).expand_as(tokens)
     if source is None:
         return Inputs(tokens, lengths, mask, kinds)
     assert a.encoder is not None
-    read = _rows(source, tokenizer, before=False, after=True)
+    read = _rows(source, tokenizer, "source")
     read = read * len(rows) if len(read) == 1 else read
     if len(read) != len(rows):
         raise InputError(f"{len(read)} sources for {len(rows)} targets: give one for each, or one for all")
@@ -95,7 +95,10 @@ def read_inputs(
     return Inputs(tokens, lengths, mask, kinds, encoded)
 
 
-def _rows(given: Any, tokenizer: Tokenizer | None, before: bool, after: bool = False) -> list[list[int]]:
+Role = Literal["text", "separated", "target", "source"]
+
+
+def _rows(given: Any, tokenizer: Tokenizer | None, role: Role) -> list[list[int]]:
     """Ids row by row."""
     if isinstance(given, str):
         given = [given]
@@ -104,20 +107,20 @@ def _rows(given: Any, tokenizer: Tokenizer | None, before: bool, after: bool = F
     many = list(given)
     if many and not isinstance(many[0], str | list | tuple | Tensor):
         many = [many]
-    return [_ids(text, tokenizer, before, after) for text in many]
+    return [_ids(text, tokenizer, role) for text in many]
 
 
-def _ids(text: Any, tokenizer: Tokenizer | None, before: bool, after: bool) -> list[int]:
+def _ids(text: Any, tokenizer: Tokenizer | None, role: Role) -> list[int]:
     """The ids of one text, with its blanks as mask tokens and its separators; ids as they are."""
     if not isinstance(text, str):
         return [operator.index(i) for i in text]
     if tokenizer is None:
         raise InputError("a text was given to a network without a tokenizer: give ids")
     parts = text.split(BLANK) if MASK in tokenizer.special else [text]
-    ids = [tokenizer.separator] if before else []
+    ids = {"separated": [tokenizer.separator], "target": [tokenizer.start]}.get(role, [])
     for i, part in enumerate(parts):
         ids += ([tokenizer.special[MASK]] if i else []) + tokenizer.encode(part)
-    return ids + ([tokenizer.separator] if after else [])
+    return tokenizer.source_ids(ids) if role == "source" else ids
 
 
 def _padded(rows: list[list[int]], a: Architecture, place: torch.device) -> tuple[Tensor, tuple[int, ...]]:

@@ -260,7 +260,7 @@ def down(t: Trace, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def unembedding(t: Trace) -> Tensor:
-    """W_U [v, m]; InputError for readouts that are not linear."""
+    """W_U [v, m], times logit_scale; InputError for readouts that are not linear."""
     a = t.architecture
     if a.readout == "bert" or a.logit_cap:
         word = "readout = bert" if a.readout == "bert" else f"logit_cap = {a.logit_cap}"
@@ -268,4 +268,4 @@ def unembedding(t: Trace) -> Tensor:
             f"{word}: the logits are no linear function of the stream, so no part of it has a logit of its own; ask "
             "for gradients instead"
         )
-    return t.network.unembed.weight.detach()
+    return a.unembed_scale * t.network.unembed.weight.detach()

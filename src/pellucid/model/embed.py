@@ -86,31 +86,32 @@ class SoftCap(nn.Module):
 
 
 class Unembed(nn.Module):
-    """logits = x W_U^T, capped where the architecture says so   (S0 (1.5))"""
+    """logits = c x W_U^T with c = logit_scale, capped where the architecture says so   (S0 (1.5))"""
 
     def __init__(self, a: Architecture, embed: Embed):
         super().__init__()
         untied = a.unembed == "untied"
         self.weight = nn.Parameter(torch.empty(a.n_vocab, a.d_model)) if untied else embed.token.weight
+        self.scale = a.unembed_scale
         self.cap = SoftCap(a.logit_cap) if a.logit_cap else Unchanged()
 
     def forward(self, x: Stream) -> Logits:
-        return self.cap(F.linear(x, self.weight))
+        return self.cap(F.linear(self.scale * x, self.weight))
 
 
 class AffineUnembed(Unembed):
-    """logits = x W_U^T + b_U"""
+    """logits = c x W_U^T + b_U"""
 
     def __init__(self, a: Architecture, embed: Embed):
         super().__init__(a, embed)
         self.bias = nn.Parameter(torch.zeros(a.n_vocab))
 
     def forward(self, x: Stream) -> Logits:
-        return self.cap(F.linear(x, self.weight, self.bias))
+        return self.cap(F.linear(self.scale * x, self.weight, self.bias))
 
 
 class BertReadout(Unembed):
-    """logits = norm(f(x W^T + b)) W_U^T + b_U   (Devlin et al. 2018)"""
+    """logits = c norm(f(x W^T + b)) W_U^T + b_U   (Devlin et al. 2018)"""
 
     def __init__(self, a: Architecture, embed: Embed):
         super().__init__(a, embed)
@@ -120,7 +121,7 @@ class BertReadout(Unembed):
         self.bias = nn.Parameter(torch.zeros(a.n_vocab))
 
     def forward(self, x: Stream) -> Logits:
-        return self.cap(F.linear(self.norm(self.f(self.dense(x))), self.weight, self.bias))
+        return self.cap(F.linear(self.scale * self.norm(self.f(self.dense(x))), self.weight, self.bias))
 
 
 READOUT = {"linear": Unembed, "affine": AffineUnembed, "bert": BertReadout}

@@ -4,12 +4,12 @@ Queries are the last n_queries of n_keys positions: with a cache the keys reach 
 """
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from pellucid.architecture import Architecture
+from pellucid.model.positions import Slopes
 from pellucid.model.shapes import Places, Visible
-from pellucid.model.tables import Table
 
 
 def causal(i: Tensor, j: Tensor) -> Tensor:
@@ -40,20 +40,19 @@ def documents_mask(documents: Places) -> Visible:
 
 
 class Mask(nn.Module):
-    """The rule of one layer: the architecture's word, its window, and its ALiBi slopes where it has them."""
+    """The rule of one layer: the architecture's word, its window, and what scores gain from their distance."""
 
     def __init__(self, a: Architecture, layer: int, cross: bool = False):
         super().__init__()
         unlimited = cross or a.attention.mask == "bidirectional"
         self.rule = everything if unlimited else causal
         self.window = 0 if cross else a.window(layer)
-        self.slopes = None
-        if a.positions.kind == "alibi" and not cross:
-            exponents = -8 * torch.arange(1, a.n_heads + 1, dtype=torch.float64, device="cpu") / a.n_heads
-            self.slopes = Table(2**exponents)
+        near = a.positions.kind in ("alibi", "relative") and not cross
+        #: i, j -> [head, query, key]; the table of relative positions is the stack's, which puts it here
+        self.distance: nn.Module | None = Slopes(a) if near and a.positions.kind == "alibi" else None
         #: the rule is j <= i alone, which attention kernels know without being told pair by pair
-        self.plain = not unlimited and not self.window and self.slopes is None
-        self.unlimited = unlimited and not self.window and self.slopes is None
+        self.plain = not unlimited and not self.window and not near
+        self.unlimited = unlimited and not self.window and not near
 
     def is_triangle(self, n_queries: int, n_keys: int, given: Tensor | None) -> bool:
         """Whether the kernel's own causal flag says it all."""
@@ -75,11 +74,6 @@ class Mask(nn.Module):
         if self.window:
             visible = visible & ((i - j).abs() < self.window)
         visible = visible if visible.ndim == 2 else visible[:, None]
-        if self.slopes is None:
+        if self.distance is None:
             return visible
         return self.distance(i, j).to(like.dtype).masked_fill(~visible, -torch.inf)
-
-    def distance(self, i: Tensor, j: Tensor) -> Float[Tensor, "head query_pos key_pos"]:
-        """-s_h |i - j| (Press et al. 2021)."""
-        assert self.slopes is not None
-        return -self.slopes.values[:, None, None] * (i - j).abs()

@@ -1,4 +1,4 @@
-"""Where order comes from: rows added to the stream, or planes of q and k turned by an angle."""
+"""Where order comes from: rows added to the stream, planes of q and k turned by an angle, numbers added to scores."""
 
 import math
 
@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pellucid.architecture import Architecture, Positions
-from pellucid.model.shapes import Places, Turn
+from pellucid.model.shapes import Distance, Places, Turn
 from pellucid.model.tables import Table
 from pellucid.model.tap import OFF, Tap
 
@@ -109,6 +109,41 @@ class Unturned(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, turn: None, tap: Tap = OFF) -> tuple[Tensor, Tensor]:
         return q, k
+
+
+class Slopes(Table):
+    """score_ij -= s_h |i - j|,  s_h = 2^(-8h/n_heads)   (Press et al. 2021)"""
+
+    def __init__(self, a: Architecture):
+        super().__init__(2 ** (-8 * torch.arange(1, a.n_heads + 1, dtype=torch.float64, device="cpu") / a.n_heads))
+
+    def forward(self, i: Tensor, j: Tensor) -> Distance:
+        return -self.values[:, None, None] * (i - j).abs()
+
+
+class Relative(nn.Embedding):
+    """score_ij += b_h[r(i - j)], one table for all layers   (Raffel et al. 2020, T5, section 2.1)"""
+
+    def __init__(self, a: Architecture):
+        super().__init__(a.positions.n_buckets, a.n_heads)
+        self.two_sided = a.attention.mask == "bidirectional"
+        self.sided = a.positions.n_buckets // 2 if self.two_sided else a.positions.n_buckets
+        self.buckets = Table(buckets(self.sided, a.positions.max_distance))
+
+    def forward(self, i: Tensor, j: Tensor) -> Distance:
+        ahead = j > i
+        distance = (i - j).abs() if self.two_sided else (i - j).clamp(min=0)
+        bucket = self.buckets.values[distance.clamp(max=len(self.buckets.values) - 1)].long()
+        return super().forward(bucket + self.sided * ahead if self.two_sided else bucket).permute(2, 0, 1)
+
+
+def buckets(n: int, max_distance: int) -> Float[Tensor, " distance"]:
+    """The bucket, of n, of each distance 0 ... max_distance: half of them hold one each, the others ever more."""
+    exact = n // 2
+    distance = torch.arange(max_distance + 1, dtype=torch.float64, device="cpu")
+    steps = (n - exact) * (distance.clamp(min=exact) / exact).log() / math.log(max_distance / exact)
+    # a distance at which a bucket begins is in it, whichever way the logarithms are rounded
+    return torch.where(distance < exact, distance, (exact + (steps + 1e-9).floor()).clamp(max=n - 1))
 
 
 ADDED = {"learned": Learned, "sinusoidal": Sinusoidal}

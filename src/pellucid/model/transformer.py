@@ -10,7 +10,7 @@ from pellucid.model.block import BLOCK, CROSS_BLOCK, Reading
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.embed import READOUT, Embed
 from pellucid.model.norm import Unchanged, make_norm
-from pellucid.model.positions import NoTurns, Turns
+from pellucid.model.positions import NoTurns, Relative, Turns
 from pellucid.model.shapes import Encoded, Logits, Places, SourceVisible, Stream, Tokens, Visible
 from pellucid.model.tap import OFF, Tap
 
@@ -24,7 +24,10 @@ class Encoder(nn.Module):
         self.embed = Embed(a)
         self.turns = Turns(a) if a.positions.kind == "rotary" else NoTurns()
         make_block = (BLOCK if a.encoder is None else CROSS_BLOCK)[a.block]
+        self.relative = Relative(a) if a.positions.kind == "relative" else None
         self.blocks = nn.ModuleList(make_block(a, layer) for layer in range(a.n_layers))
+        for block in self.blocks if self.relative is not None else ():
+            block.attn.mask.distance = self.relative  # one table, read in every layer
         self.final_norm = make_norm(a) if a.final_norm == "norm" else Unchanged()
 
     def forward(
@@ -82,6 +85,8 @@ class Transformer(Encoder):
         super().__init__(a)
         self.unembed = READOUT[a.readout](a, self.embed)
         self.encoder = None if a.encoder is None else Encoder(a.encoder)
+        if self.encoder is not None and a.source_embed == "shared":
+            self.encoder.embed.token = self.embed.token
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
         # a move that makes new parameters (`to_empty`) makes one for each name, tied or not

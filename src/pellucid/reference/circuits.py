@@ -55,7 +55,7 @@ def fold_norms(a: Architecture, weights: Weights) -> tuple[Architecture, dict[st
     b_U = np.zeros(a.n_vocab)
     if a.final_norm == "norm":
         bias = folded.get("final_norm.bias", np.zeros(a.d_model))
-        b_U = folded["unembed.weight"] @ bias
+        b_U = a.unembed_scale * folded["unembed.weight"] @ bias
         folded["final_norm.bias"] = np.zeros(a.d_model)
         _fold(a, folded, "final_norm", ["unembed"])
         if not biased:
@@ -102,7 +102,7 @@ def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarr
     parts = _parts(a, weights, tap.values)
     if a.final_norm == "norm":
         parts = _normalised(a, weights, tap.values, "final_norm", parts)
-    W_U = real(weights["embed.token.weight" if a.unembed == "tied" else "unembed.weight"])
+    W_U = a.unembed_scale * real(weights["embed.token.weight" if a.unembed == "tied" else "unembed.weight"])
     logits = {name: p @ W_U.T for name, p in parts.items()}
     if a.readout == "affine":
         logits["unembed.bias"] = np.broadcast_to(weights["unembed.bias"], tap.values["logits"].shape)

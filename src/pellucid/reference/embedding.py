@@ -183,6 +183,35 @@ def _plane_indices(d: int, layout: str) -> tuple[np.ndarray, np.ndarray]:
     return (k, k + d // 2) if layout == "halves" else (2 * k, 2 * k + 1)
 
 
+def relative_buckets(n: int, n_keys: int, n_buckets: int, max_distance: int, two_sided: bool) -> np.ndarray:
+    """The bucket r(i - j) of every pair, queries being the last n of the keys   [n, n_keys]
+
+    Raffel et al. 2020 (T5), section 2.1, whose code this says without logarithms. Of the N buckets (half of all where
+    two_sided) the first e = N // 2 hold a distance each; bucket e + t begins at the least distance d with
+    (d/e)^(N-e) >= (max_distance/e)^t, which is t <= (N - e) log(d/e) / log(max_distance/e).
+    """
+    i, j = np.arange(n_keys - n, n_keys)[:, None], np.arange(n_keys)
+    N = n_buckets // 2 if two_sided else n_buckets
+    e = N // 2
+    of = []
+    for d in range(n_keys):
+        t = 0
+        while t < N - e and d >= e and d ** (N - e) * e**t >= max_distance**t * e ** (N - e):
+            t += 1
+        of.append(d if d < e else e + t - 1)
+    if two_sided:
+        return np.array(of)[np.abs(i - j)] + N * (j > i)
+    return np.array(of)[np.maximum(i - j, 0)]
+
+
+def relative(table: Array, buckets: np.ndarray) -> Array:
+    """b_h[r(i - j)], added to the scores   table [n_buckets, n_heads], buckets [n, n_keys] -> [n_heads, n, n_keys]
+
+    Raffel et al. 2020 (T5), section 2.1; S0 Remark 1.2 "several competing ways".
+    """
+    return np.swapaxes(np.swapaxes(real(table)[buckets], 0, 2), 1, 2)
+
+
 def alibi_slopes(n_heads: int) -> np.ndarray:
     """s_h = 2^(-8h/n_heads) for h = 1 ... n_heads   [n_heads].   Press et al. 2021; S0 Remark 1.2 "several ways"."""
     return 2.0 ** (-8 * np.arange(1, n_heads + 1) / n_heads)

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from pellucid.architecture import Architecture
-from pellucid.reference.embedding import alibi, frequencies, rotate, scaled_frequencies
+from pellucid.reference.embedding import (
+    alibi,
+    frequencies,
+    relative,
+    relative_buckets,
+    rotate,
+    scaled_frequencies,
+)
 from pellucid.reference.functions import ACTIVATION, layer_scale, rms_norm, rms_scale, soft_cap, softmax
 from pellucid.reference.masks import bidirectional_mask, causal_mask, window_mask
 from pellucid.reference.tap import Off
@@ -19,12 +26,14 @@ from pellucid.reference.weights import Weights, part
 
 @dataclass(frozen=True)
 class Reading:
-    """What all blocks of one call read besides the stream: positions, a mask, an encoder's output and its mask."""
+    """What all blocks of one call read besides the stream: positions, a mask, an encoder's output and its mask, and
+    the table of relative positions that they share."""
 
     positions: np.ndarray
     mask: np.ndarray | None = None
     source: Array | None = None
     source_mask: np.ndarray | None = None
+    relative: Array | None = None
 
 
 def normalise(a: Architecture, w: Weights, name: str, x: Array, tap: Off) -> Array:
@@ -86,8 +95,20 @@ def self_attention(a: Architecture, layer: int, w: Weights, x: Array, reading: R
         turn = {"d_rotary": a.d_rotary, "layout": a.positions.layout, "w": rotary_frequencies(a, layer)}
         q, k = tap("rot_q", rotate(q, places, **turn)), tap("rot_k", rotate(k, places, **turn))
     visible = visible_keys(a, layer, q.shape[2], k.shape[2], reading.mask)
-    distance = alibi(a.n_heads, q.shape[2], k.shape[2]) if a.positions.kind == "alibi" else 0.0
-    return _mix(a, w, q, k, v, visible, distance, tap)
+    return _mix(a, w, q, k, v, visible, distances(a, q.shape[2], k.shape[2], reading.relative), tap)
+
+
+def distances(a: Architecture, n: int, n_keys: int, table: Array | None) -> Array:
+    """What the scores of the last n of n_keys positions gain from their distance   [h, i, j], or 0
+
+    Press et al. 2021 (alibi); Raffel et al. 2020, section 2.1 (relative, with one table for all layers).
+    """
+    if a.positions.kind == "alibi":
+        return alibi(a.n_heads, n, n_keys)
+    if a.positions.kind == "relative":
+        p, two_sided = a.positions, a.attention.mask == "bidirectional"
+        return relative(table, relative_buckets(n, n_keys, p.n_buckets, p.max_distance, two_sided))
+    return 0.0
 
 
 def rotary_frequencies(a: Architecture, layer: int) -> np.ndarray:

@@ -46,7 +46,7 @@ def forward(
     x, batched = _first_stream(a, w, tokens, positions, segments, embeddings, tap, before)
     places = _places(a, positions, x.shape[1])
     source = None if source is None else real(source) if np.ndim(source) == 3 else real(source)[None]
-    x = _blocks(a, w, x, Reading(places, mask, source, source_mask), tap)
+    x = _blocks(a, w, x, Reading(places, mask, source, source_mask, w.get("relative.weight")), tap)
     logits = tap("logits", readout(a, w, x))
     return logits if batched else logits[0]
 
@@ -62,8 +62,10 @@ def encode(
     if a is None:
         raise ValueError("this architecture has no encoder")
     tap, w = tap.at("encoder"), part(weights, "encoder")
+    if architecture.source_embed == "shared":
+        w["embed.token.weight"] = weights["embed.token.weight"]
     x, batched = _first_stream(a, w, tokens, None, None, None, tap)
-    x = _blocks(a, w, x, Reading(_places(a, None, x.shape[1]), mask), tap)
+    x = _blocks(a, w, x, Reading(_places(a, None, x.shape[1]), mask, relative=w.get("relative.weight")), tap)
     return x if batched else x[0]
 
 
@@ -154,9 +156,9 @@ def embed(
 def readout(a: Architecture, w: Weights, x: Array) -> Array:
     """x W_U^T (linear), x W_U^T + b_U (affine), norm(f(x W^T + b)) W_U^T + b_U (bert), capped   [b, n, m] -> [b, n, v]
 
-    S0 (1.5), S3 slide 6, S4 "Next Token Prediction"; tied: W_U is W_E, erratum E-32.
+    S0 (1.5), S3 slide 6, S4 "Next Token Prediction"; tied: W_U is W_E, erratum E-32. logit_scale multiplies W_U.
     """
-    W_U = real(w["embed.token.weight" if a.unembed == "tied" else "unembed.weight"])
+    W_U = a.unembed_scale * real(w["embed.token.weight" if a.unembed == "tied" else "unembed.weight"])
     if a.readout == "bert":
         x = normalise(a, w, "unembed.norm", ACTIVATION[a.mlp.activation](linear(w, "unembed.dense", x)), OFF)
     logits = x @ W_U.T if a.readout == "linear" else x @ W_U.T + w["unembed.bias"]

@@ -1,7 +1,7 @@
 """The parameters theta in R^N of an architecture: their names, their shapes, and theta as one vector.
 
 Weights are a dictionary from name to array, with the names the engine gives its parameters, so that
-`{name: w.double().numpy() for name, w in model.state_dict().items()}` is one. Every matrix is stored out x in;
+`{name: w.detach().double().numpy() for name, w in model.named_parameters()}` is one. Every matrix is stored out x in;
 head h owns the rows h d ... (h + 1) d - 1 of query and the same columns of out.
 """
 
@@ -31,7 +31,10 @@ def weight_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     if a.unembed == "untied":
         shapes["unembed.weight"] = (a.n_vocab, a.d_model)
     if a.encoder is not None:
-        shapes |= {f"encoder.{name}": shape for name, shape in _stream_shapes(a.encoder).items()}
+        own = _stream_shapes(a.encoder)
+        if a.source_embed == "shared":
+            del own["embed.token.weight"]
+        shapes |= {f"encoder.{name}": shape for name, shape in own.items()}
     return shapes
 
 
@@ -45,6 +48,8 @@ def _stream_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     shapes |= {f"embed.ngrams.tables.{n}.weight": (a.ngram_rows, a.d_model) for n in a.ngrams}
     if a.embed_norm == "norm":
         shapes |= _norm_shapes(a, "embed.norm")
+    if a.positions.kind == "relative":
+        shapes["relative.weight"] = (a.positions.n_buckets, a.n_heads)
     for l in range(a.n_layers):
         shapes |= _block_shapes(a, f"blocks.{l}")
     return shapes | (_norm_shapes(a, "final_norm") if a.final_norm == "norm" else {})

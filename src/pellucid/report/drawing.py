@@ -97,6 +97,7 @@ def _stack(picture: Picture, a: Architecture, tokens: str, of: str) -> None:
         "sinusoidal": "+ sinusoids of the position",
         "rotary": "positions enter in attention: rotary",
         "alibi": "positions enter in attention: ALiBi",
+        "relative": "positions enter in attention: relative",
     }[a.positions.kind]
     grams = ", ".join(str(n) for n in a.ngrams)
     lines = [f"{tokens} to vectors of {a.d_model:,}, {a.n_vocab:,} rows", positions]
@@ -151,7 +152,7 @@ def _attention(a: Architecture) -> list[str]:
     if a.attention.score_cap:
         cap = f"{a.attention.score_cap:g}"
         score = f"{cap} tanh({score} / {cap})"
-    score += " - slope × distance" if a.positions.kind == "alibi" else ""
+    score += {"alibi": " - slope × distance", "relative": " + b[distance]"}.get(a.positions.kind, "")
     first = ["q and k over their RMS"] if a.attention.qk_norm != "none" else []
     part = f" in {a.d_rotary} of {d}" if a.d_rotary < a.d_head else ""
     first += [f"rotated by position{part}"] if a.positions.kind == "rotary" else []
@@ -185,6 +186,7 @@ def _activation(a: Architecture) -> str:
 def _readout(picture: Picture, a: Architecture) -> None:
     tied = "the embedding's matrix again" if a.unembed == "tied" else "a matrix of its own"
     more = ["a dense layer and a norm first"] if a.readout == "bert" else []
+    more += ["divided by √d_model"] if a.logit_scale != "1" else []
     more += [f"{a.logit_cap:g} tanh(logit / {a.logit_cap:g}) in place of each logit"] if a.logit_cap else []
     picture.on_stream("unembedding", f"{tied}, {a.d_model:,} to {a.n_vocab:,}", *more)
     what = "logits of the token that stands here" if a.attention.mask == "bidirectional" else "logits of the next token"
@@ -219,7 +221,8 @@ def equations(a: Architecture, encodes: bool = False) -> list[str]:
     if encodes:
         return [*lines, f"source = {last}"]
     last = f"norm(f({last} W))" if a.readout == "bert" else last
+    scaled = "" if a.logit_scale == "1" else " / √d_model"
     return [
         *lines,
-        f"logits = {last} {'W_E' if a.unembed == 'tied' else 'W_U'}ᵀ{'' if a.readout == 'linear' else ' + b'}",
+        f"logits = {last} {'W_E' if a.unembed == 'tied' else 'W_U'}ᵀ{scaled}{'' if a.readout == 'linear' else ' + b'}",
     ]

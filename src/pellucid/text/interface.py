@@ -72,6 +72,17 @@ class Tokenizer(abc.ABC):
         """The id that stands where a token is hidden, None where no special token is made for it."""
         return next((self.special[name] for name in MASKS if name in self.special), None)
 
+    @property
+    def start(self) -> int:
+        """The id with which a target begins where a source is read: the separator, or <pad> in T5's vocabularies."""
+        padded = "<extra_id_0>" in self.special and "<pad>" in self.special
+        return self.special["<pad>"] if padded else self.separator
+
+    def source_ids(self, ids: Sequence[int]) -> list[int]:
+        """What an encoder is given for these ids: the separator behind them, and <s> before where there is one."""
+        first = [self.special["<s>"]] if "<s>" in self.special else []
+        return [*first, *(int(i) for i in ids), self.separator]
+
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the content, independent of how the JSON was laid out."""

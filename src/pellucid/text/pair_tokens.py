@@ -6,6 +6,7 @@ begin: a million pairs of 30 ids on each side are 136 MB. They are encoded anew 
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +73,7 @@ class PairTokens:
     split: PairSplit = field(repr=False)
     n_vocab: int = 0
     separator: int = 0
+    start: int = 0
 
     def part(self, name: str) -> PairPart:
         """train or held_out."""
@@ -111,12 +113,15 @@ class PairTokens:
 
 
 def encode_pairs(split: PairSplit, tokenizer: Tokenizer, progress: Progress = None) -> PairTokens:
-    """Both parts of `split` in the ids of one tokenizer, in memory; every text is closed by the separator."""
+    """Both parts of `split` in the ids of one tokenizer, in memory; every text is closed by the separator.
+
+    A source is what `Tokenizer.source_ids` makes of it, so that <s> is before it where the vocabulary has one.
+    """
     parts = {}
     for name in PARTS:
         numbers = split.numbers(name)
-        source = _encode(split.corpus.sources, numbers, tokenizer, progress)
-        target = _encode(split.corpus.targets, numbers, tokenizer, progress)
+        source = _encode(split.corpus.sources, numbers, tokenizer, tokenizer.source_ids, progress)
+        target = _encode(split.corpus.targets, numbers, tokenizer, lambda ids: [*ids, tokenizer.separator], progress)
         parts[name] = PairPart(name, numbers, source, target, tokenizer.n_vocab)
     about = {"kind": tokenizer.kind, "hash": tokenizer.hash}
     about |= {"n_vocab": tokenizer.n_vocab, "separator": tokenizer.separator}
@@ -133,10 +138,16 @@ def encode_pairs(split: PairSplit, tokenizer: Tokenizer, progress: Progress = No
     }
     sources = [vars(source) for source in split.corpus.files]
     manifest = {"format": FORMAT, "sources": sources, "tokenizer": about, "split": split.to_dict(), "parts": counts}
-    return PairTokens(manifest, parts, split, tokenizer.n_vocab, tokenizer.separator)
+    return PairTokens(manifest, parts, split, tokenizer.n_vocab, tokenizer.separator, tokenizer.start)
 
 
-def _encode(texts: list[str], numbers: np.ndarray, tokenizer: Tokenizer, progress: Progress) -> Side:
+def _encode(
+    texts: list[str],
+    numbers: np.ndarray,
+    tokenizer: Tokenizer,
+    closed: Callable[[Sequence[int]], list[int]],
+    progress: Progress,
+) -> Side:
     dtype, rows, lengths = dtype_for(tokenizer.n_vocab), [], []
     n_bytes = unknown = 0
     for first in range(0, len(numbers), TOGETHER):
@@ -145,8 +156,8 @@ def _encode(texts: list[str], numbers: np.ndarray, tokenizer: Tokenizer, progres
         for ids in tokenizer.encode_batch(some):
             unknown += int((ids == tokenizer.unknown).sum()) if tokenizer.unknown is not None else 0
             check_ids(ids, tokenizer.n_vocab)
-            rows.append(np.append(ids, tokenizer.separator).astype(dtype))
-            lengths.append(len(ids) + 1)
+            rows.append(np.asarray(closed(ids.tolist()), dtype))
+            lengths.append(len(rows[-1]))
         if progress:
             progress("encoding", first + len(some), len(numbers))
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -18,8 +18,8 @@ MULTIPLE = 8
 
 
 class SourceTargetData:
-    """Pairs in drawn order, each once an epoch: the encoder reads source + separator, the decoder separator + target,
-    and what it is to predict is target + separator.
+    """Pairs in drawn order, each once an epoch: the encoder reads source + separator, the decoder start + target
+    (`Tokenizer.start`, most often the separator too), and what it is to predict is target + separator.
 
     Both sides are padded to the longest of their pass, rounded up to a multiple of 8: sentences are far shorter than
     the longest of a corpus, and the time of a step grows with its width. Padding is not read and not scored, so a pass
@@ -32,7 +32,7 @@ class SourceTargetData:
         self.most = encoder.n_ctx, recipe.model.n_ctx
         tokens.check_lengths(*self.most)
         self.batch, self.whole, self.seed, self.device = t.batch, t.batch * t.accumulate, t.seed, device
-        self.separator = tokens.separator
+        self.separator, self.start = tokens.separator, tokens.start
         self.part, self.measured = tokens.part("train"), tokens.part("held_out")
 
     def at(self, step: int, micro: int, of: int) -> Pass:
@@ -73,7 +73,7 @@ class SourceTargetData:
         source, real = part.source.rows(pairs, wide[0], self.separator)
         targets, counts = part.target.rows(pairs, wide[1], self.separator)
         inputs = np.roll(targets, 1, axis=1)
-        inputs[:, 0] = self.separator
+        inputs[:, 0] = self.start
         return Pass(
             inputs=self._tensor(inputs),
             targets=self._tensor(targets),

@@ -1,6 +1,7 @@
 """The tables of the families, in the order in which a model of ours is offered to them."""
 
 from pellucid.hub.tables.bert import BERT, DISTILBERT, ROBERTA
+from pellucid.hub.tables.encoder_decoder import BART, T5
 from pellucid.hub.tables.gemma import GEMMA, GEMMA2, GEMMA3
 from pellucid.hub.tables.gpt import GPT1, GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX
 from pellucid.hub.tables.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3, STABLELM
@@ -36,5 +37,7 @@ FAMILIES = {
         GEMMA,
         GEMMA2,
         GEMMA3,
+        T5,
+        BART,
     )
 }

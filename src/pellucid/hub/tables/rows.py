@@ -19,7 +19,8 @@ class Row:
     fused       how rows of several modules of ours lie in theirs: one module after the other, or by heads of
                 keys (the queries that read k_1, k_1, v_1, the queries that read k_2, k_2, v_2, ...)
     unread      rows before the first of ours, which nothing reads: left out on the way in, 0 on the way out
-    blocks      the words of `block` under which the module is there
+    where       field -> the words of it under which the module is there
+    tensor      the names are those of one tensor and one parameter; theirs is a matrix whose only row is ours
     """
 
     theirs: str
@@ -27,7 +28,8 @@ class Row:
     transposed: bool = False
     fused: Literal["modules", "heads"] = "modules"
     unread: int = 0
-    blocks: tuple[str, ...] = ()
+    where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tensor: bool = False
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -73,6 +75,7 @@ class Family:
     constants  entries of config.json that say the same; another value there is refused
     ignored    pattern of their tensor names -> why we have none of that name
     twins      their tensors that repeat another of theirs: name -> the other
+    copies     the same, of tensors that need not be there: read where they are, and never written
     spellings  older names of tensors, replaced wherever they occur
     limits     our field -> whether the family can hold the architecture's value, where the config alone cannot tell
     """
@@ -87,6 +90,7 @@ class Family:
     constants: Mapping[str, Any] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
     twins: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
     spellings: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, Callable[[Architecture], bool]] = field(default_factory=dict)
 

@@ -1,0 +1,209 @@
+"""T5 and BART: an encoder and a decoder that reads it, embedding their tokens by one matrix."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pellucid.architecture import Architecture
+from pellucid.hub.tables.rows import ACTIVATIONS, TIED, Derived, Family, Field, Row
+
+
+def both(*names: str) -> tuple[str, ...]:
+    """Fields of the decoder, and the same of the encoder."""
+    return (*names, *(f"encoder.{name}" for name in names))
+
+
+def of_both(**words: Any) -> dict[str, Any]:
+    """Words of both, dots written `__`."""
+    return {name: word for key, word in words.items() for name in both(key.replace("__", "."))}
+
+
+def beside(theirs: str, ours: str, modules: Mapping[str, str], **more: Any) -> tuple[Row, ...]:
+    """A row for each of the modules of a block, under their prefix and ours."""
+    return tuple(Row(f"{theirs}.{name}", f"{ours}.{module}", **more) for name, module in modules.items())
+
+
+DROPOUT = ("dropout.embed", "dropout.attn_out", "dropout.mlp_out")
+
+# T5 -----------------------------------------------------------------------------------------------
+
+
+def decoder_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As many as the encoder has where the entry is missing."""
+    given = config.get("num_decoder_layers")
+    return {"n_layers": config.get("num_layers", 6) if given is None else given}
+
+
+def feed_forward(config: Mapping[str, Any]) -> dict[str, Any]:
+    """ACTIVATION, or gated-ACTIVATION; in gated-gelu it is the tanh approximation."""
+    said = config.get("feed_forward_proj") or "relu"
+    gated, _, name = said.rpartition("-")
+    name = "gelu_new" if said == "gated-gelu" else name
+    if gated not in ("", "gated") or name not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise ValueError(f"feed_forward_proj = {said!r} in config.json: expected one of {known}, or gated- before it")
+    form = "gated" if gated else "plain"
+    return of_both(mlp__form=form, mlp__activation=ACTIVATIONS[name])
+
+
+def feed_forward_proj(a: Architecture) -> dict[str, Any]:
+    """The same written."""
+    name = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == a.mlp.activation)
+    if a.mlp.form == "gated":
+        name = "gated-" + ("gelu" if name == "gelu_new" else name)
+    return {"feed_forward_proj": name}
+
+
+def scaled_readout(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A tied readout is scaled, an untied one (v1.1, Flan) is not.
+
+    transformers 5 writes tie_word_embeddings = true whatever it read, and what it read as scale_decoder_outputs.
+    """
+    tied = config.get("tie_word_embeddings") is not False and config.get("scale_decoder_outputs") is not False
+    return {"unembed": TIED[tied], "logit_scale": "1/sqrt(d_model)" if tied else "1"}
+
+
+T5_ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "out"}
+
+
+def t5_stack(theirs: str, cross: bool) -> tuple[Row, ...]:
+    """The rows of one stack: the encoder's blocks have two layers each, the decoder's three."""
+    ours, block = "" if cross else "encoder.", f"{theirs}.block.{{i}}.layer"
+    at, last = f"{ours}blocks.{{i}}", f"{block}.{2 if cross else 1}"
+    form = "mlp.form" if cross else "encoder.mlp.form"
+    rows = (
+        Row(f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias", f"{ours}relative"),
+        Row(f"{block}.0.layer_norm", f"{at}.norm_1"),
+        *beside(f"{block}.0.SelfAttention", f"{at}.attn", T5_ATTENTION),
+        Row(f"{last}.layer_norm", f"{at}.norm_2"),
+        *beside(f"{last}.DenseReluDense", f"{at}.mlp", {"wi": "up.0"}, where={form: ("plain",)}),
+        *beside(f"{last}.DenseReluDense", f"{at}.mlp", {"wi_0": "gate", "wi_1": "up.0"}, where={form: ("gated",)}),
+        Row(f"{last}.DenseReluDense.wo", f"{at}.mlp.down"),
+        Row(f"{theirs}.final_layer_norm", f"{ours}final_norm"),
+    )
+    crossing = (Row(f"{block}.1.layer_norm", f"{at}.norm_cross"),)
+    crossing += beside(f"{block}.1.EncDecAttention", f"{at}.cross", T5_ATTENTION)
+    return rows + (crossing if cross else ())
+
+
+T5 = Family(
+    name="t5",
+    model_class="T5ForConditionalGeneration",
+    prefix="",
+    fields=(
+        Field("vocab_size", both("n_vocab"), 32_128),
+        # what it was trained on: nothing in theirs limits the length
+        Field("n_positions", both("n_ctx"), 512),
+        Field("d_model", both("d_model"), 512),
+        Field("num_layers", "encoder.n_layers", 6),
+        Field("num_heads", both("attention.n_heads"), 8),
+        Field("d_kv", both("attention.d_head"), 64),
+        Field("d_ff", both("mlp.d_ff"), 2048),
+        Field("relative_attention_num_buckets", both("positions.n_buckets"), 32),
+        Field("relative_attention_max_distance", both("positions.max_distance"), 128),
+        Field("layer_norm_epsilon", both("norm.eps"), 1e-6),
+        Field("dropout_rate", both("dropout.pattern", *DROPOUT), 0.1),
+    ),
+    derived=(
+        Derived(decoder_layers, lambda a: {"num_decoder_layers": a.n_layers}),
+        Derived(feed_forward, feed_forward_proj),
+        Derived(
+            scaled_readout,
+            lambda a: {"tie_word_embeddings": a.unembed == "tied", "scale_decoder_outputs": a.logit_scale != "1"},
+        ),
+    ),
+    words=of_both(
+        positions__kind="relative",
+        norm__kind="rms",
+        attention__scale="1",
+        attention__bias="none",
+        mlp__bias="none",
+    )
+    | {"encoder.attention.mask": "bidirectional", "source_embed": "shared"},
+    constants={"is_encoder_decoder": True},
+    rows=(
+        Row("shared", "embed.token"),
+        *t5_stack("encoder", cross=False),
+        *t5_stack("decoder", cross=True),
+        Row("lm_head", "unembed"),
+    ),
+    copies={f"{part}.embed_tokens.weight": "shared.weight" for part in ("encoder", "decoder")},
+    ignored={r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_": "biases that nothing reads"},
+    # a stack without layers has no table, theirs lying in its first
+    limits={
+        "n_layers": lambda a: a.n_layers > 0,
+        "encoder.n_layers": lambda a: a.encoder is not None and a.encoder.n_layers > 0,
+        "logit_scale": lambda a: (a.logit_scale == "1") == (a.unembed == "untied"),
+    },
+)
+
+
+# BART ---------------------------------------------------------------------------------------------
+
+BART_ATTENTION = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
+BART_MLP = {"fc1": "mlp.up.0", "fc2": "mlp.down"}
+
+
+def bart_stack(theirs: str, cross: bool) -> tuple[Row, ...]:
+    """The rows of one stack; rows 0 and 1 of its positions belong to nothing."""
+    ours, layer = "" if cross else "encoder.", f"{theirs}.layers.{{i}}"
+    at = f"{ours}blocks.{{i}}"
+    rows = (
+        Row(f"{theirs}.embed_positions", f"{ours}embed.position", unread=2),
+        Row(f"{theirs}.layernorm_embedding", f"{ours}embed.norm"),
+        *beside(f"{layer}.self_attn", f"{at}.attn", BART_ATTENTION),
+        Row(f"{layer}.self_attn_layer_norm", f"{at}.norm_1"),
+        *beside(layer, at, BART_MLP),
+        Row(f"{layer}.final_layer_norm", f"{at}.norm_2"),
+    )
+    crossing = (Row(f"{layer}.encoder_attn_layer_norm", f"{at}.norm_cross"),)
+    crossing += beside(f"{layer}.encoder_attn", f"{at}.cross", BART_ATTENTION)
+    return rows + (crossing if cross else ())
+
+
+BART = Family(
+    name="bart",
+    model_class="BartForConditionalGeneration",
+    prefix="model.",
+    fields=(
+        Field("vocab_size", both("n_vocab"), 50_265),
+        Field("max_position_embeddings", both("n_ctx"), 1024),
+        Field("d_model", both("d_model"), 1024),
+        Field("encoder_layers", "encoder.n_layers", 12),
+        Field("decoder_layers", "n_layers", 12),
+        Field("encoder_attention_heads", "encoder.attention.n_heads", 16),
+        Field("decoder_attention_heads", "attention.n_heads", 16),
+        Field("encoder_ffn_dim", "encoder.mlp.d_ff", 4096),
+        Field("decoder_ffn_dim", "mlp.d_ff", 4096),
+        Field("activation_function", both("mlp.activation"), "gelu", ACTIVATIONS),
+        Field("scale_embedding", both("embed_scale"), False, {True: "sqrt(d_model)", False: "1"}),
+        Field("attention_dropout", both("dropout.pattern"), 0.0),
+        Field("dropout", both(*DROPOUT), 0.1),
+    ),
+    derived=(
+        # untied, every matrix is one of its own
+        Derived(
+            lambda config: (
+                {"unembed": "untied", "source_embed": "own"}
+                if config.get("tie_word_embeddings") is False
+                else {"unembed": "tied", "source_embed": "shared"}
+            ),
+            lambda a: {"tie_word_embeddings": a.unembed == "tied"},
+        ),
+    ),
+    words=of_both(block="post", embed_norm="norm", final_norm="none", norm__kind="layer", norm__eps=1e-5)
+    | {"encoder.attention.mask": "bidirectional", "readout": "affine"},
+    constants={"is_encoder_decoder": True},
+    rows=(
+        Row("model.shared", "embed.token", where={"unembed": ("tied",)}),
+        Row("model.decoder.embed_tokens", "embed.token", where={"unembed": ("untied",)}),
+        Row("model.encoder.embed_tokens", "encoder.embed.token"),
+        *bart_stack("model.encoder", cross=False),
+        *bart_stack("model.decoder", cross=True),
+        Row("lm_head", "unembed"),
+        Row("final_logits_bias", "unembed.bias", tensor=True),
+    ),
+    copies={f"model.{part}.embed_tokens.weight": "model.shared.weight" for part in ("encoder", "decoder")},
+    # their class wants it although nothing reads it where nothing is tied
+    twins={"model.shared.weight": "model.decoder.embed_tokens.weight"},
+    limits={"source_embed": lambda a: (a.source_embed == "shared") == (a.unembed == "tied")},
+)
