@@ -22,7 +22,8 @@ become ours and ours theirs by one table each, in `src/pellucid/hub/tables`; wha
 entry or the word that is in the way. The differences are the largest in the logits of tiny random models with every
 gain and bias perturbed, all of the family's options in `tests/parity/random_models.py`: with every float32 in their
 code read as float64, and as published, where rotary tables, the mean square of Llama's norms or the softmax are
-float32 whatever the precision of the weights. BLOOM's own gelu writes sqrt(2/pi) with eight digits.
+float32 whatever the precision of the weights. BLOOM's own gelu writes sqrt(2/pi) with eight digits. Of T5 and BART the
+words of the encoder are those of the decoder but where they are named.
 
 | family | class of transformers | words it fixes | directions | in float64 | as published |
 |---|---|---|---|---|---|
@@ -35,18 +36,27 @@ LEFT_OUT = {
     "Gemma 3 with images (gemma3), and Gemma 3n": "the text model alone (gemma3_text) is read; 3n has words of its own",
     "OPT 350m": "no word for embeddings narrower than the stream",
     "BLOOM and MPT with heads not a power of two": "their slopes are then others",
-    "T5": "no word for learned biases by distance",
-    "BART": "no table yet: it embeds source and target by one matrix, and has a bias of the readout",
+    "T5 with a tied readout that is not scaled, or the other way round": "transformers 5 writes the same two entries for "
+    "a tied and an untied one; scale_decoder_outputs = false is read as untied, as in v1.1",
+    "UMT5, mBART, Pegasus, Marian and other pairs": "no table yet; UMT5's biases differ from layer to layer",
+    "dropout inside of MLPs and of whole layers (T5's there, BART's activation_dropout and layerdrop)": "no word, and "
+    "only training reads them",
 }
 #: what cannot come back: rows of position tables that only padding reads
 ONE_WAY = "both; rows before the first position come back as 0"
+
+
+def own_words(family: Any) -> list[tuple[str, Any]]:
+    """The family's words, those of an encoder where they are others than the decoder's."""
+    own = ((name, word, name.removeprefix("encoder.")) for name, word in family.words.items())
+    return [(name, word) for name, word, same in own if same == name or family.words.get(same) != word]
 
 
 def rows() -> list[str]:
     """What the tables alone say, a line for each family, without the two measured columns."""
     lines = []
     for name, family in FAMILIES.items():
-        words = ", ".join(f"{field} = {word}" for field, word in family.words.items()) or "none"
+        words = ", ".join(f"{field} = {word}" for field, word in own_words(family)) or "none"
         directions = ONE_WAY if any(row.unread for row in family.rows) else "both"
         lines.append(f"| {name} | {family.model_class} | {words} | {directions} |")
     return lines
@@ -66,8 +76,8 @@ def difference(models: Any, name: str, variant: str) -> float:
     generator = torch.Generator().manual_seed(0)
     # RoBERTa counts its padding token, 1, as no position
     tokens = torch.randint(2, network.architecture.n_vocab, (3, network.architecture.n_ctx), generator=generator)
-    with torch.no_grad():
-        return (network(tokens) - model(tokens).logits).abs().max().item()
+    shared = importlib.import_module("theirs")
+    return (shared.our_logits(network, tokens) - shared.logits_of(model, tokens)).abs().max().item()
 
 
 def build() -> str:

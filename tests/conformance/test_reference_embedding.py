@@ -110,7 +110,7 @@ def test_learned_positions_are_added_alike_to_every_row_of_the_batch(rng, same):
 
 
 @pytest.mark.item("S0-1.2-h", "S4-pos-a")
-@pytest.mark.parametrize("kind", ["none", "learned", "sinusoidal", "rotary", "alibi"])
+@pytest.mark.parametrize("kind", ["none", "learned", "sinusoidal", "rotary", "alibi", "relative"])
 def test_every_kind_of_position_is_causal_and_can_be_cached(kind, rng, same):
     a = small(positions__kind=kind, n_layers=2)
     w = random_weights(a, rng)
@@ -259,6 +259,20 @@ def test_rotated_products_depend_on_the_distance_alone(layout, d_rotary, seed):
 def test_alibi_by_hand():
     assert E.alibi_slopes(8).tolist() == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
     assert E.alibi(1, 2, 3)[0].tolist() == [[-1 / 256, -0.0, -1 / 256], [-2 / 256, -1 / 256, -0.0]]
+
+
+@pytest.mark.item("S0-1.2-h")
+def test_relative_buckets_by_hand():
+    """Eight buckets: four hold a distance each, the others begin where 4 (16/4)^(t/4) = 4, 5.7, 8, 11.3 is passed."""
+    row = E.relative_buckets(1, 20, 8, 16, False)[0][::-1]
+    assert row.tolist() == [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, *[7] * 8]
+    assert E.relative_buckets(3, 3, 8, 16, False).tolist() == [[0, 0, 0], [1, 0, 0], [2, 1, 0]]
+    # on both sides: 0, 1, and from 2 (16/2)^(1/2) = 5.7 on the last of four
+    both = E.relative_buckets(20, 20, 8, 16, True)
+    assert both[19][::-1].tolist() == [0, 1, 2, 2, 2, 2, *[3] * 14]
+    assert both[0].tolist() == [0, 5, 6, 6, 6, 6, *[7] * 14]
+    table = np.arange(16.0).reshape(8, 2)
+    assert E.relative(table, np.array([[0, 3], [1, 0]])).tolist() == [[[0, 6], [2, 0]], [[1, 7], [3, 1]]]
 
 
 @pytest.mark.item("S2-4-a", "S2-4-c")

@@ -22,7 +22,7 @@ def small(**changes):
 
 @pytest.mark.item("S0-4.3-d", "S0-4.3-e")
 def test_greedy_text_with_and_without_a_cache(rng):
-    for kind in ("learned", "rotary", "alibi"):
+    for kind in ("learned", "rotary", "alibi", "relative"):
         a = small(positions__kind=kind)
         w = random_weights(a, rng)
         plain = G.generate(lambda tokens, a=a, w=w: forward(a, w, np.array(tokens))[-1], [3, 1], 10)

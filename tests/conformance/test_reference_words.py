@@ -79,6 +79,29 @@ def test_alibi(mask, rng, same):
     same(forward(a, w, tokens), by_loops(a, w, tokens, score))
 
 
+@pytest.mark.parametrize("mask", ["causal", "bidirectional"])
+def test_relative(mask, rng, same):
+    """Four buckets: 0, 1, 2 and all from 3 on; of both sides 0 and farther back, and farther ahead."""
+    a, w, tokens = draw(
+        rng, positions__kind="relative", positions__n_buckets=4, positions__max_distance=3, activation="silu", mask=mask
+    )
+    b = w["relative.weight"]
+
+    def score(h, q, k, i, j):
+        if mask == "bidirectional":
+            return q @ k / math.sqrt(D) + b[0 if i == j else 1 if j < i else 3, h]
+        return q @ k / math.sqrt(D) + b[min(i - j, 3), h] if j <= i else None
+
+    same(forward(a, w, tokens), by_loops(a, w, tokens, score))
+
+
+@pytest.mark.parametrize("readout", ["linear", "affine"])
+def test_a_scaled_readout(readout, rng, same):
+    a, w, tokens = draw(rng, logit_scale="1/sqrt(d_model)", readout=readout)
+    plain, bias = forward(a.with_fields({"logit_scale": "1"}), w, tokens), w.get("unembed.bias", 0.0)
+    same(forward(a, w, tokens), (plain - bias) / math.sqrt(M) + bias)
+
+
 @pytest.mark.parametrize(
     ("fraction", "layout", "planes"),
     [(1.0, "halves", [(0, 2), (1, 3)]), (1.0, "pairs", [(0, 1), (2, 3)]), (0.5, "halves", [(0, 1)])],

@@ -33,6 +33,7 @@ VARIANTS = {
     "bare": {"positions.kind": "none", "norm.kind": "none", "mlp.n_hidden": 2, "mask": "bidirectional"},
     "sinusoidal": {"positions.kind": "sinusoidal", "mlp.n_hidden": 0, "embed_scale": "sqrt(d_model)"},
     "ngrams": {"ngrams": "2,3", "ngram_rows": 7},
+    "relative": {"positions.kind": "relative", "logit_scale": "1/sqrt(d_model)", "source_embed": "shared"},
 }
 
 
@@ -131,7 +132,7 @@ def call_compiled(network, tokens, reading, **options):
     return compiled(tokens, **reading, **options), graphs
 
 
-@pytest.mark.parametrize("variant", [*VARIANTS, "gpt2 with encoder", "post with encoder"])
+@pytest.mark.parametrize("variant", [*VARIANTS, "gpt2 with encoder", "post with encoder", "relative with encoder"])
 def test_the_graph_without_a_tap_is_the_graph_of_the_model_without_taps(variant, untapped):
     words, _, encoder = variant.partition(" with ")
     a = BASE.with_fields(VARIANTS[words])

@@ -31,7 +31,7 @@ def test_positions_and_mask_permuted_along_give_permuted_rows(a, data):
         {
             "attention.windows": "0",
             "ngrams": (),
-            "positions.kind": "learned" if a.positions.kind == "alibi" else a.positions.kind,
+            "positions.kind": "learned" if a.positions.kind in ("alibi", "relative") else a.positions.kind,
         }
     )
     network, tokens, order = make_network(a), draw_tokens(a, 2, a.n_ctx), permutation(a.n_ctx, data)

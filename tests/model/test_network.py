@@ -120,7 +120,7 @@ def test_packed_documents_are_the_documents_alone(a):
 
 
 @pytest.mark.item("S0-1.2-a")
-@pytest.mark.parametrize("kind", ["none", "learned", "sinusoidal", "rotary", "alibi"])
+@pytest.mark.parametrize("kind", ["none", "learned", "sinusoidal", "rotary", "alibi", "relative"])
 def test_more_positions_than_the_context_are_refused(kind):
     a = A.with_fields({"positions.kind": kind})
     network, tokens = make_network(a), torch.zeros(1, 9, dtype=torch.long)
@@ -182,7 +182,7 @@ def tables(network):
     return {name: m for name, m in network.named_modules() if isinstance(m, Table)}
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "rotary", "alibi"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "rotary", "alibi", "relative"])
 @pytest.mark.parametrize("layout", ["halves", "pairs"])
 def test_tables_have_the_digits_of_their_precision_at_every_move(kind, layout):
     a = A.with_fields({"positions.kind": kind, "positions.layout": layout})
@@ -203,7 +203,7 @@ def test_tables_have_the_digits_of_their_precision_at_every_move(kind, layout):
     assert not any("values" in name for name in network.state_dict())
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "rotary", "alibi"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "rotary", "alibi", "relative"])
 def test_a_network_made_without_memory_has_its_tables_when_it_is_given_some(kind):
     a = A.with_fields({"positions.kind": kind})
     with torch.device("meta"):

@@ -54,7 +54,7 @@ def part_of(name):
         return "encoder"
     if name.startswith("unembed."):
         return "unembed"
-    if name.startswith("embed.position."):
+    if name.startswith(("embed.position.", "relative.")):
         return "positions"
     if ".mlp." in name:
         return "mlp"

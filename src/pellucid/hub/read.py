@@ -66,8 +66,8 @@ class Folder:
         begins = self.config.get("decoder_start_token_id")
         if self.architecture.encoder is not None and begins not in (None, tokenizer.start):
             raise FolderError(
-                f"{self.path}: targets begin with id {begins} in config.json, with {tokenizer.start} in this tokenizer: "
-                "the two are not of one model"
+                f"{self.path}: targets begin with id {begins} in config.json, with {tokenizer.start} in this "
+                "tokenizer: the two are not of one model"
             )
         return tokenizer
 

@@ -25,9 +25,11 @@ class Encoder(nn.Module):
         self.turns = Turns(a) if a.positions.kind == "rotary" else NoTurns()
         make_block = (BLOCK if a.encoder is None else CROSS_BLOCK)[a.block]
         self.relative = Relative(a) if a.positions.kind == "relative" else None
-        self.blocks = nn.ModuleList(make_block(a, layer) for layer in range(a.n_layers))
-        for block in self.blocks if self.relative is not None else ():
-            block.attn.mask.distance = self.relative  # one table, read in every layer
+        blocks = [make_block(a, layer) for layer in range(a.n_layers)]
+        if self.relative is not None:
+            for block in blocks:
+                block.attn.mask.distance = self.relative  # one table, read in every layer
+        self.blocks = nn.ModuleList(blocks)
         self.final_norm = make_norm(a) if a.final_norm == "norm" else Unchanged()
 
     def forward(
