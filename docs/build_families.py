@@ -36,8 +36,8 @@ LEFT_OUT = {
     "Gemma 3 with images (gemma3), and Gemma 3n": "the text model alone (gemma3_text) is read; 3n has words of its own",
     "OPT 350m": "no word for embeddings narrower than the stream",
     "BLOOM and MPT with heads not a power of two": "their slopes are then others",
-    "T5 with a tied readout that is not scaled, or the other way round": "transformers 5 writes the same two entries for "
-    "a tied and an untied one; scale_decoder_outputs = false is read as untied, as in v1.1",
+    "T5 with a tied readout that is not scaled, or the other way round": "transformers 5 writes the same entries for a "
+    "tied and an untied one; scale_decoder_outputs = false is read as untied, as in v1.1",
     "UMT5, mBART, Pegasus, Marian and other pairs": "no table yet; UMT5's biases differ from layer to layer",
     "dropout inside of MLPs and of whole layers (T5's there, BART's activation_dropout and layerdrop)": "no word, and "
     "only training reads them",
