@@ -19,7 +19,7 @@ def perturb(model: nn.Module, seed: int = 0) -> nn.Module:
     """In float64 and eval mode, no gain 1, no bias 0 (one of BART's is a buffer), and no two tensors alike."""
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()
-    biases = [(name, p) for name, p in model.named_buffers() if name.endswith("bias")]
+    biases = [(name, p) for name, p in model.named_buffers() if name == "final_logits_bias"]
     with torch.no_grad():
         for name, p in [*model.named_parameters(), *biases]:
             noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
