@@ -91,7 +91,7 @@ def test_copying_scores_are_those_of_the_dense_matrix(a):
     for l in range(a.n_layers):
         for h in range(a.n_heads):
             head = circuits[l, h]
-            dense = network.unembed.weight @ head.ov.dense() @ (c * network.embed.token.weight).T
+            dense = a.unembed_scale * network.unembed.weight @ head.ov.dense() @ (c * network.embed.token.weight).T
             assert difference(head.full_ov().dense(), dense) <= 1e-10
             eigenvalues = torch.linalg.eigvals(dense)
             expected = eigenvalues.sum().real / eigenvalues.abs().sum()
@@ -176,7 +176,7 @@ def test_reading_through_the_vocabulary(a, data):
         c = a.d_model**0.5 if a.embed_scale == "sqrt(d_model)" else 1.0
         checks += [
             (neuron.reads(3), c * network.embed.token.weight @ mlp.up[0].weight[2]),
-            (neuron.writes(3), network.unembed.weight @ mlp.down.weight[:, 2]),
+            (neuron.writes(3), a.unembed_scale * network.unembed.weight @ mlp.down.weight[:, 2]),
         ]
         if a.mlp.form == "gated":
             checks.append((neuron.reads(3, "gate"), c * network.embed.token.weight @ mlp.gate.weight[2]))
@@ -205,7 +205,7 @@ def test_folded_circuits_are_those_of_the_folded_weights(a):
     gain = norm.multiplier if "norm_1" in a.block_norms else torch.ones(a.d_model, dtype=torch.float64)
     assert difference(head.W_V, Circuits(network)[0, 0].W_V * gain) <= 1e-12
     final = network.final_norm.multiplier if a.final_norm == "norm" else torch.ones(a.d_model, dtype=torch.float64)
-    dense = (network.unembed.weight * final) @ head.ov.dense() @ folded.read_E.T
+    dense = a.unembed_scale * (network.unembed.weight * final) @ head.ov.dense() @ folded.read_E.T
     assert difference(head.full_ov().dense(), dense) <= 1e-10
 
 
