@@ -24,7 +24,13 @@ SIZES = {"n_vocab": 13, "n_ctx": 8, "d_model": 12, "n_layers": 2, "n_segments": 
 SIZES |= {"attention.n_heads": 3, "attention.n_kv_heads": 0, "attention.windows": (0,), "mlp.n_hidden": 1}
 COMMON = {"norm.kind": "layer", "norm.eps_at": "inside", "norm.bias": "all", "mlp.form": "plain", "mlp.bias": "all"}
 COMMON |= {"attention.qk_norm": "none", "attention.bias": "all", "embed_scale": "1", "dropout.mlp_out": 0.0}
-COMMON |= {"norm.gain": "g", "logit_cap": 0.0, "attention.score_cap": 0.0, "positions.local_base": 0.0}
+COMMON |= {
+    "norm.gain": "g",
+    "logit_scale": "1",
+    "logit_cap": 0.0,
+    "attention.score_cap": 0.0,
+    "positions.local_base": 0.0,
+}
 COMMON |= {"attention.scale": "1/sqrt(d_head)", "embed_norm": "none", "final_norm": "norm", "readout": "linear"}
 #: what each family leaves free is drawn
 FREE = {

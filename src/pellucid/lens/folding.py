@@ -118,7 +118,7 @@ def _fold(view: WeightsView, norm: str, readers: list[str]) -> None:
     gain, bias = own[f"{norm}.gain"] + added, own.get(f"{norm}.bias")
     for reader in readers:
         view._change(f"{reader}.weight", lambda W: W * gain)
-        if bias is not None and f"{reader}.bias" in own:
+        if bias is not None and f"{reader}.bias" in own and reader != "unembed":  # what it adds there is b_U
             W = own[f"{reader}.weight"]
             view._change(f"{reader}.bias", lambda b, W=W: b + W @ bias)
     view._change(f"{norm}.gain", lambda g: torch.full_like(g, 1 - added))
