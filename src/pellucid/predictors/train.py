@@ -93,7 +93,7 @@ def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) ->
         began = time.monotonic()
         device = resolve.resolve_device(recipe.train.device)
         try:
-            corpus, tokens, tokenizer = read_text(as_recipe(recipe), reporter, None, interruption)
+            _, corpus, tokens, tokenizer = read_text(as_recipe(recipe), reporter, None, interruption)
             recipe = described_by_text(recipe, tokenizer.n_vocab, tokenizer.separator)
             data = read_manifest(tokens.folder) | corpus.about()
             if isinstance(recipe.model, NGramChoices):
@@ -163,7 +163,7 @@ def resume_predictor(
         recipe = replace(written, inputs=inputs or written.inputs)
         device, tokenizer = resolve.resolve_device(recipe.train.device), load_tokenizer(run)
         try:
-            _, tokens, _ = read_text(as_recipe(recipe), reporter, tokenizer, interruption)
+            _, _, tokens, _ = read_text(as_recipe(recipe), reporter, tokenizer, interruption)
         except Interrupted:
             reporter.note(f"interrupted before the first step: {run} is as it was")
             return as_run(run, recipe, max(steps_of(run), default=0), exit_code=interruption.exit_code)
