@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from changing import drawn_edits, one_edit
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from drawing import architectures, difference, make_network
@@ -107,6 +107,8 @@ def test_edits_in_generation_do_not_depend_on_the_cache(a, data):
 def test_what_is_kept_while_generating_is_what_a_trace_shows(a, data):
     network = make_network(a)
     edits = data.draw(drawn_edits(a, n=8, in_generation=True))
+    # an edit that lets a position read later ones does so in a trace alone: what is generated has none yet
+    assume(not any(edit.name.endswith(("scores", "pattern")) for edit in edits))
     prompt, n = draw_tokens(a, 1, 2)[0].tolist(), a.n_ctx - 2
     keep = [name for name in names(a) if name != "logits"]
     watch = Watch(network, edits, keep)
@@ -165,7 +167,8 @@ def test_edits_written_into_the_weights(a, data):
     able = [name for name in names(a) if name.endswith(WRITABLE)]
     edit = data.draw(one_edit(a, data.draw(st.sampled_from(able)), 4, in_generation=True))
     everywhere = Edit(**{**vars(edit), "pos": None})
-    if edit.op in ("clamp", "project_out", "resample"):
+    normed = a.block in ("inner", "sandwich") and edit.name.endswith(("attn_out", "mlp_out"))
+    if normed or edit.op in ("clamp", "project_out", "resample"):
         with pytest.raises(EditError, match=r"not a change of weights|differs from position to position"):
             with_edits(network, [everywhere])
         return

@@ -94,7 +94,8 @@ def together(
     attention: Attention, widths: list[int], x: Stream, y: Encoded, cache: NoCache = NO_CACHE
 ) -> tuple[Queries, NewKeys, NewKeys]:
     """q, k and v of x, which is y, as `Attention.three` makes them."""
-    q, k, v = attention.heads(attention.joined(x)).split([width // attention.d_head for width in widths], dim=1)
+    joined = cast(nn.Module, attention.joined)
+    q, k, v = attention.heads(joined(x)).split([width // attention.d_head for width in widths], dim=1)
     return q, k, v
 
 

@@ -11,11 +11,15 @@ from torch import Tensor, nn
 from pellucid.edits import Edit, EditError
 from pellucid.lens.editing import among, resolve
 from pellucid.model import Transformer
+from pellucid.model.norm import Unchanged
 from pellucid.model.transformer import Encoder
 from pellucid.names import axes
 
 #: ops that are x -> factor x + value, whatever x is
 AFFINE = ("zero", "scale", "add", "set", "mean", "resample", "freeze")
+
+#: what a sublayer adds, and the norm that it may have gone through
+NORMED = {"attn_out": "norm_1_out", "mlp_out": "norm_2_out"}
 
 
 def with_edits(network: Transformer, edits: Sequence[Edit]) -> Transformer:
@@ -52,6 +56,8 @@ def _write(network: Transformer, edit: Edit) -> None:
         number = int(inner.removeprefix("mlp.post").lstrip(".") or 0) + 1
         reader = block.mlp.up[number] if number < len(block.mlp.up) else block.mlp.down
         _change_input(reader, factor, shift, chosen, edit)
+    elif inner in NORMED and not isinstance(getattr(block, NORMED[inner]), Unchanged):
+        raise EditError(f"{edit.op} of {edit.name} comes after a norm: it is not a change of weights of a linear map")
     else:
         _change_output(_writer(block, inner, edit), factor, shift, chosen, edit)
 
