@@ -38,6 +38,8 @@ from pellucid.training.run import start
 HELD_OUT = 100_000
 #: seconds of one core at which the choice is checked
 CHECKED_AT = (15, 45)
+#: times as long as without it takes a step with dropout
+WITH_DROPOUT = 1.2
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class Cell:
 
     @property
     def n_steps(self) -> int:
-        return self.steps or max(2, int(STEPPING * self.seconds / sizing.seconds_of(self.size, (1.0, 1.0))))
+        per_step = sizing.seconds_of(self.size, (1.0, 1.0), self.n_ctx) * (WITH_DROPOUT if self.dropout else 1.0)
+        return self.steps or max(2, int(STEPPING * self.seconds / per_step))
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -169,16 +172,17 @@ def neighbours(corpus: str, text: str, seconds: float) -> list[Cell]:
     recipe = with_length(make_recipe((), None, {}), {"minutes": seconds / 60})
     n = int(len(text) * (1 - held_out(text)))
     c = sizing.choose(recipe, n, (1.0, 1.0)).chosen
-    beside = [c, *(replace(c, d_model=d) for d in next_to(c.d_model, sizing.WIDTHS))]
-    beside += [replace(c, n_layers=k) for k in next_to(c.n_layers, sizing.DEPTHS)]
+    beside = [c, *(replace(c, d_model=d) for d in two_beside(c.d_model, sizing.WIDTHS))]
+    beside += [replace(c, n_layers=k) for k in two_beside(c.n_layers, sizing.DEPTHS)]
     beside += [replace(c, vocabulary=v) for v in (max(c.vocabulary // 2, 320), 2 * c.vocabulary)]
     return [as_cell(corpus, seconds, used(size, n, recipe)) for size in beside]
 
 
-def next_to(value: int, values: Sequence[int]) -> list[int]:
-    """The one before and the one after."""
+def two_beside(value: int, values: Sequence[int]) -> list[int]:
+    """The one before and the one after; of the first or the last the next two."""
     k = values.index(value)
-    return [*values[max(k - 1, 0) : k], *values[k + 1 : k + 2]]
+    first = min(max(k - 1, 0), len(values) - 3)
+    return [v for v in values[first : first + 3] if v != value]
 
 
 def used(size: sizing.Size, n_characters: int, recipe: Recipe) -> sizing.Size:

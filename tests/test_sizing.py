@@ -95,17 +95,21 @@ def test_what_is_given_stays(monkeypatch):
     assert made.model.dropout.embed == 0.3
     assert made.model.n_ctx == sizing.CONTEXT
     assert "5 sequences a step" in lines[0]
-    other, _ = size_to(recipe(20.0, tokenizer="char"), 10_000, given={"tokenizer": "char"})
+    assert "with tables of n-grams" in lines[0]
+    assert not any("dropout" in line for line in lines)
+    other, lines = size_to(recipe(20.0, tokenizer="char"), 10_000, given={"tokenizer": "char"})
     assert other.text.vocabulary == 0
     assert other.model.ngrams == ()
+    assert "without tables of n-grams" in lines[0]
     assert other.model.dropout.embed == sizing.DROPOUT
+    assert any(f"dropout {sizing.DROPOUT}" in line for line in lines)
 
 
 def test_a_small_text_ends_before_its_time_and_says_so():
     made = choose(recipe(100.0), 20_000, (1.0, 1.0))
     again = sized(recipe(100.0), made, set())
     assert (again.train.minutes, again.train.epochs) == (0.0, sizing.MOST_PASSES)
-    assert "reading on would learn this text by heart" in lines_of(made)[-1]
+    assert "reading on would learn this text by heart" in lines_of(made, again)[-1]
 
 
 def test_the_explanation_holds_the_formula_and_what_was_chosen():

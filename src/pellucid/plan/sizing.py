@@ -1,7 +1,7 @@
 """What size of model a text and a time want: every size that is considered, and which of them is taken.
 
-The formula and its constants are those of docs/log.md ("Sizing"), fitted to runs on texts from 50 kB to 10 MB
-(`benchmarks/sizing.py`). It ranks sizes on one text; it does not foretell a loss.
+The formula and its constants are those of docs/log.md ("what size a text and a time want"), fitted to runs on texts
+from 50 kB to 10 MB (`benchmarks/sizing.py`). It ranks sizes on one text; it does not foretell a loss.
 """
 
 import itertools
@@ -37,8 +37,8 @@ PASSES_WITHOUT_DROPOUT, MOST_PASSES, DROPOUT = 12.0, 30.0, 0.1
 
 #: seconds of a step of 2,048 tokens on one thread of the machine of docs/log.md, at width 128: by layer, and at the end
 COST = {"update": 0.0092, "wide": 0.0184, "products": 0.0366, "attention": 0.0127, "logits": 0.0222, "softmax": 0.0049}
-#: widths of the two networks that are timed here, their layers, and about how many seconds that takes
-PROBES, PROBE_LAYERS, PROBE_SECONDS = (64, 256), 2, 3.0
+#: widths of the two networks that are timed here, their layers, and about how many seconds that takes: at most a share
+PROBES, PROBE_LAYERS, PROBE_SECONDS, PROBE_SHARE = (64, 256), 2, 3.0, 0.03
 
 #: fresh passes that all passes after the first are worth at most
 WORTH = 15.0
@@ -106,7 +106,8 @@ def size_to(
     room = 0.5 * resolve.memory_bytes(device)
     made = choose(recipe, n_characters, scale_of(recipe, device), room)
     known = {full_name(name) for name in given if name not in LENGTHS}
-    return sized(recipe, made, known), [*lines_of(made), *(explained(made) if explain else [])]
+    final = sized(recipe, made, known)
+    return final, [*lines_of(made, final), *(explained(made) if explain else [])]
 
 
 def choose(recipe: Recipe, n_characters: int, scale: tuple[float, float], room: float = math.inf) -> Sizing:
@@ -182,10 +183,10 @@ def characters_per_token(vocabulary: int) -> float:
     return 1.9 + 0.33 * math.log2(vocabulary / 512)
 
 
-def seconds_of(size: Size, scale: tuple[float, float]) -> float:
+def seconds_of(size: Size, scale: tuple[float, float], n_ctx: int = CONTEXT) -> float:
     """Of a step here: as long as on the machine of docs/log.md, times what lies between the two probes' scales."""
     d, tokens, k = size.d_model / 128, size.tokens / 2048, COST
-    layer = k["update"] * d**2 + tokens * (k["wide"] * d + k["products"] * d**2 + k["attention"] * CONTEXT / 128 * d)
+    layer = k["update"] * d**2 + tokens * (k["wide"] * d + k["products"] * d**2 + k["attention"] * n_ctx / 128 * d)
     whole = size.n_layers * layer + tokens * size.vocabulary / 1000 * (k["logits"] * d + k["softmax"])
     low, high = PROBES
     share = min(1.5, max(0.0, math.log(size.d_model / low) / math.log(high / low)))
@@ -198,7 +199,7 @@ def scale_of(recipe: Recipe, device: torch.device) -> tuple[float, float]:
     probes = [Size(1024, d, PROBE_LAYERS, 16) for d in PROBES]
     recipes = [with_train(as_recipe(recipe, probe), precision=precision) for probe in probes]
     recipes = [with_train(r, attention=resolve.resolve_attention(r, device)[0]) for r in recipes]
-    taken = in_turn([stepper(r, device) for r in recipes], PROBE_SECONDS)
+    taken = in_turn([stepper(r, device) for r in recipes], min(PROBE_SECONDS, PROBE_SHARE * 60 * recipe.train.minutes))
     low, high = (t / seconds_of(probe, (1.0, 1.0)) for t, probe in zip(taken, probes, strict=True))
     return low, high
 
@@ -233,19 +234,19 @@ def sized(recipe: Recipe, made: Sizing, known: set[str]) -> Recipe:
     return made_recipe
 
 
-def lines_of(made: Sizing) -> list[str]:
-    """What was chosen and why, in a few lines."""
-    c, n = made.chosen, made.n_characters
-    tables = "with tables of n-grams" if c.ngrams else f"without tables of n-grams ({c.passes:.1f} passes)"
+def lines_of(made: Sizing, final: Recipe) -> list[str]:
+    """What was chosen and why, in a few lines; of fields that were given, what was given."""
+    c, n, a = made.chosen, made.n_characters, final.model
+    tables = "with tables of n-grams" if a.ngrams else f"without tables of n-grams ({c.passes:.1f} passes)"
     lines = [
-        f"size: width {c.d_model}, {c.n_layers} layers, vocabulary {c.vocabulary:,}, context {CONTEXT}, {c.batch} "
+        f"size: width {a.d_model}, {a.n_layers} layers, vocabulary {c.vocabulary:,}, context {a.n_ctx}, {c.batch} "
         f"sequences a step, {tables}; chosen for {n:,} characters and {made.seconds:,.0f} s of steps",
         f"  about {c.steps:,} steps of {1e3 * c.seconds:.0f} ms, which read the text {c.passes:.2g} times; rates as "
         "for every width; --explain shows what else was considered",
     ]
-    if c.passes > PASSES_WITHOUT_DROPOUT:
+    if c.passes > PASSES_WITHOUT_DROPOUT and a.dropout.embed == DROPOUT:
         lines.append(f"  dropout {DROPOUT}, since the text is read more than {PASSES_WITHOUT_DROPOUT:g} times")
-    if c.passes >= 0.99 * MOST_PASSES:
+    if final.train.epochs == MOST_PASSES:
         lines.append(
             f"  {MOST_PASSES:g} passes take {c.steps * c.seconds:,.0f} s: reading on would learn this text by heart"
         )
@@ -260,8 +261,9 @@ def explained(made: Sizing) -> list[str]:
     best = [min(sizes, key=lambda size: size.expected) for _, sizes in of_width]
     return [
         f"sizes are ranked by {a:g} (12 n_layers^{c:g} d_model^2 / 10^5)^-{b:g} + {d:g} (characters read / 10^6)^-{e:g}"
-        f" + {f:g} steps^-{g:g}, less {TABLES:g} with tables of n-grams, which need at most {PASSES_WITH_TABLES:g} "
-        "passes (bits per byte; fitted to the runs of benchmarks/sizing.py)",
+        f" + {f:g} steps^-{g:g}, less {TABLES:g} with tables of n-grams, which are left out above "
+        f"{PASSES_WITH_TABLES:g} passes, or {PASSES_BY_CHARACTER:g} of characters or bytes (bits per byte; fitted to "
+        "the runs of benchmarks/sizing.py)",
         f"a step takes {made.scale[0]:.2f} times what it took there at width {PROBES[0]}, {made.scale[1]:.2f} times at "
         f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MEETINGS} times on average",
         "  width  layers  batch  ms a step   steps  passes  n-grams  ranked by",

@@ -11,7 +11,9 @@ without bfloat16 units that took most of a training step (docs/log.md). Here the
 matrices of one shape are taken together, and a bad step leaves no trace.
 
 Each step multiplies X by a polynomial of X X^T, so all of them do: where X is much wider than high, the
-product P of the polynomials is found from the small X X^T alone, and X is multiplied once.
+product P of the polynomials is found from the small X X^T alone, and X is multiplied once. Not in bfloat16:
+what rounding takes an eigenvalue 0 of X X^T below 0 grows by a^2 = 11.9 a step there, and gradients of few
+tokens have many (docs/log.md).
 """
 
 import math
@@ -33,7 +35,7 @@ def orthogonal(u: Float[Tensor, "*matrix rows columns"], dtype: torch.dtype) -> 
     tall = x.size(-2) > x.size(-1)
     x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    x = wide(x) if x.size(-1) > WIDE * x.size(-2) else direct(x)
+    x = wide(x) if dtype != torch.bfloat16 and x.size(-1) > WIDE * x.size(-2) else direct(x)
     return (x.mT if tall else x).to(u.dtype).view_as(u)
 
 

@@ -70,6 +70,8 @@ def start(
     run = choose_folder(out, recipe.inputs)
     with Interruption() as interruption:
         began = time.monotonic()
+        # before sizes are chosen: where reading on gains nothing, epochs take the minutes' place
+        deadline = began + 1.1 * 60 * recipe.train.minutes if recipe.train.minutes else float("inf")
         device = resolve.resolve_device(recipe.train.device)
         weights = given.get("weights")
         try:
@@ -90,7 +92,6 @@ def start(
         files["data.json"] = tokens.manifest | corpus.about()
         kept = network if weights is not None and not recipe.adapt.rank else None
         write_folder(run, recipe, tokenizer, files, kept)
-        deadline = began + 1.1 * 60 * recipe.train.minutes if recipe.train.minutes else float("inf")
         with only_one(run):
             return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, deadline)
 
