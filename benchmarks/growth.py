@@ -3,9 +3,9 @@
     python -m benchmarks.growth --longest 8192
 
 Every point is a process of its own: median seconds of some passes, and the peak of resident memory above what the
-process held once the network was there. One size grows, the others stay at BASE; the preset modern's words, float32 on
-a CPU, not compiled. An exponent e says that the figure grows as size^e: least squares in logarithms, over all points
-and over the larger half of them, where constants matter less.
+process held before the pass (of the first step gradients and averages are part). One size grows, the others stay at
+BASE; the preset modern's words, float32 on a CPU, not compiled. An exponent e says that the figure grows as size^e:
+least squares in logarithms, over all points and over the larger half of them, where constants matter less.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.looking import peak
+from benchmarks.looking import Peak, give_back
 from benchmarks.side_by_side import BenchmarkError, Worker, header, serve, show
 from pellucid.presets import with_vocabulary
 from pellucid.training import setup
@@ -57,7 +57,7 @@ def passes(sizes: dict[str, int]) -> dict[str, Callable[[], object]]:
         (loss(given) / given.targets.numel()).backward()
         optimizer.step(good)
 
-    return {"": forward, "step_": step}  # the smaller peak first: a process's peak never falls
+    return {"": forward, "step_": step}
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -73,13 +73,15 @@ def timed(work: Callable[[], object]) -> float:
 def worker(sizes: dict[str, int]) -> None:
     """One point's process."""
     torch.randn(64, 64) @ torch.randn(64, 64)  # what the first product loads is nobody's memory
-    work, before = passes(sizes), peak()
+    work = passes(sizes)
 
     def measure(_: str) -> dict[str, Any]:
         found = {}
         for name, one in work.items():
+            give_back()
+            peak = Peak()
             one()
-            found[f"{name}bytes"] = peak() - before
+            found[f"{name}bytes"] = peak.more()
             found[f"{name}seconds"] = timed(one)
         return found
 

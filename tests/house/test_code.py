@@ -1,6 +1,7 @@
 """How the code is written: choices made when a model is built, budgets, docstrings, plain text."""
 
 import ast
+import importlib
 import re
 import subprocess
 from functools import cache
@@ -165,3 +166,15 @@ def test_annotations_that_are_checked_are_not_strings():
     for path in modules():
         imports = [node.module for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom)]
         assert "__future__" not in imports or "jaxtyping" not in path.read_text(encoding="utf-8"), short(path)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("[a-z]*.py")), ids=lambda file: file.stem)
+def test_benchmarks_find_what_they_import(file):
+    """They run by hand, so that a name that has moved would be noticed late."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    for node in imports:
+        if str(node.module).partition(".")[0] in ("benchmarks", "pellucid"):
+            module = importlib.import_module(str(node.module))
+            for name in node.names:
+                assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}")

@@ -364,6 +364,16 @@ def test_characters_that_cannot_be_shown_do_not_end_the_run(text, tmp_path):
     assert "caf\\xe9 \\ufffd" in (tmp_path / "log").read_text()
 
 
+def test_what_a_terminal_would_obey_is_shown_by_its_number(tmp_path):
+    """Names of files and samples are not ours: an escape sequence in one clears no screen."""
+    out = io.StringIO()
+    reporters = PlainReporter(out), LiveReporter(Console(file=out, force_terminal=True, color_system=None))
+    for reporter in reporters:
+        reporter.note("skipped a\x1b[2Jb\u202e.txt:\ttab\nline")
+    assert "\x1b[2J" not in out.getvalue()
+    assert out.getvalue().count("skipped a\\u001b[2Jb\\u202e.txt:") == 2
+
+
 def test_a_reader_that_goes_away_does_not_end_the_run(text, tmp_path):
     import os
 

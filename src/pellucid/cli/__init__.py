@@ -60,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def complain(what: object) -> None:
     """One line on standard error."""
-    print(f"pellucid: {'; '.join(str(what).splitlines())}", file=sys.stderr)
+    from pellucid.text.visible import visible
+
+    print(f"pellucid: {visible('; '.join(str(what).splitlines()))}", file=sys.stderr)
 
 
 def overview(arguments: list[str], commands: dict[str, Callable[..., int]], program: str, about: str) -> int:

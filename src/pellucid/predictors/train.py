@@ -103,7 +103,7 @@ def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) ->
             PredictorData(trained_part(recipe, tokens)[0], tokens.part("held_out"), recipe, network, device)
             interruption.poll()
         except Interrupted:
-            reporter.note("interrupted before the first step: nothing was written")
+            reporter.note(f"interrupted before the first step: nothing was written to {run}")
             return as_run(run, recipe, 0, exit_code=interruption.exit_code)
         n_parameters = sum(p.numel() for p in network.parameters())
         reporter.start([f"model: {recipe.kind}, {n_parameters:,} parameters; {recipe.n_steps:,} steps", f"run: {run}"])

@@ -1,7 +1,6 @@
 """The report of a run: one HTML file that fetches nothing, runs nothing, and opens from disk."""
 
 import html
-import re
 import statistics
 from collections.abc import Sequence
 from functools import cache
@@ -13,12 +12,11 @@ from pellucid.plan.telling import duration, scaled
 from pellucid.report.charts import Level, Line, chart
 from pellucid.report.contents import Contents
 from pellucid.report.drawing import draw, equations
+from pellucid.text.visible import visible
 from pellucid.yardstick import verdict
 
 #: no request leaves the page and no script runs, whatever a text in it says
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-#: characters that are shown by their numbers
-UNSEEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 #: samples that are shown at once; files that are listed
 SAMPLES, FILES = 3, 12
 OBJECTIVES = {
@@ -293,12 +291,8 @@ def _bars(rows: Sequence[tuple[str, str, float, str]]) -> str:
 
 
 def e(text: str) -> str:
-    """Text as HTML shows it; by their numbers what no file can hold, and what would show nothing or turn what follows.
-
-    Those are halves of surrogate pairs, control characters but tabs and line ends, and the marks that override the
-    direction of writing (Unicode Standard Annex 9, section 2).
-    """
-    sound = UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
+    """Text as HTML shows it; by its number what would show nothing or turn what follows."""
+    sound = visible(text.replace("\r\n", "\n"))
     return html.escape(sound, quote=True)
 
 

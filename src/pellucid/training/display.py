@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pellucid.architecture import Architecture
+from pellucid.text.visible import visible
 from pellucid.training.recipe import Recipe
 
 
@@ -25,6 +26,7 @@ class PlainReporter:
         self.last = -1e9
 
     def line(self, text: str) -> None:
+        text = visible(text)
         try:
             print(text, file=self.file, flush=True)
         except UnicodeEncodeError:
@@ -80,7 +82,7 @@ class LiveReporter(PlainReporter):
         self.live: Live | None = None
 
     def line(self, text: str) -> None:
-        self.console.print(Text(text))
+        self.console.print(Text(visible(text)))
 
     def begin(self, recipe: Recipe, step: int) -> None:
         super().begin(recipe, step)
@@ -106,7 +108,7 @@ class LiveReporter(PlainReporter):
             self.live.stop()
             self.live = None
             if self.text:
-                self.console.print(Panel(Text(self.text), title="sample", title_align="left"))
+                self.console.print(Panel(Text(visible(self.text)), title="sample", title_align="left"))
 
     def __rich__(self) -> Group | Text:
         if not self.row:
@@ -135,7 +137,7 @@ class LiveReporter(PlainReporter):
         bar.add_row(ProgressBar(total=self.n_steps, completed=self.row["step"]))
         parts: list[Any] = [Text(f"step {self.row['step']} of {self.n_steps}"), bar, table]
         if self.text:
-            parts.append(Panel(Text(self.text[-600:]), title="sample", title_align="left"))
+            parts.append(Panel(Text(visible(self.text[-600:])), title="sample", title_align="left"))
         return Group(*parts)
 
 

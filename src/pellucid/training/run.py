@@ -85,7 +85,7 @@ def start(
             found, files = given["beside"](recipe, tokens, interruption.poll) if "beside" in given else ([], {})
             interruption.poll()
         except Interrupted:
-            reporter.note("interrupted before the first step: nothing was written")
+            reporter.note(f"interrupted before the first step: nothing was written to {run}")
             return Run(run, recipe, 0, exit_code=interruption.exit_code)
         n_parameters = count_parameters(recipe.model)["total"]
         reporter.start([describe(recipe.model, n_parameters), *lines, *found, f"run: {run}"])
