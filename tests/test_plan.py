@@ -245,10 +245,10 @@ def test_memory_is_told_by_precision_context_and_batch():
 
 
 def test_what_does_not_fit_is_said_with_what_would(monkeypatch):
-    a = recipe(n_layers=4, batch=16).model
-    room = training_memory(recipe(n_layers=4, batch=16)).peak
+    a = recipe(n_layers=3, batch=16).model
+    room = training_memory(recipe(n_layers=3, batch=16)).peak
     monkeypatch.setattr(planning.resolve, "memory_bytes", lambda device: 0.8 * room)
-    made = make_plan(a, batch=16, precision="float32", measure=False, device="cpu")
+    made = make_plan(a, batch=16, precision="float32", measure=False, device="cpu", accelerators=())
     assert not made.fits
     assert 0 < made.largest_batch < 16
     said = "\n".join(lines_of(made))
@@ -257,7 +257,8 @@ def test_what_does_not_fit_is_said_with_what_would(monkeypatch):
         assert f"  {change}: {size(needed)}, {'fits' if needed <= 0.9 * 0.8 * room else 'still too much'}" in said
     assert any(needed <= 0.72 * room for _, needed in made.changes)
     monkeypatch.setattr(planning.resolve, "memory_bytes", lambda device: 0.1 * made.memory.weights)
-    assert "not one sequence fits" in "\n".join(lines_of(make_plan(a, batch=1, measure=False, device="cpu")))
+    made = make_plan(a, batch=1, measure=False, device="cpu", accelerators=())
+    assert "not one sequence fits" in "\n".join(lines_of(made))
 
 
 def test_the_command_prints_the_plan_and_its_numbers(tmp_path, capsys):

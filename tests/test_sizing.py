@@ -34,9 +34,9 @@ def test_what_is_chosen_is_the_best_of_what_was_considered_and_fits_the_time(n, 
     assert c.expected == min(s.expected for s in of_one)
     assert c.steps == 1 or c.steps * c.seconds <= 60 * t
     assert c.passes <= sizing.MOST_PASSES or c.steps == 1
-    assert c.ngrams == (c.passes <= sizing.PASSES_WITH_TABLES)
+    assert c.ngrams == (c.passes <= sizing.PASSES_WITH_TABLES[0])
     assert all(math.isfinite(s.expected) and s.steps >= 1 for s in made.considered)
-    assert c.vocabulary == sizing.SMALLEST or c.vocabulary * sizing.MEETINGS <= c.steps * c.tokens
+    assert c.vocabulary == sizing.SMALLEST or c.vocabulary * sizing.MEETINGS[c.ngrams] <= c.steps * c.tokens
 
 
 @settings(deadline=None, max_examples=40)
@@ -45,7 +45,7 @@ def test_more_time_is_never_ranked_worse(n, t, scale):
     """With as many sequences in a step: twice as many halve the steps."""
     few = choose(recipe(t, vocabulary=1024, batch=8), n, scale).chosen
     more = choose(recipe(2 * t, vocabulary=1024, batch=8), n, scale).chosen
-    assert more.expected <= few.expected + sizing.TABLES + 1e-9
+    assert more.expected <= few.expected + sizing.TABLES[0] + 1e-9
 
 
 @given(st.integers(1, 10**6), st.floats(0.01, 30))
@@ -112,10 +112,26 @@ def test_a_small_text_ends_before_its_time_and_says_so():
     assert "reading on would learn this text by heart" in lines_of(made, again)[-1]
 
 
+def test_characters_have_tables_for_longer():
+    """They are worth more there, and a text has more characters than pieces of words."""
+    by_character = choose(recipe(3.0, tokenizer="char"), 1_000_000, (1.0, 1.0))
+    by_piece = choose(recipe(3.0), 1_000_000, (1.0, 1.0))
+    assert (by_character.by_character, by_piece.by_character) == (True, False)
+    assert sizing.PASSES_WITH_TABLES[0] < by_character.chosen.passes <= sizing.PASSES_WITH_TABLES[1]
+    assert by_character.chosen.ngrams
+    for made, worth in zip((by_piece, by_character), sizing.TABLES, strict=True):
+        size = sizing.replace(made.chosen, ngrams=False)
+        without = expected(size, 1_000_000, made.by_character)
+        assert without - expected(sizing.replace(size, ngrams=True), 1_000_000, made.by_character) == pytest.approx(
+            worth
+        )
+        assert f"less {worth:g} with tables" in "\n".join(explained(made))
+
+
 def test_the_explanation_holds_the_formula_and_what_was_chosen():
     made = choose(recipe(), 1_000_000, (1.5, 2.0))
     said = "\n".join(explained(made))
-    for value in (*sizing.FEW, *sizing.LITTLE, *sizing.SHORT, sizing.TABLES):
+    for value in (*sizing.FEW, *sizing.LITTLE, *sizing.SHORT, sizing.TABLES[0], sizing.PASSES_WITH_TABLES[0]):
         assert f"{value:g}" in said
     chosen = next(line for line in said.splitlines() if line.endswith("<- chosen"))
     c = made.chosen

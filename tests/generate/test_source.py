@@ -64,7 +64,7 @@ def test_what_is_read_of_a_source_is_computed_once():
 
 
 @pytest.mark.item("S4-encdec-a", "S4-io-b")
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(encoder_decoders(), st.lists(st.integers(1, 8), min_size=1, max_size=4), SAMPLINGS, st.integers(1, 2))
 def test_cached_is_uncached_and_a_batch_is_its_rows(a, lengths, sampling, n):
     """Sources and prompts of any lengths, far beyond the decoder's context, in float64."""

@@ -50,9 +50,10 @@ def test_what_was_written_sums_to_the_stream_at_one_position(a, data, by):
     if by == "source":
         edits = [e for e in edits if not e.name.endswith((".z", ".result"))]
     t, pos = look(a, edits), data.draw(st.integers(0, 3))
-    for point in points_of_stream(t, mid=True):
+    if points := points_of_stream(t, mid=True):
+        point = data.draw(st.sampled_from(points))
         parts = t.decompose(point, by, pos=pos, row=1)
-        assert difference(parts.total, t[point][1, pos]) <= (1e-5 if edits else 1e-12), point
+        assert difference(parts.total, t[point][1, pos]) <= (1e-5 if edits else 1e-12)
         assert len(parts.labels) == len(set(parts.labels)) == len(parts.values)
     if a.encoder is not None:
         point = f"encoder.blocks.{a.encoder.n_layers - 1}.resid_post"

@@ -4,7 +4,10 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+
+from pellucid.text import train_tokenizer
 
 #: reads and encodes a folder with two workers, and says how much anonymous memory that took beyond the imports
 SCRIPT = """
@@ -45,8 +48,6 @@ def write(folder, shakespeare, n_bytes):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(shakespeare, tmp_path):
-    from pellucid.text import train_tokenizer
-
     train_tokenizer("bpe", [shakespeare], 1024).save(tmp_path / "tokenizer")
     grown = {}
     for megabytes in (12, 60):
@@ -56,3 +57,26 @@ def test_memory_does_not_grow_with_the_text(shakespeare, tmp_path):
         grown[megabytes] = json.loads(said)["grown"]
     assert grown[60] < 120e6, grown
     assert grown[60] - grown[12] < 25e6, grown
+
+
+def made_up(n_bytes):
+    """Texts of 200,000 words of 3 to 12 letters, the rank-th as frequent as 1 / rank (Zipf's law)."""
+    draw = np.random.default_rng(0)
+    letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
+    often = 1 / np.arange(2, 28)
+    spelled = ("".join(draw.choice(letters, n, p=often / often.sum())) for n in draw.integers(3, 13, 200_000))
+    words, frequency = np.array(list(spelled)), 1 / np.arange(1, 200_001)
+    size = 0
+    while size < n_bytes:
+        yield (text := " ".join(draw.choice(words, 100_000, p=frequency / frequency.sum())))
+        size += len(text)
+
+
+@pytest.mark.slow
+@pytest.mark.item("S4-tok-b")
+def test_a_vocabulary_of_gpt2s_size_is_learned_from_100_megabytes():
+    made = train_tokenizer("bpe", made_up(100_000_000), 50_257)
+    assert made.n_vocab == 50_257
+    text = next(made_up(1))
+    assert made.decode(made.encode(text)) == text
+    assert len(made.encode(text)) < 0.3 * len(text)

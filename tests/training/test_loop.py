@@ -3,8 +3,11 @@
 import io
 import json
 import math
+import platform
+import resource
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from pellucid.text.tokens import Tokens
 from pellucid.training import loop as loop_module
 from pellucid.training import resolve
 from pellucid.training import run as runs
+from pellucid.training.allocator import freed_memory_kept
 from pellucid.training.checkpoint import best_step, folder_of, steps_of, verify
 from pellucid.training.display import LiveReporter, PlainReporter, Speed, clock, make_reporter
 from pellucid.training.folder import cache_folder
@@ -457,3 +461,27 @@ def test_memory_is_counted_from_the_sizes():
     weights = 16 * (count_parameters(both)["total"] - count_parameters(alone)["total"])
     more = resolve.training_bytes(both, 4, "float32") - resolve.training_bytes(alone, 4, "float32")
     assert more - weights > 4 * 4 * alone.n_ctx * alone.n_layers * 10 * alone.d_model
+
+
+def test_freed_memory_is_kept_and_then_returned():
+    """Blocks that are asked for again cost no pages; behind it what was freed goes back to the system."""
+    if platform.libc_ver()[0] != "glibc":
+        with freed_memory_kept(CPU):
+            assert torch.zeros(2).sum() == 0
+        return
+
+    def faults(block: int = 1 << 28) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.zeros(block // 4)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    faults()
+    assert faults() > 10_000
+    with freed_memory_kept(CPU):
+        faults()
+        assert faults() < 1_000
+        held = resident()
+    assert resident() < held - (1 << 27)

@@ -25,13 +25,14 @@ VOCABULARIES = (SMALLEST := 512, 1024, 2048, 4096, 8192, 16384, 32768)
 CONTEXT, HEAD = 128, 32
 #: the share of the time in which steps are taken, as in `training.resolve.resolve_steps`
 STEPPING = 0.93
-#: tables of n-grams are left out of what reads its text more often than this: they would know it by heart; and where
-#: tokens are characters or bytes, of which a text has more
-PASSES_WITH_TABLES, PASSES_BY_CHARACTER = 1.6, 3.0
+#: tables of n-grams are left out of what reads its text more often than this: they would know it by heart; of tokens
+#: that are pieces of words, and of those that are characters or bytes, of which a text has more
+PASSES_WITH_TABLES = (1.6, 3.0)
 #: sequences in a step, and the steps from which on twice as many are taken
 FEWEST_SEQUENCES, MANY_STEPS = 8, (1000, 8000)
-#: how often an id is met in training, on average, at least; and characters of the text for each id, at least
-MEETINGS, CHARACTERS_PER_ID = 200, 200
+#: how often an id is met in training, on average, at least, without tables of n-grams and with them, which know more of
+#: the longer texts that fewer ids make; and characters of the text for each id, at least
+MEETINGS, CHARACTERS_PER_ID = (200, 450), 200
 #: passes from which on dropout is asked for, and after which nothing is gained by reading on
 PASSES_WITHOUT_DROPOUT, MOST_PASSES, DROPOUT = 12.0, 30.0, 0.1
 
@@ -42,8 +43,9 @@ PROBES, PROBE_LAYERS, PROBE_SECONDS, PROBE_SHARE = (64, 256), 2, 3.0, 0.03
 
 #: fresh passes that all passes after the first are worth at most
 WORTH = 15.0
-#: bits per byte: of too few weights, of too little read, of too few steps, and what tables of n-grams take off
-FEW, LITTLE, SHORT, TABLES = (0.296, 0.43, 0.3), (0.642, 0.166), (2.67, 0.4), 0.058
+#: bits per byte: of too few weights, of too little read, of too few steps, and what tables of n-grams take off, of
+#: pieces of words and of characters or bytes
+FEW, LITTLE, SHORT, TABLES = (0.296, 0.43, 0.3), (0.642, 0.166), (2.67, 0.4), (0.058, 0.3)
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,17 @@ class Size:
 
 @dataclass(frozen=True)
 class Sizing:
-    """What was chosen, among what, and from which figures. `seconds` are those that there are for steps."""
+    """What was chosen, among what, and from which figures. `seconds` are those that there are for steps.
+
+    `by_character`: tokens are characters or bytes.
+    """
 
     chosen: Size
     considered: list[Size]
     n_characters: int
     seconds: float
     scale: tuple[float, float]
+    by_character: bool = False
 
 
 def is_open(recipe: Recipe, given: Mapping[str, Any]) -> bool:
@@ -121,8 +127,8 @@ def choose(recipe: Recipe, n_characters: int, scale: tuple[float, float], room: 
     ]
     best = [min(of_one, key=lambda size: size.expected) for of_one in by_vocabulary(considered)]
     # the largest vocabulary whose ids are met often enough
-    met = [size for size in best if MEETINGS * size.vocabulary <= size.steps * size.tokens]
-    return Sizing((met or best[:1])[-1], considered, n_characters, seconds, scale)
+    met = [size for size in best if MEETINGS[size.ngrams] * size.vocabulary <= size.steps * size.tokens]
+    return Sizing((met or best[:1])[-1], considered, n_characters, seconds, scale, is_by_character(recipe))
 
 
 def by_vocabulary(sizes: list[Size]) -> list[list[Size]]:
@@ -135,6 +141,11 @@ def fixed_vocabulary(recipe: Recipe) -> int:
     if recipe.text.vocabulary or recipe.text.tokenizer == "bpe":
         return recipe.text.vocabulary
     return {"char": 128, "byte": 256}.get(recipe.text.tokenizer, 8192)
+
+
+def is_by_character(recipe: Recipe) -> bool:
+    """Whether a token is a character or a byte."""
+    return recipe.text.tokenizer in ("char", "byte")
 
 
 def vocabularies(n_characters: int) -> list[int]:
@@ -151,7 +162,8 @@ def candidates(vocabulary: int) -> Iterator[Size]:
 
 def within(size: Size, n_characters: int, recipe: Recipe, seconds: float, scale: tuple[float, float]) -> Size:
     """The size with its batch and its steps within the seconds, on a text of `n_characters`."""
-    each = characters_per_token(size.vocabulary) if recipe.text.tokenizer == "bpe" else 1.0
+    by_character = is_by_character(recipe)
+    each = 1.0 if by_character else characters_per_token(size.vocabulary)
     for doubled in MANY_STEPS:
         if not recipe.train.batch and seconds / seconds_of(size, scale) > doubled:
             size = replace(size, batch=2 * size.batch)
@@ -159,12 +171,13 @@ def within(size: Size, n_characters: int, recipe: Recipe, seconds: float, scale:
     per_step, n_tokens = seconds_of(size, scale), n_characters / each
     steps = max(1, min(int(seconds / per_step), int(MOST_PASSES * n_tokens / size.tokens)))
     passes = steps * size.tokens / n_tokens
-    most = PASSES_BY_CHARACTER if each == 1.0 else PASSES_WITH_TABLES
-    made = replace(size, seconds=per_step, steps=steps, passes=passes, ngrams=passes <= most)
-    return replace(made, expected=expected(made, n_characters))
+    made = replace(
+        size, seconds=per_step, steps=steps, passes=passes, ngrams=passes <= PASSES_WITH_TABLES[by_character]
+    )
+    return replace(made, expected=expected(made, n_characters, by_character))
 
 
-def expected(size: Size, n_characters: int) -> float:
+def expected(size: Size, n_characters: int, by_character: bool = False) -> float:
     """What ranks sizes, bits per byte above the least that a text allows:
 
     a (12 n_layers^c d_model^2 / 10^5)^-b + d (characters / 10^6)^-e + f steps^-g, less what tables of n-grams take off.
@@ -175,7 +188,7 @@ def expected(size: Size, n_characters: int) -> float:
     read = n_characters * (min(size.passes, 1.0) + WORTH * (1 - math.exp(-again / WORTH)))
     weights = 12 * size.n_layers**c * size.d_model**2
     loss = a * (weights / 1e5) ** -b + d * (read / 1e6) ** -e + f * size.steps**-g
-    return loss - TABLES if size.ngrams else loss
+    return loss - TABLES[by_character] if size.ngrams else loss
 
 
 def characters_per_token(vocabulary: int) -> float:
@@ -261,11 +274,11 @@ def explained(made: Sizing) -> list[str]:
     best = [min(sizes, key=lambda size: size.expected) for _, sizes in of_width]
     return [
         f"sizes are ranked by {a:g} (12 n_layers^{c:g} d_model^2 / 10^5)^-{b:g} + {d:g} (characters read / 10^6)^-{e:g}"
-        f" + {f:g} steps^-{g:g}, less {TABLES:g} with tables of n-grams, which are left out above "
-        f"{PASSES_WITH_TABLES:g} passes, or {PASSES_BY_CHARACTER:g} of characters or bytes (bits per byte; fitted to "
-        "the runs of benchmarks/sizing.py)",
+        f" + {f:g} steps^-{g:g}, less {TABLES[made.by_character]:g} with tables of n-grams, which are left out above "
+        f"{PASSES_WITH_TABLES[made.by_character]:g} passes (bits per byte; fitted to the runs of benchmarks/sizing.py)",
         f"a step takes {made.scale[0]:.2f} times what it took there at width {PROBES[0]}, {made.scale[1]:.2f} times at "
-        f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MEETINGS} times on average",
+        f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MEETINGS[0]} times on average, "
+        f"{MEETINGS[1]} with tables",
         "  width  layers  batch  ms a step   steps  passes  n-grams  ranked by",
         *(
             f"  {s.d_model:5d}  {s.n_layers:6d}  {s.batch:5d}  {1e3 * s.seconds:9.1f}  {s.steps:6d}  {s.passes:6.2f}  "
