@@ -70,8 +70,8 @@ def run(command: list[str], folder: Path) -> float:
     return time.perf_counter() - start
 
 
-def ours(text: Path, minutes: float, changes: list[str], folder: Path) -> tuple[float, Logits, Tensor, int, int]:
-    """Train with the defaults: seconds, the last checkpoint's logits, the held-out ids, its context and steps."""
+def ours(text: Path, minutes: float, changes: list[str], folder: Path) -> tuple[float, Logits, Tensor, int, int, str]:
+    """Train with the defaults: seconds, the last checkpoint's logits, the held-out ids, its context, steps and size."""
     out = folder / f"ours-{minutes:g}"
     given = [part for change in changes for part in ("--set", change)]
     command = [sys.executable, "-m", "pellucid", "train", str(text), "--tokenizer", "char", "--minutes", str(minutes)]
@@ -79,7 +79,9 @@ def ours(text: Path, minutes: float, changes: list[str], folder: Path) -> tuple[
     model = pellucid.load(out, checkpoint="last", device="cpu")
     whole = text.read_text(encoding="utf-8")
     ids = torch.tensor(model.tokenizer.encode(whole[int(0.9 * len(whole)) :]))
-    return seconds, model.network.eval(), ids, model.architecture.n_ctx, model.provenance["step"]
+    a = model.architecture
+    size = f"{a.d_model}/{a.n_layers}{', tables' if a.ngrams else ''}"
+    return seconds, model.network.eval(), ids, a.n_ctx, model.provenance["step"], size
 
 
 def counted(text: Path, order: int, folder: Path) -> tuple[float, Logits]:
@@ -99,7 +101,7 @@ def halved(a: Logits, b: Logits) -> Logits:
     return lambda tokens: mixed(a(tokens).double().log_softmax(-1), b(tokens), 0.5)
 
 
-def nanogpt(clone: Path, text: Path, steps: int, folder: Path) -> tuple[float, Logits, Tensor, int, int]:
+def nanogpt(clone: Path, text: Path, steps: int, folder: Path) -> tuple[float, Logits, Tensor, int, int, str]:
     """The same of nanoGPT, in a copy of the clone; its data are prepared as its own script does."""
     copy = folder / "nanoGPT"
     shutil.copytree(clone, copy, ignore=shutil.ignore_patterns(".git"), dirs_exist_ok=True)
@@ -126,7 +128,8 @@ def nanogpt(clone: Path, text: Path, steps: int, folder: Path) -> tuple[float, L
     def logits(tokens: Tensor) -> Tensor:
         return network(tokens.contiguous(), tokens.contiguous())[0]  # without targets it gives the last row alone
 
-    return seconds, logits, held_out, NANOGPT["block_size"], saved["iter_num"]
+    size = f"{NANOGPT['n_embd']}/{NANOGPT['n_layer']}"
+    return seconds, logits, held_out, NANOGPT["block_size"], saved["iter_num"], size
 
 
 def losses(logits: Logits, ids: Tensor, n_ctx: int) -> list[str]:
@@ -154,13 +157,13 @@ def main() -> None:
             runs[f"nanoGPT, {o.nanogpt_steps:,} steps"] = lambda: nanogpt(clone, o.text, o.nanogpt_steps, folder)
         beside = counted(o.text, o.mix, folder) if o.mix else None
         for label, train in runs.items():
-            seconds, logits, ids, n_ctx, steps = train()
-            rows.append([label, f"{seconds:.0f}", f"{steps:,}", str(n_ctx), *losses(logits, ids, n_ctx)])
+            seconds, logits, ids, n_ctx, steps, size = train()
+            rows.append([label, f"{seconds:.0f}", size, f"{steps:,}", str(n_ctx), *losses(logits, ids, n_ctx)])
             if beside and label.startswith("ours"):
                 both = losses(halved(logits, beside[1]), ids, n_ctx)
                 name = f"  half an n-gram of order {o.mix}"
-                rows.append([name, f"{seconds + beside[0]:.0f}", f"{steps:,}", str(n_ctx), *both])
-    columns = ["", "seconds", "steps", "context", "strided, nats", "by windows, nats"]
+                rows.append([name, f"{seconds + beside[0]:.0f}", size, f"{steps:,}", str(n_ctx), *both])
+    columns = ["", "seconds", "width/layers", "steps", "context", "strided, nats", "by windows, nats"]
     show("tiny Shakespeare by characters, the last 10 %", columns, rows)
 
 

@@ -178,3 +178,9 @@ def test_benchmarks_find_what_they_import(file):
             module = importlib.import_module(str(node.module))
             for name in node.names:
                 assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}")
+
+
+def test_modules_of_tests_have_names_of_their_own():
+    """pytest imports them by their names alone: two of one name cannot be run together."""
+    names = [file.name for file in TESTS.rglob("*.py") if file.name != "conftest.py"]
+    assert not {name for name in names if names.count(name) > 1}

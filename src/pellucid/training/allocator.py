@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 import torch
 
-#: mallopt(3): bytes at the top of the heap from which on they are returned, and how many blocks may be mapped
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-#: never returned, none mapped; and as it was
-KEPT, USUAL = (-1, 0), (128 * 1024, 65536)
+#: mallopt(3): bytes at the top of the heap from which on they are returned, and from which on a block is mapped by itself
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+#: never returned, mapped from the largest size that glibc allows; and as it begins
+KEPT, USUAL = (-1, 32 << 20), (128 << 10, 128 << 10)
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def freed_memory_kept(device: torch.device) -> Iterator[None]:
 
     def choose(trim: int, mapped: int) -> None:
         libc.mallopt(M_TRIM_THRESHOLD, trim)
-        libc.mallopt(M_MMAP_MAX, mapped)
+        libc.mallopt(M_MMAP_THRESHOLD, mapped)
 
     choose(*KEPT)
     try:
