@@ -28,7 +28,6 @@ import torch
 from benchmarks.side_by_side import BenchmarkError
 from pellucid.plan.speed import stepper, training_speed
 from pellucid.presets import with_vocabulary
-from pellucid.training.allocator import freed_memory_kept
 from pellucid.training.memory import training_memory
 from pellucid.training.recipe import Recipe, make_recipe
 
@@ -94,14 +93,10 @@ def measure(name: str) -> dict[str, Any]:
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     if any(name in os.environ for name in GIVES_BACK):
         return {"bytes": used, "seconds": statistics.median(times[1:])}
-    # as in a run; the allocator needs some steps until it asks the system for little more
-    with freed_memory_kept(device):
-        [timed(step) for _ in range(2)]
-        times = [timed(step) for _ in range(STEPS)]
+    # the allocator needs some steps until it asks the system for little more: what is planned is the time from then on
+    times = [timed(step) for _ in range(STEPS)]
     predicted = training_speed(recipe, device, budget=2.0)
-    with freed_memory_kept(device):
-        [timed(step) for _ in range(2)]
-        times += [timed(step) for _ in range(STEPS)]  # before and behind it: the machine may change its mind
+    times += [timed(step) for _ in range(STEPS)]  # before and behind it: the machine may change its mind
     found = {"bytes": used, "seconds": statistics.median(times)}
     planned = {"bytes": training_memory(recipe).peak, "seconds": predicted.seconds, "how": predicted.how}
     return {**found, "planned": planned}

@@ -8,7 +8,6 @@ A step is the same work for every library: a batch cut from the same ids, forwar
 norm 1, AdamW. Each does it its own way: optimiser and loss are the library's, where it has them.
 """
 
-import contextlib
 import json
 import sys
 import time
@@ -21,8 +20,6 @@ import torch
 from torch.nn import functional as F
 
 Step = Callable[[], None]
-#: what `pellucid train` has around its loop, until the process ends
-FOR_GOOD = contextlib.ExitStack()
 
 
 def windows(ids: np.ndarray, n_ctx: int, batch: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,7 +105,6 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     from pellucid.text.batches import Batches
     from pellucid.text.tokens import Part
     from pellucid.training import loop, setup
-    from pellucid.training.allocator import freed_memory_kept
     from pellucid.training.interrupt import Interruption
     from pellucid.training.metrics import MetricsFile
     from pellucid.training.objectives import Pass, precise
@@ -130,7 +126,6 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
             cut = batches.at(step, micro, of)
             return Pass(*(torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (cut.inputs, cut.targets)))
 
-    FOR_GOOD.enter_context(freed_memory_kept(device))
     network = setup.build(recipe, device).train()
     loss = precise(network, device, given["precision"])
     folder = Path(tempfile.mkdtemp())

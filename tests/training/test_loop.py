@@ -3,10 +3,7 @@
 import io
 import json
 import math
-import platform
 import shutil
-import subprocess
-import sys
 import time
 
 import pytest
@@ -20,7 +17,6 @@ from pellucid.text.tokens import Tokens
 from pellucid.training import loop as loop_module
 from pellucid.training import resolve
 from pellucid.training import run as runs
-from pellucid.training.allocator import freed_memory_kept
 from pellucid.training.checkpoint import best_step, folder_of, steps_of, verify
 from pellucid.training.display import LiveReporter, PlainReporter, Speed, clock, make_reporter
 from pellucid.training.folder import cache_folder
@@ -461,36 +457,3 @@ def test_memory_is_counted_from_the_sizes():
     weights = 16 * (count_parameters(both)["total"] - count_parameters(alone)["total"])
     more = resolve.training_bytes(both, 4, "float32") - resolve.training_bytes(alone, 4, "float32")
     assert more - weights > 4 * 4 * alone.n_ctx * alone.n_layers * 10 * alone.d_model
-
-
-FREED = """
-import resource
-import torch
-from pellucid.training.allocator import freed_memory_kept
-
-def pages():  # made for 16 blocks of 16 MiB, all freed again; the fewest of ten times
-    def once():
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        [torch.ones(1 << 22) for _ in range(16)].clear()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    return min(once() for _ in range(10))
-
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
-
-with freed_memory_kept(torch.device("cpu")):
-    found = [pages(), resident()]
-print(*found, resident())
-"""
-
-
-def test_freed_memory_is_kept_and_then_returned():
-    """Blocks that are asked for again cost no pages; behind it what was freed goes back to the system."""
-    if platform.libc_ver()[0] != "glibc":
-        with freed_memory_kept(CPU):
-            assert torch.ones(2).sum() == 2
-        return
-    said = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True).stdout
-    kept, held, returned = map(int, said.split())
-    assert kept < 100
-    assert returned < held - (1 << 27)

@@ -15,7 +15,6 @@ from pellucid.architecture import count_parameters
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise
 from pellucid.plan.flops import flops
-from pellucid.training.allocator import freed_memory_kept
 from pellucid.training.objectives import Pass, precise
 from pellucid.training.recipe import Recipe, with_train
 from pellucid.training.setup import choose_paths, make_optimizer, n_logits
@@ -71,8 +70,7 @@ def training_speed(recipe: Recipe, device: torch.device, budget: float = 4.0, me
         how = f"estimated: {ASSUMED_SHARE:.0%} of the speed of a {CUBE}-cube product, as it is too large to be tried"
         return Speed(seconds, tokens / seconds, peak, how)
     steps = [stepper(_cut(recipe, depth), device) for depth in depths]
-    with freed_memory_kept(device):
-        times = in_turn(steps, budget)
+    times = in_turn(steps, budget)
     seconds = times[0] if n <= DEEP else times[0] + (n - SHALLOW) / (DEEP - SHALLOW) * (times[1] - times[0])
     of = f"{n} layers" if n <= DEEP else f"networks of {SHALLOW} and {DEEP} layers"
     return Speed(seconds, tokens / seconds, peak, f"measured for a few seconds, by {of}")

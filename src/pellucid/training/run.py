@@ -16,7 +16,6 @@ from pellucid.text.pair_tokens import PairTokens
 from pellucid.text.tokenizer import Tokenizer, load_tokenizer
 from pellucid.text.tokens import Tokens, describe_difference
 from pellucid.training import resolve
-from pellucid.training.allocator import freed_memory_kept
 from pellucid.training.checkpoint import Checkpoint, load_checkpoint, set_aside, steps_of, write_json
 from pellucid.training.data import make_data
 from pellucid.training.display import PlainReporter, describe
@@ -200,7 +199,7 @@ def train(
         training.restore(checkpoint)
     reporter.begin(recipe, training.step)
     try:
-        with deterministic_kernels(recipe.train.deterministic == "yes"), freed_memory_kept(device):
+        with deterministic_kernels(recipe.train.deterministic == "yes"):
             training.go()
     finally:
         reporter.close()

@@ -26,7 +26,6 @@ from pellucid.text.split import Split, split_corpus
 from pellucid.text.tokenizer import LEARNED, Kind, Tokenizer, load_tokenizer, train_tokenizer
 from pellucid.text.tokens import Tokens
 from pellucid.training import resolve
-from pellucid.training.allocator import freed_memory_kept
 from pellucid.training.data import MASK, make_data
 from pellucid.training.display import PlainReporter
 from pellucid.training.folder import cache_folder
@@ -287,13 +286,12 @@ def seconds_per_step(recipe: Recipe, network: Transformer, tokens: Tokens | Pair
     good = torch.zeros((), dtype=torch.bool, device=device)
     times: list[float] = []
     network.train()
-    with freed_memory_kept(device):
-        while len(times) < 3 or (len(times) < 12 and sum(times) < 3.0):
-            start = time.perf_counter()
-            optimizer.zero_grad()
-            for micro in range(recipe.train.accumulate):
-                (loss(data.at(0, micro, recipe.train.accumulate)) / recipe.tokens_per_step).backward()
-            optimizer.step(good)
-            next(network.parameters()).flatten()[0].item()  # wait for the device
-            times.append(time.perf_counter() - start)
+    while len(times) < 3 or (len(times) < 12 and sum(times) < 3.0):
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        for micro in range(recipe.train.accumulate):
+            (loss(data.at(0, micro, recipe.train.accumulate)) / recipe.tokens_per_step).backward()
+        optimizer.step(good)
+        next(network.parameters()).flatten()[0].item()  # wait for the device
+        times.append(time.perf_counter() - start)
     return sorted(times[1:])[len(times[1:]) // 2]
