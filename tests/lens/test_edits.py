@@ -124,7 +124,7 @@ def test_what_is_kept_while_generating_is_what_a_trace_shows(a, data):
         assert difference(value.masked_fill(hidden, 0), expected.masked_fill(hidden, 0)) <= 1e-9, name
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(any_architectures(SMOOTH | {"attention.mask": "causal", "n_ctx": 9}), st.data(), st.booleans())
 def test_a_generation_s_logits_are_those_of_a_trace_with_its_edits(a, data, cache):
     """An encoder's tensors among them, edited and kept; of a prompt only the last token's logits are computed."""

@@ -292,8 +292,7 @@ def _bars(rows: Sequence[tuple[str, str, float, str]]) -> str:
 
 def e(text: str) -> str:
     """Text as HTML shows it; by its number what would show nothing or turn what follows."""
-    sound = visible(text.replace("\r\n", "\n"))
-    return html.escape(sound, quote=True)
+    return html.escape(visible(text), quote=True)
 
 
 @cache

@@ -8,5 +8,5 @@ UNSEEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\
 
 
 def visible(text: str) -> str:
-    """The text with what would show nothing, or turn what follows, by its number: \\u001b."""
-    return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    """The text with what would show nothing, or turn what follows, by its number: \\u001b. Line ends become \\n."""
+    return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
