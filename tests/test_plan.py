@@ -246,12 +246,12 @@ def test_memory_is_told_by_precision_context_and_batch():
 
 
 def test_what_does_not_fit_is_said_with_what_would(monkeypatch):
-    a = recipe(n_layers=3, batch=16).model
-    room = training_memory(recipe(n_layers=3, batch=16)).peak
+    a = recipe(n_layers=2, batch=6).model
+    room = training_memory(recipe(n_layers=2, batch=6)).peak
     monkeypatch.setattr(planning.resolve, "memory_bytes", lambda device: 0.8 * room)
-    made = make_plan(a, batch=16, precision="float32", measure=False, device="cpu", accelerators=())
+    made = make_plan(a, batch=6, precision="float32", measure=False, device="cpu", accelerators=())
     assert not made.fits
-    assert 0 < made.largest_batch < 16
+    assert 0 < made.largest_batch < 6
     said = "\n".join(lines_of(made))
     assert "this does not fit. What would help:" in said
     for change, needed in made.changes:

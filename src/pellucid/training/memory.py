@@ -98,7 +98,7 @@ def check_memory(recipe: Recipe, device: torch.device) -> None:
 
 @lru_cache(maxsize=64)
 def walk(recipe: Recipe) -> Memory:
-    """Two steps of the recipe; the first one makes the optimiser's averages."""
+    """A step of the recipe behind an update from gradients of zeros, which makes the optimiser's averages."""
     device, t = torch.device("cpu"), recipe.train
     with without_numbers() as live:
         network = Transformer(recipe.model)
@@ -110,19 +110,21 @@ def walk(recipe: Recipe) -> Memory:
         loss = precise(network.train(), device, t.precision, n_logits(recipe))
         parameters = list(network.parameters())
         bad = torch.zeros((), dtype=torch.bool)
-        for _ in range(2):
-            optimizer.zero_grad()
-            before = live.start()
-            total = loss(_row_of(recipe))
-            activations, forward = live.now - before, live.peak
-            live.start()
-            total.backward()
-            del total
-            gradients, backward = live.now - before, live.peak
-            live.start()
-            torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-            optimizer.step(bad)
-            update = live.peak
+        for p in parameters:
+            p.grad = torch.zeros_like(p) if p.requires_grad else None
+        optimizer.step(bad)
+        optimizer.zero_grad()
+        before = live.start()
+        total = loss(_row_of(recipe))
+        activations, forward = live.now - before, live.peak
+        live.start()
+        total.backward()
+        del total
+        gradients, backward = live.now - before, live.peak
+        live.start()
+        torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        optimizer.step(bad)
+        update = live.peak
         kept = live.now - weights - gradients
     return Memory(weights, gradients, kept, activations, forward, backward, update)
 
