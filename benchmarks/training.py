@@ -114,7 +114,8 @@ def best_of_ours(shape: list[int], o: argparse.Namespace) -> tuple[str, float]:
         try:
             with start("pellucid", setting, shape, o) as worker:
                 first = worker.about["first_seconds"]
-                turn = interleave({setting: lambda w=worker: w.ask("3")["seconds"]}, 5)[setting]
+                n = str(3 if first < o.seconds else 1)
+                turn = interleave({setting: lambda w=worker, n=n: w.ask(n)["seconds"]}, min(5, o.rounds))[setting]
         except BenchmarkError as error:
             print(f"ours {setting}: {error}")
             continue

@@ -104,7 +104,7 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     from pellucid.presets import with_vocabulary
     from pellucid.text.batches import Batches
     from pellucid.text.tokens import Part
-    from pellucid.training import loop, setup
+    from pellucid.training import loop, resolve, setup
     from pellucid.training.interrupt import Interruption
     from pellucid.training.metrics import MetricsFile
     from pellucid.training.objectives import Pass, precise
@@ -119,6 +119,7 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     }  # fmt: skip
     recipe = make_recipe(("ids",), given.get("preset", "gpt2"), {**BIASLESS, **fields})
     recipe = replace(recipe, model=with_vocabulary(recipe.model, n_vocab), segments=((0, 1 << 30),))
+    recipe = resolve.resolve_batch(recipe, device)
     batches = Batches(Part.from_ids(ids, n_vocab), n_ctx, batch, 0)
 
     class Data:

@@ -163,6 +163,15 @@ def test_what_makes_a_step_smaller_or_larger_does():
     assert 0.7 < training_bytes(recipe(n_layers=4, batch=16).model, 16, "float32") / base.peak < 1.5
 
 
+def test_a_second_pass_has_the_gradients_of_the_first_beside_it():
+    """In its forward pass they live on; how many passes follow makes no difference."""
+    one, two, many = (training_memory(recipe(n_layers=2, batch=16, accumulate=k)) for k in (1, 2, 8))
+    assert two == many
+    assert two.activations == one.activations
+    assert two.gradients == one.gradients > 0
+    assert two.forward == pytest.approx(one.forward + one.gradients, rel=1e-3)
+
+
 def test_near_the_limit_the_step_itself_decides_whether_a_run_may_begin(monkeypatch):
     made, cpu = recipe(n_layers=4, batch=16), torch.device("cpu")
     need = training_memory(made).peak

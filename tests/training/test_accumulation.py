@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 from tiny import make_training
 from torch.nn import functional as F
 
 from pellucid.training.objectives import Pass, summed_loss
+from pellucid.training.recipe import make_recipe
+from pellucid.training.resolve import MAPPED, SMALLEST_PASS, resolve_batch, widest_row
 
 WAYS = [(8, 1), (4, 2), (2, 4), (1, 8)]
 
@@ -69,3 +73,25 @@ def test_weights_after_some_steps_are_those_of_the_large_batch(text, tmp_path, w
     for name in whole:
         error = (parts[name] - whole[name]).abs().max() / max(1.0, whole[name].abs().max())
         assert error <= tolerance, (name, error)
+
+
+@drawn(st.integers(1, 300), st.sampled_from([16, 64, 256, 1024]), st.sampled_from([32, 384, 2048]))
+def test_a_step_is_divided_into_equal_passes_and_stays_the_same(batch, n_ctx, d_model):
+    fields = {"batch": batch, "n_ctx": n_ctx, "d_model": d_model, "n_heads": 4}
+    recipe = make_recipe(("text",), "gpt2", fields)
+    t = resolve_batch(recipe, torch.device("cpu")).train
+    assert t.batch * t.accumulate == batch
+    if t.accumulate > 1:
+        assert t.batch * n_ctx >= SMALLEST_PASS
+        assert 4 * t.batch * widest_row(recipe.model) <= MAPPED
+        fewer = [n for n in range(1, t.accumulate) if batch % n == 0]
+        assert all(4 * batch // n * widest_row(recipe.model) > MAPPED for n in fewer)
+    assert resolve_batch(recipe, torch.device("meta")).train.accumulate == 1
+
+
+def test_passes_that_were_asked_for_are_taken():
+    recipe = make_recipe(("text",), "gpt2", {"batch": 64, "accumulate": 1, "n_ctx": 256, "d_model": 384})
+    assert resolve_batch(recipe, torch.device("cpu")).train == recipe.train
+    open_ = make_recipe(("text",), "gpt2", {"batch": 64, "n_ctx": 256, "d_model": 384})
+    chosen = resolve_batch(open_, torch.device("cpu")).train
+    assert (chosen.batch, chosen.accumulate) == (16, 4)

@@ -98,7 +98,7 @@ def test_every_field_is_set_by_its_name(name):
         ({"clip": "inf"}, "expected a finite number"),
         ({"beta_1": "1"}, "expected a number from 0 up to, not including, 1"),
         ({"held_out": "1"}, "expected a share between 0 and 1"),
-        ({"accumulate": "0"}, "expected 1 or more"),
+        ({"accumulate": "-1"}, "expected 0 or more"),
         ({"keep_last": "0"}, "expected 1 or more"),
         ({"warmup": "-2"}, "expected -1 or more"),
         ({"steps": "10", "tokens": "100"}, "the length is given twice, by steps and tokens"),

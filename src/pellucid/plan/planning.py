@@ -147,8 +147,10 @@ def _on(a: Architecture) -> Recipe:
 
 def _resolved(recipe: Recipe, device: torch.device, batch: int | None, precision: str | None) -> Recipe:
     """Batch, precision and attention as a run would choose them."""
-    recipe = with_train(recipe, batch=batch or recipe.train.batch, precision=precision or recipe.train.precision)
-    recipe = with_train(recipe, batch=resolve.resolve_batch(recipe), device=str(device))
+    recipe = with_train(recipe, precision=precision or recipe.train.precision)
+    if batch:
+        recipe = with_train(recipe, batch=batch, accumulate=recipe.train.accumulate or 1)
+    recipe = resolve.resolve_batch(with_train(recipe, device=str(device)), device)
     recipe = with_train(recipe, precision=resolve.resolve_precision(recipe, device)[0])
     return with_train(recipe, attention=resolve.resolve_attention(recipe, device)[0])
 

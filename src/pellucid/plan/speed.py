@@ -17,6 +17,7 @@ from pellucid.model.weights import initialise
 from pellucid.plan.flops import flops
 from pellucid.training.objectives import Pass, precise
 from pellucid.training.recipe import Recipe, with_train
+from pellucid.training.resolve import resolve_batch
 from pellucid.training.setup import choose_paths, make_optimizer, n_logits
 
 #: layers of the two networks that are timed where a network has more than DEEP
@@ -78,6 +79,7 @@ def training_speed(recipe: Recipe, device: torch.device, budget: float = 4.0, me
 
 def stepper(recipe: Recipe, device: torch.device) -> Callable[[], None]:
     """A function that takes one training step of random tokens and waits for it."""
+    recipe = resolve_batch(recipe, device)
     network = Transformer(recipe.model)
     initialise(network, recipe.train.seed, recipe.train.init_std)
     choose_paths(network, recipe)

@@ -74,8 +74,9 @@ def settle(recipe: PredictorRecipe, network: nn.Module, tokens: Tokens) -> Predi
     device = resolve.resolve_device(recipe.train.device)
     batch = recipe.train.batch or max(4, 2048 // recipe.window)
     plain = {"precision": "float32", "compile": "no"}
+    passes = recipe.train.accumulate or 1
     words = {name: word for name, word in plain.items() if getattr(recipe.train, name) == "auto"}
-    recipe = resolved(with_train(as_recipe(recipe), batch=batch, device=str(device), **words))
+    recipe = resolved(with_train(as_recipe(recipe), batch=batch, accumulate=passes, device=str(device), **words))
     train, _ = trained_part(recipe, tokens)
 
     def measure() -> float:

@@ -22,8 +22,8 @@ KINDS: dict[str, type[Description]] = {
 }
 #: what the text decides
 FROM_TEXT = ("n_vocab", "separator", "documents")
-#: small networks without blocks: AdamW for everything, little decay, nothing to compile or compute again
-TRAIN = TrainChoices(optimizer="adamw", weight_decay=0.01, precision="float32", compile="no")
+#: small networks without blocks: AdamW for everything, little decay, nothing to compile, compute again or divide
+TRAIN = TrainChoices(optimizer="adamw", weight_decay=0.01, precision="float32", compile="no", accumulate=1)
 #: targets of one training window of a predictor that reads a fixed number of tokens
 WINDOW = 64
 
@@ -71,7 +71,7 @@ class PredictorRecipe:
 
     @property
     def tokens_per_step(self) -> int:
-        return self.train.batch * self.train.accumulate * self.window
+        return self.train.batch * max(1, self.train.accumulate) * self.window
 
 
 def predictor_fields(kind: str) -> list[str]:

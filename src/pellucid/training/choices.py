@@ -41,7 +41,8 @@ class TrainChoices:
     mask_share: float = 0.15  # masked: share of the tokens that are hidden
 
     batch: int = 0  # sequences in one pass; 0: chosen
-    accumulate: int = 1  # passes whose gradients are added up before a step
+    # passes whose gradients are added up before a step; 0: chosen, and `batch` is then divided among them
+    accumulate: int = 0
     optimizer: Word = "muon"
     learning_rate: float = 5e-3  # AdamW's peak
     muon_learning_rate: float = 2e-2  # Muon's peak

@@ -78,7 +78,7 @@ class Recipe:
 
     @property
     def tokens_per_step(self) -> int:
-        return round(self.train.batch * self.train.accumulate * self.row)
+        return round(self.train.batch * max(1, self.train.accumulate) * self.row)
 
     @property
     def row(self) -> float:
@@ -307,6 +307,7 @@ def _check_part(part: Any) -> None:
     for name in (
         *LENGTHS,
         "batch",
+        "accumulate",
         "clip",
         "weight_decay",
         "ngram_weight_decay",
@@ -321,8 +322,7 @@ def _check_part(part: Any) -> None:
     for name in ("beta_1", "beta_2"):
         refuse_unless(0 <= getattr(part, name) < 1, f"train.{name}", "a number from 0 up to, not including, 1")
     refuse_unless(0 <= part.floor <= 1, "train.floor", "a number from 0 to 1")
-    for name in ("accumulate", "keep_last"):
-        refuse_unless(getattr(part, name) >= 1, f"train.{name}", "1 or more")
+    refuse_unless(part.keep_last >= 1, "train.keep_last", "1 or more")
     for name in ("warmup", "sample_every"):
         refuse_unless(getattr(part, name) >= -1, f"train.{name}", "-1 or more")
 

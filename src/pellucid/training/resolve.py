@@ -29,6 +29,12 @@ COMPILE_SAVES = {"cpu": 0.27, "cuda": 0.35, "mps": 0.0}
 #: how many times its cost compiling has to save before it is chosen: on a busy machine it costs twice as much
 CLEAR_GAIN = 2.0
 
+#: bytes: a CPU's larger tensors are mapped anew each time and their pages cleared, which costs more than it takes to
+#: go through a batch in several passes (docs/log.md); 32 MiB is where glibc's malloc begins to
+MAPPED = 32 * 2**20
+#: tokens that a pass keeps at least, so that its products stay efficient
+SMALLEST_PASS = 1024
+
 #: the longest context for which attention written out may be faster, and its words
 WRITTEN_OUT, MIXES = 512, ("fused", "written_out")
 
@@ -99,9 +105,26 @@ def mix_seconds(mix: Callable[..., Tensor], a: Architecture, batch: int, dtype: 
     return statistics.median(times[1:])
 
 
-def resolve_batch(recipe: Recipe) -> int:
-    """Sequences in one pass: about 2,048 tokens to predict, at least 4 sequences."""
-    return recipe.train.batch or max(4, int(2048 / recipe.row))
+def resolve_batch(recipe: Recipe, device: torch.device) -> Recipe:
+    """The recipe with sequences and passes of a step decided: about 2,048 tokens to predict, at least 4 sequences.
+
+    Where passes are left open, a CPU takes the fewest equal ones whose tensors stay below MAPPED; the step is the same.
+    """
+    t = recipe.train
+    batch = t.batch or max(4, int(2048 / recipe.row))
+    if t.accumulate:
+        return with_train(recipe, batch=batch)
+    row = widest_row(recipe.model) * (2 if t.precision == "bfloat16" else 4)
+    passes = [n for n in range(1, batch + 1) if batch % n == 0 and batch // n * recipe.model.n_ctx >= SMALLEST_PASS]
+    small = [n for n in passes if batch // n * row <= MAPPED and device.type == "cpu"]
+    n = small[0] if small else 1
+    return with_train(recipe, batch=batch // n, accumulate=n)
+
+
+def widest_row(a: Architecture) -> int:
+    """Numbers in the largest tensor that a block makes of one sequence."""
+    of_position = max(a.d_ff, a.n_heads * a.d_head, a.d_model)
+    return max(a.n_ctx * of_position, widest_row(a.encoder) if a.encoder else 0)
 
 
 def resolve_steps(

@@ -77,7 +77,7 @@ def start(
         try:
             known = given.get("tokenizer")
             recipe, corpus, tokens, tokenizer = read_input(recipe, reporter, known, interruption, given.get("size"))
-            recipe = fit_to_input(recipe, tokens, tokenizer)
+            recipe = fit_to_input(recipe, tokens, tokenizer, device)
             check_memory(recipe, device)
             make_data(tokens, recipe, device)  # refuses text too small for a window
             network = build(recipe, device, weights)

@@ -110,7 +110,7 @@ def read_pairs_to_train(
     return pairs, tokens, tokenizer
 
 
-def fit_to_input(recipe: Recipe, tokens: Tokens | PairTokens, tokenizer: Tokenizer) -> Recipe:
+def fit_to_input(recipe: Recipe, tokens: Tokens | PairTokens, tokenizer: Tokenizer, device: torch.device) -> Recipe:
     """The recipe with what the input decides: the vocabulary, and of pairs how much one predicts and what is shown."""
     recipe = replace(recipe, model=with_vocabulary(recipe.model, tokenizer.n_vocab))
     if isinstance(tokens, PairTokens):
@@ -118,7 +118,7 @@ def fit_to_input(recipe: Recipe, tokens: Tokens | PairTokens, tokenizer: Tokeniz
         recipe = replace(recipe, tokens_per_row=len(train) / train.n_pairs)
         shown = recipe.train.sample_prompt or tokens.split.corpus.sources[first]
         recipe = with_train(recipe, sample_prompt=shown)
-    return with_train(recipe, batch=resolve.resolve_batch(recipe))
+    return resolve.resolve_batch(recipe, device)
 
 
 def read_text(
@@ -238,6 +238,8 @@ def settle(
     recipe = with_train(recipe, attention=attention)
     choose_mix(network, attention)
     lines.append(why)
+    if recipe.train.accumulate > 1:
+        lines.append(f"a step: {recipe.train.accumulate} passes of {recipe.train.batch} sequences, gradients added up")
     if recipe.adapt.rank:
         lines.append(describe_adapters(recipe))
     seconds: list[float] = []
