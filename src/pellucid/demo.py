@@ -5,7 +5,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from pellucid.language_model import load, train
+from pellucid.images.run import ImageRun
+from pellucid.language_model import LanguageModel, load, train
 from pellucid.text.documents import bundled
 from pellucid.training.metrics import read_metrics
 from pellucid.training.run import Run, read_recipe
@@ -23,13 +24,14 @@ def main(arguments: list[str] | None = None) -> int:
     if options.fresh:
         shutil.rmtree(HERE, ignore_errors=True)
     run = continue_or_start(options.minutes)
+    assert isinstance(run, Run)  # not of images
     if run.exit_code:
         return run.exit_code
     show(run)
     return 0
 
 
-def continue_or_start(minutes: float) -> Run:
+def continue_or_start(minutes: float) -> Run | ImageRun:
     """The finished demo run; one that was interrupted is continued, none is begun."""
     if not (HERE / "recipe.json").exists():
         return train(bundled("shakespeare"), out=HERE, minutes=minutes, fields={"sample_prompt": "ROMEO:\n"}, show=True)
@@ -44,6 +46,7 @@ def continue_or_start(minutes: float) -> Run:
 def show(run: Run) -> None:
     """Samples, a score, and the next commands."""
     model = load(run.path)
+    assert isinstance(model, LanguageModel)
     rows = [row for row in read_metrics(run.path / "metrics.jsonl") if "held_out_loss" in row]
     first, best = rows[0], min(rows, key=lambda row: row["held_out_loss"])
     print(

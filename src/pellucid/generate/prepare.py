@@ -19,7 +19,7 @@ from pellucid.generate.products import PRODUCTS, available
 from pellucid.model import Transformer
 from pellucid.model.attention import Attention
 from pellucid.model.cache import NO_CACHE, NoCache
-from pellucid.model.shapes import Encoded, Keys, NewKeys, Queries, Stream, Visible
+from pellucid.model.shapes import Encoded, NewKeys, Queries, Stream
 
 #: loaded: as they are; auto: float32 is packed where that pays, all else is as loaded
 Weights = Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8"]
@@ -57,7 +57,7 @@ def prepare(network: Transformer, weights: str) -> Prepared:
     with torch.inference_mode():
         for parent_name, parent in list(made.named_modules()):
             if isinstance(parent, Attention):
-                parent.mix = functools.partial(mix, parent)
+                parent.mix = parent.fused  # of one query too it is faster than written out
                 if not parent.cross:
                     join(parent, weights, parent_name, errors)
             for name, child in list(parent.named_children()):
@@ -97,21 +97,6 @@ def together(
     joined = cast(nn.Module, attention.joined)
     q, k, v = attention.heads(joined(x)).split([width // attention.d_head for width in widths], dim=1)
     return q, k, v
-
-
-def mix(attention: Attention, q: Queries, k: Keys, v: Keys, visible: Visible | None) -> Queries:
-    """sum_j A_ij v_j, written out for a single query, for which the fused kernel costs more than it saves."""
-    if q.size(2) > 1:
-        return attention.fused(q, k, v, visible)
-    mask = attention.mask(1, k.size(2), visible, q)
-    # query heads that read the same keys are rows of one product
-    grouped = q.unflatten(1, (k.size(1), attention.group)).squeeze(3)
-    scores = attention.cap((grouped @ k.transpose(-1, -2)) * attention.scale)
-    if mask is not None:
-        mask = mask.expand(-1, q.size(1), -1, -1) if mask.ndim == 4 else mask.expand(q.size(1), -1, -1)[None]
-        mask = mask.unflatten(1, (k.size(1), attention.group)).squeeze(3)
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    return (scores.softmax(-1) @ v).flatten(1, 2)[:, :, None]
 
 
 def check(network: Transformer, weights: str) -> None:
