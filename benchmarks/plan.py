@@ -95,7 +95,7 @@ def measure(name: str) -> dict[str, Any]:
         return {"bytes": used, "seconds": statistics.median(times[1:])}
     # the allocator needs some steps until it asks the system for little more: what is planned is the time from then on
     times = [timed(step) for _ in range(STEPS)]
-    predicted = training_speed(recipe, device, budget=2.0)
+    predicted = training_speed(recipe, device)
     times += [timed(step) for _ in range(STEPS)]  # before and behind it: the machine may change its mind
     found = {"bytes": used, "seconds": statistics.median(times)}
     planned = {"bytes": training_memory(recipe).peak, "seconds": predicted.seconds, "how": predicted.how}

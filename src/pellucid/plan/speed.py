@@ -21,7 +21,7 @@ from pellucid.training.resolve import resolve_batch
 from pellucid.training.setup import choose_paths, make_optimizer, n_logits
 
 #: layers of the two networks that are timed where a network has more than DEEP
-SHALLOW, DEEP = 1, 3
+SHALLOW, DEEP = 2, 4
 #: the share of a matrix product's speed that a step too large to be tried is assumed to reach
 ASSUMED_SHARE = 0.5
 #: rows and columns of the product that says what the machine can do

@@ -24,8 +24,9 @@ from pellucid.training.chunks import chunked_loss
 
 #: stands in the targets where nothing is scored
 UNSCORED = -100
-#: logits that exist at a time where a pass would have MANY_LOGITS or more: 64 MiB in float32, and 256 MiB
-CHUNK, MANY_LOGITS = 2**24, 2**26
+#: logits that exist at a time where a pass would have MANY_LOGITS or more: 32 MiB in float32, and 256 MiB; larger
+#: blocks are mapped anew each time (docs/log.md)
+CHUNK, MANY_LOGITS = 2**23, 2**26
 #: what a hidden token is replaced with, by share: the mask, a random token, itself (Devlin et al. 2018, 3.1)
 HIDDEN_AS = (0.8, 0.1, 0.1)
 
