@@ -1,27 +1,46 @@
 """Generation: tokens per second and time to the first token, GPT-2 small's shape, beside the peers.
 
-    python -m benchmarks.generation --litgpt /path/to/its/python --nanogpt /path/to/clone
+    python -m benchmarks.generation --litgpt /path/to/its/python --nanogpt /path/to/clone --llama /path/to/its/python
 
-Every candidate is a process of its own, and they write in turns. Weights are random, texts greedy.
+Every candidate is a process of its own, and they write in turns. Weights are random, texts greedy. llama.cpp reads GGUF
+files written for it here (extra `pellucid[gguf]`), with biases, which it wants for this shape.
 """
 
 import argparse
 import contextlib
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
 
+from benchmarks.generation_workers import SHAPE
 from benchmarks.side_by_side import BenchmarkError, Measured, Worker, header, memory_read, show, spread
 
 WORKERS = str(Path(__file__).with_name("generation_workers.py"))
 #: bytes of matrices that a step reads: 12 blocks and the unembedding; int8 lies in float16
 N_MATRIX = 12 * 12 * 768**2 + 50257 * 768
-BYTES = {"loaded": 4, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 2}
+BYTES = {"loaded": 4, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 2, "q8_0": 34 / 32}
 OWN = ("loaded", "float32", "bfloat16", "int8")
 
 
-def commands(options: argparse.Namespace) -> dict[str, list[str]]:
+def gguf_of_the_shape(folder: Path, weights: str) -> str:
+    """The path of a GGUF file of GPT-2 small's shape with random weights; its few tokens are not what is measured."""
+    from pellucid.demo import bundled
+    from pellucid.hub.gguf_file import write_gguf
+    from pellucid.model import Transformer
+    from pellucid.model.weights import initialise
+    from pellucid.presets import preset, with_vocabulary
+    from pellucid.text.tokenizer import train_tokenizer
+
+    path = folder / f"{weights}.gguf"
+    a = with_vocabulary(preset("gpt2"), SHAPE["n_vocab"])
+    tokenizer = train_tokenizer("bpe", [bundled("shakespeare").read_text(encoding="utf-8")[:10_000]], 300)
+    write_gguf(path, initialise(Transformer(a), 0).state_dict(), a, tokenizer, weights)
+    return str(path)
+
+
+def commands(options: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
     """Each candidate's process."""
     own = {f"pellucid {o}": [sys.executable, WORKERS, "pellucid", o] for o in options.own}
     peers = options.peers + ([f"{peer}+static" for peer in options.peers] if options.compiled else [])
@@ -31,6 +50,9 @@ def commands(options: argparse.Namespace) -> dict[str, list[str]]:
         theirs |= {f"litgpt {o}": [options.litgpt, WORKERS, "litgpt", o] for o in peers}
     if options.nanogpt:
         theirs |= {"nanogpt float32": [sys.executable, WORKERS, "nanogpt", options.nanogpt]}
+    if options.llama and options.batch == 1:
+        files = {o: gguf_of_the_shape(folder, o) for o in options.llama_weights}
+        theirs |= {f"llama.cpp {o}": [options.llama, WORKERS, "llama_cpp_python", file] for o, file in files.items()}
     return own | theirs
 
 
@@ -69,6 +91,10 @@ def main() -> None:
     parser.add_argument("--no-transformers", dest="transformers", action="store_false", help="leave this peer out")
     parser.add_argument("--litgpt", help="the Python of an environment that has litgpt")
     parser.add_argument("--nanogpt", help="a clone of nanoGPT")
+    parser.add_argument("--llama", help="the Python of an environment that has llama-cpp-python")
+    parser.add_argument(
+        "--llama-weights", nargs="+", default=["float32", "float16", "q8_0"], help="what it reads them in"
+    )
     parser.add_argument("--compiled", action="store_true", help="measure the peers' compiled settings too (minutes)")
     parser.add_argument("--own", nargs="+", default=OWN, help="which of our settings")
     parser.add_argument("--peers", nargs="*", default=["float32", "bfloat16"], help="the peers' precisions")
@@ -79,7 +105,8 @@ def main() -> None:
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         workers = {}
-        for name, command in commands(options).items():
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for name, command in commands(options, folder).items():
             try:
                 workers[name] = stack.enter_context(Worker(command))
             except BenchmarkError as error:

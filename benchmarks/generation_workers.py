@@ -93,7 +93,24 @@ def nanogpt(option: str) -> Write:
     return lambda tokens, n: model.generate(tokens, n, top_k=1)
 
 
+def llama_cpp_python(option: str) -> Write:
+    """option: a GGUF file, whose weights are what they are kept in. One sequence, as many threads as PyTorch takes."""
+    from llama_cpp import Llama  # type: ignore[import-not-found]
+
+    threads = torch.get_num_threads()
+    model = Llama(option, n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
+
+    def write(tokens: torch.Tensor, n: int) -> None:
+        model.reset()  # or the prompt is found in its cache the second time
+        for number, _ in enumerate(model.generate(tokens[0].tolist(), temp=0.0, repeat_penalty=1.0), 1):
+            if number == n:
+                return
+
+    return write
+
+
 WRITERS = {"pellucid": pellucid, "transformers": transformers, "litgpt": litgpt, "nanogpt": nanogpt}
+WRITERS |= {"llama_cpp_python": llama_cpp_python}
 
 
 def timed(write: Write, tokens: torch.Tensor, n: int) -> float:
