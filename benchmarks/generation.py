@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -34,7 +35,7 @@ def gguf_of_the_shape(folder: Path, weights: str) -> str:
     from pellucid.text.tokenizer import train_tokenizer
 
     path = folder / f"{weights}.gguf"
-    a = with_vocabulary(preset("gpt2"), SHAPE["n_vocab"])
+    a = replace(with_vocabulary(preset("gpt2"), SHAPE["n_vocab"]), n_ctx=SHAPE["n_ctx"])
     tokenizer = train_tokenizer("bpe", [bundled("shakespeare").read_text(encoding="utf-8")[:10_000]], 300)
     write_gguf(path, initialise(Transformer(a), 0).state_dict(), a, tokenizer, weights)
     return str(path)

@@ -98,7 +98,7 @@ def llama_cpp_python(option: str) -> Write:
     from llama_cpp import Llama  # type: ignore[import-not-found]
 
     threads = torch.get_num_threads()
-    model = Llama(option, n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
+    model = Llama(option, n_ctx=SHAPE["n_ctx"], n_threads=threads, n_threads_batch=threads, verbose=False)
 
     def write(tokens: torch.Tensor, n: int) -> None:
         model.reset()  # or the prompt is found in its cache the second time
