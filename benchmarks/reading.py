@@ -2,85 +2,50 @@
 
     python -m benchmarks.reading FILE.jsonl ... --vocabulary 8192
 
-Every turn is a process of its own that reads the files, encodes every document on all cores and writes the ids to an
-empty folder; seconds are without imports, memory is the anonymous resident memory of the process and its children,
-looked at every 20 ms. Both have to find the same number of ids.
+Every turn is a process of its own (`benchmarks.reading_worker`) that reads the files, encodes every document on all
+cores and writes the ids to an empty folder; seconds are without imports. Memory is what the process and its children
+have for themselves, Linux's Pss_Anon: a page that several share counts once. It is looked at every 20 ms. Both have to
+find the same number of ids.
 """
 
 import argparse
-import importlib
+import contextlib
 import itertools
 import json
-import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from benchmarks.reading_worker import WORK
 from benchmarks.side_by_side import BenchmarkError, Measured, header, interleave, show, spread
 
 
-def ours(files: list[str], tokenizer: str, out: str) -> int:
-    """Counted, hashed, split, encoded, and written as tokens of two parts; separators are not counted."""
-    from pellucid.text import load_tokenizer, prepare, read_corpus, split_corpus
-
-    tokens = prepare(split_corpus(read_corpus(files)), load_tokenizer(tokenizer), out)
-    return sum(part["tokens"] - part["documents"] for part in tokens.manifest["parts"].values())
-
-
-def theirs(files: list[str], tokenizer: str, out: str) -> int:
-    """`load_dataset` and `map` with as many processes as there are cores, as its documentation shows it."""
-    import datasets
-    from tokenizers import Tokenizer
-
-    datasets.disable_progress_bars()
-    engine = Tokenizer.from_file(f"{tokenizer}/tokenizer.json")
-
-    def encode(rows: dict) -> dict:
-        return {"ids": [one.ids for one in engine.encode_batch_fast(rows["text"], add_special_tokens=False)]}
-
-    read = datasets.load_dataset("json", data_files=files, split="train", cache_dir=out)
-    made = read.map(encode, batched=True, remove_columns=read.column_names, num_proc=os.cpu_count())
-    return sum(len(ids) for batch in made.with_format("arrow").iter(1000) for ids in batch["ids"])
-
-
-WORK: dict[str, Callable[[list[str], str, str], int]] = {"pellucid": ours, "datasets + tokenizers": theirs}
-
-
-def work(name: str, files: list[str], tokenizer: str) -> None:
-    """One turn, in this process: seconds and ids on standard output."""
-    for module in {"pellucid": ["pellucid.text"]}.get(name, ["datasets", "tokenizers"]):
-        importlib.import_module(module)  # before the clock runs
-    with tempfile.TemporaryDirectory() as out:
-        start = time.perf_counter()
-        n_ids = WORK[name](files, tokenizer, out)
-        print(json.dumps({"seconds": time.perf_counter() - start, "ids": n_ids}))
-
-
 def anonymous_bytes(root: int) -> int:
-    """Anonymous resident memory of a process and all below it."""
-    parents, sizes = {}, {}
+    """Anonymous memory of a process and all below it, a page that several share counted once."""
+    parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                status = dict(line.split(":", 1) for line in (entry / "status").read_text().splitlines() if ":" in line)
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(status["PPid"])
-            sizes[int(entry.name)] = 1024 * int(status.get("RssAnon", "0").split()[0])
+            with contextlib.suppress(OSError):  # it has ended
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
     family = {root}
     while more := {child for child, parent in parents.items() if parent in family} - family:
         family |= more
-    return sum(sizes.get(process, 0) for process in family)
+    kibibytes = 0
+    for process in family:
+        with contextlib.suppress(OSError):
+            found = re.search(r"Pss_Anon: *(\d+)", Path(f"/proc/{process}/smaps_rollup").read_text())
+            kibibytes += int(found[1]) if found else 0
+    return 1024 * kibibytes
 
 
 def turn(name: str, files: list[str], tokenizer: str, found: dict[str, list[dict]]) -> float:
     """Seconds of one turn; its memory and ids are kept in `found`."""
-    command = [sys.executable, "-m", "benchmarks.reading", *files, "--turn", name, "--tokenizer", tokenizer]
+    command = [sys.executable, "-m", "benchmarks.reading_worker", name, tokenizer, *files]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peak = 0
     while process.poll() is None:
@@ -99,12 +64,7 @@ def main() -> None:
     parser.add_argument("files", nargs="+")
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--turn", choices=list(WORK), help=argparse.SUPPRESS)
-    parser.add_argument("--tokenizer", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.turn:
-        work(options.turn, options.files, options.tokenizer)
-        return
     from pellucid.text import read_corpus, train_tokenizer
 
     corpus, found = read_corpus(options.files), {}

@@ -23,8 +23,9 @@ import numpy as np
 from pellucid.text.interface import Tokenizer, TokenizerError
 from pellucid.text.pieces import Piece
 
-#: characters per unit; a document longer than that is cut where its tokenizer allows it
-UNIT = 1 << 20
+#: characters per unit; a document longer than that is cut where its tokenizer allows it. A worker needs some 100 bytes
+#: for each while it encodes them (docs/log.md)
+UNIT = 1 << 17
 #: bytes of text that are worth starting workers, and the most of them
 WORTH_WORKERS, MOST_WORKERS = 1 << 23, 16
 _SIZE = struct.Struct("<Q")
@@ -68,7 +69,7 @@ class Counter:
 
 
 def units_of(documents: Iterable[Iterator[Piece]], tokenizer: Tokenizer, counted: Counter) -> Iterator[Unit]:
-    """Documents in units of about a million characters."""
+    """Documents in units of about UNIT characters."""
     texts: list[str] = []
     ends: list[bool] = []
     size = 0

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pellucid.text import encoding
 from pellucid.text.encoding import Counter, Encoders, choose_workers, units_of
 from pellucid.text.interface import Tokenizer
 from pellucid.text.locking import lock
@@ -68,7 +69,8 @@ def _working_folder(final: Path) -> Iterator[Path]:
 
     While another process is at it, a folder of this call's own. After a failure, finished shards stay.
     """
-    shared = final.with_name(f".{final.name}.partial")
+    # what is finished is counted in units, so those of another size are another folder's
+    shared = final.with_name(f".{final.name}.{encoding.UNIT}.partial")
     shared.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
         working = shared
