@@ -94,7 +94,9 @@ def test_ids_and_text_are_theirs(made):
         ids = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
         assert ours.encode(text) == ids, text
         assert ours.encode_batch([text])[0].tolist() == ids
-        assert [i for part in ours.encode_pieces([text[:7], text[7:]]) for i in part] == ids
+        pieces = [text[:7], text[7:]]
+        assert [i for part in ours.encode_pieces(pieces) for i in part] == ids
+        assert [i for part in ours.encode_batch(ours.chunks(pieces)) for i in part] == ids
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
         assert not set(ids) & set(ours.special.values()) - {ours.unknown}
     assert ours.n_vocab == len(theirs)

@@ -457,6 +457,9 @@ def test_a_sample_is_spread_evenly_and_said(shakespeare):
     assert all(chunk in shakespeare for chunk in chunks)
     assert shakespeare.index(chunks[-1]) > 0.8 * len(shakespeare)
     assert list(evenly(["abc"], 1.0)) == ["abc"]
+    assert list(evenly(["abc"], 0.1)) == ["abc"]
+    assert "".join(evenly([shakespeare], 1.0)) == shakespeare
+    assert len(list(evenly([shakespeare[:41_000]], 0.1))) == 2
     whole, part = (train_tokenizer("bpe", [shakespeare], 600, share=share) for share in (1.0, 0.25))
     assert part.hash != whole.hash
     assert part.notes[-1] == "the tokenizer was trained on 0.25 of the training text, evenly spread"

@@ -6,7 +6,6 @@ occurs once is a memory of one place, not a pattern. Ties go to the pair of the 
 that training is deterministic (S0-1.1-e ... j of docs/mathematics.md).
 """
 
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -135,25 +134,13 @@ class BPETokenizer(Tokenizer):
     def _encode(self, text: str) -> list[int]:
         return _guarded(self._engine.encode, text, add_special_tokens=False).ids
 
-    def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
-        texts = list(texts)
-        for text in texts:
-            check_text(text)
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         encoded = _guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
 
     def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
+        # a pattern that is not known, and none, has no known borders
         return cut_at_borders(pieces, border=self._border) if self._border else iter(["".join(pieces)])
-
-    def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
-        """As for every tokenizer, cut again at borders of pre-tokens so that the ids are those of the joined text.
-
-        Exception: a run of more than 16 million characters without a space or newline is cut where it stands.
-        A pre-tokenizer of an unknown pattern, or of none, has no known borders, so there the text is joined first.
-        """
-        chunks = self.chunks(pieces)
-        while batch := list(itertools.islice(chunks, 16)):
-            yield from self.encode_batch(batch)
 
     @cached_property
     def _bytes(self) -> list[bytes]:

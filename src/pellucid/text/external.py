@@ -17,7 +17,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from pellucid.text.bpe import KNOWN_PATTERNS, _guarded, _steps
-from pellucid.text.interface import Tokenizer, TokenizerError, check_special, check_text
+from pellucid.text.interface import Tokenizer, TokenizerError, check_special
 
 MODELS = {"BPE": "sentencepiece", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
 #: what ends a text there, the first of them that is declared
@@ -79,16 +79,13 @@ class ExternalTokenizer(Tokenizer):
     def _encode(self, text: str) -> list[int]:
         return _guarded(self._engine.encode, text, add_special_tokens=False).ids
 
-    def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
-        texts = list(texts)
-        for text in texts:
-            check_text(text)
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         encoded = _guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
 
-    def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
-        """The text is joined first: there are no borders at which any of these may be cut."""
-        yield self.encode_batch(["".join(pieces)])[0]
+    def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
+        # there are no borders at which any of these may be cut
+        return iter(["".join(pieces)])
 
     def decode(self, ids: Iterable[int], *, errors: str = "replace") -> str:
         """The text that the engine makes of `ids`, which may leave out a first space; special ids add nothing."""

@@ -9,6 +9,7 @@ through U+FFFD.
 import abc
 import codecs
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -20,6 +21,8 @@ import numpy as np
 
 #: the separator between documents, declared in every vocabulary
 SEPARATOR = "<|endoftext|>"
+#: chunks of a text that are encoded in one call
+TOGETHER = 16
 
 
 #: what stands for a hidden token, ours first, in other projects' vocabularies
@@ -120,16 +123,28 @@ class Tokenizer(abc.ABC):
 
     def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
         """Ids of each text, int64; no special ids."""
-        return [np.asarray(self.encode(text), dtype=np.int64) for text in texts]
+        texts = list(texts)
+        for text in texts:
+            check_text(text)
+        return self._encode_batch(texts)
+
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """Ids of texts that have been checked."""
+        return [np.asarray(self._encode(text), dtype=np.int64) for text in texts]
 
     def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
         """The same text cut so that the ids of the chunks, one after another, are those of the joined text."""
         return iter(pieces)
 
     def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
-        """Ids of one text that comes in pieces, in bounded memory: concatenated, the ids of the joined text."""
-        for piece in pieces:
-            yield self.encode_batch([piece])[0]
+        """Ids of one text that comes in pieces: concatenated, the ids of the joined text.
+
+        In bounded memory where it is known at which borders a text may be cut; joined first where it is not.
+        Exception: a run of more than 16 million characters without a border is cut where it stands.
+        """
+        chunks = self.chunks(pieces)
+        while batch := list(itertools.islice(chunks, TOGETHER)):
+            yield from self.encode_batch(batch)
 
     # Ids to text ----------------------------------------------------------------------------
 

@@ -56,10 +56,7 @@ class CharTokenizer(Tokenizer):
         known = self._points[np.minimum(ids, len(self._points) - 1)] == points
         return np.where(known, ids, self.unknown).astype(np.int64)
 
-    def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
-        texts = list(texts)
-        for text in texts:
-            check_text(text)
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [self._lookup(text) for text in texts]
 
     def _table(self) -> Sequence[bytes]:
@@ -96,10 +93,7 @@ class ByteTokenizer(Tokenizer):
     def _encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
-        texts = list(texts)
-        for text in texts:
-            check_text(text)
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) for text in texts]
 
     def _table(self) -> Sequence[bytes]:

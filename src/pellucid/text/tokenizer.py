@@ -68,12 +68,11 @@ def train_tokenizer(
 
 
 def evenly(texts: Iterable[str], share: float) -> Iterator[str]:
-    """Chunks of about SAMPLED characters, evenly spread over the texts, `share` of them all."""
-    owed = 0.0
-    for chunk in cut_at_borders(texts, size=SAMPLED):
-        owed += share
-        if owed >= 1:
-            owed -= 1
+    """Chunks of about SAMPLED characters, evenly spread over the texts from the first on, `share` of them all."""
+    taken = 0
+    for seen, chunk in enumerate(cut_at_borders(texts, size=SAMPLED)):
+        if taken <= seen * share:
+            taken += 1
             yield chunk
 
 

@@ -58,20 +58,12 @@ class WordTokenizer(Tokenizer):
     def _encode(self, text: str) -> list[int]:
         return self._engine.encode(text, add_special_tokens=False).ids
 
-    def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
-        texts = list(texts)
-        for text in texts:
-            check_text(text)
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         encoded = self._engine.encode_batch_fast(texts, add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
 
     def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
         return cut_at_borders(pieces)
-
-    def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
-        """As for every tokenizer; a run of more than 16 million characters without a blank is cut where it stands."""
-        for chunk in self.chunks(pieces):
-            yield from self.encode_batch([chunk])
 
     def _table(self) -> Sequence[bytes]:
         return self._bytes

@@ -21,7 +21,7 @@ class ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, readout: nn.Module, loss: Summed, x: Tensor, targets: Tensor, size: int, *weights: Tensor
     ) -> Tensor:
-        total = torch.zeros((), dtype=weights[0].dtype, device=x.device)
+        total = torch.zeros((), dtype=readout.get_parameter("weight").dtype, device=x.device)
         by_x, by_weights = torch.empty_like(x), [torch.zeros_like(w) for w in weights]
         for part, wanted, into in zip(x.split(size), targets.split(size), by_x.split(size), strict=True):
             with torch.enable_grad():
@@ -43,6 +43,6 @@ class ChunkedLoss(torch.autograd.Function):
 
 def chunked_loss(readout: nn.Module, loss: Summed, x: Tensor, targets: Tensor, n_logits: int) -> Tensor:
     """loss(readout(x), targets), `n_logits` logits at a time; x [pos, d_model], targets [pos], loss a sum over them."""
-    weights = tuple(readout.parameters())
+    weights = tuple(w for w in readout.parameters() if w.requires_grad)  # adapters leave it as it is
     size = max(1, n_logits // readout.get_parameter("weight").size(0))
     return ChunkedLoss.apply(readout, loss, x, targets, size, *weights)  # type: ignore[no-any-return]

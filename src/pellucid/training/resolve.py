@@ -194,7 +194,7 @@ def n_trained(recipe: Recipe) -> int:
 def training_bytes(a: Architecture, batch: int, precision: str, trained: int | None = None) -> int:
     """A quick estimate of what training needs at once: weights, gradients, AdamW's two averages, activations.
 
-    It decides the clear cases; `pellucid.training.memory` says what is needed.
+    `pellucid.training.memory` says what is needed.
 
     Activations are counted per position as the tensors that the backward pass of a block keeps: about
     10 d_model + 3 d_ff + what q, k, v take, and the logits twice, of one chunk where there are many; an encoder's
