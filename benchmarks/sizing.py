@@ -29,6 +29,7 @@ from benchmarks.side_by_side import header, show
 from pellucid.demo import bundled
 from pellucid.plan import sizing
 from pellucid.plan.sizing import CONTEXT, DROPOUT, PASSES_WITHOUT_DROPOUT, STEPPING
+from pellucid.text import read_corpus, split_corpus
 from pellucid.training.display import QuietReporter
 from pellucid.training.recipe import Recipe, make_recipe
 from pellucid.training.resolve import with_length
@@ -170,12 +171,12 @@ def grid() -> Iterator[Cell]:
 def neighbours(corpus: str, text: str, seconds: float) -> list[Cell]:
     """The size that is chosen, first, and those next to it in width, depth and vocabulary, each used as it would be."""
     recipe = with_length(make_recipe((), None, {}), {"minutes": seconds / 60})
-    n = int(len(text) * (1 - held_out(text)))
-    c = sizing.choose(recipe, n, (1.0, 1.0)).chosen
+    known = known_of(text)
+    c = sizing.choose(recipe, known, (1.0, 1.0)).chosen
     beside = [c, *(replace(c, d_model=d) for d in two_beside(c.d_model, sizing.WIDTHS))]
     beside += [replace(c, n_layers=k) for k in two_beside(c.n_layers, sizing.DEPTHS)]
     beside += [replace(c, vocabulary=v) for v in (max(c.vocabulary // 2, 320), 2 * c.vocabulary)]
-    return [as_cell(corpus, seconds, used(size, n, recipe)) for size in beside]
+    return [as_cell(corpus, seconds, used(size, known, recipe)) for size in beside]
 
 
 def two_beside(value: int, values: Sequence[int]) -> list[int]:
@@ -185,10 +186,18 @@ def two_beside(value: int, values: Sequence[int]) -> list[int]:
     return [v for v in values[first : first + 3] if v != value]
 
 
-def used(size: sizing.Size, n_characters: int, recipe: Recipe) -> sizing.Size:
+def known_of(text: str) -> sizing.Text:
+    """What sizing knows of a text whose end is held out."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "text.txt"
+        file.write_text(text, encoding="utf-8")
+        return sizing.text_of(split_corpus(read_corpus([file]), held_out(text)))
+
+
+def used(size: sizing.Size, text: sizing.Text, recipe: Recipe) -> sizing.Size:
     """The size with the batch and the steps that it would have."""
     fresh = replace(size, batch=sizing.FEWEST_SEQUENCES)
-    return sizing.within(fresh, n_characters, recipe, STEPPING * 60 * recipe.train.minutes, (1.0, 1.0))
+    return sizing.within(fresh, text, recipe, STEPPING * 60 * recipe.train.minutes, (1.0, 1.0))
 
 
 def as_cell(corpus: str, seconds: float, s: sizing.Size) -> Cell:

@@ -212,6 +212,32 @@ def test_the_command_trains_the_same_run_again(run, monkeypatch):
     assert first == second
 
 
+def test_the_command_names_the_model_that_a_run_started_from(run, tmp_path, monkeypatch):
+    """Of all its weights, and of adapters: the same losses again."""
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    given = {"batch": 2, "accumulate": 1, "compile": "no", "precision": "float32", "attention": "fused"}
+    for name, rank in (("on", 0), ("lora", 2)):
+        fields = given | {"adapt.rank": rank, "sample_every": -1}
+        text = Contents.of(run).recipe.inputs[0]
+        path = pellucid.train(text, out=tmp_path / name, from_model=run, steps=4, fields=fields).path
+        said = Contents.of(path).command
+        assert f"--from {run}" in said
+        assert f"as long as {run} holds the weights" in Page(page_of(Contents.of(path))).text
+        assert main(said.split()[1:]) == 0
+        first, second = (Contents.of(folder).series("loss") for folder in (path, path.with_name(f"{name}-again")))
+        assert first == second
+
+
+def test_what_came_through_a_pipe_cannot_be_trained_again_by_a_command(run):
+    about = Contents.of(run)
+    about = replace(about, recipe=replace(about.recipe, inputs=("-",)))
+    assert about.command == ""
+    said = page_of(about)
+    assert "came through a pipe" in Page(said).text
+    assert "bit for bit" not in Page(said).text
+    assert "class=command" not in said
+
+
 @pytest.mark.parametrize(
     "missing", ["yardstick.json", "machine.json", "data.json", "metrics.jsonl", "tokenizer.json", "checkpoints"]
 )

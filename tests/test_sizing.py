@@ -9,14 +9,28 @@ from hypothesis import strategies as st
 
 import pellucid
 from pellucid.plan import sizing
-from pellucid.plan.sizing import Size, choose, expected, explained, is_open, lines_of, seconds_of, size_to, sized
-from pellucid.text import bundled
+from pellucid.plan.sizing import (
+    Size,
+    Text,
+    choose,
+    expected,
+    explained,
+    is_open,
+    lines_of,
+    meetings,
+    seconds_of,
+    size_to,
+    sized,
+    text_of,
+    variety,
+)
+from pellucid.text import bundled, read_corpus, split_corpus
 from pellucid.training import setup
 from pellucid.training.choices import TrainChoices
 from pellucid.training.recipe import RecipeError, make_recipe
 from pellucid.training.resolve import with_length
 
-texts = st.integers(2_000, 10**9)
+texts = st.builds(Text, st.integers(2_000, 10**9), st.floats(*sizing.VARIETIES))
 minutes = st.floats(0.1, 600)
 scales = st.floats(0.001, 10).map(lambda s: (s, s))
 
@@ -36,7 +50,7 @@ def test_what_is_chosen_is_the_best_of_what_was_considered_and_fits_the_time(n, 
     assert c.passes <= sizing.MOST_PASSES or c.steps == 1
     assert c.ngrams == (c.passes <= sizing.PASSES_WITH_TABLES[0])
     assert all(math.isfinite(s.expected) and s.steps >= 1 for s in made.considered)
-    assert c.vocabulary == sizing.SMALLEST or c.vocabulary * sizing.MEETINGS[c.ngrams] <= c.steps * c.tokens
+    assert c.vocabulary == sizing.SMALLEST or c.vocabulary * meetings(c, n) <= c.steps * c.tokens
 
 
 @settings(deadline=None, max_examples=40)
@@ -51,11 +65,11 @@ def test_more_time_is_never_ranked_worse(n, t, scale):
 @given(st.integers(1, 10**6), st.floats(0.01, 30))
 def test_more_weights_steps_or_text_rank_better(steps, passes):
     size = Size(1024, 128, 4, 16, steps=steps, passes=passes)
-    n = 10**6
+    n = Text(10**6)
     assert expected(sizing.replace(size, d_model=192), n) < expected(size, n)
     assert expected(sizing.replace(size, steps=2 * steps), n) < expected(size, n)
     assert expected(sizing.replace(size, passes=1.5 * passes), n) < expected(size, n)
-    assert expected(size, 2 * n) < expected(size, n)
+    assert expected(size, Text(2 * 10**6)) < expected(size, n) < expected(size, Text(10**6, 2.0))
 
 
 def test_a_step_costs_more_with_all_that_is_larger():
@@ -87,17 +101,24 @@ def test_sizes_are_chosen_where_none_is_given_for_a_run_of_minutes(fields, lengt
     assert is_open(with_length(make_recipe((), None, fields), length), fields) is open_
 
 
-def test_what_is_given_stays(monkeypatch):
+def a_split(folder, n):
+    """`n` characters of Shakespeare, a tenth held out."""
+    file = folder / "text.txt"
+    file.write_text(bundled("shakespeare").read_text(encoding="utf-8")[:n], encoding="utf-8")
+    return split_corpus(read_corpus([file]))
+
+
+def test_what_is_given_stays(monkeypatch, tmp_path):
     monkeypatch.setattr(sizing, "scale_of", lambda recipe, device: (1.0, 1.0))
     given_ = {"dropout": 0.3, "model.ngrams": (2,), "train.batch": 5, "text.vocabulary": 700}
-    made, lines = size_to(recipe(20.0, **given_), 10_000, given=given_)
+    made, lines = size_to(recipe(20.0, **given_), a_split(tmp_path, 10_000), given=given_)
     assert (made.train.batch, made.text.vocabulary, made.model.ngrams) == (5, 700, (2,))
     assert made.model.dropout.embed == 0.3
     assert made.model.n_ctx == sizing.CONTEXT
     assert "5 sequences a step" in lines[0]
     assert "with tables of n-grams" in lines[0]
     assert not any("dropout" in line for line in lines)
-    other, lines = size_to(recipe(20.0, tokenizer="char"), 10_000, given={"tokenizer": "char"})
+    other, lines = size_to(recipe(20.0, tokenizer="char"), a_split(tmp_path, 10_000), given={"tokenizer": "char"})
     assert other.text.vocabulary == 0
     assert other.model.ngrams == ()
     assert "without tables of n-grams" in lines[0]
@@ -106,30 +127,49 @@ def test_what_is_given_stays(monkeypatch):
 
 
 def test_a_small_text_ends_before_its_time_and_says_so():
-    made = choose(recipe(100.0), 20_000, (1.0, 1.0))
+    made = choose(recipe(100.0), Text(20_000), (1.0, 1.0))
     again = sized(recipe(100.0), made, set())
     assert (again.train.minutes, again.train.epochs) == (0.0, sizing.MOST_PASSES)
     assert "reading on would learn this text by heart" in lines_of(made, again)[-1]
 
 
+def test_many_languages_are_of_more_variety_than_one(tmp_path):
+    """Measured on a sample of the part to train on, whose length hardly matters; a text of one letter has none."""
+    known = [text_of(a_split(tmp_path, n)) for n in (10_000, 100_000)]
+    assert [text.n_characters for text in known] == [9_000, 90_000]
+    assert known[0].variety == pytest.approx(known[1].variety, rel=0.15)
+    sample = bundled("shakespeare").read_text(encoding="utf-8")[:25_000]
+    other = "".join(chr(ord(c) + 1000) for c in sample)
+    assert variety(sample + other) == pytest.approx(2**0.5 * variety(sample), rel=0.01)
+    assert variety("a" * 50_000) == variety("") == sizing.VARIETIES[0]
+    assert variety("".join(map(chr, range(40_000, 50_000)))) == sizing.VARIETIES[1]
+
+
+def test_of_more_variety_fewer_ids_are_chosen_and_more_is_read():
+    one, many = (choose(recipe(0.75), Text(5_000_000, v), (1.0, 1.0)).chosen for v in (1.0, 3.0))
+    assert many.vocabulary < one.vocabulary
+    assert many.d_model <= one.d_model
+    assert many.steps * many.tokens > one.steps * one.tokens
+
+
 def test_characters_have_tables_for_longer():
     """They are worth more there, and a text has more characters than pieces of words."""
-    by_character = choose(recipe(3.0, tokenizer="char"), 1_000_000, (1.0, 1.0))
-    by_piece = choose(recipe(3.0), 1_000_000, (1.0, 1.0))
+    by_character = choose(recipe(3.0, tokenizer="char"), Text(1_000_000), (1.0, 1.0))
+    by_piece = choose(recipe(3.0), Text(1_000_000), (1.0, 1.0))
     assert (by_character.by_character, by_piece.by_character) == (True, False)
     assert sizing.PASSES_WITH_TABLES[0] < by_character.chosen.passes <= sizing.PASSES_WITH_TABLES[1]
     assert by_character.chosen.ngrams
     for made, worth in zip((by_piece, by_character), sizing.TABLES, strict=True):
         size = sizing.replace(made.chosen, ngrams=False)
-        without = expected(size, 1_000_000, made.by_character)
-        assert without - expected(sizing.replace(size, ngrams=True), 1_000_000, made.by_character) == pytest.approx(
-            worth
-        )
+        without = expected(size, Text(1_000_000), made.by_character)
+        assert without - expected(
+            sizing.replace(size, ngrams=True), Text(1_000_000), made.by_character
+        ) == pytest.approx(worth)
         assert f"less {worth:g} with tables" in "\n".join(explained(made))
 
 
 def test_the_explanation_holds_the_formula_and_what_was_chosen():
-    made = choose(recipe(), 1_000_000, (1.5, 2.0))
+    made = choose(recipe(), Text(1_000_000), (1.5, 2.0))
     said = "\n".join(explained(made))
     for value in (*sizing.FEW, *sizing.LITTLE, *sizing.SHORT, sizing.TABLES[0], sizing.PASSES_WITH_TABLES[0]):
         assert f"{value:g}" in said
@@ -141,7 +181,7 @@ def test_the_explanation_holds_the_formula_and_what_was_chosen():
 
 
 def test_what_does_not_fit_into_memory_is_not_considered():
-    whole, little = (choose(recipe(600.0), 10**9, (1e-4, 1e-4), room) for room in (math.inf, 2e8))
+    whole, little = (choose(recipe(600.0), Text(10**9), (1e-4, 1e-4), room) for room in (math.inf, 2e8))
     assert max(s.d_model for s in little.considered) < max(s.d_model for s in whole.considered)
 
 

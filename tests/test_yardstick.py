@@ -1,6 +1,7 @@
 """The yardstick of a run, and each of its warnings on a run that has the fault and on one that has not."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from pellucid.text.pair_tokens import encode_pairs
 from pellucid.text.pairs import read_pairs, split_pairs
 from pellucid.text.tokenizer import ByteTokenizer
 from pellucid.text.tokens import Part
+from pellucid.training.checkpoint import folder_of, steps_of
 from pellucid.training.overfitting import Curve
 
 TINY = {name: value for name, value in FIELDS.items() if name != "steps"}
@@ -231,8 +233,21 @@ def test_a_run_that_overfits_says_so_once_and_one_that_does_not_says_nothing(tmp
     assert not said[20_000]
 
 
-def test_a_resumed_run_warns_as_the_uninterrupted_one(text, tmp_path, monkeypatch):
-    """What the curve knows is in the metrics."""
+def test_a_resumed_run_warns_as_the_uninterrupted_one(tmp_path):
+    """It goes on from before the warning, and knows of the evaluations of the first sitting."""
+    fields = {"d_model": 32, "dropout": 0, "accumulate": 1, "batch": 8, "evaluate_every": 20, "evaluate_tokens": 200}
+    (tmp_path / "text.txt").write_text(SHAKESPEARE.read_text(encoding="utf-8")[:600], encoding="utf-8")
+    fields |= {"learning_rate": 1e-2, "keep_last": 10}
+    run = train(tmp_path / "text.txt", out=tmp_path / "run", steps=160, **fields)
+    (warned,) = [row for row in rows(run.path) if "warning" in row]
+    for step in steps_of(run.path):
+        if step >= warned["step"]:
+            shutil.rmtree(folder_of(run.path, step))
+    pellucid.train(out=run.path, resume=True)
+    assert [row for row in rows(run.path) if "warning" in row] == [warned]
+
+
+def test_what_the_curve_knows_is_in_the_metrics(text, tmp_path):
     run = start_run(text, tmp_path / "run")
     found = Curve.of(rows(run.path))
     whole = [row for row in rows(run.path) if "held_out_loss" in row]

@@ -75,7 +75,7 @@ def write_adapter(run: Path, folder: Path, checkpoint: str = "best", family: str
     The modules are called as in the base's family; see `family_of_base`. Raises RecipeError for a run without adapters.
     """
     recipe = read_recipe(run)
-    if recipe.base is None:
+    if recipe.base is None or not recipe.adapt.rank:
         raise RecipeError(f"{run} has no adapters: it was trained without --lora")
     step = int(checkpoint) if checkpoint.isdigit() else best_step(run) if checkpoint == "best" else None
     found, _ = load_checkpoint(run, step)

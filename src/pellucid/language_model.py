@@ -196,7 +196,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     from_model: str | Path | None = None,
-    predictor: str = "transformer",
+    predictor: str | None = None,
     preset: str | None = None,
     recipe: str | Path | None = None,
     fields: Mapping[str, Any] | None = None,
@@ -209,8 +209,9 @@ def train(
 ) -> Run | ImageRun:
     """Train a language model on text files and folders, into the run folder `out` (runs/NAME unless given).
 
-    predictor   transformer, or ngram, neural-probabilistic, recurrent (`pellucid.predictors`), with its own fields;
-                image-classifier reads a .npz file of images and labels (`pellucid.images.run`), its length in epochs
+    predictor   transformer unless given, or ngram, neural-probabilistic, recurrent (`pellucid.predictors`), with
+                their own fields; image-classifier reads a .npz file of images and labels (`pellucid.images.run`), its
+                length in epochs
     preset      an architecture of `pellucid.presets`. Without one, and without sizes among the fields, a run of
                 minutes is sized to its text and time (`pellucid.plan.sizing`), and one of another length is "small"
     recipe      a TOML or JSON file of fields
@@ -229,7 +230,9 @@ def train(
     file = None if recipe is None else Path(recipe)
     asked = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
     changes, length = take_length(fields or {}, asked)
-    kind = predictor if not resume or out is None else kind_of(Path(out))
+    kind = (predictor or "transformer") if not resume or out is None else kind_of(Path(out))
+    if resume:
+        check_resumed(out, kind, predictor, from_model)
     if kind != "transformer":
         if wrong := [n for n, v in (("preset", preset), ("recipe", recipe), ("from", from_model)) if v is not None]:
             raise RecipeError(f"{wrong[0]} goes with a transformer, not with predictor = {kind}: leave it out")
@@ -274,10 +277,9 @@ def start_from(
         raise ModelError(f"{model} holds a predictor of kind {source.kind}: --from needs a transformer")
     if preset:
         raise RecipeError(f"--from takes the architecture of {model}: leave out --preset {preset}")
-    made = make_recipe_on(source.architecture, paths, changes, file)
     weights = dict(source.network.named_parameters())
-    if made.adapt.rank:
-        made = replace(made, base=base_of(model, source.provenance, weights))
+    base = base_of(model, source.provenance, weights)
+    made = replace(make_recipe_on(source.architecture, paths, changes, file), base=base)
     return made, {"tokenizer": source.tokenizer, "weights": weights}
 
 
@@ -302,6 +304,14 @@ def continue_run(
     weights = base_weights(recipe) if recipe.adapt.rank else None
     run = runs.resume(Path(out), inputs, length, reporter, sampler_of(recipe), weights)
     return with_adapter(finish(run, reporter))
+
+
+def check_resumed(out: str | Path | None, kind: str, predictor: str | None, from_model: str | Path | None) -> None:
+    """Refuse what a run that goes on cannot have: another kind, or weights to start from."""
+    if predictor not in (None, kind):
+        raise RecipeError(f"{out} is a run of kind {kind}: resume it without predictor = {predictor}")
+    if from_model is not None:
+        raise RecipeError(f"a run that is resumed goes on from its own weights: leave out --from {from_model}")
 
 
 def with_adapter(run: Run) -> Run:

@@ -108,10 +108,33 @@ def test_tokenizers(tmp_path, capsys):
     assert cli.main(["tokenizer", "encode", str(folder), "to be"]) == 0
     ids = [line.partition("\t")[0] for line in capsys.readouterr().out.splitlines()]
     assert len(ids) == 5
+    text.write_text("to\nbe\x1b[2J " * 50)
+    assert cli.main(["tokenizer", "train", str(text), "--out", str(tmp_path / "other"), "--kind", "char"]) == 0
+    capsys.readouterr()
+    assert cli.main(["tokenizer", "encode", str(tmp_path / "other"), "o\n\x1b"]) == 0
+    assert [line.partition("\t")[2] for line in capsys.readouterr().out.splitlines()] == ["'o'", r"'\n'", r"'\x1b'"]
     assert cli.main(["tokenizer", "decode", str(folder), *ids]) == 0
     assert capsys.readouterr().out == "to be\n"
     assert cli.main(["tokenizer", "train", str(text), "--out", str(folder)]) == 2
     assert "exists" in capsys.readouterr().err
+
+
+def test_one_text_is_scored_by_what_can(trained, tmp_path, capsys):
+    """A folder of two has two; a predictor has no windows to move by a stride, nor has a mixture with one."""
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "two").mkdir(exist_ok=True)
+        (tmp_path / "two" / name).write_text("to be, or not to be, that is the question: " * 9)
+    assert cli.main(["score", str(trained), str(tmp_path / "two")]) == 2
+    assert "holds 2 documents" in capsys.readouterr().err
+    assert cli.main(["score", str(trained), str(tmp_path / "two" / "a.txt"), "--stride", "5"]) == 0
+    counted = [str(tmp_path / "two"), "--predictor", "ngram", "--tokenizer", "byte", "--out", str(tmp_path / "ngram")]
+    assert cli.main(["train", *counted]) == 0
+    capsys.readouterr()
+    one = str(tmp_path / "two" / "a.txt")
+    for model in ([str(tmp_path / "ngram"), one], [str(trained), one, "--mix", str(tmp_path / "ngram")]):
+        assert cli.main(["score", *model]) == 0
+        assert cli.main(["score", *model, "--stride", "5"]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["help"], ["-h"]])

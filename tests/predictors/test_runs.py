@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from pellucid.generate.errors import GenerationError
 from pellucid.generate.scoring import ScoringError
 from pellucid.predictors.baselines import baselines
 from pellucid.predictors.data import PredictorData
+from pellucid.predictors.fit import count_part
 from pellucid.predictors.load import load_predictor, make_network
 from pellucid.predictors.mixture import Mixture
 from pellucid.predictors.ngram import NGram
@@ -226,7 +229,8 @@ def test_the_next_token_written_is_drawn_from_what_is_scored(predictor):
     ids = [predictor.tokenizer.separator, *predictor.tokenizer.encode(prompt)]
     scores = [predictor.log_probs(np.array([*ids, v]))[-1] for v in range(predictor.tokenizer.n_vocab)]
     assert np.exp(scores).sum() == pytest.approx(1, abs=1e-5)
-    assert chosen in ([int(np.argmax(scores))], [])
+    likeliest = int(np.argmax(scores))
+    assert chosen == ([] if likeliest == predictor.tokenizer.separator else [likeliest])
 
 
 def test_scores_add_up_and_count_bytes(predictor):
@@ -317,4 +321,21 @@ def test_text_that_changed_is_not_resumed_on(tmp_path, text):
 def test_fields_that_would_be_ignored_cannot_be_set():
     assert {"model.order", "model.smoothing", "text.tokenizer", "train.seed"} <= set(predictor_fields("ngram"))
     assert "train.learning_rate" not in predictor_fields("ngram")
-    assert not {"train.optimizer", "train.recompute", "train.init_std"} & set(predictor_fields("recurrent"))
+    ignored = {"optimizer", "recompute", "init_std", "objective", "mask_share", "attention", "ngram_weight_decay"}
+    assert not {f"train.{name}" for name in ignored} & set(predictor_fields("recurrent"))
+    make_predictor_recipe((), "ngram", {"alpha": 7, "smoothing": "add-alpha"}, {})
+    with pytest.raises(RecipeError, match="alpha belongs to smoothing=add-alpha"):
+        make_predictor_recipe((), "ngram", {"alpha": 7}, {})
+
+
+def test_interrupted_while_it_counts_an_ngram_leaves_nothing(tmp_path, text, monkeypatch):
+    """As every other run that is interrupted before it has anything to keep."""
+
+    def count(*given, **more):
+        os.kill(os.getpid(), signal.SIGINT)
+        return count_part(*given, **more)
+
+    monkeypatch.setattr("pellucid.predictors.train.count_part", count)
+    run = train_predictor(text, kind="ngram", out=tmp_path / "run", fields={"tokenizer": "char"})
+    assert run.exit_code == 130
+    assert not (tmp_path / "run").exists()

@@ -205,6 +205,21 @@ def test_laws_of_the_split(tmp_path_factory, lengths, held_out, seed):
         assert sum(map(len, train + held)) == sum(lengths)
 
 
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 400), min_size=2, max_size=8), st.integers(4, 300), st.integers(1, 4))
+def test_a_sample_is_runs_spread_over_the_training_text(tmp_path_factory, lengths, n, runs):
+    folder = tmp_path_factory.mktemp("sample")
+    letters = iter(map(chr, range(0x4E00, 0x9FFF)))  # every character another one
+    write(folder, {f"{k}.txt": "".join(next(letters) for _ in range(length)) for k, length in enumerate(lengths)})
+    try:
+        split = split_corpus(read_corpus(folder), 0.2)
+    except DocumentError:
+        assume(False)
+    text = "".join(split.texts("train"))
+    wanted = [text[k * len(text) // runs :][: n // runs] for k in range(runs)] if len(text) > n else [text]
+    assert split.sample(n, runs) == "".join(wanted)
+
+
 def test_many_documents_come_very_near_the_share_and_seeds_choose_others(tmp_path):
     corpus = read_corpus(write(tmp_path, {f"{i}.txt": f"document {i} " * (i % 17 + 1) for i in range(300)}))
     splits = [split_corpus(corpus, 0.1, seed) for seed in (1, 2)]

@@ -474,6 +474,22 @@ def test_one_file_in_another_encoding_among_files_in_utf8(tmp_path):
             Reading(encoding=name)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-32-be", "iso-2022-jp", "utf-7", "cp037"])
+def test_an_encoding_that_does_not_extend_ascii_is_that_of_every_file(encoding, tmp_path):
+    """Its bytes may be UTF-8 too, of another text, so it is not tried second."""
+    text = "plain + text" if encoding == "cp037" else "plain + \u65e5\u672c"
+    assert texts_of(put(tmp_path, "a.txt", text.encode(encoding)), encoding=encoding) == [text]
+    read = read_corpus(tmp_path, reading=Reading(encoding=encoding))
+    assert [(s.replaced, s.encoding) for s in read.sources] == [(0, encoding)]
+    assert texts_of(put(tmp_path, "a.txt", "\ufeffmarked \xe9".encode()), encoding=encoding) == ["marked \xe9"]
+
+
+def test_half_a_character_in_a_row_leaves_a_file_utf8(tmp_path):
+    path = put(tmp_path, "a.jsonl", b'{"text": "d\xc3\xa9j\xc3\xa0"}\n{"text": "half \\ud83d"}\n')
+    for reading in ({}, {"encoding": "latin-1"}):
+        assert texts_of(path, **reading) == ["d\xe9j\xe0", "half \ufffd"]
+
+
 def test_rows_in_another_encoding_are_counted_by_row(tmp_path):
     path = put(tmp_path, "a.csv", b"id,text\n1,good\n2,na\xefve\n")
     source = read_corpus(path).sources[0]

@@ -149,7 +149,7 @@ def test_accumulated_prefix_passes_are_the_large_batch(tmp_path):
 @pytest.mark.parametrize("readout", [{}, {"unembed": "untied"}, {"readout": "bert"}])
 @pytest.mark.parametrize("n_logits", [1, 3 * 50 + 1, 10_000])
 def test_cross_entropy_in_chunks_is_the_same_loss_with_the_same_gradients(readout, n_logits, trained, monkeypatch):
-    """Whatever the chunks are, with targets that do not count, beside a loss that is divided, and a readout that stays."""
+    """Whatever the chunks are, with targets that do not count, beside a loss that is divided, with a frozen readout."""
     monkeypatch.setattr(objectives, "CHUNK", n_logits)
     a = Architecture(n_vocab=50, n_ctx=8, d_model=16, n_layers=1, attention=Attention(n_heads=2), **readout)
     network = initialise(Transformer(a), 0).double()

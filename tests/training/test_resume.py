@@ -282,10 +282,22 @@ def test_other_choices_are_refused_and_named(text, tmp_path, capsys):
         assert named in refuse(capsys, *again, *arguments)
     assert "cannot be resumed" in refuse(capsys, *again, "--set", "d_model=32")
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+    for more in (("--from", "nowhere"), ("--predictor", "ngram")):
+        assert "leave out --from" in (said := refuse(capsys, *again, *more)) or "resume it without" in said
     # the same choices again, and ones that leave a field open, ask for nothing else
     same = ("--set", "d_model=16", "--set", "batch=0", "--device", "auto", "--seed", "1337", "--set", "steps=14")
     assert cli.main(["train", *map(str, (*again, *same))]) == 0
     assert steps_of(run)[-1] == 14
+
+
+def test_a_batch_that_was_divided_among_passes_may_be_asked_for_again(text, tmp_path, capsys):
+    """The run has 2 sequences in 2 passes where 4 in a step were asked for and passes were left open."""
+    run = start(text, tmp_path / "run", batch=2, accumulate=2).path
+    again = ("--resume", "--out", run, "--steps", "13")
+    assert "train.batch: 2 in the run, 8 asked for" in refuse(capsys, *again, "--set", "batch=8")
+    assert "train.batch" in refuse(capsys, *again, "--set", "batch=4", "--set", "accumulate=1")
+    assert cli.main(["train", *map(str, again), "--set", "batch=4"]) == 0
+    assert steps_of(run)[-1] == 13
 
 
 def test_resuming_without_a_run_is_refused(text, tmp_path, capsys):

@@ -25,7 +25,7 @@ def train(
     resume: bool = False,
     from_: Annotated[str | None, arg(name="from")] = None,
     lora: int | None = None,
-    predictor: Literal["transformer", "ngram", "neural-probabilistic", "recurrent", "image-classifier"] = "transformer",
+    predictor: Literal["transformer", "ngram", "neural-probabilistic", "recurrent", "image-classifier"] | None = None,
     objective: Literal["next-token", "prefix", "masked", "source-target"] | None = None,
     preset: str | None = None,
     recipe: Path | None = None,
@@ -59,7 +59,8 @@ def train(
         resume: continue the run in --out exactly where its last checkpoint left it.
         from_: start from the weights, tokenizer and architecture of this run or model.
         lora: train low-rank adapters of this rank and leave the weights of --from as they are.
-        predictor: what is trained; each kind has its own fields for --set (order, smoothing, d_hidden, ...).
+        predictor: what is trained, a transformer unless given; each kind has its own fields for --set (order,
+            smoothing, d_hidden, ...).
         objective: what a transformer predicts from what; masked hides tokens and finds them;
             source-target reads pairs with an encoder and writes the target.
         preset: an architecture by name: small, modern, gpt2, ...; without one, and without sizes, a run of minutes is
@@ -235,16 +236,14 @@ def score(
         device: cpu, cuda, mps or auto.
     """
     from pellucid.images.run import ImageModel
-    from pellucid.text.documents import read_corpus
 
     loaded = loaded_model(model, checkpoint, device, mix, mix_weight)
     if isinstance(loaded, ImageModel):
         found = loaded.score_file(file)
         print(f"images    {found.n:,}\naccuracy  {found.accuracy:.4f}\nloss      {found.loss:.4f} nats per image")
         return OK
-    text = sys.stdin.read() if file == "-" else "".join(read_corpus(file).texts())
-    # a predictor reads a fixed context and has no windows to move: it refuses a stride
-    if source is not None:
+    text = sys.stdin.read() if file == "-" else only_text(file)
+    if source is not None or stride is not None:  # a predictor reads a fixed context and has no windows to move
         transformer_of(loaded, model)
     given = {"stride": stride, "source": source}
     options = {"prefix": prefix} | {name: value for name, value in given.items() if value is not None}
@@ -260,6 +259,19 @@ def score(
         f"bits per byte    {found.bits_per_byte:.4f}"
     )
     return OK
+
+
+def only_text(file: str) -> str:
+    """The text of a file that holds one document."""
+    from pellucid.text.documents import DocumentError, read_corpus
+
+    corpus = read_corpus(file)
+    if len(corpus.documents) > 1:
+        raise DocumentError(
+            f"{file} holds {len(corpus.documents):,} documents, and one text is scored: name the file of one, or "
+            "pipe one in"
+        )
+    return "".join(corpus.texts())
 
 
 def fill(

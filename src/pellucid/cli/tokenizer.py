@@ -55,7 +55,7 @@ def tokenizer_encode(tokenizer: Positional[str], text: Positional[str] = "-", *,
     text = sys.stdin.read() if text == "-" else text
     ids = loaded.encode(text, allow_special=tuple(loaded.special) if allow_special else ())
     for i in ids:
-        print(f"{i}\t{loaded.token_str(i)}")
+        print(f"{i}\t{loaded.token_str(i)!r}")
     return OK
 
 

@@ -10,6 +10,7 @@ from rich.tree import Tree
 from pellucid.text.bpe import BPETokenizer
 from pellucid.text.interface import Tokenizer
 from pellucid.text.survey import Measure, Merged, Survey, merge_trees
+from pellucid.text.visible import visible as seen
 
 
 def print_survey(found: Survey, words: Iterable[str], rows: int) -> None:
@@ -93,5 +94,6 @@ def word_tree(tokenizer: Tokenizer, word: str) -> Tree:
 
 
 def visible(text: str) -> str:
-    """Blanks as middle dots and line ends as arrows, markup as it is written."""
-    return escape(text.replace(" ", "\u00b7").replace("\n", "\u21b5").replace("\t", "\u21e5").replace("\r", "\u240d"))
+    """Blanks as middle dots and line ends as arrows, markup as it is written, what a terminal would obey by number."""
+    text = text.replace(" ", "\u00b7").replace("\n", "\u21b5").replace("\t", "\u21e5").replace("\r", "\u240d")
+    return escape(seen(text))

@@ -241,8 +241,10 @@ def changes_that_help(recipe: Recipe) -> list[tuple[str, float]]:
     t, a = recipe.train, recipe.model
     tried: list[tuple[str, Recipe]] = []
     if t.batch > 1:
-        halves = f"batch={t.batch // 2}, accumulate={2 * t.accumulate} (the same step in more passes)"
-        tried.append((halves, with_train(recipe, batch=t.batch // 2)))
+        fewer = max(n for n in range(1, t.batch) if t.batch % n == 0)
+        passes = t.batch // fewer * t.accumulate
+        said = f"batch={fewer}, accumulate={passes} (the same step in more passes)"
+        tried.append((said, with_train(recipe, batch=fewer, accumulate=passes)))
         tried.append((f"batch=1, accumulate={t.batch * t.accumulate}", with_train(recipe, batch=1)))
     if t.recompute == "no":
         tried.append(("recompute=yes (a third more time)", with_train(recipe, recompute="yes")))

@@ -15,6 +15,7 @@ import torch
 
 from pellucid.plan.speed import in_turn, stepper
 from pellucid.presets import with_vocabulary
+from pellucid.text.split import Split
 from pellucid.training import resolve
 from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, full_name, with_fields, with_train
 
@@ -43,7 +44,9 @@ PROBES, PROBE_LAYERS, PROBE_SECONDS, PROBE_SHARE = (64, 256), 2, 3.0, 0.03
 
 #: fresh passes that all passes after the first are worth at most
 WORTH = 15.0
-#: bits per byte: of too few weights, of too little read, of too few steps, and what tables of n-grams take off, of
+#: different runs of three characters over the root of a sample's length, in English prose, and what counts at most
+PROSE, VARIETIES = 22.0, (0.5, 3.0)
+#: bits per character: of too few weights, of too little read, of too few steps, and what tables of n-grams take off, of
 #: pieces of words and of characters or bytes
 FEW, LITTLE, SHORT, TABLES = (0.296, 0.43, 0.3), (0.642, 0.166), (2.67, 0.4), (0.058, 0.3)
 
@@ -69,6 +72,14 @@ class Size:
 
 
 @dataclass(frozen=True)
+class Text:
+    """What a choice knows of the text to train on."""
+
+    n_characters: int
+    variety: float = 1.0
+
+
+@dataclass(frozen=True)
 class Sizing:
     """What was chosen, among what, and from which figures. `seconds` are those that there are for steps.
 
@@ -77,7 +88,7 @@ class Sizing:
 
     chosen: Size
     considered: list[Size]
-    n_characters: int
+    text: Text
     seconds: float
     scale: tuple[float, float]
     by_character: bool = False
@@ -102,33 +113,53 @@ def sizing_of(recipe: Recipe, given: Mapping[str, Any], *, open_: bool, explain:
 
 
 def size_to(
-    recipe: Recipe, n_characters: int, *, given: Mapping[str, Any], explain: bool = False
+    recipe: Recipe, split: Split, *, given: Mapping[str, Any], explain: bool = False
 ) -> tuple[Recipe, list[str]]:
-    """The recipe with sizes for a text of `n_characters` to train on and its minutes, and lines that say why.
+    """The recipe with sizes for the text to train on and its minutes, and lines that say why.
 
     Fields that are `given` stay as they are. A few seconds are spent on finding out how fast this machine is.
     """
     device = resolve.resolve_device(recipe.train.device)
     room = 0.5 * resolve.memory_bytes(device)
-    made = choose(recipe, n_characters, scale_of(recipe, device), room)
+    made = choose(recipe, text_of(split), scale_of(recipe, device), room)
     known = {full_name(name) for name in given if name not in LENGTHS}
     final = sized(recipe, made, known)
     return final, [*lines_of(made, final), *(explained(made) if explain else [])]
 
 
-def choose(recipe: Recipe, n_characters: int, scale: tuple[float, float], room: float = math.inf) -> Sizing:
+def text_of(split: Split) -> Text:
+    """What is known of the part to train on."""
+    return Text(sum(split.cuts), variety(split.sample()))
+
+
+def variety(sample: str) -> float:
+    """How many different runs of three characters a sample has beside English prose; English is about 1.
+
+    They grow with the root of its length, nearly (Heaps 1978), until there are SAMPLE characters.
+    """
+    different = len(set(zip(sample, sample[1:], sample[2:], strict=False)))
+    low, high = VARIETIES
+    return min(max(different / (PROSE * math.sqrt(max(len(sample), 1))), low), high)
+
+
+def choose(recipe: Recipe, text: Text, scale: tuple[float, float], room: float = math.inf) -> Sizing:
     """The size that is expected to do best; `scale` is how many times longer than COST a step of either probe takes."""
     seconds, fixed = STEPPING * 60 * recipe.train.minutes, fixed_vocabulary(recipe)
     considered = [
-        within(size, n_characters, recipe, seconds, scale)
-        for vocabulary in ((fixed,) if fixed else vocabularies(n_characters))
+        within(size, text, recipe, seconds, scale)
+        for vocabulary in ((fixed,) if fixed else vocabularies(text.n_characters))
         for size in candidates(vocabulary)
         if resolve.training_bytes(as_recipe(recipe, size).model, size.batch, "float32") < room
     ]
     best = [min(of_one, key=lambda size: size.expected) for of_one in by_vocabulary(considered)]
     # the largest vocabulary whose ids are met often enough
-    met = [size for size in best if MEETINGS[size.ngrams] * size.vocabulary <= size.steps * size.tokens]
-    return Sizing((met or best[:1])[-1], considered, n_characters, seconds, scale, is_by_character(recipe))
+    met = [size for size in best if meetings(size, text) * size.vocabulary <= size.steps * size.tokens]
+    return Sizing((met or best[:1])[-1], considered, text, seconds, scale, is_by_character(recipe))
+
+
+def meetings(size: Size, text: Text) -> float:
+    """How often an id is to be met in training, on average, at least."""
+    return MEETINGS[size.ngrams] * (text.variety**2 if size.ngrams else 1.0)
 
 
 def by_vocabulary(sizes: list[Size]) -> list[list[Size]]:
@@ -160,40 +191,41 @@ def candidates(vocabulary: int) -> Iterator[Size]:
             yield Size(vocabulary, d, n, FEWEST_SEQUENCES)
 
 
-def within(size: Size, n_characters: int, recipe: Recipe, seconds: float, scale: tuple[float, float]) -> Size:
-    """The size with its batch and its steps within the seconds, on a text of `n_characters`."""
+def within(size: Size, text: Text, recipe: Recipe, seconds: float, scale: tuple[float, float]) -> Size:
+    """The size with its batch and its steps within the seconds, on a text."""
     by_character = is_by_character(recipe)
-    each = 1.0 if by_character else characters_per_token(size.vocabulary)
+    each = 1.0 if by_character else characters_per_token(size.vocabulary, text.variety)
     for doubled in MANY_STEPS:
         if not recipe.train.batch and seconds / seconds_of(size, scale) > doubled:
             size = replace(size, batch=2 * size.batch)
     size = replace(size, batch=recipe.train.batch or size.batch)
-    per_step, n_tokens = seconds_of(size, scale), n_characters / each
+    per_step, n_tokens = seconds_of(size, scale), text.n_characters / each
     steps = max(1, min(int(seconds / per_step), int(MOST_PASSES * n_tokens / size.tokens)))
     passes = steps * size.tokens / n_tokens
     made = replace(
         size, seconds=per_step, steps=steps, passes=passes, ngrams=passes <= PASSES_WITH_TABLES[by_character]
     )
-    return replace(made, expected=expected(made, n_characters, by_character))
+    return replace(made, expected=expected(made, text, by_character))
 
 
-def expected(size: Size, n_characters: int, by_character: bool = False) -> float:
-    """What ranks sizes, bits per byte above the least that a text allows:
+def expected(size: Size, text: Text, by_character: bool = False) -> float:
+    """What ranks sizes, bits per character above the least that a text allows:
 
-    a (12 n_layers^c d_model^2 / 10^5)^-b + d (characters / 10^6)^-e + f steps^-g, less what tables of n-grams take off.
-    The characters are those that are read; of passes after the first each is worth less (Muennighoff et al. 2023).
+    a (12 n_layers^c d_model^2 / 10^5)^-b + d variety (characters / 10^6)^-e + f steps^-g, less what tables of n-grams
+    take off. The characters are those that are read; of passes after the first each is worth less (Muennighoff et al.
+    2023).
     """
     (a, b, c), (d, e), (f, g) = FEW, LITTLE, SHORT
     again = max(size.passes - 1, 0.0)
-    read = n_characters * (min(size.passes, 1.0) + WORTH * (1 - math.exp(-again / WORTH)))
+    read = text.n_characters * (min(size.passes, 1.0) + WORTH * (1 - math.exp(-again / WORTH)))
     weights = 12 * size.n_layers**c * size.d_model**2
-    loss = a * (weights / 1e5) ** -b + d * (read / 1e6) ** -e + f * size.steps**-g
+    loss = a * (weights / 1e5) ** -b + d * text.variety * (read / 1e6) ** -e + f * size.steps**-g
     return loss - TABLES[by_character] if size.ngrams else loss
 
 
-def characters_per_token(vocabulary: int) -> float:
+def characters_per_token(vocabulary: int, variety: float) -> float:
     """Of byte-pair encoding learned from the text itself, about."""
-    return 1.9 + 0.33 * math.log2(vocabulary / 512)
+    return (2.0 + 0.5 * math.log2(vocabulary / 512)) * variety**-0.3
 
 
 def seconds_of(size: Size, scale: tuple[float, float], n_ctx: int = CONTEXT) -> float:
@@ -249,7 +281,7 @@ def sized(recipe: Recipe, made: Sizing, known: set[str]) -> Recipe:
 
 def lines_of(made: Sizing, final: Recipe) -> list[str]:
     """What was chosen and why, in a few lines; of fields that were given, what was given."""
-    c, n, a = made.chosen, made.n_characters, final.model
+    c, n, a = made.chosen, made.text.n_characters, final.model
     tables = "with tables of n-grams" if a.ngrams else f"without tables of n-grams ({c.passes:.1f} passes)"
     lines = [
         f"size: width {a.d_model}, {a.n_layers} layers, vocabulary {c.vocabulary:,}, context {a.n_ctx}, {c.batch} "
@@ -273,12 +305,14 @@ def explained(made: Sizing) -> list[str]:
     of_width = itertools.groupby(same, key=lambda size: size.d_model)  # they stand in that order
     best = [min(sizes, key=lambda size: size.expected) for _, sizes in of_width]
     return [
-        f"sizes are ranked by {a:g} (12 n_layers^{c:g} d_model^2 / 10^5)^-{b:g} + {d:g} (characters read / 10^6)^-{e:g}"
+        f"sizes are ranked by {a:g} (12 n_layers^{c:g} d_model^2 / 10^5)^-{b:g} + {d:g} x {made.text.variety:.2f} "
+        f"(characters read / 10^6)^-{e:g}"
         f" + {f:g} steps^-{g:g}, less {TABLES[made.by_character]:g} with tables of n-grams, which are left out above "
-        f"{PASSES_WITH_TABLES[made.by_character]:g} passes (bits per byte; fitted to the runs of benchmarks/sizing.py)",
+        f"{PASSES_WITH_TABLES[made.by_character]:g} passes (bits per character, from runs of benchmarks/sizing.py)",
         f"a step takes {made.scale[0]:.2f} times what it took there at width {PROBES[0]}, {made.scale[1]:.2f} times at "
         f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MEETINGS[0]} times on average, "
-        f"{MEETINGS[1]} with tables",
+        f"{MEETINGS[1]} x {made.text.variety:.2f}^2 with tables",
+        f"{made.text.variety:.2f} is the text's variety: runs of three characters in a sample, beside English prose",
         "  width  layers  batch  ms a step   steps  passes  n-grams  ranked by",
         *(
             f"  {s.d_model:5d}  {s.n_layers:6d}  {s.batch:5d}  {1e3 * s.seconds:9.1f}  {s.steps:6d}  {s.passes:6.2f}  "

@@ -82,7 +82,8 @@ def predictor_fields(kind: str) -> list[str]:
     names += [f"text.{f.name}" for f in dataclasses.fields(TextChoices)]
     if kind == "ngram":
         return [*names, "train.seed"]
-    without = ("optimizer", "muon_learning_rate", "recompute", "init_std")
+    without = ("optimizer", "muon_learning_rate", "recompute", "init_std", "objective", "mask_share", "attention")
+    without = (*without, "ngram_weight_decay")
     return [*names, "mixture", *(f"train.{f.name}" for f in dataclasses.fields(TrainChoices) if f.name not in without)]
 
 
@@ -120,6 +121,8 @@ def make_predictor_recipe(
         text=_part(TextChoices, {**vars(TextChoices()), **of["text"]}, "text"),
         train=train,
     )
+    if "alpha" in described and described.get("smoothing") != "add-alpha":
+        raise RecipeError("alpha belongs to smoothing=add-alpha: set that too, or leave it out")
     if kind == "recurrent" and made.text.inside_documents == "yes":
         raise RecipeError("a recurrent predictor reads on across documents: leave out text.inside_documents")
     return made

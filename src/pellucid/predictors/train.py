@@ -35,7 +35,7 @@ from pellucid.text.tokens import Tokens, describe_difference, read_manifest
 from pellucid.training import resolve
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import load_checkpoint, set_aside, steps_of, write_json
-from pellucid.training.display import PlainReporter, make_reporter
+from pellucid.training.display import PlainReporter, QuietReporter, make_reporter
 from pellucid.training.folder import choose_folder, only_one, read_json, write_folder
 from pellucid.training.interrupt import Interrupted, Interruption
 from pellucid.training.metrics import MetricsFile
@@ -67,7 +67,7 @@ def train_predictor(
     Text, split and tokenizer are those that `pellucid.train` makes of the same choices, so held-out losses
     (nats per token) compare. Raises ValueError, with nothing written, when the text or a choice is wrong.
     """
-    reporter = make_reporter() if show else Quiet()
+    reporter = make_reporter() if show else QuietReporter()
     length = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
     if negative := [name for name, value in length.items() if value is not None and value <= 0]:
         raise RecipeError(f"{negative[0]} = {length[negative[0]]}: expected a number above 0")
@@ -77,13 +77,6 @@ def train_predictor(
         raise RecipeError("no text was named: give at least one file or folder")
     recipe = make_predictor_recipe(tuple(str(Path(p)) for p in inputs), kind, fields or {}, length)
     return start(recipe, None if out is None else Path(out), reporter)
-
-
-class Quiet(PlainReporter):
-    """Says nothing."""
-
-    def line(self, text: str) -> None:
-        pass
 
 
 def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) -> Run:
@@ -97,7 +90,7 @@ def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) ->
             recipe = described_by_text(recipe, tokenizer.n_vocab, tokenizer.separator)
             data = read_manifest(tokens.folder) | corpus.about()
             if isinstance(recipe.model, NGramChoices):
-                return count_into(run, recipe, tokens, tokenizer, data, reporter)
+                return count_into(run, recipe, tokens, tokenizer, data, reporter, interruption)
             network = build(recipe)
             recipe = settle(recipe, network, tokens)
             PredictorData(trained_part(recipe, tokens)[0], tokens.part("held_out"), recipe, network, device)
@@ -107,23 +100,30 @@ def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) ->
             return as_run(run, recipe, 0, exit_code=interruption.exit_code)
         n_parameters = sum(p.numel() for p in network.parameters())
         reporter.start([f"model: {recipe.kind}, {n_parameters:,} parameters; {recipe.n_steps:,} steps", f"run: {run}"])
-        write_folder(run, as_recipe(recipe), tokenizer, {"data.json": data}, None)
+        write_folder(run, as_recipe(recipe), tokenizer, {"data.json": data})
         deadline = began + 1.1 * 60 * recipe.train.minutes if recipe.train.minutes else math.inf
         with only_one(run):
             return train(run, recipe, network, tokens, tokenizer, reporter, interruption, deadline)
 
 
 def count_into(
-    run: Path, recipe: PredictorRecipe, tokens: Tokens, tokenizer: Tokenizer, data: Any, reporter: PlainReporter
+    run: Path,
+    recipe: PredictorRecipe,
+    tokens: Tokens,
+    tokenizer: Tokenizer,
+    data: Any,
+    reporter: PlainReporter,
+    interruption: Interruption,
 ) -> Run:
-    """Count the training part, save, and measure on the held-out part."""
+    """Count the training part, measure on the held-out part, and save; Interrupted, with nothing written."""
     began = time.monotonic()
     assert isinstance(recipe.model, NGramChoices)
     ngram = count_part(tokens.part("train"), recipe.model)
     held_out = tokens.part("held_out")
+    interruption.poll()
     log_probs = ngram.log_probs(held_out.read(0, len(held_out)))
-    write_folder(run, as_recipe(recipe), tokenizer, {"data.json": data}, None)
-    ngram.save(run / "ngram")
+    interruption.poll()
+    write_folder(run, as_recipe(recipe), tokenizer, {"data.json": data}, lambda folder: ngram.save(folder / "ngram"))
     _, loss, bits = baseline("", -float(log_probs.mean()), held_out)
     finite = math.isfinite(loss)
     row = {"step": 0, "held_out_loss": loss if finite else None, "bits_per_byte": bits if finite else None}

@@ -9,6 +9,7 @@ from typing import Any
 
 from pellucid.architecture import count_parameters
 from pellucid.plan.flops import Flops, flops
+from pellucid.text.files import STANDARD_INPUT
 from pellucid.training.loop import LAG
 from pellucid.training.metrics import read_metrics
 from pellucid.training.recipe import Recipe, RecipeError
@@ -116,11 +117,13 @@ class Contents:
 
     @property
     def command(self) -> str:
-        """What trains the same again, into a folder of its own."""
-        inputs = " ".join(shlex.quote(path) for path in self.recipe.inputs)
-        recipe = shlex.quote(str(self.run / "recipe.json"))
-        again = shlex.quote(f"{self.run}-again")
-        return f"pellucid train {inputs} --recipe {recipe} --steps {self.recipe.n_steps} --out {again}"
+        """What trains the same again, into a folder of its own; "" where the text came through a pipe."""
+        r = self.recipe
+        if STANDARD_INPUT in r.inputs:
+            return ""
+        begun = () if r.base is None else ("--from", r.base.path)
+        chosen = ("--recipe", str(self.run / "recipe.json"), "--steps", str(r.n_steps), "--out", f"{self.run}-again")
+        return shlex.join(["pellucid", "train", *r.inputs, *begun, *chosen])
 
 
 def _json(path: Path) -> dict[str, Any]:

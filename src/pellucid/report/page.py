@@ -246,10 +246,15 @@ def _again(run: Contents) -> str:
     note = "The same text, choices and seed; on the same machine the same run, bit for bit."
     if len(run.recipe.segments) > 1:
         note = "This run was made longer after it had begun; the command trains its last length in one go."
+    elif run.recipe.base is not None:
+        note = f"{note[:-1]}, as long as {run.recipe.base.path} holds the weights that this one started from."
+    if not run.command:
+        note = "Its text came through a pipe and is kept nowhere: save it as a file, and name that in its place."
     t = run.recipe.train
     choices = [(name, str(getattr(t, name))) for name in CHOICES]
     details = f"<details><summary>choices</summary>{_facts(choices)}</details>"
-    return _section("Train it again", note, f"<pre class=command>{e(run.command)}</pre>{details}")
+    command = f"<pre class=command>{e(run.command)}</pre>" if run.command else ""
+    return _section("Train it again", note, command + details)
 
 
 CHOICES = (

@@ -33,14 +33,23 @@ class Skipped(NamedTuple):
     reason: str
 
 
+def extends_ascii(encoding: str) -> bool:
+    """Whether ASCII is the same in it and spells nothing else, so that other text shows by its bytes."""
+    ascii_ = bytes(range(128))
+    letters = (letter.encode(encoding, "ignore") for letter in "\u00e9\u0434\u65e5\u4f60\uac00")
+    return ascii_.decode(encoding, "replace") == ascii_.decode("ascii") and not any(
+        map(bytes.isascii, filter(None, letters))
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """How files are found and read.
 
     field             of JSON lines, or column of a table; "": `text`, or the only one that holds text
     format            one of formats.READERS for every file; auto: by the ending of its name
-    encoding          of files that are neither UTF-8 nor begin with a byte order mark; "": what is not UTF-8 in
-                      them becomes U+FFFD
+    encoding          of files that are neither UTF-8 nor begin with a byte order mark, or, where it does not extend
+                      ASCII (UTF-16, ISO-2022, ...), of all that do not; "": what is not UTF-8 becomes U+FFFD
     include, exclude  patterns, separated by commas, of file names or of paths within the folder: what is found and
                       matches none of `include`, or one of `exclude`, is left out; a file that is named is read
     drop_duplicates   whether a document is left out whose text is that of an earlier one
@@ -182,7 +191,8 @@ def origin_of(path: Path, name: str, reading: Reading) -> Origin:
     if path.suffix.lower() in PACKED:
         packed, inner = path.suffix.lower(), path.stem
     known = reading.format if reading.format != "auto" else ENDINGS.get(Path(inner).suffix.lower(), "plain")
-    return Origin(path, name, known, packed, field=reading.field)
+    encoding = "utf-8" if not reading.encoding or extends_ascii(reading.encoding) else reading.encoding
+    return Origin(path, name, known, packed, field=reading.field, encoding=encoding)
 
 
 def spool() -> Path:

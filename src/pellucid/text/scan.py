@@ -3,8 +3,10 @@
 Of a document a few numbers are kept, not its text: a corpus may have millions of them.
 """
 
+import codecs
 import hashlib
 import io
+import itertools
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -168,7 +170,7 @@ def why_not(origin: Origin, reading: Reading) -> str:
         return f"{suffix} files are not read: convert it to text or JSON lines, or say with text.format what it is"
     try:
         with origin.path.open("rb") as file:
-            if origin.format in SEEKING:
+            if origin.format in SEEKING or origin.encoding != "utf-8":
                 return ""
             head = as_utf8(unpacked(file, origin), origin).read(HEAD)
     except OSError as error:
@@ -193,7 +195,7 @@ def scan(
         with origin.path.open("rb") as file:
             hashed = HashingFile(file, report)
             found = _count_hashed(origin, file, hashed, documents)
-            if found["replaced"] and reading.encoding and origin.format not in SEEKING:
+            if found["replaced"] and reading.encoding and origin.format not in SEEKING and not _is_utf8(file, origin):
                 documents.truncate(before)
                 file.seek(0)
                 origin = replace(origin, encoding=reading.encoding)
@@ -208,6 +210,18 @@ def scan(
     n_documents, n_bytes, digest = len(documents) - before, hashed.n_bytes, hashed.digest.hexdigest()
     encoding = "" if origin.encoding == "utf-8" else origin.encoding
     return Source(relative, n_bytes, digest, n_documents, encoding=encoding, **found)
+
+
+def _is_utf8(file: BinaryIO, origin: Origin) -> bool:
+    """Whether every byte of an open file is; a row may spell half a character, and be UTF-8 all the same."""
+    file.seek(0)
+    decoder, content = codecs.getincrementaldecoder("utf-8")("strict"), as_utf8(unpacked(file, origin), origin)
+    try:
+        for chunk in itertools.chain(iter(lambda: content.read(PIECE), b""), (b"",)):
+            decoder.decode(chunk, final=not chunk)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _state(origin: Origin) -> tuple[int, int]:

@@ -21,6 +21,8 @@ from pellucid.text.scan import Documents
 PARTS = ("train", "held_out")
 #: held-out bytes may be this many times less or more than asked for before whole documents are given up
 REACH = 2
+#: characters from which a sample of a text is taken
+SAMPLED = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,19 @@ class Split:
         """The text of one part, in pieces: what a tokenizer is trained on."""
         for pieces in self.documents(part):
             yield from (piece.text for piece in pieces)
+
+    def sample(self, n: int = 50_000, runs: int = 50) -> str:
+        """`n` characters of the training text, or all it has: `runs` of them, spread over its first 67 million."""
+        total = min(sum(self.cuts), SAMPLED)
+        starts, each = ([k * total // runs for k in range(runs)], n // runs) if total > n else ([0], total)
+        at, found = 0, []
+        for text in self.texts("train"):
+            inside = [start - at for start in starts if at - each < start < at + len(text)]
+            found += [text[max(first, 0) : first + each] for first in inside]
+            at += len(text)
+            if at >= total:
+                break
+        return "".join(found)
 
     def to_dict(self) -> dict:
         """What decides the split, in plain JSON types."""

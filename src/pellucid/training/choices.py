@@ -90,7 +90,7 @@ class AdaptChoices:
 
 @dataclass(frozen=True)
 class Base:
-    """The model that a run started from, where the run does not keep its weights.
+    """The model that a run started from; a run of adapters needs its weights as long as it is used.
 
     `checkpoint` is the step of a run, "" of a folder; `sha256` is of the weights as float32.
     """

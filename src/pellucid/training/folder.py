@@ -51,12 +51,15 @@ def choose_folder(out: Path | None, inputs: tuple[str, ...]) -> Path:
 
 
 def write_folder(
-    run: Path, recipe: Recipe, tokenizer: Tokenizer, files: dict[str, Any], first: Transformer | None
+    run: Path,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    files: dict[str, Any],
+    fill: Callable[[Path], object] | None = None,
 ) -> None:
     """Make the run's folder, complete and flushed to disk, or not at all.
 
-    `files` are JSON values by the names of their files, data.json among them. `first` is a network whose weights
-    the seed does not give again: they become the checkpoint of step 0.
+    `files` are JSON values by the names of their files, data.json among them; `fill` writes what else there is.
     """
     aside = run.with_name(f".{run.name}.writing-{os.getpid()}")
     aside.mkdir(parents=True)
@@ -66,9 +69,8 @@ def write_folder(
         for name, content in files.items():
             write_json(aside / name, content)
         write_json(aside / "recipe.json", recipe.to_dict())
-        if first is not None:
-            state = {"step": 0, "bad_in_a_row": 0, "seconds": 0.0}
-            save_checkpoint(aside, Checkpoint(0, state_of(first), {}, state))
+        if fill is not None:
+            fill(aside)
         with open(aside / "tokenizer.json", "r+b") as file:
             os.fsync(file.fileno())
         flush_folder(aside)
@@ -78,6 +80,11 @@ def write_folder(
         flush_folder(run.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def keep_first(run: Path, network: Transformer) -> None:
+    """Weights that the seed does not give again become the checkpoint of step 0."""
+    save_checkpoint(run, Checkpoint(0, state_of(network), {}, {"step": 0, "bad_in_a_row": 0, "seconds": 0.0}))
 
 
 @contextmanager

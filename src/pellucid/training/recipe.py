@@ -35,7 +35,7 @@ class Recipe:
 
     `segments` are the ranges of steps over which the schedule runs from warm-up to its end: one for a
     run, one more for each time its length was changed. A step is in the last one that has begun.
-    `base` is the model whose weights adapters change and the run does not keep.
+    `base` is the model that it started from, whose weights a run of adapters does not keep.
     `tokens_per_row` is how many tokens a row predicts on average, 0 where it is n_ctx of them.
     """
 
@@ -226,8 +226,11 @@ def full_name(name: str) -> str:
 def overlay(recipe: Recipe, preset_name: str | None, changes: Mapping[str, Any], file: Path | None) -> Recipe:
     """What a run's recipe would be with these choices on top: equal to it where they say the same."""
     name, from_file = _preset_and_fields(preset_name, file)
-    base = recipe if name is None else replace(recipe, model=preset(name, recipe.model.n_vocab))
-    return with_fields(base, {n: v for n, v in {**from_file, **changes}.items() if not _leaves_open(n, v)})
+    base, t = recipe if name is None else replace(recipe, model=preset(name, recipe.model.n_vocab)), recipe.train
+    asked = {full_name(n): v for n, v in {**from_file, **changes}.items() if not _leaves_open(n, v)}
+    if "train.accumulate" not in asked and str(asked.get("train.batch")) == str(t.batch * t.accumulate):
+        del asked["train.batch"]  # so many were asked for, and are taken in several passes
+    return with_fields(base, asked)
 
 
 def _leaves_open(name: str, value: Any) -> bool:

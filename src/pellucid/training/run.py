@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pellucid.training import resolve
 from pellucid.training.checkpoint import Checkpoint, load_checkpoint, set_aside, steps_of, write_json
 from pellucid.training.data import make_data
 from pellucid.training.display import PlainReporter, describe
-from pellucid.training.folder import choose_folder, only_one, read_json, write_folder
+from pellucid.training.folder import choose_folder, keep_first, only_one, read_json, write_folder
 from pellucid.training.folder import load_run as load_run
 from pellucid.training.folder import read_recipe as read_recipe
 from pellucid.training.interrupt import Interrupted, Interruption
@@ -90,8 +91,8 @@ def start(
         n_parameters = count_parameters(recipe.model)["total"]
         reporter.start([describe(recipe.model, n_parameters), *lines, *found, f"run: {run}"])
         files["data.json"] = tokens.manifest | corpus.about()
-        kept = network if weights is not None and not recipe.adapt.rank else None
-        write_folder(run, recipe, tokenizer, files, kept)
+        fill = partial(keep_first, network=network) if weights is not None and not recipe.adapt.rank else None
+        write_folder(run, recipe, tokenizer, files, fill)
         with only_one(run):
             return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, deadline)
 

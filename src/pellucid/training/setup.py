@@ -36,8 +36,8 @@ from pellucid.training.progress import ReadingProgress
 from pellucid.training.recipe import Recipe, RecipeError, with_train
 
 Weights = Mapping[str, Tensor]
-#: decides what a recipe leaves open, from the characters that are trained on; and says why, in lines
-Sized = Callable[[Recipe, int], tuple[Recipe, list[str]]]
+#: decides what a recipe leaves open, from the text that is trained on; and says why, in lines
+Sized = Callable[[Recipe, Split], tuple[Recipe, list[str]]]
 
 
 def default_vocabulary(n_bytes: int) -> int:
@@ -133,7 +133,7 @@ def read_text(
         corpus = read_corpus(recipe.inputs, progress, reading_of(recipe))
     split, why = split_corpus(corpus, recipe.text.held_out, recipe.train.seed), []
     if size is not None:
-        recipe, why = size(recipe, sum(split.cuts))
+        recipe, why = size(recipe, split)
     tokenizer = tokenizer or make_tokenizer(recipe, split)
     interruption.poll()
     with ReadingProgress(reporter, interruption) as progress:
