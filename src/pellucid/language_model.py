@@ -231,8 +231,8 @@ def train(
     asked = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
     changes, length = take_length(fields or {}, asked)
     kind = (predictor or "transformer") if not resume or out is None else kind_of(Path(out))
-    if resume:
-        check_resumed(out, kind, predictor, from_model)
+    if resume and (predictor not in (None, kind) or from_model is not None):
+        raise RecipeError(f"{out} is a {kind} with weights of its own: resume it without --predictor and --from")
     if kind != "transformer":
         if wrong := [n for n, v in (("preset", preset), ("recipe", recipe), ("from", from_model)) if v is not None]:
             raise RecipeError(f"{wrong[0]} goes with a transformer, not with predictor = {kind}: leave it out")
@@ -304,14 +304,6 @@ def continue_run(
     weights = base_weights(recipe) if recipe.adapt.rank else None
     run = runs.resume(Path(out), inputs, length, reporter, sampler_of(recipe), weights)
     return with_adapter(finish(run, reporter))
-
-
-def check_resumed(out: str | Path | None, kind: str, predictor: str | None, from_model: str | Path | None) -> None:
-    """Refuse what a run that goes on cannot have: another kind, or weights to start from."""
-    if predictor not in (None, kind):
-        raise RecipeError(f"{out} is a run of kind {kind}: resume it without predictor = {predictor}")
-    if from_model is not None:
-        raise RecipeError(f"a run that is resumed goes on from its own weights: leave out --from {from_model}")
 
 
 def with_adapter(run: Run) -> Run:

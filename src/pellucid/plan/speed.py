@@ -13,6 +13,7 @@ import torch
 
 from pellucid.architecture import count_parameters
 from pellucid.model import Transformer
+from pellucid.model.low_rank import adapt
 from pellucid.model.weights import initialise
 from pellucid.plan.flops import flops
 from pellucid.training.objectives import Pass, precise
@@ -82,6 +83,8 @@ def stepper(recipe: Recipe, device: torch.device) -> Callable[[], None]:
     recipe = resolve_batch(recipe, device)
     network = Transformer(recipe.model)
     initialise(network, recipe.train.seed, recipe.train.init_std)
+    if recipe.adapt.rank:
+        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules)
     choose_paths(network, recipe)
     network.to(device).train()
     optimizer = make_optimizer(recipe, network)

@@ -1,6 +1,5 @@
 """A trained predictor out of its run folder."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from pellucid.predictors.recipe import PredictorRecipe, read_predictor_recipe
 from pellucid.predictors.recurrent import Recurrent, RecurrentChoices
 from pellucid.predictors.use import Predictor
 from pellucid.text.tokenizer import load_tokenizer
-from pellucid.training.checkpoint import CheckpointError, best_step, load_checkpoint, steps_of
+from pellucid.training.checkpoint import CheckpointError, named_checkpoint
 from pellucid.training.folder import read_json
 from pellucid.training.resolve import resolve_device
 
@@ -41,12 +40,7 @@ def load_predictor(run: str | Path, *, checkpoint: str = "best", device: str = "
 
 def at_checkpoint(recipe: PredictorRecipe, run: Path, checkpoint: str) -> tuple[nn.Module, int]:
     """The network at a checkpoint, best, last or a step, and which step that is."""
-    if checkpoint not in ("best", "last") and not checkpoint.isdigit():
-        raise CheckpointError(f"checkpoint {checkpoint!r}: say best, last, or one of the steps {steps_of(run)}")
-    step = int(checkpoint) if checkpoint.isdigit() else best_step(run) if checkpoint == "best" else None
-    found, passed = load_checkpoint(run, step)
-    for sentence in passed:
-        warnings.warn(f"{run}: {sentence}; taking step {found.step}", stacklevel=2)
+    found = named_checkpoint(run, checkpoint)
     network = make_network(recipe.model)
     load_state(network, found.weights, f"{run}, step {found.step}")
     return network.eval(), found.step

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,19 @@ def load_checkpoint(run: Path, step: int | None = None) -> tuple[Checkpoint, lis
         passed.append(f"checkpoint of step {candidate} passed over: {wrong}")
     reasons = "; ".join(passed) or "nothing has been saved yet"
     raise CheckpointError(f"{run}: no usable checkpoint: {reasons}")
+
+
+def named_checkpoint(run: Path, name: str) -> Checkpoint:
+    """The one that is called best, last, or by its step.
+
+    Warns where the last one is damaged and the one before it is taken; a damaged best one is refused.
+    """
+    if name not in ("best", "last") and not name.isdigit():
+        raise CheckpointError(f"checkpoint {name!r}: say best, last, or one of the steps {steps_of(run)}")
+    found, passed = load_checkpoint(run, int(name) if name.isdigit() else best_step(run) if name == "best" else None)
+    for sentence in passed:
+        warnings.warn(f"{run}: {sentence}; taking step {found.step}", stacklevel=3)
+    return found
 
 
 def mark_best(run: Path, step: int, loss: float) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +20,9 @@ from pellucid.text.locking import lock
 from pellucid.text.tokenizer import Tokenizer, load_tokenizer
 from pellucid.training.checkpoint import (
     Checkpoint,
-    CheckpointError,
-    best_step,
     flush_folder,
-    load_checkpoint,
+    named_checkpoint,
     save_checkpoint,
-    steps_of,
     write_json,
 )
 from pellucid.training.recipe import Recipe, RecipeError
@@ -136,12 +132,7 @@ def load_run(
     Warns where the last one is damaged and the one before it is taken; a damaged best one is refused.
     """
     recipe = read_recipe(run)
-    if checkpoint not in ("best", "last") and not checkpoint.isdigit():
-        raise CheckpointError(f"checkpoint {checkpoint!r}: say best, last, or one of the steps {steps_of(run)}")
-    step = int(checkpoint) if checkpoint.isdigit() else best_step(run) if checkpoint == "best" else None
-    found, passed = load_checkpoint(run, step)
-    for sentence in passed:
-        warnings.warn(f"{run}: {sentence}; taking step {found.step}", stacklevel=2)
+    found = named_checkpoint(run, checkpoint)
     network, where = Transformer(recipe.model).to(dtype), f"{run}, step {found.step}"
     if not recipe.adapt.rank:
         load_state(network, found.weights, where)
