@@ -26,9 +26,9 @@ VOCABULARIES = (SMALLEST := 512, 1024, 2048, 4096, 8192, 16384, 32768)
 CONTEXT, HEAD = 128, 32
 #: the share of the time in which steps are taken, as in `training.resolve.resolve_steps`
 STEPPING = 0.93
-#: tables of n-grams are left out of what reads its text more often than this: they would know it by heart; of tokens
-#: that are pieces of words, and of those that are characters or bytes, of which a text has more
-PASSES_WITH_TABLES = (1.6, 3.0)
+#: tables of n-grams are left out of what reads its text more often than this times the cube root of variety and tokens
+#: for each of their rows: they would know it by heart
+PASSES_WITH_TABLES = 1.2
 #: sequences in a step, and the steps from which on twice as many are taken
 FEWEST_SEQUENCES, MANY_STEPS = 8, (1000, 8000)
 #: how often an id is met in training, on average, at least, without tables of n-grams and with them, which know more of
@@ -43,12 +43,12 @@ COST = {"update": 0.0092, "wide": 0.0184, "products": 0.0366, "attention": 0.012
 PROBES, PROBE_LAYERS, PROBE_SECONDS, PROBE_SHARE = (64, 256), 2, 3.0, 0.03
 
 #: fresh passes that all passes after the first are worth at most
-WORTH = 15.0
+WORTH = 5.1
 #: different runs of three characters over the root of a sample's length, in English prose, and what counts at most
 PROSE, VARIETIES = 22.0, (0.5, 3.0)
 #: bits per character: of too few weights, of too little read, of too few steps, and what tables of n-grams take off, of
 #: pieces of words and of characters or bytes
-FEW, LITTLE, SHORT, TABLES = (0.296, 0.43, 0.3), (0.642, 0.166), (2.67, 0.4), (0.058, 0.3)
+FEW, LITTLE, SHORT, TABLES = (0.206, 0.49, 0.202), (0.78, 0.169), (2.123, 0.382), (0.073, 0.25)
 
 
 @dataclass(frozen=True)
@@ -202,17 +202,22 @@ def within(size: Size, text: Text, recipe: Recipe, seconds: float, scale: tuple[
     per_step, n_tokens = seconds_of(size, scale), text.n_characters / each
     steps = max(1, min(int(seconds / per_step), int(MOST_PASSES * n_tokens / size.tokens)))
     passes = steps * size.tokens / n_tokens
-    made = replace(
-        size, seconds=per_step, steps=steps, passes=passes, ngrams=passes <= PASSES_WITH_TABLES[by_character]
-    )
+    ngrams = bool(recipe.model.ngrams) and passes <= passes_with_tables(recipe, n_tokens * text.variety)
+    made = replace(size, seconds=per_step, steps=steps, passes=passes, ngrams=ngrams)
     return replace(made, expected=expected(made, text, by_character))
+
+
+def passes_with_tables(recipe: Recipe, varied: float) -> float:
+    """How often a text may be read until tables of n-grams would know it by heart; `varied` is its tokens x variety."""
+    a = recipe.model
+    return PASSES_WITH_TABLES * (varied / max(1, len(a.ngrams) * a.ngram_rows)) ** (1 / 3)
 
 
 def expected(size: Size, text: Text, by_character: bool = False) -> float:
     """What ranks sizes, bits per character above the least that a text allows:
 
-    a (12 n_layers^c d_model^2 / 10^5)^-b + d variety (characters / 10^6)^-e + f steps^-g, less what tables of n-grams
-    take off. The characters are those that are read; of passes after the first each is worth less (Muennighoff et al.
+    a (12 n_layers^c d_model^2 / 10^5)^-b + d variety (characters / 10^6)^-e + f steps^-g, less t variety^2 with tables
+    of n-grams. The characters are those that are read; of passes after the first each is worth less (Muennighoff et al.
     2023).
     """
     (a, b, c), (d, e), (f, g) = FEW, LITTLE, SHORT
@@ -220,7 +225,7 @@ def expected(size: Size, text: Text, by_character: bool = False) -> float:
     read = text.n_characters * (min(size.passes, 1.0) + WORTH * (1 - math.exp(-again / WORTH)))
     weights = 12 * size.n_layers**c * size.d_model**2
     loss = a * (weights / 1e5) ** -b + d * text.variety * (read / 1e6) ** -e + f * size.steps**-g
-    return loss - TABLES[by_character] if size.ngrams else loss
+    return loss - TABLES[by_character] * text.variety**2 if size.ngrams else loss
 
 
 def characters_per_token(vocabulary: int, variety: float) -> float:
