@@ -175,7 +175,7 @@ def neighbours(corpus: str, text: str, seconds: float) -> list[Cell]:
     c = sizing.choose(recipe, known, (1.0, 1.0)).chosen
     beside = [c, *(replace(c, d_model=d) for d in two_beside(c.d_model, sizing.WIDTHS))]
     beside += [replace(c, n_layers=k) for k in two_beside(c.n_layers, sizing.DEPTHS)]
-    beside += [replace(c, vocabulary=v) for v in (max(c.vocabulary // 2, 320), 2 * c.vocabulary)]
+    beside += [replace(c, vocabulary=v) for v in two_beside(c.vocabulary, sizing.VOCABULARIES)]
     return [as_cell(corpus, seconds, used(size, known, recipe)) for size in beside]
 
 

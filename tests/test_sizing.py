@@ -12,12 +12,14 @@ from pellucid.plan import sizing
 from pellucid.plan.sizing import (
     Size,
     Text,
+    characters_per_token,
     choose,
     expected,
     explained,
     is_open,
     lines_of,
     meetings,
+    passes_with_tables,
     seconds_of,
     size_to,
     sized,
@@ -48,7 +50,8 @@ def test_what_is_chosen_is_the_best_of_what_was_considered_and_fits_the_time(n, 
     assert c.expected == min(s.expected for s in of_one)
     assert c.steps == 1 or c.steps * c.seconds <= 60 * t
     assert c.passes <= sizing.MOST_PASSES or c.steps == 1
-    assert c.ngrams == (c.passes <= sizing.PASSES_WITH_TABLES[0])
+    n_tokens = n.n_characters / characters_per_token(c.vocabulary, n.variety)
+    assert c.ngrams == (c.passes <= passes_with_tables(recipe(t), n_tokens * n.variety))
     assert all(math.isfinite(s.expected) and s.steps >= 1 for s in made.considered)
     assert c.vocabulary == sizing.SMALLEST or c.vocabulary * meetings(c, n) <= c.steps * c.tokens
 
@@ -59,7 +62,7 @@ def test_more_time_is_never_ranked_worse(n, t, scale):
     """With as many sequences in a step: twice as many halve the steps."""
     few = choose(recipe(t, vocabulary=1024, batch=8), n, scale).chosen
     more = choose(recipe(2 * t, vocabulary=1024, batch=8), n, scale).chosen
-    assert more.expected <= few.expected + sizing.TABLES[0] + 1e-9
+    assert more.expected <= few.expected + sizing.TABLES[0] * n.variety**2 + 1e-9
 
 
 @given(st.integers(1, 10**6), st.floats(0.01, 30))
@@ -152,26 +155,31 @@ def test_of_more_variety_fewer_ids_are_chosen_and_more_is_read():
     assert many.steps * many.tokens > one.steps * one.tokens
 
 
-def test_characters_have_tables_for_longer():
-    """They are worth more there, and a text has more characters than pieces of words."""
+def test_tables_are_had_for_longer_where_there_is_more_to_know():
+    """Of characters, which are more than pieces of words; of more text, of more languages, and of fewer rows."""
+    asked = recipe(3.0)
+    limit = passes_with_tables(asked, 1e6)
+    assert passes_with_tables(asked, 8e6) == pytest.approx(2 * limit)
+    assert passes_with_tables(recipe(3.0, ngram_rows=2048), 1e6) == pytest.approx(2 * limit)
     by_character = choose(recipe(3.0, tokenizer="char"), Text(1_000_000), (1.0, 1.0))
-    by_piece = choose(recipe(3.0), Text(1_000_000), (1.0, 1.0))
+    by_piece = choose(asked, Text(1_000_000), (1.0, 1.0))
     assert (by_character.by_character, by_piece.by_character) == (True, False)
-    assert sizing.PASSES_WITH_TABLES[0] < by_character.chosen.passes <= sizing.PASSES_WITH_TABLES[1]
+    assert by_character.chosen.passes <= limit
     assert by_character.chosen.ngrams
     for made, worth in zip((by_piece, by_character), sizing.TABLES, strict=True):
-        size = sizing.replace(made.chosen, ngrams=False)
-        without = expected(size, Text(1_000_000), made.by_character)
-        assert without - expected(
-            sizing.replace(size, ngrams=True), Text(1_000_000), made.by_character
-        ) == pytest.approx(worth)
-        assert f"less {worth:g} with tables" in "\n".join(explained(made))
+        for variety_ in (1.0, 2.0):
+            size, text = sizing.replace(made.chosen, ngrams=False), Text(1_000_000, variety_)
+            without = expected(size, text, made.by_character)
+            taken_off = without - expected(sizing.replace(size, ngrams=True), text, made.by_character)
+            assert taken_off == pytest.approx(worth * variety_**2)
+        assert f"less {worth:g} x " in "\n".join(explained(made))
+    assert not any(size.ngrams for size in choose(recipe(3.0, ngrams=""), Text(10**7), (1.0, 1.0)).considered)
 
 
 def test_the_explanation_holds_the_formula_and_what_was_chosen():
     made = choose(recipe(), Text(1_000_000), (1.5, 2.0))
     said = "\n".join(explained(made))
-    for value in (*sizing.FEW, *sizing.LITTLE, *sizing.SHORT, sizing.TABLES[0], sizing.PASSES_WITH_TABLES[0]):
+    for value in (*sizing.FEW, *sizing.LITTLE, *sizing.SHORT, sizing.TABLES[0], sizing.PASSES_WITH_TABLES):
         assert f"{value:g}" in said
     chosen = next(line for line in said.splitlines() if line.endswith("<- chosen"))
     c = made.chosen

@@ -27,6 +27,8 @@ COUNTED, SCORED = 1 << 22, 1 << 20
 PIECE = 1 << 14
 #: the share of held-out windows in the training text from which the loss says less than it seems to
 REPEATED = 0.01
+#: the share of unknown held-out tokens from which bits per byte mislead
+UNKNOWN = 0.001
 #: passes from which reading on adds little, and next to nothing (Muennighoff et al. 2023)
 MANY_PASSES, TOO_MANY_PASSES = 16, 40
 #: what a parameter can know by heart (Morris et al. 2025)
@@ -94,7 +96,12 @@ def measure(recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], obje
     )
     again = repeats(train, held_out, poll)
     passes = recipe.n_steps * recipe.tokens_per_step / len(train)
-    warnings = [*warn_of_repeats(again), *warn_of_too_few(recipe, passes, train, found[-1].bits_per_byte)]
+    lost = tokens.manifest["parts"]["held_out"]["unknown"] / len(held_out)
+    warnings = [
+        *warn_of_unknown(lost),
+        *warn_of_repeats(again),
+        *warn_of_too_few(recipe, passes, train, found[-1].bits_per_byte),
+    ]
     note = "a masked model reads both sides, n-grams what came before: uniform and unigram are its measure"
     return Yardstick(
         found,
@@ -108,6 +115,17 @@ def measure(recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], obje
         note if masked else "",
         round(time.monotonic() - began, 3),
     )
+
+
+def warn_of_unknown(share: float) -> list[str]:
+    """A sentence where so many held-out tokens stand for what the vocabulary lacks that bits per byte mislead."""
+    if share < UNKNOWN:
+        return []
+    return [
+        f"{share:.1%} of the held-out tokens are unknown: which words or characters they are is never predicted, and "
+        "their bytes are counted all the same, so bits per byte are too low and compare with no other tokenizer. Take "
+        "a larger vocabulary, or bpe"
+    ]
 
 
 def warn_of_repeats(found: Repeats) -> list[str]:

@@ -22,7 +22,7 @@ from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, full_name, wi
 #: fields that are sizes: where one of them is given, none is chosen
 SIZES = ("model.d_model", "model.n_layers", "model.attention.n_heads", "model.attention.d_head", "model.n_ctx")
 WIDTHS, DEPTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), (1, 2, 3, 4, 6, 8, 12, 16, 24)
-VOCABULARIES = (SMALLEST := 512, 1024, 2048, 4096, 8192, 16384, 32768)
+VOCABULARIES = (SMALLEST := 320, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 CONTEXT, HEAD = 128, 32
 #: the share of the time in which steps are taken, as in `training.resolve.resolve_steps`
 STEPPING = 0.93
@@ -33,7 +33,7 @@ PASSES_WITH_TABLES = 1.2
 FEWEST_SEQUENCES, MANY_STEPS = 8, (1000, 8000)
 #: how often an id is met in training, on average, at least, without tables of n-grams and with them, which know more of
 #: the longer texts that fewer ids make; and characters of the text for each id, at least
-MEETINGS, CHARACTERS_PER_ID = (200, 450), 200
+MEETINGS, CHARACTERS_PER_ID = (200, 450), 140
 #: passes from which on dropout is asked for, and after which nothing is gained by reading on
 PASSES_WITHOUT_DROPOUT, MOST_PASSES, DROPOUT = 12.0, 30.0, 0.1
 
@@ -309,15 +309,16 @@ def explained(made: Sizing) -> list[str]:
     same = [size for size in made.considered if size.vocabulary == made.chosen.vocabulary]
     of_width = itertools.groupby(same, key=lambda size: size.d_model)  # they stand in that order
     best = [min(sizes, key=lambda size: size.expected) for _, sizes in of_width]
+    varied = f"{made.text.variety:.2f}"
     return [
-        f"sizes are ranked by {a:g} (12 n_layers^{c:g} d_model^2 / 10^5)^-{b:g} + {d:g} x {made.text.variety:.2f} "
-        f"(characters read / 10^6)^-{e:g}"
-        f" + {f:g} steps^-{g:g}, less {TABLES[made.by_character]:g} with tables of n-grams, which are left out above "
-        f"{PASSES_WITH_TABLES[made.by_character]:g} passes (bits per character, from runs of benchmarks/sizing.py)",
+        f"sizes are ranked by {a:g} (12 n_layers^{c:g} d_model^2 / 10^5)^-{b:g} + {d:g} x {varied} (characters read / "
+        f"10^6)^-{e:g} + {f:g} steps^-{g:g}, less {TABLES[made.by_character]:g} x {varied}^2 with tables of n-grams "
+        f"(bits per character, from runs of benchmarks/sizing.py); those are left out above {PASSES_WITH_TABLES:g} x "
+        f"({varied} x tokens of the text / rows of the tables)^(1/3) passes",
         f"a step takes {made.scale[0]:.2f} times what it took there at width {PROBES[0]}, {made.scale[1]:.2f} times at "
         f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MEETINGS[0]} times on average, "
-        f"{MEETINGS[1]} x {made.text.variety:.2f}^2 with tables",
-        f"{made.text.variety:.2f} is the text's variety: runs of three characters in a sample, beside English prose",
+        f"{MEETINGS[1]} x {varied}^2 with tables",
+        f"{varied} is the text's variety: different runs of three characters in a sample, beside English prose",
         "  width  layers  batch  ms a step   steps  passes  n-grams  ranked by",
         *(
             f"  {s.d_model:5d}  {s.n_layers:6d}  {s.batch:5d}  {1e3 * s.seconds:9.1f}  {s.steps:6d}  {s.passes:6.2f}  "

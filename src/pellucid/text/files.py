@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from pellucid.text.formats import ENDINGS, READERS
@@ -96,9 +96,11 @@ def _patterns(listed: str) -> list[str]:
 
 
 def _matches(relative: str, pattern: str) -> bool:
-    """Whether the path, or one of its parts where the pattern has no /, matches."""
+    """Whether the path, a folder it is in, or one of its parts where the pattern has no /, matches."""
+    pattern = pattern.removeprefix("./").rstrip("/")
     if "/" in pattern:
-        return fnmatch.fnmatchcase(relative, pattern)
+        folders = (str(folder) for folder in PurePosixPath(relative).parents)
+        return any(fnmatch.fnmatchcase(path, pattern) for path in (relative, *folders))
     return any(fnmatch.fnmatchcase(part, pattern) for part in relative.split("/"))
 
 
@@ -113,6 +115,8 @@ def find_files(named: list[Path], skipped: list[Skipped], reading: Reading | Non
     """Relative path -> file, of everything to read; what is left out is added to `skipped`."""
     reading = reading or Reading()
     files: dict[str, Found] = {}
+    if Path() in named and "" in map(str, named):
+        raise DocumentError("an empty path was given: name a file or folder, . for this one")
     if Path(STANDARD_INPUT) in named:
         files[STANDARD_INPUT] = Found(spool(), True)
     paths, patterns = _expanded([path for path in named if path != Path(STANDARD_INPUT)])
@@ -122,16 +126,25 @@ def find_files(named: list[Path], skipped: list[Skipped], reading: Reading | Non
         base = os.path.commonpath(parents) if parents else ""
     except ValueError:  # different drives on Windows
         base = ""
+    seen: list[str] = []
     for path in paths:
         folder = path.is_dir()
         for file in _walk(path, base, skipped) if folder else [path]:
             relative = _relative(file, base)
             searched = folder or path in patterns
+            seen += [relative] if searched else []
             reason = (reading.why_left_out(relative) or _why_no_table(file)) if searched else ""
             if reason and relative not in files:
                 skipped.append(Skipped(relative, reason))
             elif not reason:
                 files[relative] = Found(file, not searched or files.get(relative, (file, False))[1])
+    for pattern in (*_patterns(reading.include), *_patterns(reading.exclude)):
+        if not any(_matches(relative, pattern) for relative in seen):
+            raise DocumentError(
+                f"the pattern {pattern!r} matches none of the {len(seen):,} files that were found, such as "
+                f"{', '.join(seen[:3]) or 'none'}: patterns are of names, or of paths within the folder; mend it, or "
+                "leave it out"
+            )
     return files
 
 
@@ -142,13 +155,22 @@ def _expanded(named: list[Path]) -> tuple[list[Path], set[Path]]:
         if path.exists():
             paths.append(path)
             continue
-        found = sorted(map(Path, glob.glob(str(path), recursive=True))) if glob.has_magic(str(path)) else []
+        found = sorted(_globbed(path)) if glob.has_magic(str(path)) else []
         if not found:
             what = "no file matches this pattern" if glob.has_magic(str(path)) else "there is no such file or folder"
             raise DocumentError(f"{path}: {what}")
         paths += found
         matched |= set(found)
     return paths, matched
+
+
+def _globbed(pattern: Path) -> Iterator[Path]:
+    """What a pattern matches, nothing hidden and nothing behind a link to a folder that ** would follow."""
+    fixed = next(k for k, part in enumerate(pattern.parts) if glob.has_magic(part))
+    folder = Path(*pattern.parts[:fixed])
+    for path in folder.glob(str(Path(*pattern.parts[fixed:]))):
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts):
+            yield path
 
 
 def _walk(folder: Path, base: str, skipped: list[Skipped]) -> Iterator[Path]:

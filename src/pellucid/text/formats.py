@@ -8,6 +8,7 @@ parquet, arrow   tables of Apache Arrow (tables.py)
 import codecs
 import csv
 import io
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO
 from pellucid.text.html import read_html
 from pellucid.text.opening import Origin, as_utf8
 from pellucid.text.pieces import PIECE, DocumentError, Piece, piece_of, piece_of_text, pieces_of
-from pellucid.text.tables import choose_field, listed, read_arrow, read_parquet
+from pellucid.text.tables import FIELD, choose_field, listed, read_arrow, read_parquet
 
 #: a reader turns the content of one open file into its documents, each an iterator of pieces, to be used up in order
 Reader = Callable[[BinaryIO, Origin], Iterator[Iterator[Piece]]]
@@ -25,6 +26,11 @@ Reader = Callable[[BinaryIO, Origin], Iterator[Iterator[Piece]]]
 #: the longest line, and cell of a table, in bytes: neither a quotation mark that is never closed nor a few packed bytes
 #: that unpack to gigabytes fill the memory
 LONGEST = 1 << 28
+#: encodings of pages, and the larger ones that browsers take for them
+LARGER = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030", "gbk": "gb18030"}
+LARGER |= {"shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "tis-620": "cp874"}
+#: a cell that is quoted as a whole, the marks in it doubled
+_QUOTED = re.compile(r'"(?:[^"]|"")*"\Z')
 _CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?\s*([\w-]+)", re.IGNORECASE)
 
 
@@ -39,16 +45,19 @@ def read_page(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
     said = _CHARSET.search(buffered.peek(1024)[:1024])  # type: ignore[attr-defined]
     if said and origin.encoding == "utf-8":
         origin = replace(origin, encoding=_encoding_of_page(said[1].decode("ascii", "replace")))
-    yield read_html(pieces_of(_chunks(as_utf8(buffered, origin))), origin.name)  # type: ignore[arg-type]
+    # a byte that the page's own encoding does not have stays one that is not UTF-8, and is counted as such
+    utf8 = as_utf8(buffered, origin, "surrogateescape" if said else "strict")  # type: ignore[arg-type]
+    yield read_html(pieces_of(_chunks(utf8)), origin.name)
 
 
 def _encoding_of_page(name: str) -> str:
+    """What browsers read a page in that says so (WHATWG Encoding, 4.2): often a larger set than the one named."""
     try:
-        found = codecs.lookup(name).name
+        found = codecs.lookup(name)
     except LookupError:
         return "utf-8"
-    # browsers read pages that say Latin-1 or ASCII as its extension by Microsoft (WHATWG Encoding, 4.2)
-    return "cp1252" if found in ("iso8859-1", "ascii") else found
+    known = found._is_text_encoding and not found.name.startswith(("utf-16", "utf-32", "utf-7"))  # type: ignore[attr-defined]
+    return LARGER.get(found.name, found.name) if known else "utf-8"
 
 
 def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
@@ -60,9 +69,10 @@ def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]
         whole = piece_of(line)
         try:
             row = json.loads(whole.text)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             place = f", character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
-            said = getattr(error, "msg", "nested too deeply")
+            nested = isinstance(error, RecursionError)
+            said = "nested too deeply" if nested else getattr(error, "msg", "a number is too long")
             raise DocumentError(
                 f"{origin.name}, line {number}{place}: not valid JSON ({said}), expected one object a line; mend the "
                 "line, or leave the file out with --exclude"
@@ -72,8 +82,17 @@ def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]
                 f"{origin.name}, line {number}: {_kind(row)}, expected an object with a field of text, or a string"
             )
         if isinstance(row, dict):
-            field = field or choose_field([k for k, v in row.items() if isinstance(v, str)], list(row), origin.name)
-            row = _text_of(row, field, f"{origin.name}, line {number}")
+            place = f"{origin.name}, line {number}"
+            # null may be a text that is missing in this row
+            field = field or choose_field(
+                [k for k, v in row.items() if v is None or isinstance(v, str)], list(row), place
+            )
+            if not origin.field and field != FIELD and isinstance(row.get(FIELD), str):
+                raise DocumentError(
+                    f"{place}: a field {FIELD!r}, which no row before has, so that {field!r} was read there: say with "
+                    "--field which is to be read"
+                )
+            row = _text_of(row, field, place)
         yield iter([_and_replaced(piece_of_text(row), whole.replaced)])
 
 
@@ -99,14 +118,17 @@ def read_tsv(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
 def _read_table(file: BinaryIO, origin: Origin, separators: str) -> Iterator[Iterator[Piece]]:
     # bytes that are not UTF-8 are escaped until a cell is read
     lines = (line.decode("utf-8", "surrogateescape") for line in _lines(file, origin))
-    first = next(lines, "")
+    first = next((line for line in lines if line.strip()), "")
     separator = next((s for s in separators if s in first), separators[0])
     csv.field_size_limit(LONGEST)
-    rows = csv.reader(_put_back(first, lines), delimiter=separator, strict=True)
+    rows: Any = csv.reader(_put_back(first, lines), delimiter=separator, strict=True)
     try:
         header = next(rows, [])
         if not header:
             return
+        rows = _TabbedRows(lines, len(header), rows.line_num) if separator == "\t" and len(header) > 1 else rows
+        if twice := next((name for name in header if name == (origin.field or FIELD) and header.count(name) > 1), ""):
+            raise DocumentError(f"{origin.name} has {header.count(twice)} columns {twice!r}: rename one of them")
         column = header.index(choose_field(header, header, origin.name, origin.field, "column"))
         for row in rows:
             if len(row) != len(header) and row:
@@ -118,6 +140,41 @@ def _read_table(file: BinaryIO, origin: Origin, separators: str) -> Iterator[Ite
             yield iter([piece_of(raw)])
     except csv.Error as error:
         raise DocumentError(f"{origin.name}, line {rows.line_num}: not a table ({error})") from None
+
+
+class _TabbedRows:
+    """Rows of a table of tabs: a line with a cell for every column is a row as it stands, quotation marks and all.
+
+    A cell that is quoted as a whole is unquoted. Other lines with marks are read as RFC 4180 says: one whose number of
+    cells is another, and one whose last cell is opened by a mark where the line behind it is no row by itself.
+    """
+
+    def __init__(self, lines: Iterator[str], n_cells: int, line_num: int):
+        self.lines, self.n, self.line_num = lines, n_cells, line_num
+        self.ahead: list[str] = []
+
+    def __iter__(self) -> "_TabbedRows":
+        return self
+
+    def __next__(self) -> list[str]:
+        line = self._line()
+        cells = line.rstrip("\r\n").split("\t")
+        if '"' not in line or (len(cells) == self.n and not self._goes_on(cells[-1])):
+            return [cell[1:-1].replace('""', '"') if _QUOTED.match(cell) else cell for cell in cells if line.strip()]
+        self.ahead.insert(0, line)
+        self.line_num -= 1
+        return next(csv.reader(iter(self._line, None), delimiter="\t", strict=True))
+
+    def _line(self) -> str:
+        line = self.ahead.pop(0) if self.ahead else next(self.lines)
+        self.line_num += 1
+        return line
+
+    def _goes_on(self, cell: str) -> bool:
+        if not cell.startswith('"') or _QUOTED.match(cell):
+            return False
+        self.ahead += [] if self.ahead else itertools.islice(self.lines, 1)
+        return bool(self.ahead) and self.ahead[0].count("\t") != self.n - 1
 
 
 def _lines(file: BinaryIO, origin: Origin) -> Iterator[bytes]:

@@ -29,8 +29,8 @@ def read_html(pieces: Iterator[Piece], name: str = "the page") -> Iterator[Piece
     page = _Page()
     for piece in pieces:
         for start in range(0, len(piece.text), STEP):
-            page.feed(piece.text[start : start + STEP])
-            if len(page.rawdata) > LONGEST:
+            page.feed_closed(piece.text[start : start + STEP])
+            if page.pending > LONGEST:
                 raise DocumentError(
                     f"{name}: a tag, comment or script does not end for {LONGEST:,} characters, from line "
                     f"{page.getpos()[0]} on; mend it, or leave the file out with --exclude"
@@ -39,7 +39,7 @@ def read_html(pieces: Iterator[Piece], name: str = "the page") -> Iterator[Piece
                 yield piece_of_text(text)
         if piece.replaced:
             yield Piece("", 0, piece.replaced)
-    page.close()
+    page.end()
     if text := page.take(last=True):
         yield piece_of_text(text)
 
@@ -54,6 +54,30 @@ class _Page(HTMLParser):
         self._as_it_is = 0
         #: newlines, or a space, to be written before the next word; nothing has been written at the very beginning
         self._gap, self._begun = "", False
+        #: from a < that no > has followed yet
+        self._open: list[str] = []
+
+    def feed_closed(self, text: str) -> None:
+        """Feed what comes before the first < that no > follows; at that one the parser would look again every time."""
+        closed = text.rfind(">") + 1
+        if self._open and not closed:
+            self._open.append(text)
+            return
+        opened = text.find("<", closed)
+        opened = len(text) if opened < 0 else opened
+        self.feed("".join(self._open) + text[:opened])
+        self._open = [text[opened:]] if text[opened:] else []
+
+    @property
+    def pending(self) -> int:
+        """Characters of a tag, comment or script that has not ended."""
+        return len(self.rawdata) + sum(map(len, self._open))
+
+    def end(self) -> None:
+        """A < that no > follows begins no tag."""
+        if self._open and not self.rawdata:
+            self.feed("".join(self._open).replace("<", "&lt;"))
+        self.close()
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         if tag in HIDDEN:

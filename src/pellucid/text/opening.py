@@ -16,6 +16,8 @@ from pellucid.text.pieces import PIECE, DocumentError
 
 #: packed bytes that are given to zstd at once: it unpacks 4 of them to up to 128 KiB, and all of it at once
 ZSTD_READ = 1 << 10
+#: bytes that a frame may ask to be kept in memory: the most that there are, as `zstd --long=31` writes
+ZSTD_WINDOW = 1 << 31
 #: endings of packed files
 PACKED = (".gz", ".zst")
 #: the marks that say in which encoding a text is written, longest first
@@ -114,7 +116,7 @@ def _unzstd(file: BinaryIO, name: str) -> Iterator[bytes]:
     try:
         for chunk in iter(lambda: file.read(ZSTD_READ), b""):
             while chunk:
-                unpacker = unpacker or zstandard.ZstdDecompressor().decompressobj()
+                unpacker = unpacker or zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj()
                 found = unpacker.decompress(chunk)
                 done += len(found)
                 yield found
@@ -137,11 +139,11 @@ def extra(module: str, name: str) -> Any:
         ) from None
 
 
-def as_utf8(stream: BinaryIO, origin: Origin) -> BinaryIO:
+def as_utf8(stream: BinaryIO, origin: Origin, errors: str = "strict") -> BinaryIO:
     """The stream with its byte order mark dropped and in UTF-8, whatever encoding the mark or the origin names.
 
-    DocumentError, with its position, for a byte that this other encoding does not have. What calls itself UTF-8 is
-    passed on as it is.
+    DocumentError, with its position, for a byte that this other encoding does not have, unless `errors` is
+    surrogateescape, which leaves it as it is. What calls itself UTF-8 is passed on as it is.
     """
     buffered = stream if hasattr(stream, "peek") else io.BufferedReader(cast(Any, stream), PIECE)
     head = cast(Any, buffered).peek(4)[:4]
@@ -150,12 +152,12 @@ def as_utf8(stream: BinaryIO, origin: Origin) -> BinaryIO:
         if head.startswith(codecs.BOM_UTF8):
             buffered.read(3)
         return cast(BinaryIO, buffered)
-    recoded = _recoded(cast(BinaryIO, buffered), encoding, origin.name)
+    recoded = _recoded(cast(BinaryIO, buffered), encoding, origin.name, errors)
     return cast(BinaryIO, io.BufferedReader(_Unpacked(recoded), PIECE))
 
 
-def _recoded(stream: BinaryIO, encoding: str, name: str) -> Iterator[bytes]:
-    decoder, done = codecs.getincrementaldecoder(encoding)("strict"), 0
+def _recoded(stream: BinaryIO, encoding: str, name: str, errors: str) -> Iterator[bytes]:
+    decoder, done = codecs.getincrementaldecoder(encoding)(errors), 0
     for chunk in itertools.chain(iter(lambda: stream.read(PIECE), b""), (b"",)):
         held = len(decoder.getstate()[0])
         try:
@@ -166,4 +168,4 @@ def _recoded(stream: BinaryIO, encoding: str, name: str) -> Iterator[bytes]:
                 "--set text.encoding=NAME, or convert the file to UTF-8"
             ) from None
         done += len(chunk)
-        yield text.encode()
+        yield text.encode("utf-8", errors)

@@ -16,7 +16,7 @@ from pellucid.text.encoding import Counter, Encoders, choose_workers, units_of
 from pellucid.text.interface import Tokenizer
 from pellucid.text.locking import lock
 from pellucid.text.split import PARTS, Split
-from pellucid.text.tokens import FORMAT, Tokens
+from pellucid.text.tokens import FORMAT, Tokens, TokensError
 from pellucid.text.writing import PartWriter, flush, remove_journal
 
 #: ids per shard, 32 MiB in uint16: the most that an interruption loses
@@ -40,12 +40,17 @@ def prepare(
 
     `progress(stage, done, total)` is called in bytes of text. `workers` processes encode, chosen where None; the ids
     are the same for any number. Interrupted, it keeps the finished shards aside, and the next call goes on behind them;
-    what was there before is untouched. Raises TokensError if an existing folder is damaged, DocumentError if a file
-    changed.
+    what was there before is untouched, unless its checksums say that it is damaged: then it is made again. Raises
+    DocumentError if a file changed.
     """
     final = prepared_folder(split, tokenizer, folder)
     if final.exists():
-        return Tokens.open(final, tokenizer)
+        try:
+            found = Tokens.open(final, tokenizer)
+            found.verify()
+            return found
+        except (TokensError, FileNotFoundError):  # what they were made from is at hand
+            shutil.rmtree(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     with _working_folder(final) as working:
         _write(split, tokenizer, working, progress, shard_tokens, workers)

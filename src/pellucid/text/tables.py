@@ -72,6 +72,8 @@ def _column(schema: Any, origin: Origin) -> str:
 
     of_text = [field.name for field in schema if is_text(field.type)]
     column = choose_field(of_text, schema.names, origin.name, origin.field, "column")
+    if schema.names.count(column) > 1:
+        raise DocumentError(f"{origin.name} has {schema.names.count(column)} columns {column!r}: rename one of them")
     if column not in of_text:
         raise DocumentError(
             f"{origin.name}: column {column!r} holds {schema.field(column).type}, expected text; "

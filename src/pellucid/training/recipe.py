@@ -160,9 +160,11 @@ def take_length(changes: Mapping[str, Any], length: Mapping[str, Any]) -> tuple[
     for name, value in given:
         if not 0 < value < float("inf"):
             raise RecipeError(f"{name} = {value}: expected a number above 0")
+        if hints[name] is int and value != int(value):
+            raise RecipeError(f"{name} = {value}: expected a whole number")
     if len(given) > 1:
         raise RecipeError(f"the length is given twice, by {' and '.join(n for n, _ in given)}: give one of them")
-    return rest, dict(given)
+    return rest, {name: hints[name](value) for name, value in given}
 
 
 def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
