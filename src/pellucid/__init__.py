@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pellucid.language_model import LanguageModel as LanguageModel
     from pellucid.language_model import load as load
     from pellucid.language_model import train as train
-    from pellucid.language_model import train_tokenizer as train_tokenizer
     from pellucid.presets import preset as preset
+    from pellucid.text.making import train_tokenizer as train_tokenizer
     from pellucid.text.tokenizer import load_tokenizer as load_tokenizer
 
 __version__ = "0.1.0"
@@ -33,7 +33,7 @@ _HOMES = {
     "load_tokenizer": "pellucid.text.tokenizer",
     "preset": "pellucid.presets",
     "train": "pellucid.language_model",
-    "train_tokenizer": "pellucid.language_model",
+    "train_tokenizer": "pellucid.text.making",
 }
 # train is a function here and also the name of a room, which importing would put in its place
 __all__ = ["__version__", *sorted(_HOMES)]

@@ -36,9 +36,7 @@ from pellucid.predictors.mixed import mixed_with
 from pellucid.predictors.train import Kind, train_predictor
 from pellucid.predictors.use import Predictor
 from pellucid.report.ending import beside, finish
-from pellucid.text.documents import read_corpus
-from pellucid.text.tokenizer import LEARNED, Tokenizer, TokenizerError
-from pellucid.text.tokenizer import train_tokenizer as make_tokenizer
+from pellucid.text.tokenizer import Tokenizer
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import steps_of
 from pellucid.training.display import PlainReporter, QuietReporter, make_reporter
@@ -334,16 +332,3 @@ def kind_of(run: Path) -> str:
 def sampler_of(recipe: Recipe) -> Callable[[Transformer, Tokenizer, str, int], str] | None:
     """What writes samples during training; a masked model writes none, an encoder-decoder the target of a source."""
     return {"masked": None, "source-target": write_target}.get(recipe.train.objective, write_sample)
-
-
-def train_tokenizer(
-    *inputs: str | Path, kind: str = "bpe", vocabulary: int = 8192, out: str | Path | None = None, **how: Any
-) -> Tokenizer:
-    """A tokenizer made from texts, written to `out`/tokenizer.json; `how`: pattern and share, as in `pellucid.text`."""
-    if out is not None and (Path(out) / "tokenizer.json").exists():
-        raise TokenizerError(f"{Path(out) / 'tokenizer.json'} exists: choose another folder")
-    corpus = read_corpus([str(path) for path in inputs])
-    made = make_tokenizer(kind, corpus.texts(), vocabulary if kind in LEARNED else None, **how)
-    if out is not None:
-        made.save(out)
-    return made

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pellucid.text import files as finding
-from pellucid.text import formats, opening
+from pellucid.text import formats, html, opening
 from pellucid.text.documents import DocumentError, read_corpus
 from pellucid.text.files import Reading
 from pellucid.text.html import read_html
@@ -488,6 +488,120 @@ def test_half_a_character_in_a_row_leaves_a_file_utf8(tmp_path):
     path = put(tmp_path, "a.jsonl", b'{"text": "d\xc3\xa9j\xc3\xa0"}\n{"text": "half \\ud83d"}\n')
     for reading in ({}, {"encoding": "latin-1"}):
         assert texts_of(path, **reading) == ["d\xe9j\xe0", "half \ufffd"]
+
+
+def test_patterns_name_folders_as_people_write_them_and_say_when_they_name_nothing(tmp_path):
+    for name in ("a.txt", "drafts/b.txt", "x/drafts/y/c.txt"):
+        put(tmp_path, name, name)
+    for pattern in ("drafts", "drafts/", "./drafts/,x/drafts", "*/drafts,drafts"):
+        assert texts_of(tmp_path, exclude=pattern) == ["a.txt"], pattern
+    assert texts_of(tmp_path, exclude="./drafts/*") == ["a.txt", "x/drafts/y/c.txt"]
+    skipped = dict(read_corpus(tmp_path, reading=Reading(exclude="draft,drafts", include="*.txt,*.md")).skipped)
+    assert {name for name in skipped if name.startswith("--")} == {"--exclude draft", "--include *.md"}
+    assert skipped["--exclude draft"] == "it matches none of the 3 files there"
+
+
+def test_patterns_follow_no_links_to_folders(tmp_path):
+    """Two that lead back would lead through one another for ever."""
+    put(tmp_path, "a/b.txt", "b")
+    put(tmp_path, "a/.hidden/c.txt", "c")
+    for name in ("one", "two"):
+        (tmp_path / "a" / name).symlink_to(tmp_path, target_is_directory=True)
+    assert texts_of(tmp_path / "**" / "*.txt") == ["b"]
+    assert texts_of(tmp_path / "*" / "b*") == ["b"]
+
+
+def test_a_path_that_is_empty_and_a_file_called_as_standard_input_is(tmp_path):
+    refused([tmp_path, ""], "an empty path was given")
+    put(tmp_path, "d/-", "text")
+    put(tmp_path, "d/e", "text")
+    refused(tmp_path / "d", "is called as standard input is")
+
+
+@pytest.mark.parametrize(
+    ("rows", "read"),
+    [
+        (['1\t"Hello', "2\tHe said", '3\tbye"'], ['"Hello', "He said", 'bye"']),
+        (['1\t"Hello" she said', '2\t"said ""yes"""', '3\t"'], ['"Hello" she said', 'said "yes"', '"']),
+        (['1\t"two', 'lines"', "2\tone"], ["two\nlines", "one"]),
+        (['1\t"a\ttab"', "2\tnone"], ["a\ttab", "none"]),
+        (['"1\n', '2"\ttext', '3\t"open'], ["text", '"open']),
+    ],
+)
+def test_tables_of_tabs_are_read_with_quotation_marks_that_quote_and_that_do_not(rows, read, tmp_path):
+    assert texts_of(put(tmp_path, "a.tsv", "\n".join(["id\ttext", *rows, ""]))) == read
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.text('a"', max_size=3), st.text('a" ', min_size=1, max_size=6)), min_size=1, max_size=5))
+def test_a_table_of_tabs_that_csv_wrote_is_read_as_it_was(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("tsv") / "a.tsv"
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter="\t").writerows([("id", "text"), *rows])
+    assert texts_of(path) == [text for _, text in rows]
+
+
+def test_a_table_may_begin_with_empty_lines(tmp_path):
+    for name, between in (("a.csv", ","), ("b.tsv", "\t")):
+        assert texts_of(put(tmp_path, name, f"\n  \nid{between}text\n1{between}one\n")) == ["one"]
+
+
+def test_columns_of_one_name_are_refused(tmp_path):
+    refused(put(tmp_path, "a.csv", "text,text\na,b\n"), "has 2 columns 'text': rename one")
+    table = pyarrow.table([["a"], [1]], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
+    refused(tmp_path / "b.parquet", "has 2 columns 'text': rename one")
+
+
+def test_the_field_of_json_lines_is_what_every_row_says(tmp_path):
+    """Null may be a text that this row lacks; a row with `text` behind rows without it leaves the choice open."""
+    refused(put(tmp_path, "a.jsonl", '{"title": "T", "body": null}\n'), "several hold text, title, body")
+    refused(put(tmp_path, "b.jsonl", '{"body": "x"}\n{"body": "y", "text": "z"}\n'), "line 2: a field 'text'")
+    path = put(tmp_path, "c.jsonl", '{"text": null}\n{"text": "z"}\n{"body": "y", "text": "z", "n": 1}\n')
+    assert texts_of(path) == ["z", "z"]
+    refused(put(tmp_path, "d.jsonl", '{"n": ' + "1" * 5000 + "}\n"), "line 1.*a number is too long")
+
+
+@pytest.mark.parametrize(
+    ("said", "content", "read"),
+    [
+        ("iso-8859-1", b"na\xefve \x81", "na\xefve \ufffd"),
+        ("gb2312", "\u9555 gbk".encode("gbk"), "\u9555 gbk"),
+        ("base64", "caf\xe9".encode(), "caf\xe9"),
+        ("utf-16", "caf\xe9".encode(), "caf\xe9"),
+    ],
+)
+def test_pages_that_say_a_wrong_encoding_are_read_as_browsers_do(said, content, read, tmp_path):
+    page = b'<meta charset="' + said.encode() + b'"><p>' + content + b"</p>"
+    path = put(tmp_path, "a.html", page)
+    assert texts_of(path) == [read + "\n"]
+    assert read_corpus(path).replaced == read.count("\ufffd")
+
+
+@pytest.mark.parametrize("part", ["if a<b and c ", '<a href="x" ', "</", "<?", "<a", "<!-- ", "<a href='>", "&"])
+@pytest.mark.parametrize("end", ["", ">"])
+def test_pages_of_tags_that_never_end_are_read_in_one_go(part, end, tmp_path):
+    """Twice as long a page takes twice the looks at it: the parser is given each character a few times at most."""
+    fed = 0
+
+    class Counted(html._Page):
+        def goahead(self, end):
+            nonlocal fed
+            fed += len(self.rawdata)
+            super().goahead(end)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(html, "_Page", Counted)
+        content = "<p>text</p>" + part * 40_000 + end
+        texts_of(put(tmp_path, "a.html", content))
+    assert fed < 12 * len(content)
+
+
+def test_zstd_with_a_window_larger_than_usual_is_read(tmp_path):
+    parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True)
+    packed = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    content = packed.compress(b"text") + packed.flush()
+    assert texts_of(put(tmp_path, "a.txt.zst", content)) == ["text"]
 
 
 def test_rows_in_another_encoding_are_counted_by_row(tmp_path):

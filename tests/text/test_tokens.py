@@ -122,6 +122,20 @@ def test_differences_are_told_by_file_and_choice(corpus, tmp_path):
     assert describe_difference(one, one) == ""
 
 
+def test_a_damaged_cache_is_made_again(tmp_path):
+    """What the tokens were made from is at hand: no run reads other ids, and nobody has to delete a folder."""
+    (tmp_path / "a.txt").write_text("to be or not to be " * 50)
+    split, tokenizer = split_corpus(read_corpus(tmp_path / "a.txt"), 0.25), train_tokenizer("byte", [])
+    tokens = prepare(split, tokenizer, tmp_path / "cache")
+    files = {path.name: path.read_bytes() for path in tokens.folder.iterdir()}
+    for name in ("train-00000.bin", "manifest.json", "train.documents.npy"):
+        for change in (lambda raw: raw[:-9], lambda raw: raw[:-4] + bytes(4) if raw[-1] else raw[:-4] + b"good"):
+            (tokens.folder / name).write_bytes(change(files[name]))
+            prepare(split, tokenizer, tmp_path / "cache")
+            if name != "train.documents.npy":  # it has no checksum
+                assert {path.name: path.read_bytes() for path in tokens.folder.iterdir()} == files
+
+
 def damaged(path, change) -> None:
     raw = bytearray(path.read_bytes())
     change(raw)

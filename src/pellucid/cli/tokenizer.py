@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -18,23 +18,26 @@ def tokenizer_train(
     *,
     out: Path,
     kind: Literal["bpe", "word", "char", "byte"] = "bpe",
-    vocabulary: int = 8192,
+    vocabulary: int | None = None,
+    field: str = "",
     pattern: Literal["gpt2", "gpt4", "word-end", "none"] = "gpt2",
     share: float = 1.0,
 ) -> int:
     """Make a tokenizer from text.
 
     Args:
-        paths: files and folders of plain text.
+        paths: files and folders of text, in every format that training reads.
         out: the folder to write tokenizer.json into; an existing tokenizer.json is refused.
         kind: byte-level byte-pair encoding, words, characters, or bytes.
-        vocabulary: how many ids byte-pair encoding learns, or words take.
+        vocabulary: how many ids byte-pair encoding learns, or words take; 8192 unless given.
+        field: of JSON lines, or column of a table, that holds the text; text, or the only one, unless given.
         pattern: how byte-pair encoding divides text first; word-end: the blank behind a word is part of it.
         share: of the text that it is trained on, evenly spread.
     """
     import pellucid
 
-    made = pellucid.train_tokenizer(*paths, kind=kind, vocabulary=vocabulary, out=out, pattern=pattern, share=share)
+    how: dict[str, Any] = {"pattern": pattern, "share": share}
+    made = pellucid.train_tokenizer(*paths, kind=kind, vocabulary=vocabulary, field=field, out=out, **how)
     print(f"{made.n_vocab:,} ids, written to {out / 'tokenizer.json'}")
     for note in made.notes:
         print(note)

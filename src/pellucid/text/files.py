@@ -136,15 +136,14 @@ def find_files(named: list[Path], skipped: list[Skipped], reading: Reading | Non
             reason = (reading.why_left_out(relative) or _why_no_table(file)) if searched else ""
             if reason and relative not in files:
                 skipped.append(Skipped(relative, reason))
+            elif relative == STANDARD_INPUT:
+                raise DocumentError(f"{file} is called as standard input is: give it another name")
             elif not reason:
                 files[relative] = Found(file, not searched or files.get(relative, (file, False))[1])
-    for pattern in (*_patterns(reading.include), *_patterns(reading.exclude)):
-        if not any(_matches(relative, pattern) for relative in seen):
-            raise DocumentError(
-                f"the pattern {pattern!r} matches none of the {len(seen):,} files that were found, such as "
-                f"{', '.join(seen[:3]) or 'none'}: patterns are of names, or of paths within the folder; mend it, or "
-                "leave it out"
-            )
+    for name, listed in (("include", reading.include), ("exclude", reading.exclude)):
+        for pattern in _patterns(listed):
+            if not any(_matches(relative, pattern) for relative in seen):
+                skipped.append(Skipped(f"--{name} {pattern}", f"it matches none of the {len(seen):,} files there"))
     return files
 
 

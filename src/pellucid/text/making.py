@@ -1,0 +1,30 @@
+"""A tokenizer from files: what `pellucid.train_tokenizer` and `pellucid tokenizer train` do."""
+
+from pathlib import Path
+from typing import Any
+
+from pellucid.text.documents import read_corpus
+from pellucid.text.files import Reading
+from pellucid.text.tokenizer import LEARNED, Tokenizer, TokenizerError
+from pellucid.text.tokenizer import train_tokenizer as make_tokenizer
+
+
+def train_tokenizer(
+    *inputs: str | Path,
+    kind: str = "bpe",
+    vocabulary: int | None = None,
+    field: str = "",
+    out: str | Path | None = None,
+    **how: Any,
+) -> Tokenizer:
+    """A tokenizer made from texts, written to `out`/tokenizer.json; `how`: pattern and share, as in `pellucid.text`.
+
+    `vocabulary` is of bpe and word, 8192 unless given; `field` of JSON lines, or column of tables, holds the text.
+    """
+    if out is not None and (Path(out) / "tokenizer.json").exists():
+        raise TokenizerError(f"{Path(out) / 'tokenizer.json'} exists: choose another folder")
+    corpus = read_corpus([str(path) for path in inputs], reading=Reading(field=field))
+    made = make_tokenizer(kind, corpus.texts(), vocabulary or (8192 if kind in LEARNED else None), **how)
+    if out is not None:
+        made.save(out)
+    return made
