@@ -248,8 +248,8 @@ def train(
         )
     if resume:
         return continue_run(tuple(map(str, inputs)), out, preset, file, changes, length, reporter)
-    if not inputs:
-        raise RecipeError("no text was named: give at least one file or folder")
+    if not inputs or not all(map(str, inputs)):
+        raise RecipeError("no text was named, or one by an empty path: give at least one file or folder")
     paths = tuple(str(Path(path)) for path in inputs)
     given: dict[str, Any] = {}
     if from_model is not None:

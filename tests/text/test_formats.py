@@ -511,8 +511,7 @@ def test_patterns_follow_no_links_to_folders(tmp_path):
     assert texts_of(tmp_path / "*" / "b*") == ["b"]
 
 
-def test_a_path_that_is_empty_and_a_file_called_as_standard_input_is(tmp_path):
-    refused([tmp_path, ""], "an empty path was given")
+def test_a_file_called_as_standard_input_is(tmp_path):
     put(tmp_path, "d/-", "text")
     put(tmp_path, "d/e", "text")
     refused(tmp_path / "d", "is called as standard input is")

@@ -115,8 +115,6 @@ def find_files(named: list[Path], skipped: list[Skipped], reading: Reading | Non
     """Relative path -> file, of everything to read; what is left out is added to `skipped`."""
     reading = reading or Reading()
     files: dict[str, Found] = {}
-    if Path() in named and "" in map(str, named):
-        raise DocumentError("an empty path was given: name a file or folder, . for this one")
     if Path(STANDARD_INPUT) in named:
         files[STANDARD_INPUT] = Found(spool(), True)
     paths, patterns = _expanded([path for path in named if path != Path(STANDARD_INPUT)])

@@ -160,7 +160,9 @@ class _TabbedRows:
         line = self._line()
         cells = line.rstrip("\r\n").split("\t")
         if '"' not in line or (len(cells) == self.n and not self._goes_on(cells[-1])):
-            return [cell[1:-1].replace('""', '"') if _QUOTED.match(cell) else cell for cell in cells if line.strip()]
+            return [
+                cell[1:-1].replace('""', '"') if _QUOTED.match(cell) else cell for cell in cells if line.strip("\r\n")
+            ]
         self.ahead.insert(0, line)
         self.line_num -= 1
         return next(csv.reader(iter(self._line, None), delimiter="\t", strict=True))
