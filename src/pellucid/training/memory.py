@@ -27,9 +27,9 @@ from pellucid.training.setup import choose_paths, make_optimizer, n_logits
 
 #: layers that are walked through; a deeper network needs as much more for each as the second pair does
 SHALLOW, DEEP = 2, 4
-#: the share of the memory that is there below which a quick estimate is believed: it knows nothing of attention that is
-#: written out, which keeps 21 times as much at a context of 8,192
-CLEAR = 0.04
+#: shares of the memory that is there, below and above which a quick estimate is believed: it knows nothing of attention
+#: that is written out, which keeps 21 times as much at a context of 8,192, nor of what is computed again
+CLEAR = (0.04, 40.0)
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,12 @@ def first_in_chunks(recipe: Recipe) -> int:
 def check_memory(recipe: Recipe, device: torch.device) -> None:
     """Refuse a run that cannot fit, before anything is allocated."""
     trained, have = n_trained(recipe), memory_bytes(device)
-    # weights, gradients and one average of each at least
-    need: float = 4 * count_parameters(recipe.model)["total"] + 8 * trained
-    quick = training_bytes(recipe.model, recipe.train.batch, recipe.train.precision, trained)
-    if need <= have and quick > CLEAR * have:
+    a, t = recipe.model, recipe.train
+    quick = training_bytes(a, t.batch, t.precision, trained)
+    # at least weights, gradients, one average of each, and what enters every block
+    entering = (2 if t.precision == "bfloat16" else 4) * t.batch * a.n_ctx * a.d_model * a.n_layers
+    need: float = quick if quick > CLEAR[1] * have else 4 * count_parameters(a)["total"] + 8 * trained + entering
+    if need <= have and quick > CLEAR[0] * have:
         need = training_memory(recipe).peak
     if need > have:
         source = f" and sources of up to {recipe.model.encoder.n_ctx}" if recipe.model.encoder else ""
