@@ -254,3 +254,12 @@ def test_what_the_curve_knows_is_in_the_metrics(text, tmp_path):
     assert [(step, part) for step, part, _ in found.points] == [(row["step"], row["held_out_part"]) for row in whole]
     losses = [row["loss"] for row in rows(run.path) if "loss" in row]
     assert [mean for _, _, mean in found.points] == pytest.approx([np.mean(losses[i : i + 4]) for i in (0, 4, 8)])
+
+
+def test_bits_per_byte_that_leave_out_unknown_words_are_warned_of(text, tmp_path):
+    """With 300 words a good part of the held-out ones is unknown, and nobody pays for their bytes; bytes know all."""
+    fields = {"tokenizer": "word", "vocabulary": 300}
+    (said,) = [w for w in measured(train(text, out=tmp_path / "words", **fields)).warnings if "unknown" in w]
+    assert "of the held-out tokens are unknown" in said
+    assert "compare with no other tokenizer" in said
+    assert not any("unknown" in w for w in measured(train(text, out=tmp_path / "bytes")).warnings)
