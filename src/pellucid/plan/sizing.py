@@ -31,8 +31,8 @@ STEPPING = 0.93
 PASSES_WITH_TABLES = 1.2
 #: sequences in a step, and the steps from which on twice as many are taken
 FEWEST_SEQUENCES, MANY_STEPS = 8, (1000, 8000)
-#: how often an id is met in training, on average, at least, without tables of n-grams and with them, which know more of
-#: the longer texts that fewer ids make; and characters of the text for each id, at least
+#: how often an id is met in training, on average, at least, without tables of n-grams, and with them for a variety of 1,
+#: as they know more of the longer texts that fewer ids make; and characters of the text for each id, at least
 MEETINGS, CHARACTERS_PER_ID = (200, 450), 140
 #: passes from which on dropout is asked for, and after which nothing is gained by reading on
 PASSES_WITHOUT_DROPOUT, MOST_PASSES, DROPOUT = 12.0, 30.0, 0.1
@@ -135,7 +135,7 @@ def text_of(split: Split) -> Text:
 def variety(sample: str) -> float:
     """How many different runs of three characters a sample has beside English prose; English is about 1.
 
-    They grow with the root of its length, nearly (Heaps 1978), until there are SAMPLE characters.
+    They grow nearly with the root of its length (Heaps 1978), up to the length of `Split.sample`.
     """
     different = len(set(zip(sample, sample[1:], sample[2:], strict=False)))
     low, high = VARIETIES
