@@ -14,7 +14,7 @@ from pellucid.hub.read import find_folder, open_folder
 from pellucid.hub.tables import FAMILIES, Family
 from pellucid.hub.write import families_for
 from pellucid.model.low_rank import factors
-from pellucid.training.checkpoint import best_step, load_checkpoint
+from pellucid.training.checkpoint import named_checkpoint
 from pellucid.training.choices import Base
 from pellucid.training.folder import load_run, read_recipe
 from pellucid.training.recipe import Recipe, RecipeError
@@ -77,8 +77,7 @@ def write_adapter(run: Path, folder: Path, checkpoint: str = "best", family: str
     recipe = read_recipe(run)
     if recipe.base is None or not recipe.adapt.rank:
         raise RecipeError(f"{run} has no adapters: it was trained without --lora")
-    step = int(checkpoint) if checkpoint.isdigit() else best_step(run) if checkpoint == "best" else None
-    found, _ = load_checkpoint(run, step)
+    found = named_checkpoint(run, checkpoint)
     goal = FAMILIES[family] if family else family_of_base(recipe)
     scale = recipe.adapt.scaled_by / recipe.adapt.rank
     changes = dict(changes_of(factors(found.weights), scale, recipe.model, goal))

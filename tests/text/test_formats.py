@@ -596,6 +596,13 @@ def test_pages_of_tags_that_never_end_are_read_in_one_go(part, end, tmp_path):
     assert fed < 12 * len(content)
 
 
+@pytest.mark.parametrize("before", ["", "a & b ", "&am", "<p>x</p> & "])
+def test_a_sign_that_begins_no_tag_loses_nothing_behind_it(before, tmp_path):
+    """Also where the parser still waits for the end of a character's name."""
+    text = texts_of(put(tmp_path, "a.html", f"<p>first</p>{before}1 <2 and 3"))[0]
+    assert text.endswith("1 <2 and 3\n")
+
+
 def test_zstd_with_a_window_larger_than_usual_is_read(tmp_path):
     parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True)
     packed = zstandard.ZstdCompressor(compression_params=parameters).compressobj()

@@ -31,7 +31,7 @@ STEPPING = 0.93
 PASSES_WITH_TABLES = 1.2
 #: sequences in a step, and the steps from which on twice as many are taken
 FEWEST_SEQUENCES, MANY_STEPS = 8, (1000, 8000)
-#: how often an id is met in training, on average, at least, without tables of n-grams, and with them for a variety of 1,
+#: how often an id is met in training, on average at least, without tables of n-grams, and with them at a variety of 1,
 #: as they know more of the longer texts that fewer ids make; and characters of the text for each id, at least
 MEETINGS, CHARACTERS_PER_ID = (200, 450), 140
 #: passes from which on dropout is asked for, and after which nothing is gained by reading on

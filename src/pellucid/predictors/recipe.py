@@ -82,8 +82,10 @@ def predictor_fields(kind: str) -> list[str]:
     names += [f"text.{f.name}" for f in dataclasses.fields(TextChoices)]
     if kind == "ngram":
         return [*names, "train.seed"]
-    without = ("optimizer", "muon_learning_rate", "recompute", "init_std", "objective", "mask_share", "attention")
-    without = (*without, "ngram_weight_decay")
+    of_transformers = (
+        "optimizer muon_learning_rate ngram_weight_decay recompute init_std objective mask_share attention"
+    )
+    without = of_transformers.split()
     return [*names, "mixture", *(f"train.{f.name}" for f in dataclasses.fields(TrainChoices) if f.name not in without)]
 
 

@@ -75,7 +75,7 @@ class _Page(HTMLParser):
 
     def end(self) -> None:
         """A < that no > follows begins no tag."""
-        if self._open and not self.rawdata:
+        if self._open:
             self.feed("".join(self._open).replace("<", "&lt;"))
         self.close()
 
