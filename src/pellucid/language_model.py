@@ -16,8 +16,10 @@ from pellucid.generate.filling import Filling, fill
 from pellucid.generate.samples import write_sample, write_target
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, Piece, generate, stream_generate
+from pellucid.hub.families import FamilyError
 from pellucid.hub.read import fill as fill_network
 from pellucid.hub.read import find_folder, open_folder
+from pellucid.hub.targets import PRESET_FOR, Target, check_target
 from pellucid.images.run import KIND as IMAGES
 from pellucid.images.run import ImageModel, ImageRun, load_images, train_images
 from pellucid.lens.circuits import Circuits
@@ -202,6 +204,7 @@ def train(
     steps: int | None = None,
     tokens: int | None = None,
     epochs: float | None = None,
+    opens_in: Target | None = None,
     explain: bool = False,
     show: bool = False,
 ) -> Run | ImageRun:
@@ -217,6 +220,8 @@ def train(
     minutes, steps, tokens, epochs   the length, at most one of them; 10 minutes unless given
     resume      continue the run in `out` exactly; a length makes it longer, other choices are refused
     from_model  start from the weights, tokenizer and architecture of this run or saved model
+    opens_in    transformers or gguf (llama.cpp): where no preset is named, start from one that this software opens
+                without extra code, and refuse options that it cannot represent, before the text is read
     explain     print what decided the sizes: all that were considered, and the formulas
     show        print what happens: live in a terminal, plain lines elsewhere
 
@@ -232,6 +237,8 @@ def train(
     if resume and (predictor not in (None, kind) or from_model is not None):
         raise RecipeError(f"{out} is a {kind} with weights of its own: resume it without --predictor and --from")
     if kind != "transformer":
+        if opens_in is not None:
+            raise RecipeError(f"opens_in = {opens_in} goes with a transformer, not with {kind}: leave it out")
         if wrong := [n for n, v in (("preset", preset), ("recipe", recipe), ("from", from_model)) if v is not None]:
             raise RecipeError(f"{wrong[0]} goes with a transformer, not with predictor = {kind}: leave it out")
         if kind == IMAGES:
@@ -247,7 +254,7 @@ def train(
             *inputs, kind=cast(Kind, kind), out=out, fields=fields, resume=resume, show=show, **asked
         )
     if resume:
-        return continue_run(tuple(map(str, inputs)), out, preset, file, changes, length, reporter)
+        return continue_run(tuple(map(str, inputs)), out, preset, file, changes, length, reporter, opens_in)
     if not inputs or not all(map(str, inputs)):
         raise RecipeError("no text was named, or one by an empty path: give at least one file or folder")
     paths = tuple(str(Path(path)) for path in inputs)
@@ -256,14 +263,27 @@ def train(
         made, given = start_from(from_model, paths, preset, changes, file)
     else:
         made = make_recipe(paths, preset, changes, file)
+        if opens_in is not None:
+            made = make_recipe(paths, preset, changes, file, PRESET_FOR.get(made.train.objective, "small"))
         if made.adapt.rank:
             raise RecipeError("adapters change a model that exists: name it with --from, or leave out --lora")
+    if opens_in is not None:
+        made = made_for(opens_in, made)
     folder = None if out is None else Path(out)
     given["beside"] = beside
     made = with_length(made, length)
     given |= sizing_of(made, changes, open_=preset is None and from_model is None and file is None, explain=explain)
     run = runs.start(made, folder, reporter, sampler_of(made), **given)
     return with_adapter(finish(run, reporter))
+
+
+def made_for(target: Target, recipe: Recipe) -> Recipe:
+    """The recipe, with its target noted; RecipeError where the target cannot open what it describes."""
+    try:
+        check_target(target, recipe.model, recipe.text.tokenizer, recipe.text.pattern)
+    except FamilyError as error:
+        raise RecipeError(f"--for {target}: {error}") from None
+    return replace(recipe, opens_in=target)
 
 
 def start_from(
@@ -289,11 +309,17 @@ def continue_run(
     changes: dict[str, Any],
     length: dict[str, Any],
     reporter: PlainReporter,
+    opens_in: Target | None = None,
 ) -> Run:
     """Resume the run in `out`; whatever else was said must be what the run has."""
     if out is None:
         raise RecipeError("--resume continues a run that exists: name its folder with --out, such as --out runs/NAME")
     recipe = runs.read_recipe(Path(out))
+    if opens_in not in (None, recipe.opens_in):
+        raise RecipeError(
+            f"{out} cannot be resumed with --for {opens_in}: it was trained for {recipe.opens_in or 'no target'}; "
+            "leave it out, or start a new run"
+        )
     if changed := differences(recipe, overlay(recipe, preset, changes, file)):
         raise RecipeError(
             f"{out} cannot be resumed with other choices ({'; '.join(changed[:3])}): leave them out, or start a new "

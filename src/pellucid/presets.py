@@ -37,6 +37,55 @@ def modern(d_model: int, n_layers: int, n_heads: int, n_ctx: int) -> Architectur
     )
 
 
+def qwen3(d_model: int, n_layers: int, n_heads: int, n_ctx: int) -> Architecture:
+    """The options of Qwen3 (Yang et al. 2025): as `modern`, with a gated MLP of SiLU in place of squared ReLU.
+
+    The MLP is 8/3 as wide as the stream, in multiples of 32: three matrices with the weights of the usual two.
+    """
+    plain = modern(d_model, n_layers, n_heads, n_ctx)
+    gated = MLP(d_ff=32 * round(8 * d_model / 96), form="gated", activation="silu", bias="none")
+    return replace(plain, mlp=gated)
+
+
+def llama(d_model: int, n_layers: int, n_heads: int, n_ctx: int) -> Architecture:
+    """The options of Llama (Touvron et al. 2023; its small models are tied): as `qwen3`, without query-key norm."""
+    return replace(qwen3(d_model, n_layers, n_heads, n_ctx), attention=Attention(n_heads=n_heads, bias="none"))
+
+
+def bert(d_model: int, n_layers: int, n_heads: int) -> Architecture:
+    """Devlin et al. 2018: every token reads every other one, post-norm, learned positions, two kinds of segment."""
+    return Architecture(
+        n_vocab=30522,
+        n_ctx=512,
+        d_model=d_model,
+        n_layers=n_layers,
+        attention=Attention(n_heads=n_heads, mask="bidirectional"),
+        mlp=MLP(activation="gelu"),
+        norm=Norm(eps=1e-12),
+        block="post",
+        embed_norm="norm",
+        final_norm="none",
+        readout="bert",
+        n_segments=2,
+        dropout=TENTH,
+    )
+
+
+def t5(d_model: int, n_layers: int, n_heads: int, n_ctx: int) -> Architecture:
+    """The options of T5 1.1 (Raffel et al. 2020; Shazeer 2020): relative positions, RMS norm, scores not scaled."""
+    decoder = replace(
+        qwen3(d_model, n_layers, n_heads, n_ctx),
+        n_vocab=32128,
+        attention=Attention(n_heads=n_heads, scale="1", bias="none"),
+        positions=Positions(kind="relative"),
+        unembed="untied",
+        source_embed="shared",
+    )
+    decoder = replace(decoder, mlp=replace(decoder.mlp, activation="gelu_tanh"))
+    encoder = replace(decoder, attention=replace(decoder.attention, mask="bidirectional"))
+    return replace(decoder, encoder=encoder)
+
+
 def original(d_model: int, n_layers: int, n_heads: int) -> Architecture:
     """Vaswani et al. 2017: an encoder and a decoder of one size, post-norm, sinusoids, embeddings times sqrt(d_model).
 
@@ -159,21 +208,34 @@ PRESETS = {
     # Vaswani et al. 2017, base: the encoder-decoder, in sinusoids and post-norm. There the source's embeddings are
     # those of the target; here the encoder has its own, n_vocab x 512 numbers more
     "original": original(512, 6, 8),
-    # Devlin et al. 2018
-    "bert": Architecture(
-        n_vocab=30522,
-        n_ctx=512,
-        d_model=768,
-        n_layers=12,
-        attention=Attention(n_heads=12, mask="bidirectional"),
-        mlp=MLP(activation="gelu"),
-        norm=Norm(eps=1e-12),
-        block="post",
-        embed_norm="norm",
-        final_norm="none",
-        readout="bert",
-        n_segments=2,
-        dropout=TENTH,
+    "bert": bert(768, 12, 12),
+    # small networks of the options that other software has, for training here: exported by family, and to GGUF
+    "qwen3-mini": qwen3(128, 4, 4, 128),
+    "llama-mini": llama(128, 4, 4, 128),
+    "bert-mini": replace(bert(128, 4, 4), n_ctx=128),
+    "t5-mini": t5(128, 4, 4, 128),
+    # Yang et al. 2025: the dense model of 0.6 billion parameters
+    "qwen3": Architecture(
+        n_vocab=151_936,
+        n_ctx=40_960,
+        d_model=1024,
+        n_layers=28,
+        attention=Attention(n_heads=16, n_kv_heads=8, d_head=128, bias="none", qk_norm="rms"),
+        mlp=MLP(d_ff=3072, form="gated", activation="silu", bias="none"),
+        positions=Positions(kind="rotary", base=1_000_000.0),
+        norm=Norm(kind="rms", eps=1e-6),
+    ),
+    # Touvron et al. 2023: the smallest, of seven billion parameters
+    "llama": Architecture(
+        n_vocab=32_000,
+        n_ctx=2048,
+        d_model=4096,
+        n_layers=32,
+        attention=Attention(n_heads=32, bias="none"),
+        mlp=MLP(d_ff=11_008, form="gated", activation="silu", bias="none"),
+        positions=Positions(kind="rotary"),
+        norm=Norm(kind="rms", eps=1e-6),
+        unembed="untied",
     ),
 }
 

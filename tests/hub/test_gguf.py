@@ -35,6 +35,11 @@ CASES = {
     "llama, one key head, wide": ("llama", {"num_key_value_heads": 1, "head_dim": 10}),
     "llama, scaled by turns": ("llama", {"rope_parameters": LLAMA3}),
     "llama, scaled": ("llama", {"rope_parameters": LINEAR}),
+    "qwen3": ("qwen3", {}),
+    "qwen3, tied, one key head, wide": (
+        "qwen3",
+        {"tie_word_embeddings": True, "num_key_value_heads": 1, "head_dim": 10, "rope_parameters": LINEAR},
+    ),
 }
 
 
@@ -46,7 +51,7 @@ def permuted(weights, n_heads):
 
 def their_tensors(folder, family, config):
     """What their conversion makes of the folder."""
-    arch = {"gpt2": gguf.MODEL_ARCH.GPT2, "llama": gguf.MODEL_ARCH.LLAMA}[family]
+    arch = gguf.MODEL_ARCH[family.upper()]
     names = gguf.get_tensor_name_map(arch, 2)
     found = {}
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -56,9 +61,9 @@ def their_tensors(folder, family, config):
         w = tensor.numpy()
         if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
             w = w.T
-        if "q_proj" in name:
+        if "q_proj" in name and family == "llama":
             w = permuted(w, config["num_attention_heads"])
-        if "k_proj" in name:
+        if "k_proj" in name and family == "llama":
             w = permuted(w, config["num_key_value_heads"])
         found[names.get_name(name, try_suffixes=(".weight", ".bias"))] = w
     return found
@@ -77,22 +82,22 @@ def their_keys(family, config):
     d_head = config["head_dim"]
     rope = config["rope_parameters"]
     keys = {
-        "llama.block_count": 2,
-        "llama.context_length": 32,
-        "llama.embedding_length": 32,
-        "llama.feed_forward_length": 48,
-        "llama.attention.head_count": 4,
-        "llama.attention.head_count_kv": config["num_key_value_heads"],
-        "llama.attention.layer_norm_rms_epsilon": 1e-6,
-        "llama.attention.key_length": d_head,
-        "llama.attention.value_length": d_head,
-        "llama.rope.freq_base": rope["rope_theta"],
-        "llama.rope.dimension_count": d_head,
-        "llama.vocab_size": 300,
+        "block_count": 2,
+        "context_length": 32,
+        "embedding_length": 32,
+        "feed_forward_length": 48,
+        "attention.head_count": 4,
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.key_length": d_head,
+        "attention.value_length": d_head,
+        "rope.freq_base": rope["rope_theta"],
     }
+    if family == "llama":  # LlamaModel adds these two, Qwen2Model, which is Qwen3's too, does not
+        keys |= {"rope.dimension_count": d_head, "vocab_size": 300}
     if rope["rope_type"] == "linear":
-        keys |= {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
-    return keys
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    return {f"{family}.{name}": value for name, value in keys.items()}
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +202,7 @@ def test_rows_there_and_back():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"mlp.activation": "gelu"}, r"gpt2 cannot say mlp\.activation = gelu; llama cannot say"),
+        ({"mlp.activation": "gelu"}, r"gpt2 cannot say mlp\.activation = gelu; llama cannot say .*; qwen3 cannot"),
         ({"positions.kind": "alibi"}, r"gpt2 cannot say positions\.kind = alibi"),
         ({"mlp.n_hidden": 2}, r"gpt2 cannot say mlp\.n_hidden = 2"),
     ],

@@ -28,6 +28,7 @@ NEOX = {
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
     "llama": ("LlamaForCausalLM", LLAMA),
+    "qwen3": ("Qwen3ForCausalLM", LLAMA | {"head_dim": 8}),
     "gpt_neox": ("GPTNeoXForCausalLM", NEOX),
 }
 

@@ -34,6 +34,7 @@ def train(
     steps: int | None = None,
     tokens: int | None = None,
     epochs: float | None = None,
+    for_: Annotated[Literal["transformers", "gguf"] | None, arg(name="for")] = None,
     explain: bool = False,
     tokenizer: str | None = None,
     vocabulary: int | None = None,
@@ -71,6 +72,7 @@ def train(
         steps: length in steps (updates of the weights).
         tokens: length in tokens.
         epochs: length in passes over the text.
+        for_: choose an architecture that this software opens without extra code: transformers, or gguf (llama.cpp).
         explain: say what decided the sizes that were chosen.
         tokenizer: bpe, word, char, byte, or the path of a tokenizer.json.
         vocabulary: how many ids byte-pair encoding learns.
@@ -118,6 +120,7 @@ def train(
         steps=steps,
         tokens=tokens,
         epochs=epochs,
+        opens_in=for_,
         explain=explain,
         show=True,
     )

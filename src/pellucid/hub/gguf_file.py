@@ -1,8 +1,9 @@
-"""GGUF, the one file that llama.cpp reads: GPT-2's shape and Llama's, with their byte-level BPE.
+"""GGUF, the one file that llama.cpp reads: GPT-2's architecture, Llama's and Qwen3's, with byte-level BPE.
 
 Names, keys and layouts are those that llama.cpp's own conversion writes. Matrices are stored out x in as ours are (a
-GGUF file lists the sizes the other way round). llama.cpp turns neighbouring coordinates (2d, 2d + 1) of queries and
-keys: rows of a model that turns halves (d, d + d_head / 2) are put into that order, head by head.
+GGUF file lists the sizes the other way round). For Llama, llama.cpp rotates neighbouring coordinates (2d, 2d + 1) of
+queries and keys: rows of a model that rotates halves (d, d + d_head / 2) are put into that order, head by head. For
+Qwen3 it rotates halves, as we do.
 """
 
 import json
@@ -17,7 +18,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.hub.families import FamilyError, _shapes, in_the_way
 from pellucid.hub.tables import FAMILIES
-from pellucid.hub.tables.rows import QKV
+from pellucid.hub.tables.rows import QKV, visible_windows
 from pellucid.text.bpe import GPT2_PATTERN, GPT4_PATTERN, QWEN_PATTERN, BPETokenizer
 from pellucid.text.interface import Tokenizer
 
@@ -48,11 +49,20 @@ LLAMA_NAMES = {
     "output_norm": "final_norm",
     "output": "unembed",
 }
-NAMES: dict[str, dict[str, str | tuple[str, ...]]] = {"gpt2": dict(GPT2_NAMES), "llama": dict(LLAMA_NAMES)}
-#: what llama.cpp computes whatever the file says
-FIXED = {
-    "gpt2": {"mlp.activation": "gelu_tanh", "attention.scale": "1/sqrt(d_head)"},
-    "llama": {"mlp.activation": "silu"},
+QWEN3_NAMES = LLAMA_NAMES | {
+    "blk.{i}.attn_q_norm": "blocks.{i}.attn.query_norm",
+    "blk.{i}.attn_k_norm": "blocks.{i}.attn.key_norm",
+}
+NAMES: dict[str, dict[str, str | tuple[str, ...]]] = {
+    "gpt2": dict(GPT2_NAMES),
+    "llama": dict(LLAMA_NAMES),
+    "qwen3": dict(QWEN3_NAMES),
+}
+#: what llama.cpp computes whatever the file says, by the values that each option may have
+FIXED: dict[str, dict[str, tuple[str, ...]]] = {
+    "gpt2": {"mlp.activation": ("gelu_tanh",), "attention.scale": ("1/sqrt(d_head)",)},
+    "llama": {"mlp.activation": ("silu",)},
+    "qwen3": {"mlp.activation": ("silu",), "attention.bias": ("none",), "positions.scaling": ("none", "linear")},
 }
 TURNED = ("blk.{i}.attn_q", "blk.{i}.attn_k")
 #: our word for what the numbers are kept in -> theirs, and the number that general.file_type has for it
@@ -63,7 +73,7 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 
 def shape_of(a: Architecture) -> str:
-    """gpt2 or llama; FamilyError with the word that is in the way of each."""
+    """gpt2, llama or qwen3; FamilyError with the option that is in the way of each."""
     ways = {name: _in_the_way(a, name) for name in NAMES}
     for name, way in ways.items():
         if not way:
@@ -77,8 +87,15 @@ def _in_the_way(a: Architecture, name: str) -> str:
     a = a.with_fields({"dropout": 0.0} | ({"positions.layout": "halves"} if name == "llama" else {}))
     if way := in_the_way(a, FAMILIES[name]):
         return way
-    values = {"mlp.activation": a.mlp.activation, "attention.scale": a.attention.scale}
-    wrong = [field for field, word in FIXED[name].items() if values[field] != word]
+    values = {
+        "mlp.activation": a.mlp.activation,
+        "attention.scale": a.attention.scale,
+        "attention.bias": a.attention.bias,
+        "positions.scaling": a.positions.scaling,
+    }
+    if name == "qwen3" and any(visible_windows(a)):
+        return f"attention.windows = {list(a.attention.windows)}"
+    wrong = [field for field, allowed in FIXED[name].items() if values[field] not in allowed]
     return f"{wrong[0]} = {values[wrong[0]]}" if wrong else ""
 
 
@@ -105,14 +122,14 @@ def to_ours(tensors: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[st
 
 def _pairs(a: Architecture) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     """(their tensor, our tensors, whether its rows are turned coordinates in another order)."""
-    shapes = _shapes(a)
-    for theirs, ours in NAMES[shape_of(a)].items():
+    shapes, shape = _shapes(a), shape_of(a)
+    for theirs, ours in NAMES[shape].items():
         modules = (ours,) if isinstance(ours, str) else ours
         for i in range(a.n_layers) if "{i}" in theirs else [0]:
             for ours_part, part in (("weight", "weight"), ("gain", "weight"), ("bias", "bias")):
                 names = tuple(f"{module.format(i=i)}.{ours_part}" for module in modules)
                 if names[0] in shapes:
-                    turned = theirs in TURNED and a.positions.layout == "halves"
+                    turned = shape == "llama" and theirs in TURNED and a.positions.layout == "halves"
                     yield f"{theirs.format(i=i)}.{part}", names, turned
 
 
@@ -147,7 +164,8 @@ def keys_of(a: Architecture) -> dict[str, Any]:
         "feed_forward_length": a.d_ff,
         "attention.head_count": a.n_heads,
     }
-    if shape_of(a) == "gpt2":
+    shape = shape_of(a)
+    if shape == "gpt2":
         return keys | {"attention.layer_norm_epsilon": a.norm.eps}
     keys |= {
         "attention.head_count_kv": a.n_kv_heads,
@@ -155,9 +173,9 @@ def keys_of(a: Architecture) -> dict[str, Any]:
         "attention.key_length": a.d_head,
         "attention.value_length": a.d_head,
         "rope.freq_base": a.positions.base,
-        "rope.dimension_count": a.d_head,
-        "vocab_size": a.n_vocab,
     }
+    if shape == "llama":
+        keys |= {"rope.dimension_count": a.d_head, "vocab_size": a.n_vocab}
     if a.positions.scaling == "linear":
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": a.positions.factor}
     return keys

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pellucid.architecture import Architecture, count_parameters
+from pellucid.hub.targets import opens_in
 from pellucid.plan.accelerators import (
     READING_SHARE,
     TRAINING_SHARE,
@@ -266,6 +267,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     return {
         "name": plan.name,
         "architecture": plan.recipe.model.to_dict(),
+        "opens_in": opens_in(plan.recipe.model).removeprefix("opens in: "),
         "batch": plan.recipe.train.batch,
         "precision": plan.recipe.train.precision,
         "parameters": plan.parameters,

@@ -255,23 +255,33 @@ def scale_of(recipe: Recipe, device: torch.device) -> tuple[float, float]:
 
 
 def as_recipe(recipe: Recipe, size: Size) -> Recipe:
-    """The recipe at a size; what is no size stays."""
-    heads = max(1, size.d_model // HEAD)
-    model = {"d_model": size.d_model, "n_layers": size.n_layers, "attention.n_heads": heads, "n_ctx": CONTEXT}
-    made = with_fields(recipe, {f"model.{name}": value for name, value in model.items()} | {"train.batch": size.batch})
-    return replace(made, model=with_vocabulary(made.model, size.vocabulary))
+    """The recipe at a size, all other fields unchanged."""
+    sized_recipe = with_fields(recipe, size_fields(recipe, size))
+    return replace(sized_recipe, model=with_vocabulary(sized_recipe.model, size.vocabulary))
+
+
+def size_fields(recipe: Recipe, size: Size) -> dict[str, Any]:
+    """The fields of a recipe that a size decides.
+
+    A gated MLP has three matrices instead of two: it gets 2/3 of the width 4 d_model, in multiples of HEAD, so that it
+    has as many weights as the plain one that the constants were fitted to.
+    """
+    fields: dict[str, Any] = {
+        "model.d_model": size.d_model,
+        "model.n_layers": size.n_layers,
+        "model.attention.n_heads": max(1, size.d_model // HEAD),
+        "model.n_ctx": CONTEXT,
+        "train.batch": size.batch,
+    }
+    if recipe.model.mlp.form == "gated":
+        fields["model.mlp.d_ff"] = HEAD * round(8 * size.d_model / (3 * HEAD))
+    return fields
 
 
 def sized(recipe: Recipe, made: Sizing, known: set[str]) -> Recipe:
     """The recipe with what was chosen, but for the fields that are `known`."""
-    size, heads = made.chosen, max(1, made.chosen.d_model // HEAD)
-    chosen: dict[str, Any] = {
-        "model.d_model": size.d_model,
-        "model.n_layers": size.n_layers,
-        "model.attention.n_heads": heads,
-        "model.n_ctx": CONTEXT,
-        "train.batch": size.batch,
-    }
+    size = made.chosen
+    chosen = size_fields(recipe, size)
     if recipe.text.tokenizer == "bpe":
         chosen["text.vocabulary"] = size.vocabulary
     if not size.ngrams and "model.ngrams" not in known:

@@ -1,5 +1,6 @@
 """A plan as lines to read."""
 
+from pellucid.hub.targets import opens_in
 from pellucid.plan.accelerators import READING_SHARE, TRAINING_SHARE, USABLE
 from pellucid.plan.flops import written
 from pellucid.plan.planning import Elsewhere, Plan, by_choice, cache_bytes
@@ -9,7 +10,7 @@ UNITS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k
 
 def lines_of(plan: Plan) -> list[str]:
     """Everything, section by section."""
-    return [*_network(plan), "", *_memory(plan), "", *_time(plan), *_elsewhere(plan)]
+    return [*_network(plan), opens_in(plan.recipe.model), "", *_memory(plan), "", *_time(plan), *_elsewhere(plan)]
 
 
 def _network(plan: Plan) -> list[str]:

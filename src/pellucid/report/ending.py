@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pellucid import yardstick
+from pellucid.hub.targets import run_opens_in
 from pellucid.plan.speed import product_speed
 from pellucid.report.contents import MACHINE
 from pellucid.report.page import write_page
@@ -52,6 +53,7 @@ def finish(run: Run, reporter: PlainReporter) -> Run:
     """The run, after its table is printed and its report written; a report that cannot be written costs nothing."""
     reporter.start(yardstick.table(run))
     if (run.path / "recipe.json").exists():
+        reporter.note(run_opens_in(run.path, run.recipe.model))
         try:
             reporter.note(f"report: {write_page(run.path)}")
         except OSError as error:

@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pellucid.hub.targets import run_opens_in
 from pellucid.plan.telling import duration, scaled
 from pellucid.report.charts import Level, Line, chart
 from pellucid.report.contents import Contents
@@ -59,8 +60,9 @@ def _head(run: Contents) -> str:
     facts = [("parameters", f"{run.parameters['total']:,}"), ("blocks", f"{a.n_layers}"), ("width", f"{a.d_model:,}")]
     facts += [("context", f"{a.n_ctx:,}"), ("vocabulary", f"{a.n_vocab:,}"), ("steps", _steps(run))]
     facts += [("trained for", duration(run.seconds))] if run.seconds else []
+    opens = f'<p class="quiet">O{e(run_opens_in(run.run, a))[1:]}.</p>'
     what = f'<p class="quiet">A transformer that {OBJECTIVES.get(t.objective, t.objective)}</p>'
-    return f"<header><h1>{e(run.run.name)}</h1>{what}{_result(run, last)}{_facts(facts)}</header>"
+    return f"<header><h1>{e(run.run.name)}</h1>{what}{_result(run, last)}{_facts(facts)}{opens}</header>"
 
 
 def _result(run: Contents, last: dict[str, Any]) -> str:

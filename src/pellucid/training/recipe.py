@@ -37,6 +37,7 @@ class Recipe:
     run, one more for each time its length was changed. A step is in the last one that has begun.
     `base` is the model that it started from, whose weights a run of adapters does not keep.
     `tokens_per_row` is how many tokens a row predicts on average, 0 where it is n_ctx of them.
+    `opens_in` is the software that the architecture was chosen for, "" where any was allowed.
     """
 
     inputs: tuple[str, ...]
@@ -48,6 +49,7 @@ class Recipe:
     segments: tuple[tuple[int, int], ...] = ()
     kind: str = "transformer"
     tokens_per_row: float = 0.0
+    opens_in: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; the architecture has its own file."""
@@ -68,6 +70,7 @@ class Recipe:
             segments=tuple((a, b) for a, b in values.get("segments", ())),
             kind=values.get("kind", "transformer"),
             tokens_per_row=values.get("tokens_per_row", 0.0),
+            opens_in=values.get("opens_in", ""),
             **made,
         )
 
@@ -102,15 +105,16 @@ def make_recipe(
     preset_name: str | None,
     changes: Mapping[str, Any],
     file: Path | None = None,
+    default_preset: str = "small",
 ) -> Recipe:
-    """A recipe from a preset ("small" unless named), then a recipe file, then single fields.
+    """A recipe from a preset (`default_preset` unless named), then a recipe file, then single fields.
 
     Each overrides what came before. `changes` maps field names (`model.d_model`, or `d_model` where no other
     part has it) to values, as text or typed. Raises RecipeError or ArchitectureError: one line that names the
     nearest right field.
     """
     name, from_file = _preset_and_fields(preset_name, file)
-    base = Recipe(inputs=inputs, model=preset(name or "small"))
+    base = Recipe(inputs=inputs, model=preset(name or default_preset))
     return with_fields(base, {**from_file, **changes})
 
 
@@ -255,7 +259,7 @@ def read_recipe_file(path: Path) -> dict[str, Any]:
         raise RecipeError(f"the recipe {path} is not valid {path.suffix.lstrip('.') or 'JSON'}: {error}") from None
     if not isinstance(values, dict):
         raise RecipeError(f"the recipe {path} holds {type(values).__name__}: expected named fields")
-    for own in ("inputs", "segments", "kind", "tokens_per_row", "base"):
+    for own in ("inputs", "segments", "kind", "tokens_per_row", "base", "opens_in"):
         values.pop(own, None)
     return _flat(values)
 

@@ -1,0 +1,69 @@
+"""Which software opens a model, known from its architecture and tokenizer before any weight exists."""
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from pellucid.architecture import Architecture
+from pellucid.hub.families import FamilyError
+from pellucid.hub.gguf_file import shape_of, tokenizer_keys
+from pellucid.hub.write import choose_family, families_for
+from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizer import Kind, load_tokenizer, train_tokenizer
+
+#: what a model can be trained for, so that it opens there without code of its own
+Target = Literal["transformers", "gguf"]
+#: the preset that a run for such a target starts from, by its objective; there is none for a prefix
+PRESET_FOR = {"next-token": "qwen3-mini", "masked": "bert-mini", "source-target": "t5-mini"}
+SOFTWARE = {"transformers": "transformers", "gguf": "llama.cpp"}
+
+
+def check_target(target: Target, a: Architecture, tokenizer: str, pattern: str = "gpt2") -> None:
+    """Refuse an architecture or a tokenizer that the target cannot represent.
+
+    tokenizer  bpe, word, char, byte or the path of a tokenizer.json, as a recipe names it
+    pattern    how a byte-level BPE that is still to be trained splits text
+
+    Raises FamilyError, which names the option that is in the way.
+    """
+    if target not in get_args(Target):
+        raise FamilyError(f"a model cannot be trained for {target!r}: choose one of {', '.join(get_args(Target))}")
+    try:
+        if target == "transformers":
+            choose_family(a)
+            return
+        shape_of(a)
+        tokenizer_keys(_example(tokenizer, pattern), a.n_vocab)
+    except FamilyError as error:
+        raise FamilyError(f"{SOFTWARE[target]} cannot open this model without extra code: {error}") from None
+
+
+def _example(tokenizer: str, pattern: str) -> Tokenizer:
+    """The tokenizer of that path, or a small one of that kind, which differs from the trained one in its ids alone."""
+    if tokenizer not in get_args(Kind):
+        return load_tokenizer(Path(tokenizer))
+    n_vocab = 300 if tokenizer in ("bpe", "word") else None
+    return train_tokenizer(tokenizer, ["a model that opens, a model that opens"], n_vocab, pattern=pattern)
+
+
+def opens_in(a: Architecture, tokenizer: Tokenizer | None = None) -> str:
+    """One line that lists the software that opens a model of this architecture, and how to train for llama.cpp.
+
+    Without a tokenizer, the model is taken to have one that llama.cpp can represent.
+    """
+    families = families_for(a)
+    names = [f"transformers (as {families[0].name})" if families else "transformers (its own code)"]
+    try:
+        shape_of(a)
+        if tokenizer is not None:
+            tokenizer_keys(tokenizer, a.n_vocab)
+        names.append("llama.cpp (GGUF)")
+        hint = ""
+    except FamilyError:
+        generates = a.attention.mask == "causal" and a.encoder is None
+        hint = "; for llama.cpp train with --for gguf" if generates else ""
+    return f"opens in: {', '.join([*names, 'pellucid'])}{hint}"
+
+
+def run_opens_in(run: Path, a: Architecture) -> str:
+    """The same line for the model in a run's folder, whose tokenizer is read."""
+    return opens_in(a, load_tokenizer(run) if (run / "tokenizer.json").exists() else None)

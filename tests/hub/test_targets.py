@@ -1,0 +1,153 @@
+"""A run for a target is one that the target opens without extra code, and every run says what opens it."""
+
+import json
+
+import pytest
+import transformers
+
+import pellucid
+from pellucid.architecture import ArchitectureError
+from pellucid.cli import main
+from pellucid.hub.families import FamilyError
+from pellucid.hub.targets import PRESET_FOR, check_target, opens_in
+from pellucid.plan import as_dict, lines_of, make_plan, sizing
+from pellucid.presets import PRESETS, preset
+from pellucid.report.page import write_page
+from pellucid.text.tokenizer import train_tokenizer
+from pellucid.training.recipe import RecipeError, make_recipe
+from pellucid.training.resolve import with_length
+
+TINY = {"n_layers": 1, "d_model": 16, "n_heads": 2, "n_ctx": 16, "d_ff": 32, "vocabulary": 270, "sample_every": -1}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory, shakespeare):
+    path = tmp_path_factory.mktemp("text") / "plays.txt"
+    path.write_text(shakespeare[:30_000])
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(text, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    return pellucid.train(text, out=out, steps=2, fields=TINY, opens_in="gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("small", "opens in: transformers (its own code), pellucid; for llama.cpp train with --for gguf"),
+        ("qwen3-mini", "opens in: transformers (as qwen3), llama.cpp (GGUF), pellucid"),
+        ("llama-mini", "opens in: transformers (as llama), llama.cpp (GGUF), pellucid"),
+        ("gpt2", "opens in: transformers (as gpt2), llama.cpp (GGUF), pellucid"),
+        ("bert-mini", "opens in: transformers (as bert), pellucid"),
+        ("t5-mini", "opens in: transformers (as t5), pellucid"),
+    ],
+)
+def test_what_opens_an_architecture(name, line):
+    assert opens_in(preset(name)) == line
+
+
+def test_a_tokenizer_that_llama_cpp_lacks_is_counted():
+    characters = train_tokenizer("char", ["some text"])
+    a = preset("qwen3-mini", characters.n_vocab)
+    assert opens_in(a, characters).endswith("transformers (as qwen3), pellucid; for llama.cpp train with --for gguf")
+
+
+def test_a_run_for_a_target_opens_there_without_code(run, tmp_path):
+    assert run.recipe.opens_in == "gguf"
+    done = pellucid.convert(run.path, tmp_path / "folder")
+    assert json.loads((done.folder / "config.json").read_text())["model_type"] == "qwen3"
+    assert not list(done.folder.glob("*.py"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(done.folder)
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+    assert pellucid.convert(run.path, tmp_path / "model.gguf").parity.largest == 0
+
+
+def test_the_end_of_a_run_the_report_and_a_plan_say_what_opens_the_model(run, text, tmp_path, capsys):
+    line = "opens in: transformers (as qwen3), llama.cpp (GGUF), pellucid"
+    command = ["train", str(text), "--steps", "1", "--for", "transformers", "--out", str(tmp_path / "run")]
+    assert main(command + [part for name, value in TINY.items() for part in ("--set", f"{name}={value}")]) == 0
+    assert line in capsys.readouterr().out
+    assert f"O{line[1:]}." in write_page(run.path).read_text()
+    plan = make_plan("qwen3-mini", measure=False, accelerators=())
+    assert line in lines_of(plan)
+    assert f"opens in: {as_dict(plan)['opens_in']}" == line
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "says"),
+    [
+        ("gguf", {"preset": "small"}, "ngrams"),
+        ("transformers", {"fields": {"mlp.activation": "relu2", "mlp.form": "plain"}}, "mlp.form = plain"),
+        ("gguf", {"fields": {"tokenizer": "char"}}, "of kind char"),
+        ("gguf", {"fields": {"text.pattern": "word-end"}}, "has no name for"),
+        ("gguf", {"fields": {"objective": "masked"}}, "bidirectional|post"),
+        ("transformers", {"fields": {"objective": "prefix"}}, "prefix"),
+        ("gguf", {"predictor": "ngram"}, "goes with a transformer"),
+    ],
+)
+def test_what_a_target_cannot_open_is_refused_before_the_text_is_read(target, given, says, tmp_path):
+    with pytest.raises((RecipeError, ArchitectureError), match=says):
+        pellucid.train(tmp_path / "there is no such text", opens_in=target, **given)
+
+
+def test_an_unknown_target_is_refused():
+    with pytest.raises(FamilyError, match="choose one of transformers, gguf"):
+        check_target("onnx", preset("qwen3-mini"), "bpe")
+
+
+@pytest.mark.parametrize("objective", PRESET_FOR)
+def test_every_objective_with_a_preset_has_a_family(objective):
+    recipe = make_recipe(("x",), None, {"objective": objective}, default_preset=PRESET_FOR[objective])
+    check_target("transformers", recipe.model, "bpe")
+    assert recipe.model == preset(PRESET_FOR[objective], recipe.model.n_vocab)
+
+
+def test_gpt4_splitting_is_checked_as_the_trained_tokenizer_will_be(shakespeare):
+    """The check beforehand agrees with what the conversion finds afterwards, for every way to split."""
+    from pellucid.hub.gguf_file import tokenizer_keys
+
+    for pattern in ("gpt2", "gpt4", "word-end", "none"):
+        trained = train_tokenizer("bpe", [shakespeare[:5000]], 300, pattern=pattern)
+        outcomes = []
+        for check in (
+            lambda p=pattern: check_target("gguf", preset("qwen3-mini"), "bpe", p),
+            lambda t=trained: tokenizer_keys(t, 300),
+        ):
+            try:
+                check()
+                outcomes.append(True)
+            except FamilyError:
+                outcomes.append(False)
+        assert outcomes[0] == outcomes[1], pattern
+
+
+def test_sizes_for_a_target_are_architectures_that_it_opens():
+    for minutes in (0.3, 3, 60):
+        recipe = with_length(make_recipe((), "qwen3-mini", {}), {"minutes": minutes})
+        made = sizing.choose(recipe, sizing.Text(1_000_000), (1.0, 1.0))
+        sized = sizing.sized(recipe, made, set())
+        assert "llama.cpp" in opens_in(sized.model)
+        assert not made.chosen.ngrams
+        assert sized.model.d_ff == 32 * round(8 * sized.model.d_model / 96)
+        assert sizing.sized(recipe, made, {"model.mlp.d_ff"}).model.d_ff == preset("qwen3-mini").d_ff
+
+
+def test_a_run_cannot_be_resumed_for_another_target(run):
+    with pytest.raises(RecipeError, match="it was trained for gguf"):
+        pellucid.train(out=run.path, resume=True, opens_in="transformers")
+    assert pellucid.train(out=run.path, resume=True, opens_in="gguf", steps=3).step == 3
+
+
+def test_the_small_presets_keep_the_published_options():
+    """What differs between a mini preset and the published one is a size, a rate of dropout, or a base."""
+    for name in ("qwen3", "bert"):
+        small, published = PRESETS[f"{name}-mini"].to_dict(), PRESETS[name].to_dict()
+        words = {k for k, v in small.items() if isinstance(v, str) and v != published[k]}
+        parts = {
+            p: {k for k, v in small[p].items() if isinstance(v, str) and v != published[p][k]}
+            for p in ("attention", "mlp", "norm", "positions")
+        }
+        assert not words
+        assert not any(parts.values())
