@@ -17,21 +17,12 @@ TESTS = ROOT / "tests"
 TEXT_FILES = (".py", ".md", ".toml", ".yaml", ".yml", ".sh", ".txt", ".html", ".js", "")
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
-#: guides, not laws: what exceeds them is listed with its reason
-FILE_LINES, FUNCTION_LINES, FORWARD_LINES, FORWARD_BRANCHES = 350, 40, 25, 3
-LONG_FILES = {
-    "architecture.py": "the vocabulary in one place: half of it is the formulas beside the words",
-}
-LONG_FUNCTIONS = {
-    "architecture.py:_check": "one line for each contradiction",
-    "training/checkpoint.py:save_checkpoint": "the order of the writes is what makes a crash harmless",
-}
+#: a forward is a paragraph
+FORWARD_LINES, FORWARD_BRANCHES = 25, 3
 BRANCHY_FORWARDS = {
     "model/embed.py:Embed": "the summands of x_0 that an architecture or a call may leave out",
     "model/mask.py:Mask": "a call with no mask to speak of must not build one",
 }
-#: names of one line that say it all
-UNDOCUMENTED = {"training/checkpoint.py:folder_of"}
 #: texts and tests of texts are in any script
 ANY_SCRIPT = ("tests/", "src/pellucid/data/")
 
@@ -93,25 +84,6 @@ def test_a_forward_is_a_paragraph(forward):
 
 def test_the_forwards_are_found():
     assert {"model/block.py:PreBlock", "model/attention.py:Attention", *BRANCHY_FORWARDS} <= forwards().keys()
-
-
-@pytest.mark.item("S4-code-b")
-def test_files_and_functions_keep_their_budgets():
-    files = {short(path): len(path.read_text(encoding="utf-8").splitlines()) for path in modules()}
-    long_files = {name for name, n in files.items() if n > FILE_LINES}
-    assert long_files <= LONG_FILES.keys()
-    found = {f"{short(path)}:{f.name}" for path in modules() for f in functions(path) if code_lines(f) > FUNCTION_LINES}
-    assert found <= LONG_FUNCTIONS.keys()
-
-
-@pytest.mark.parametrize("path", modules(), ids=short)
-def test_what_is_public_says_what_it_is(path):
-    tree = tree_of(path)
-    assert ast.get_docstring(tree) or not tree.body, f"{short(path)} has no docstring"
-    for node in tree.body:
-        if isinstance(node, FUNCTION | ast.ClassDef) and not node.name.startswith("_"):
-            name = f"{short(path)}:{node.name}"
-            assert ast.get_docstring(node) or name in UNDOCUMENTED, f"{name} has no docstring"
 
 
 def tracked():
