@@ -11,10 +11,13 @@ from torch import nn
 
 import pellucid
 from pellucid.cli import main
+from pellucid.images import learning
+from pellucid.images import run as images_run
 from pellucid.images.learning import ImageTraining, classify, initialise, train_classifier
 from pellucid.images.network import ImageClassifier, ImagesError, patchify, unpatchify, vision
 from pellucid.reference import images as reference
 from pellucid.text.batches import permute
+from pellucid.training.checkpoint import steps_of
 
 SIZES = st.tuples(*(st.integers(1, 3) for _ in range(4)))
 
@@ -159,6 +162,44 @@ def test_a_run_is_trained_saved_loaded_and_scored(tmp_path, capsys):
     best = min(json.loads(line)["held_out_loss"] for line in (run / "metrics.jsonl").read_text().splitlines())
     held = permute(np.arange(60, dtype=np.uint64), 60, model.recipe.train.seed, 0).astype(np.int64)[:6]
     assert model.score(bars(60)[0][held], bars(60)[1][held]).loss == pytest.approx(best, rel=1e-6)
+
+
+def test_weights_that_diverge_end_the_run_with_3_and_what_was_good_stays(tmp_path, capsys, monkeypatch):
+    """Once in the steps, where gradients stop being finite, and once in what is measured after an epoch."""
+    path, sizes = image_file(tmp_path, *bars(60)), ["--set", "d_model=16", "--set", "n_layers=1", "--set", "batch=8"]
+    command = ["train", str(path), "--predictor", "image-classifier", "--epochs", "4", *sizes]
+
+    def after_epochs(number, loss):
+        count = [0]
+
+        def measured(network, *data):
+            count[0] += 1
+            return images_run.ImageScore(6, 0.5, loss if count[0] == number else 1.0 / count[0])
+
+        return measured
+
+    def exploding(model, optimizer, images, labels):
+        taken.append(1)
+        if len(taken) == 9:
+            model.head.weight.data.fill_(float("nan"))
+        return real(model, optimizer, images, labels)
+
+    real, taken = learning.learn, []
+    for name, where, what, instead, says in (
+        ("a", images_run, "score_scaled", after_epochs(3, float("nan")), "held-out loss after epoch 3 is not finite"),
+        ("b", learning, "learn", exploding, "not finite 3 steps in a row, up to step 11"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, what, instead)
+            assert main([*command, "--out", str(tmp_path / name)]) == 3
+        error = capsys.readouterr().err
+        assert error.startswith("pellucid: stopped: the ")
+        assert says in error
+        assert steps_of(tmp_path / name)
+        assert "NaN" not in (tmp_path / name / "metrics.jsonl").read_text()
+        assert pellucid.load(tmp_path / name).score(*bars(9)).n == 9
+    with pytest.raises(ValueError, match="has no checkpoint of step 9: say best, last, or one of the steps 2"):
+        pellucid.load(tmp_path / "a", checkpoint="9")
 
 
 def test_a_run_that_cannot_be_is_refused_before_anything_is_written(tmp_path, capsys):

@@ -1,7 +1,7 @@
 """The one object a user holds: a network, its tokenizer, and where both come from."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -355,6 +355,6 @@ def kind_of(run: Path) -> str:
     return kind
 
 
-def sampler_of(recipe: Recipe) -> Callable[[Transformer, Tokenizer, str, int], str] | None:
+def sampler_of(recipe: Recipe) -> runs.Sampler | None:
     """What writes samples during training; a masked model writes none, an encoder-decoder the target of a source."""
     return {"masked": None, "source-target": write_target}.get(recipe.train.objective, write_sample)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from pellucid.generate.decode import check_counts, check_prompt
-from pellucid.generate.errors import GenerationError
+from pellucid.generate.errors import GenerationError, LogitsError
 from pellucid.generate.reading import NO_TAPS, Cached, NextLogits, NoTaps, Recomputing, Row, check_readable, reading
 from pellucid.generate.source import read_sources
 from pellucid.model import Transformer
@@ -119,7 +119,7 @@ def search_beams(
 def _log_probs(logits: NextLogits) -> torch.Tensor:
     """float64, on the CPU."""
     if not torch.isfinite(logits.amax(-1)).all():
-        raise GenerationError("the network's logits hold NaN or infinity, so no token can be chosen: check the weights")
+        raise LogitsError("the network's logits hold NaN or infinity, so no token can be chosen: check the weights")
     return logits.cpu().double().log_softmax(-1)
 
 

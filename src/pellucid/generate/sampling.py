@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pellucid.generate.errors import GenerationError
+from pellucid.generate.errors import GenerationError, LogitsError
 
 Scores = Float[Tensor, "rows n_vocab"]
 
@@ -87,11 +87,11 @@ def choose(
     generated  what each row has generated, for both penalties
     n_allowed  ids from here on do not exist for the tokenizer and are never chosen
 
-    `logits` is left as it is. Raises GenerationError when a row holds no finite largest logit.
+    `logits` is left as it is. Raises LogitsError when a row holds no finite largest logit.
     """
     x = _wide(logits[:, :n_allowed])
     if not torch.isfinite(x.amax(-1)).all():
-        raise GenerationError(
+        raise LogitsError(
             "the network's logits hold NaN or infinity, so no token can be chosen: check the weights, "
             "and the precision they are run in"
         )

@@ -1,5 +1,6 @@
 """How a classifier of images is trained: every image once an epoch, AdamW, a cosine after a warm-up."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,9 +12,12 @@ from torch.nn import functional as F
 
 from pellucid.images.network import ImageClassifier, Images, ImagesError
 from pellucid.text.batches import permute
-from pellucid.training.loop import step_seed
+from pellucid.training.loop import PATIENCE, NumericsError, step_seed
 from pellucid.training.optimizer import Optimizer
 from pellucid.training.schedule import factor
+
+NOT_FINITE = "the loss or the gradient was not finite"
+REMEDY = "the checkpoints of earlier epochs are kept. Lower learning_rate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,7 @@ def epochs(model: ImageClassifier, images: np.ndarray, labels: np.ndarray, choic
     """Train on images [n, channels, height, width] and classes [n], epoch by epoch: its mean loss, nats per image.
 
     Every epoch reads every image once, in an order drawn by (seed, epoch). Raises ImagesError where images and
-    labels do not go together.
+    labels do not go together, and NumericsError after three steps in a row whose loss or gradient is not finite.
     """
     check_labels(images, labels, model.head.out_features)
     initialise(model, choices.seed, choices.init_std)
@@ -70,17 +74,21 @@ def epochs(model: ImageClassifier, images: np.ndarray, labels: np.ndarray, choic
         weight_decay=c.weight_decay,
     )
     x, y = torch.from_numpy(images).to(model.head.weight), torch.from_numpy(labels).to(model.head.weight.device)
-    step, n_steps = 0, c.epochs * -(-n // c.batch)
+    step, bad, n_steps = 0, 0, c.epochs * -(-n // c.batch)
     for epoch in range(c.epochs):
         model.train()
         order = torch.from_numpy(permute(np.arange(n, dtype=np.uint64), n, c.seed, epoch).astype(np.int64)).to(x.device)
-        total = 0.0
+        total, read = 0.0, 0
         for rows in order.split(c.batch):
             torch.manual_seed(step_seed(c.seed, step))  # dropout's
             optimizer.set_factor(factor(step, n_steps, shape="cosine", warmup=n_steps // 20, floor=0.0))
-            total += learn(model, optimizer, x[rows], y[rows]) * len(rows)
-            step += 1
-        yield total / n
+            loss = learn(model, optimizer, x[rows], y[rows])
+            step, bad = step + 1, 0 if math.isfinite(loss) else bad + 1
+            if bad == PATIENCE:
+                raise NumericsError(f"stopped: {NOT_FINITE} {PATIENCE} steps in a row, up to step {step}; {REMEDY}")
+            if not bad:
+                total, read = total + loss * len(rows), read + len(rows)
+        yield total / max(read, 1)
 
 
 def check_labels(images: np.ndarray, labels: np.ndarray, n_classes: int) -> None:
@@ -92,13 +100,17 @@ def check_labels(images: np.ndarray, labels: np.ndarray, n_classes: int) -> None
 
 
 def learn(model: ImageClassifier, optimizer: Optimizer, images: Images, labels: Int[Tensor, " batch"]) -> float:
-    """One update; the mean of -log P(class) before it, nats."""
+    """One update; the mean of -log P(class) before it, nats.
+
+    NaN where the loss or the gradient is not finite: then nothing is changed.
+    """
     optimizer.zero_grad()
     loss = F.cross_entropy(model(images), labels)
     loss.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step(~torch.isfinite(loss.detach() + norm))
-    return loss.item()
+    bad = ~torch.isfinite(loss.detach() + norm)
+    optimizer.step(bad)
+    return loss.detach().masked_fill(bad, math.nan).item()
 
 
 @torch.inference_mode()

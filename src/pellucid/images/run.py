@@ -13,7 +13,7 @@ import numpy as np
 
 from pellucid.architecture import ArchitectureError, parse_value, resolve_field
 from pellucid.images.data import channels_first, read_images
-from pellucid.images.learning import ImageTraining, check_labels, class_log_probs, classify, epochs
+from pellucid.images.learning import REMEDY, ImageTraining, check_labels, class_log_probs, classify, epochs
 from pellucid.images.network import ImageClassifier, ImagesError, vision
 from pellucid.model.weights import load_state, state_of
 from pellucid.text.batches import permute
@@ -25,11 +25,13 @@ from pellucid.training.checkpoint import (
     mark_best,
     prune,
     save_checkpoint,
+    sentence_on_steps,
     write_json,
 )
 from pellucid.training.display import PlainReporter, make_reporter
 from pellucid.training.folder import choose_folder, read_json
 from pellucid.training.interrupt import Interruption
+from pellucid.training.loop import NumericsError
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.recipe import RecipeError
 from pellucid.training.resolve import resolve_device
@@ -282,6 +284,8 @@ def fit(
     try:
         for loss in epochs(network, *train, recipe.train):
             epoch, found = epoch + 1, score_scaled(network, *held_out)
+            if not math.isfinite(found.loss):
+                raise NumericsError(f"stopped: the held-out loss after epoch {epoch} is not finite; {REMEDY}")
             seconds = round(time.monotonic() - began, 3)
             row = {"step": epoch, "loss": loss, "held_out_loss": found.loss, "accuracy": found.accuracy}
             metrics.write(row | {"whole": True, "seconds": seconds})
@@ -307,7 +311,7 @@ def load_images(run: str | Path, *, checkpoint: str = "best", device: str = "cpu
     recipe = ImageRecipe.read(run)
     step = int(checkpoint) if checkpoint.isdigit() else best_step(run) if checkpoint == "best" else None
     if not checkpoint.isdigit() and checkpoint not in ("best", "last"):
-        raise ImagesError(f"checkpoint {checkpoint!r}: say best, last, or an epoch that was kept")
+        raise ImagesError(f"checkpoint {checkpoint!r}: {sentence_on_steps(run)}")
     found, _ = load_checkpoint(run, step)
     network = recipe.build()
     load_state(network, found.weights, f"{run}, epoch {found.step}")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from pellucid.generate.errors import LogitsError
 from pellucid.predictors.baselines import baseline
 from pellucid.predictors.counts import peak_bytes
 from pellucid.predictors.data import PredictorData, counted_loss
@@ -183,7 +184,10 @@ def mix(run: Path, recipe: PredictorRecipe, part: Part, aside: np.ndarray, held_
     training.last_evaluation = row
 
 
-def write_sample(network: nn.Module, tokenizer: Tokenizer, recipe: PredictorRecipe, seed: int) -> str:
-    """What the network writes after the recipe's prompt."""
+def write_sample(network: nn.Module, tokenizer: Tokenizer, recipe: PredictorRecipe, seed: int) -> str | None:
+    """What the network writes after the recipe's prompt; None where its logits are not finite."""
     predictor = Predictor(network, tokenizer, recipe.kind, {})
-    return str(predictor.generate(recipe.train.sample_prompt, max_tokens=100, seed=seed))
+    try:
+        return str(predictor.generate(recipe.train.sample_prompt, max_tokens=100, seed=seed))
+    except LogitsError:
+        return None

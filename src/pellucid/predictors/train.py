@@ -171,7 +171,7 @@ def resume_predictor(
             raise RecipeError(f"{run} was trained on other text ({difference}): put it back, or start a new run")
         checkpoint, passed = load_checkpoint(run) if steps_of(run) else (None, [])
         step = checkpoint.step if checkpoint else 0
-        reporter.start([f"warning: {sentence}; continuing from step {step}" for sentence in passed])
+        reporter.start(runs.warnings_on_start(run, step, passed))
 
         def measure() -> float:
             return seconds_per_step(recipe, build(recipe).to(device), tokens, device)

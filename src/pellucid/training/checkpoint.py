@@ -17,7 +17,7 @@ import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -122,11 +122,20 @@ def flush_folder(path: Path) -> None:
         os.close(handle)
 
 
+def strict(value: Any) -> Any:
+    """The value with None in place of NaN and infinity, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: strict(item) for key, item in value.items()}
+    return [strict(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file in one step: a reader sees the old one or the new one, whole."""
     aside = path.with_name(f"{path.name}.writing")
     try:
-        write_durably(aside, (json.dumps(value, indent=1) + "\n").encode())
+        write_durably(aside, (json.dumps(strict(value), indent=1, allow_nan=False) + "\n").encode())
         os.replace(aside, path)
     except OSError:
         aside.unlink(missing_ok=True)
@@ -182,8 +191,19 @@ def load_checkpoint(run: Path, step: int | None = None) -> tuple[Checkpoint, lis
             weights, optimizer = (load_file(folder / f"{n}-00001-of-00001.safetensors") for n in ("model", "optimizer"))
             return Checkpoint(candidate, weights, optimizer, state), passed
         passed.append(f"checkpoint of step {candidate} passed over: {wrong}")
-    reasons = "; ".join(passed) or "nothing has been saved yet"
+    if step is not None and step not in steps_of(run):
+        raise CheckpointError(f"{run} has no checkpoint of step {step}: {sentence_on_steps(run)}")
+    gone = [f"the checkpoint of step {n} was set aside, because training diverged" for n in diverged_steps(run)]
+    reasons = "; ".join([*passed, *gone]) or "nothing has been saved yet"
     raise CheckpointError(f"{run}: no usable checkpoint: {reasons}")
+
+
+def sentence_on_steps(run: Path) -> str:
+    """What can be asked for instead of a checkpoint that is not there."""
+    steps = steps_of(run)
+    return (
+        f"say best, last, or one of the steps {', '.join(map(str, steps))}" if steps else "nothing has been saved yet"
+    )
 
 
 def named_checkpoint(run: Path, name: str) -> Checkpoint:
@@ -192,7 +212,7 @@ def named_checkpoint(run: Path, name: str) -> Checkpoint:
     Warns where the last one is damaged and the one before it is taken; a damaged best one is refused.
     """
     if name not in ("best", "last") and not name.isdigit():
-        raise CheckpointError(f"checkpoint {name!r}: say best, last, or one of the steps {steps_of(run)}")
+        raise CheckpointError(f"checkpoint {name!r}: {sentence_on_steps(run)}")
     found, passed = load_checkpoint(run, int(name) if name.isdigit() else best_step(run) if name == "best" else None)
     for sentence in passed:
         warnings.warn(f"{run}: {sentence}; taking step {found.step}", stacklevel=3)
@@ -204,10 +224,24 @@ def mark_best(run: Path, step: int, loss: float) -> None:
     write_json(run / "checkpoints" / "best.json", {"step": step, "held_out_loss": loss})
 
 
+def mark_good(run: Path, step: int) -> None:
+    """Record the newest checkpoint whose held-out loss is finite and from which training went on."""
+    write_json(run / "checkpoints" / "good.json", {"step": step})
+
+
 def best_step(run: Path) -> int | None:
     """The step that `mark_best` recorded, where that checkpoint still stands."""
+    return _marked(run, "best.json")
+
+
+def good_step(run: Path) -> int | None:
+    """The step that `mark_good` recorded, where that checkpoint still stands."""
+    return _marked(run, "good.json")
+
+
+def _marked(run: Path, name: str) -> int | None:
     try:
-        step = json.loads((run / "checkpoints" / "best.json").read_bytes())["step"]
+        step = json.loads((run / "checkpoints" / name).read_bytes())["step"]
     except (OSError, ValueError, KeyError):
         return None
     return step if folder_of(run, step).is_dir() else None
@@ -217,23 +251,36 @@ def best_loss(run: Path) -> float:
     """The held-out loss of `best_step`, infinite where there is none."""
     if best_step(run) is None:
         return math.inf
-    return json.loads((run / "checkpoints" / "best.json").read_bytes())["held_out_loss"]
+    loss = json.loads((run / "checkpoints" / "best.json").read_bytes())["held_out_loss"]
+    return math.inf if loss is None else loss
 
 
-def set_aside(run: Path, after: int) -> None:
-    """Take checkpoints later than step `after`, which are damaged, out of the row, or pruning would count them."""
+def set_aside(run: Path, after: int, reason: Literal["damaged", "diverged"] = "damaged") -> None:
+    """Rename checkpoints later than step `after`, so that nothing loads them and pruning does not count them."""
     for step in steps_of(run):
         if step > after:
-            gone = folder_of(run, step).with_suffix(".damaged")
+            gone = folder_of(run, step).with_suffix(f".{reason}")
             shutil.rmtree(gone, ignore_errors=True)
             os.rename(folder_of(run, step), gone)
 
 
+def diverged_steps(run: Path) -> list[int]:
+    """The steps whose checkpoints were set aside because training diverged, in order."""
+    return sorted(int(p.stem.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*.diverged"))
+
+
 def prune(run: Path, keep_last: int) -> None:
-    """Remove all but the newest `keep_last` checkpoints and the best; and what an interrupted save left aside."""
+    """Remove all but the newest `keep_last` checkpoints, the best and the last good one.
+
+    What an interrupted save left aside goes too, and what diverged before the last good checkpoint.
+    """
     for left in (*(run / "checkpoints").glob("*.removing"), *(run / "checkpoints").glob("*.writing")):
         shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
-    keep = {*steps_of(run)[-keep_last:], best_step(run)}
+    best, good = best_step(run), good_step(run)
+    for step in diverged_steps(run):
+        if good is not None and step <= good:
+            shutil.rmtree(folder_of(run, step).with_suffix(".diverged"))
+    keep = {*steps_of(run)[-keep_last:], best, good}
     for step in steps_of(run):
         if step not in keep:
             # renamed first, so that a crash in the middle leaves nothing that looks like a checkpoint

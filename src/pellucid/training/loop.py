@@ -13,7 +13,16 @@ from torch import Tensor
 
 from pellucid.model import Transformer
 from pellucid.model.weights import load_trained, trained_state
-from pellucid.training.checkpoint import Checkpoint, best_loss, mark_best, prune, save_checkpoint
+from pellucid.training.checkpoint import (
+    Checkpoint,
+    best_loss,
+    mark_best,
+    mark_good,
+    prune,
+    save_checkpoint,
+    set_aside,
+    steps_of,
+)
 from pellucid.training.interrupt import Interruption
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.objectives import Loss, Pass, judged
@@ -29,7 +38,7 @@ PATIENCE = 3
 
 
 class NumericsError(RuntimeError):
-    """Losses or gradients were not finite, several steps in a row."""
+    """Losses or gradients were not finite, several steps in a row, or the last held-out loss was not."""
 
 
 class Data(Protocol):
@@ -74,12 +83,15 @@ class Training:
     reporter: Reporter
     metrics: MetricsFile
     interruption: Interruption
-    sample: Callable[[Transformer, int], str] | None = None
+    #: gives None where the network's logits are not finite
+    sample: Callable[[Transformer, int], str | None] | None = None
     step: int = 0
     #: seconds of this run before it was last interrupted, and the hour it may not pass
     seconds_before: float = 0.0
     deadline: float = math.inf
     bad_in_a_row: int = 0
+    #: the checkpoint that is good as soon as training has gone on from it
+    candidate: int | None = None
     pending: deque[tuple[dict[str, Any], dict[str, Tensor]]] = field(default_factory=deque)
     started: float = field(default_factory=time.monotonic)
     last_evaluation: dict[str, Any] | None = None
@@ -137,15 +149,40 @@ class Training:
             if values["bad"]:
                 row |= {"loss": None, "grad_norm": None, "skipped": True}
                 self.reporter.note(f"step {row['step']} skipped: its loss or gradient is not finite")
+            elif self.candidate is not None and row["step"] > self.candidate:
+                self.accept(self.candidate)
             self.metrics.write(row)
             self.curve.see(row)
             self.reporter.step(row, self.recipe.n_steps)
             if self.bad_in_a_row >= PATIENCE:
-                raise NumericsError(
-                    f"stopped: the loss or the gradient was not finite {PATIENCE} steps in a row, up to step "
-                    f"{row['step']}; the checkpoints are as they were. Lower learning_rate and muon_learning_rate, "
-                    "or set precision=float32"
+                self.refuse(row["step"])
+                raise self.diverged(
+                    f"the loss or the gradient was not finite {PATIENCE} steps in a row, up to step {row['step']}"
                 )
+
+    def accept(self, step: int) -> None:
+        """Record that the checkpoint of this step is good: its held-out loss is finite and training went on from it."""
+        self.candidate = None
+        mark_good(self.run, step)
+        prune(self.run, self.recipe.train.keep_last)
+
+    def refuse(self, step: int) -> None:
+        """Set aside the checkpoints that hold the weights of this step, which have diverged; those of step 0 stay."""
+        self.candidate = None
+        set_aside(self.run, max(step - self.bad_in_a_row - 1, 0), "diverged")
+
+    def diverged(self, what: str) -> NumericsError:
+        """The error that ends a run whose weights have diverged: what happened, what is left and what helps."""
+        left = steps_of(self.run)
+        kept = (
+            f"the newest good checkpoint is of step {left[-1]}: --resume continues from there by the same steps, and "
+            f"a new run with --from {self.run} starts from the best one with other rates"
+            if left
+            else "no good checkpoint was saved: start a new run"
+        )
+        return NumericsError(
+            f"stopped: {what}; {kept}. Lower learning_rate and muon_learning_rate, or set precision=float32"
+        )
 
     def seconds(self) -> float:
         """Seconds this run has trained, over all its sittings."""
@@ -167,11 +204,21 @@ class Training:
             if stop or any(map(self.is_due, (t.checkpoint_every, t.evaluate_every, t.sample_every))):
                 self.save()  # before anything that can fail or be interrupted
                 self.look(whole=stop)
+            if stop and self.has_diverged:
+                raise self.diverged(f"the held-out loss after step {self.step} is not finite")
+            if stop and self.candidate == self.step:
+                self.accept(self.step)  # no step follows that could show more
             if late and self.step < end:
                 self.reporter.note(f"the time is up: stopped after step {self.step} of {end}; --resume continues")
                 return
         if self.interruption:
             self.save()
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the held-out loss was measured after this step and is not finite."""
+        row = self.last_evaluation or {}
+        return row.get("step") == self.step and row["held_out_loss"] is None
 
     @property
     def complete(self) -> bool:
@@ -197,9 +244,12 @@ class Training:
             self.evaluate(whole)
         asked = self.sample and t.sample_every > 0 and (whole or self.is_due(t.sample_every))
         if self.sample and asked and not self.interruption and not self.has_row("sample"):
-            text = self.sample(self.network, step_seed(t.seed, self.step))
+            text = None if self.has_diverged else self.sample(self.network, step_seed(t.seed, self.step))
             self.metrics.write({"step": self.step, "sample": text})
-            self.reporter.sample(self.step, text)
+            if text is None:
+                self.reporter.note(f"no sample at step {self.step}: the network's logits are not finite")
+            else:
+                self.reporter.sample(self.step, text)
 
     def evaluate(self, whole: bool) -> None:
         """Measure the held-out loss; the best checkpoint is the one whose loss over the same part is lowest."""
@@ -207,14 +257,21 @@ class Training:
         if measured is None:
             return
         loss, part, accuracy = measured
+        if not math.isfinite(loss + part):
+            loss = part = math.nan
         if part < best_loss(self.run):
-            mark_best(self.run, self.step, part)
+            mark_best(self.run, self.step, part)  # before the row, by which a run that is resumed knows of it
         bits = loss / math.log(2) * self.data.held_out_tokens_per_byte
         row = {"step": self.step, "held_out_loss": loss, "bits_per_byte": bits, "accuracy": accuracy, "whole": whole}
-        self.metrics.write(row | {"held_out_part": part, "seconds": round(self.seconds(), 3)})
-        self.reporter.evaluation(row)
+        row = self.metrics.write(row | {"held_out_part": part, "seconds": round(self.seconds(), 3)})
         self.last_evaluation = row
-        self.curve.see(row | {"held_out_part": part})
+        if row["held_out_loss"] is None:
+            self.refuse(self.step)
+            self.reporter.note(f"the held-out loss after step {self.step} is not finite: its checkpoint was set aside")
+            return
+        self.candidate = self.step
+        self.reporter.evaluation(row)
+        self.curve.see(row)
         if warning := self.curve.warning():
             self.metrics.write(said := {"step": self.step, "warning": warning})
             self.curve.see(said)
@@ -262,4 +319,6 @@ class Training:
         self.seconds_before = checkpoint.state["seconds"]
         evaluations = [row for row in self.metrics.kept if "held_out_loss" in row]
         self.last_evaluation = evaluations[-1] if evaluations else None
+        if self.last_evaluation and self.last_evaluation["step"] == self.step and not self.has_diverged:
+            self.candidate = self.step
         self.curve = Curve.of(self.metrics.kept)

@@ -2,6 +2,7 @@
 
 A run that was killed is resumed at its last checkpoint: lines behind it are dropped then, so that the
 file reads as if nothing had happened. Wall-clock fields (`seconds`, `tokens_per_second`) alone differ.
+Numbers that are not finite are written as null.
 """
 
 import json
@@ -9,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any, TextIO
 
-from pellucid.training.checkpoint import write_durably
+from pellucid.training.checkpoint import strict, write_durably
 
 WALL_CLOCK = ("seconds", "tokens_per_second")
 
@@ -32,17 +33,19 @@ class MetricsFile:
     """Appends rows, after dropping those of steps later than `step`."""
 
     def __init__(self, path: Path, step: int = 0):
-        rows = [row for row in read_metrics(path) if row["step"] <= step]
+        rows = [strict(row) for row in read_metrics(path) if row["step"] <= step]
         aside = path.with_name(f"{path.name}.writing")
         write_durably(aside, "".join(json.dumps(row) + "\n" for row in rows).encode())
         aside.replace(path)
         self.file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self.kept = rows
 
-    def write(self, row: dict[str, Any]) -> None:
-        """One line, handed to the system at once."""
-        self.file.write(json.dumps(row) + "\n")
+    def write(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Write one line, hand it to the system at once, and return what a reader of the file sees."""
+        row = strict(row)
+        self.file.write(json.dumps(row, allow_nan=False) + "\n")
         self.file.flush()
+        return row
 
     def sync(self) -> None:
         """What was written is on disk when this returns: a checkpoint may not outlive its rows."""

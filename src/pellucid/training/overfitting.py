@@ -34,7 +34,7 @@ class Curve:
         """One row of the metrics."""
         if row.get("loss") is not None:
             self.total, self.count = self.total + row["loss"], self.count + 1
-        if "held_out_part" in row:
+        if row.get("held_out_part") is not None:
             mean = self.total / self.count if self.count else float("nan")
             self.points.append((row["step"], row["held_out_part"], mean))
             self.total, self.count = 0.0, 0

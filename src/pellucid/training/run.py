@@ -17,7 +17,14 @@ from pellucid.text.pair_tokens import PairTokens
 from pellucid.text.tokenizer import Tokenizer, load_tokenizer
 from pellucid.text.tokens import Tokens, describe_difference
 from pellucid.training import resolve
-from pellucid.training.checkpoint import Checkpoint, load_checkpoint, set_aside, steps_of, write_json
+from pellucid.training.checkpoint import (
+    Checkpoint,
+    diverged_steps,
+    load_checkpoint,
+    set_aside,
+    steps_of,
+    write_json,
+)
 from pellucid.training.data import make_data
 from pellucid.training.display import PlainReporter, describe
 from pellucid.training.folder import choose_folder, keep_first, only_one, read_json, write_folder
@@ -42,7 +49,8 @@ from pellucid.training.setup import (
     settle,
 )
 
-Sampler = Callable[[Transformer, Tokenizer, str, int], str]
+#: writes a sample after a prompt by a seed, or gives None where the network's logits are not finite
+Sampler = Callable[[Transformer, Tokenizer, str, int], str | None]
 #: what is found out about a run before its first step: lines to print, and JSON files for its folder
 Beside = Callable[[Recipe, Tokens | PairTokens, Callable[[], None]], tuple[list[str], dict[str, Any]]]
 
@@ -129,7 +137,7 @@ def resume(
         check_memory(recipe, device)
         checkpoint, passed = load_checkpoint(run) if steps_of(run) else (None, [])
         step = checkpoint.step if checkpoint else 0
-        reporter.start([f"warning: {sentence}; continuing from step {step}" for sentence in passed])
+        reporter.start(warnings_on_start(run, step, passed))
         recipe = lengthen(
             recipe,
             step,
@@ -146,6 +154,19 @@ def resume(
         minutes = length.get("minutes")
         deadline = began + 1.1 * 60 * minutes if minutes else float("inf")
         return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, deadline, checkpoint)
+
+
+def warnings_on_start(run: Path, step: int, passed: list[str]) -> list[str]:
+    """Why a run continues from `step`, not from a later checkpoint; `passed` says what is wrong with damaged ones."""
+    diverged = [str(n) for n in diverged_steps(run) if n > step]
+    lines = [f"warning: {sentence}; continuing from step {step}" for sentence in passed]
+    if diverged:
+        where = f"step {step}, the last good checkpoint," if step else "the beginning, as no good checkpoint is left,"
+        lines.append(
+            f"warning: training had diverged by step {diverged[0]}; continuing from {where} by the same steps: a new "
+            f"run with --from {run} can take other rates"
+        )
+    return lines
 
 
 def lengthen(
