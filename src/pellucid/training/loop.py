@@ -196,6 +196,8 @@ class Training:
         self.network.train()
         if self.step:
             self.look(whole=self.step == end)  # an interruption may have come between the save and this
+            if self.step == end:
+                self.conclude()
         while self.step < end and not self.interruption:
             self.take_step()
             self.read_figures(LAG)
@@ -204,15 +206,20 @@ class Training:
             if stop or any(map(self.is_due, (t.checkpoint_every, t.evaluate_every, t.sample_every))):
                 self.save()  # before anything that can fail or be interrupted
                 self.look(whole=stop)
-            if stop and self.has_diverged:
-                raise self.diverged(f"the held-out loss after step {self.step} is not finite")
-            if stop and self.candidate == self.step:
-                self.accept(self.step)  # no step follows that could show more
+            if stop:
+                self.conclude()
             if late and self.step < end:
                 self.reporter.note(f"the time is up: stopped after step {self.step} of {end}; --resume continues")
                 return
         if self.interruption:
             self.save()
+
+    def conclude(self) -> None:
+        """Judge the last checkpoint by its held-out loss alone, as no step follows that could show more."""
+        if self.has_diverged:
+            raise self.diverged(f"the held-out loss after step {self.step} is not finite")
+        if self.candidate == self.step:
+            self.accept(self.step)
 
     @property
     def has_diverged(self) -> bool:
