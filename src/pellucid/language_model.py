@@ -43,7 +43,16 @@ from pellucid.training import run as runs
 from pellucid.training.checkpoint import steps_of
 from pellucid.training.display import PlainReporter, QuietReporter, make_reporter
 from pellucid.training.folder import read_json
-from pellucid.training.recipe import Recipe, RecipeError, differences, make_recipe, make_recipe_on, overlay, take_length
+from pellucid.training.recipe import (
+    Recipe,
+    RecipeError,
+    check_changes,
+    differences,
+    make_recipe,
+    make_recipe_on,
+    overlay,
+    take_length,
+)
 from pellucid.training.resolve import resolve_device, with_length
 from pellucid.training.run import Run
 from pellucid.verify import Report, verify
@@ -290,11 +299,12 @@ def start_from(
     model: str | Path, paths: tuple[str, ...], preset: str | None, changes: dict[str, Any], file: Path | None
 ) -> tuple[Recipe, dict[str, Any]]:
     """The recipe of a run that starts from a model, and the tokenizer and weights that it starts with."""
+    if preset:
+        raise RecipeError(f"--from takes the architecture of {model}: leave out --preset {preset}")
+    check_changes(changes, file)
     source = load(model, device="cpu")
     if not isinstance(source, LanguageModel):
         raise ModelError(f"{model} holds a predictor of kind {source.kind}: --from needs a transformer")
-    if preset:
-        raise RecipeError(f"--from takes the architecture of {model}: leave out --preset {preset}")
     weights = dict(source.network.named_parameters())
     base = base_of(model, source.provenance, weights)
     made = replace(make_recipe_on(source.architecture, paths, changes, file), base=base)

@@ -4,6 +4,7 @@ Sizes that depend on the text (`n_vocab`) can be given when a preset is asked fo
 the source states. S0 ... S4 are the source texts of docs/mathematics.md.
 """
 
+import difflib
 from dataclasses import replace
 
 from pellucid.architecture import MLP, Architecture, ArchitectureError, Attention, Dropout, Norm, Positions
@@ -246,6 +247,8 @@ def preset(name: str, n_vocab: int | None = None) -> Architecture:
     Raises ArchitectureError naming the presets when there is none of that name.
     """
     if name not in PRESETS:
-        raise ArchitectureError(f"there is no preset {name!r}: say one of {', '.join(PRESETS)}")
+        near = difflib.get_close_matches(name.lower(), PRESETS, 3)
+        hint = f"did you mean {' or '.join(map(repr, near))}? The presets are" if near else "give one of"
+        raise ArchitectureError(f"there is no preset {name!r}: {hint} {', '.join(PRESETS)}")
     found = PRESETS[name]
     return found if n_vocab is None else with_vocabulary(found, n_vocab)

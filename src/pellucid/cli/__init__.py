@@ -3,17 +3,31 @@
 Nothing heavy is imported until a command runs, so that `pellucid --help` answers at once.
 """
 
+import difflib
+import functools
 import io
 import os
+import re
+import shutil
 import sys
+import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from inspect import getdoc
+from typing import Any
 
 import tyro
 
-from pellucid.cli.commands import COMMANDS, FAILED, NUMERICS, OK, WRONG_INPUT
-from pellucid.cli.commands import parse_fields as parse_fields
+from pellucid.cli.commands import COMMANDS as MODEL_COMMANDS
+from pellucid.cli.commands import FAILED, NUMERICS, OK, WRONG_INPUT
+from pellucid.cli.completion import completion
+from pellucid.cli.options import CONFIG, registry
 from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
+from pellucid.cli.train import parse_fields as parse_fields
+
+COMMANDS: dict[str, Callable[..., int]] = {**MODEL_COMMANDS, "completion": completion}
+TOKENIZER = "Make, use and look at tokenizers."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,15 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     commands, program, about = COMMANDS, "pellucid", "Language models you can see through."
     if arguments[:1] == ["tokenizer"]:
-        commands, program, about = TOKENIZER_COMMANDS, "pellucid tokenizer", "Make, use and look at tokenizers."
+        commands, program, about = TOKENIZER_COMMANDS, "pellucid tokenizer", TOKENIZER
         arguments = arguments[1:]
     try:
         if arguments[:1] not in ([name] for name in commands):
             return overview(arguments, commands, program, about)
-        function = commands[arguments[0]]
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
-            return tyro.cli(function, prog=f"{program} {arguments[0]}", args=arguments[1:])
+            return run(commands[arguments[0]], f"{program} {arguments[0]}", arguments[1:])
     except KeyboardInterrupt as interrupt:
         print("interrupted", file=sys.stderr)
         return interrupt.args[0] if interrupt.args else 130
@@ -58,6 +71,77 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
 
 
+class HelpPage(io.StringIO):
+    """What tyro prints of the help, in the characters and colours that standard output takes."""
+
+    def __init__(self, terminal: Any):
+        super().__init__()
+        self.terminal = terminal
+
+    @property
+    def encoding(self) -> str:
+        """The encoding of standard output."""
+        return getattr(self.terminal, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Whether standard output is a terminal."""
+        return self.terminal.isatty()
+
+
+def run(function: Callable[..., int], program: str, arguments: list[str]) -> int:
+    """Run a command, or print its help, which ends with notes and examples."""
+    about, _, notes = description_of(function).partition("\n\n")
+    page = HelpPage(sys.stdout)
+    try:
+        with redirect_stdout(page):
+            ready = tyro.cli(
+                deferred(function),
+                prog=program,
+                description=about,
+                args=arguments,
+                config=CONFIG,
+                registry=registry(),
+            )
+    except SystemExit as ended:  # the help was asked for, or an argument is wrong, which tyro has said
+        if ended.code:
+            return WRONG_INPUT
+        print(with_short_usage(page.getvalue()))
+        print(f"{notes}\n\n" * bool(notes) + "examples:\n" + "\n".join(f"  {e}" for e in examples_of(function)))
+        return OK
+    return ready()
+
+
+def deferred(function: Callable[..., int]) -> Callable[..., Callable[[], int]]:
+    """A function with the command's options that gives the command, ready to run."""
+
+    @functools.wraps(function)
+    def ready(*given: Any, **named: Any) -> Callable[[], int]:
+        return functools.partial(function, *given, **named)
+
+    return ready
+
+
+def description_of(function: Callable[..., int]) -> str:
+    """What a command's docstring says above its arguments, in lines that fit the terminal."""
+    above, _, _ = (getdoc(function) or "").partition("\nArgs:\n")
+    width = min(shutil.get_terminal_size().columns, 100)
+    return "\n\n".join(textwrap.fill(" ".join(part.split()), width) for part in above.strip().split("\n\n"))
+
+
+def examples_of(function: Callable[..., int]) -> list[str]:
+    """The commands below "Examples:" in a command's docstring."""
+    _, _, below = (getdoc(function) or "").partition("\nExamples:\n")
+    return [line.strip() for line in below.splitlines() if line.strip()]
+
+
+def with_short_usage(page: str) -> str:
+    """The help, its first line with [OPTIONS] for all of them where they would not fit the terminal."""
+    usage, line_end, rest = page.partition("\n")
+    if len(usage) <= shutil.get_terminal_size().columns:
+        return page
+    return re.sub(r"( \[--[^\]]*\])+", " [OPTIONS]", usage) + line_end + rest
+
+
 def complain(what: object) -> None:
     """One line on standard error."""
     from pellucid.text.visible import visible
@@ -65,12 +149,12 @@ def complain(what: object) -> None:
     print(f"pellucid: {visible('; '.join(str(what).splitlines()))}", file=sys.stderr)
 
 
-def overview(arguments: list[str], commands: dict[str, Callable[..., int]], program: str, about: str) -> int:
+def overview(arguments: list[str], commands: Mapping[str, Callable[..., int]], program: str, about: str) -> int:
     """The list of commands, for --help, for nothing, and for a command that does not exist."""
-    lines = [about, "", f"usage: {program} COMMAND ...   ({program} COMMAND --help says more)", ""]
+    lines = [about, "", f"usage: {program} COMMAND ...", f"help:  {program} COMMAND --help", ""]
     rows = {name: (function.__doc__ or "").splitlines()[0] for name, function in commands.items()}
     if commands is COMMANDS:
-        rows["tokenizer"] = "Make, use and look at tokenizers."
+        rows["tokenizer"] = TOKENIZER
     lines += [f"  {name:<12}{text}" for name, text in rows.items()]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print("\n".join(lines))
@@ -80,5 +164,7 @@ def overview(arguments: list[str], commands: dict[str, Callable[..., int]], prog
 
         print(f"pellucid {__version__}")
         return OK
-    print(f"pellucid: there is no command {arguments[0]!r}\n\n" + "\n".join(lines), file=sys.stderr)
+    near = difflib.get_close_matches(arguments[0], rows, 1)
+    hint = f"; did you mean {program} {near[0]}?" if near else f"\n\n{chr(10).join(lines)}"
+    print(f"pellucid: there is no command {arguments[0]!r}{hint}", file=sys.stderr)
     return WRONG_INPUT

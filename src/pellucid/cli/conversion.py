@@ -1,55 +1,86 @@
 """The command that takes models from one layout of files to another."""
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
+from pellucid.cli.options import CHECKPOINT, MODEL, Expected, NewPath, command, option
 
+REPOSITORY = Expected(
+    lambda name: re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None, "the name of a repository, OWNER/NAME"
+)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How the model is read."""
+
+    checkpoint: Annotated[str, option("STEP"), CHECKPOINT] = "best"
+    """Load this checkpoint of a run: best (the lowest held-out loss), last, or the number of a step."""
+    trust: Annotated[bool, option()] = False
+    """Read pickled tensors, and tokenizers whose patterns are not known to be safe."""
+
+
+@dataclass(frozen=True)
+class WrittenOptions:
+    """What is written."""
+
+    to: Annotated[
+        Literal["pellucid", "huggingface", "gguf", "adapter"] | None, option("LAYOUT", default="see above")
+    ] = None
+    """Write pellucid, huggingface, gguf (one file for llama.cpp), or adapter (the low-rank adapters of a run)."""
+    family: Annotated[str | None, option("NAME", default="the first that can represent the model")] = None
+    """Write this family of Hugging Face, such as llama."""
+    weights: Annotated[Literal["float32", "float16", "q8_0"] | None, option("FORMAT", default="float32")] = None
+    """Store the matrices of a .gguf file as float32, float16 or q8_0."""
+    licence: Annotated[str | None, option("TEXT")] = None
+    """Name this licence on the model card."""
+    compare: Annotated[bool, option()] = True
+    """Do not compare the logits. Comparing holds the whole model in memory."""
+    push: Annotated[str | None, option("OWNER/NAME"), REPOSITORY] = None
+    """Upload the result to this repository of the Hugging Face hub, private if it is new."""
+
+
+@command
 def convert(
-    source: Positional[str],
-    destination: Positional[Path],
+    source: Annotated[Positional[str], option("MODEL"), MODEL],
+    destination: Annotated[Positional[Path], option("OUT"), NewPath()],
     *,
-    to: Literal["pellucid", "huggingface", "gguf", "adapter"] | None = None,
-    family: str | None = None,
-    checkpoint: str = "best",
-    trust: bool = False,
-    licence: str | None = None,
-    weights: Literal["float32", "float16", "q8_0"] | None = None,
-    compare: bool = True,
-    push: str | None = None,
+    input: ReadOptions,
+    output: WrittenOptions,
 ) -> int:
-    """Write a model in another layout, and compare the logits before it gets its name.
+    """Write a model in another layout, and compare the logits.
+
+    Unless --to is given, NAME.gguf is written as gguf, a Hugging Face model as pellucid, and a model
+    trained here as huggingface.
 
     Args:
-        source: a run, a saved model, a Hugging Face folder, or a name on the hub.
-        destination: the folder to write, or for llama.cpp the file NAME.gguf, which must not exist.
-        to: the layout; unless given, NAME.gguf is gguf, theirs become ours and ours huggingface. adapter is a run's
-            low-rank adapters alone, for peft.
-        family: the Hugging Face family to write; the first that can say the architecture unless given.
-        checkpoint: of a run: best (lowest held-out loss), last, or a step.
-        trust: read pickled tensors, and tokenizers with patterns that are not known to be safe.
-        licence: what the model card says.
-        weights: of gguf: what matrices are kept in, float32 unless given.
-        compare: compare the logits, which holds the whole network; --no-compare for models larger than memory.
-        push: put what was written into this repository of the hub (OWNER/NAME), private where it is new.
+        source: Convert this run, this saved model or Hugging Face folder, or this name on the hub.
+        destination: Write this new folder, or this new file NAME.gguf.
+
+    Examples:
+        pellucid convert runs/my_texts exported
+        pellucid convert runs/my_texts model.gguf --weights q8_0
     """
     import pellucid
 
     done = pellucid.convert(
         source,
         destination,
-        to=to,
-        family=family,
-        checkpoint=checkpoint,
-        trust=trust,
-        licence=licence,
-        weights=weights,
-        compare=compare,
+        to=output.to,
+        family=output.family,
+        checkpoint=input.checkpoint,
+        trust=input.trust,
+        licence=output.licence,
+        weights=output.weights,
+        compare=output.compare,
     )
     print(f"{done.folder}: {done.layout}, {done.n_bytes:,} bytes of weights\n{done.parity or 'logits not compared'}")
-    if push is not None:
+    if output.push is not None:
         from pellucid.hub.push import push as push_to_hub
 
-        print(f"pushed to {push_to_hub(done.folder, push)}")
+        print(f"pushed to {push_to_hub(done.folder, output.push)}")
     return 0

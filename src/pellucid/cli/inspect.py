@@ -1,43 +1,63 @@
 """The command that looks inside: one page about one prompt."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
+
+from pellucid.cli.options import MODEL, CheckpointOptions, NewPath, command, option
 
 
+@dataclass(frozen=True)
+class PromptOptions:
+    """What the model reads."""
+
+    bos: Annotated[bool, option()] = False
+    """Put the separator before the prompt. Without it the model reads only what the prompt says."""
+    source: Annotated[str | None, option("TEXT")] = None
+    """Give this text to the encoder of an encoder-decoder."""
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """Where the page is written."""
+
+    out: Annotated[Path, option("FILE", aliases=("-o",)), NewPath(may_exist=True)] = Path("page.html")
+    """Write the page into this file. A file that exists is replaced."""
+
+
+@command
 def inspect(
-    model: Positional[str],
-    prompt: Positional[str],
+    model: Annotated[Positional[str], option("MODEL"), MODEL],
+    prompt: Annotated[Positional[str], option("PROMPT")],
     *,
-    out: Annotated[Path, arg(aliases=("-o",))] = Path("page.html"),
-    bos: bool = False,
-    source: str | None = None,
-    checkpoint: str = "best",
-    device: str = "auto",
+    input: PromptOptions,
+    model_options: Annotated[CheckpointOptions, option(name="model")],
+    output: PageOptions,
 ) -> int:
-    """Write one page about one prompt: surprisal, attention, logit lens, attribution, heads.
+    """Write a page about one prompt: attention, logit lens, attribution.
 
-    The page is one file that fetches nothing: it can be sent to somebody, and opens without a network.
+    The page is one file that fetches nothing. You can send it to somebody, and it opens without a network.
 
     Args:
-        model: a run folder or a saved model.
-        prompt: the text to look at; - reads it from standard input.
-        out: the page; a file that exists is replaced.
-        bos: put the separator before the text; otherwise nothing is fed that the prompt does not say.
-        source: what an encoder-decoder reads.
-        checkpoint: of a run: best (lowest held-out loss), last, or a step.
-        device: cpu, cuda, mps or auto.
+        model: Use the model of this run, this saved model, or this name on the Hugging Face hub.
+        prompt: Look at this text; - reads it from standard input.
+
+    Examples:
+        pellucid inspect runs/my_texts "To be, or not to be"
+        pellucid inspect runs/my_texts "To be, or not to be" -o hamlet.html --bos
     """
     import pellucid
     from pellucid.cli.loading import transformer_of
     from pellucid.lens.show import inspect_page
 
-    loaded = transformer_of(pellucid.load(model, checkpoint=checkpoint, device=device), model)
+    m = model_options
+    loaded = transformer_of(pellucid.load(model, checkpoint=m.checkpoint, device=m.device), model)
     text = sys.stdin.read() if prompt == "-" else prompt
-    given = {"source": source, "bos": bos or None}
+    given = {"source": input.source, "bos": input.bos or None}
     trace = loaded.trace(text, **{name: value for name, value in given.items() if value is not None})
-    path = inspect_page(trace, name=model).save(out)
+    path = inspect_page(trace, name=model).save(output.out)
     print(f"{path}: {path.stat().st_size / 1e3:,.0f} kB, {trace.inputs.lengths[0]} tokens; open it in a browser")
     return 0

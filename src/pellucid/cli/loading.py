@@ -2,15 +2,18 @@
 
 from typing import Any
 
+from pellucid.cli.options import OptionError
+
 
 def loaded_model(model: str, checkpoint: str, device: str, mix: str, mix_weight: float | None) -> Any:
     """What `pellucid.load` gives, mixed with the n-gram of the run `mix` where one is named."""
+    if not mix and mix_weight is not None:
+        raise OptionError(f"--mix-weight {mix_weight} without --mix: name the run of an n-gram to mix with")
+
     import pellucid
 
     loaded = pellucid.load(model, checkpoint=checkpoint, device=device)
     if not mix:
-        if mix_weight is not None:
-            raise ValueError(f"--mix-weight {mix_weight} without --mix: name the run of an n-gram to mix with")
         return loaded
     return transformer_of(loaded, model).mixed_with(pellucid.load(mix), 0.5 if mix_weight is None else mix_weight)
 

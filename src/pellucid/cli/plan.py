@@ -1,62 +1,103 @@
 """The commands about a run as a whole: what it will need and take, and the report of what became of it."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, UseAppendAction
+
+from pellucid.cli.options import DEVICE, FOLDER, at_least, command, option
+from pellucid.presets import preset
 
 
+@dataclass(frozen=True)
+class PlannedModelOptions:
+    """What is planned in place of what the preset, the file or the run says."""
+
+    n_ctx: Annotated[int | None, option("N"), at_least(1)] = None
+    """Use this many tokens of context."""
+    vocabulary: Annotated[int | None, option("N"), at_least(1)] = None
+    """Use a tokenizer of this many tokens."""
+
+
+@dataclass(frozen=True)
+class PlannedTrainingOptions:
+    """How and where it would be trained."""
+
+    batch: Annotated[int | None, option("N", default="what a run would choose"), at_least(1)] = None
+    """Train on this many sequences in one pass."""
+    tokens: Annotated[int | None, option("N", default="the run's, or 20 for each parameter"), at_least(1)] = None
+    """Train on this many tokens in all."""
+    precision: Annotated[Literal["float32", "bfloat16"] | None, option("FORMAT", default="the faster one")] = None
+    """Multiply matrices in float32 or bfloat16."""
+    device: Annotated[str, option("DEVICE"), DEVICE] = "auto"
+    """Plan for auto, cpu, cuda or mps on this machine."""
+    measure: Annotated[bool, option()] = True
+    """Do not take steps for a few seconds to measure the speed of this machine."""
+    accelerator: Annotated[UseAppendAction[tuple[str, ...]], option("NAME", repeatable=True)] = ()
+    """Plan for this accelerator from its data sheet, such as h100-sxm or rtx-4090."""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What is printed."""
+
+    as_json: Annotated[bool, option(name="json")] = False
+    """Print the plan as JSON."""
+
+
+@command
 def plan(
-    what: Positional[str] = "small",
+    what: Annotated[Positional[str], option("[PRESET|FILE|RUN]")] = "small",
     *,
-    batch: int | None = None,
-    n_ctx: int | None = None,
-    vocabulary: int | None = None,
-    precision: Literal["float32", "bfloat16"] | None = None,
-    accelerator: UseAppendAction[tuple[str, ...]] = (),
-    tokens: int | None = None,
-    device: str = "auto",
-    measure: bool = True,
-    as_json: Annotated[bool, arg(name="json")] = False,
+    model: PlannedModelOptions,
+    training: PlannedTrainingOptions,
+    output: PlanOptions,
 ) -> int:
-    """Parameters, FLOPs, memory and time of a run, before anything is spent.
+    """Print what a run would need: parameters, FLOPs, memory and time.
 
     Args:
-        what: a preset, the JSON file of an architecture, or a run.
-        batch: sequences in one pass; what a run would choose unless given.
-        n_ctx: tokens of context, in place of the architecture's.
-        vocabulary: ids of the tokenizer, in place of the architecture's.
-        precision: of matrix products.
-        accelerator: plan for this one from its data sheet (h100-sxm, rtx-4090, ...); may be repeated.
-        tokens: how many are trained on; the run's, or 20 for each parameter.
-        device: cpu, cuda, mps or auto.
-        measure: take steps for a few seconds to know the speed of this machine.
-        as_json: print the plan as JSON.
+        what: Plan this preset, the architecture in this JSON file, or this run.
+
+    Examples:
+        pellucid plan gpt2 --batch 8
+        pellucid plan runs/my_texts --accelerator h100-sxm --no-measure
     """
+    if not Path(what).is_dir() and Path(what).suffix != ".json":
+        preset(what)  # says which there are, before torch is imported
+
     from pellucid.plan import as_dict, lines_of, make_plan
     from pellucid.plan.accelerators import USUAL
 
+    t = training
     made = make_plan(
         what,
-        batch=batch,
-        n_ctx=n_ctx,
-        vocabulary=vocabulary,
-        precision=precision,
-        accelerators=accelerator or USUAL,
-        tokens=tokens,
-        device=device,
-        measure=measure,
+        batch=t.batch,
+        n_ctx=model.n_ctx,
+        vocabulary=model.vocabulary,
+        precision=t.precision,
+        accelerators=t.accelerator or USUAL,
+        tokens=t.tokens,
+        device=t.device,
+        measure=t.measure,
     )
-    print(json.dumps(as_dict(made)) if as_json else "\n".join(lines_of(made)))
+    print(json.dumps(as_dict(made)) if output.as_json else "\n".join(lines_of(made)))
     return 0
 
 
-def report(run: Positional[Path]) -> int:
-    """Write the report of a run: report.html in its folder, one file that opens from disk.
+@command
+def report(run: Annotated[Positional[Path], option("RUN"), FOLDER]) -> int:
+    """Write the report of a run: report.html in its folder.
+
+    The report is one file that opens from disk and fetches nothing.
 
     Args:
-        run: the run's folder; a report that is there is replaced.
+        run: Report on the run in this folder. A report that is there is replaced.
+
+    Examples:
+        pellucid report runs/my_texts
+        pellucid report runs/my_texts-2
     """
     from pellucid.report import write_page
 

@@ -2,55 +2,83 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, UseAppendAction
 
 from pellucid.cli.commands import OK
+from pellucid.cli.options import FILE, Expected, at_least, command, option
+from pellucid.text.destination import check_destination
 
 if TYPE_CHECKING:
     from pellucid.text.documents import Corpus
 
 
+@dataclass(frozen=True)
+class LearningOptions:
+    """How the tokenizer is made."""
+
+    kind: Annotated[Literal["bpe", "word", "char", "byte"], option("KIND")] = "bpe"
+    """Make tokens with bpe (byte-level byte-pair encoding), word, char or byte."""
+    vocabulary: Annotated[int | None, option("N", default="8192"), at_least(1)] = None
+    """Learn this many tokens (bpe and word)."""
+    pattern: Annotated[Literal["gpt2", "gpt4", "word-end", "none"], option("NAME")] = "gpt2"
+    """Divide text by gpt2, gpt4, word-end (a space belongs to the word before it) or none, before bpe."""
+    share: Annotated[float, option("SHARE"), Expected(lambda x: 0 < x <= 1, "a share above 0, up to 1")] = 1.0
+    """Learn from this share of the text, evenly spread."""
+    field: Annotated[str, option("NAME", default="text, or the only one")] = ""
+    """Read the text from this field of JSON lines, or from this column of a table."""
+
+
+@command
 def tokenizer_train(
-    paths: Positional[tuple[str, ...]],
+    paths: Annotated[Positional[tuple[str, ...]], option("TEXT [TEXT ...]")],
     *,
-    out: Path,
-    kind: Literal["bpe", "word", "char", "byte"] = "bpe",
-    vocabulary: int | None = None,
-    field: str = "",
-    pattern: Literal["gpt2", "gpt4", "word-end", "none"] = "gpt2",
-    share: float = 1.0,
+    out: Annotated[Path, option("FOLDER")],
+    training: LearningOptions,
 ) -> int:
     """Make a tokenizer from text.
 
     Args:
-        paths: files and folders of text, in every format that training reads.
-        out: the folder to write tokenizer.json into; an existing tokenizer.json is refused.
-        kind: byte-level byte-pair encoding, words, characters, or bytes.
-        vocabulary: how many ids byte-pair encoding learns, or words take; 8192 unless given.
-        field: of JSON lines, or column of a table, that holds the text; text, or the only one, unless given.
-        pattern: how byte-pair encoding divides text first; word-end: the blank behind a word is part of it.
-        share: of the text that it is trained on, evenly spread.
+        paths: Learn from these files and folders, in every format that training reads.
+        out: Write tokenizer.json into this folder. An existing tokenizer.json is not replaced.
+
+    Examples:
+        pellucid tokenizer train my_texts/ --out my_tokenizer --vocabulary 4096
+        pellucid tokenizer train my_texts/ --out my_characters --kind char
     """
+    check_destination(out / "tokenizer.json")
+
     import pellucid
 
-    how: dict[str, Any] = {"pattern": pattern, "share": share}
-    made = pellucid.train_tokenizer(*paths, kind=kind, vocabulary=vocabulary, field=field, out=out, **how)
+    t = training
+    how: dict[str, Any] = {"pattern": t.pattern, "share": t.share}
+    made = pellucid.train_tokenizer(*paths, kind=t.kind, vocabulary=t.vocabulary, field=t.field, out=out, **how)
     print(f"{made.n_vocab:,} ids, written to {out / 'tokenizer.json'}")
     for note in made.notes:
         print(note)
     return OK
 
 
-def tokenizer_encode(tokenizer: Positional[str], text: Positional[str] = "-", *, allow_special: bool = False) -> int:
-    """Show the ids of a text and what each stands for.
+@command
+def tokenizer_encode(
+    tokenizer: Annotated[Positional[str], option("TOKENIZER"), FILE],
+    text: Annotated[Positional[str], option("[TEXT]")] = "-",
+    *,
+    allow_special: Annotated[bool, option()] = False,
+) -> int:
+    """Print the ids of a text, each with what it stands for.
 
     Args:
-        tokenizer: a tokenizer.json, or a folder or run that holds one.
-        text: the text; - reads standard input.
-        allow_special: read <|endoftext|> and the like as special tokens.
+        tokenizer: Use this tokenizer.json, or the one in this folder or run.
+        text: Encode this text; - reads standard input.
+        allow_special: Read <|endoftext|> and the like as special tokens.
+
+    Examples:
+        pellucid tokenizer encode runs/my_texts "To be, or not to be"
+        pellucid tokenizer encode my_tokenizer/tokenizer.json < chapter.txt
     """
     from pellucid.text.tokenizer import load_tokenizer
 
@@ -62,12 +90,20 @@ def tokenizer_encode(tokenizer: Positional[str], text: Positional[str] = "-", *,
     return OK
 
 
-def tokenizer_decode(tokenizer: Positional[str], ids: Positional[tuple[int, ...]]) -> int:
-    """The text that ids stand for.
+@command
+def tokenizer_decode(
+    tokenizer: Annotated[Positional[str], option("TOKENIZER"), FILE],
+    ids: Annotated[Positional[tuple[int, ...]], option("ID [ID ...]"), at_least(0)],
+) -> int:
+    """Print the text that ids stand for.
 
     Args:
-        tokenizer: a tokenizer.json, or a folder or run that holds one.
-        ids: token ids, separated by spaces.
+        tokenizer: Use this tokenizer.json, or the one in this folder or run.
+        ids: Decode these token ids.
+
+    Examples:
+        pellucid tokenizer decode runs/my_texts 312 88 41
+        pellucid tokenizer decode my_tokenizer 0
     """
     from pellucid.text.tokenizer import load_tokenizer
 
@@ -75,20 +111,25 @@ def tokenizer_decode(tokenizer: Positional[str], ids: Positional[tuple[int, ...]
     return OK
 
 
+@command
 def tokenizer_show(
-    tokenizer: Positional[str],
-    paths: Positional[tuple[str, ...]] = (),
+    tokenizer: Annotated[Positional[str], option("TOKENIZER"), FILE],
+    paths: Annotated[Positional[tuple[str, ...]], option("[TEXT ...]")] = (),
     *,
-    word: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="WORD")] = (),
-    rows: int = 10,
+    word: Annotated[UseAppendAction[tuple[str, ...]], option("WORD", repeatable=True)] = (),
+    rows: Annotated[int, option("N"), at_least(0)] = 10,
 ) -> int:
     """Show what a tokenizer is made of, and how far it compresses texts.
 
     Args:
-        tokenizer: a tokenizer.json, or a folder or run that holds one.
-        paths: files and folders of text to measure: bytes per token, tokens per word, by file and by script.
-        word: draw what this word's tokens were merged from; may be given several times.
-        rows: how many files and tokens each table shows.
+        tokenizer: Look at this tokenizer.json, or the one in this folder or run.
+        paths: Measure bytes per token and tokens per word on these files and folders of text.
+        word: Draw which merges made the tokens of this word.
+        rows: Print this many rows of each table.
+
+    Examples:
+        pellucid tokenizer show runs/my_texts my_texts/
+        pellucid tokenizer show my_tokenizer --word tokenization
     """
     from pellucid.cli.tokenizer_tables import print_survey
     from pellucid.text.documents import read_corpus

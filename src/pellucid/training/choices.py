@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pellucid.training.optimizer import Word
 from pellucid.training.schedule import Shape
+
+Word = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True, kw_only=True)

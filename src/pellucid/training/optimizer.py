@@ -1,14 +1,13 @@
 """AdamW and Muon as one optimiser whose bad steps leave no trace."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pellucid.training.choices import Word
 from pellucid.training.muon import Muon
-
-Word = Literal["adamw", "muon"]
 
 
 def is_hidden_matrix(name: str, p: Tensor) -> bool:

@@ -216,6 +216,17 @@ def _check_adapters(adapt: AdaptChoices) -> None:
         raise RecipeError("adapt.alpha and adapt.modules describe low-rank adapters: give their rank too (--lora 8)")
 
 
+def check_changes(changes: Mapping[str, Any], file: Path | None = None) -> None:
+    """Refuse fields that do not exist and values that no run can have, before the model of a run is known.
+
+    What the architecture must allow is left to make_recipe_on.
+    """
+    _, from_file = _preset_and_fields(None, file)
+    named = {full_name(name): value for name, value in {**from_file, **changes}.items()}
+    of_training = {name: value for name, value in named.items() if not name.startswith("model.")}
+    with_fields(Recipe(inputs=(), model=preset("small")), of_training)
+
+
 def full_name(name: str) -> str:
     """The dotted name that is meant; raises RecipeError with the nearest right one, found by its initials too."""
     try:

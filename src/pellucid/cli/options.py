@@ -1,0 +1,227 @@
+"""What an option of a command is beside its type: its placeholder and default in the help, and the values it takes.
+
+An annotation says all of it, so that the help, the completion and the check cannot differ:
+
+    top_k: Annotated[int, option("N"), Expected(lambda k: k >= 0, "a number of tokens, or 0 to keep all")] = 0
+
+Nothing here imports torch: a wrong value is refused in a fraction of a second.
+"""
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from pellucid.text.destination import check_destination
+
+Arguments = ParamSpec("Arguments")
+#: options keep their short names inside a group, and a flag has one form
+CONFIG = (OmitArgPrefixes, FlagCreatePairsOff)
+
+
+class OptionError(ValueError):
+    """A value that an option does not take."""
+
+
+def option(
+    metavar: str | None = None,
+    *,
+    default: str = "",
+    name: str | None = None,
+    aliases: tuple[str, ...] | None = None,
+    repeatable: bool = False,
+) -> Any:
+    """How an option looks in the help; `default` says in words what happens where it is not given."""
+
+    def hint(value: str) -> str:
+        if repeatable:
+            return "(repeatable)"
+        said = default or ("" if value in ("None", "False", "True", "", "''") else value)
+        return f"(default: {said})" if said else ""
+
+    return arg(name=name, metavar=metavar, aliases=aliases, help_behavior_hint=hint)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The values that an option takes: `holds` tests one, `what` completes "expected ..." where it does not hold."""
+
+    holds: Callable[[Any], bool]
+    what: str
+
+    def refusal(self, value: Any) -> str:
+        """What to say of a value, "" where it is taken."""
+        return "" if self.holds(value) else f"expected {self.what}"
+
+
+@dataclass(frozen=True)
+class NewPath:
+    """A path at which the command will write."""
+
+    may_exist: bool = False
+
+    def refusal(self, value: Path) -> str:
+        """What to say of a path at which nothing can be written, "" of another."""
+        try:
+            check_destination(value)
+        except ValueError as error:
+            return str(error).removeprefix(f"{value} ")
+        if self.may_exist:
+            return "is a folder: give the name of a file" if value.is_dir() else ""
+        return "exists: choose a new name" if value.exists() else ""
+
+
+def _exists(path: str | Path) -> bool:
+    """Whether something is there; a name that no path can have names nothing."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _may_be_model(name: str) -> bool:
+    """Whether this names a folder that is there, or can be a name on the hub (`gpt2`, OWNER/NAME)."""
+    path = Path(name)
+    on_hub = len(path.parts) in (1, 2) and not path.is_absolute() and ".." not in path.parts
+    return _exists(path) or (on_hub and path.parts[0] != "runs")
+
+
+def at_least(least: float, what: str = "") -> Expected:
+    """Numbers from `least` on."""
+    return Expected(lambda x: math.isfinite(x) and x >= least, what or f"a number from {least} on")
+
+
+def above(least: float) -> Expected:
+    """Numbers above `least`."""
+    return Expected(lambda x: math.isfinite(x) and x > least, f"a number above {least}")
+
+
+SHARE = Expected(lambda x: 0 <= x <= 1, "a share from 0 to 1")
+DEVICE = Expected(
+    lambda word: word == "auto" or word.partition(":")[0] in ("cpu", "cuda", "mps"),
+    "auto, cpu, cuda, mps, or cuda:1 and so on",
+)
+CHECKPOINT = Expected(lambda word: word in ("best", "last") or word.isdigit(), "best, last, or the number of a step")
+MODEL = Expected(
+    _may_be_model,
+    "the folder of a run or of a saved model, or a name on the Hugging Face hub such as gpt2; nothing is there",
+)
+FOLDER = Expected(lambda path: Path(path).is_dir(), "the folder of a run, such as runs/NAME")
+FILE = Expected(_exists, "a file or folder that exists")
+INPUT_FILE = Expected(lambda path: path == "-" or _exists(path), "a file that exists, or - for standard input")
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """Which weights are used, and where they are computed with."""
+
+    checkpoint: Annotated[str, option("STEP"), CHECKPOINT] = "best"
+    """Load this checkpoint of a run: best (the lowest held-out loss), last, or the number of a step."""
+    device: Annotated[str, option("DEVICE"), DEVICE] = "auto"
+    """Compute on auto, cpu, cuda or mps; auto takes a GPU where there is one."""
+
+
+@dataclass(frozen=True)
+class MixOptions(CheckpointOptions):
+    """Which weights are used, and where they are computed with."""
+
+    mix: Annotated[str, option("RUN"), FOLDER] = ""
+    """Mix in the probabilities of this n-gram run, trained on the same tokens."""
+    mix_weight: Annotated[float | None, option("SHARE", default="0.5"), SHARE] = None
+    """Give the model this share of the mixture, and the n-gram the rest."""
+
+
+# Types ------------------------------------------------------------------------------------------
+
+
+def registry() -> ConstructorRegistry:
+    """How words become values: numbers with plain error messages, and `X | None` as X alone."""
+    made = ConstructorRegistry()
+
+    @made.primitive_rule
+    def plain(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+        if info.type in (int, float):
+            return _number(info.type)
+        inner = [kind for kind in typing.get_args(info.type) if kind is not types.NoneType]
+        if typing.get_origin(info.type) not in (typing.Union, types.UnionType) or len(inner) != 1:
+            return None
+        spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(inner[0], info.markers))
+        if not isinstance(spec, PrimitiveConstructorSpec):
+            return None
+        return dataclasses.replace(
+            spec,
+            is_instance=lambda value: value is None or spec.is_instance(value),
+            str_from_instance=lambda value: ["None"] if value is None else spec.str_from_instance(value),
+        )
+
+    return made
+
+
+def _number(kind: type) -> PrimitiveConstructorSpec:
+    what = "a whole number" if kind is int else "a number"
+
+    def parse(words: list[str]) -> Any:
+        try:
+            return kind(words[0])
+        except ValueError:
+            raise ValueError(f"{words[0]!r} is not {what}") from None
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="N",
+        instance_from_str=parse,
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+# Checks -----------------------------------------------------------------------------------------
+
+
+def command(function: Callable[Arguments, int]) -> Callable[Arguments, int]:
+    """A command whose arguments are checked before it does anything."""
+
+    @functools.wraps(function)
+    def checked(*given: Arguments.args, **named: Arguments.kwargs) -> int:
+        check_arguments(function, named)
+        return function(*given, **named)
+
+    return checked
+
+
+def check_arguments(function: Callable[..., Any], named: Mapping[str, Any]) -> None:
+    """Raise OptionError for the first value that its option does not take."""
+    for flag, value, checks in _checked_values(typing.get_type_hints(function, include_extras=True), named):
+        values = value if isinstance(value, tuple) else () if value in (None, "") else (value,)
+        for one in values:
+            for check in checks:
+                if said := check.refusal(one):
+                    # "expected ..." follows a colon, "cannot be written ..." and "exists ..." the value itself
+                    colon = ":" if said.startswith("expected") else ""
+                    raise OptionError(f"{flag} {one}{colon} {said}".strip())
+
+
+def _checked_values(
+    hints: Mapping[str, Any], values: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, list[Expected | NewPath]]]:
+    """Every option of a command and of its groups: its flag ("" of a positional one), value and checks."""
+    for name, hint in hints.items():
+        if name not in values:
+            continue
+        value = values[name]
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            inner = typing.get_type_hints(type(value), include_extras=True)
+            yield from _checked_values(inner, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+            continue
+        metadata = getattr(hint, "__metadata__", ())
+        named = next((m.name for m in metadata if getattr(m, "name", None)), name).strip("_").replace("_", "-")
+        flag = "" if Positional[int].__metadata__[0] in metadata else f"--{named}"
+        yield flag, value, [m for m in metadata if isinstance(m, Expected | NewPath)]

@@ -1,0 +1,216 @@
+"""The command that trains: its options in groups, and their checks before any text is read."""
+
+import glob
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, UseAppendAction
+
+from pellucid.cli.options import DEVICE, FILE, MODEL, OptionError, above, at_least, command, option
+from pellucid.text.destination import check_destination
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """Which text is read, and how it becomes tokens."""
+
+    field: Annotated[str | None, option("NAME", default="text, or the only one")] = None
+    """Read the text from this field of JSON lines, or from this column of a table."""
+    include: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
+    """Read only files whose names match this pattern, such as '*.md'."""
+    exclude: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
+    """Leave out files whose names match this pattern."""
+    drop_duplicates: Annotated[bool, option()] = False
+    """Read only the first of several documents with the same text."""
+    held_out: Annotated[float | None, option("SHARE", default="0.1")] = None
+    """Keep this share of the text for measuring, and never train on it."""
+    tokenizer: Annotated[str | None, option("KIND", default="bpe")] = None
+    """Make tokens with bpe, word, char or byte, or with the tokenizer.json at this path."""
+    vocabulary: Annotated[int | None, option("N", default="chosen by the amount of text"), at_least(1)] = None
+    """Let the tokenizer learn this many tokens (bpe and word)."""
+    inside_documents: Annotated[bool, option()] = False
+    """Attend only to tokens of the same document."""
+    licence: Annotated[str | None, option("TEXT")] = None
+    """Note this licence of the text in the run's data.json."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What is trained. Without a preset and sizes, they are chosen from the text, the time and this machine."""
+
+    preset: Annotated[str | None, option("NAME")] = None
+    """Take this architecture: small, modern, gpt2, bert, and others."""
+    for_: Annotated[Literal["transformers", "gguf"] | None, option("TARGET", name="for")] = None
+    """Choose an architecture that transformers, or gguf (llama.cpp), opens without extra code."""
+    from_: Annotated[str | None, option("MODEL", name="from"), MODEL] = None
+    """Start from the weights, the tokenizer and the architecture of this run or model."""
+    lora: Annotated[int | None, option("RANK"), at_least(1)] = None
+    """Train low-rank adapters of this rank, and leave the weights of --from unchanged."""
+    objective: Annotated[
+        Literal["next-token", "prefix", "masked", "source-target"] | None, option("WORD", default="next-token")
+    ] = None
+    """Predict next-token, prefix (text after a prefix), masked (hidden tokens) or source-target (a target text)."""
+    predictor: Annotated[
+        Literal["transformer", "ngram", "neural-probabilistic", "recurrent", "image-classifier"] | None,
+        option("KIND", default="transformer"),
+    ] = None
+    """Train transformer, ngram, neural-probabilistic, recurrent or image-classifier."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How long it is trained (give one of the first four), and with which numbers."""
+
+    minutes: Annotated[float | None, option("N", default="10"), above(0)] = None
+    """Train for this many minutes."""
+    steps: Annotated[int | None, option("N"), at_least(1)] = None
+    """Train for this many steps (updates of the weights)."""
+    tokens: Annotated[int | None, option("N"), at_least(1)] = None
+    """Train on this many tokens."""
+    epochs: Annotated[float | None, option("N"), above(0)] = None
+    """Train on the whole text this many times."""
+    seed: Annotated[int | None, option("N", default="1337")] = None
+    """Draw the first weights, the order of the text and the dropout from this seed."""
+    device: Annotated[str | None, option("DEVICE", default="auto"), DEVICE] = None
+    """Compute on auto, cpu, cuda or mps; auto takes a GPU where there is one."""
+    precision: Annotated[Literal["auto", "float32", "bfloat16"] | None, option("FORMAT", default="auto")] = None
+    """Multiply matrices in auto, float32 or bfloat16; auto takes the faster one."""
+    deterministic: Annotated[bool, option()] = False
+    """Use only algorithms that give the same result in every run."""
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where the run is written, and what is said about it."""
+
+    out: Annotated[Path | None, option("RUN", default="runs/NAME")] = None
+    """Write the run into this folder, which must be new unless --resume is given."""
+    resume: Annotated[bool, option()] = False
+    """Continue the run in --out exactly where its last checkpoint left it."""
+    explain: Annotated[bool, option()] = False
+    """Print how the sizes of the model were chosen."""
+
+
+@command
+def train(
+    paths: Annotated[Positional[tuple[str, ...]], option("[TEXT ...]")] = (),
+    *,
+    input: InputOptions,
+    model: ModelOptions,
+    training: TrainingOptions,
+    output: OutputOptions,
+    recipe: Annotated[Path | None, option("FILE"), FILE] = None,
+    set_: Annotated[UseAppendAction[tuple[str, ...]], option("FIELD=VALUE", name="set", repeatable=True)] = (),
+    help_fields: Annotated[bool, option()] = False,
+) -> int:
+    """Train a model on text files and folders.
+
+    Files may be plain text, Markdown, HTML, JSON lines, CSV, TSV or Parquet, each also as .gz or .zst. With
+    --objective source-target they are pairs (.tsv or .jsonl), with --predictor image-classifier one .npz of images
+    and labels.
+
+    Args:
+        paths: Train on these files, folders and patterns; - reads standard input. Not needed with --resume.
+        recipe: Read fields from this TOML or JSON file, after the preset and before --set.
+        set_: Set a field of the recipe, such as model.d_model=256 or dropout=0.1.
+        help_fields: List every field that --set takes, and exit.
+
+    Examples:
+        pellucid train my_texts/ --minutes 10
+        pellucid train my_texts/ --preset gpt2 --set n_layers=4 --steps 2000
+    """
+    if help_fields:
+        from pellucid.cli.fields import print_fields
+
+        return print_fields(model.predictor or "transformer")
+    fields = parse_fields(set_) | fields_of(input, model, training)
+    length = {name: getattr(training, name) for name in ("minutes", "steps", "tokens", "epochs")}
+    check_before_reading(paths, model, output, recipe, fields, length)
+
+    import pellucid
+
+    run = pellucid.train(
+        *paths,
+        out=output.out,
+        resume=output.resume,
+        from_model=model.from_,
+        predictor=model.predictor,
+        preset=model.preset,
+        recipe=recipe,
+        fields=fields,
+        opens_in=model.for_,
+        explain=output.explain,
+        show=True,
+        **length,
+    )
+    return run.exit_code
+
+
+def fields_of(input: InputOptions, model: ModelOptions, training: TrainingOptions) -> dict[str, Any]:
+    """The fields of the recipe that options set."""
+    given = {
+        "text.tokenizer": input.tokenizer,
+        "text.vocabulary": input.vocabulary,
+        "text.held_out": input.held_out,
+        "text.inside_documents": "yes" if input.inside_documents else None,
+        "text.field": input.field,
+        "text.include": ",".join(input.include) or None,
+        "text.exclude": ",".join(input.exclude) or None,
+        "text.drop_duplicates": "yes" if input.drop_duplicates else None,
+        "text.licence": input.licence,
+        "train.objective": model.objective,
+        "adapt.rank": model.lora,
+        "train.seed": training.seed,
+        "train.device": training.device,
+        "train.precision": training.precision,
+        "train.deterministic": "yes" if training.deterministic else None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def check_before_reading(
+    paths: tuple[str, ...],
+    model: ModelOptions,
+    output: OutputOptions,
+    recipe: Path | None,
+    fields: dict[str, Any],
+    length: dict[str, Any],
+) -> None:
+    """Refuse what needs neither text nor model to be seen as wrong, in a fraction of a second."""
+    for path in paths:
+        if path != "-" and not glob.has_magic(path) and not Path(path).exists():
+            raise OptionError(f"{path}: there is no such file or folder")
+    if output.resume:
+        return  # what may differ from the run is decided by the run
+    if output.out is not None:
+        if output.out.exists():
+            raise OptionError(
+                f"--out {output.out} exists: choose another folder, or continue that run with --resume --out "
+                f"{output.out}"
+            )
+        check_destination(output.out)
+    if model.predictor not in (None, "transformer"):
+        return
+
+    from pellucid.training.recipe import check_changes, make_recipe, take_length
+
+    changes, _ = take_length(fields, length)
+    if model.from_ is None:
+        make_recipe(paths, model.preset, changes, recipe)
+    elif model.preset is not None:
+        raise OptionError(f"--from takes the architecture of {model.from_}: leave out --preset {model.preset}")
+    else:
+        check_changes(changes, recipe)
+
+
+def parse_fields(pairs: Sequence[str]) -> dict[str, str]:
+    """`["d_model=256", ...]` as a dictionary; raises ValueError for anything that is not FIELD=VALUE."""
+    fields = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise OptionError(f"--set {pair!r}: expected FIELD=VALUE, such as --set model.d_model=256")
+        fields[name.strip()] = value.strip()
+    return fields
