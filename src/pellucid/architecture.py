@@ -40,22 +40,30 @@ class Positions:
                 buckets for j <= i, by |i - j|, and the other half, behind them, for j > i
     """
 
+    #: how order enters, as in the table above
     kind: Literal["none", "learned", "sinusoidal", "rotary", "alibi", "relative"] = "learned"
+    #: base of the frequencies w_k, of sinusoidal and rotary positions
     base: float = 10_000.0
+    #: share of a head's coordinates that rotary positions rotate
     fraction: float = 1.0
     #: which coordinates make plane k: halves (k, k + d/2), pairs (2k, 2k + 1)
     layout: Literal["halves", "pairs"] = "halves"
     #: what becomes of rotary w_k for texts longer than n_trained: none; linear w_k / factor;
     #: llama3 c w_k + (1 - c) w_k / factor, c = (n_trained w_k / 2 pi - low) / (high - low) cut to 0 ... 1
     scaling: Literal["none", "linear", "llama3"] = "none"
+    #: factor of the scaling
     factor: float = 8.0
+    #: low of llama3's scaling: w_k of fewer turns than this within n_trained are divided
     low: float = 1.0
+    #: high of llama3's scaling: w_k of more turns than this within n_trained stay
     high: float = 4.0
+    #: length of the texts that a scaled model was trained on before
     n_trained: int = 8192
     #: base of the rotary w_k, never scaled, in layers that have a window; 0: as in the others
     local_base: float = 0.0
-    #: of relative: how many buckets there are, and the distance from which on all are in the last one
+    #: how many buckets relative positions have
     n_buckets: int = 32
+    #: the distance from which on all relative positions are in the last bucket
     max_distance: int = 128
 
     def n_exact(self, mask: str) -> int:
@@ -73,8 +81,11 @@ class Norm:
     rms    gain * x / rho                      rho = sqrt(mean(x^2) + eps)  or sqrt(mean(x^2)) + eps
     """
 
+    #: how a vector is normalised, as in the table above
     kind: Literal["none", "layer", "rms"] = "layer"
+    #: keeps the divisor above 0
     eps: float = 1e-5
+    #: whether eps is added inside or outside the root
     eps_at: Literal["inside", "outside"] = "inside"
     #: whether layer norm adds its bias vector: none, all (rms norm has none to add)
     bias: Literal["none", "all"] = "all"
@@ -91,13 +102,17 @@ class Attention:
     n_kv_heads = 0 stands for n_heads, d_head = 0 for d_model / n_heads.
     """
 
+    #: heads of queries
     n_heads: int = 4
+    #: heads of keys and values; 0 stands for n_heads
     n_kv_heads: int = 0
+    #: width of one head's queries, keys and values; 0 stands for d_model / n_heads
     d_head: int = 0
     #: causal j <= i; bidirectional every j; prefix j <= i, or j inside a prefix given with the input
     mask: Literal["causal", "bidirectional", "prefix"] = "causal"
     #: cycled over the layers: layer l also demands |i - j| < windows[l mod len]; 0 demands nothing
     windows: tuple[int, ...] = (0,)
+    #: the factor before q_i . k_j
     scale: Literal["1/sqrt(d_head)", "1/d_head", "1", "1/sqrt(d_model/n_heads)"] = "1/sqrt(d_head)"
     #: c > 0: c tanh(s / c) takes the place of s = scale q_i . k_j; 0: no cap
     score_cap: float = 0.0
@@ -118,12 +133,16 @@ class MLP:
     n_hidden = 0 is the affine map x W_out^T + b_out. d_ff = 0 stands for 4 d_model.
     """
 
+    #: width of the hidden layers; 0 stands for 4 d_model
     d_ff: int = 0
+    #: how many hidden layers there are; 0: none, an affine map
     n_hidden: int = 1
     #: gelu x Phi(x); gelu_tanh its tanh approximation; relu max(x, 0); relu2 max(x, 0)^2;
     #: silu x / (1 + e^-x); tanh
     activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "tanh"] = "gelu_tanh"
+    #: plain or gated, as above
     form: Literal["plain", "gated"] = "plain"
+    #: whether the linear maps add a vector: none, all
     bias: Literal["none", "all"] = "all"
 
 
@@ -131,10 +150,14 @@ class MLP:
 class Dropout:
     """Rates p of inverted dropout in training: each entry is 0 with probability p, else divided by 1 - p."""
 
-    embed: float = 0.0  # on x_0
-    pattern: float = 0.0  # on A
-    attn_out: float = 0.0  # on what attention adds to the stream
-    mlp_out: float = 0.0  # on what the MLP adds to the stream
+    #: on x_0
+    embed: float = 0.0
+    #: on A
+    pattern: float = 0.0
+    #: on what attention adds to the stream
+    attn_out: float = 0.0
+    #: on what the MLP adds to the stream
+    mlp_out: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +168,13 @@ class Architecture:
     field, the value and what would be valid.
     """
 
+    #: tokens in the vocabulary; a run takes as many as its tokenizer has
     n_vocab: int
+    #: the context: how many tokens the model reads at most
     n_ctx: int
+    #: m, the width of the residual stream
     d_model: int
+    #: how many blocks there are
     n_layers: int
     attention: Attention = field(default_factory=Attention)
     mlp: MLP = field(default_factory=MLP)
@@ -180,6 +207,7 @@ class Architecture:
     #: lengths n of the n-grams that add a vector: x_0,i += sum_n W_n[r_n(t_{i-n+1} ... t_i)] where i has n - 1
     #: tokens before it, r_n = (sum_{k<n} (t_{i-k} + 1) 1000003^k mod (2^31 - 1)) mod ngram_rows; () adds nothing
     ngrams: tuple[int, ...] = ()
+    #: rows of each table of n-grams
     ngram_rows: int = 16_384
     #: present: every block also reads the output of this encoder, between attention and MLP
     encoder: "Architecture | None" = None

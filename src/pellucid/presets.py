@@ -247,8 +247,8 @@ def preset(name: str, n_vocab: int | None = None) -> Architecture:
     Raises ArchitectureError naming the presets when there is none of that name.
     """
     if name not in PRESETS:
-        near = difflib.get_close_matches(name.lower(), PRESETS, 3)
-        hint = f"did you mean {' or '.join(map(repr, near))}? The presets are" if near else "give one of"
-        raise ArchitectureError(f"there is no preset {name!r}: {hint} {', '.join(PRESETS)}")
+        near = difflib.get_close_matches(name.lower(), PRESETS, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ArchitectureError(f"there is no preset {name!r}: {hint}say one of {', '.join(PRESETS)}")
     found = PRESETS[name]
     return found if n_vocab is None else with_vocabulary(found, n_vocab)

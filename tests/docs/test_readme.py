@@ -1,5 +1,6 @@
 """Every command and every Python block of the README runs, with lengths cut short."""
 
+import contextlib
 import re
 import shlex
 import shutil
@@ -54,6 +55,10 @@ def run(command: str) -> int:
     """The exit code of the command, in this process: fifteen new ones would spend most of their time on imports."""
     program, *words = shlex.split(command, comments=True)
     assert program == "pellucid"
+    if ">" in words:  # a shell would write what is printed into the file
+        words, file = words[: words.index(">")], words[words.index(">") + 1]
+        with open(file, "w") as written, contextlib.redirect_stdout(written):
+            return main(words)
     return main(words)
 
 
@@ -61,7 +66,7 @@ def run(command: str) -> int:
 def test_commands(desk: Path, capfd: pytest.CaptureFixture):
     """In the order they stand: the later ones use the run of the first."""
     commands = [c for block in blocks("sh") for c in shortened(block.replace("\\\n", " ")).splitlines() if c.strip()]
-    assert len(commands) == 15
+    assert len(commands) == 17
     for command in commands:
         assert run(command) == 0, f"{command}\n{capfd.readouterr().err}"
     assert (desk / "runs" / "my_texts" / "recipe.json").exists()

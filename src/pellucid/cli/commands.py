@@ -4,7 +4,6 @@ import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction
@@ -36,9 +35,7 @@ OK, FAILED, WRONG_INPUT, NUMERICS = 0, 1, 2, 3
 class WritingModelOptions(MixOptions):
     """Which weights are used, and how they are computed with."""
 
-    weights: Annotated[
-        Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8"], option("FORMAT")
-    ] = "auto"
+    weights: Annotated[Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8"], option("FORMAT")] = "auto"
     """Store the matrices in this format on a CPU: auto, loaded, float32, float16, bfloat16 or int8."""
     speculate: Annotated[int, option("N", default="off"), at_least(0)] = 0
     """Guess up to this many tokens at once from earlier text; the result is the same."""

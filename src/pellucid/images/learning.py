@@ -24,11 +24,17 @@ REMEDY = "the checkpoints of earlier epochs are kept. Lower learning_rate"
 class ImageTraining:
     """How a classifier is trained: AdamW, a cosine after a warm-up, the gradient's norm at most 1."""
 
+    #: passes over the training images
     epochs: int = 40
+    #: images in a step
     batch: int = 64
+    #: the largest learning rate
     learning_rate: float = 2e-3
+    #: decoupled weight decay
     weight_decay: float = 1.0
+    #: standard deviation of the first weights
     init_std: float = 0.1
+    #: where the first weights and the order of the images are drawn from
     seed: int = 1337
 
 

@@ -41,11 +41,15 @@ KIND = "image-classifier"
 
 @dataclass(frozen=True, kw_only=True)
 class ImageChoices:
-    """The network: patches of `patch` x `patch` pixels, and the sizes of its blocks. 0: chosen by the images."""
+    """The network: patches of `patch` x `patch` pixels, and the sizes of its blocks."""
 
+    #: side of a square patch in pixels; 0: chosen by the images
     patch: int = 0
+    #: width of the residual stream
     d_model: int = 64
+    #: how many blocks there are
     n_layers: int = 2
+    #: heads of attention in each block
     n_heads: int = 4
 
 
@@ -57,7 +61,9 @@ class ImageRecipe:
     inputs: tuple[str, ...]
     model: ImageChoices = field(default_factory=ImageChoices)
     train: ImageTraining = field(default_factory=ImageTraining)
+    #: share of the images that is never trained on
     held_out: float = 0.1
+    #: auto, cpu, cuda or mps; auto takes a GPU where there is one
     device: str = "auto"
     shape: tuple[int, int, int] = (1, 1, 1)
     n_classes: int = 1

@@ -28,9 +28,13 @@ class NeuralProbabilisticChoices(Choices):
     documents = inside: whatever stands before the last separator of a context reads as the separator.
     """
 
+    #: one more than the tokens that a prediction reads
     order: int = 6
+    #: width of a token's embedding C(w)
     d_embed: int = 64
+    #: width of the hidden layer
     d_hidden: int = 512
+    #: whether the embeddings also act on the logits directly, by W x
     direct: Literal["none", "all"] = "none"
     documents: Literal["across", "inside"] = "across"
 

@@ -54,9 +54,12 @@ class NGramChoices:
     """
 
     n_vocab: int
+    #: how many tokens an n-gram has: one more than a prediction reads
     order: int = 5
+    #: how probabilities follow from counts, as in the table above
     smoothing: Smoothing = "modified-kneser-ney"
-    alpha: float = 0.1  # of add-alpha
+    #: what add-alpha adds to every count
+    alpha: float = 0.1
     separator: int | None = None  # None: contexts reach across documents
 
     def __post_init__(self):

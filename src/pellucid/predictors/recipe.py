@@ -35,7 +35,8 @@ class PredictorRecipe:
     inputs: tuple[str, ...]
     kind: Kind
     model: Description
-    mixture: int = 0  # the order of an n-gram that is mixed in, fitted on training text set aside; 0: none
+    #: the order of an n-gram that is mixed in, fitted on training text set aside; 0: none
+    mixture: int = 0
     text: TextChoices = field(default_factory=TextChoices)
     train: TrainChoices = TRAIN
     segments: tuple[tuple[int, int], ...] = ()

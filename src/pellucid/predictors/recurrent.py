@@ -22,9 +22,13 @@ class RecurrentChoices(Choices):
     n_ctx is the length of the windows that it is trained in, and after which it is read afresh when a text is scored.
     """
 
+    #: the recurrence, as in the table above
     cell: Literal["gru", "elman"] = "gru"
+    #: width of a token's embedding C(w)
     d_embed: int = 128
+    #: width of the state h
     d_hidden: int = 256
+    #: length of the windows that it is trained in
     n_ctx: int = 128
 
     def __post_init__(self):

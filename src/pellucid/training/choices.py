@@ -12,66 +12,109 @@ Word = Literal["adamw", "muon"]
 class TextChoices:
     """How the text becomes tokens."""
 
-    tokenizer: str = "bpe"  # bpe, word, char, byte, or the path of a tokenizer.json
-    vocabulary: int = 0  # ids that BPE or words take; 0: chosen by the amount of text
-    pattern: Literal["gpt2", "gpt4", "word-end", "none"] = "gpt2"  # how BPE divides text before it counts pairs
-    sample: float = 1.0  # share of the training text that BPE or words are learned from, evenly spread
-    held_out: float = 0.1  # share of the text, by bytes, that is never trained on
-    inside_documents: Literal["no", "yes"] = "no"  # yes: nothing is read across the border of two documents
-    # how files are found and read: see pellucid.text.files.Reading
-    field: str = ""  # of JSON lines, or column of a table, that holds the text; "": text, or the only one that does
+    #: bpe, word, char, byte, or the path of a tokenizer.json
+    tokenizer: str = "bpe"
+    #: how many tokens bpe or word learns; 0: chosen by the amount of text
+    vocabulary: int = 0
+    #: how bpe divides text before it counts pairs
+    pattern: Literal["gpt2", "gpt4", "word-end", "none"] = "gpt2"
+    #: share of the training text that bpe or word learns from, evenly spread
+    sample: float = 1.0
+    #: share of the text, by bytes, that is never trained on
+    held_out: float = 0.1
+    #: yes: tokens attend only to tokens of the same document
+    inside_documents: Literal["no", "yes"] = "no"
+    #: the field of JSON lines, or the column of a table, that holds the text; empty: text, or the only one that does
+    field: str = ""
+    #: how every file is read; auto: by its name
     format: Literal["auto", "plain", "html", "jsonl", "csv", "tsv", "parquet", "arrow"] = "auto"
-    encoding: str = ""  # of files that are not UTF-8; "": what is not UTF-8 in them becomes U+FFFD
-    include: str = ""  # patterns of file names, separated by commas: nothing else that is found is read
-    exclude: str = ""  # patterns of file names, separated by commas, that are left out
-    drop_duplicates: Literal["no", "yes"] = "no"  # yes: of documents with the same text the first alone is read
-    licence: str = ""  # under which the text may be used, for the manifest
+    #: the encoding of files that are not UTF-8, such as latin-1; empty: bytes that are not UTF-8 become U+FFFD
+    encoding: str = ""
+    #: patterns of file names, separated by commas; files in folders that match none of them are not read
+    include: str = ""
+    #: patterns of file names, separated by commas; files in folders that match one of them are not read
+    exclude: str = ""
+    #: yes: only the first of several documents with the same text is read
+    drop_duplicates: Literal["no", "yes"] = "no"
+    #: the licence of the text, noted in the run's data.json
+    licence: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainChoices:
     """How the weights are found. Rates are per step; losses in nats per token."""
 
-    # length: at most one of these; epochs and tokens are turned into steps, minutes by measuring
+    #: length in updates of the weights; give at most one of steps, tokens, epochs and minutes
     steps: int = 0
+    #: length in tokens that are trained on
     tokens: int = 0
+    #: length in passes over the training text
     epochs: float = 0.0
+    #: length in minutes; the number of steps follows from measuring one
     minutes: float = 0.0
 
+    #: what is predicted: the next token, the text after a prefix, tokens that are masked, or a target from its source
     objective: Literal["next-token", "prefix", "masked", "source-target"] = "next-token"
-    mask_share: float = 0.15  # masked: share of the tokens that are hidden
+    #: share of the tokens that are hidden where the objective is masked
+    mask_share: float = 0.15
 
-    batch: int = 0  # sequences in one pass; 0: chosen
-    # passes whose gradients are added up before a step; 0: chosen, and `batch` is then divided among them
+    #: sequences in one pass; 0: chosen
+    batch: int = 0
+    #: passes whose gradients are added up before a step; 0: chosen, and batch is then divided among them
     accumulate: int = 0
+    #: adamw for every weight, or muon for the matrices inside the blocks and AdamW for the others
     optimizer: Word = "muon"
-    learning_rate: float = 5e-3  # AdamW's peak
-    muon_learning_rate: float = 2e-2  # Muon's peak
+    #: the largest learning rate of AdamW
+    learning_rate: float = 5e-3
+    #: the largest learning rate of Muon
+    muon_learning_rate: float = 2e-2
+    #: decay of AdamW's average of the gradients
     beta_1: float = 0.9
+    #: decay of AdamW's average of the squared gradients
     beta_2: float = 0.99
+    #: added to AdamW's divisor
     eps: float = 1e-8
-    weight_decay: float = 0.1  # on matrices only
-    ngram_weight_decay: float = 2.0  # on tables of n-grams, which would soon know the training text by heart
-    clip: float = 1.0  # largest norm of the gradient; 0: not clipped
+    #: decoupled weight decay, of matrices only
+    weight_decay: float = 0.1
+    #: weight decay of the tables of n-grams, which would soon know the training text by heart
+    ngram_weight_decay: float = 2.0
+    #: the largest norm of the gradient; 0: the gradient is not clipped
+    clip: float = 1.0
+    #: how the learning rate falls after the warm-up: as a cosine, linearly over the last fifth (wsd), or not at all
     schedule: Shape = "cosine"
-    warmup: int = -1  # steps; -1: 2 % of them, at most 100
-    floor: float = 0.01  # the last learning rate as a share of the peak
+    #: steps over which the learning rate rises from 0; -1: 2 % of the steps, at most 100
+    warmup: int = -1
+    #: the last learning rate as a share of the largest
+    floor: float = 0.01
+    #: standard deviation of the first weights
     init_std: float = 0.02
 
+    #: where the first weights, the order of the batches and the dropout are drawn from
     seed: int = 1337
+    #: auto, cpu, cuda or mps; auto takes a GPU where there is one
     device: str = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: what this hardware multiplies faster
-    compile: Literal["auto", "no", "yes"] = "auto"  # auto: where it pays for itself within the run
-    # the same function computed in two ways; auto: the faster one of a forward and a backward pass, measured
+    #: the precision of matrix products; auto: what this machine multiplies faster
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    #: whether torch.compile is used; auto: where it saves more time than it takes
+    compile: Literal["auto", "no", "yes"] = "auto"
+    #: two ways to compute the same function; auto: the faster one, measured by a forward and a backward pass
     attention: Literal["auto", "fused", "written_out"] = "auto"
-    recompute: Literal["no", "yes"] = "no"  # yes: activations of a block are computed again in the backward pass
-    deterministic: Literal["no", "yes"] = "no"  # yes: kernels whose results do not vary between runs
+    #: yes: the activations of a block are computed again in the backward pass, which saves memory and takes time
+    recompute: Literal["no", "yes"] = "no"
+    #: yes: only algorithms that give the same result in every run
+    deterministic: Literal["no", "yes"] = "no"
 
-    evaluate_every: int = 0  # steps; 0: ten times a run
-    evaluate_tokens: int = 0  # held-out tokens read each time but the last; 0: chosen
-    checkpoint_every: int = 0  # steps; 0: at every evaluation
-    keep_last: int = 2  # checkpoints, besides the best
-    sample_every: int = 0  # steps; 0: at every evaluation; -1: never
+    #: steps between measurements of the held-out loss; 0: chosen by the length of the run
+    evaluate_every: int = 0
+    #: held-out tokens that are read each time but the last, which reads all; 0: chosen
+    evaluate_tokens: int = 0
+    #: steps between checkpoints; 0: at every measurement of the held-out loss
+    checkpoint_every: int = 0
+    #: how many checkpoints are kept besides the best
+    keep_last: int = 2
+    #: steps between samples of generated text; 0: at every measurement of the held-out loss; -1: never
+    sample_every: int = 0
+    #: the prompt of the samples
     sample_prompt: str = ""
 
 
@@ -79,9 +122,12 @@ class TrainChoices:
 class AdaptChoices:
     """Low-rank adapters, trained in place of the weights of the model that a run starts from (Hu et al. 2021)."""
 
-    rank: int = 0  # r, columns of B and rows of A; 0: every weight is trained
-    alpha: float = 0.0  # a weight becomes W + (alpha / r) B A; 0: 2 r
-    modules: str = "all"  # the linear maps of the blocks that are adapted, such as query,value,down
+    #: r, the columns of B and the rows of A; 0: every weight is trained
+    rank: int = 0
+    #: a weight becomes W + (alpha / r) B A; 0 stands for 2 r
+    alpha: float = 0.0
+    #: the linear maps of the blocks that are adapted, such as query,value,down
+    modules: str = "all"
 
     @property
     def scaled_by(self) -> float:

@@ -1,0 +1,190 @@
+"""Every field that `--set` takes, with its meaning, read from the comments beside the fields themselves.
+
+A field's meaning is the `#:` comment right above it, or the comment at the end of its line; the docstring of its class
+holds the formulas that its words stand for.
+"""
+
+import ast
+import dataclasses
+import inspect
+import io
+import re
+import shutil
+import textwrap
+import tokenize
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["transformer", "ngram", "neural-probabilistic", "recurrent", "image-classifier"]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field: its dotted name, the values it takes, its default, and what it means."""
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """The fields of one part of a recipe, below the docstring that explains the part."""
+
+    title: str
+    about: str
+    fields: list[Field]
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """What each field of a dataclass means, by the comments in its source; "" where there is none."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    comments, whole = _comments(source)
+    found: dict[str, str] = {}
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
+    for node in definition.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            above, line = [], node.lineno - 1
+            while line in whole and comments[line].startswith("#:"):
+                above.insert(0, comments[line].removeprefix("#:").removeprefix(" "))
+                line -= 1
+            beside = comments.get(node.end_lineno or node.lineno, "").lstrip("#: ")
+            found[node.target.id] = "\n".join(above) or beside
+    inherited = [meanings(base) for base in kind.__mro__[1:] if dataclasses.is_dataclass(base)]
+    return {name: text for one in (*inherited, found) for name, text in one.items()}
+
+
+def _comments(source: str) -> tuple[dict[int, str], set[int]]:
+    """The comment on each line that has one, and the lines that hold nothing else."""
+    lines = source.splitlines()
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {t.start[0]: t.string for t in tokens if t.type == tokenize.COMMENT}
+    return comments, {n for n in comments if lines[n - 1].lstrip().startswith("#")}
+
+
+def values_of(hint: Any) -> str:
+    """Which values a field of this type takes."""
+    if typing.get_origin(hint) is Literal:
+        return " | ".join(map(str, typing.get_args(hint)))
+    if typing.get_origin(hint) is tuple:
+        return "whole numbers, such as 2,3"
+    return {int: "whole number", float: "number", str: "text"}[hint]
+
+
+def section(title: str, kind: type, prefix: str, names: list[str], defaults: Any) -> Section:
+    """The named fields of a dataclass, their defaults those of the object `defaults`."""
+    hints, texts = typing.get_type_hints(kind), meanings(kind)
+    fields = [
+        Field(f"{prefix}{name}", values_of(hints[name]), _shown(getattr(defaults, name)), texts[name]) for name in names
+    ]
+    paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    about = "\n\n".join(text for text in paragraphs if not text.startswith(("Raises", "One run")))
+    return Section(title, about, fields)
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def sections(kind: Kind) -> Iterator[Section]:
+    """Everything that can be set in a run of this kind."""
+    if kind == "transformer":
+        yield from transformer_sections()
+    elif kind == "image-classifier":
+        yield from image_sections()
+    else:
+        yield from predictor_sections(kind)
+
+
+def transformer_sections() -> Iterator[Section]:
+    """A transformer's architecture, with the defaults of the preset "small", and its text, training and adapters."""
+    from pellucid.architecture import PARTS as ARCHITECTURE_PARTS
+    from pellucid.architecture import Architecture
+    from pellucid.presets import preset
+    from pellucid.training.recipe import PARTS
+
+    small, hints = preset("small"), typing.get_type_hints(Architecture)
+    own = [f.name for f in dataclasses.fields(Architecture) if f.name not in (*ARCHITECTURE_PARTS, "encoder")]
+    yield section("model", Architecture, "model.", own, small)
+    for part in ARCHITECTURE_PARTS:
+        names = [f.name for f in dataclasses.fields(hints[part])]
+        yield section(f"model.{part}", hints[part], f"model.{part}.", names, getattr(small, part))
+    for part, choices in PARTS.items():
+        yield section(part, choices, f"{part}.", [f.name for f in dataclasses.fields(choices)], choices())
+
+
+def predictor_sections(kind: str) -> Iterator[Section]:
+    """A predictor's own fields, and those of text and training that it has."""
+    from pellucid.predictors.recipe import KINDS, TRAIN, PredictorRecipe, predictor_fields
+    from pellucid.training.recipe import PARTS
+
+    known = predictor_fields(kind)
+    chosen = {part: [n.partition(".")[2] for n in known if n.startswith(f"{part}.")] for part in ("model", *PARTS)}
+    described = KINDS[kind](n_vocab=1, separator=0)
+    yield section("model", KINDS[kind], "model.", chosen["model"], described)
+    if "mixture" in known:
+        recipe = PredictorRecipe(inputs=(), kind="recurrent", model=described)
+        yield section("mixture", PredictorRecipe, "", ["mixture"], recipe)
+    yield section("text", PARTS["text"], "text.", chosen["text"], PARTS["text"]())
+    yield section("train", PARTS["train"], "train.", chosen["train"], TRAIN)
+
+
+def image_sections() -> Iterator[Section]:
+    """The fields of an image classifier."""
+    from pellucid.images.run import PARTS, ImageRecipe
+
+    for part, choices in PARTS.items():
+        yield section(part, choices, f"{part}.", [f.name for f in dataclasses.fields(choices)], choices())
+    yield section("run", ImageRecipe, "", ["held_out", "device"], ImageRecipe(inputs=()))
+
+
+INTRODUCTION = (
+    "The fields of {kind} runs, each with its default. --set NAME=VALUE sets one; where only one field ends so, the "
+    "last part of its name is enough (--set {example})."
+)
+OF_TRANSFORMERS = (
+    " The defaults of model.* are those of the preset small; --preset gives others, and a run of minutes without sizes "
+    "chooses them. dropout=0.1 sets all of model.dropout.*, model.encoder.NAME=VALUE sets a field of an encoder alone."
+)
+
+
+def print_fields(kind: Kind) -> int:
+    """Print every field that `--set` takes for a run of this kind; exit code 0."""
+    width, found = min(shutil.get_terminal_size().columns, 100), list(sections(kind))
+    first = found[0].fields[-1]
+    example = f"{first.name.rpartition('.')[2]}={first.default}" if kind != "transformer" else "d_model=256"
+    about = INTRODUCTION.format(kind=kind, example=example) + (OF_TRANSFORMERS if kind == "transformer" else "")
+    print(textwrap.fill(about, width))
+    for part in found:
+        print(f"\n{part.title}\n{'-' * len(part.title)}" + f"\n{fitted(part.about, width)}" * bool(part.about))
+        for field in part.fields:
+            head = f"  {field.name} = {field.default}".rstrip(" =")
+            values = f"({field.values})"
+            gap = "   " if len(head) + len(values) + 3 <= width else "\n      "
+            print(f"\n{head}{gap}{values}\n{fitted(field.meaning, width, '      ')}")
+    return 0
+
+
+def fitted(text: str, width: int, indent: str = "") -> str:
+    """The text in lines of at most `width`; the rows of a table, which have runs of blanks, stay rows of their own."""
+    pieces: list[str] = []
+    for line in text.splitlines():
+        row = "  " in line.strip()
+        if line.startswith(" ") and pieces and pieces[-1]:
+            pieces[-1] += f" {line.strip()}"
+        elif row or not line or not pieces or "  " in pieces[-1] or not pieces[-1]:
+            pieces.append(line)
+        else:
+            pieces[-1] += f" {line}"
+    return "\n".join(_filled(piece, width, indent) for piece in pieces)
+
+
+def _filled(piece: str, width: int, indent: str) -> str:
+    """A paragraph, or a row of a table whose further lines stand below its second column."""
+    column = re.match(r"\s*\S*\s{2,}", piece)
+    deeper = " " * min(len(column.group()), width // 3) if column else ""
+    return textwrap.fill(piece, width, initial_indent=indent, subsequent_indent=indent + deeper, break_on_hyphens=False)
