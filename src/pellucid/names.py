@@ -21,7 +21,10 @@ from pellucid.architecture import Architecture
 
 @dataclass(frozen=True)
 class Name:
-    """One row: `symbol` in the source texts, `axes` in the project's letters, `equation`, and aliases."""
+    """One row: `symbol` in the source texts, `axes` in the project's letters, `equation`, and aliases.
+
+    `transformer_lens` is TransformerLens's classic name; `module_hooks` adds those of its version 3.
+    """
 
     name: str
     axes: str
@@ -230,21 +233,111 @@ TEMPLATES_BEFORE = tuple(r.name for r in TABLE if r.name.startswith(("embed", "p
 ALIASES = {r.transformer_lens: r.name for r in TABLE if r.transformer_lens}
 
 
+def module_hooks(a: Architecture) -> dict[str, str]:
+    """TransformerLens's names, from version 3 on, of what the modules read and write -> the rows they stand for.
+
+    A module's `hook_in` is the tensor that it reads and `hook_out` the one that it writes, so `blocks.i.mlp.hook_in` is
+    norm_2 in a pre-norm block, norm_1 in a shared or post-norm one, and the stream itself where no norm comes before
+    the MLP. What has no row of its own is left out; `_UNNAMED` says why.
+    """
+    normed = a.norm.kind != "none"
+    norms = a.block_norms if normed else ()
+    post, gate, crossed = a.block == "post", a.mlp.form == "gated", a.encoder is not None
+    middle = "resid_pre" if a.block in ("parallel", "shared") else "resid_cross" if crossed else "resid_mid"
+    attention_reads = "norm_1" if "norm_1" in norms and not post else "resid_pre"
+    mlp_norm = ("norm_cross" if crossed else "norm_1") if post else "norm_1" if a.block == "shared" else "norm_2"
+    mlp_reads = mlp_norm if normed and a.block != "inner" else middle
+    inside = {
+        "hook_in": "resid_pre",
+        "hook_out": "resid_post",
+        "ln1.hook_in": ("resid_mid" if post else "resid_pre") if "norm_1" in norms else "",
+        "ln2.hook_in": middle if "norm_2" in norms and not post else "",
+        **dict.fromkeys(("attn.hook_in", "attn.q.hook_in", "attn.k.hook_in", "attn.v.hook_in"), attention_reads),
+        **{f"attn.{part}.hook_out": f"attn.{part}" for part in "qkv"},
+        "attn.o.hook_in": "attn.z",
+        **dict.fromkeys(("attn.hook_out", "attn.o.hook_out"), "" if "norm_1_out" in norms else "attn_out"),
+        **dict.fromkeys(("mlp.hook_in", "mlp.in.hook_in"), mlp_reads),
+        "mlp.in.hook_out": "mlp.pre",
+        "mlp.gate.hook_in": mlp_reads if gate else "",
+        "mlp.gate.hook_out": "mlp.gate" if gate else "",
+        "mlp.out.hook_in": "mlp.post",
+        **dict.fromkeys(("mlp.hook_out", "mlp.out.hook_out"), "" if "norm_2_out" in norms else "mlp_out"),
+        # the classic name stands for both forms
+        "mlp.hook_pre": "mlp.gate" if gate else "mlp.pre",
+    }
+    last = f"blocks.{a.n_layers - 1}.resid_post" if a.n_layers else ""
+    outside = {
+        "embed.hook_out": "embed",
+        "pos_embed.hook_out": "pos_embed",
+        "token_type_embed.hook_out": "seg_embed",
+        "embed_ln.hook_scale": "embed_norm.scale",
+        "embed_ln.hook_normalized": "embed_norm.normalized",
+        "embed_ln.hook_out": "embed_norm",
+        "ln_final.hook_in": last if a.final_norm == "norm" and normed else "",
+        "unembed.hook_in": "" if a.readout == "bert" else "final_norm" if a.final_norm == "norm" and normed else last,
+        **dict.fromkeys(("unembed.hook_out", "hook_unembed"), "" if a.logit_cap else "logits"),
+    }
+    if a.embed_norm == "norm" and normed:
+        outside["hook_embed"] = "embed_norm"  # theirs is the stream as block 0 reads it
+    inside = {f"blocks.i.{name}": f"blocks.i.{ours}" for name, ours in inside.items() if ours}
+    return inside | {name: ours for name, ours in outside.items() if ours}
+
+
+#: TransformerLens's names of tensors that have no row in some architectures: the norm they stand at, and why
+_UNNAMED = {
+    **dict.fromkeys(
+        ("blocks.i.attn.hook_out", "blocks.i.attn.o.hook_out", "blocks.i.ln1_post.hook_in"),
+        (
+            "blocks.i.norm_1_out",
+            "what attention writes before norm_1_out is not kept; blocks.i.attn_out comes out of that norm",
+        ),
+    ),
+    **dict.fromkeys(
+        ("blocks.i.mlp.hook_out", "blocks.i.mlp.out.hook_out", "blocks.i.ln2_post.hook_in"),
+        (
+            "blocks.i.norm_2_out",
+            "what the MLP writes before norm_2_out is not kept; blocks.i.mlp_out comes out of that norm",
+        ),
+    ),
+    **dict.fromkeys(
+        ("unembed.hook_out", "hook_unembed"),
+        ("logits", "theirs stands before the cap (logit_cap), logits behind it; as_transformer_lens() holds theirs"),
+    ),
+    "unembed.hook_in": ("logits", "readout = bert: what its last linear map reads is not kept"),
+    "blocks.i.ln1.hook_in": ("blocks.i.norm_1", "what norm_1 reads is not kept"),
+    "blocks.i.ln2.hook_in": (
+        "blocks.i.norm_2",
+        "block = post: the sum before norm_2 is not kept; blocks.i.norm_2 is what comes out",
+    ),
+    "ln_final.hook_in": ("final_norm", "n_layers = 0: the embeddings are read out"),
+    "embed_ln.hook_in": ("embed_norm", "the sum of the embeddings is not kept, each of them is"),
+}
+
+
 def canonical(name: str, a: Architecture) -> str:
-    """Our name for one given in ours or in TransformerLens's classic spelling.
+    """Our name for one given in ours or in TransformerLens's spelling, classic or of its version 3.
 
     In an encoder-decoder `decoder.` may stand before the decoder's names. With one hidden layer `mlp.pre.0` is
     `mlp.pre`, and in a gated MLP TransformerLens's `hook_pre` is the gate.
     """
     name = name if a.encoder is None else name.removeprefix("decoder.")
-    match = re.match(r"^((?:encoder\.)?blocks\.)(\d+|\*)\.(.*)$", name)
-    prefix, rest = (f"{match[1]}{match[2]}.", f"blocks.i.{match[3]}") if match else ("", name)
-    if rest == "blocks.i.mlp.hook_pre":
-        rest = "blocks.i.mlp.gate" if a.mlp.form == "gated" else "blocks.i.mlp.pre"
-    rest = ALIASES.get(rest, rest)
-    if a.mlp.n_hidden == 1:
-        rest = re.sub(r"\.mlp\.(pre|post)\.0$", r".mlp.\1", rest)
-    return prefix + rest.removeprefix("blocks.i.") if match else rest
+    scope = "encoder." if name.startswith("encoder.") else ""
+    part = a.encoder if scope and a.encoder is not None else a
+    template, layer = _template(name.removeprefix(scope))
+    hooks = module_hooks(part)
+    if template in hooks:
+        template = hooks[template]
+    elif template not in _UNNAMED:
+        template = ALIASES.get(template, template)
+    if part.mlp.n_hidden == 1:
+        template = re.sub(r"\.mlp\.(pre|post)\.0$", r".mlp.\1", template)
+    return scope + template.replace("blocks.i.", f"blocks.{layer}.")
+
+
+def _template(name: str) -> tuple[str, str]:
+    """A name with `i` in the place of its layer, and the layer: a number or `*`."""
+    match = re.match(r"^blocks\.(\d+|\*)\.(.*)$", name)
+    return (f"blocks.i.{match[2]}", match[1]) if match else (name, "i")
 
 
 def select(patterns: str | Sequence[str], a: Architecture) -> list[str]:
@@ -295,6 +388,11 @@ def of_symbol(symbol: str, layer: int | None = None) -> str:
 
 def _why_not(pattern: str, a: Architecture) -> str:
     name = canonical(pattern, a)
+    template, layer = _template(name.removeprefix("encoder."))
+    if template in _UNNAMED:
+        norm, why = _UNNAMED[template]
+        why = absent(norm, a) or why.replace("blocks.i.", f"blocks.{layer}.")
+        return f"this architecture has no {pattern!r}: {why}"
     try:
         template = row(re.sub(r"blocks\.\*\.", "blocks.0.", name)).name
     except KeyError:

@@ -1,11 +1,13 @@
 """The names table: what exists, what is selected, and why something is not there."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 
 from drawing import architectures
 from pellucid.architecture import Architecture
-from pellucid.names import ALIASES, ROWS, TABLE, absent, axes, canonical, names, row, select
+from pellucid.names import ALIASES, ROWS, TABLE, absent, axes, canonical, module_hooks, names, row, select
 from running import any_architectures, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=2)
@@ -121,11 +123,57 @@ def test_select_takes_patterns_and_keeps_the_order_of_computation():
         ("blocks.0.mlp.post.0", "blocks.0.mlp.post"),
         ("ln_final.hook_normalized", "final_norm.normalized"),
         ("blocks.*.attn.hook_z", "blocks.*.attn.z"),
+        ("embed.hook_out", "embed"),
+        ("blocks.1.hook_in", "blocks.1.resid_pre"),
+        ("blocks.1.hook_out", "blocks.1.resid_post"),
+        ("blocks.0.attn.q.hook_out", "blocks.0.attn.q"),
+        ("blocks.*.attn.o.hook_in", "blocks.*.attn.z"),
+        ("blocks.1.ln2.hook_in", "blocks.1.resid_mid"),
+        ("blocks.1.mlp.in.hook_out", "blocks.1.mlp.pre"),
+        ("ln_final.hook_in", "blocks.1.resid_post"),
+        ("unembed.hook_in", "final_norm"),
     ],
 )
 def test_other_spellings_stand_for_ours(alias, ours):
     assert canonical(alias, A) == ours
     assert select(alias, A) == select(ours, A)
+
+
+@pytest.mark.parametrize(
+    ("changes", "attention", "mlp"),
+    [
+        ({}, "norm_1", "norm_2"),
+        ({"block": "parallel"}, "norm_1", "norm_2"),
+        ({"block": "shared"}, "norm_1", "norm_1"),
+        ({"block": "post"}, "resid_pre", "norm_1"),
+        ({"block": "inner"}, "resid_pre", "resid_mid"),
+        ({"norm.kind": "none"}, "resid_pre", "resid_mid"),
+        ({"norm.kind": "none", "block": "parallel"}, "resid_pre", "resid_pre"),
+    ],
+)
+def test_what_a_module_reads_depends_on_the_block(changes, attention, mlp):
+    a = A.with_fields(changes)
+    assert canonical("blocks.1.attn.hook_in", a) == canonical("blocks.1.attn.k.hook_in", a) == f"blocks.1.{attention}"
+    assert canonical("blocks.1.mlp.hook_in", a) == f"blocks.1.{mlp}"
+
+
+@settings(max_examples=40)
+@given(any_architectures())
+def test_every_module_hook_stands_for_a_tensor_or_says_why_not(a):
+    """Of encoder-decoders too: there the MLP reads what comes behind cross-attention."""
+    for template in module_hooks(a):
+        name = template.replace("blocks.i.", "blocks.0.")
+        if canonical(name, a) in names(a):
+            assert select(name, a) == [canonical(name, a)]
+        else:
+            with pytest.raises(KeyError, match=f"this architecture has no '{re.escape(name)}': "):
+                select(name, a)
+    if a.encoder is not None:
+        assert canonical("encoder.embed.hook_out", a) == "encoder.embed"
+        assert select("encoder.blocks.0.hook_in", a) == ["encoder.blocks.0.resid_pre"]
+        reads = select("blocks.0.mlp.hook_in", a)[0].removeprefix("blocks.0.")
+        behind = "norm_cross" if a.block == "post" else "norm_2"
+        assert reads == ("resid_cross" if a.norm.kind == "none" else behind)
 
 
 def test_in_a_gated_mlp_the_other_tool_s_pre_is_the_gate():

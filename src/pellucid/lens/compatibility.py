@@ -5,29 +5,39 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.lens.inputs import InputError
 from pellucid.lens.trace import Trace
-from pellucid.names import axes, names, row
+from pellucid.names import ALIASES, axes, canonical, module_hooks, names
 
 
 def as_transformer_lens(t: Trace) -> dict[str, Tensor]:
-    """Every tensor that TransformerLens has a classic name for, under that name and with its axes in its order.
+    """Every tensor that TransformerLens has a name for, under each of its names and with its axes in its order.
 
-    Queries, keys, values, z and results are [b, pos, head, ...] there. `hook_normalized` is (x - mu) / sigma, before
-    gain and bias, as in HookedTransformer; no weight is folded or centred, so numbers are those of
-    `HookedTransformer.from_pretrained_no_processing`. Raises InputError for encoder-decoders.
+    The names are the classic ones (`blocks.0.attn.hook_q`) and those of version 3 (`blocks.0.attn.q.hook_out`); both
+    hold the same tensor. Queries, keys, values, z and results are [b, pos, head, ...] there. `hook_normalized` is
+    (x - mu) / sigma, before gain and bias; no weight is folded or centred, so the numbers are those of
+    `enable_compatibility_mode(no_processing=True)`. With a logit_cap, `unembed.hook_out` holds the logits before the
+    cap, as it does there. Raises InputError for encoder-decoders.
     """
     if t.architecture.encoder is not None:
         raise InputError("TransformerLens has other names for encoder-decoders: use ours")
-    theirs = {name: their_name(name, t.architecture) for name in names(t.architecture)}
-    found = t.tensors([name for name, other in theirs.items() if other])
-    return {theirs[name]: in_their_order(name, x) for name, x in found.items()}
+    theirs = their_names(t.architecture)
+    found = t.tensors(list(dict.fromkeys(theirs.values())))
+    made = {name: in_their_order(ours, found[ours]) for name, ours in theirs.items()}
+    if t.architecture.logit_cap:
+        made |= dict.fromkeys(("unembed.hook_out", "hook_unembed"), t.logits_before_cap())
+    return made
 
 
-def their_name(full: str, a: Architecture) -> str:
-    """TransformerLens's classic name of a tensor of ours, "" where it has none."""
-    classic = row(full).transformer_lens
-    if full.endswith(".mlp.pre") and a.mlp.form == "plain":
-        classic = "blocks.i.mlp.hook_pre"
-    return classic.replace("blocks.i.", ".".join(full.split(".")[:2]) + ".")
+def their_names(a: Architecture) -> dict[str, str]:
+    """TransformerLens's names of tensors that this architecture computes -> our full names, in our order."""
+    templates = dict.fromkeys([*ALIASES, *module_hooks(a)])
+    if a.mlp.form == "plain":
+        del templates["blocks.i.mlp.hook_pre_linear"]  # of gated MLPs alone
+    found: dict[str, list[str]] = {name: [] for name in names(a)}
+    for template in templates:
+        layers = range(a.n_layers) if template.startswith("blocks.i.") else range(1)
+        for theirs in (template.replace("blocks.i.", f"blocks.{layer}.") for layer in layers):
+            found.get(canonical(theirs, a), []).append(theirs)
+    return {theirs: ours for ours, several in found.items() for theirs in several}
 
 
 def in_their_order(full: str, x: Tensor) -> Tensor:

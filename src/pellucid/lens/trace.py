@@ -172,6 +172,14 @@ class Trace(Fed, Asking):
                 return self.passes[prefix].embed(self._edits().at("encoder") if prefix else self._edits())
         return self.values[f"{prefix}blocks.{layers - 1}.resid_post"]
 
+    def logits_before_cap(self) -> Tensor:
+        """The logits as they are before `logit_cap`, and before any edit of the logits [b, n, v].
+
+        Without a cap and without such edits these are the logits.
+        """
+        with still(self.network, self.grad):
+            return self.network.unembed.before_cap(self._final)
+
     def _edits(self) -> Tap:
         return Recorder(edits=self.functions)
 

@@ -96,7 +96,11 @@ class Unembed(nn.Module):
         self.cap = SoftCap(a.logit_cap) if a.logit_cap else Unchanged()
 
     def forward(self, x: Stream) -> Logits:
-        return self.cap(F.linear(self.scale * x, self.weight))
+        return self.cap(self.before_cap(x))
+
+    def before_cap(self, x: Stream) -> Logits:
+        """The logits, if nothing capped them."""
+        return F.linear(self.scale * x, self.weight)
 
 
 class AffineUnembed(Unembed):
@@ -106,8 +110,8 @@ class AffineUnembed(Unembed):
         super().__init__(a, embed)
         self.bias = nn.Parameter(torch.zeros(a.n_vocab))
 
-    def forward(self, x: Stream) -> Logits:
-        return self.cap(F.linear(self.scale * x, self.weight, self.bias))
+    def before_cap(self, x: Stream) -> Logits:
+        return F.linear(self.scale * x, self.weight, self.bias)
 
 
 class BertReadout(Unembed):
@@ -120,8 +124,8 @@ class BertReadout(Unembed):
         self.norm = make_norm(a)
         self.bias = nn.Parameter(torch.zeros(a.n_vocab))
 
-    def forward(self, x: Stream) -> Logits:
-        return self.cap(F.linear(self.scale * self.norm(self.f(self.dense(x))), self.weight, self.bias))
+    def before_cap(self, x: Stream) -> Logits:
+        return F.linear(self.scale * self.norm(self.f(self.dense(x))), self.weight, self.bias)
 
 
 READOUT = {"linear": Unembed, "affine": AffineUnembed, "bert": BertReadout}
