@@ -150,7 +150,7 @@ class LanguageModel(Opened):
         if folder.exists() and any(folder.iterdir()):
             raise ModelError(f"{folder} is not empty: choose a new folder")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "architecture.json").write_text(json.dumps(self.architecture.to_dict(), indent=1) + "\n")
+        (folder / "architecture.json").write_text(json.dumps(network.architecture.to_dict(), indent=1) + "\n")
         self.tokenizer.save(folder)
         save_weights(network, folder / "model.safetensors")
         return folder

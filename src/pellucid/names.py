@@ -229,6 +229,25 @@ def names(a: Architecture) -> list[str]:
     return found + [t for t in templates if t not in inside and t not in TEMPLATES_BEFORE]
 
 
+#: what adds to the stream
+_WRITERS = ("embed", "pos_embed", "seg_embed", "ngram_embed", "attn_out", "cross_out", "mlp_out")
+
+
+def is_stream(full: str, a: Architecture) -> bool:
+    """Whether a tensor is the residual stream at some point: in post-norm blocks, behind a norm too."""
+    scope = "encoder." if full.startswith("encoder.") else ""
+    part, last = (a.encoder if scope and a.encoder is not None else a), full.split(".")[-1]
+    norms = ("norm_1", "norm_cross", "norm_2") if part.block == "post" else ()
+    return full == f"{scope}embed_norm" or last.startswith("resid_") or last in norms
+
+
+def writers(point: str, a: Architecture) -> list[str]:
+    """The tensors that were added to the stream before a point of it, in order: embeddings, attn_out, mlp_out, ..."""
+    scope, known = "encoder." if point.startswith("encoder.") else "", names(a)
+    before = known[: known.index(point)]
+    return [n for n in before if n.split(".")[-1] in _WRITERS and n.startswith("encoder.") == bool(scope)]
+
+
 TEMPLATES_BEFORE = tuple(r.name for r in TABLE if r.name.startswith(("embed", "pos_embed", "seg_embed", "ngram_embed")))
 ALIASES = {r.transformer_lens: r.name for r in TABLE if r.transformer_lens}
 

@@ -18,13 +18,15 @@ from pellucid.language_model import LanguageModel, load
 from pellucid.lens import InputError, trace
 from pellucid.lens.generating import Watch
 from pellucid.lens.weights import with_edits
-from pellucid.model.weights import state_of
+from pellucid.model import Transformer
+from pellucid.model.weights import load_state, state_of
 from pellucid.names import axes, names
+from pellucid.names import writers as names_of_writers
 from pellucid.reference import transformer as reference
 from pellucid.reference.edits import edit_functions
 from pellucid.reference.tap import Tap
 from pellucid.text.tokenizer import train_tokenizer
-from running import any_architectures, draw_tokens, source_tokens
+from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 4, "n_kv_heads": 2})
 #: outputs that stay finite whatever is done to what they are made of
@@ -157,25 +159,114 @@ def test_nothing_is_kept_of_a_generation_without_a_step():
     assert model().generate_traced("abc", keep="*", max_tokens=0)[1] == {}
 
 
-WRITABLE = ("attn.z", "attn.result", "attn_out", "mlp_out", "mlp.pre", "mlp.post", "attn.q", "attn.k", "attn.v")
+INSIDE = (
+    "attn.z",
+    "attn.result",
+    "attn_out",
+    "mlp_out",
+    "mlp.pre",
+    "mlp.gate",
+    "mlp.post",
+    "attn.q",
+    "attn.k",
+    "attn.v",
+)
+INSIDE += tuple(name.replace("attn", "cross") for name in INSIDE if "attn" in name)
+TABLES = ("embed", "pos_embed", "seg_embed", "ngram_embed")
+BIASED = {"attention.bias": "all", "mlp.bias": "all", "readout": st.sampled_from(["affine", "bert"])}
 
 
-@settings(max_examples=40)
-@given(architectures(SMOOTH | {"attention.bias": "all", "mlp.bias": "all"}, max_ctx=6), st.data())
+def is_change_of_weights(edit, a):
+    """Whether an edit that applies at every position can be written into the weights."""
+    part, last = a.encoder if edit.name.startswith("encoder.") else a, edit.name.split(".")[-1]
+    numbered = edit.name.endswith(tuple(f"{name}.{l}" for name in ("mlp.pre", "mlp.post") for l in range(3)))
+    if edit.op in ("clamp", "resample"):  # a trace's tensor differs from position to position
+        return False
+    if last in TABLES:
+        formula = last == "pos_embed" and part.positions.kind == "sinusoidal"
+        return not formula and (last != "ngram_embed" or edit.op in ("zero", "scale", "project_out"))
+    if last == "logits":
+        return not a.logit_cap
+    normed = part.block in ("inner", "sandwich") and part.norm.kind != "none" and last in ("attn_out", "mlp_out")
+    return (numbered or edit.name.endswith(INSIDE)) and not normed
+
+
+@settings(max_examples=100)
+@given(any_architectures(SMOOTH | BIASED, max_ctx=6), st.data())
 def test_edits_written_into_the_weights(a, data):
+    """One to three edits in any order, also of one tensor, or of the two sides of one linear map."""
     network, tokens = make_network(a), draw_tokens(a, 2, 4)
-    able = [name for name in names(a) if name.endswith(WRITABLE)]
-    edit = data.draw(one_edit(a, data.draw(st.sampled_from(able)), 4, in_generation=True))
-    everywhere = Edit(**{**vars(edit), "pos": None})
-    normed = a.block in ("inner", "sandwich") and edit.name.endswith(("attn_out", "mlp_out"))
-    if normed or edit.op in ("clamp", "project_out", "resample"):
-        with pytest.raises(EditError, match=r"not a change of weights|differs from position to position"):
-            with_edits(network, [everywhere])
+    able = [n for n in names(a) if n.endswith((*INSIDE, *TABLES, "logits", *(".0", ".1"))) and "norm" not in n]
+    drawn = [
+        data.draw(one_edit(a, name, 4, in_generation=True))
+        for name in data.draw(st.lists(st.sampled_from(able), min_size=1, max_size=3))
+    ]
+    edits = [Edit(**{**vars(edit), "pos": None}) for edit in drawn]
+    if not all(is_change_of_weights(edit, a) for edit in edits):
+        with pytest.raises(
+            EditError, match=r"not a change of weights|differs from position|is a formula|adds a vector"
+        ):
+            with_edits(network, edits)
         return
-    changed = with_edits(network, [everywhere])
-    expected = trace(network, None, tokens, edits=[everywhere]).logits
-    assert difference(changed(tokens).detach(), expected) <= 1e-9
-    assert (changed.unembed.weight is changed.embed.token.weight) == (a.unembed == "tied")
+    changed = with_edits(network, edits)
+    given_ = {} if a.encoder is None else {"source": source_tokens(a, 2)}
+    expected = trace(network, None, tokens, edits=edits, **given_).logits
+    assert difference(trace(changed, None, tokens, **given_).logits, expected) <= 1e-9
+    apart = any(edit.name in ("embed", "logits") for edit in edits)
+    assert (changed.unembed.weight is changed.embed.token.weight) == (a.unembed == "tied" and not apart)
+    assert changed.architecture == a.with_fields(dict(unembed_and_source(a, edits)))
+    again = Transformer(changed.architecture).double()
+    load_state(again, state_of(changed))
+    assert torch.equal(again(tokens, **encoded(again, given_)), changed(tokens, **encoded(changed, given_)))
+
+
+def unembed_and_source(a, edits):
+    """The options of an architecture that share a table, as they are when an edit changes one of the sharers."""
+    changed = {edit.name for edit in edits}
+    if changed & {"embed", "logits"}:
+        yield "unembed", "untied"
+    if a.encoder is not None and a.source_embed == "shared" and changed & {"embed", "encoder.embed"}:
+        yield "source_embed", "own"
+
+
+def encoded(network, given_):
+    return {"source": network.encode(given_["source"])} if given_ else {}
+
+
+@pytest.mark.parametrize("name", ["blocks.1.attn_out", "blocks.0.mlp_out", "embed", "encoder.blocks.0.mlp_out"])
+def test_projecting_out_is_the_projection_of_the_weights(name):
+    """W <- (I - v v^T / v.v) W, and the bias; and then nothing is left of v in what is written."""
+    a = with_encoder(A)
+    network, v = make_network(a), torch.linspace(-1, 2, 8, dtype=torch.float64)
+    changed = with_edits(network, [change.project_out(name, v)])
+    P = torch.eye(8, dtype=torch.float64) - torch.outer(v, v) / (v @ v)
+    maps = {"blocks.1.attn_out": "blocks.1.attn.out", "blocks.0.mlp_out": "blocks.0.mlp.down", "embed": "embed.token"}
+    module = maps.get(name, "encoder.blocks.0.mlp.down")
+    before, after = network.get_submodule(module), changed.get_submodule(module)
+    expected = before.weight @ P if name == "embed" else P @ before.weight
+    assert difference(after.weight, expected) <= 1e-12
+    if name != "embed":
+        assert difference(after.bias, P @ before.bias) <= 1e-12
+    t = trace(changed, None, draw_tokens(a), source=source_tokens(a, 2))
+    assert (t[name] @ v).abs().max() <= 1e-12
+    assert (trace(network, None, draw_tokens(a), source=source_tokens(a, 2))[name] @ v).abs().max() > 0.1
+    rest = {n: p for n, p in state_of(changed).items() if not n.startswith((module, "unembed.weight"))}
+    assert all(torch.equal(p, state_of(network)[n]) for n, p in rest.items())
+
+
+@pytest.mark.parametrize("block", ["pre", "post", "shared"])
+def test_what_writes_to_the_stream_is_all_that_does(block):
+    """A direction projected out of every writer of a point is in the stream at that point no more, norms aside."""
+    a = A.with_fields({"block": block, "ngrams": [2], "norm.kind": "none"})
+    point, v = "blocks.1.resid_pre", torch.linspace(-1, 2, 8, dtype=torch.float64)
+    writers = r"embed, pos_embed, ngram_embed, blocks\.0\.attn_out, blocks\.0\.mlp_out: edit these"
+    with pytest.raises(EditError, match=f"comes from {writers}"):
+        with_edits(make_network(a), [change.project_out(point, v)])
+    edits = [change.project_out(name, v) for name in names_of_writers(point, a)]
+    changed = with_edits(make_network(a), edits)
+    assert (trace(changed, None, draw_tokens(a))[point] @ v).abs().max() <= 1e-12
+    with pytest.raises(EditError, match=r"blocks\.0\.cross_out, blocks\.0\.mlp_out"):
+        with_edits(make_network(with_encoder(a)), [change.zero("blocks.1.resid_pre")])
 
 
 def model():
@@ -190,6 +281,11 @@ def test_an_ablated_head_is_saved(tmp_path):
     expected = model().trace("abc", edits=edits).logits
     assert difference(again.trace("abc").logits, expected) <= 1e-5
     assert difference(model().trace("abc").logits, expected) > 1e-2
+    direction = torch.linspace(-1, 1, 8)
+    edits = [change.project_out(name, direction) for name in ("embed", "blocks.1.attn_out")]
+    again = load(model().save(tmp_path / "projected", edits=edits), device="cpu")
+    assert again.architecture == A.with_fields({"unembed": "untied"})
+    assert difference(again.trace("abc").logits, model().trace("abc", edits=edits).logits) <= 1e-5
     with pytest.raises(EditError, match="at some positions"):
         model().save(tmp_path / "none", edits=[change.zero("blocks.1.attn.z", pos=0)])
     assert not (tmp_path / "none").exists()
@@ -267,6 +363,9 @@ def test_edits_that_are_none_say_why(make, reason):
         (change.add("blocks.0.attn.z", [1.0, 2.0, 3.0]), "a value of shape"),
         (change.add("blocks.0.attn.z", None), "was given no value"),
         (change.add("blocks.0.attn.z", "much"), "is no array of numbers"),
+        (change.project_out("embed", [1.0]), "a value of shape"),
+        (change.project_out("embed", [0.0] * 8), "a vector of length 0"),
+        (change.project_out("blocks.0.attn.z", [float("nan")] * 2), "a vector of length 0 or nan"),
         ("zero", "expected edits of pellucid.edits"),
     ],
 )
@@ -302,8 +401,11 @@ def test_edits_that_generation_cannot_make_say_why(edit, reason):
     ("edit", "reason"),
     [
         (change.clamp("blocks.0.attn.z", 0.0), "is not a change of weights"),
-        (change.zero("blocks.0.resid_mid"), "not a change of the weights of a linear map"),
-        (change.zero("embed"), "not a change of the weights of a linear map"),
+        (change.zero("blocks.0.resid_mid"), r"comes from embed, pos_embed, blocks\.0\.attn_out: edit these"),
+        (change.project_out("blocks.0.resid_pre", torch.ones(8)), "comes from embed, pos_embed: edit these"),
+        (change.zero("blocks.0.norm_1"), "not a change of the weights of a linear map"),
+        (change.project_out("blocks.0.attn_out", torch.ones(8), pos=1), "at some positions"),
+        (change.project_out("blocks.0.attn_out", torch.ones(1, 3, 8)), "differs from position to position"),
         (change.set_to("blocks.0.mlp_out", torch.ones(1, 3, 8)), "differs from position to position"),
     ],
 )
@@ -316,4 +418,9 @@ def test_a_value_without_a_bias_to_take_it_up_names_the_word():
     network = make_network(A.with_fields({"attention.bias": "none"}))
     with pytest.raises(EditError, match=r"attention\.bias"):
         with_edits(network, [change.add("blocks.0.attn_out", 1.0)])
+    for name in ("logits", "blocks.0.attn.z"):
+        with pytest.raises(EditError, match="readout" if name == "logits" else r"attention\.bias"):
+            with_edits(network, [change.add(name, 1.0)])
+    cancelled = [change.add("blocks.0.attn_out", 1.0), change.zero("blocks.0.attn_out")]
+    assert not with_edits(network, cancelled).blocks[0].attn.out.weight.any()
     assert axes("blocks.0.attn_out") == ["b", "i", "m"]

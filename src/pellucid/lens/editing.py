@@ -218,13 +218,15 @@ def _check_value(edit: Edit, full: str, value: Any, a: Architecture) -> None:
         fits = not shape or (
             len(shape) == len(letters) and all(n in (1, e) for n, e in zip(shape, expected, strict=True) if e)
         )
-    if edit.op == "project_out" and not shape:
-        fits = False
+    if edit.op == "project_out":
+        fits = fits and bool(shape) and shape[-1] == (expected[-1] or shape[-1])
     if not fits:
         raise EditError(
             f"a value of shape {list(shape)} was given for {full}, whose axes are {row(full).axes}: "
             "give a number, a vector along the last axis, or every axis with its length or 1"
         )
+    if edit.op == "project_out" and not (torch.as_tensor(value).double().norm(dim=-1) > 0).all():
+        raise EditError(f"project_out of {full} was given a vector of length 0 or nan: give one that has a direction")
 
 
 def refers_to_clean(edits: Sequence[Edit]) -> list[str]:

@@ -1,22 +1,25 @@
-"""Edits that are a change of weights: an ablated head or neuron, an added bias, written into the network for good."""
+"""Edits that are a change of weights: an ablated head or neuron, a removed direction, written into the network."""
 
 import copy
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from pellucid.architecture import Architecture
 from pellucid.edits import Edit, EditError
 from pellucid.lens.editing import among, resolve
 from pellucid.model import Transformer
 from pellucid.model.norm import Unchanged
+from pellucid.model.positions import Learned
 from pellucid.model.transformer import Encoder
-from pellucid.names import axes
+from pellucid.names import axes, is_stream, writers
 
-#: ops that are x -> factor x + value, whatever x is
-AFFINE = ("zero", "scale", "add", "set", "mean", "resample", "freeze")
+#: operations that are x -> M x + shift with one matrix M, whatever x is
+AFFINE = ("zero", "scale", "add", "set", "mean", "resample", "freeze", "project_out")
 
 #: what a sublayer adds, and the norm that it may have gone through
 NORMED = {"attn_out": "norm_1_out", "mlp_out": "norm_2_out"}
@@ -25,41 +28,64 @@ NORMED = {"attn_out": "norm_1_out", "mlp_out": "norm_2_out"}
 def with_edits(network: Transformer, edits: Sequence[Edit]) -> Transformer:
     """A copy of the network whose weights do what the edits do, at every position of every text.
 
-    What can be written so is zero, scale, add, and setting to a value (set, a measured mean, resample, freeze) of
-    q, k, v, z, result, attn_out, mlp.pre, mlp.gate, mlp.post and mlp_out (and their like in cross-attention and in an
-    encoder), all of it or by head and neuron. Raises EditError for anything else, and where a value needs a bias that
-    the architecture has not, naming the word.
+    The operations are zero, scale, add, project_out, and setting to a value (set, a measured mean, resample, freeze).
+    The tensors are those that a linear map or a table writes or reads: embed, pos_embed, seg_embed, ngram_embed, q, k,
+    v, z, result, attn_out, mlp.pre, mlp.gate, mlp.post, mlp_out and logits, and their like in cross-attention and in
+    an encoder, all of a tensor or some of its heads and neurons. project_out(name, v) of what W writes makes
+    (I - v v^T / v.v) W of W, and of its bias. Where a table is also the readout or another table, the copy has one for
+    each, and its architecture says so (unembed = untied, source_embed = own).
+
+    Raises EditError for anything else, and where a value needs a bias that the architecture has not, naming the option.
     """
     made = copy.deepcopy(network)
+    by_name: dict[str, list[Edit]] = {}
     for edit in resolve(edits, network.architecture):
-        if edit.op not in AFFINE or edit.over is not None or (edit.op == "freeze" and edit.value is None):
-            raise EditError(f"{edit.op} of {edit.name} depends on the run: it is not a change of weights")
-        if any(getattr(edit, place) is not None for place in ("pos", "row", "key")):
-            raise EditError(f"{edit.op} of {edit.name} at some positions or rows alone is not a change of weights")
+        _check(edit, network.architecture)
+        by_name.setdefault(edit.name, []).append(edit)
+    # what a head writes is scaled or turned before the attention's input is: both change W_O, from its two sides
+    for name in sorted(by_name, key=lambda name: not name.endswith(".result")):
         with torch.no_grad():
-            _write(made, edit)
+            _write(made, name, by_name[name])
     return made
 
 
-def _write(network: Transformer, edit: Edit) -> None:
-    """x' = factor x + shift for the entries that the edit chooses, on the input or the output of a linear map."""
-    part, name = _part(network, edit.name)
-    match = re.match(r"^blocks\.(\d+)\.(.+)$", name)
+def _check(edit: Edit, a: Architecture) -> None:
+    """Refuse what depends on the run or on the position, and points of the stream."""
+    what = f"{edit.op} of {edit.name}"
+    if edit.op not in AFFINE or edit.over is not None or (edit.op == "freeze" and edit.value is None):
+        raise EditError(f"{what} depends on the run: it is not a change of weights")
+    if any(getattr(edit, place) is not None for place in ("pos", "row", "key")):
+        raise EditError(f"{what} at some positions or rows alone is not a change of weights")
+    if is_stream(edit.name, a):
+        raise EditError(
+            f"{what} is not a change of weights: no linear map writes this point of the stream by itself. What is "
+            f"written up to there comes from {', '.join(writers(edit.name, a))}: edit these"
+        )
+
+
+def _write(network: Transformer, name: str, edits: list[Edit]) -> None:
+    """All edits of one tensor, in order, on the input or the output of a linear map, or on a table."""
+    part, inner = _part(network, name)
+    changes = [_affine(edit, part) for edit in edits]
+    if inner in ("embed", "pos_embed", "seg_embed", "ngram_embed"):
+        return _change_table(network, part, inner, changes, edits[-1])
+    if inner == "logits":
+        return _change_output(_readout(network, edits[-1]), changes, edits[-1])
+    match = re.match(r"^blocks\.(\d+)\.(.+)$", inner)
     if match is None:
-        raise EditError(f"{edit.op} of {edit.name} is not a change of the weights of a linear map")
+        raise _no_linear_map(edits[-1])
     block, inner = cast(Any, part.blocks[int(match[1])]), match[2]
-    factor, shift, chosen = _affine(edit, part)
-    if inner.endswith((".z", ".result")):
-        attention = block.attn if inner.startswith("attn") else block.cross
-        _change_heads(attention.out, factor, shift, chosen, inner.endswith(".result"), edit)
-    elif inner.startswith("mlp.post"):
+    attention = block.cross if inner.startswith("cross") else block.attn
+    if inner.endswith(".result"):
+        return _change_results(attention.out, changes, edits[-1])
+    if inner.endswith(".z"):
+        return _change_input(attention.out, changes, edits[-1])
+    if inner.startswith("mlp.post"):
         number = int(inner.removeprefix("mlp.post").lstrip(".") or 0) + 1
-        reader = block.mlp.up[number] if number < len(block.mlp.up) else block.mlp.down
-        _change_input(reader, factor, shift, chosen, edit)
-    elif inner in NORMED and not isinstance(getattr(block, NORMED[inner]), Unchanged):
-        raise EditError(f"{edit.op} of {edit.name} comes after a norm: it is not a change of weights of a linear map")
-    else:
-        _change_output(_writer(block, inner, edit), factor, shift, chosen, edit)
+        return _change_input([*block.mlp.up, block.mlp.down][number], changes, edits[-1])
+    if inner in NORMED and not isinstance(getattr(block, NORMED[inner]), Unchanged):
+        raise EditError(f"{edits[-1].op} of {name} comes after a norm: it is not a change of weights of a linear map")
+    return _change_output(_writer(block, inner, edits[-1]), changes, edits[-1])
 
 
 def _writer(block: Any, inner: str, edit: Edit) -> nn.Linear:
@@ -74,7 +100,11 @@ def _writer(block: Any, inner: str, edit: Edit) -> nn.Linear:
         return block.mlp.up[int(inner.removeprefix("mlp.pre").lstrip(".") or 0)]
     if inner == "mlp_out":
         return block.mlp.down
-    raise EditError(f"{edit.op} of {edit.name} is not a change of the weights of a linear map")
+    raise _no_linear_map(edit)
+
+
+def _no_linear_map(edit: Edit) -> EditError:
+    return EditError(f"{edit.op} of {edit.name} is not a change of the weights of a linear map")
 
 
 def _part(network: Transformer, full: str) -> tuple[Encoder, str]:
@@ -85,10 +115,37 @@ def _part(network: Transformer, full: str) -> tuple[Encoder, str]:
     return network, full
 
 
-def _affine(edit: Edit, part: Encoder) -> tuple[float, Tensor, Tensor]:
-    """factor, shift and which entries are meant, the last two over (head and) the last axis of the tensor."""
+@dataclass(frozen=True)
+class Affine:
+    """x -> M x + shift for a tensor whose last axes are (head and) one of vectors, head by head.
+
+    factor  of every entry: 1 where the edit does not apply
+    shift   of every entry: 0 where the edit does not apply
+    taken   project_out: where the edit applies, 1 or 0, and `unit` the direction of length 1; M = I - taken unit unit^T
+    """
+
+    factor: Tensor
+    shift: Tensor
+    taken: Tensor | None = None
+    unit: Tensor | None = None
+
+    def linear(self, x: Tensor) -> Tensor:
+        """M x"""
+        if self.unit is None:
+            return self.factor * x
+        return x - self.taken * (x * self.unit).sum(-1, keepdim=True) * self.unit
+
+    def transposed(self, x: Tensor) -> Tensor:
+        """M^T x"""
+        if self.unit is None:
+            return self.factor * x
+        return x - (x * self.taken * self.unit).sum(-1, keepdim=True) * self.unit
+
+
+def _affine(edit: Edit, part: Encoder) -> Affine:
+    """The edit as a map of vectors, in float64 on the network's device."""
     a, letters = part.architecture, axes(edit.name)
-    sizes = {"h": a.n_heads, "g": a.n_kv_heads, "d": a.d_head, "m": a.d_model, "f": a.d_ff}
+    sizes = {"h": a.n_heads, "g": a.n_kv_heads, "d": a.d_head, "m": a.d_model, "f": a.d_ff, "v": a.n_vocab}
     inner = [letter for letter in letters if letter in sizes]
     shape = [sizes[letter] for letter in inner]
     chosen = torch.ones(shape, dtype=torch.bool)
@@ -102,44 +159,117 @@ def _affine(edit: Edit, part: Encoder) -> tuple[float, Tensor, Tensor]:
         if any(value.size(k) > 1 for k, letter in enumerate(letters) if letter in "bij"):
             raise EditError(f"the value for {edit.name} differs from position to position: no weight does that")
         value = value.reshape([value.size(k) for k, letter in enumerate(letters) if letter in sizes])
+    value, device = value.expand(shape), part.embed.token.weight.device
+    if edit.op == "project_out":
+        unit = (value / value.norm(dim=-1, keepdim=True)).to(device)
+        return Affine(torch.ones_like(unit), torch.zeros_like(unit), chosen.to(unit), unit)
     factor = edit.factor if edit.op == "scale" else 1.0 if edit.op == "add" else 0.0
     shift = (edit.factor if edit.op == "add" else 1.0) * value
-    return factor, shift.expand(shape), chosen
+    factors = torch.where(chosen, torch.full_like(shift, factor), 1.0)
+    return Affine(factors.to(device), torch.where(chosen, shift, 0.0).to(device))
 
 
-def _change_output(linear: nn.Linear, factor: float, shift: Tensor, chosen: Tensor, edit: Edit) -> None:
-    """Rows of W and entries of b."""
-    rows, weight = chosen.flatten().to(linear.weight.device), linear.weight
-    weight[rows] *= factor
-    if linear.bias is not None:
-        linear.bias[rows] *= factor
-    _add_bias(linear, torch.where(chosen, shift, 0).flatten(), edit)
+def _change_output(linear: Any, changes: list[Affine], edit: Edit) -> None:
+    """W <- M W and b <- M b + shift."""
+    columns, bias = linear.weight.double().T, _bias(linear)
+    shape = changes[0].shift.shape
+    for change in changes:
+        columns = change.linear(columns.unflatten(-1, shape)).flatten(-len(shape))
+        bias = (change.linear(bias.view(shape)) + change.shift).flatten()
+    linear.weight.copy_(columns.T)
+    _set_bias(linear, bias, edit)
 
 
-def _change_input(linear: nn.Linear, factor: float, shift: Tensor, chosen: Tensor, edit: Edit) -> None:
-    """Columns of W; what they make of the shift goes into b."""
-    moved = linear.weight.double() @ torch.where(chosen, shift, 0).flatten().to(linear.weight.device)
-    linear.weight[:, chosen.flatten().to(linear.weight.device)] *= factor
-    _add_bias(linear, moved, edit)
+def _change_input(linear: nn.Linear, changes: list[Affine], edit: Edit) -> None:
+    """W <- W M and b <- b + W shift, the last edit first: it is the next to W."""
+    rows, bias = linear.weight.double(), _bias(linear)
+    shape = changes[0].shift.shape
+    for change in reversed(changes):
+        bias = bias + rows @ change.shift.flatten()
+        rows = change.transposed(rows.unflatten(-1, shape)).flatten(-len(shape))
+    linear.weight.copy_(rows)
+    _set_bias(linear, bias, edit)
 
 
-def _change_heads(out: nn.Linear, factor: float, shift: Tensor, chosen: Tensor, in_stream: bool, edit: Edit) -> None:
-    """Columns of W_O head by head; a shift of a head's result is in the stream's coordinates already."""
-    if not in_stream:
-        return _change_input(out, factor, shift, chosen, edit)
-    heads = chosen.any(-1)
-    columns = heads[:, None].expand(-1, out.in_features // len(heads)).flatten()
-    out.weight[:, columns.to(out.weight.device)] *= factor
-    return _add_bias(out, torch.where(chosen, shift, 0).sum(0), edit)
+def _change_results(out: nn.Linear, changes: list[Affine], edit: Edit) -> None:
+    """W_O^h <- M_h W_O^h for every head; what shifts a head's result goes into the one bias."""
+    n_heads = len(changes[0].shift)
+    columns = out.weight.double().unflatten(1, (n_heads, -1)).permute(2, 1, 0)  # [d_head, head, d_model]
+    shifts = torch.zeros_like(changes[0].shift)
+    for change in changes:
+        columns, shifts = change.linear(columns), change.linear(shifts) + change.shift
+    out.weight.copy_(columns.permute(2, 1, 0).flatten(1))
+    _set_bias(out, _bias(out) + shifts.sum(0), edit)
 
 
-def _add_bias(linear: nn.Linear, shift: Tensor, edit: Edit) -> None:
-    """b += shift; refused where there is no b to add to."""
-    if not shift.any():
-        return
-    if linear.bias is None:
-        word = "mlp.bias" if ".mlp" in edit.name else "attention.bias"
+def _change_table(network: Transformer, part: Encoder, name: str, changes: list[Affine], edit: Edit) -> None:
+    """Every row W[r] <- M W[r] + shift / c of a table whose rows are multiplied by c and added to the stream."""
+    embed, c = part.embed, 1.0
+    if name == "embed":
+        _untie(network, part)
+        tables, c = [part.embed.token], embed.scale
+    elif name == "ngram_embed":
+        if any(change.shift.any() for change in changes):
+            raise EditError(f"{edit.op} of {edit.name} adds a vector, and where no n-gram ends there is none to add to")
+        assert embed.ngrams is not None
+        tables = list(embed.ngrams.tables.children())
+    else:
+        tables = [embed.position if name == "pos_embed" else embed.segment]
+        if name == "pos_embed" and not isinstance(embed.position, Learned):
+            kind = part.architecture.positions.kind
+            raise EditError(f"{edit.op} of {edit.name}: positions.kind = {kind} is a formula, with no weight to change")
+    for table in cast(list[nn.Embedding], tables):
+        rows = table.weight.double()
+        for change in changes:
+            rows = change.linear(rows) + change.shift / c
+        table.weight.copy_(rows)
+
+
+def _untie(network: Transformer, part: Encoder) -> None:
+    """Give the readout, and the other side of an encoder-decoder, a copy of the table of `part` that is to change."""
+    a, token = network.architecture, part.embed.token
+    if network.encoder is not None and network.encoder.embed.token is network.embed.token:
+        other = network.encoder if part is network else network
+        other.embed.token = copy.deepcopy(token)
+        if part is not network and a.unembed == "tied":
+            network.unembed.weight = network.embed.token.weight  # the readout stays the decoder's
+        network.architecture = a = a.with_fields({"source_embed": "own"})
+    if part is network and a.unembed == "tied":
+        _own_readout(network)
+
+
+def _own_readout(network: Transformer) -> None:
+    """A readout that shares no matrix with the embedding."""
+    if network.architecture.unembed == "tied":
+        network.unembed.weight = nn.Parameter(network.unembed.weight.detach().clone())
+        network.architecture = network.architecture.with_fields({"unembed": "untied"})
+
+
+def _readout(network: Transformer, edit: Edit) -> nn.Module:
+    """The linear map that writes the logits, with a matrix of its own."""
+    if network.architecture.logit_cap:
+        raise EditError(f"{edit.op} of {edit.name} comes after the cap (logit_cap): it is not a change of weights")
+    _own_readout(network)
+    return network.unembed
+
+
+def _bias(linear: Any) -> Tensor:
+    """The bias in float64, 0 where there is none."""
+    bias = getattr(linear, "bias", None)
+    return (
+        torch.zeros(len(linear.weight), dtype=torch.float64, device=linear.weight.device)
+        if bias is None
+        else bias.double()
+    )
+
+
+def _set_bias(linear: Any, bias: Tensor, edit: Edit) -> None:
+    """b <- bias; refused where a vector is left over and there is no b to hold it."""
+    own = getattr(linear, "bias", None)
+    if own is not None:
+        own.copy_(bias)
+    elif bias.any():
+        option = {"logits": "readout"}.get(edit.name, "mlp.bias" if ".mlp" in edit.name else "attention.bias")
         raise EditError(
-            f"{edit.op} of {edit.name} adds a vector, and with {word} as it is this map has no bias to take it up"
+            f"{edit.op} of {edit.name} adds a vector, and with {option} as it is this map has no bias to take it up"
         )
-    linear.bias.add_(shift.to(linear.bias))
