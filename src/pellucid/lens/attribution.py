@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from pellucid.lens.inputs import InputError
+from pellucid.lens.readout import about_the_readout, readout_of
+from pellucid.lens.running import still
 from pellucid.lens.stream import (
     Frozen,
     Parts,
@@ -19,7 +21,6 @@ from pellucid.lens.stream import (
     frozen_norm,
     module_of,
     norm_out,
-    unembedding,
     writes,
 )
 from pellucid.lens.trace import Trace
@@ -35,9 +36,12 @@ By = Literal["component", "head", "neuron", "source"]
 class Attribution:
     """A logit, or the difference of two, as a sum: `values` [part], one for each of `labels`.
 
-    target   the token, or `one - other`
-    tokens   the texts of the positions that labels such as `blocks.1.attn.head.3 <- 5` refer to
-    logit    what the network said there; `total` is the same number as a sum
+    target     the token, or `one - other`
+    tokens     the texts of the positions that labels such as `blocks.1.attn.head.3 <- 5` refer to
+    logit      the number that is split; `total` is the same number as a sum. Where `logit_cap` caps the logits this is
+               the logit before the cap
+    after_cap  what the network said there, behind the cap; None without one
+    note       what was held besides the norms' scales, or "": the activation of the bert readout; and the cap
     """
 
     target: str
@@ -46,6 +50,8 @@ class Attribution:
     labels: list[str]
     values: Tensor
     logit: float
+    after_cap: float | None = None
+    note: str = ""
 
     @property
     def total(self) -> float:
@@ -75,16 +81,26 @@ def attribute(
          the last hidden layers; source: every head by the token it read from. Biases are parts of their own
 
     On the raw weights, with the norms' scales frozen at what they were; the sum is the logit exactly (S4 figure
-    (Ferrando et al. 2024); Elhage et al. 2021). What a part does through later blocks is not in it. Raises InputError
-    for readouts that are not linear, and for texts that are not one token.
+    (Ferrando et al. 2024); Elhage et al. 2021). What a part does through later blocks is not in it.
+
+    With logit_cap the sum is the logit before the cap. With readout = bert it is the logit too: the activation f of its
+    hidden layer is held at f(h) / h, the factor by which it multiplied its input h, as a norm is held at its scale; the
+    parts are exact up to h, and how f would have answered without one of them is not in the sum.
+
+    Raises InputError for texts that are not one token.
     """
     if by not in ("component", "head", "neuron", "source"):
         raise InputError(f"by = {by!r}: say component, head, neuron or source")
-    W_U, place = unembedding(t), t.position(pos, row)
+    readout, place = readout_of(t), t.position(pos, row)
     one, other = t.token_id(token), None if vs is None else t.token_id(vs)
-    w = W_U[one] - (0 if other is None else W_U[other])
-    final = frozen_norm(t, t.network.final_norm, "final_norm")
-    u = final.back(w.expand(*t.ids.shape, -1))
+
+    def difference(of_tokens: Tensor) -> Tensor:
+        """Of the token, or of the token and the other one [v, ...] -> [...]."""
+        return of_tokens[one] - (0 if other is None else of_tokens[other])
+
+    w = difference(readout.W_U).expand(*t.ids.shape, -1)
+    final, read = frozen_norm(t, t.network.final_norm, "final_norm"), readout.back(w)
+    u = final.back(read)
     labels, values = [], []
     for write in writes(t):
         for label, value in _shares(t, write, write.back(u)[row, place], row, place, by):
@@ -92,19 +108,22 @@ def attribute(
             values.append(value)
     if final.bias is not None:
         labels.append("final_norm.bias")
-        values.append((final.bias @ w)[None])
-    if t.architecture.readout == "affine":
-        b_U = t.network.unembed.bias.detach()
+        values.append((final.bias @ read[row, place])[None])
+    for label, value in readout.biases(w).items():
+        labels.append(label)
+        values.append(value[row, place][None])
+    if readout.b_U is not None:
         labels.append("unembed.bias")
-        values.append((b_U[one] - (0 if other is None else b_U[other]))[None])
-    logits = t.logits[row, place]
-    logit = float(logits[one] - (0 if other is None else logits[other]))
-    flat = torch.cat(values)
-    if any(e.name in ("logits", "final_norm", "final_norm.normalized") for e in t.edits):
+        values.append(difference(readout.b_U)[None])
+    logit, flat = float(difference(t.logits_before_cap()[row, place])), torch.cat(values)
+    edited_at = ("final_norm", "final_norm.normalized") + (() if t.architecture.logit_cap else ("logits",))
+    if any(e.name in edited_at for e in t.edits):
         labels, flat = [*labels, "readout (edited)"], torch.cat([flat, (logit - flat.sum())[None]])
+    after_cap = float(difference(t.logits[row, place])) if t.architecture.logit_cap else None
     target = t.spell(one) if other is None else f"{t.spell(one)} - {t.spell(other)}"
     fed = t.spelled(row)
-    return Attribution(target, place, fed, _numbered(labels, values), flat, logit)
+    note = about_the_readout(t)
+    return Attribution(target, place, fed, _numbered(labels, values), flat, logit, after_cap, note)
 
 
 def _numbered(labels: list[str], values: list[Tensor]) -> list[str]:
@@ -165,8 +184,9 @@ def _by_source(t: Trace, scope: str, head: int, u: Tensor, row: int, place: int)
 class Why:
     """The scores of one query as a sum over what earlier parts wrote: `values` [part, key].
 
-    keys    the positions that the query may read; `tokens` their texts
-    scores  what the head computed [key]; the sum of values over the parts
+    keys       the positions that the query may read; `tokens` their texts
+    scores     what is split [key], the sum of values over the parts: the head's scores, with score_cap before the cap
+    after_cap  the head's scores [key] behind the cap, and with what distances add there; None without a cap
     """
 
     layer: int
@@ -178,6 +198,7 @@ class Why:
     tokens: list[str]
     values: Tensor
     scores: Tensor
+    after_cap: Tensor | None = None
 
     def show(self) -> "Figure":
         """The scores by who wrote what was read, as a picture."""
@@ -210,7 +231,8 @@ def why(
     part  attn, or cross: there the keys are the source's, by what the encoder's parts wrote
 
     q and k are linear in the stream with the norms' scales frozen (the scales of queries and keys too, where they are
-    normalised); biases are a part, and the distance of ALiBi is one. Raises InputError.
+    normalised); biases are a part, and the distance of ALiBi is one. With attention.score_cap the scores are those
+    before the cap, to which no distance has been added yet. Raises InputError.
     """
     if side not in ("key", "query", "pair"):
         raise InputError(f"side = {side!r}: say key, query or pair")
@@ -220,12 +242,10 @@ def why(
         raise InputError("part = cross: this architecture reads no encoder with blocks; leave part out")
     if part not in ("attn", "cross"):
         raise InputError(f"part = {part!r}: say attn or cross")
-    if t.architecture.attention.score_cap:
-        cap = t.architecture.attention.score_cap
-        raise InputError(f"attention.score_cap = {cap}: the scores are no sum over parts; ask for gradients instead")
-    place, scope = t.position(query, row), f"blocks.{layer}.{part}"
-    scores = t[f"{scope}.scores"][row, head, place]
-    keys = (scores > -torch.inf).nonzero().flatten()
+    place, scope, cap = t.position(query, row), f"blocks.{layer}.{part}", t.architecture.attention.score_cap
+    computed = t[f"{scope}.scores"][row, head, place]
+    keys = (computed > -torch.inf).nonzero().flatten()
+    scores = _scores_before_cap(t, scope)[row, head, place] if cap else computed
     q_labels, q = _sides(t, scope, head, row, by, "query")
     k_labels, k = _sides(t, scope, head, row, by, "key")
     q, k, scale = q[:, place], k[:, keys], t.architecture.score_scale
@@ -237,7 +257,7 @@ def why(
         labels = [f"{one} . {other}" for one in q_labels for other in k_labels]
         values = (torch.einsum("pd,rjd->prj", q, k) * scale).flatten(0, 1)
     rest = scores[keys] - values.sum(0)
-    distance = module_of(t, scope).mask.distance
+    distance = None if cap else module_of(t, scope).mask.distance
     if distance is not None:
         far = distance(keys.new_tensor([[place]]), keys)[head, 0].detach().to(rest.dtype)
         labels, values, rest = [*labels, "distance"], torch.cat([values, far[None]]), rest - far
@@ -245,7 +265,19 @@ def why(
         labels, values = [*labels, "edited"], torch.cat([values, rest[None]])
     read = t.inputs.source.tokens if part == "cross" and t.inputs.source is not None else t.ids
     fed = [t.spell(int(read[row, j])) for j in keys]
-    return Why(layer, head, place, side, labels, keys.tolist(), fed, values, scores[keys])
+    after_cap = computed[keys] if cap else None
+    return Why(layer, head, place, side, labels, keys.tolist(), fed, values, scores[keys], after_cap)
+
+
+def _scores_before_cap(t: Trace, scope: str) -> Tensor:
+    """scale q_i . k_j, with queries and keys normalised and turned as they were [b, h, i, j]."""
+    attention, rotated = module_of(t, scope), t.architecture.positions.kind == "rotary" and scope.endswith("attn")
+    if rotated:
+        q, k = t[f"{scope}.rot_q"], t[f"{scope}.rot_k"]
+    else:
+        with still(t.network):
+            q, k = attention.query_norm(t[f"{scope}.q"]), attention.key_norm(t[f"{scope}.k"])
+    return torch.einsum("bhid,bhjd->bhij", q * attention.scale, attention.shared(k))
 
 
 def _sides(t: Trace, scope: str, head: int, row: int, by: str, side: str) -> tuple[list[str], Tensor]:

@@ -257,15 +257,3 @@ def down(t: Trace, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
     post = t[names_[0] if last == 0 else names_[1]]
     bias = None if mlp.down.bias is None else mlp.down.bias.detach()
     return post, mlp.down.weight.detach(), bias
-
-
-def unembedding(t: Trace) -> Tensor:
-    """W_U [v, m], times logit_scale; InputError for readouts that are not linear."""
-    a = t.architecture
-    if a.readout == "bert" or a.logit_cap:
-        word = "readout = bert" if a.readout == "bert" else f"logit_cap = {a.logit_cap}"
-        raise InputError(
-            f"{word}: the logits are no linear function of the stream, so no part of it has a logit of its own; ask "
-            "for gradients instead"
-        )
-    return a.unembed_scale * t.network.unembed.weight.detach()

@@ -172,11 +172,18 @@ class Trace(Fed, Asking):
                 return self.passes[prefix].embed(self._edits().at("encoder") if prefix else self._edits())
         return self.values[f"{prefix}blocks.{layers - 1}.resid_post"]
 
-    def logits_before_cap(self) -> Tensor:
-        """The logits as they are before `logit_cap`, and before any edit of the logits [b, n, v].
+    @property
+    def read_out(self) -> Tensor:
+        """What the readout reads: the stream behind the final norm, where there is one [b, n, m]."""
+        return self._final
 
-        Without a cap and without such edits these are the logits.
+    def logits_before_cap(self) -> Tensor:
+        """The logits as they are before `logit_cap` [b, n, v], where edits of the logits have not been made yet.
+
+        Without a cap these are the logits, with their edits.
         """
+        if not self.architecture.logit_cap:
+            return self.logits
         with still(self.network, self.grad):
             return self.network.unembed.before_cap(self._final)
 

@@ -61,6 +61,7 @@ def show_why(found: "Why") -> Figure:
     columns = list(found.tokens)
     title = f"Why head {found.head} of block {found.layer} looks where it looks from {found.query}"
     note = "A column is a key; its parts sum to its score. Keys with a higher score than others are read more."
+    note += "" if found.after_cap is None else " The scores are those before the cap (attention.score_cap)."
     panels = [matrix_panel("Scores by what was written", note, values[torch.tensor(order)], rows, columns, " at ")]
     panels.append(bars_panel("The scores themselves", columns, found.scores.detach().cpu()))
     return Figure(title, [panel | {"places": found.keys} for panel in panels])

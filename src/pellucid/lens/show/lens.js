@@ -130,7 +130,7 @@ panels.attribution = async (panel, body) => {
   const values = await unpack(panel.values), [parts, n] = panel.values.shape;
   const sorted = Float32Array.from(values, Math.abs).sort(), most = sorted[Math.ceil(0.995 * (sorted.length - 1))] || 1;
   const about = panel.guessed ? "the token that follows (at the end, the likeliest one)" : "the likeliest token";
-  body.append(make("p", { class: "quiet" }, `What each part writes along the direction of ${about}: its logit above the average token's, as a sum, with the final norm's scale held as it was. `, scaleBar(`\u2212${three(most)}`, `+${three(most)}`, "signed")));
+  body.append(make("p", { class: "quiet" }, `What each part writes along the direction of ${about}: its logit above the average token's, as a sum, with the final norm's scale held as it was${panel.held ? `; ${panel.held}` : ""}. `, scaleBar(`\u2212${three(most)}`, `+${three(most)}`, "signed")));
   positionGrid(body, {
     rows: panel.labels, cellWidth: Math.floor(Math.min(40, Math.max(6, (body.clientWidth - 150) / n))), cellHeight: parts > 60 ? 8 : 16, ramp: "signed", label: "attribution",
     draw: (r, i) => ({ value: values[r * n + i] / most }),

@@ -119,7 +119,10 @@ def show_attribution(found: Attribution, k: int = 24) -> Figure:
     labels, values = [short(label) for label, _ in top], [x for _, x in top]
     if left:
         labels, values = [*labels, f"{left} other parts"], [*values, rest]
-    note = f"At position {found.position}; the sum is {found.total:.4g}, the network says {found.logit:.4g}."
+    said = "the network says" if found.after_cap is None else "the logit before the cap is"
+    note = f"At position {found.position}; the sum is {found.total:.4g}, {said} {found.logit:.4g}."
+    note += f" Behind the cap the network says {found.after_cap:.4g}." if found.after_cap is not None else ""
+    note += f" {found.note[0].upper()}{found.note[1:]}." if found.note else ""
     panel = bars_panel(f"Logit of {found.target}", labels, torch.tensor(values), note)
     return Figure(f"Logit of {found.target}", [panel], height=60 + 18 * len(labels) + 120)
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from pellucid.lens.attribution import points_of_stream
 from pellucid.lens.circuits import Circuits
 from pellucid.lens.heads import looked_for, share
-from pellucid.lens.inputs import InputError
 from pellucid.lens.matrices import CircuitError
+from pellucid.lens.readout import about_the_readout, readout_of
 from pellucid.lens.show.packing import pack, pack_pattern, plain, side_of
-from pellucid.lens.stream import by_head, frozen_norm, unembedding, writes
+from pellucid.lens.stream import by_head, frozen_norm, writes
 from pellucid.lens.trace import Trace
 
 Panel = dict[str, Any]
@@ -108,10 +108,7 @@ def lens_panel(t: Trace, row: int, words: Glossary) -> Panel:
 def attribution_panel(t: Trace, row: int, words: Glossary) -> Panel:
     """What every part adds to the logit of the token that follows, at every position, above the average token's."""
     n = t.inputs.lengths[row]
-    try:
-        labels, values, target = attribute_everywhere(t, row)
-    except InputError as error:
-        return {"kind": "note", "title": "Direct logit attribution", "text": f"Not shown: {error}."}
+    labels, values, target = attribute_everywhere(t, row)
     return {
         "kind": "attribution",
         "title": "Direct logit attribution",
@@ -119,6 +116,7 @@ def attribution_panel(t: Trace, row: int, words: Glossary) -> Panel:
         "values": pack(values),
         "target": words(target[:n]).tolist(),
         "guessed": t.architecture.attention.mask != "bidirectional",
+        "held": about_the_readout(t),
     }
 
 
@@ -126,15 +124,15 @@ def attribute_everywhere(t: Trace, row: int) -> tuple[list[str], Tensor, Tensor]
     """Direct logit attribution at every position at once: labels, [part, i], and the ids it is about [i].
 
     The token is the one that follows, at the end (and for masked models everywhere) the likeliest one; its logit is
-    taken above the mean over the vocabulary. Columns sum to that logit.
+    taken above the mean over the vocabulary, before the cap where there is one. Columns sum to that logit.
     """
-    n, W_U = t.inputs.lengths[row], unembedding(t)
+    n, readout = t.inputs.lengths[row], readout_of(t)
     target = t.logits[row].argmax(-1)
     if t.architecture.attention.mask != "bidirectional":
         target[: n - 1] = t.ids[row, 1:n]
-    w = W_U[target] - W_U.mean(0)
-    final = frozen_norm(t, t.network.final_norm, "final_norm")
-    u = final.back(w.expand(*t.ids.shape, -1))
+    w = (readout.W_U[target] - readout.W_U.mean(0)).expand(*t.ids.shape, -1)
+    final, read = frozen_norm(t, t.network.final_norm, "final_norm"), readout.back(w)
+    u = final.back(read)
     labels, values = [], []
     for write in writes(t):
         back = write.back(u)[row, :n]
@@ -144,11 +142,13 @@ def attribute_everywhere(t: Trace, row: int) -> tuple[list[str], Tensor, Tensor]
             values.append((value.expand(*t.ids.shape, -1)[row, :n] * back).sum(-1))
     if final.bias is not None:
         labels.append("final_norm.bias")
-        values.append(w[:n] @ final.bias)
-    if t.architecture.readout == "affine":
-        b_U = t.network.unembed.bias.detach()
+        values.append(read[row, :n] @ final.bias)
+    for label, value in readout.biases(w).items():
+        labels.append(label)
+        values.append(value[row, :n])
+    if readout.b_U is not None:
         labels.append("unembed.bias")
-        values.append((b_U[target] - b_U.mean())[:n])
+        values.append((readout.b_U[target] - readout.b_U.mean())[:n])
     return labels, torch.stack(values), target
 
 

@@ -1,0 +1,84 @@
+"""The readout as a linear map of the stream, exactly, with what is not linear in it held where it was.
+
+logits = W_U x + b_U is linear already. The bert readout is W_U norm(f(W x + b)) + b_U: with f held at the factor
+f(h) / h that it multiplied each h = W x + b by, and the norm at its scale, it is linear too, and gives the same logits.
+A cap comes after all of this: what is split is the logit before it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.lens.running import still
+from pellucid.lens.stream import Frozen
+from pellucid.lens.trace import Trace
+from pellucid.model import Recorder
+from pellucid.model.norm import LayerNorm, Unchanged
+
+
+@dataclass(frozen=True)
+class Readout:
+    """The readout of a trace as a linear map.
+
+    W_U    [v, m], times logit_scale; b_U [v], 0 where there is none
+    dense  the linear map before f, None where the readout has no f
+    slope  f(h) / h [b, i, m]; norm stands behind it
+    """
+
+    W_U: Tensor
+    b_U: Tensor | None = None  # noqa: N815
+    dense: nn.Linear | None = None
+    slope: Tensor | None = None
+    norm: Frozen = field(default_factory=Frozen)
+
+    def back(self, w: Tensor) -> Tensor:
+        """The direction in what the readout reads that says what w [b, i, m] says in what W_U reads."""
+        if self.dense is None or self.slope is None:
+            return w
+        return (self.slope * self.norm.back(w)) @ self.dense.weight.detach()
+
+    def biases(self, w: Tensor) -> dict[str, Tensor]:
+        """What the biases between the two add along w [b, i], by name."""
+        found = {}
+        if self.dense is not None and self.slope is not None:
+            found["unembed.dense.bias"] = (self.slope * self.norm.back(w)) @ self.dense.bias.detach()
+        if self.norm.bias is not None:
+            found["unembed.norm.bias"] = w @ self.norm.bias
+        return found
+
+
+def readout_of(t: Trace) -> Readout:
+    """The readout at the activations and the scale that it had in the trace."""
+    a, unembed = t.architecture, cast(Any, t.network.unembed)
+    W_U = a.unembed_scale * unembed.weight.detach()
+    b_U = None if a.readout == "linear" else unembed.bias.detach()
+    if a.readout != "bert":
+        return Readout(W_U, b_U)
+    recorder = Recorder(["norm.scale"])
+    with still(t.network):
+        h = unembed.dense(t.read_out.detach())
+        y = unembed.f(h)
+        unembed.norm(y, recorder, "norm")
+    slope = torch.where(h == 0, 0, y / h)  # f(0) = 0, so any slope is right there
+    if isinstance(unembed.norm, Unchanged):
+        return Readout(W_U, b_U, unembed.dense, slope)
+    bias = getattr(unembed.norm, "bias", None)
+    norm = Frozen(
+        recorder.values["norm.scale"],
+        unembed.norm.multiplier.detach(),
+        None if bias is None else bias.detach(),
+        isinstance(unembed.norm, LayerNorm),
+    )
+    return Readout(W_U, b_U, unembed.dense, slope, norm)
+
+
+def about_the_readout(t: Trace) -> str:
+    """What to say beside the parts of a logit: which logit it is, and what was held; "" where the readout is linear."""
+    a, said = t.architecture, []
+    if a.readout == "bert":
+        said.append("the activation in the readout is held at the factor f(h) / h that it multiplied its input by")
+    if a.logit_cap:
+        said.append(f"the logit is the one before the cap, logit_cap = {a.logit_cap:g}")
+    return "; ".join(said)
