@@ -227,6 +227,9 @@ def test_addition_is_one_way_to_combine(rng, same):
     both = np.hstack([np.eye(4), np.eye(4)])
     same(E.combine_positions(e, p), e + p)
     same(E.combine_positions(e, p, "concatenate", both), e + p)
+    # a matrix that treats the two differently: the embedding's columns come first
+    W_e, W_p = rng.normal(size=(2, 4, 4))
+    same(E.combine_positions(e, p, "concatenate", np.hstack([W_e, W_p])), e @ W_e.T + p @ W_p.T)
     with pytest.raises(ValueError, match="add"):
         E.combine_positions(e, p, "concatenate")
     a = small()

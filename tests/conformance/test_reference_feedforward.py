@@ -9,7 +9,8 @@ import torch
 
 from pellucid.architecture import Architecture, count_parameters
 from pellucid.reference import feedforward as F
-from pellucid.reference.functions import ACTIVATION, relu, softmax, tanh
+from pellucid.reference.attention import attention_head_at, multi_head_concat
+from pellucid.reference.functions import ACTIVATION, relu, tanh
 from pellucid.reference.images import embed_patches, patchify, unpatchify, vision_parameters
 from pellucid.reference.layers import mlp as mlp_of_block
 from pellucid.reference.tap import OFF
@@ -203,14 +204,31 @@ def test_the_inner_width_is_four_times_the_outer_unless_said_otherwise():
     assert a.with_fields({"d_ff": 16}).d_ff == 16
 
 
-@pytest.mark.item("S4-mlp-c", "S4-mlp-f")
+@pytest.mark.item("S4-mlp-c")
 def test_a_neural_memory_is_attention_over_fixed_pairs(rng, same):
     K, V, e = rng.normal(size=(4, 6)), rng.normal(size=(4, 6)), rng.normal(size=(3, 4))
-    same(F.neural_memory(e, K, V), softmax(e @ K) @ V.T)
-    p = softmax(e[0] @ K)
-    same(F.neural_memory(e[0], K, V), sum(p[i] * V[:, i] for i in range(6)))
-    # attention's keys and values are functions of the input, a memory's are not: with K and V held, it is a row map
-    same(F.neural_memory(e, K, V), np.stack([F.neural_memory(row, K, V) for row in e]))
+    # six positions that hold the pairs (k_i, v_i); the key and value matrices take each apart
+    pairs, one, none = np.hstack([K.T, V.T]), np.eye(4), np.zeros((4, 4))
+    W_K, W_V = np.hstack([one, none])[None], np.hstack([none, one])[None]
+    same(F.neural_memory(e, K, V), multi_head_concat(e, one[None], W_K, W_V, one, Z=pairs))
+    # one query, written out in sums: e reads its six pairs, with itself left out
+    rows = np.vstack([pairs, [*e[0], *np.zeros(4)]])
+    at = attention_head_at(6, rows, W_K[0], W_K[0], W_V[0], lambda _, j: j < 6, 1.0)
+    same(F.neural_memory(e[0], K, V), at)
+
+
+@pytest.mark.item("S4-mlp-f")
+def test_a_memory_keeps_its_pairs_and_attention_makes_them_anew(rng, same):
+    K, V, e = rng.normal(size=(4, 6)), rng.normal(size=(4, 6)), rng.normal(size=(3, 4))
+    other = np.vstack([e[:1], rng.normal(size=(2, 4))])
+    # a memory acts on each row by itself: the others may change
+    same(F.neural_memory(other, K, V)[0], F.neural_memory(e, K, V)[0])
+    heads = [rng.normal(size=(1, 2, 4)) for _ in range(3)]
+    W_O = rng.normal(size=(4, 2))
+    assert np.abs(multi_head_concat(other, *heads, W_O)[0] - multi_head_concat(e, *heads, W_O)[0]).max() > 0.1
+    # and with the keys and values of the first input held, attention does as the memory does
+    held = multi_head_concat(other, *heads, W_O, Z=e)[0]
+    same(held, multi_head_concat(e, *heads, W_O)[0])
 
 
 @pytest.mark.item("S4-mlp-d")
@@ -233,7 +251,10 @@ def test_images_are_tokens_too(rng, same):
         torch.tensor(image)[None], torch.tensor(W).reshape(5, 3, 4, 4), torch.tensor(b), stride=4
     )
     same(embed_patches(patches, W, b), conv[0].flatten(1).T.numpy(), 1e-10)
-    assert embed_patches(patches, W, b, np.zeros(5)).shape == (7, 5)
+    class_token = rng.normal(size=5)
+    with_class = embed_patches(patches, W, b, class_token)
+    assert np.array_equal(with_class[0], class_token)
+    assert np.array_equal(with_class[1:], embed_patches(patches, W, b))
     assert vision_parameters(768, 12, 3072, 16, 3, (224 // 16) ** 2, 1000) == 86_567_656
     assert (224 // 16) ** 2 + 1 == 197
     with pytest.raises(ValueError, match="whole number"):

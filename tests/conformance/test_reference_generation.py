@@ -66,6 +66,17 @@ def test_the_size_of_the_cache(rng):
     assert G.cache_size(small(n_kv_heads=1), 100) * a.n_heads == G.cache_size(a, 100)
 
 
+@pytest.mark.item("S1-1.1.2-h")
+@settings(max_examples=40)
+@given(architectures(encoder=False, attention__mask="causal"), st.integers(1, 5))
+def test_the_size_of_the_cache_for_every_word(a, n):
+    """Heads of any width, grouped keys and values, any number of layers: what the formula says is what is kept."""
+    rng = np.random.default_rng(0)
+    _, cache = G.transformer_step(a, random_weights(a, rng), draw_tokens(rng, a, batch=1, n=n)[0], G.Cache())
+    assert sum(x.size for x in cache.kept.values()) * 4 == G.cache_size(a, n)
+    assert G.cache_size(a, n, 2) * 2 == G.cache_size(a, n)
+
+
 @pytest.mark.item("S4-adv-b")
 def test_writing_is_sequential_and_reading_is_not(rng):
     """E-72: n losses cost one pass, n new tokens cost n."""
@@ -89,7 +100,7 @@ def test_an_end_token_ends_the_text():
 @pytest.mark.item("S0-4.3-e")
 def test_samples_have_the_frequencies_of_the_distribution():
     """Chi squared with four degrees of freedom: 18.47 is exceeded once in a thousand times."""
-    logits, n = np.array([0.5, -1.0, 2.0, 0.0, 1.0]), 8000
+    logits, n = np.array([0.5, -1.0, 2.0, 0.0, 1.0]), 100_000
     choose = G.sample(np.random.default_rng(0), temperature=0.8)
     counts = np.bincount([choose(logits) for _ in range(n)], minlength=5)
     expected = n * softmax(logits / 0.8)

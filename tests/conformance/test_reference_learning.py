@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from pellucid.architecture import Architecture
 from pellucid.reference import learning as L
+from pellucid.reference.embedding import one_hot
 from pellucid.reference.functions import layer_norm, log_softmax, softmax
 from pellucid.reference.generation import greedy
 from pellucid.reference.predictors import logistic_lm, ngram_counts, ngram_probability
@@ -160,11 +161,38 @@ def test_the_probability_of_a_text_is_the_product(rng, same):
     same(L.empirical_risk(lambda prefix: P[len(prefix)], documents), -sum(by_document))
 
 
-@pytest.mark.item("S3-1-b", "S3-1-c")
-def test_the_language_is_all_finite_sequences():
-    n_vocab = 3
-    sequences = [t for n in range(4) for t in itertools.product(range(n_vocab), repeat=n)]
-    assert len(sequences) == len(set(sequences)) == (n_vocab**4 - 1) // (n_vocab - 1)
+@pytest.mark.item("S3-1-b")
+def test_a_token_sequence_is_a_tuple_of_tokens():
+    """Any tuple of tokens is one, the empty one too, and is known by its rows; nothing else is."""
+    for n in range(4):
+        sequences = list(itertools.product(range(3), repeat=n))
+        matrices = [one_hot(np.array(t, np.int64), 3) for t in sequences]
+        assert {m.shape for m in matrices} == {(n, 3)}
+        assert len({m.tobytes() for m in matrices}) == 3**n
+        assert [tuple(m.argmax(1).tolist()) for m in matrices] == sequences
+    for wrong in ([0, 3], [-1], [0.5]):
+        with pytest.raises(ValueError, match=r"0 \.\.\. 2|integers"):
+            one_hot(np.array(wrong), 3)
+
+
+@pytest.mark.item("S3-1-c")
+def test_the_language_is_all_finite_sequences(rng):
+    """The mass of the language is a sum over every sequence of every length, each once: (V^4 - 1) / (V - 1) up to 3."""
+    a = tiny(n_layers=1)
+    w, asked = random_weights(a, rng), []
+
+    def next_token(tokens):
+        asked.append(tokens)
+        return distribution(a, w)(tokens)
+
+    L.language_mass(next_token, None, 4, 3)
+    every = [t for n in range(4) for t in itertools.product(range(4), repeat=n)]
+    assert sorted(asked) == sorted(every)
+    assert len(asked) == (4**4 - 1) // (4 - 1)
+    # with an end token: the sequences of the other tokens
+    asked.clear()
+    L.language_mass(next_token, 3, 4, 3)
+    assert sorted(asked) == sorted(t for t in every if 3 not in t)
 
 
 @pytest.mark.item("S3-1-d", "S3-2-a", "S3-2-d")
@@ -237,7 +265,25 @@ def test_one_pass_is_all_the_subtasks(rng, same):
     same(3 * L.next_token_loss(forward(a, w, tokens), tokens, counted), separate)
 
 
-@pytest.mark.item("S4-ml-a", "S4-ml-b", "S4-ml-c")
+@pytest.mark.item("S4-ml-a", "S0-4.3-b", "S0-4.3-c")
+@settings(max_examples=40)
+@given(architectures())
+def test_predictions_are_distributions(a):
+    rng = np.random.default_rng(0)
+    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
+    logits = forward(a, w, tokens, source=encode(a, w, tokens) if a.encoder else None)
+    P = L.next_token_probabilities(logits)
+    assert P.shape == logits.shape == (2, a.n_ctx, a.n_vocab)
+    assert np.all(P > 0)
+    assert np.abs(P.sum(-1) - 1).max() <= 1e-13
+    # odds are exponentials of differences of logits
+    odds = np.exp(logits - logits[..., :1])
+    assert np.allclose(P / P[..., :1], odds, rtol=1e-10, atol=0)
+    # what comes after the text is what the last row says
+    assert np.array_equal(L.next_token_logits(logits[0]), logits[0, a.n_ctx - 1])
+
+
+@pytest.mark.item("S4-ml-b", "S4-ml-c")
 def test_the_log_loss(rng, same):
     assert L.log_loss(np.array([0.25, 0.75]), 0) == pytest.approx(1.3862943611, abs=1e-10)
     logits, targets = rng.normal(size=(2, 5, 7)), rng.integers(0, 7, (2, 5))

@@ -351,6 +351,41 @@ def test_logits_are_a_sum_over_the_parts(a):
     assert len(heads) == a.n_layers * a.n_heads
 
 
+@pytest.mark.item("S4-fig-a")
+@settings(max_examples=40)
+@given(architectures(encoder=False, block="pre", embed_norm="none", logit_cap=0.0, readout="linear"))
+def test_every_part_of_the_logits_has_its_own_name(a):
+    """What a part is called, found without it: by silencing weights, and by differences of the stream."""
+    rng = np.random.default_rng(0)
+    w, tokens, tap = random_weights(a, rng), draw_tokens(rng, a), Tap()
+    forward(a, w, tokens, tap=tap)
+    seen, expected = tap.values, {}
+    for l in range(a.n_layers):
+        at = f"blocks.{l}."
+        out = f"{at}attn.out.weight"
+        for h in range(a.n_heads):
+            silenced = np.array(w[out])
+            silenced[:, h * a.d_head : (h + 1) * a.d_head] = 0
+            without = Tap()
+            forward(a, w | {out: silenced}, tokens, tap=without)
+            expected[f"{at}attn.head.{h}"] = seen[f"{at}attn_out"] - without.values[f"{at}attn_out"]
+        if f"{at}attn.out.bias" in w:
+            expected[f"{at}attn.out.bias"] = w[f"{at}attn.out.bias"] + 0 * seen[f"{at}attn_out"]
+        expected[f"{at}mlp_out"] = seen[f"{at}resid_post"] - seen[f"{at}resid_mid"]
+    parts = direct_logit_attribution(a, w, tokens)
+    W_U = a.unembed_scale * w["embed.token.weight" if a.unembed == "tied" else "unembed.weight"]
+    for name, x in expected.items():
+        if a.final_norm == "norm" and a.norm.kind != "none":
+            centred = x - x.mean(-1, keepdims=True) if a.norm.kind == "layer" else x
+            gain = w["final_norm.gain"] + (a.norm.gain == "1+g")
+            x = gain * centred / seen["final_norm.scale"]
+        assert close(parts[name], x @ W_U.T, 1e-11), name
+    others = parts.keys() - expected.keys()
+    assert others <= {"embed", "pos_embed", "seg_embed", "ngram_embed", "final_norm.bias"}
+    entering = {name for name in others if name.endswith("embed")}
+    assert entering == {"embed"} | ({"pos_embed", "seg_embed", "ngram_embed"} & seen.keys())
+
+
 @pytest.mark.item("S4-ntp-e")
 def test_the_softmax_bottleneck(rng, same):
     """Log-probabilities over many contexts have rank at most d + 1; phi and lambda are unique up to a linear map."""
