@@ -11,7 +11,7 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 benchmark-%: setup
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(ARGUMENTS)
 
-.PHONY: demo test test-slow check docs format lint types fast setup clean
+.PHONY: demo test test-slow mutants check docs format lint types fast setup clean
 
 .venv/.ready: $(REQUIREMENTS) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, found " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
@@ -35,6 +35,10 @@ test: setup
 # two trainings side by side, a thread each: two threads for one training are no twice as fast
 test-slow: setup
 	$(TEST) --dist loadgroup -m slow
+
+# is the code tested? make mutants ARGUMENTS="reference --count 300 --seed 0" (tests/mutants.py; half an hour for all rooms)
+mutants: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=src nice -n 15 $(BIN)/python tests/mutants.py $(ARGUMENTS)
 
 format: setup
 	$(BIN)/ruff format src tests examples docs benchmarks
