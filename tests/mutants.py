@@ -61,18 +61,11 @@ KINDS_OF_OPERATOR = (
     {"Eq", "NotEq", "Lt", "LtE", "Gt", "GtE"},
     {"Is", "IsNot"},
 )
+#: of the plugins only those that the tests need: a fork that collects tests loads them all
+PLUGINS = ["_hypothesis_pytestplugin", "pytest_timeout"]
 PYTEST_OPTIONS = [
-    "-q",
-    "-W",
-    "ignore::pytest.PytestAssertRewriteWarning",
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "no:xdist",
-    "-o",
-    "timeout=0",
-    "-o",
-    "addopts=",
+    *("-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"),
+    *("-o", "timeout=0", "-o", "addopts=", *(word for name in PLUGINS for word in ("-p", name))),
 ]
 
 
@@ -637,6 +630,7 @@ def main() -> int:
     parser.add_argument("--session", type=Path, default=ROOT / ".cache" / "mutants", help="folder of the session files")
     parser.add_argument("--report", action="store_true", help="only print what the session files hold")
     options = parser.parse_args()
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     rooms, equivalent = load_rooms(options.table)
     if unknown := set(options.rooms) - rooms.keys():
         parser.error(f"no room is named {', '.join(sorted(unknown))}: choose among {', '.join(rooms)}")
