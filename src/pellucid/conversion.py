@@ -1,6 +1,5 @@
 """A model from one layout of files to another, compared with the other implementation before it is given its name."""
 
-import json
 import os
 import shutil
 import sys
@@ -39,6 +38,7 @@ from pellucid.model import Transformer
 from pellucid.model.weights import state_of
 from pellucid.text.interface import Tokenizer
 from pellucid.training.folder import load_run, read_json, read_recipe
+from pellucid.training.metrics import read_metrics
 from pellucid.verify.parity import Parity, ParityError, Probe, compare_logits, defined_logits, make_probe, our_logits
 
 Layout = Literal["pellucid", "huggingface", "gguf", "adapter"]
@@ -164,19 +164,34 @@ def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = Fal
     about = {"source": f"{path.name}, step {step}", "data": read_json(path / "data.json")}
     about["recipe"] = read_json(path / "recipe.json")
     about["losses"] = losses_of(path, step)
+    about["training"] = training_of(path, step)
     return Model(network.architecture, tokenizer, lambda: iter(state.items()), None, about, path)
 
 
 def losses_of(run: Path, step: int) -> dict[str, Any]:
     """The last figures of a run's metrics up to a step: loss and held-out loss (nats), bits per byte."""
     found: dict[str, Any] = {}
-    path = run / "metrics.jsonl"
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        row = json.loads(line)
-        if row.get("step", 0) <= step:
+    for row in read_metrics(run / "metrics.jsonl"):
+        if row["step"] <= step:
             names = ("loss", "held_out_loss", "bits_per_byte")
             found |= {name: row[name] for name in names if row.get(name) is not None}
     return found
+
+
+def training_of(run: Path, step: int) -> dict[str, Any]:
+    """What happened in a run up to a checkpoint, by its metrics: steps, tokens, seconds, steps passed over.
+
+    `last_step` is the step that the run reached; `machine` is what the run says of the machine it began on.
+    """
+    rows = read_metrics(run / "metrics.jsonl")
+    before = [row for row in rows if row["step"] <= step]
+    found: dict[str, Any] = {"steps": step, "last_step": max([step, *(row["step"] for row in rows)])}
+    for name in ("tokens", "seconds"):
+        if values := [row[name] for row in before if isinstance(row.get(name), int | float)]:
+            found[name] = max(values)
+    found["passed_over"] = sum(1 for row in before if row.get("skipped") is True)
+    machine = run / "machine.json"
+    return found | {"machine": read_json(machine) if machine.exists() else {}}
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pellucid.architecture import Architecture, count_parameters, words
 
 #: said on every card, because it is true of every conversion
 UNTESTED = (
-    "behaviour on any task: only losses on held-out text of the same source, where they are stated below",
+    "behaviour on any task: only losses on held-out text of the same source, where they are stated above",
     "bias, harm, memorised personal data and fitness for any use",
     "quantised forms, other devices than the one of the conversion, contexts longer than the probe of the parity line",
 )
@@ -16,19 +16,19 @@ UNTESTED = (
 def write_card(
     folder: Path, a: Architecture, layout: str, parity: str, licence: str | None, about: dict[str, Any]
 ) -> Path:
-    """README.md with the hub's metadata in front. `about` may hold source, data, recipe and losses."""
+    """README.md with the hub's metadata in front. `about` may hold source, data, recipe, training and losses."""
     library = {"huggingface": "transformers"}.get(layout, layout)
-    recipe = about.get("recipe", {})
     front = ["---", f"library_name: {library}", f"license: {licence or 'unknown'}", "tags: [pellucid]"]
     if a.attention.mask == "causal" and a.encoder is None:
         front.append("pipeline_tag: text-generation")
     lines = [*front, "---", "", f"# {Path(str(about.get('source', 'model'))).name}", ""]
     lines += [f"Written by Pellucid from `{about.get('source', 'a model in memory')}`.", "", f"- {parity}", ""]
     lines += ["## Architecture", "", *_architecture(a), ""]
-    lines += ["## Losses", "", *([f"- {n}: {v:.4f}" for n, v in about.get("losses", {}).items()] or [_UNKNOWN]), ""]
+    losses = [f"- {LOSSES.get(n, n)}: {v:.4f}" for n, v in about.get("losses", {}).items()]
+    lines += ["## Losses", "", *(losses or [_UNKNOWN]), ""]
     lines += ["## Data", "", *_data(about.get("data")), ""]
-    if train := recipe.get("train"):
-        lines += ["## Training", "", *(f"- {name}: {value}" for name, value in train.items() if value != ""), ""]
+    if training := _training(about.get("recipe", {}), about.get("training", {}), about.get("data") or {}, a):
+        lines += ["## Training", "", *training, ""]
     lines += ["## Not tested", "", *(f"- {what}" for what in UNTESTED), ""]
     lines += ["## Licence", "", licence or "Not stated by whoever wrote this model out.", ""]
     path = folder / "README.md"
@@ -36,6 +36,12 @@ def write_card(
     return path
 
 
+#: the figures of a run, as its metrics call them
+LOSSES = {
+    "loss": "training loss of the last step, nats per token",
+    "held_out_loss": "held-out loss, nats per token",
+    "bits_per_byte": "bits per byte of the held-out text",
+}
 _UNKNOWN = "Not known to whoever wrote this model out."
 
 
@@ -56,4 +62,74 @@ def _data(data: dict[str, Any] | None) -> list[str]:
         return [_UNKNOWN]
     rows = [f"- `{s.get('path')}`: {s.get('n_bytes', 0):,} bytes, SHA-256 {s.get('sha256')}" for s in data["sources"]]
     more = [f"- and {len(rows) - 20} more files"] if len(rows) > 20 else []
-    return [*rows[:20], *more, f"- split: {data.get('split')}"]
+    split = ", ".join(f"{name} = {value}" for name, value in (data.get("split") or {}).items())
+    return [*rows[:20], *more, f"- split: {split or 'unknown'}"]
+
+
+#: the choices that a training is described by, as its recipe has them when it begins
+CHOICES = (
+    ("objective", "objective"),
+    ("rows in a step", ""),
+    ("optimizer", "optimizer"),
+    ("largest learning rate", "learning_rate"),
+    ("largest learning rate of Muon", "muon_learning_rate"),
+    ("weight decay", "weight_decay"),
+    ("gradient clipped to", "clip"),
+    ("schedule", "schedule"),
+    ("precision of matrix products", "precision"),
+    ("seed", "seed"),
+)
+
+
+def _training(recipe: dict[str, Any], training: dict[str, Any], data: dict[str, Any], a: Architecture) -> list[str]:
+    """What happened, then what was chosen; nothing that a recipe leaves open or that this run did not use."""
+    chosen = recipe.get("train")
+    if not chosen:
+        return []
+    rows = [("steps taken", _steps(training, recipe)), ("tokens seen", _tokens(training, data))]
+    if seconds := training.get("seconds"):
+        rows.append(("minutes", f"{seconds / 60:,.2f}, with measuring, sampling and saving"))
+    rows += _started_from(recipe)
+    values = chosen | {"": chosen["batch"] * max(1, chosen["accumulate"])}
+    unused = {"muon_learning_rate"} if chosen["optimizer"] != "muon" else set()
+    unused |= {"clip"} if not chosen["clip"] else set()
+    rows += [(label, values[name]) for label, name in CHOICES if name not in unused and values.get(name) is not None]
+    if chosen["objective"] == "masked":
+        rows.append(("share of tokens hidden", chosen["mask_share"]))
+    machine = training.get("machine", {})
+    if on := ", ".join(str(machine[k]) for k in ("device", "processor") if machine.get(k)):
+        rows.append(("machine", on))
+    return [f"- {label}: {value}" for label, value in rows if value != ""]
+
+
+def _steps(training: dict[str, Any], recipe: dict[str, Any]) -> str:
+    """The steps behind the checkpoint, and how far the run went and was to go where that is farther."""
+    if "steps" not in training:
+        return ""
+    taken, last = training["steps"], training["last_step"]
+    said = f"{taken:,}"
+    said += f" (this checkpoint; the run went to step {last:,})" if last > taken else ""
+    planned = recipe["segments"][-1][1] if recipe.get("segments") else recipe["train"]["steps"]
+    said += f", of {planned:,} planned" if last < planned else ""
+    over = training.get("passed_over")
+    return said + (f"; {over:,} of them changed nothing, their loss or gradient was not finite" if over else "")
+
+
+def _tokens(training: dict[str, Any], data: dict[str, Any]) -> str:
+    """How many were trained on, and how often that is every token of the training text."""
+    if "tokens" not in training:
+        return ""
+    part = data.get("parts", {}).get("train", {})
+    known = part.get("tokens", part.get("target_tokens"))
+    passes = f", {training['tokens'] / known:.2f} times the {known:,} of the training text" if known else ""
+    return f"{training['tokens']:,}{passes}"
+
+
+def _started_from(recipe: dict[str, Any]) -> list[tuple[str, str]]:
+    """The model that a run went on from, and its adapters."""
+    base, adapt = recipe.get("base"), recipe.get("adapt") or {}
+    rows = [("started from", f"`{Path(str(base['path'])).name}`")] if base else []
+    if adapt.get("rank"):
+        alpha = adapt.get("alpha") or 2 * adapt["rank"]
+        rows.append(("adapters", f"rank {adapt['rank']}, alpha {alpha:g}, of {adapt.get('modules')}; merged here"))
+    return rows

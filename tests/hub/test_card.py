@@ -1,0 +1,76 @@
+"""The model card tells of a run what happened in it, up to the checkpoint that was written out."""
+
+import json
+
+import pytest
+
+import pellucid
+from pellucid.conversion import read_model
+from pellucid.hub.card import write_card
+from pellucid.training.metrics import read_metrics
+
+FIELDS = {
+    "d_model": 16,
+    "n_layers": 1,
+    "n_heads": 2,
+    "n_ctx": 16,
+    "batch": 4,
+    "device": "cpu",
+    "precision": "float32",
+    "compile": "no",
+    "attention": "fused",
+    "text.tokenizer": "byte",
+    "checkpoint_every": 2,
+    "keep_last": 9,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, shakespeare):
+    """Five steps of a run whose length was given in tokens, and three more when it was made longer."""
+    folder = tmp_path_factory.mktemp("card")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PELLUCID_CACHE", str(folder / "cache"))
+        (folder / "text.txt").write_text(shakespeare[:4000])
+        made = pellucid.train(folder / "text.txt", out=folder / "run", preset="gpt2", tokens=5 * 64, fields=FIELDS)
+        pellucid.train(out=made.path, resume=True, steps=8)
+    return made.path
+
+
+def training_section(run, tmp_path, checkpoint):
+    """What the card says of the training, by name."""
+    model = read_model(run, checkpoint=checkpoint)
+    (tmp_path / "new").mkdir()
+    card = write_card(tmp_path / "new", model.architecture, "pellucid", "", None, model.about).read_text()
+    section = card.split("## Training\n\n")[1].split("\n\n##")[0]
+    return dict(line.removeprefix("- ").split(": ", 1) for line in section.splitlines())
+
+
+@pytest.mark.parametrize(("checkpoint", "steps"), [("4", "4 (this checkpoint; the run went to step 8)"), ("last", "8")])
+def test_steps_tokens_and_minutes_are_those_of_the_checkpoint(run, tmp_path, checkpoint, steps):
+    """Of a run of 5 steps by tokens, made longer to 8: its recipe says tokens = 320, minutes = 0, steps = 8."""
+    step = int(steps[0])
+    rows = [row for row in read_metrics(run / "metrics.jsonl") if row["step"] <= step]
+    seconds, said = max(row["seconds"] for row in rows if "seconds" in row), training_section(run, tmp_path, checkpoint)
+    assert said["steps taken"] == steps
+    read = json.loads((run / "data.json").read_text())["parts"]["train"]["tokens"]
+    assert said["tokens seen"] == f"{64 * step:,}, {64 * step / read:.2f} times the {read:,} of the training text"
+    assert said["minutes"] == f"{seconds / 60:,.2f}, with measuring, sampling and saving"
+    assert said["rows in a step"] == "4"
+    assert not {"tokens", "epochs", "steps", "warmup", "mask_share"} & said.keys()
+    assert not {"-1", "0", "0.0", "auto", ""} & set(said.values())
+
+
+def test_a_run_that_ended_early_and_passed_over_steps_says_so(run, tmp_path):
+    model = read_model(run, checkpoint="last")
+    about = dict(model.about)
+    about["training"] = about["training"] | {"steps": 6, "last_step": 6, "passed_over": 2}
+    card = write_card(tmp_path, model.architecture, "pellucid", "", None, about).read_text()
+    assert "steps taken: 6, of 8 planned; 2 of them changed nothing, their loss or gradient was not finite" in card
+
+
+def test_a_model_without_a_run_has_no_section_on_training(run, tmp_path):
+    model = read_model(run)
+    card = write_card(tmp_path, model.architecture, "pellucid", "", None, {"source": "mine"}).read_text()
+    assert "## Training" not in card
+    assert card.count("Not known to whoever wrote this model out.") == 2
