@@ -36,6 +36,7 @@ from pellucid.hub.write import (
 )
 from pellucid.model import Transformer
 from pellucid.model.weights import state_of
+from pellucid.text.destination import check_destination
 from pellucid.text.interface import Tokenizer
 from pellucid.training.folder import load_run, read_json, read_recipe
 from pellucid.training.metrics import read_metrics
@@ -119,6 +120,7 @@ def convert(
         raise FolderError(f"{destination} exists: choose a new name")
     if to is not None and to not in get_args(Layout):
         raise FolderError(f"to = {to!r}: say one of {', '.join(get_args(Layout))}")
+    check_request(destination, to, weights)
     model = read_model(given, checkpoint=checkpoint, trust=trust)
     layout = to or ("gguf" if destination.suffix == ".gguf" else "pellucid" if model.family else "huggingface")
     goal = Goal(layout, destination.name, family, shard, weights, licence, checkpoint, compare)
@@ -129,6 +131,14 @@ def convert(
             said = str(parity or "the logits were not compared with those of another implementation")
             write_card(folder, model.architecture, layout, said, licence, model.about)
     return Converted(destination, layout, n_bytes, parity)
+
+
+def check_request(destination: Path, to: Layout | None, weights: Kept | None) -> None:
+    """Refuse what can be seen to be wrong before the model is read: where it goes, and weights of another layout."""
+    check_destination(destination)
+    layout = to or ("gguf" if destination.suffix == ".gguf" else None)
+    if weights is not None and layout != "gguf":
+        raise FolderError(f"weights = {weights} goes with to = gguf, or a destination NAME.gguf: leave it out")
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from pellucid.predictors.mixed import mixed_with
 from pellucid.predictors.train import Kind, train_predictor
 from pellucid.predictors.use import Predictor
 from pellucid.report.ending import beside, finish
+from pellucid.text.destination import check_destination
 from pellucid.text.tokenizer import Tokenizer
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import steps_of
@@ -149,6 +150,7 @@ class LanguageModel(Opened):
         network, folder = with_edits(self.network, edits) if edits else self.network, Path(folder)
         if folder.exists() and any(folder.iterdir()):
             raise ModelError(f"{folder} is not empty: choose a new folder")
+        check_destination(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "architecture.json").write_text(json.dumps(network.architecture.to_dict(), indent=1) + "\n")
         self.tokenizer.save(folder)

@@ -63,7 +63,7 @@ def test_fewer_tokens_than_a_window_whatever_the_length(tmp_path, capsys):
 def test_an_output_folder_that_exists(tmp_path, capsys, text):
     (tmp_path / "there").mkdir()
     errors = refused(tmp_path, capsys, text, "--out", tmp_path / "there")
-    assert "exists: choose another --out, or continue that run with --resume" in errors
+    assert "exists: choose another folder, or continue that run with --resume" in errors
 
 
 def test_without_out_the_next_free_name_is_taken(tmp_path, text, monkeypatch, capsys):
@@ -99,10 +99,10 @@ def test_sizes_that_cannot_fit_are_refused_before_anything_is_allocated(tmp_path
     [
         (["--set", "d_model=18", "--set", "n_heads=4"], "expected a divisor of d_model = 18"),
         (["--preset", "big"], "there is no preset 'big'"),
-        (["--tokenizer", "bep"], "bep: there is no such tokenizer; say bpe, word, char, byte"),
+        (["--tokenizer", "bep"], "bep: there is no such tokenizer; did you mean bpe? say bpe, word, char, byte"),
         (["--tokenizer", "byte", "--vocabulary", "400"], "expected 0 where text.tokenizer = byte"),
-        (["--device", "gpu"], "train.device = 'gpu': say auto, cpu, cuda, mps"),
-        (["--device", "meta"], "train.device = 'meta': say auto, cpu, cuda, mps"),
+        (["--device", "gpu"], "--device gpu: expected auto, cpu, cuda, mps"),
+        (["--set", "device=meta"], "train.device = 'meta': say auto, cpu, cuda, mps"),
         (["--device", "cuda:99"], "device 'cuda:99' cannot be used here"),
         (["--set", "modle.d_model=3"], "did you mean 'model.d_model'?"),
         (["--set", "lr=1"], "did you mean 'train.learning_rate'?"),
@@ -111,7 +111,7 @@ def test_sizes_that_cannot_fit_are_refused_before_anything_is_allocated(tmp_path
         (["--minutes", "1"], "the length is given twice, by minutes and steps"),
         (["--set", "tokens=9"], "the length is given twice, by steps and tokens"),
         (["--from", "nowhere"], "nowhere is no folder here and could not be had from the hub"),
-        (["--recipe", "none.toml"], "none.toml cannot be read"),
+        (["--recipe", "none.toml"], "--recipe none.toml: expected a file"),
     ],
 )
 def test_a_choice_that_does_not_exist(tmp_path, capsys, text, arguments, says):

@@ -302,7 +302,7 @@ def test_a_batch_that_was_divided_among_passes_may_be_asked_for_again(text, tmp_
 
 def test_an_empty_path_is_none_and_half_a_step_is_none(text, tmp_path, capsys):
     """What an unset variable gives must not train on the folder one happens to be in."""
-    assert "one by an empty path" in refuse(capsys, text, "")
+    assert "an empty path was given" in refuse(capsys, text, "")
     with pytest.raises(RecipeError, match=r"steps = 1.5: expected a whole number"):
         pellucid.train(text, out=tmp_path / "run", steps=1.5)
     assert not (tmp_path / "run").exists()

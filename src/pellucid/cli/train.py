@@ -180,17 +180,16 @@ def check_before_reading(
 ) -> None:
     """Refuse what needs neither text nor model to be seen as wrong, in a fraction of a second."""
     for path in paths:
+        if not path:
+            raise OptionError("an empty path was given: name a file or a folder of text")
         if path != "-" and not glob.has_magic(path) and not Path(path).exists():
             raise OptionError(f"{path}: there is no such file or folder")
     if output.resume:
+        check_run(output.out)
         return  # what may differ from the run is decided by the run
-    if output.out is not None:
-        if output.out.exists():
-            raise OptionError(
-                f"--out {output.out} exists: choose another folder, or continue that run with --resume --out "
-                f"{output.out}"
-            )
-        check_destination(output.out)
+    if not paths:
+        raise OptionError("no text was named: give at least one file or folder, or - for standard input")
+    check_new_folder(output.out)
     if model.predictor not in (None, "transformer"):
         return
 
@@ -203,6 +202,22 @@ def check_before_reading(
         raise OptionError(f"--from takes the architecture of {model.from_}: leave out --preset {model.preset}")
     else:
         check_changes(changes, recipe)
+
+
+def check_run(out: Path | None) -> None:
+    """Refuse to resume what is no run."""
+    if out is None:
+        raise OptionError("--resume continues a run that exists: name its folder with --out, such as --out runs/NAME")
+    if not (out / "recipe.json").exists():
+        what = "has no recipe.json" if out.exists() else "does not exist"
+        raise OptionError(f"--resume --out {out}: it {what}; give the folder of a run, such as runs/NAME")
+
+
+def check_new_folder(out: Path | None) -> None:
+    """Refuse a folder that exists, or that cannot be made."""
+    if out is not None and out.exists():
+        raise OptionError(f"--out {out} exists: choose another folder, or continue that run with --resume --out {out}")
+    check_destination(Path("runs") / "run" if out is None else out)
 
 
 def parse_fields(pairs: Sequence[str]) -> dict[str, str]:

@@ -205,8 +205,8 @@ def train_images(
     if len(inputs) != 1:
         raise RecipeError(f"{len(inputs)} files were named: an image classifier is trained on one .npz file")
     recipe = make_image_recipe(tuple(map(str, inputs)), fields or {})
-    images, labels = read_images(inputs[0])
     run = choose_folder(None if out is None else Path(out), recipe.inputs)
+    images, labels = read_images(inputs[0])
     used, held = split(len(images), recipe)
     recipe = settled(recipe, images, labels, used)
     network = recipe.build().to(recipe.device)

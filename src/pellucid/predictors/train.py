@@ -39,7 +39,7 @@ from pellucid.training.display import PlainReporter, QuietReporter, make_reporte
 from pellucid.training.folder import choose_folder, only_one, read_json, write_folder
 from pellucid.training.interrupt import Interrupted, Interruption
 from pellucid.training.metrics import MetricsFile
-from pellucid.training.recipe import RecipeError
+from pellucid.training.recipe import RecipeError, check_tokenizer
 from pellucid.training.run import Run
 from pellucid.training.setup import read_text
 
@@ -76,6 +76,7 @@ def train_predictor(
     if not inputs:
         raise RecipeError("no text was named: give at least one file or folder")
     recipe = make_predictor_recipe(tuple(str(Path(p)) for p in inputs), kind, fields or {}, length)
+    check_tokenizer(recipe.text)
     return start(recipe, None if out is None else Path(out), reporter)
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from pellucid.text.destination import check_destination
 from pellucid.text.documents import read_corpus
 from pellucid.text.files import Reading
 from pellucid.text.tokenizer import LEARNED, Tokenizer, TokenizerError
@@ -23,6 +24,8 @@ def train_tokenizer(
     """
     if out is not None and (Path(out) / "tokenizer.json").exists():
         raise TokenizerError(f"{Path(out) / 'tokenizer.json'} exists: choose another folder")
+    if out is not None:
+        check_destination(Path(out) / "tokenizer.json")
     corpus = read_corpus([str(path) for path in inputs], reading=Reading(field=field))
     made = make_tokenizer(kind, corpus.texts(), vocabulary or (8192 if kind in LEARNED else None), **how)
     if out is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from pellucid.model import Transformer
 from pellucid.model.low_rank import adapt, merge
 from pellucid.model.weights import load_state, load_trained, state_of
+from pellucid.text.destination import check_destination
 from pellucid.text.locking import lock
 from pellucid.text.tokenizer import Tokenizer, load_tokenizer
 from pellucid.training.checkpoint import (
@@ -35,15 +36,21 @@ def cache_folder() -> Path:
 
 
 def choose_folder(out: Path | None, inputs: tuple[str, ...]) -> Path:
-    """The folder of a new run: the one asked for, which may not exist, or the next free runs/NAME."""
+    """The folder of a new run: the one asked for, which may not exist, or the next free runs/NAME.
+
+    Raises ValueError where it cannot be written, so that this is known before anything is read.
+    """
     if out is not None:
         if out.exists():
             raise RecipeError(f"{out} exists: choose another --out, or continue that run with --resume --out {out}")
+        check_destination(out)
         return out
     named = next((part for part in reversed(Path(inputs[0]).resolve().parts) if not glob.has_magic(part)), "")
     name = "stdin" if inputs[0] == "-" else re.sub(r"[^\w.-]+", "-", Path(named).stem) or "run"
     candidates = [Path("runs") / name, *(Path("runs") / f"{name}-{i}" for i in range(2, 10_000))]
-    return next(path for path in candidates if not path.exists())
+    chosen = next(path for path in candidates if not path.exists())
+    check_destination(chosen)
+    return chosen
 
 
 def write_folder(

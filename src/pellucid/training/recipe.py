@@ -18,7 +18,7 @@ from typing import Any, Self
 from pellucid.architecture import Architecture, ArchitectureError, architecture_fields, parse_value, resolve_field
 from pellucid.presets import preset
 from pellucid.text.files import Reading
-from pellucid.text.tokenizer import LEARNED
+from pellucid.text.tokenizer import LEARNED, Kind
 from pellucid.training.choices import ADAPTING, CONTINUING, AdaptChoices, Base
 from pellucid.training.choices import TextChoices as TextChoices
 from pellucid.training.choices import TrainChoices as TrainChoices
@@ -115,7 +115,20 @@ def make_recipe(
     """
     name, from_file = _preset_and_fields(preset_name, file)
     base = Recipe(inputs=inputs, model=preset(name or default_preset))
-    return with_fields(base, {**from_file, **changes})
+    made = with_fields(base, {**from_file, **changes})
+    check_tokenizer(made.text)
+    return made
+
+
+def check_tokenizer(text: TextChoices) -> None:
+    """Refuse a tokenizer that is neither a kind of them nor there; a run that is resumed has its own."""
+    if text.tokenizer not in typing.get_args(Kind) and not Path(text.tokenizer).exists():
+        near = difflib.get_close_matches(text.tokenizer, typing.get_args(Kind), 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise RecipeError(
+            f"{text.tokenizer}: there is no such tokenizer; {hint}say bpe, word, char, byte or the path of a "
+            "tokenizer.json"
+        )
 
 
 def make_recipe_on(
