@@ -52,6 +52,8 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
+from mutant_operators import ARRAY_OPERATORS
+
 ROOT = Path(__file__).parent.parent
 #: an operator is replaced by one of its kind: that bits of a float are a TypeError is no test's merit, and whether two
 #: equal strings are identical is no property of the code
@@ -129,8 +131,8 @@ def load_rooms(
 
 @cache
 def operators() -> dict[str, Any]:
-    """The operators of cosmic-ray that need no arguments and do not cross the kinds of operators."""
-    kept = {}
+    """Ours for arrays, and those of cosmic-ray that need no arguments and do not cross the kinds of operators."""
+    kept = {f"array/{kind.__name__}": kind() for kind in ARRAY_OPERATORS}
     for name in operator_names():
         operator = get_operator(name)
         replaced = set(name.split("_")[1:]) if "BinaryOperator_" in name or "ComparisonOperator_" in name else set()
@@ -140,18 +142,30 @@ def operators() -> dict[str, Any]:
     return kept
 
 
-def mutants_of(path: str, source: str) -> list[Mutant]:
-    """Every mutant of a file, but for those of type annotations, which fail on import or change nothing."""
+def mutants_of(path: str, source: str, provider: str) -> list[Mutant]:
+    """Every mutant of a file by the operators of a provider, core (cosmic-ray's) or array.
+
+    Type annotations are left alone: their mutants fail on import or change nothing.
+    """
     annotations = annotated_spans(source)
     counts: Counter[str] = Counter()
     found = []
     for node in ast_nodes(get_ast(source)):
         for name, operator in operators().items():
+            if not name.startswith(provider + "/") or orders_words(name, node):
+                continue
             for start, _ in operator.mutation_positions(node):
                 if not any(first <= start < last for first, last in annotations):
                     found.append(Mutant(path, *start, name, counts[name]))
                 counts[name] += 1
     return sorted(found)
+
+
+def orders_words(operator: str, node: Any) -> bool:
+    """Whether a comparison with a word would become one by the alphabet, which means nothing."""
+    equality = operator.endswith(("_Eq_NotEq", "_NotEq_Eq"))
+    words = node.type == "comparison" and any(child.type == "string" for child in node.children)
+    return words and "ComparisonOperator_" in operator and not equality
 
 
 def annotated_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -193,9 +207,10 @@ def changes_code(room: Room, mutant: Mutant) -> bool:
     return bool(functions) or outside
 
 
-def sample(room: Room, count: int, seed: int) -> list[Mutant]:
+def sample(room: Room, count: int, seed: int, provider: str = "core") -> list[Mutant]:
     """`count` mutants of the room, drawn without replacement; all of them if there are fewer."""
-    everything = [m for path in sorted(room.tests) for m in mutants_of(path, room.file(path).read_text("utf-8"))]
+    sources = {path: room.file(path).read_text(encoding="utf-8") for path in sorted(room.tests)}
+    everything = [mutant for path, source in sources.items() for mutant in mutants_of(path, source, provider)]
     random.Random(f"{room.name} {seed}").shuffle(everything)
     return sorted(itertools.islice((m for m in everything if changes_code(room, m)), count))
 
@@ -627,6 +642,9 @@ def main() -> int:
     parser.add_argument("--table", type=Path, default=ROOT / "tests" / "mutants.toml", help="rooms and their tests")
     parser.add_argument("--count", type=int, default=300, help="how many mutants to draw in each room")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument(
+        "--operators", choices=("core", "array"), default="core", help="cosmic-ray's, or ours for arrays"
+    )
     parser.add_argument("--session", type=Path, default=ROOT / ".cache" / "mutants", help="folder of the session files")
     parser.add_argument("--report", action="store_true", help="only print what the session files hold")
     options = parser.parse_args()
@@ -641,7 +659,10 @@ def main() -> int:
         sys.path.insert(0, str(room.source))
         for module in room.imports:
             importlib.import_module(module)
-        mutants, log = sample(room, options.count, options.seed), Log(room, options.session / f"{name}.jsonl")
+        mutants, log = (
+            sample(room, options.count, options.seed, options.operators),
+            Log(room, options.session / f"{name}.jsonl"),
+        )
         if not options.report:
             run(room, mutants, log)
         print(*report(room, mutants, log, equivalent), sep="\n")

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from cosmic_ray.mutating import mutate_code
+
+import mutants
+from mutant_operators import ARRAY_OPERATORS, LoseOperand, ReverseSequence, SwapArguments
 
 MUTANTS = Path(__file__).parent / "mutants.py"
 SOURCE = """
@@ -129,12 +133,20 @@ def test_tests_that_fail_on_the_unchanged_code_are_no_measure(package):
     assert not records
 
 
+def test_operators_for_arrays_do_what_their_examples_say():
+    for operator in ARRAY_OPERATORS:
+        for example in operator.examples():
+            mutated = mutate_code(example.pre_mutation_code, operator(), example.occurrence)
+            assert mutated == example.post_mutation_code
+    # names, stars, comprehensions and the first operand of a quotient stay
+    for operator in (SwapArguments, ReverseSequence):
+        for code in ("f(a, x=b)", "f(*a, b)", "[a for a in b]", "f(a)", "(a,)"):
+            assert mutate_code(code, operator(), 0) is None
+    assert mutate_code("a / b", LoseOperand(), 0) == "a"
+    assert mutate_code("a / b", LoseOperand(), 1) is None
+
+
 def test_the_table_names_files_that_are_there():
-    sys.path.insert(0, str(MUTANTS.parent))
-    try:
-        import mutants
-    finally:
-        sys.path.pop(0)
     rooms, _ = mutants.load_rooms()
     for room in rooms.values():
         assert all(room.file(path).is_file() for path in room.tests)
