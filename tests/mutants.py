@@ -10,9 +10,9 @@ nothing twice:
 - Outside of functions (defaults, constants, decorators, class bodies): a fork that has not imported the package yet
   imports it with the mutated module, and collects the tests itself.
 
-A mutant survives only if both ways find no failing test: the second way runs all tests of the module. Hypothesis does
-not shrink, for the first failing example is enough. A test may use ten times the processor time that it needs
-unchanged, and five seconds more.
+The second way also has the last word about functions that no test calls or that are called while tests are imported
+and collected; it runs all tests of the module. Hypothesis does not shrink, for the first failing example is enough. A
+test may use ten times the processor time that it needs unchanged, and five seconds more.
 
 Results are appended to a session file, one JSON object a line, and a run continues where the last one was stopped.
 After tests or sources were changed, only survivors and mutants of changed modules are run again.
@@ -476,7 +476,7 @@ def run_in_place(
 ) -> None:
     """Collect once, then run each mutant of a function in a fork that has the function's code replaced.
 
-    `done` gets the mutants that were killed, with the outcome and the test; all others need the other way.
+    `done` gets the mutants whose outcome is certain, with the outcome and the test; all others need the other way.
     """
 
     def run(session: pytest.Session) -> None:
@@ -502,8 +502,11 @@ def run_in_place(
 
             expected = sum(baseline.seconds[name] for name in names)
             outcome, name = forked(task, 60 + 40 * expected)
+            starts = {(place[0], place[2]) for place in changed}
             if outcome != "done" or name is not None:
                 done(mutant, "killed" if outcome == "done" else outcome, name or "")
+            elif not starts & baseline.collecting:
+                done(mutant, "survived", "")
 
     status = pytest.main([*PYTEST_OPTIONS, *room.test_files], plugins=[Session(run)])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):

@@ -45,6 +45,13 @@ def test_by_rows_and_not_over_the_whole_matrix():
     assert whole.sum() == pytest.approx(1)
 
 
+@pytest.mark.item("S0-3.1-a")
+def test_over_the_whole_matrix_means_each_matrix_of_a_batch(rng, same):
+    Z = rng.normal(size=(2, 3, N, N)) + 1000 * np.arange(6).reshape(2, 3, 1, 1)
+    mask = causal_mask(N)
+    same(softmax_matrix(Z, where=mask), np.stack([[softmax_matrix(z, where=mask) for z in row] for row in Z]))
+
+
 @pytest.mark.item("S0-3.1-a", "S2-2-h")
 def test_the_printed_softmax_sees_the_future(rng):
     """E-01: change the last token alone, and the printed head changes earlier rows."""

@@ -259,6 +259,28 @@ def test_rotated_products_depend_on_the_distance_alone(layout, d_rotary, seed):
 
 
 @pytest.mark.item("S0-1.2-h")
+def test_scaled_frequencies_by_hand():
+    """A plane turns n w / 2 pi times in the n positions of training: here 8, 4, 2.5, 1 and 0.5 times."""
+    w = 2 * np.pi * np.array([8.0, 4.0, 2.5, 1.0, 0.5]) / 8192
+    assert np.array_equal(E.scaled_frequencies(w, "none", 4.0), w)
+    assert np.array_equal(E.scaled_frequencies(w, "linear", 4.0), w / 4)
+    # from 4 turns on as they were, up to 1 turn divided by 4; halfway between, the mean of the two
+    np.testing.assert_allclose(E.scaled_frequencies(w, "llama3", 4.0) / w, [1, 1, 5 / 8, 1 / 4, 1 / 4], rtol=1e-12)
+    at_16 = E.scaled_frequencies(w * 512, "llama3", 2.0, low=2.0, high=6.0, n_trained=16)
+    np.testing.assert_allclose(at_16 / (w * 512), [1, 3 / 4, 1 / 2 + 1 / 16, 1 / 2, 1 / 2], rtol=1e-12)
+    with pytest.raises(ValueError, match="none, linear or llama3"):
+        E.scaled_frequencies(w, "yarn", 4.0)
+
+
+@pytest.mark.item("S0-1.1-m")
+def test_tokens_outside_the_vocabulary_are_refused_by_name():
+    assert E.check_tokens(np.array([], float), 3).shape == (0,)
+    for tokens, wrong in (([0, 3], 3), ([0, 7, 1], 7), ([-1, 2], -1), ([-2, 5], 5)):
+        with pytest.raises(ValueError, match=f"^token {wrong} is not in 0 \\.\\.\\. 2$"):
+            E.check_tokens(np.array(tokens), 3)
+
+
+@pytest.mark.item("S0-1.2-h")
 def test_alibi_by_hand():
     assert E.alibi_slopes(8).tolist() == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
     assert E.alibi(1, 2, 3)[0].tolist() == [[-1 / 256, -0.0, -1 / 256], [-2 / 256, -1 / 256, -0.0]]

@@ -36,6 +36,10 @@ def test_a_network_is_a_directed_acyclic_graph():
         F.network("abc", [("a", "b")], relu)
     with pytest.raises(ValueError, match="twice"):
         F.network("ab", [("a", "b"), ("a", "b")], relu)
+    with pytest.raises(ValueError, match="vertex 'c'"):
+        F.network("abcd", [("a", "b")], relu)
+    with pytest.raises(ValueError, match="expected one for each"):
+        F.network("abcd", [("a", "b"), ("b", "c"), ("c", "d")], {"b": relu})
     # E-03: outputs have no activation function
     with pytest.raises(ValueError, match="activations"):
         F.network("abc", [("a", "b"), ("b", "c")], {"b": relu, "c": relu})

@@ -97,6 +97,19 @@ def test_an_end_token_ends_the_text():
     assert out == [0, 1, 2, 3]
 
 
+@pytest.mark.item("S3-1-d", "S1-1.1.2-h")
+def test_an_end_token_ends_the_text_of_a_cache_too(rng):
+    """Only the last token ends a text: the prompt may begin with the end token, as every document does."""
+    a = small()
+    w = random_weights(a, rng)
+    free = G.generate_with_cache(a, w, [3, 1], 10)
+    for eos in {*free[2:], 3}:
+        ended = G.generate_with_cache(a, w, [3, 1], 10, eos=eos)
+        n = free[2:].index(eos) + 3 if eos in free[2:] else 12
+        assert ended == free[:n]
+        assert ended == G.generate(lambda tokens: forward(a, w, np.array(tokens))[-1], [3, 1], 10, eos=eos)
+
+
 @pytest.mark.item("S0-4.3-e")
 def test_samples_have_the_frequencies_of_the_distribution():
     """Chi squared with four degrees of freedom: 18.47 is exceeded once in a thousand times."""

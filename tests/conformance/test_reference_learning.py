@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from pellucid.architecture import Architecture
 from pellucid.reference import learning as L
 from pellucid.reference.embedding import one_hot
-from pellucid.reference.functions import layer_norm, log_softmax, softmax
+from pellucid.reference.functions import ACTIVATION, layer_norm, log_softmax, softmax
 from pellucid.reference.generation import greedy
 from pellucid.reference.predictors import logistic_lm, ngram_counts, ngram_probability
 from pellucid.reference.tape import Var, gradient
@@ -88,6 +88,30 @@ def test_the_gradient_is_torchs(rng, same):
     same(value, loss.item())
     same(g["x"], tx.grad.numpy())
     same(g["y"], ty.grad.numpy())
+
+
+@pytest.mark.parametrize("word", ACTIVATION)
+def test_the_derivative_of_every_activation_is_torchs(word, same):
+    x = np.linspace(-4, 4, 41)
+    value, g = gradient(lambda v: np.sum(ACTIVATION[word](v["x"]) * x), {"x": x})
+    theirs = {
+        "gelu": torch.nn.functional.gelu, "gelu_tanh": lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
+        "relu": torch.relu, "relu2": lambda t: torch.relu(t) ** 2, "silu": torch.nn.functional.silu, "tanh": torch.tanh,
+    }  # fmt: skip
+    t = torch.tensor(x, requires_grad=True)
+    loss = (theirs[word](t) * torch.tensor(x)).sum()
+    loss.backward()
+    assert t.grad is not None
+    same(value, loss.item())
+    # at the corner of a relu any slope between 0 and 1 is one
+    same(np.where(x == 0, 0, g["x"]), np.where(x == 0, 0, t.grad.numpy()))
+
+
+def test_axes_without_entries_have_their_shape():
+    v = {"x": np.ones((0, 3)), "y": np.ones((1, 3))}
+    value, g = gradient(lambda w: np.sum(w["x"] * w["y"]) + np.sum(w["x"] - w["x"]), v)
+    assert value == 0
+    assert {name: x.shape for name, x in g.items()} == {"x": (0, 3), "y": (1, 3)}
 
 
 def test_the_tape_refuses_what_it_cannot_differentiate():

@@ -75,6 +75,15 @@ def test_the_series_of_approximations(shakespeare):
 
 
 @pytest.mark.item("S4-emp-b")
+def test_entropies_by_hand():
+    """aabb: of four letters two each; of three pairs one each."""
+    F = P.conditional_entropies("aabb", 2, n_symbols=4)
+    assert pytest.approx([2, 1, np.log2(3) - 1]) == F
+    assert P.conditional_entropies("ab", 2) == [1, 1, -1]
+    assert P.conditional_entropies("aaaa", 3, n_symbols=2) == [1, 0, 0, 0]
+
+
+@pytest.mark.item("S4-emp-b")
 def test_shannons_entropies(shakespeare):
     text = letters(shakespeare)
     F = P.conditional_entropies(text, 3)

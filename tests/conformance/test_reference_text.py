@@ -33,6 +33,17 @@ def test_documents_survive_the_stream_and_text_cannot_forge_a_separator():
     for text in ("<|endoftext|>", "a★b", "x<|endoftext|>y"):
         assert separator not in B.bpe_encode(text, bpe)
     assert B.bpe_encode("x<|endoftext|>y", bpe, allowed_special=[T.END_OF_TEXT])[1] == separator
+    # a special token that begins another is not taken for it
+    two = B.bpe_train(["some text"], 260, special=["<|end|>", "<|end|><|of|>"])
+    long = B.special_token("<|end|><|of|>", two)
+    for names in (["<|end|>", "<|end|><|of|>"], ["<|end|><|of|>", "<|end|>"]):
+        assert B.bpe_encode("a<|end|><|of|>", two, allowed_special=names)[1:] == [long]
+
+
+def test_white_space_is_unicodes():
+    """Python's isspace counts the four separators of ASCII too, which have no such property."""
+    spaces = {chr(point) for point in range(0x110000) if chr(point).isspace()}
+    assert spaces - set("\x1c\x1d\x1e\x1f") == T.WHITE_SPACE
 
 
 @pytest.mark.item("S0-1.1-b")
@@ -293,6 +304,8 @@ def test_tokens_share_a_stem_and_words_do_not():
     cat, cats = B.bpe_encode(" cat", bpe), B.bpe_encode(" cats", bpe)
     assert cats[0] == cat[0]
     words = T.word_vocabulary(text, 10)
+    # the most frequent words, equals by the alphabet
+    assert T.word_vocabulary("b a c b a d b", 4) == [T.UNKNOWN, "b", "a", "c"]
     assert len({words.index("cat"), words.index("cats")}) == 2
 
 

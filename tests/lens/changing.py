@@ -46,6 +46,8 @@ def one_edit(draw: st.DrawFn, a: Architecture, name: str, n: int, in_generation:
         change.add(name, vector, factor=0.5, **where),
         change.scale(name, 0.7, **where),
         change.clamp(name, -0.4, 0.6, **where),
+        change.clamp(name, high=0.3, **where),
+        change.clamp(name, low=-0.2, **where),
     ]
     if not scores:
         options += [change.resample(name, noise(*whole), **where), change.mean(name, vector, **where)]

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from changing import drawn_edits, one_edit
@@ -23,7 +24,7 @@ from pellucid.model.weights import load_state, state_of
 from pellucid.names import axes, names
 from pellucid.names import writers as names_of_writers
 from pellucid.reference import transformer as reference
-from pellucid.reference.edits import edit_functions
+from pellucid.reference.edits import edit_functions, edited
 from pellucid.reference.tap import Tap
 from pellucid.text.tokenizer import train_tokenizer
 from running import any_architectures, draw_tokens, source_tokens, with_encoder
@@ -63,6 +64,23 @@ def test_the_same_edit_on_the_engine_and_in_the_definition(a, data):
         hidden = theirs == -torch.inf
         assert torch.equal(value == -torch.inf, hidden), name
         assert difference(value.masked_fill(hidden, 0), theirs.masked_fill(hidden, 0)) <= 1e-9, name
+
+
+def test_edits_by_definition_on_one_tensor():
+    x = np.random.default_rng(0).normal(size=(2, 3, 4))
+    rows = np.random.default_rng(1).normal(size=(2, 3, 4))
+    name = "blocks.0.resid_pre"
+    assert np.array_equal(edited(change.clamp(name, low=0.5), x), np.maximum(x, 0.5))
+    assert np.array_equal(edited(change.clamp(name, high=0.5), x), np.minimum(x, 0.5))
+    # a direction for each position of each row
+    projected = edited(change.project_out(name, rows), x)
+    for b, i in np.ndindex(2, 3):
+        u = rows[b, i] / np.linalg.norm(rows[b, i])
+        assert np.allclose(projected[b, i], x[b, i] - (x[b, i] @ u) * u, atol=1e-14)
+    # what is not named stays, whichever axis the place is on
+    only = edited(change.zero(name, row=1, pos=[0, 2]), x)
+    assert np.array_equal(only[0], x[0])
+    assert np.array_equal(only[1], x[1] * [[0], [1], [0]])
 
 
 @settings(max_examples=40)
