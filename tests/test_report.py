@@ -142,6 +142,67 @@ def test_a_run_ends_with_its_report(trained):
         assert f"{line.bits_per_byte:.3f}" in page.text
 
 
+def test_what_is_measured_on_the_way_is_said_in_the_legend(run):
+    """ "Its beginning" in figures, in both pictures and in a sentence, where it is not all of the held-out text."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if "held_out_part" in row and row["step"] == 12:
+            row["held_out_loss"] = row["held_out_part"] + 0.25
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    about = Contents.of(run)
+    asked, total = about.recipe.train.evaluate_tokens, about.data["parts"]["held_out"]["tokens"]
+    said = Page(page_of(about)).text
+    assert said.count(f"held-out, its first {asked:,} tokens") == 2
+    assert said.count(f"all of it, {total:,} tokens") == 2
+    assert f"the first {asked:,} of the {total:,} held-out tokens are measured, the same every time" in said
+
+
+def test_samples_are_whole(run):
+    """However long: no box cuts them, and nothing is left out."""
+    long = "".join(f"line {i} of many\n" for i in range(300))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 12, "sample": long}) + "\n")
+    page = page_of(Contents.of(run))
+    assert long in Page(page).text
+    assert not re.search(r"max-height|-webkit-line-clamp|text-overflow", page)
+
+
+def test_tables_scroll_by_themselves(run):
+    """Each in a box of its own that a keyboard can reach, so that the page is never wider than the screen."""
+    data = json.loads((run / "data.json").read_text())
+    data["skipped"] = [["a.bin", "not text"]]
+    data["held_out"] = {"note": "two", "documents": [["text.txt", 0, 3000], ["b.txt", 0, 0]]}
+    (run / "data.json").write_text(json.dumps(data))
+    page = page_of(Contents.of(run))
+    boxes = re.findall(r'<div class=scroll tabindex=0 role=region aria-label="[^"]+"><table>', page)
+    assert len(boxes) == page.count("<table") == 3
+    assert re.search(r"\.scroll \{ overflow-x: auto;", page)
+
+
+def test_the_held_out_documents_are_listed(run):
+    data = json.loads((run / "data.json").read_text())
+    data["sources"] = [{"path": "many.jsonl", "n_documents": 500, "n_bytes": 9, "sha256": "0"}]
+    data["sources"] += [{"path": "one.txt", "n_documents": 1, "n_bytes": 9, "sha256": "1"}]
+    chosen = [["one.txt", 0, 1234], *(["many.jsonl", k, 0] for k in range(0, 500, 2))]
+    data["held_out"] = {"note": "251 of 501 documents are held out", "documents": chosen}
+    data["parts"]["held_out"]["documents"] = 251
+    (run / "data.json").write_text(json.dumps(data))
+    said = Page(page_of(Contents.of(run))).text
+    assert "251 of 501 documents are held out." in said
+    assert "one.txtthe filefrom character 1,235 on" in said
+    assert "many.jsonl1 of 500all of it" in said
+    assert "many.jsonl397 of 500all of it" in said
+    assert "188 more" in said
+    assert "and 51 more that are not listed here" in said
+    for rule, expected in (
+        ("tail", "The last 10.0% of every document."),
+        ("documents", "251 documents; data.json does"),
+    ):
+        data["split"], data["held_out"] = {"rule": rule, "held_out": 0.1}, None
+        (run / "data.json").write_text(json.dumps(data))
+        assert expected in Page(page_of(Contents.of(run))).text
+
+
 def test_the_share_of_the_peak_is_what_its_formula_says(run):
     (run / "machine.json").write_text(json.dumps({"product_flops": 1e9, "precision": "float32"}))
     rows = [{"step": s, "loss": 2.0, "tokens": 64 * s, "seconds": s / 100} for s in range(1, 13)]
@@ -399,6 +460,55 @@ def test_names_do_not_lie_on_each_other():
     gaps = [after - before for (before, _), (after, _) in itertools.pairwise(found)]
     assert min(gaps) >= 11.4
     assert found[-1][0] < HEIGHT - 30
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(st.floats(0, 9), min_size=1, max_size=12), st.lists(st.floats(1, 8), min_size=2, max_size=30))
+def test_labels_of_yardsticks_never_collide(levels, values):
+    """With each other, with the dashed lines, with the curve, or with the picture's edge, wherever the numbers lie."""
+    given_ = [Level(f"{i}-gram", v) for i, v in enumerate(levels)]
+    made = chart("Held-out text", [Line("held-out", list(enumerate(values)))], given_)
+    tags = Page(made).tags
+    names = [at for tag, at in tags if tag == "text" and at["class"].startswith("name")]
+    drawn = [at for tag, at in tags if tag == "line" and at["class"] == "level"]
+    assert len(names) == len(drawn)
+    below = Page(made).text.partition("Above the picture:")[2]
+    assert all(f"{v.name} {v.value:.2f}" in below for v in given_ if f"{v.label}</text>" not in made)
+    if not names:
+        return
+    places = sorted(float(at["y"]) for at in names)
+    assert all(after - before >= 11.4 for before, after in itertools.pairwise(places))
+    assert places[0] >= 8
+    assert places[-1] <= HEIGHT - BOTTOM + 4
+    edge = max(float(at["x2"]) for at in drawn)
+    labels = re.findall(r'<text class="name quiet" x="([\d.]+)" y="[\d.]+">([^<]+)</text>', made)
+    for x, label in labels:
+        assert float(x) > edge + 5
+        assert float(x) + 6.8 * len(label) <= WIDTH + 0.1
+    for tag, at in tags:
+        if tag in ("polyline", "circle") and at["class"].split()[0] in ("line", "end"):
+            xs = [at["cx"]] if tag == "circle" else [pair.split(",")[0] for pair in at["points"].split()]
+            assert all(float(x) <= edge + 0.1 for x in xs)
+
+
+def test_an_axis_that_is_cut_says_so():
+    """The first twentieth of the steps does not decide the picture; what is cut off is in a sentence."""
+    points = [(float(step), 9.5 if step < 3 else 3 - step / 100) for step in range(1, 101)]
+    said = Page(chart("Loss", [Line("training", points)])).text
+    assert "The axis is cut at 3: training is above it until step 2, and reaches 9.5." in said
+    low = [(float(step), 0.5 if step < 3 else 20_000.0 + step) for step in range(1, 101)]
+    assert "speed is below it until step 2, and reaches 0.5." in Page(chart("Speed", [Line("", low)])).text
+    assert "cut" not in Page(chart("Loss", [Line("training", points[10:])])).text
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=60))
+def test_a_point_outside_the_picture_is_never_passed_over_in_silence(values):
+    made = chart("Loss", [Line("", list(enumerate(values)))])
+    (line,) = re.findall(r'<polyline class="line model" points="([^"]+)"', made)
+    places = [float(pair.split(",")[1]) for pair in line.split()]
+    outside = any(not TOP - 0.1 <= y <= HEIGHT - BOTTOM + 0.1 for y in places)
+    assert outside == ("The axis is cut" in made)
 
 
 def test_ticks_are_round_and_inside():

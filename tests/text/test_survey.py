@@ -121,6 +121,25 @@ def test_the_command_shows_all_of_it(tmp_path, udhr, shakespeare, capsys):
     assert main(["tokenizer", "show", str(tmp_path / "none")]) == 2
 
 
+@pytest.mark.parametrize("kind", ["bpe", "word"])
+def test_a_text_without_words_shows_no_nan(kind, tmp_path, shakespeare, capsys, monkeypatch):
+    """There is nothing to divide by: a dash, and what it stands for; also where a text has no token at all."""
+    monkeypatch.setenv("COLUMNS", "200")
+    train_tokenizer(kind, [shakespeare], 400).save(tmp_path / "made")
+    texts = {"marks.txt": "!!! ... ???\n", "blanks.txt": "   \n\n  ", "words.txt": "to be\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    shown = ["tokenizer", "show", str(tmp_path / "made"), *(str(tmp_path / name) for name in texts)]
+    assert main(shown) == 0
+    out = capsys.readouterr().out
+    assert not re.search(r"\bnan\b|\binf\b", out)
+    row = next(line for line in out.splitlines() if "marks.txt" in line)
+    assert row.split("\u2502")[6].strip() == "\u2013"
+    assert "\u2013: nothing to divide by; a word is a run of letters and digits" in out
+    assert main([*shown[:3], str(tmp_path / "words.txt")]) == 0
+    assert "\u2013" not in capsys.readouterr().out
+
+
 WHOLE = Path(pellucid.__file__).parent / "data" / "shakespeare.txt"
 
 

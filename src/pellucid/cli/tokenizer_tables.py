@@ -1,5 +1,6 @@
 """A tokenizer as tables and trees for a terminal."""
 
+import math
 from collections.abc import Iterable
 
 from rich.console import Console
@@ -11,6 +12,9 @@ from pellucid.text.bpe import BPETokenizer
 from pellucid.text.interface import Tokenizer
 from pellucid.text.survey import Measure, Merged, Survey, merge_trees
 from pellucid.text.visible import visible as seen
+
+#: in the place of a ratio to nothing
+NONE = "\u2013"
 
 
 def print_survey(found: Survey, words: Iterable[str], rows: int) -> None:
@@ -57,8 +61,12 @@ def measures(title: str, rows: dict[str, Measure]) -> Table:
         table.add_column("unknown", justify="right")
     for name, m in rows.items():
         cells = [f"{m.n_bytes:,}", f"{m.n_tokens:,}"]
-        cells += [f"{x:.2f}" for x in (m.bytes_per_token, m.characters_per_token, m.tokens_per_word)]
+        ratios = m.bytes_per_token, m.characters_per_token, m.tokens_per_word
+        cells += [NONE if math.isnan(x) else f"{x:.2f}" for x in ratios]
         table.add_row(escape(name), *cells, *([f"{m.n_unknown / max(m.n_tokens, 1):.2%}"] if unknown else []))
+    if not all(m.n_words for m in rows.values()):
+        table.caption = f"{NONE}: nothing to divide by; a word is a run of letters and digits"
+        table.caption_justify = "left"
     return table
 
 

@@ -1,4 +1,4 @@
-"""Line charts as SVG: steps to the right, the lines' names above, those of levels at the levels themselves."""
+"""Line charts as SVG: steps to the right, the lines' names above, those of levels beside the picture."""
 
 import html
 import math
@@ -10,8 +10,10 @@ WIDTH, HEIGHT = 360.0, 228.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 14.0, 32.0
 #: points that a line has at most: more are averaged
 POINTS = 240
-#: pixels between two names
-LINE = 11.5
+#: pixels between two names, and of one letter of them, at most
+LINE, LETTER = 11.5, 6.8
+#: from the picture's edge to the names of levels
+LEADER = 12.0
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Level:
-    """A horizontal line, named at its end."""
+    """A horizontal line, named beside the picture."""
 
     name: str
     value: float
+
+    @property
+    def label(self) -> str:
+        """The name and the number."""
+        return f"{self.name} {self.value:.2f}"
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -57,17 +64,23 @@ def short(x: float) -> str:
     return f"{x / 1e6:g}M" if abs(x) >= 1e6 else f"{x / 1e3:g}k" if abs(x) >= 1e4 else f"{x:g}"
 
 
+def said_of(x: float) -> str:
+    """A number in a sentence: 12,345, 3.37, 0.00052."""
+    return f"{x:,.0f}" if 1e3 <= abs(x) < 1e15 else f"{x:.3g}"
+
+
 @dataclass(frozen=True)
 class Frame:
-    """Where numbers lie in the picture."""
+    """Where numbers lie in the picture, which ends at `edge` on the right; names of levels stand behind it."""
 
     x_low: float
     x_high: float
     y_low: float
     y_high: float
+    edge: float = WIDTH - RIGHT
 
     def x(self, value: float) -> float:
-        return LEFT + (value - self.x_low) / ((self.x_high - self.x_low) or 1.0) * (WIDTH - LEFT - RIGHT)
+        return LEFT + (value - self.x_low) / ((self.x_high - self.x_low) or 1.0) * (self.edge - LEFT)
 
     def y(self, value: float) -> float:
         share = (value - self.y_low) / ((self.y_high - self.y_low) or 1.0)
@@ -77,28 +90,47 @@ class Frame:
 def chart(title: str, lines: Sequence[Line], levels: Sequence[Level] = (), unit: str = "", zero: bool = False) -> str:
     """An SVG of the lines that have points; nothing where none has.
 
-    Where the first twentieth of the steps is much higher than the rest it is cut off; levels far above the lines are
-    named and not drawn.
+    What the first twentieth of the steps has above or below the rest is cut off, and levels far above the lines are not
+    drawn; a sentence below the picture says so.
     """
     drawn = [Line(line.name, points, line.kind) for line in lines if (points := thinned(line.points))]
     if not drawn:
         return ""
     frame, beyond = _frame(drawn, levels, zero)
     inside = _ordered([level for level in levels if level not in beyond], frame)
-    names = spaced([(frame.y(level.value) - 3, level.name) for level in inside])
+    names = spaced([(frame.y(level.value) + 3.5, level.name) for level in inside])
     body = [_axes(frame), *(_level(frame, level, y) for level, (y, _) in zip(inside, names, strict=True))]
     said = f"{title}: " + "; ".join(f"{line.name or title} ends at {line.points[-1][1]:.4g}" for line in drawn)
-    below = f"Above the picture: {', '.join(f'{v.name} {v.value:.2f}' for v in beyond)}." if beyond else ""
+    below = _cut(frame, drawn, title)
+    below += [f"Above the picture: {', '.join(f'{v.name} {v.value:.2f}' for v in beyond)}."] if beyond else []
     return (
         f'<figure class="chart"><figcaption>{_caption(title, unit, drawn)}</figcaption>'
         f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{_e(said)}">{"".join(body)}'
-        f"{_lines(frame, drawn)}</svg>" + (f'<p class="quiet">{_e(below)}</p>' if below else "") + "</figure>"
+        f"{_lines(frame, drawn)}</svg>" + (f'<p class="quiet">{_e(" ".join(below))}</p>' if below else "") + "</figure>"
     )
+
+
+def _cut(frame: Frame, lines: Sequence[Line], title: str) -> list[str]:
+    """Sentences on the lines that leave the picture: on which side, how far, and until which step."""
+    said = []
+    for line in lines:
+        for outside, side, end, most in (
+            ([p for p in line.points if p[1] > frame.y_high], "above", frame.y_high, max),
+            ([p for p in line.points if p[1] < frame.y_low], "below", frame.y_low, min),
+        ):
+            if outside:
+                far, last = most(y for _, y in outside), max(x for x, _ in outside)
+                name = line.name.partition(",")[0] or title.lower()
+                said.append(
+                    f"The axis is cut at {said_of(end)}: {name} is {side} it until step {last:,.0f}, and reaches "
+                    f"{said_of(far)}."
+                )
+    return said
 
 
 def _caption(title: str, unit: str, lines: Sequence[Line]) -> str:
     """The title, the unit, and each line's name with its colour."""
-    made = _e(title) + (f' <span class="quiet">{_e(unit)}</span>' if unit else "")
+    made = f"<span>{_e(title)}" + (f' <span class="quiet">{_e(unit)}</span>' if unit else "") + "</span>"
     named = "".join(
         f'<span class="key {line.kind}{" ring" if len(line.points) == 1 else ""}">{_e(line.name)}</span>'
         for line in lines
@@ -117,7 +149,9 @@ def _frame(lines: Sequence[Line], levels: Sequence[Level], zero: bool) -> tuple[
     ys += [level.value for level in levels if level not in beyond]
     low, high = min(ys), max(ys)
     pad = 0.06 * ((high - low) or abs(high) or 1.0)
-    return Frame(min(xs), max(xs), 0.0 if zero else low - pad, high + pad), beyond
+    longest = max((len(level.label) for level in levels if level not in beyond), default=0)
+    edge = WIDTH - (min(LEADER + LETTER * longest, WIDTH / 2) if longest else RIGHT)
+    return Frame(min(xs), max(xs), 0.0 if zero else low - pad, high + pad, edge), beyond
 
 
 def _ordered(levels: Sequence[Level], frame: Frame) -> list[Level]:
@@ -139,7 +173,7 @@ def spaced(places: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
 
 def _axes(frame: Frame) -> str:
     rows = "".join(
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{frame.y(v):.1f}" y2="{frame.y(v):.1f}"/>'
+        f'<line class="grid" x1="{LEFT}" x2="{frame.edge:g}" y1="{frame.y(v):.1f}" y2="{frame.y(v):.1f}"/>'
         f'<text class="tick" x="{LEFT - 5}" y="{frame.y(v) + 3.5:.1f}" text-anchor="end">{short(round(v, 10))}</text>'
         for v in ticks(frame.y_low, frame.y_high)
     )
@@ -147,17 +181,19 @@ def _axes(frame: Frame) -> str:
         f'<text class="tick" x="{frame.x(v):.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">'
         f"{short(round(v, 10))}</text>"
         for v in ticks(frame.x_low, frame.x_high, 5)
-        if LEFT - 1 <= frame.x(v) <= WIDTH - RIGHT - 8
+        if LEFT - 1 <= frame.x(v) <= frame.edge - 8
     )
-    return rows + columns + f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">step</text>'
+    return rows + columns + f'<text class="tick" x="{frame.edge:g}" y="{HEIGHT - 3}" text-anchor="end">step</text>'
 
 
 def _level(frame: Frame, level: Level, name_at: float) -> str:
-    y = frame.y(level.value)
+    """A dashed line, and its name behind the edge, led to where the name had to move."""
+    y, edge = frame.y(level.value), frame.edge
+    lead = f'x1="{edge:.1f}" y1="{y:.1f}" x2="{edge + LEADER - 3:.1f}" y2="{name_at - 3.5:.1f}"'
     return (
-        f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text class="name quiet" x="{WIDTH - RIGHT - 2}" y="{name_at:.1f}" text-anchor="end">'
-        f"{_e(level.name)} {level.value:.2f}</text>"
+        f'<line class="level" x1="{LEFT}" x2="{edge:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<line class="lead" {lead}/>'
+        f'<text class="name quiet" x="{edge + LEADER:.1f}" y="{name_at:.1f}">{_e(level.label)}</text>'
     )
 
 
@@ -172,7 +208,7 @@ def _lines(frame: Frame, lines: Sequence[Line]) -> str:
         for line in lines
     )
     # an svg within an svg is clipped at its own edge
-    x, y, wide, high = LEFT - 2, 2.0, WIDTH - LEFT + 2, HEIGHT - BOTTOM + 2
+    x, y, wide, high = LEFT - 2, TOP - 2, frame.edge - LEFT + 6, HEIGHT - BOTTOM - TOP + 6
     box = f'x="{x:g}" y="{y:g}" width="{wide:g}" height="{high:g}" viewBox="{x:g} {y:g} {wide:g} {high:g}"'
     return f"<svg {box}>{paths}{ends}</svg>"
 

@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pellucid.generate.samples import SAMPLE_TOKENS
 from pellucid.hub.targets import run_opens_in
 from pellucid.plan.telling import duration, scaled
 from pellucid.report.charts import Level, Line, chart
@@ -18,8 +19,8 @@ from pellucid.yardstick import verdict
 
 #: no request leaves the page and no script runs, whatever a text in it says
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-#: samples that are shown at once; files that are listed
-SAMPLES, FILES = 3, 12
+#: samples that are shown at once; files that are listed, and held-out documents, folded ones among them
+SAMPLES, FILES, LISTED = 3, 12, 200
 OBJECTIVES = {
     "next-token": "predicts the next token",
     "prefix": "continues a prefix that it reads both ways",
@@ -104,11 +105,23 @@ def _losses(run: Contents) -> str:
     """Held-out text is measured by its beginning on the way, by all of it at the end: told apart where they differ."""
     levels = [Level(p.name, p.bits_per_byte) for p in run.yardstick.predictors] if run.yardstick else []
     (begun, bits), (whole, all_bits) = run.held_out()
-    name = "held-out, its beginning" if whole else "held-out"
-    of_bits = [Line(name, bits), Line("all of it", all_bits)]
-    of_loss = [Line("training", run.series("loss"), "training"), Line(name, begun), Line("all of it", whole)]
+    first, everything, note = _measured(run) if whole else ("held-out", "", "")
+    of_bits = [Line(first, bits), Line(everything, all_bits)]
+    of_loss = [Line("training", run.series("loss"), "training"), Line(first, begun), Line(everything, whole)]
     charts = chart("Held-out text", of_bits, levels, "bits per byte") + chart("Loss", of_loss, unit="nats per token")
-    return _section("Learning", "", charts, "charts")
+    return _section("Learning", note, charts, "charts")
+
+
+def _measured(run: Contents) -> tuple[str, str, str]:
+    """The names of what is measured on the way and at the end, and a sentence on both."""
+    part = run.data.get("parts", {}).get("held_out", {})
+    read, known = run.recipe.train.evaluate_tokens, part.get("tokens", part.get("target_tokens"))
+    total = f"{known:,}" if isinstance(known, int) else ""
+    of = f" of the {total}" if total else ""
+    note = (
+        f"On the way the first {read:,}{of} held-out tokens are measured, the same every time; at the end all of them."
+    )
+    return f"held-out, its first {read:,} tokens", f"all of it, {total} tokens" if total else "all of it", note
 
 
 def _yardstick(run: Contents) -> str:
@@ -144,7 +157,8 @@ def _samples(run: Contents) -> str:
     more = "".join(f"<p class=quiet>step {step:,}</p><pre dir=auto>{e(text)}</pre>" for step, text in rest)
     folded = f"<details><summary>{len(rest)} more</summary>{more}</details>" if rest else ""
     how = "Drawn at temperature 0.8" if run.recipe.model.encoder is None else "The likeliest token each time"
-    return _section("What it writes", f"{how}, as training went on.", f"<div class=samples>{shown}</div>{folded}")
+    how += f", at most {SAMPLE_TOKENS} tokens each, as training went on."
+    return _section("What it writes", how, f"<div class=samples>{shown}</div>{folded}")
 
 
 def _architecture(run: Contents) -> str:
@@ -208,9 +222,46 @@ def _data(run: Contents) -> str:
         for s in sources[:FILES]
     )
     head = "<tr><th>file<th class=number>bytes<th class=number>documents<th>SHA-256"
-    table = f"<div class=scroll><table>{head}{rows}</table></div>"
+    table = _table("the files that were read", head + rows)
     more = f"<p class=quiet>and {len(sources) - FILES:,} more files, in data.json</p>" if len(sources) > FILES else ""
-    return _section("What it read", "", _facts(_data_facts(run, sources, parts)) + table + more + _left_out(run))
+    facts = _facts(_data_facts(run, sources, parts))
+    return _section("What it read", "", facts + table + more + _held_out(run) + _left_out(run))
+
+
+def _held_out(run: Contents) -> str:
+    """The documents that are held out, or from which character on a document is; how many where none are listed."""
+    found, part, split = (run.data.get(name) for name in ("held_out", "parts", "split"))
+    n = part.get("held_out", {}).get("documents") if isinstance(part, dict) else None
+    counts = {s.get("path"): s.get("n_documents", 1) for s in run.data["sources"] if isinstance(s, dict)}
+    listed = found.get("documents", []) if isinstance(found, dict) else []
+    title = "<h3>Held out</h3>"
+    if not listed:
+        return f"{title}<p class=quiet>{e(_held_out_rule(split, n))}</p>" if isinstance(split, dict) else ""
+    rows = [_held_out_row(path, number, start, counts.get(path, 1)) for path, number, start in listed]
+    head = "<tr><th>file<th>document<th>held out"
+    shown = _table("documents that are held out", head + "".join(rows[:FILES]))
+    more = rows[FILES:LISTED]
+    if more:
+        folded = _table("more documents that are held out", head + "".join(more))
+        shown += f"<details><summary>{len(more):,} more</summary>{folded}</details>"
+    beyond = (n if isinstance(n, int) else len(rows)) - min(len(rows), LISTED)
+    shown += f"<p class=quiet>and {beyond:,} more that are not listed here</p>" if beyond > 0 else ""
+    return f"{title}<p class=quiet>{e(_sentence(str(found.get('note') or '')))}</p>{shown}"
+
+
+def _held_out_row(path: str, number: int, start: int, of: int) -> str:
+    """One document: its file, its number in it where the file has several, and how much of it."""
+    which = f"{number + 1:,} of {of:,}" if of > 1 else "the file"
+    part = f"from character {start + 1:,} on" if start else "all of it"
+    return f"<tr><td class=path>{e(str(path))}<td>{which}<td>{part}"
+
+
+def _held_out_rule(split: dict[str, Any], n: Any) -> str:
+    """What is held out by the rule of the split alone: which documents they are is not known."""
+    share = split.get("held_out", 0)
+    if split.get("rule") == "tail":
+        return f"The last {share:.1%} of every document."
+    return f"{n:,} documents; data.json does not say which." if isinstance(n, int) else ""
 
 
 def _data_facts(run: Contents, sources: list[dict[str, Any]], parts: Any) -> list[tuple[str, str]]:
@@ -236,8 +287,13 @@ def _left_out(run: Contents) -> str:
     rows = "".join(f"<tr><td class=path>{e(str(path))}<td>{e(str(reason))}" for path, reason in skipped[:FILES])
     more = f"<p class=quiet>and {len(skipped) - FILES:,} more, in data.json</p>" if len(skipped) > FILES else ""
     files = "1 file was" if len(skipped) == 1 else f"{len(skipped):,} files were"
-    table = f"<div class=scroll><table>{rows}</table></div>{more}"
+    table = _table("the files that were skipped", rows) + more
     return f"<details><summary>{files} skipped</summary>{table}</details>"
+
+
+def _table(label: str, rows: str) -> str:
+    """A table that scrolls by itself where it is wider than the page, by the arrow keys too."""
+    return f'<div class=scroll tabindex=0 role=region aria-label="{e(label)}"><table>{rows}</table></div>'
 
 
 def _number(n: Any) -> str:
