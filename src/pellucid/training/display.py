@@ -44,13 +44,15 @@ class PlainReporter:
 
     def step(self, row: dict[str, Any], n_steps: int) -> None:
         self.speed.see(row)
-        now = time.monotonic()
-        if now - self.last >= self.every or row["step"] == n_steps:
+        now, left = time.monotonic(), self.speed.remaining(n_steps)
+        # nothing before the speed is known, nor shortly before the last step, which has its line
+        is_due = left is not None and left > self.every and now - self.last >= self.every
+        if is_due or row["step"] == n_steps:
             self.last = now
             loss = "skipped" if row["loss"] is None else f"{row['loss']:.4f} nats/token"
             self.line(
                 f"step {row['step']}/{n_steps}  loss {loss}  lr {row['learning_rate']:.2e}  "
-                f"{self.speed.tokens_per_second():,.0f} tokens/s  ETA {clock(self.speed.remaining(n_steps))}"
+                f"{self.speed.tokens_per_second():,.0f} tokens/s  ETA {clock(left)}"
             )
 
     def evaluation(self, row: dict[str, Any]) -> None:
@@ -126,12 +128,10 @@ class LiveReporter(PlainReporter):
             "bits per byte",
             f"{held['bits_per_byte']:.4f}" if held else "not yet",
         )
-        table.add_row(
-            "speed",
-            f"{self.speed.tokens_per_second():,.0f} tokens/s",
-            "ETA",
-            clock(self.speed.remaining(self.n_steps)),
-        )
+        left = self.speed.remaining(self.n_steps)
+        known = [f"{self.speed.tokens_per_second():,.0f} tokens/s", clock(left)]
+        speed, eta = known if left is not None else ["after the next step"] * 2
+        table.add_row("speed", speed, "ETA", eta)
         # in a cell of its own: a bar does not end its line
         bar = Table.grid(expand=True)
         bar.add_row(ProgressBar(total=self.n_steps, completed=self.row["step"]))
@@ -147,23 +147,29 @@ class Speed:
     def __init__(self, recipe: Recipe, step: int):
         self.recipe, self.first = recipe, None
         self.now: tuple[int, float] = (step, time.monotonic())
+        self.began = self.now
 
     def see(self, row: dict[str, Any]) -> None:
         self.now = (row["step"], time.monotonic())
         self.first = self.first or self.now
 
+    @property
+    def is_known(self) -> bool:
+        """Whether two steps were seen: how long one takes is not known before."""
+        return self.first is not None and self.now[0] > self.first[0]
+
     def steps_per_second(self) -> float:
-        if self.first is None or self.now[0] == self.first[0]:
-            return 0.0
-        return (self.now[0] - self.first[0]) / max(self.now[1] - self.first[1], 1e-9)
+        first = self.first if self.is_known and self.first else self.began
+        return (self.now[0] - first[0]) / max(self.now[1] - first[1], 1e-9)
 
     def tokens_per_second(self) -> float:
         return self.steps_per_second() * self.recipe.tokens_per_step
 
     def remaining(self, n_steps: int) -> float | None:
         """Seconds to the last step, None before anything can be said."""
-        speed = self.steps_per_second()
-        return (n_steps - self.now[0]) / speed if speed else None
+        if self.now[0] >= n_steps:
+            return 0.0
+        return (n_steps - self.now[0]) / self.steps_per_second() if self.is_known else None
 
 
 def clock(seconds: float | None) -> str:

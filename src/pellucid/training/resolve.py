@@ -1,6 +1,7 @@
 """Turning what a recipe leaves open into numbers: asked of this machine once, printed, and written down."""
 
 import ctypes
+import math
 import os
 import shutil
 import statistics
@@ -34,6 +35,10 @@ CLEAR_GAIN = 2.0
 MAPPED = 32 * 2**20
 #: tokens that a pass keeps at least, so that its products stay efficient
 SMALLEST_PASS = 1024
+
+#: evaluations of a run, and seconds between two of them at least and at most: a run of seconds is measured at its end,
+#: one of days every quarter of an hour
+EVALUATIONS, SHORTEST, LONGEST = 10, 20.0, 900.0
 
 #: the longest context for which attention written out may be faster, and its words
 WRITTEN_OUT, MIXES = 512, ("fused", "written_out")
@@ -232,10 +237,10 @@ def memory_bytes(device: torch.device) -> int:
         return installed
 
 
-def resolve_intervals(recipe: Recipe) -> Recipe:
-    """Evaluation, checkpoint and sample intervals, in steps."""
+def resolve_intervals(recipe: Recipe, seconds_per_step: float | None = None) -> Recipe:
+    """Evaluation, checkpoint and sample intervals, in steps; a measured step is one that is not compiled."""
     t = recipe.train
-    evaluate = t.evaluate_every or max(1, recipe.n_steps // 10)
+    evaluate = t.evaluate_every or evaluation_interval(recipe, seconds_per_step)
     return replace(
         recipe,
         train=replace(
@@ -246,3 +251,19 @@ def resolve_intervals(recipe: Recipe) -> Recipe:
             sample_every=t.sample_every or evaluate,
         ),
     )
+
+
+def evaluation_interval(recipe: Recipe, seconds_per_step: float | None) -> int:
+    """Steps between evaluations, all intervals alike and the last one at the end.
+
+    A run has ten, but they are about SHORTEST seconds apart at least, and LONGEST at most. It has ten as well where its
+    time is not known.
+    """
+    t, n = recipe.train, EVALUATIONS
+    seconds = 60 * t.minutes
+    if not seconds and seconds_per_step is not None:
+        saved = COMPILE_SAVES[t.device.partition(":")[0]] if t.compile == "yes" else 0.0
+        seconds = recipe.n_steps * seconds_per_step * (1 - saved)
+    if seconds:
+        n = max(1, min(EVALUATIONS, round(seconds / SHORTEST)), math.ceil(seconds / LONGEST))
+    return max(1, math.ceil(recipe.n_steps / n))

@@ -258,7 +258,8 @@ def settle(
         raise RecipeError("train.compile = yes: there is no C++ compiler here (g++ or clang++); say no, or install one")
     steps, why = resolve.resolve_steps(recipe, n_tokens, measure, compiled=recipe.train.compile == "yes")
     lines += [why] + ([sentence] if sentence else [])
-    return resolve.resolve_intervals(replace(recipe, segments=((0, steps),))), lines
+    measured = seconds[0] if seconds else None
+    return resolve.resolve_intervals(replace(recipe, segments=((0, steps),)), measured), lines
 
 
 def describe_adapters(recipe: Recipe) -> str:

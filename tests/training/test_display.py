@@ -1,0 +1,128 @@
+"""What a run prints: few lines where it is short, an ETA that is known, and evaluations spread over the time."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from tiny import FIELDS, rows, start, write_text
+
+from pellucid.training import display, resolve
+from pellucid.training import run as runs
+from pellucid.training.display import LiveReporter, PlainReporter
+from pellucid.training.recipe import make_recipe
+from pellucid.training.resolve import LONGEST, SHORTEST, evaluation_interval
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def recipe_of(steps, **fields):
+    return runs.replace(make_recipe(("a",), None, FIELDS | fields | {"steps": steps}), segments=((0, steps),))
+
+
+def lines_of(durations, every=10.0, reporter=None):
+    """What a plain reporter prints of steps that take so many seconds each."""
+    clock, out = Clock(), io.StringIO()
+    reporter = reporter or PlainReporter(out, every)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(display, "time", clock)
+        reporter.begin(recipe_of(len(durations)), 0)
+        for step, seconds in enumerate(durations, 1):
+            clock.now += seconds
+            reporter.step({"step": step, "loss": 2.0, "learning_rate": 1e-3}, len(durations))
+    return out.getvalue().splitlines()
+
+
+def test_a_short_run_prints_its_last_step_alone():
+    lines = lines_of([0.1] * 50)
+    assert len(lines) == 1
+    assert lines[0].startswith("step 50/50  loss 2.0000")
+    assert lines[0].endswith("640 tokens/s  ETA 0:00")
+
+
+def test_one_step_has_a_speed():
+    assert lines_of([2.0]) == ["step 1/1  loss 2.0000 nats/token  lr 1.00e-03  32 tokens/s  ETA 0:00"]
+
+
+def test_a_long_run_prints_a_line_now_and_then():
+    lines = lines_of([30.0] + [1.0] * 60)  # the first step compiles
+    assert [line.split()[1] for line in lines] == ["2/61", "12/61", "22/61", "32/61", "42/61", "61/61"]
+    assert lines[0].endswith("64 tokens/s  ETA 0:59")
+
+
+@given(st.lists(st.floats(1e-4, 100.0), min_size=1, max_size=60), st.sampled_from([0.0, 1.0, 10.0]))
+def test_every_line_says_how_long_it_takes(durations, every):
+    lines = lines_of(durations, every)
+    assert lines
+    assert not [line for line in lines if "--:--" in line or " 0 tokens/s" in line]
+    assert len(lines) <= 2 + (sum(durations) / every if every else len(durations))
+
+
+def test_the_panel_waits_for_the_speed():
+    page = Console(record=True, width=80, file=io.StringIO())
+    reporter = LiveReporter(Console(file=io.StringIO(), force_terminal=True))
+    reporter.begin(recipe_of(9), 0)
+    try:
+        reporter.step({"step": 1, "loss": 2.0, "learning_rate": 1e-3}, 9)
+        page.print(reporter)
+    finally:
+        reporter.close()
+    shown = page.export_text()
+    assert "--:--" not in shown
+    assert "after the next step" in shown
+
+
+# Evaluations ------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 200_000), st.floats(1e-4, 10.0))
+def test_evaluations_are_spread_by_time(steps, seconds_per_step):
+    """Ten in a run, but neither within seconds of each other nor hours apart; the last one at the end."""
+    every = evaluation_interval(recipe_of(steps, evaluate_every=0), seconds_per_step)
+    evaluations, total = -(-steps // every), steps * seconds_per_step
+    assert 1 <= every <= steps
+    assert evaluations <= max(10, total / LONGEST + 1)
+    if evaluations > 1:
+        assert every * seconds_per_step >= min(SHORTEST / 1.5, total / 2)
+    assert every * seconds_per_step <= LONGEST + seconds_per_step
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds_per_step", "every"),
+    [(50, 0.1, 50), (50, 1.0, 25), (240, 1.0, 24), (6000, 0.1, 600), (100_000, 1.0, 893), (50, None, 5), (1, None, 1)],
+)
+def test_intervals(steps, seconds_per_step, every):
+    assert evaluation_interval(recipe_of(steps, evaluate_every=0), seconds_per_step) == every
+
+
+def test_minutes_and_compiling_are_times_too():
+    minutes = recipe_of(0, evaluate_every=0, minutes=1.0)
+    assert evaluation_interval(runs.replace(minutes, segments=((0, 300),)), None) == 100
+    compiled = recipe_of(300, evaluate_every=0, compile="yes")
+    saved = resolve.COMPILE_SAVES["cpu"]
+    assert evaluation_interval(compiled, 0.2 / (1 - saved)) == evaluation_interval(recipe_of(300), 0.2) == 100
+
+
+def test_what_is_asked_for_is_done():
+    recipe = resolve.resolve_intervals(recipe_of(50, evaluate_every=3, sample_every=4, checkpoint_every=5), 0.1)
+    assert (recipe.train.evaluate_every, recipe.train.sample_every, recipe.train.checkpoint_every) == (3, 4, 5)
+
+
+def test_a_short_run_is_measured_and_sampled_once(tmp_path):
+    """Below what is said before training there are two lines and a sample."""
+    out = io.StringIO()
+    run = start(write_text(tmp_path), tmp_path / "run", PlainReporter(out), evaluate_every=0, compile="auto", steps=30)
+    assert sum("held_out_loss" in row for row in rows(run.path)) == 1
+    _, _, below = out.getvalue().partition(f"run: {run.path}\n")
+    heads = [line.partition("  ")[0] for line in below.splitlines()]
+    assert heads[:3] == ["step 30/30", "step 30", "--- sample at step 30"]
+    assert heads[4:] == ["---"]
