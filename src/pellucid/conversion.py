@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pellucid.adapters import base_weights, family_of_base, write_adapter
 from pellucid.architecture import Architecture
+from pellucid.destination import check_destination
 from pellucid.hub import source
 from pellucid.hub.adapters import Changed, read_adapter
 from pellucid.hub.card import write_card
@@ -36,7 +37,6 @@ from pellucid.hub.write import (
 )
 from pellucid.model import Transformer
 from pellucid.model.weights import state_of
-from pellucid.text.destination import check_destination
 from pellucid.text.interface import Tokenizer
 from pellucid.training.folder import load_run, read_json, read_recipe
 from pellucid.training.metrics import read_metrics

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pellucid.adapters import base_of, base_weights, write_adapter
 from pellucid.architecture import Architecture
+from pellucid.destination import check_destination
 from pellucid.edits import Edit
 from pellucid.generate.filling import Filling, fill
 from pellucid.generate.samples import write_sample, write_target
@@ -38,7 +39,6 @@ from pellucid.predictors.mixed import mixed_with
 from pellucid.predictors.train import Kind, train_predictor
 from pellucid.predictors.use import Predictor
 from pellucid.report.ending import beside, finish
-from pellucid.text.destination import check_destination
 from pellucid.text.tokenizer import Tokenizer
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import steps_of

@@ -15,11 +15,11 @@ import pellucid
 from pellucid.cli.commands import SamplingOptions, WritingModelOptions, score
 from pellucid.cli.options import CheckpointOptions, OptionError, check_arguments
 from pellucid.conversion import convert
+from pellucid.destination import DestinationError, check_destination
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.prepare import Weights
 from pellucid.generate.sampling import Sampling
 from pellucid.hub.files import FolderError
-from pellucid.text.destination import DestinationError, check_destination
 
 #: what is wrong, and words of the one line that says so; `run` is a folder, `text` a file, `new` is not there
 WRONG = {

@@ -14,7 +14,7 @@ SOURCE = Path(pellucid.__file__).parent
 #: from the ground up: a room may use the rooms in earlier rows and itself
 FLOORS = (
     ("architecture",),
-    ("names", "presets", "edits"),
+    ("names", "presets", "edits", "destination"),
     ("text", "reference", "model"),
     ("predictors", "training", "generate", "lens", "hub"),
     # images train a network of their own, so they stand above training
@@ -40,7 +40,7 @@ NEIGHBOURS: dict[tuple[str, str], str] = {
     ("lens", "generate"): "tensors are kept and edited while text is generated",
     ("predictors", "generate"): "any predictor is sampled and scored by the same code",
 }
-TORCHLESS = ("architecture", "names", "presets", "edits", "text", "reference")
+TORCHLESS = ("architecture", "names", "presets", "edits", "destination", "text", "reference")
 #: packages of others, by the rooms that may use them at all; loaded where they are used
 FOREIGN = {"transformers": {"hub"}, "fastapi": {"serve", "look"}, "uvicorn": {"serve", "look"}}
 
@@ -105,7 +105,7 @@ def test_foreign_packages_stay_in_their_rooms(path):
     if here == "reference":
         assert foreign <= {"numpy", "pellucid", *sys.stdlib_module_names}
         assert {used for used in rooms_used(path)} <= {"reference", "architecture", "names", "edits"}
-    if here in ("architecture", "names", "presets", "edits"):
+    if here in ("architecture", "names", "presets", "edits", "destination"):
         assert foreign <= {"pellucid", *sys.stdlib_module_names}
     for package, rooms in FOREIGN.items():
         assert package not in foreign or here in rooms, f"{here} imports {package}"

@@ -20,7 +20,7 @@ from typing import Annotated, Any, ParamSpec
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from pellucid.text.destination import check_destination
+from pellucid.destination import check_destination
 
 Arguments = ParamSpec("Arguments")
 #: options keep their short names inside a group, and a flag has one form

@@ -10,7 +10,7 @@ from tyro.conf import Positional, UseAppendAction
 
 from pellucid.cli.commands import OK
 from pellucid.cli.options import FILE, Expected, at_least, command, option
-from pellucid.text.destination import check_destination
+from pellucid.destination import check_destination
 
 if TYPE_CHECKING:
     from pellucid.text.documents import Corpus

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction
 
 from pellucid.cli.options import DEVICE, FILE, MODEL, OptionError, above, at_least, command, option
-from pellucid.text.destination import check_destination
+from pellucid.destination import check_destination
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pellucid.text.destination import check_destination
+from pellucid.destination import check_destination
 from pellucid.text.documents import read_corpus
 from pellucid.text.files import Reading
 from pellucid.text.tokenizer import LEARNED, Tokenizer, TokenizerError

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pellucid.destination import check_destination
 from pellucid.model import Transformer
 from pellucid.model.low_rank import adapt, merge
 from pellucid.model.weights import load_state, load_trained, state_of
-from pellucid.text.destination import check_destination
 from pellucid.text.locking import lock
 from pellucid.text.tokenizer import Tokenizer, load_tokenizer
 from pellucid.training.checkpoint import (
