@@ -1,5 +1,6 @@
 """The engine and the definition run on the same inputs, and how far apart their tensors are."""
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,21 +15,34 @@ from pellucid.model.weights import state_of
 from pellucid.names import names
 from pellucid.reference import transformer as reference
 from pellucid.reference.learning import loss_and_gradient, next_token_loss
+from pellucid.reference.tap import Off
 from pellucid.reference.tap import Tap as ReferenceTap
 from pellucid.reference.weights import weight_shapes
 from pellucid.text.interface import Tokenizer
-from pellucid.verify.report import Difference
+from pellucid.verify.cases import Case, Place, Row, alone
+from pellucid.verify.report import TOLERANCE, Difference
+
+Weights = Mapping[str, np.ndarray]
+
+#: numbers that are compared at a time: copies of a whole tensor of logits would need more memory than the network
+COMPARED_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model under examination: as it is, as a float64 copy on the CPU, and the tokens of its prompts [1, n]."""
+    """A model under examination.
+
+    network, exact  as it is, and as a float64 copy on the CPU
+    tokens          those of its prompts [1, n]
+    n_row           how many tokens are read in a row
+    """
 
     network: Transformer
     exact: Transformer
     tokenizer: Tokenizer | None
     prompts: tuple[str, ...]
     tokens: tuple[Tensor, ...]
+    n_row: int = 0
 
     @property
     def a(self) -> Architecture:
@@ -38,73 +52,65 @@ class Subject:
     def longest(self) -> Tensor:
         return max(self.tokens, key=lambda t: t.size(1))
 
-
-def run(network: Transformer, tokens: Tensor, **inputs: Any) -> Tensor:
-    """The logits of `call`, without gradients."""
-    with torch.no_grad():
-        return call(network, tokens, **inputs)
+    @property
+    def weights(self) -> Weights:
+        return weights_of(self.exact)
 
 
-def call(
-    network: Transformer, tokens: Tensor, *, tap: Tap = OFF, source: Tensor | None = None, **masks: Tensor
-) -> Tensor:
-    """Logits on the CPU. Where an encoder is read it reads `source` (the same tokens unless given)."""
-    a, place = network.architecture, next(network.parameters()).device
-    reading = {name: mask.to(place) for name, mask in masks.items()}
-    if a.encoder is not None:
-        reading["source"] = encode(network, tokens if source is None else source, tap)
-    if a.n_segments:
-        reading["segments"] = segments(a, tokens.size(1)).to(place)
-    return network(tokens.to(place), tap=tap, **reading).cpu()
+def run(network: Transformer, tokens: Tensor, tap: Tap = OFF) -> Tensor:
+    """The logits of one text on the CPU, without gradients."""
+    return alone(network.architecture, tokens).run(network, tap)
 
 
-def segments(a: Architecture, n: int) -> Tensor:
-    """Every kind of segment in turn [1, n]."""
-    return (torch.arange(n) * a.n_segments // n)[None]
+def define(a: Architecture, weights: Weights, row: Row, tap: Off) -> np.ndarray:
+    """The logits of a row by definition."""
+    given: dict[str, Any] = {}
+    for name in ("segments", "positions", "mask", "source_mask"):
+        if (value := getattr(row, name)) is not None:
+            given[name] = value.numpy()
+    if row.source is not None:
+        given["source"] = reference.encode(a, weights, row.source.numpy(), tap=tap)
+    return reference.forward(a, weights, row.tokens.numpy(), tap=tap, **given)
 
 
-def source_of(a: Architecture, tokens: Tensor) -> Tensor:
-    """The tokens, as far as the encoder's vocabulary and context go."""
-    assert a.encoder is not None
-    return tokens[:, : a.encoder.n_ctx] % a.encoder.n_vocab
+def defined(a: Architecture, weights: Weights, row: Row) -> dict[str, np.ndarray]:
+    """Every named tensor of a row by definition, in the order of its computation."""
+    tap, known = ReferenceTap(), set(names(a))
+    define(a, weights, row, tap)
+    assert known <= tap.values.keys(), "the reference lacks a tensor of the table"
+    return {name: value for name, value in tap.values.items() if name in known}
 
 
-def encode(network: Transformer, tokens: Tensor, tap: Tap = OFF) -> Tensor:
-    """What the encoder makes of the tokens."""
-    place = next(network.parameters()).device
-    return network.encode(source_of(network.architecture, tokens).to(place), tap=tap)
-
-
-def define(
-    a: Architecture, weights: dict[str, np.ndarray], tokens: Tensor, tap: ReferenceTap, **masks: Tensor
-) -> np.ndarray:
-    """The logits by definition, of the same inputs as `run`."""
-    reading: dict[str, Any] = {name: mask.numpy() for name, mask in masks.items()}
-    if a.encoder is not None:
-        reading["source"] = reference.encode(a, weights, source_of(a, tokens).numpy(), tap=tap)
-    if a.n_segments:
-        reading["segments"] = segments(a, tokens.size(1)).numpy()
-    return reference.forward(a, weights, tokens.numpy(), tap=tap, **reading)
-
-
-def compare(name: str, given: Any, expected: np.ndarray, scale: float | None = None) -> Difference:
-    """One tensor of the engine with the reference's, by `scale` (max(1, its largest entry) unless given).
+def compare(
+    name: str, given: Any, expected: Any, scale: float | None = None, tolerance: float = TOLERANCE
+) -> Difference:
+    """One tensor with the one expected, measured by `scale` (max(1, its largest entry) unless given).
 
     -inf must be at the same entries.
     """
     if given is None:
         return Difference(name, None, "never computed")
-    given = np.asarray(given)
+    given, expected = np.asarray(given), np.asarray(expected)
     if given.shape != expected.shape:
         return Difference(name, None, f"shape {list(given.shape)}, not {list(expected.shape)}")
-    hidden = np.isneginf(expected)
-    if not np.array_equal(np.isneginf(given), hidden):
-        return Difference(name, None, "other entries are -inf")
-    given, expected = np.where(hidden, 0, given), np.where(hidden, 0, expected)
-    if not (np.isfinite(given).all() and np.isfinite(expected).all()):
-        return Difference(name, None, "entries are not finite")
-    scale = largest(expected) if scale is None else scale
-    return Difference(name, float(np.abs(given - expected).max(initial=0)) / scale)
+    worst, top = 0.0, 1.0
+    for own, other in _slabs(given, expected):
+        hidden = np.isneginf(other)
+        if not np.array_equal(np.isneginf(own), hidden):
+            return Difference(name, None, "other entries are -inf")
+        own, other = np.where(hidden, 0, own), np.where(hidden, 0, other)
+        if not (np.isfinite(own).all() and np.isfinite(other).all()):
+            return Difference(name, None, "entries are not finite")
+        worst = max(worst, float(np.abs(own - other).max(initial=0)))
+        top = max(top, float(np.abs(other).max(initial=0)))
+    return Difference(name, worst / (top if scale is None else scale), tolerance=tolerance)
+
+
+def _slabs(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Both arrays, some numbers at a time."""
+    one, other = one.reshape(-1), other.reshape(-1)
+    for start in range(0, len(one), COMPARED_AT_ONCE):
+        yield one[start : start + COMPARED_AT_ONCE], other[start : start + COMPARED_AT_ONCE]
 
 
 def largest(*arrays: np.ndarray) -> float:
@@ -117,28 +123,59 @@ def weights_of(network: Transformer) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy() for name, p in state_of(network).items()}
 
 
-def compare_tensors(subject: Subject) -> tuple[Difference, ...]:
-    """Every named tensor and the loss: the worst over the prompts, in order of the definition's computation.
+def first_wrong(found: Iterable[Difference]) -> Difference | None:
+    """The first that is more than rounding."""
+    return next((d for d in found if not d.small), None)
 
-    The logits are those of a run without a tap and of one with it. Raises ValueError where the network's
-    parameters are not those of its architecture.
-    """
-    weights = weights_of(subject.exact)
-    known = set(names(subject.a))
+
+def worst_of(found: Iterable[Difference]) -> tuple[Difference, ...]:
+    """The worst of each name, in the order in which the names came."""
     worst: dict[str, Difference] = {}
-    for tokens in subject.tokens:
-        recorder, tap = Recorder(known), ReferenceTap()
-        expected = define(subject.a, weights, tokens, tap)
-        plain, kept = run(subject.exact, tokens), run(subject.exact, tokens, tap=recorder)
-        assert known <= tap.values.keys(), "the reference lacks a tensor of the table"
-        found = [compare(n, recorder.values.get(n), value) for n, value in tap.values.items() if n in known]
-        found += [compare("logits", logits, expected) for logits in (kept, plain)]
-        if tokens.size(1) > 1:
-            loss = F.cross_entropy(plain[0, :-1], tokens[0, 1:])
-            found.append(compare("loss", loss, np.asarray(next_token_loss(expected, tokens.numpy()))))
-        for d in found:
-            worst[d.name] = max(worst.get(d.name, d), d, key=lambda d: d.size)
+    for d in found:
+        worst[d.name] = max(worst.get(d.name, d), d, key=lambda d: d.size)
     return tuple(worst.values())
+
+
+def compare_case(
+    network: Transformer, case: Case, expected: Sequence[Mapping[str, np.ndarray]]
+) -> tuple[Difference, ...]:
+    """Every named tensor of the call: the worst over its rows, in the order of the definition's computation.
+
+    expected   the tensors of each row by definition (`defined`)
+
+    The logits are those of a call without a tap and of one with it.
+    """
+    recorder = Recorder(expected[0])
+    kept, plain = case.run(network, recorder), case.run(network)
+    found: list[Difference] = []
+    for r, (row, tensors) in enumerate(zip(case.rows, expected, strict=True)):
+        place = Place(r, row.columns, row.columns, row.source_columns)
+        found += (compare_at(place, name, recorder.values.get(name), value) for name, value in tensors.items())
+        found += (compare_at(place, "logits", logits, tensors["logits"]) for logits in (kept, plain))
+    return worst_of(found)
+
+
+def compare_at(place: Place, name: str, given: Tensor | None, expected: np.ndarray) -> Difference:
+    """What a tensor of a call holds of one text, with the definition's of the text alone."""
+    if given is None:
+        return compare(name, None, expected)
+    return compare(name, place.cut(name, given), place.expect(name, expected, given.size(-1)))
+
+
+def compare_tensors(subject: Subject) -> tuple[Difference, ...]:
+    """Every named tensor and the loss: the worst over the prompts, in the order of the definition's computation.
+
+    Raises ValueError where the network's parameters are not those of its architecture.
+    """
+    found: list[Difference] = []
+    for tokens in subject.tokens:
+        case = alone(subject.a, tokens)
+        expected = defined(subject.a, subject.weights, case.rows[0])
+        found += compare_case(subject.exact, case, [expected])
+        if tokens.size(1) > 1:
+            loss = F.cross_entropy(case.run(subject.exact)[0, :-1], tokens[0, 1:])
+            found.append(compare("loss", loss, next_token_loss(expected["logits"], tokens.numpy())))
+    return worst_of(found)
 
 
 def compare_gradients(subject: Subject, n: int) -> tuple[Difference, ...]:
@@ -148,30 +185,16 @@ def compare_gradients(subject: Subject, n: int) -> tuple[Difference, ...]:
     network's parameters are not those of its architecture.
     """
     a, exact, tokens = subject.a, subject.exact, subject.longest[:, :n]
-    reading: dict[str, Any] = {} if a.encoder is None else {"source": source_of(a, tokens).numpy()}
-    if a.n_segments:
-        reading["segments"] = segments(a, tokens.size(1)).numpy()
+    case = alone(a, tokens)
+    given: dict[str, Any] = {name: value.numpy() for name, value in case.given.items()}
     parameters = {name: p.requires_grad_() for name, p in exact.named_parameters()}
     if wrong := parameters.keys() ^ weight_shapes(a).keys():
         raise ValueError(f"the network's parameters and its architecture's differ in {', '.join(sorted(wrong))}")
-    _, expected = loss_and_gradient(a, weights_of(exact), tokens.numpy(), **reading)
+    _, expected = loss_and_gradient(a, subject.weights, tokens.numpy(), **given)
     with torch.enable_grad():
-        loss = F.cross_entropy(call(exact, tokens)[0, :-1], tokens[0, 1:])
+        loss = F.cross_entropy(case.call(exact)[0, :-1], tokens[0, 1:])
         # a parameter that decides nothing (a segment that no token has) may have no gradient at all
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-    given, scale = dict(zip(parameters, found, strict=True)), largest(*expected.values())
+    gradients, scale = dict(zip(parameters, found, strict=True)), largest(*expected.values())
     order = sorted(expected, key=lambda name: not name.startswith("encoder."))
-    return tuple(compare(name, given[name], expected[name], scale) for name in order)
-
-
-def compare_masked(subject: Subject, **masks: Tensor) -> tuple[Difference, ...]:
-    """Every named tensor of the longest prompt read under these masks, in order of the definition's computation.
-
-    The logits are those of a run without a tap and of one with it. Raises ValueError as `compare_tensors`.
-    """
-    known, tokens = set(names(subject.a)), subject.longest
-    recorder, tap = Recorder(known), ReferenceTap()
-    expected = define(subject.a, weights_of(subject.exact), tokens, tap, **masks)
-    kept, plain = run(subject.exact, tokens, tap=recorder, **masks), run(subject.exact, tokens, **masks)
-    found = [compare(n, recorder.values.get(n), value) for n, value in tap.values.items() if n in known]
-    return (*found, *(compare("logits", logits, expected) for logits in (kept, plain)))
+    return tuple(compare(name, gradients[name], expected[name], scale) for name in order)

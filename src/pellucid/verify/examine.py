@@ -1,7 +1,7 @@
 """Every law on one model, and what was found."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -11,14 +11,19 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.weights import state_of
-from pellucid.reference.tap import Tap as ReferenceTap
+from pellucid.reference.tap import OFF
 from pellucid.text.interface import SEPARATOR, Tokenizer
-from pellucid.verify.comparison import Subject, compare, compare_tensors, define, run, weights_of
-from pellucid.verify.laws import LAWS, engine_is_reference
-from pellucid.verify.report import Difference, Report
+from pellucid.verify import laws, reference_laws
+from pellucid.verify.cases import alone
+from pellucid.verify.comparison import Subject, compare, compare_tensors, define, run
+from pellucid.verify.report import Check, Difference, Report, Result
+from pellucid.verify.unread import what_is_not_read
 
 #: multiplications by weights that a prompt may cost, which decides how many of its tokens are read
 AFFORDABLE, MOST_TOKENS = 2e9, 48
+#: the same of the long row (GPT-2 small's 124 million weights are read with 1,024 tokens), its logits, and its tokens
+AFFORDABLE_ROW, MOST_LOGITS, MOST_IN_A_ROW = 1.3e11, 2**26, 1024
+NOT_COMPARED = "nothing can be compared: engine = reference says why"
 PROMPTS = (
     "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer",
     "na\u00efve caf\u00e9, \u03a9\u03bc\u03ad\u03b3\u03b1, \u65e5\u672c\u8a9e and\ttabs; 3.14159 is not 22/7",
@@ -43,13 +48,17 @@ class Parts(NamedTuple):
     tokenizer: Tokenizer | None = None
 
 
-def verify(model: Model | Transformer, prompts: Sequence[str] | None = None) -> Report:
+def verify(
+    model: Model | Transformer, prompts: Sequence[str] | None = None, progress: Callable[[str], None] | None = None
+) -> Report:
     """The laws on a model, with float64 copies of its weights where numbers are compared.
 
-    Engine and reference are compared tensor by tensor, in logits and in loss, in the loss's gradient by every weight
-    and under masks given with the input; then causality, a silent tap, the cache, attention rows, the tokenizer and
-    files. Prompts are cut to what is affordable: fewer tokens for larger models. A network without a tokenizer is
-    given tokens drawn at random. Training mode is put back.
+    Engine and reference are compared tensor by tensor on the prompts, in logits, in loss and in the loss's gradient by
+    every weight; then under given masks, in a long row, at the later positions of the context, on the masks up to its
+    end, in batches of different lengths, and as text is generated, with packed weights too. Causality, a silent tap,
+    the cache, attention rows, the tokenizer and files follow. Prompts and the long row are cut to what is affordable:
+    fewer tokens for larger models; the report says what was not read. A network without a tokenizer is given tokens
+    drawn at random. Training mode is put back. `progress` is told the name of each law before it is tried.
 
     Raises ValueError for prompts without a tokenizer.
     """
@@ -63,12 +72,25 @@ def verify(model: Model | Transformer, prompts: Sequence[str] | None = None) -> 
     tokens = read_prompts(network.architecture, tokenizer, texts, n)
     with evaluating(network):
         exact = copy.deepcopy(network).to("cpu", torch.float64)
-        subject = Subject(network, exact, tokenizer, texts, tokens)
+        n_row = longest_row(network.architecture, n_parameters)
+        subject = Subject(network, exact, tokenizer, texts, tokens, n_row)
         tensors, problem = _compare(subject)
-        checks = (engine_is_reference(tensors, problem), *(law(subject) for law in LAWS))
+        checks = [Check("engine = reference", *reference_laws.engine_is_reference(tensors, problem))]
+        for name, law in (reference_laws.LAWS | laws.LAWS).items():
+            if progress:
+                progress(name)
+            applies = not (problem and name in reference_laws.LAWS)
+            checks.append(Check(name, *(_applied(law, subject) if applies else Result(None, NOT_COMPARED))))
         own = Difference("logits", None, "an unknown distance") if problem else _own_precision(subject)
+        unread = what_is_not_read(subject)
     dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
-    return Report(checks, tensors, n_parameters, tuple(t.size(1) for t in tokens), dtype, own)
+    return Report(tuple(checks), tensors, n_parameters, tuple(t.size(1) for t in tokens), dtype, own, unread)
+
+
+def longest_row(a: Architecture, n_parameters: int) -> int:
+    """How many tokens are read in a row: 1,024, and fewer where the context, the time or the memory is less."""
+    affordable = min(int(AFFORDABLE_ROW / max(n_parameters, 1)), MOST_LOGITS // a.n_vocab, MOST_IN_A_ROW)
+    return min(a.n_ctx, max(2, affordable))
 
 
 def read_prompts(a: Architecture, tokenizer: Tokenizer | None, texts: Sequence[str], n: int) -> tuple[Tensor, ...]:
@@ -95,15 +117,52 @@ def evaluating(network: Transformer):
             module.training = mode
 
 
-def _compare(subject: Subject) -> tuple[tuple[Difference, ...], str]:
+def _compare(subject: Subject) -> tuple[tuple[Difference, ...], Result | None]:
     """The tensors, or why they cannot be compared."""
+    if wrong := copied_wrongly(subject):
+        return (), Result(False, f"{wrong} is not that of the network's own copy in float64", wrong)
     try:
-        return compare_tensors(subject), ""
+        return compare_tensors(subject), None
     except ValueError as error:
-        return (), str(error)
+        return (), Result(False, str(error))
+    except Exception as error:
+        return (), Result(False, _said(error))
+
+
+def copied_wrongly(subject: Subject) -> str:
+    """The first parameter or table that the float64 copy does not have, or has with other numbers, "" if none.
+
+    A copy makes its tables anew and ties its readout again, so that what is wrong with them in the network would be
+    right in the copy.
+    """
+    for tensors in ("named_parameters", "named_buffers"):
+        exact = dict(getattr(subject.exact, tensors)())
+        for name, own in getattr(subject.network, tensors)():
+            if name not in exact or not _same(own, exact[name].to(own.device, own.dtype)):
+                return name
+    return ""
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Equal numbers; what is not a number equals itself."""
+    return torch.equal(one.nan_to_num(1e30), other.nan_to_num(1e30))
+
+
+def _applied(law: Callable[[Subject], Result], subject: Subject) -> Result:
+    """What a law finds; a model that cannot be computed with breaks it."""
+    try:
+        return law(subject)
+    except Exception as error:
+        return Result(False, _said(error))
+
+
+def _said(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _own_precision(subject: Subject) -> Difference:
     """The logits of the model as it runs."""
-    expected = define(subject.a, weights_of(subject.exact), subject.longest, ReferenceTap())
+    row = alone(subject.a, subject.longest).rows[0]
+    expected = define(subject.a, subject.weights, row, OFF)
     return compare("logits", run(subject.network, subject.longest).double(), expected)

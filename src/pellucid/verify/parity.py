@@ -8,9 +8,10 @@ from torch import Tensor
 from pellucid.architecture import Architecture, count_parameters
 from pellucid.model import Transformer
 from pellucid.model.weights import state_of
-from pellucid.reference.tap import Tap as ReferenceTap
+from pellucid.reference.tap import OFF
 from pellucid.text.interface import Tokenizer
-from pellucid.verify.comparison import define, run, segments, source_of
+from pellucid.verify.cases import alone, segments, source_of
+from pellucid.verify.comparison import define, run
 from pellucid.verify.examine import AFFORDABLE, MOST_TOKENS, PROMPTS, read_prompts
 
 #: of max(1, largest logit): float64 up to this many parameters, then float32; the families' own tables are float32
@@ -90,7 +91,10 @@ def our_logits(network: Transformer, probe: Probe) -> list[Tensor]:
 def defined_logits(network: Transformer, probe: Probe) -> list[Tensor]:
     """The logits by definition, in NumPy float64."""
     weights = {name: p.double().cpu().numpy() for name, p in state_of(network).items()}
-    return [torch.from_numpy(define(network.architecture, weights, text, ReferenceTap())) for text in probe.tokens]
+    return [
+        torch.from_numpy(define(network.architecture, weights, alone(network.architecture, text).rows[0], OFF))
+        for text in probe.tokens
+    ]
 
 
 def compare_logits(ours: list[Tensor], theirs: list[Tensor], other: str, probe: Probe) -> Parity:

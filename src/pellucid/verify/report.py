@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -17,29 +17,42 @@ TOLERANCE = 1e-10
 RESULT = {True: Text("holds", "green"), False: Text("BROKEN", "bold red"), None: Text("-", "dim")}
 
 
+class Result(NamedTuple):
+    """Whether a law holds (None where it does not apply), what was measured, and the first tensor that is wrong."""
+
+    holds: bool | None
+    measured: str
+    first: str | None = None
+
+
 @dataclass(frozen=True)
 class Check:
-    """One law: whether it holds (None where it does not apply), and what was measured."""
+    """One law: whether it holds (None where it does not apply), what was measured, and the first tensor that is wrong.
+
+    `first` is None where the law holds and where it is not about tensors.
+    """
 
     law: str
     holds: bool | None
     measured: str
+    first: str | None = None
 
 
 @dataclass(frozen=True)
 class Difference:
     """How far the engine's tensor is from the reference's: max |difference| / max(1, max |reference|).
 
-    Where the two cannot be subtracted, `value` is None and `reason` says why.
+    Where the two cannot be subtracted, `value` is None and `reason` says why. Up to `tolerance` it is rounding.
     """
 
     name: str
     value: float | None
     reason: str = ""
+    tolerance: float = TOLERANCE
 
     @property
     def small(self) -> bool:
-        return self.value is not None and self.value <= TOLERANCE
+        return self.value is not None and self.value <= self.tolerance
 
     @property
     def size(self) -> float:
@@ -54,9 +67,10 @@ class Difference:
 class Report:
     """What was found.
 
-    tensors   in the order in which the definition computes them
+    tensors   those of the prompts, in the order in which the definition computes them
     n_tokens  how many tokens of each prompt were read
     own       how far the model's logits, in the precision `dtype` it runs in, are from the reference's
+    unread    what of the model nothing was compared of
     """
 
     checks: tuple[Check, ...]
@@ -65,11 +79,15 @@ class Report:
     n_tokens: tuple[int, ...]
     dtype: str
     own: Difference
+    unread: tuple[str, ...] = ()
 
     @property
     def first(self) -> str | None:
-        """The first tensor that is not the reference's: all before it are, so this is where to look."""
-        return next((t.name for t in self.tensors if not t.small), None)
+        """The first tensor that is wrong: in the first law that one breaks, all that are computed before it are right.
+
+        The laws stand in this order: prompts first, then what is read in other ways.
+        """
+        return next((check.first for check in self.checks if check.first is not None), None)
 
     @property
     def holds(self) -> bool:
@@ -104,9 +122,11 @@ class Report:
         console.print(_law_table(self.checks), "")
         if tensors:
             console.print(_kinds_table(self.tensors), "")
-        elif self.first:
-            console.print(_neighbours_table(self.tensors, self.first), "")
+        elif wrong := next((t.name for t in self.tensors if not t.small), None):
+            console.print(_neighbours_table(self.tensors, wrong), "")
         console.print(f"as it runs, in {self.dtype}: logits within {self.own} of the reference", highlight=False)
+        for line in self.unread:
+            console.print(f"not read: {line}", style="dim", highlight=False, markup=False)
         for line in self.conclusion():
             console.print(line, style="bold", highlight=False, markup=False)
 
@@ -117,8 +137,16 @@ class Report:
             return ["every law that applies holds"]
         lines = [f"broken: {'; '.join(broken)}"]
         if self.first:
-            lines.append(f"first tensor that differs: {self.first} = {row(self.first).equation}")
+            lines.append(f"first tensor that differs: {self.first}{_equation(self.first)}")
         return lines
+
+
+def _equation(name: str) -> str:
+    """How a tensor is computed; nothing for the name of a weight."""
+    try:
+        return f" = {row(name).equation}"
+    except KeyError:
+        return ""
 
 
 def _law_table(checks: Sequence[Check]) -> Table:

@@ -1,0 +1,56 @@
+"""A text read through a cache, in pieces, and its tensors put together as if it had been read at once."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pellucid.model import Cache, Recorder, Transformer
+from pellucid.names import axes
+from pellucid.verify.cases import alone
+from pellucid.verify.comparison import Subject
+from pellucid.verify.long_row import Compute, by_engine, first_difference
+from pellucid.verify.report import Difference
+
+#: what stands in the tensors of the whole text where a piece has no column for a later key
+LATER = {"scores": -torch.inf, "pattern": 0.0}
+
+
+def compare_cached(s: Subject, tokens: Tensor, sizes: Sequence[int]) -> tuple[Difference | None, float]:
+    """The text in pieces of these sizes beside the text at once: the first tensor that differs, and how far apart."""
+    return first_difference(s.a, in_pieces(s.exact, tokens, sizes), by_engine(s.exact, alone(s.a, tokens)))
+
+
+def in_pieces(network: Transformer, tokens: Tensor, sizes: Sequence[int]) -> Compute:
+    """The named tensors of a text [1, n] that is read through a cache, in pieces of these sizes."""
+
+    def compute(keep: Iterable[str]) -> Mapping[str, Any]:
+        names, n = tuple(keep), tokens.size(1)
+        given, encoded = dict(alone(network.architecture, tokens).given), Recorder(names)
+        cache, start = Cache(network.architecture, capacity=n, dtype=torch.float64), 0
+        pieces: list[Mapping[str, Tensor]] = []
+        with torch.no_grad():
+            if "source" in given:
+                given["source"] = network.encode(given["source"], tap=encoded)
+            for size in sizes:
+                piece, recorder = slice(start, start + size), Recorder(names)
+                kinds = {name: value[:, piece] for name, value in given.items() if name == "segments"}
+                network(tokens[:, piece], cache=cache, tap=recorder, **given | kinds)
+                pieces.append(recorder.values)
+                start += size
+        decoder = {name: _joined(name, [p[name] for p in pieces], n) for name in names if name in pieces[0]}
+        return encoded.values | decoder
+
+    return compute
+
+
+def _joined(name: str, pieces: Sequence[Tensor], n: int) -> Tensor:
+    """A tensor of the whole text of n tokens from those of its pieces."""
+    order, kind = axes(name), name.rpartition(".")[2]
+    if ".cross." in name and "i" not in order:
+        return pieces[-1]  # keys and values of the source, which the cache has kept since the first piece
+    if kind in LATER and ".cross." not in name:
+        pieces = [F.pad(piece, (0, n - piece.size(-1)), value=LATER[kind]) for piece in pieces]
+    return torch.cat(list(pieces), order.index("i" if "i" in order else "j"))

@@ -1,0 +1,193 @@
+"""What `generate` reads: rows of different lengths in one cache, each a token longer at every step."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pellucid.architecture import Architecture
+from pellucid.generate.reading import Cached, NoTaps, reading
+from pellucid.generate.reading import Row as Text
+from pellucid.generate.source import read_sources
+from pellucid.model import Recorder, Tap, Transformer
+from pellucid.names import names
+from pellucid.reference.masks import prefix_mask
+from pellucid.verify.cases import ALL, Place, Row, is_by_key, source_of
+from pellucid.verify.comparison import Weights, compare, compare_at, defined
+from pellucid.verify.report import Difference
+
+#: by how many tokens every row grows, and the step behind which the second row of several is finished and dropped
+STEPS, DROP_AFTER = 3, 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is read: prompts, the tokens that follow each of them, and the source of each where an encoder is read."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    following: tuple[tuple[int, ...], ...]
+    sources: tuple[tuple[int, ...], ...] | None
+
+    def texts(self) -> list[Text]:
+        """The rows as generation begins with them."""
+        return [Text(r, 0, 0, prompt) for r, prompt in enumerate(self.prompts)]
+
+    def windows(self, row: int, n_ctx: int) -> dict[int, list[int]]:
+        """By their first token, the longest windows that are read of a row."""
+        text, found = self.texts()[row], {}
+        for step in range(STEPS + 1):
+            text.generated[:] = self.following[row][:step]
+            start, window = text.window(n_ctx)
+            found[start] = window
+        return found
+
+
+def make_plan(a: Architecture, n: int, n_rows: int = 3) -> Plan:
+    """Prompts of different lengths, the longest of n tokens, or of one less than the context where that is shorter."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(length: int) -> tuple[int, ...]:
+        return tuple(torch.randint(0, a.n_vocab, (length,), generator=generator).tolist())
+
+    longest = max(1, min(n, a.n_ctx - 1))
+    prompts = tuple(draw(length) for length in [longest, (longest + 1) // 2, 1][:n_rows])
+    following = tuple(draw(STEPS) for _ in prompts)
+    if a.encoder is None:
+        return Plan(prompts, following, None)
+    sources = tuple(tuple(source_of(a, torch.tensor([prompt]))[0].tolist()) for prompt in prompts)
+    return Plan(prompts, following, sources)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the network: the prompts and lengths of its rows, its columns, its queries, and the tensors kept."""
+
+    prompts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    width: int
+    n_queries: int
+    kept: Recorder
+
+
+class Watch(NoTaps):
+    """Keeps the named tensors of every call, and where the rows stand in it."""
+
+    def __init__(self, keep: Iterable[str]):
+        self.keep = tuple(keep)
+        self.calls: list[Call] = []
+        self.encoder = Recorder(self.keep)
+
+    def of(
+        self, prompts: Sequence[int], starts: Sequence[int], lengths: Sequence[int], width: int, n_queries: int
+    ) -> Tap:
+        self.calls.append(Call(tuple(prompts), tuple(lengths), width, n_queries, Recorder(self.keep)))
+        return self.calls[-1].kept
+
+    def of_sources(self, lengths: Sequence[int]) -> Tap:
+        return self.encoder
+
+
+@dataclass(frozen=True)
+class Read:
+    """What was computed of one row in one call: the window begins at token `start`; n_new of its n tokens are new.
+
+    place, source  where the row and its source stand in the tensors of the call and of the encoder
+    """
+
+    prompt: int
+    start: int
+    n: int
+    n_new: int
+    logits: Tensor
+    place: Place
+    source: Place
+    call: Mapping[str, Tensor]
+    encoder: Mapping[str, Tensor]
+
+    def compare(self, name: str, expected: np.ndarray) -> Difference:
+        """A tensor with the definition's of the row's new tokens."""
+        if name.startswith("encoder."):
+            return compare_at(self.source, name, self.encoder.get(name), expected)
+        return compare_at(self.place, name, self.call.get(name), expected)
+
+
+def read(network: Transformer, plan: Plan, keep: Iterable[str]) -> list[Read]:
+    """The plan read by the reader that `generate` writes with, step by step and row by row."""
+    watch, rows, n_ctx, found = Watch(keep), plan.texts(), network.architecture.n_ctx, []
+    with reading(network):
+        sources = read_sources(network, plan.sources, len(rows), watch.of_sources)
+        reader = Cached(network, len(plan.prompts[0]) + STEPS, sources, watch)
+        for step in range(STEPS + 1):
+            watch.calls.clear()
+            logits = reader.read(rows)
+            for n, row in enumerate(rows):
+                # a row whose window moved is in two calls: the second one read it afresh
+                call = next(call for call in reversed(watch.calls) if row.prompt in call.prompts)
+                found.append(_read(call, watch.encoder, row, plan, logits[n], n_ctx))
+            if step == DROP_AFTER and len(rows) > 2:
+                reader.select([0, 2])
+                del rows[1]
+            for row in rows:
+                row.generated += plan.following[row.prompt][step : step + 1]
+    return found
+
+
+def _read(call: Call, encoder: Recorder, row: Text, plan: Plan, logits: Tensor, n_ctx: int) -> Read:
+    """What a call computed of one row; rows stand flush right in it, sources flush left."""
+    start, window = row.window(n_ctx)
+    n_new, r = min(call.n_queries, len(window)), call.prompts.index(row.prompt)
+    source = slice(0, len(plan.sources[row.prompt])) if plan.sources else ALL
+    place = Place(r, slice(call.n_queries - n_new, None), slice(call.width - len(window), None), source)
+    of_source = Place(row.prompt, ALL, ALL, source)
+    tensors = call.kept.values, encoder.values
+    return Read(row.prompt, start, len(window), n_new, logits, place, of_source, *tensors)
+
+
+class Defined:
+    """The tensors of every window of a plan by definition, each window read once.
+
+    a, weights  what the definition computes with
+    """
+
+    def __init__(self, a: Architecture, weights: Weights, plan: Plan):
+        self.a, self.weights, self.plan = a, weights, plan
+        self.windows: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+
+    def of(self, done: Read) -> dict[str, np.ndarray]:
+        """What `done` should hold, in the order of its computation; the logits are those of the last token."""
+        key = done.prompt, done.start
+        if key not in self.windows:
+            self.windows[key] = defined(self.a, self.weights, self.row(*key))
+        place = Place(0, slice(done.n - done.n_new, done.n), slice(0, done.n), ALL)
+        found = {name: place.cut(name, value) for name, value in self.windows[key].items()}
+        for name, value in found.items():
+            if is_by_key(name) and name.startswith("blocks.") and ".attn." in name:
+                found[name] = value[..., : done.n]  # a beginning of the window has no later keys
+        return found | {"logits": found["logits"][0, -1]}
+
+    def row(self, prompt: int, start: int) -> Row:
+        """The longest window of a prompt that begins at this token; its shorter ones are its beginnings."""
+        tokens = torch.tensor([self.plan.windows(prompt, self.a.n_ctx)[start]])
+        source = None if self.plan.sources is None else torch.tensor([self.plan.sources[prompt]])
+        mask = None
+        if self.a.attention.mask == "prefix":
+            # what the window holds of the prompt reads itself in both directions
+            n_prefix = max(0, len(self.plan.prompts[prompt]) - start)
+            mask = torch.from_numpy(prefix_mask(tokens.size(1), n_prefix))
+        return Row(tokens, source=source, mask=mask)
+
+
+def compare_reads(network: Transformer, expected: Defined, without: tuple[str, ...] = ()) -> Iterator[Difference]:
+    """Every tensor of every row and call with the definition's of that row alone, in the order in which they came.
+
+    without   ends of names that this network does not compute
+    """
+    keep = [name for name in names(expected.a) if name != "logits" and not name.endswith(without or "?")]
+    for done in read(network, expected.plan, keep):
+        tensors = expected.of(done)
+        for name, value in tensors.items():
+            if name in keep:
+                yield done.compare(name, value)
+        yield compare("logits", done.logits, tensors["logits"])

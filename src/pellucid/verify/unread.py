@@ -1,0 +1,55 @@
+"""What an examination leaves out, said so that nobody takes it for read."""
+
+from pellucid.generate.products import PRODUCTS, available
+from pellucid.verify.comparison import Subject
+from pellucid.verify.packed import kinds_of, refusal
+from pellucid.verify.reference_laws import BATCH_TOKENS, POSITIONS, spread_positions
+from pellucid.verify.windows import most_keys
+
+
+def what_is_not_read(s: Subject) -> tuple[str, ...]:
+    """One line for each part of the model that nothing was compared of."""
+    return (
+        *_positions(s),
+        *_windows(s),
+        *_packed(s),
+        *_generated(s),
+        "dropout, and graphs that are compiled or recorded",
+    )
+
+
+def _positions(s: Subject) -> list[str]:
+    """Rows that are longer than the longest, and the positions that only they and given ones reach."""
+    if s.n_row >= s.a.n_ctx:
+        return []
+    given = int((spread_positions(s.a.n_ctx, min(POSITIONS, s.n_row)) >= s.n_row).sum())
+    later = s.a.n_ctx - s.n_row
+    return [f"more than {s.n_row:,} tokens in a row; {later - given:,} of the {later:,} positions behind them"]
+
+
+def _windows(s: Subject) -> list[str]:
+    """Windows that no row crosses, and keys that not even a mask was asked for."""
+    wide = sorted({w for layer in range(s.a.n_layers) if s.n_row <= (w := s.a.window(layer)) < s.a.n_ctx})
+    lines = (
+        [f"attention across windows of {', '.join(f'{w:,}' for w in wide)} tokens, but for their masks"] if wide else []
+    )
+    if most_keys(s.a) < s.a.n_ctx:
+        lines.append(f"masks of more than {most_keys(s.a):,} keys")
+    return lines
+
+
+def _packed(s: Subject) -> list[str]:
+    """Kinds of packed weights that this machine has and this network is too large for, or that it lacks."""
+    if refusal(s):
+        return []
+    missing = [kind for kind in PRODUCTS if kind not in kinds_of(s)]
+    why = "too large" if all(available(kind) for kind in missing) else "not offered by this build of PyTorch"
+    return [f"weights packed as {', '.join(missing)} ({why})"] if missing else []
+
+
+def _generated(s: Subject) -> list[str]:
+    """What happens when the text outgrows the context."""
+    n = min(s.longest.size(1), BATCH_TOKENS)
+    if s.a.attention.mask == "bidirectional" or n >= s.a.n_ctx - 1:
+        return []
+    return ["texts that outgrow the context while they are generated"]

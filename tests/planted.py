@@ -1,0 +1,575 @@
+"""Faults as programmers make them, each planted into a network that is right, and where `verify` is to find it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import pellucid.generate.prepare as prepare
+import pellucid.generate.products as products
+from pellucid.architecture import Architecture
+from pellucid.model import OFF, Cache, Transformer
+from pellucid.model.attention import Attention
+from pellucid.model.block import PostBlock, PreBlock, PreCrossBlock
+from pellucid.model.cache import CachedSource, CacheLayer
+from pellucid.model.embed import Embed, NGrams
+from pellucid.model.mask import Mask, causal, everything
+from pellucid.model.mlp import ACTIVATION
+from pellucid.model.norm import LayerNorm, LayerNormEpsOutside
+from pellucid.model.positions import Learned, Relative, Sinusoidal, Slopes, Turns, buckets
+from pellucid.model.tables import Table
+
+BASE = Architecture(n_vocab=257, n_ctx=16, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2, "mlp.d_ff": 12})
+LONG = {"n_ctx": 128}
+ROTARY = {"positions.kind": "rotary"}
+RELATIVE = {"positions.kind": "relative", "positions.max_distance": 100}
+NGRAMS = {"ngrams": (2, 3), "ngram_rows": 7}
+PACKED = "packed weights = reference"
+
+Plant = Callable[[Transformer, pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: what the architecture needs for it, how it is planted, the law that it breaks and the first tensor.
+
+    encoder   the architecture reads an encoder of the same options
+    float32   the network is one that `generate` packs
+    """
+
+    plant: Plant
+    first: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    law: str = "engine = reference"
+    encoder: bool = False
+    float32: bool = False
+
+
+# How faults are planted ---------------------------------------------------------------------------
+
+
+def put(at: str, name: str, value: Any) -> Plant:
+    """Another attribute of one of the network's modules."""
+
+    def plant(network: Transformer, patch: pytest.MonkeyPatch) -> None:
+        setattr(network.get_submodule(at) if at else network, name, value)
+
+    return plant
+
+
+def become(at: str, kind: type) -> Plant:
+    """One of the network's modules of another class."""
+    return put(at, "__class__", kind)
+
+
+def replace_method(kind: type, name: str, method: Callable[..., Any]) -> Plant:
+    """Another method of a class that no network holds."""
+    return lambda network, patch: patch.setattr(kind, name, method)
+
+
+def masks_become(kind: type) -> Plant:
+    """The masks of all layers of another class."""
+
+    def plant(network: Transformer, patch: pytest.MonkeyPatch) -> None:
+        for block in network.blocks:
+            block.attn.mask.__class__ = kind
+
+    return plant
+
+
+# Structure ----------------------------------------------------------------------------------------
+
+
+class Transposed(nn.Linear):
+    """x W + b where x W^T + b is meant."""
+
+    def forward(self, input):
+        return F.linear(input, self.weight.T, self.bias)
+
+
+class FusedScale(Attention):
+    """The fast path forgets the scale, the written-out one does not."""
+
+    def fused(self, q, k, v, visible):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+
+
+class LaterPlaces(Turns):
+    """Every position one too far, as when counting starts at 1."""
+
+    def forward(self, positions):
+        return super().forward((positions + 1) % len(self.values[0][0]))
+
+
+class ScaledMLP(PreBlock):
+    """The MLP reads a little more than the norm gives."""
+
+    def compute(self, x, tap):
+        return super().compute(x * 1.0001, tap)
+
+
+class AlwaysDropping(nn.Dropout):
+    """Dropout in evaluation too."""
+
+    def forward(self, input):
+        return F.dropout(input, 0.5, training=True)
+
+
+def fused_becomes(kind: type) -> Plant:
+    """The second block's attention of another class, whose fused path is taken."""
+
+    def plant(network: Transformer, patch: pytest.MonkeyPatch) -> None:
+        attention = network.blocks[1].attn
+        attention.__class__ = kind
+        attention.mix = attention.fused
+
+    return plant
+
+
+def unmask(network: Transformer, patch: pytest.MonkeyPatch | None = None) -> None:
+    """The first block reads later tokens."""
+    network.blocks[0].attn.mask.rule, network.blocks[0].attn.mask.plain = everything, False
+
+
+def planes_as_pairs(network: Transformer, patch: pytest.MonkeyPatch) -> None:
+    network.blocks[1].attn.rotate.split, network.blocks[1].attn.rotate.axis = (-1, 2), -1
+
+
+def untie(network: Transformer, patch: pytest.MonkeyPatch) -> None:
+    """A readout of its own where the architecture says tied, as after a move that copies parameters."""
+    network.unembed.weight = nn.Parameter(network.unembed.weight.detach() * 1.01)
+
+
+def round_turns(network: Transformer, patch: pytest.MonkeyPatch) -> None:
+    """Sines and cosines went through bfloat16."""
+    network.turns.values = network.turns.values.bfloat16().to(network.turns.values.dtype)
+
+
+class ForwardNGrams(NGrams):
+    """The hash reads the tokens of an n-gram in the other order."""
+
+    def forward(self, history, positions):
+        return super().forward(history.flip(1), positions.flip(-1)).flip(1)
+
+
+class NoSegments(Embed):
+    """Segments that are given are forgotten."""
+
+    def forward(self, tokens, history, positions, segments, *rest):
+        return super().forward(tokens, history, positions, None, *rest)
+
+
+STRUCTURE = {
+    "query transposed": Fault(become("blocks.1.attn.query", Transposed), "blocks.1.attn.q"),
+    "value transposed": Fault(become("blocks.0.attn.value", Transposed), "blocks.0.attn.v"),
+    "out transposed": Fault(become("blocks.1.attn.out", Transposed), "blocks.1.attn_out"),
+    "mask gone": Fault(unmask, "blocks.0.attn.scores"),
+    "window one too wide": Fault(
+        put("blocks.1.attn.mask", "window", 4), "blocks.1.attn.scores", {"attention.windows": "3"}
+    ),
+    "scale 1": Fault(put("blocks.1.attn", "scale", 1.0), "blocks.1.attn.scores"),
+    "scale 1 in the fast path alone": Fault(fused_becomes(FusedScale), "blocks.1.attn.z"),
+    "embedding not scaled": Fault(put("embed", "scale", 1.0), "embed", {"embed_scale": "sqrt(d_model)"}),
+    "post for pre": Fault(become("blocks.1", PostBlock), "blocks.1.norm_1.scale"),
+    "pre for post": Fault(become("blocks.0", PreBlock), "blocks.0.attn.q", {"block": "post"}),
+    "MLP reads something else": Fault(become("blocks.1", ScaledMLP), "blocks.1.mlp.pre"),
+    "epsilon outside": Fault(become("final_norm", LayerNormEpsOutside), "final_norm.scale", {"norm.eps": 1e-2}),
+    "epsilon inside": Fault(
+        become("blocks.0.norm_2", LayerNorm), "blocks.0.norm_2.scale", {"norm.eps": 1e-2, "norm.eps_at": "outside"}
+    ),
+    "rotary pairs for halves": Fault(planes_as_pairs, "blocks.1.attn.rot_q", ROTARY),
+    "rotary from position 1": Fault(become("turns", LaterPlaces), "blocks.0.attn.rot_q", ROTARY),
+    "exact gelu": Fault(put("blocks.0.mlp", "f", ACTIVATION["gelu"]), "blocks.0.mlp.post"),
+    "the readout's other activation": Fault(put("unembed", "f", torch.tanh), "logits", {"readout": "bert"}),
+    "dropout left on": Fault(put("blocks.0", "drop_attn", AlwaysDropping()), "blocks.0.attn_out"),
+    "tied weights apart": Fault(untie, "unembed.weight"),
+    "n-grams of one row less": Fault(put("embed.ngrams", "rows", 6), "ngram_embed", NGRAMS),
+    "angles that lost their digits": Fault(round_turns, "turns.values", ROTARY),
+    "n-grams read forwards": Fault(become("embed.ngrams", ForwardNGrams), "ngram_embed", NGRAMS),
+    "segments forgotten": Fault(become("embed", NoSegments), "seg_embed", {"n_segments": 2}),
+    "an encoder that cannot look ahead": Fault(
+        lambda network, patch: unmask_the_other_way(network), "encoder.blocks.0.attn.scores", encoder=True
+    ),
+}
+
+
+def unmask_the_other_way(network: Transformer) -> None:
+    network.encoder.blocks[0].attn.mask.rule = causal
+    network.encoder.blocks[0].attn.mask.unlimited = False
+
+
+# Positions and windows beyond the prompts -----------------------------------------------------------
+
+
+class ClampedRows(Learned):
+    """Rows beyond the forty-eighth are that one."""
+
+    def forward(self, input):
+        return super().forward(input.clamp(max=48))
+
+
+class ClampedFar(Learned):
+    """Rows beyond 1,024 are that one."""
+
+    def forward(self, input):
+        return super().forward(input.clamp(max=1024))
+
+
+class Repeating(Sinusoidal):
+    """Positions begin anew at 100."""
+
+    def forward(self, positions):
+        return super().forward(positions % 100)
+
+
+class ClampedTurns(Turns):
+    """Angles grow up to position 60."""
+
+    def forward(self, positions):
+        return super().forward(positions.clamp(max=60))
+
+
+class RoundedTurns(Turns):
+    """Positions in bfloat16, which has no odd numbers beyond 256."""
+
+    def forward(self, positions):
+        return super().forward(positions.bfloat16().long().clamp(max=positions.max()))
+
+
+class ClampedSlopes(Slopes):
+    """Distances grow up to 64."""
+
+    def forward(self, i, j):
+        return -self.values[:, None, None] * (i - j).abs().clamp(max=64)
+
+
+class ClampedFarSlopes(Slopes):
+    """Distances grow up to 1,100."""
+
+    def forward(self, i, j):
+        return -self.values[:, None, None] * (i - j).abs().clamp(max=1100)
+
+
+class WindowlessWhenLong(Attention):
+    """The fused kernel takes the causal flag for long rows, whatever the window."""
+
+    def fused(self, q, k, v, visible):
+        if q.size(2) > 48:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        return super().fused(q, k, v, visible)
+
+
+class FlagOfPlain(Mask):
+    """Whoever asks is told that the causal flag says it all."""
+
+    def is_triangle(self, n_queries, n_keys, given):
+        return given is None and n_queries == n_keys and n_keys > 48
+
+
+def slopes_become(kind: type) -> Plant:
+    def plant(network: Transformer, patch: pytest.MonkeyPatch) -> None:
+        for block in network.blocks:
+            block.attn.mask.distance.__class__ = kind
+
+    return plant
+
+
+def earlier_last_bucket(network: Transformer, patch: pytest.MonkeyPatch) -> None:
+    """The buckets of a max_distance that is one less."""
+    relative = network.relative
+    assert isinstance(relative, Relative)
+    relative.buckets = Table(buckets(relative.sided, 80)).double()
+
+
+def exchange_windows(network: Transformer, patch: pytest.MonkeyPatch) -> None:
+    one, other = (block.attn.mask for block in network.blocks)
+    one.window, other.window, one.plain, other.plain = other.window, one.window, other.plain, one.plain
+
+
+LONG_ROW, LATER, MASKS = "a long row = reference", "later positions = reference", "masks up to n_ctx = reference"
+WINDOWS = {"attention.windows": (60, 0)}
+WIDE = {"n_ctx": 1500, "attention.windows": (0, 1200), "attention.n_heads": 1}
+
+FAR = {
+    "learned positions clamped": Fault(become("embed.position", ClampedRows), "pos_embed", LONG, LONG_ROW),
+    "learned positions clamped beyond 1,024": Fault(
+        become("embed.position", ClampedFar), "pos_embed", {"n_ctx": 1500, "n_layers": 1, "attention.n_heads": 1}, LATER
+    ),
+    "sinusoids that repeat": Fault(
+        become("embed.position", Repeating), "pos_embed", LONG | {"positions.kind": "sinusoidal"}, LONG_ROW
+    ),
+    "rotary positions clamped": Fault(become("turns", ClampedTurns), "blocks.0.attn.rot_q", LONG | ROTARY, LONG_ROW),
+    "rotary positions in bfloat16": Fault(
+        become("turns", RoundedTurns), "blocks.0.attn.rot_q", {"n_ctx": 400} | ROTARY, LONG_ROW
+    ),
+    "alibi's distances clamped": Fault(
+        slopes_become(ClampedSlopes), "blocks.0.attn.scores", LONG | {"positions.kind": "alibi"}, LONG_ROW
+    ),
+    "alibi's distances clamped beyond 1,024": Fault(
+        slopes_become(ClampedFarSlopes),
+        "blocks.0.attn.scores",
+        {"n_ctx": 1500, "n_layers": 1, "attention.n_heads": 1, "positions.kind": "alibi"},
+        MASKS,
+    ),
+    "the last relative bucket too early": Fault(earlier_last_bucket, "blocks.0.attn.scores", LONG | RELATIVE, LONG_ROW),
+    "a window of 60 read as 61": Fault(
+        put("blocks.0.attn.mask", "window", 61), "blocks.0.attn.scores", LONG | WINDOWS, LONG_ROW
+    ),
+    "a window of 1,200 read as 1,199": Fault(
+        put("blocks.1.attn.mask", "window", 1199), "blocks.1.attn.scores", WIDE, MASKS
+    ),
+    "the layers' windows exchanged": Fault(exchange_windows, "blocks.0.attn.scores", LONG | WINDOWS, LONG_ROW),
+    "a window that the fused kernel forgets": Fault(
+        fused_becomes(WindowlessWhenLong), "blocks.1.attn.z", LONG | {"attention.windows": (0, 60)}, LONG_ROW
+    ),
+    "the causal flag in the place of a wide window": Fault(
+        become("blocks.1.attn.mask", FlagOfPlain), "blocks.1.attn.scores", WIDE, MASKS
+    ),
+}
+
+
+# Batches ------------------------------------------------------------------------------------------
+
+
+class FirstMask(Mask):
+    """All rows read what the first may read."""
+
+    def forward(self, n_queries, n_keys, given, like):
+        return super().forward(n_queries, n_keys, None if given is None else given[:1], like)
+
+
+class NoPadding(Mask):
+    """A mask for each row is forgotten; one for all rows is not."""
+
+    def forward(self, n_queries, n_keys, given, like):
+        given = given if given is None or given.ndim == 2 or len(given) == 1 else None
+        return super().forward(n_queries, n_keys, given, like)
+
+    def is_triangle(self, n_queries, n_keys, given):
+        given = given if given is None or given.ndim == 2 or len(given) == 1 else None
+        return super().is_triangle(n_queries, n_keys, given)
+
+
+class FirstTurns(Turns):
+    """All rows have the first one's positions."""
+
+    def forward(self, positions):
+        return super().forward(positions[0] if positions.ndim == 2 else positions)
+
+
+class KeysOfTheNeighbour(Attention):
+    """Every row reads the keys of the row before it."""
+
+    def three(self, x, y, cache=None):
+        q, k, v = super().three(x, y, cache)
+        return q, k.roll(1, 0), v
+
+
+class MeanMLP(PreBlock):
+    """The MLP reads the mean over the batch."""
+
+    def compute(self, x, tap):
+        return super().compute(x.mean(0, keepdim=True).expand_as(x), tap)
+
+
+class PaddedNGrams(NGrams):
+    """An n-gram may begin in what stands before the text."""
+
+    def forward(self, history, positions):
+        return super().forward(history, torch.full_like(positions, self.longest))
+
+
+class FirstSegments(Embed):
+    """All rows have the first one's segments."""
+
+    def forward(self, tokens, history, positions, segments, *rest):
+        segments = segments if segments is None else segments[:1].expand_as(tokens)
+        return super().forward(tokens, history, positions, segments, *rest)
+
+
+class ForgetfulCross(PreCrossBlock):
+    """Cross-attention reads all of the source, padding too."""
+
+    def consult(self, x, reading, cache, tap):
+        return super().consult(x, type(reading)(reading.turn, reading.visible, reading.source), cache, tap)
+
+
+def neighbour(network: Transformer, patch: pytest.MonkeyPatch) -> None:
+    attention = network.blocks[1].attn
+    attention.__class__ = KeysOfTheNeighbour
+    attention.project = attention.three
+
+
+class EncodesPadding(Transformer):
+    """The encoder is not told what is padding."""
+
+    def encode(self, tokens, mask=None, tap=OFF):
+        return super().encode(tokens, None, tap)
+
+
+BATCH = "a batch = its rows"
+BATCHES = {
+    "the first row's mask for all rows": Fault(masks_become(FirstMask), "blocks.0.attn.scores", law=BATCH),
+    "padding is read": Fault(masks_become(NoPadding), "blocks.0.attn.scores", law=BATCH),
+    "the first row's positions for all rows": Fault(become("turns", FirstTurns), "blocks.0.attn.rot_q", ROTARY, BATCH),
+    "keys of the neighbouring row": Fault(neighbour, "blocks.1.attn.k", law=BATCH),
+    "an MLP that reads the mean of the batch": Fault(become("blocks.1", MeanMLP), "blocks.1.mlp.pre", law=BATCH),
+    "n-grams that begin in the padding": Fault(become("embed.ngrams", PaddedNGrams), "ngram_embed", NGRAMS, BATCH),
+    "the first row's segments for all rows": Fault(
+        become("embed", FirstSegments), "seg_embed", {"n_segments": 3}, BATCH
+    ),
+    "an encoder that reads padding": Fault(
+        become("", EncodesPadding), "encoder.blocks.0.attn.scores", law=BATCH, encoder=True
+    ),
+    "a source's mask forgotten": Fault(
+        become("blocks.1", ForgetfulCross), "blocks.1.cross.scores", law="given masks = reference", encoder=True
+    ),
+}
+
+
+# Caches -------------------------------------------------------------------------------------------
+
+EXTEND, FORK = CacheLayer.extend, Cache.fork
+
+
+def extend_backwards(self, k, v):
+    end = self.length + k.size(2)
+    self.keys[:, :, self.length : end], self.values[:, :, self.length : end] = k, v
+    return self.keys[:, :, :end].flip(2), self.values[:, :, :end]
+
+
+def extend_keys_alone(self, k, v):
+    """Values of later calls are not kept: the first one stands in their places."""
+    keys, values = EXTEND(self, k, v)
+    if self.length:
+        values[:, :, self.length :] = values[:, :, :1]
+    return keys, values
+
+
+def recall_the_first_layer(self, compute):
+    """All layers read the first one's keys and values of the source."""
+    if 0 not in self.kept:
+        self.kept[0] = compute()
+    return self.kept[0]
+
+
+def fork_in_another_order(self, rows=None):
+    return FORK(self, None if rows is None else rows.flip(0))
+
+
+def replace_one_column_before(self, rows, fresh):
+    start, end = self.length - fresh.length - 1, self.length - 1
+    self.store[:, :, rows, :, start:end] = fresh.store[..., : fresh.length, :]
+
+
+class CountsFromZero(Transformer):
+    """Every call counts its positions from 0, whatever the cache keeps."""
+
+    def places(self, tokens, start):
+        return super().places(tokens, 0)
+
+
+CACHED, GENERATED = "cached = uncached", "generated = reference"
+CACHES = {
+    "a cache in the wrong order": Fault(
+        replace_method(CacheLayer, "extend", extend_backwards), "blocks.0.attn.scores", law=CACHED
+    ),
+    "a cache that keeps no later values": Fault(
+        replace_method(CacheLayer, "extend", extend_keys_alone), "blocks.0.attn.z", law=CACHED
+    ),
+    "a cache that forgets the tokens": Fault(
+        replace_method(Cache, "remember", lambda self, tokens: tokens), "ngram_embed", NGRAMS, CACHED
+    ),
+    "positions counted from 0 in each call": Fault(become("", CountsFromZero), "pos_embed", law=CACHED),
+    "the first layer's keys of the source for all": Fault(
+        replace_method(CachedSource, "recall", recall_the_first_layer), "blocks.1.cross.k", law=CACHED, encoder=True
+    ),
+    "rows mixed up when one is finished": Fault(
+        replace_method(Cache, "fork", fork_in_another_order), "blocks.0.attn.scores", law=GENERATED
+    ),
+    "a window that moved put one column too far left": Fault(
+        replace_method(Cache, "replace", replace_one_column_before), "blocks.0.attn.scores", law=GENERATED
+    ),
+}
+
+
+# Packed weights -----------------------------------------------------------------------------------
+
+TOGETHER = prepare.together
+
+
+def keys_for_queries(attention, widths, x, y, cache=None):
+    q, k, v = TOGETHER(attention, widths, x, y)
+    return k, q, v
+
+
+class NextRowsScale(products.Int8):
+    """The whole numbers of one row are kept with the scale of another."""
+
+    def __init__(self, weight, bias):
+        super().__init__(weight, bias)
+        self.scale = self.scale.roll(1)
+
+
+class NextRowsScaleInTheProduct(products.Int8):
+    """The scales are right, and the product takes those of other rows."""
+
+    def forward(self, x):
+        y = self.whole(x) * self.scale.roll(1)
+        return y if self.bias is None else y + self.bias
+
+
+class WithoutBias(products.Float16):
+    """The bias is lost where the weights are packed."""
+
+    def __init__(self, weight, bias):
+        super().__init__(weight, None)
+
+
+class RoundedInputs(products.Float32):
+    """The product rounds what it reads to bfloat16."""
+
+    def forward(self, x):
+        return super().forward(x.bfloat16().float())
+
+
+class Unrounded(products.BFloat16):
+    """The last digits are cut off, not rounded."""
+
+    def __init__(self, weight, bias):
+        cut = (weight.view(torch.int32) & ~0xFFFF).view(torch.float32)
+        super().__init__(cut, bias)
+
+
+def product(kind: str, made: type) -> Plant:
+    """Another product for a kind of packed weights."""
+    return lambda network, patch: patch.setitem(products.PRODUCTS, kind, made)
+
+
+def stale(network: Transformer, patch: pytest.MonkeyPatch) -> None:
+    """A weight is changed behind the back of what was packed before."""
+    prepare.prepared(network, "float32")
+    network.blocks[1].mlp.up[0].weight.data.mul_(1.01)
+
+
+def packed(plant: Plant, first: str) -> Fault:
+    return Fault(plant, first, law=PACKED, float32=True)
+
+
+PACKING = {
+    "keys packed in the place of queries": packed(
+        replace_method(prepare, "together", keys_for_queries), "blocks.0.attn.q"
+    ),
+    "int8 kept with another row's scale": packed(product("int8", NextRowsScale), "blocks.0.attn.query.weight"),
+    "int8 multiplied by another row's scale": packed(product("int8", NextRowsScaleInTheProduct), "blocks.0.attn.q"),
+    "a bias lost in packing": packed(product("float16", WithoutBias), "blocks.0.attn.q"),
+    "inputs rounded by a packed product": packed(product("float32", RoundedInputs), "blocks.0.attn.q"),
+    "digits cut off in packing": packed(product("bfloat16", Unrounded), "blocks.0.attn.query.weight"),
+    "packed weights of yesterday": packed(stale, "blocks.1.mlp.pre"),
+}
+
+FAULTS = STRUCTURE | FAR | BATCHES | CACHES | PACKING
