@@ -1,7 +1,7 @@
 """The one object a user holds: a network, its tokenizer, and where both come from."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -138,9 +138,9 @@ class LanguageModel(Opened):
         """The weights by name, read-only, with the norms folded in or the mean taken out (`pellucid.lens.folding`)."""
         return weights_view(self.network, fold_norms=fold_norms, centre=centre)
 
-    def verify(self, prompts: list[str] | None = None) -> Report:
+    def verify(self, prompts: list[str] | None = None, *, progress: Callable[[str], None] | None = None) -> Report:
         """The laws and the reference, run on this model (`pellucid.verify.verify`)."""
-        return verify(self, prompts)
+        return verify(self, prompts, progress)
 
     def save(self, folder: str | Path, *, edits: Sequence[Edit] = ()) -> Path:
         """Write architecture.json, tokenizer.json and model.safetensors into a new folder.

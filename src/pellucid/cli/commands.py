@@ -296,10 +296,13 @@ def verify(
         pellucid verify runs/my_texts
         pellucid verify runs/my_texts --prompt "To be, or not to be" --tensors
     """
+    from rich.console import Console
+
     import pellucid
 
     loaded = transformer_of(pellucid.load(model, checkpoint=checkpoint, device="cpu"), model)
-    found = loaded.verify(list(prompt) or None)
+    with Console(stderr=True).status("engine = reference") as status:
+        found = loaded.verify(list(prompt) or None, progress=status.update)
     if output.as_json:
         print(found.to_json())
     else:

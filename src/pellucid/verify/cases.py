@@ -69,7 +69,7 @@ class Case:
 
 def alone(a: Architecture, tokens: Tensor, name: str = "", **given: Tensor) -> Case:
     """The call with one text [1, n], with what the architecture asks for and what is given."""
-    inputs = {} if a.encoder is None else {"source": source_of(a, tokens)}
+    inputs: dict[str, Any] = {} if a.encoder is None else {"source": source_of(a, tokens)}
     if a.n_segments:
         inputs["segments"] = segments(a, tokens.size(1))
     inputs |= given

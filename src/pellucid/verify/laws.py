@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def causality(s: Subject) -> Result:
         return Result(None, "needs two tokens")
     places = sorted({1, n // 2, n - 1} - {0})
     # what an encoder reads stays as it is
-    source = {} if s.a.encoder is None else {"source": source_of(s.a, s.longest)}
+    source: dict[str, Any] = {} if s.a.encoder is None else {"source": source_of(s.a, s.longest)}
     before = run(s.network, s.longest)
     for place in places:
         changed = s.longest.clone()

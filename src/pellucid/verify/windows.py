@@ -1,12 +1,14 @@
 """The masks of every layer alone: windows and distances far beyond the tokens that can be read in a row."""
 
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import torch
 
 from pellucid.architecture import Architecture
 from pellucid.model import Encoder
+from pellucid.model.attention import Attention
 from pellucid.model.mask import Mask
 from pellucid.reference import layers
 from pellucid.verify.comparison import Subject, Weights, compare
@@ -30,7 +32,7 @@ def compare_masks_of(network: Encoder, a: Architecture, weights: Weights, prefix
     """The same of one stack of blocks."""
     expected: dict[tuple[int, int, int, bool], np.ndarray] = {}
     for layer, block in enumerate(network.blocks):
-        name, mask = f"{prefix}blocks.{layer}.attn.scores", block.attn.mask
+        name, mask = f"{prefix}blocks.{layer}.attn.scores", cast(Attention, block.attn).mask
         for n_keys in edges(a, layer):
             if mask.is_triangle(n_keys, n_keys, None) and not is_triangle(a, layer, n_keys):
                 yield Difference(name, None, f"the kernel is told that {n_keys} tokens read all earlier ones")
