@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture, ArchitectureError
 from pellucid.model import Cache, Recorder, Transformer
-from pellucid.model.mask import documents_mask, prefix_mask
+from pellucid.model.mask import Mask, documents_mask, prefix_mask
 from pellucid.model.tables import Table
 from running import any_architectures, call, draw_tokens, with_encoder
 
@@ -92,6 +92,31 @@ def test_query_heads_share_keys_in_order():
 
 
 # Masks and positions ------------------------------------------------------------------------------
+
+
+def test_masks_are_made_only_where_kernels_need_them():
+    """A causal triangle is the kernel's own flag, one query reads everything, and a bidirectional mask is none."""
+    like = torch.zeros(())
+    triangle, everything = torch.ones(3, 5, dtype=torch.bool).tril(2), torch.ones(3, 3, dtype=torch.bool)
+    causal = Mask(A, 0)
+    assert causal.is_triangle(3, 3, None)
+    assert not causal.is_triangle(3, 5, None)
+    assert not causal.is_triangle(3, 3, everything)
+    assert causal(1, 5, None, like) is None
+    assert torch.equal(causal(3, 5, None, like), triangle)
+    assert torch.equal(causal(3, 3, everything, like), everything)
+    for cross, a in ((False, A.with_fields({"attention.mask": "bidirectional"})), (True, A)):
+        mask = Mask(a, 0, cross)
+        assert not mask.is_triangle(3, 3, None)
+        assert mask(3, 5, None, like) is None
+    windowed = Mask(A.with_fields({"windows": 2}), 0)
+    assert not windowed.is_triangle(3, 3, None)
+    assert torch.equal(windowed(1, 5, None, like), torch.tensor([[False, False, False, True, True]]))
+    assert torch.equal(windowed(3, 5, None, like), triangle.triu(1))
+    far = Mask(A.with_fields({"positions.kind": "alibi"}), 0)
+    assert not far.is_triangle(3, 3, None)
+    infinity = torch.inf
+    assert far(2, 3, None, like)[1].tolist() == [[-1 / 256, 0, -infinity], [-2 / 256, -1 / 256, 0]]
 
 
 def test_a_prefix_mask_is_causal_but_for_the_prefix():
@@ -326,6 +351,17 @@ def test_a_cache_takes_its_memory_once():
     with torch.no_grad():
         make_network(a, dtype=torch.float32)(draw_tokens(a, 5, 6), cache=cache)
     assert (cache.length, cache.store.data_ptr()) == (6, pointer)
+    # keys and values of a source [5, kv_head, 3, d_head] in each layer, in float64, are counted too
+    pair = with_encoder(a)
+    cache = Cache(pair, 5, dtype=torch.float64)
+    before = cache.nbytes
+    with torch.no_grad():
+        call(make_network(pair), draw_tokens(pair, 5, 3), cache=cache)
+    sources = [x for pair_of_layer in cache.sources.values() for x in pair_of_layer]
+    assert len(sources) == 2 * 2
+    assert cache.nbytes == before + sum(x.numel() * x.element_size() for x in sources) > before
+    cache.crop(0)
+    assert cache.nbytes == before
 
 
 @torch.no_grad()
