@@ -368,10 +368,10 @@ def test_a_cache_takes_its_memory_once():
 def test_a_cache_refuses_what_it_cannot_do():
     with pytest.raises(ArchitectureError, match=r"attention\.mask = bidirectional: a cache needs masks"):
         Cache(A.with_fields({"mask": "bidirectional"}))
-    network, cache = make_network(A), Cache(A, 2, capacity=4, dtype=torch.float64)
+    network, cache = make_network(A), Cache(A, 2, capacity=5, dtype=torch.float64)
     network(draw_tokens(A, 2, 3), cache=cache)
-    with pytest.raises(ValueError, match="5 positions do not fit into a cache of 4"):
-        network(draw_tokens(A, 2, 2), cache=cache)
+    with pytest.raises(ValueError, match="6 positions do not fit into a cache of 5"):
+        network(draw_tokens(A, 2, 3), cache=cache)
     assert cache.length == 3
     for length in (-1, 4):
         with pytest.raises(ValueError, match=f"cannot crop a cache of 3 positions to {length}: give 0 to 3"):
@@ -392,6 +392,25 @@ def test_a_fork_shares_no_memory():
     assert torch.equal(cache.store, kept)
     assert (cache.length, fork.length, chosen.length) == (3, 6, 6)
     assert torch.equal(chosen.store[:, :, :, :, :3], kept[:, :, [1, 1, 0], :, :3])
+
+
+@torch.no_grad()
+def test_a_fork_of_some_rows_keeps_their_sources():
+    """The source is read at the first call; what forked rows read of it afterwards is what their originals read."""
+    pair = with_encoder(A)
+    network, cache = make_network(pair), Cache(pair, 2, dtype=torch.float64)
+    source = network.encode(draw_tokens(A, 2, 3, seed=5))
+    tokens, after = draw_tokens(A, 2, 3), draw_tokens(A, 2, 1, seed=2)
+    network(tokens, source=source, cache=cache)
+    rows = torch.tensor([1, 1, 0])
+    fork, whole = cache.fork(rows), cache.fork()
+    expected = network(after, source=source, cache=cache)
+    assert difference(network(after, source=source, cache=whole), expected) == 0
+    assert difference(network(after[rows], source=source[rows], cache=fork), expected[rows]) <= 1e-12
+    # one that forgets everything reads another source anew
+    whole.crop(0)
+    other = network.encode(draw_tokens(A, 2, 4, seed=6))
+    assert difference(network(tokens, source=other, cache=whole), network(tokens, source=other)) <= 1e-12
 
 
 def test_n_grams_are_those_of_the_tokens_before():
