@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture, ArchitectureError
 from pellucid.model import Cache, Recorder, Transformer
-from pellucid.model.mask import Mask, documents_mask, prefix_mask
+from pellucid.model.mask import Mask, documents_mask, padding_mask, prefix_mask
 from pellucid.model.tables import Table
 from running import any_architectures, call, draw_tokens, with_encoder
 
@@ -124,6 +124,12 @@ def test_a_prefix_mask_is_causal_but_for_the_prefix():
     mask = prefix_mask(torch.tensor([3, 0]), 4)
     assert mask[0].int().tolist() == expected
     assert torch.equal(mask[1], torch.ones(4, 4, dtype=torch.bool).tril())
+
+
+def test_a_padding_mask_hides_padding_from_all_but_itself():
+    seen = padding_mask(torch.tensor([[False, True, True], [True, True, True]]))
+    assert seen[0].tolist() == [[True, True, True], [False, True, True], [False, True, True]]
+    assert seen[1].all()
 
 
 def test_a_documents_mask_reads_its_own_document_up_to_itself():
@@ -392,6 +398,29 @@ def test_a_fork_shares_no_memory():
     assert torch.equal(cache.store, kept)
     assert (cache.length, fork.length, chosen.length) == (3, 6, 6)
     assert torch.equal(chosen.store[:, :, :, :, :3], kept[:, :, [1, 1, 0], :, :3])
+
+
+@torch.no_grad()
+def test_a_cache_keeps_its_last_positions_and_takes_rows_of_another():
+    assert Cache(A).store.size(2) == len(Cache(A).tokens) == 1
+    network, cache, fresh = make_network(A), *(Cache(A, n, dtype=torch.float64) for n in (3, 2))
+    network(draw_tokens(A, 3, 6), cache=cache)
+    network(draw_tokens(A, 2, 2, seed=1), cache=fresh)
+    store, tokens = cache.store.clone(), cache.tokens.clone()
+    cache.keep_last(6)
+    assert cache.length == 6
+    assert torch.equal(cache.store, store)
+    cache.keep_last(4)
+    assert cache.length == 4
+    assert torch.equal(cache.store[..., :4, :], store[..., 2:6, :])
+    assert torch.equal(cache.tokens[:, :4], tokens[:, 2:6])
+    # rows 2 and 0 become those of the other, whose two positions end where these end
+    cache.replace([2, 0], fresh)
+    assert torch.equal(cache.store[:, :, [2, 0], :, 2:4], fresh.store[..., :2, :])
+    assert torch.equal(cache.tokens[[2, 0], 2:4], fresh.tokens[:, :2])
+    assert torch.equal(cache.store[:, :, :, :, :2], store[:, :, :, :, 2:4])
+    assert torch.equal(cache.store[:, :, 1, :, :4], store[:, :, 1, :, 2:6])
+    assert torch.equal(cache.tokens[:, :2], tokens[:, 2:4])
 
 
 @torch.no_grad()
