@@ -1,6 +1,7 @@
 """Attention, masks, positions, tables and dropout of the network."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawing import architectures, difference, make_network
-from pellucid.architecture import Architecture, ArchitectureError
+from pellucid.architecture import Architecture, ArchitectureError, Positions
 from pellucid.model import Cache, Recorder, Transformer
 from pellucid.model.mask import Mask, documents_mask, padding_mask, prefix_mask
+from pellucid.model.positions import SCALING
 from pellucid.model.tables import Table
 from running import any_architectures, call, draw_tokens, with_encoder
 
@@ -253,6 +255,27 @@ def test_rotary_tables_in_float64_are_cosines_of_the_angles():
     angle = torch.arange(8, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.1], dtype=torch.float64)
     assert difference(cos, angle.cos()) <= 1e-15
     assert difference(sin, angle.sin()) <= 1e-15
+
+
+@pytest.mark.parametrize(("low", "high", "n_trained", "factor"), [(1.0, 4.0, 8192, 4.0), (2.0, 6.0, 16, 3.0)])
+def test_frequencies_are_scaled_by_how_often_a_plane_turns(low, high, n_trained, factor):
+    """Kept where it turns often, divided by the factor where seldom, between the two in proportion to the turns."""
+    p = Positions(kind="rotary", low=low, high=high, n_trained=n_trained, factor=factor)
+    turns = torch.tensor([2 * high, high, (3 * high + low) / 4, (high + low) / 2, low, low / 2], dtype=torch.float64)
+    w = turns * 2 * math.pi / n_trained
+    kept = torch.tensor([1, 1, 3 / 4, 1 / 2, 0, 0], dtype=torch.float64)
+    assert torch.allclose(SCALING["llama3"](p, w), w * (kept + (1 - kept) / factor), rtol=1e-12, atol=0)
+    assert torch.equal(SCALING["linear"](p, w), w / factor)
+    assert torch.equal(SCALING["none"](p, w), w)
+
+
+@pytest.mark.parametrize("gain", ["g", "1+g"])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_a_new_norm_multiplies_by_one(kind, gain):
+    a = A.with_fields({"norm.kind": kind, "norm.gain": gain, "qk_norm": "rms"})
+    norms = [m for m in Transformer(a).modules() if hasattr(m, "multiplier")]
+    assert len(norms) == 2 * 4 + 1
+    assert all(torch.equal(norm.multiplier, torch.ones_like(norm.gain)) for norm in norms)
 
 
 def test_layers_with_a_window_turn_by_their_own_base_unscaled():
