@@ -6,7 +6,7 @@ from typing import Any
 from pellucid.destination import check_destination
 from pellucid.text.documents import read_corpus
 from pellucid.text.files import Reading
-from pellucid.text.tokenizer import LEARNED, Tokenizer, TokenizerError
+from pellucid.text.tokenizer import LEARNED, Tokenizer, TokenizerError, check_learning
 from pellucid.text.tokenizer import train_tokenizer as make_tokenizer
 
 
@@ -26,8 +26,10 @@ def train_tokenizer(
         raise TokenizerError(f"{Path(out) / 'tokenizer.json'} exists: choose another folder")
     if out is not None:
         check_destination(Path(out) / "tokenizer.json")
+    n_vocab = vocabulary or (8192 if kind in LEARNED else None)
+    check_learning(kind, n_vocab, **how)
     corpus = read_corpus([str(path) for path in inputs], reading=Reading(field=field))
-    made = make_tokenizer(kind, corpus.texts(), vocabulary or (8192 if kind in LEARNED else None), **how)
+    made = make_tokenizer(kind, corpus.texts(), n_vocab, **how)
     if out is not None:
         made.save(out)
     return made
