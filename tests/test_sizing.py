@@ -112,7 +112,7 @@ def a_split(folder, n):
 
 
 def test_what_is_given_stays(monkeypatch, tmp_path):
-    monkeypatch.setattr(sizing, "scale_of", lambda recipe, device: (1.0, 1.0))
+    monkeypatch.setattr(sizing, "scale_of", lambda *_: (1.0, 1.0))
     given_ = {"dropout": 0.3, "model.ngrams": (2,), "train.batch": 5, "text.vocabulary": 700}
     made, lines = size_to(recipe(20.0, **given_), a_split(tmp_path, 10_000), given=given_)
     assert (made.train.batch, made.text.vocabulary, made.model.ngrams) == (5, 700, (2,))

@@ -28,8 +28,10 @@ from pellucid.hub.standalone import write_loader
 from pellucid.hub.tables import Family
 from pellucid.hub.write import (
     SHARD,
+    Progress,
     choose_family,
     dtype_of,
+    no_progress,
     write_config,
     write_object,
     write_tensors,
@@ -99,6 +101,7 @@ def convert(
     shard: int = SHARD,
     weights: Kept | None = None,
     compare: bool = True,
+    progress: Callable[[str, int, int], object] = lambda stage, done, total: None,
 ) -> Converted:
     """Write the model in `given` (a run, a saved model, a Hugging Face folder or name) in another layout.
 
@@ -110,6 +113,7 @@ def convert(
     shard     the most bytes in one file of weights
     weights   of gguf: what matrices are kept in, float32 unless given
     compare   False leaves out the comparison, which holds the whole network, for models larger than memory
+    progress  is told what is being done, and how much of it, of how much: 0 of 0 where nobody knows
 
     The logits of what was written are compared with the source implementation's, or the definition's where that is
     not installed. Raises ParityError where they differ, ValueError for a model or a layout that is refused; then
@@ -121,10 +125,12 @@ def convert(
     if to is not None and to not in get_args(Layout):
         raise FolderError(f"to = {to!r}: say one of {', '.join(get_args(Layout))}")
     check_request(destination, to, weights)
+    progress("reading the model", 0, 0)
     model = read_model(given, checkpoint=checkpoint, trust=trust)
     layout = to or ("gguf" if destination.suffix == ".gguf" else "pellucid" if model.family else "huggingface")
-    goal = Goal(layout, destination.name, family, shard, weights, licence, checkpoint, compare)
+    goal = Goal(layout, destination.name, family, shard, weights, licence, checkpoint, compare, progress)
     goal.check()
+    progress("writing the weights", 0, 0)
     with aside(destination, file=layout == "gguf") as folder:
         n_bytes, parity = WRITERS[layout](model, folder, goal)
         if layout in ("pellucid", "huggingface"):
@@ -153,6 +159,18 @@ class Goal:
     licence: str | None
     checkpoint: str
     compare: bool
+    progress: Callable[[str, int, int], object]
+
+    @property
+    def compares(self) -> bool:
+        """Whether what was written is to be compared, which then begins."""
+        if self.compare:
+            self.progress("comparing the logits", 0, 0)
+        return self.compare
+
+    def written(self, done: int, total: int) -> None:
+        """Say how many tensors are written."""
+        self.progress("writing the weights", done, total)
 
     def check(self) -> None:
         """Refuse what another layout would have read."""
@@ -226,15 +244,15 @@ def aside(destination: Path, file: bool = False) -> Iterator[Path]:
 
 def to_pellucid(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
     """Our layout, beside the implementation that the model comes from."""
-    n_bytes = write_pellucid(model, folder)
-    return n_bytes, check_import(model, folder).require() if goal.compare else None
+    n_bytes = write_pellucid(model, folder, goal.written)
+    return n_bytes, check_import(model, folder).require() if goal.compares else None
 
 
 def to_huggingface(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
     """A family's layout, beside the implementation that it goes to."""
     family = choose_family(model.architecture, goal.family or (model.family.name if model.family else None))
-    n_bytes = write_huggingface(model, folder, family, goal.shard)
-    return n_bytes, check_export(model, folder, family).require() if goal.compare else None
+    n_bytes = write_huggingface(model, folder, family, goal.shard, goal.written)
+    return n_bytes, check_export(model, folder, family).require() if goal.compares else None
 
 
 def to_gguf(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
@@ -242,7 +260,7 @@ def to_gguf(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]
     a, path = model.architecture, folder / goal.name
     about = {"name": Path(str(model.about.get("source", "model"))).name, "licence": goal.licence}
     n_bytes = write_gguf(path, model.state(), a, model.tokenizer, goal.weights or "float32", **about)
-    if not goal.compare:
+    if not goal.compares:
         return n_bytes, None
     _, tensors = read_gguf(path)
     read = dict(gguf_to_ours(tensors, a))
@@ -261,7 +279,7 @@ def to_adapter(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | No
     if model.run is None:
         raise FolderError("to = adapter: the model is no run of adapters (pellucid train --from MODEL --lora 8)")
     n_bytes = write_adapter(model.run, folder, goal.checkpoint, goal.family)
-    if not goal.compare:
+    if not goal.compares:
         return n_bytes, None
     recipe = read_recipe(model.run)
     family = FAMILIES[goal.family] if goal.family else family_of_base(recipe)
@@ -275,23 +293,25 @@ def to_adapter(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | No
     return n_bytes, compare_logits(our_logits(network, probe), expected, "the run itself", probe).require()
 
 
-def write_pellucid(model: Model, folder: Path) -> int:
+def write_pellucid(model: Model, folder: Path, progress: Progress = no_progress) -> int:
     """Our layout, with a loader in one file that needs no Pellucid."""
     write_object(folder / "architecture.json", model.architecture.to_dict())
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
     write_loader(folder)
-    return write_tensors(folder, model.ours, shard=sys.maxsize)
+    return write_tensors(folder, model.ours, sys.maxsize, progress)
 
 
-def write_huggingface(model: Model, folder: Path, family: Family, shard: int = SHARD) -> int:
+def write_huggingface(
+    model: Model, folder: Path, family: Family, shard: int = SHARD, progress: Progress = no_progress
+) -> int:
     """config.json, generation_config.json, weights, and the tokenizer's files."""
     a = model.architecture
     write_config(folder, a, family, model.tokenizer, dtype_of(model.ours()))
     if model.tokenizer is not None:
         write_tokenizer(folder, model.tokenizer, a.n_ctx)
     state = model.state()
-    return write_tensors(folder, lambda: each_to_theirs(state, a, family), shard)
+    return write_tensors(folder, lambda: each_to_theirs(state, a, family), shard, progress)
 
 
 def check_import(model: Model, folder: Path) -> Parity:

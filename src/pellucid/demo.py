@@ -47,7 +47,7 @@ def show(run: Run) -> None:
     """Samples, a score, and the next commands."""
     model = load(run.path)
     assert isinstance(model, LanguageModel)
-    rows = [row for row in read_metrics(run.path / "metrics.jsonl") if "held_out_loss" in row]
+    rows = [row for row in read_metrics(run.path / "metrics.jsonl") if row.get("held_out_loss") is not None]
     first, best = rows[0], min(rows, key=lambda row: row["held_out_loss"])
     print(
         f"held-out text: {first['bits_per_byte']:.3f} bits per byte after {first['step']} steps, "

@@ -147,7 +147,7 @@ def test_a_conversion_that_changes_the_function_is_stopped(own, monkeypatch, ins
     monkeypatch.setattr(source, "is_installed", lambda adapter=None: installed)
     before = sorted(folder.iterdir())
 
-    def wrong(place, tensors, shard):
+    def wrong(place, tensors, shard, *_):
         def exchanged():
             found = dict(tensors())
             pair = [n for n in found if n.endswith(("norm_1.gain", "norm_2.gain", "ln_1.weight", "ln_2.weight"))][:2]

@@ -47,7 +47,7 @@ def test_the_last_save_comes_before_the_last_evaluation_and_sample(text, tmp_pat
 
     monkeypatch.setattr(Training, "held_out_loss", held_out_loss)
 
-    def sampler(network, tokenizer, prompt, seed):
+    def sampler(network, tokenizer, prompt, seed, poll):
         seen.append(("sample", verify(folder_of(tmp_path / "run", max(steps_of(tmp_path / "run"))))))
         raise RuntimeError("no sample")
 
@@ -60,7 +60,7 @@ def test_the_last_save_comes_before_the_last_evaluation_and_sample(text, tmp_pat
 def test_looking_does_not_change_training(text, tmp_path):
     """Evaluation and sampling draw random numbers and switch dropout off; the weights are the same without them."""
 
-    def sampler(network, tokenizer, prompt, seed):
+    def sampler(network, tokenizer, prompt, seed, poll):
         torch.rand(7)
         return "x"
 

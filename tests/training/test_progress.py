@@ -1,52 +1,116 @@
-"""How far reading is: said in bytes of all of them, and ended by a signal."""
+"""What a phase shows: how far it is, in its own unit, when it takes longer than a second; and that a signal ends it."""
 
 import io
+import time
 
 import pytest
 from rich.console import Console
 
-from pellucid.training import progress
-from pellucid.training.display import LiveReporter, PlainReporter
-from pellucid.training.interrupt import Interrupted, Interruption
-from pellucid.training.progress import ReadingProgress
+from pellucid.training import interrupt
+from pellucid.training.display import LiveReporter, PlainReporter, how_far
+from pellucid.training.interrupt import Interrupted, Interruption, Phase
 
 
-def go_through(reporter, interruption=None):
-    with ReadingProgress(reporter, interruption or Interruption()) as told:
-        for stage in ("reading", "encoding"):
-            for done in (0, 1_000_000, 3_000_000, 4_000_000):
-                told(stage, done, 4_000_000)
+def phase_of(name="encoding", unit="bytes", done=0, total=0):
+    phase = Phase(name, unit, Interruption())
+    phase.set(done, total)
+    return phase
+
+
+@pytest.mark.parametrize(
+    ("phase", "says"),
+    [
+        (phase_of(done=1_000_000, total=4_000_000), "encoding: 25% of 4.0 MB, 0.5 MB/s, ETA 0:06"),
+        (phase_of(done=0, total=4_000_000), "encoding: 0% of 4.0 MB, 0.0 MB/s, ETA --:--"),
+        (phase_of("step 7", "passes", 2, 10), "step 7: 2 of 10 passes, ETA 0:08"),
+        (phase_of("sampling", "tokens", 0, 100), "sampling: 0 of 100 tokens"),
+        (phase_of("making the tokenizer", "characters", 5_000), "making the tokenizer: 5,000 characters, 0:02"),
+        (phase_of("measuring a step", ""), "measuring a step: 0:02"),
+        (phase_of("reading", "pairs", 300), "reading: 300 pairs, 0:02"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_line_says_how_far_it_is(phase, says, monkeypatch):
+    monkeypatch.setattr(Phase, "seconds", 2.0)
+    assert how_far(phase) == says
+
+
+def shown(reporter, monkeypatch, work, patience=0.0):
+    """What is seen of `work(phase)` by somebody who looks every hundredth of a second."""
+    monkeypatch.setattr(interrupt, "PATIENCE", patience)
+    monkeypatch.setattr(interrupt, "TICK", 0.01)
+    with Interruption(reporter) as interruption, interruption.phase("counting", "tokens") as phase:
+        work(phase)
+
+
+def until(true):
+    """Wait until it is so; half a minute is a hang."""
+    ends = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < ends, "it never came"
+        time.sleep(0.005)
 
 
 def test_lines_where_there_is_no_terminal(monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    """The main thread need not come back to Python's loop for them: another thread looks at the clock."""
     file = io.StringIO()
-    go_through(PlainReporter(file))
-    lines = file.getvalue().splitlines()
-    assert [line.split(" of ")[0] for line in lines] == [
-        f"{s}: {p}%" for s in ("reading", "encoding") for p in (0, 25, 75, 100)
-    ]
-    assert lines[-1].startswith("encoding: 100% of 4.0 MB, ")
-    assert lines[-1].endswith("ETA 0:00")
+
+    def work(phase):
+        phase(10, 40)
+        until(lambda: "counting: 10 of 40 tokens" in file.getvalue())
+        phase(30, 40)
+        until(lambda: "counting: 30 of 40 tokens" in file.getvalue())
+        phase.stage("sorting", 0, 0)
+        until(lambda: "sorting: 0:00" in file.getvalue())
+
+    shown(PlainReporter(file, every_seconds=0.0), monkeypatch, work)
 
 
-def test_what_is_soon_done_is_not_worth_a_word():
+def test_what_is_soon_done_is_not_worth_a_word(monkeypatch):
     file = io.StringIO()
-    go_through(PlainReporter(file))
+    shown(PlainReporter(file), monkeypatch, lambda phase: phase(1, 2), patience=1.0)
     assert file.getvalue() == ""
 
 
-def test_a_bar_in_a_terminal(monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+def test_one_line_at_once_and_then_one_now_and_then(monkeypatch):
+    """Before training the first line of a phase comes at once; within it, only where no other came for a while."""
     file = io.StringIO()
-    go_through(LiveReporter(Console(file=file, force_terminal=True, width=100)))
-    assert "encoding" in file.getvalue()
-    assert "4.0/4.0 MB" in file.getvalue()
+    reporter = PlainReporter(file, every_seconds=1e6)
+    shown(reporter, monkeypatch, lambda phase: until(lambda: file.getvalue()) or time.sleep(0.1))
+    assert len(file.getvalue().splitlines()) == 1
+    reporter.is_training = True
+    shown(reporter, monkeypatch, lambda phase: time.sleep(0.1))
+    assert len(file.getvalue().splitlines()) == 1
+
+
+def test_a_bar_in_a_terminal(monkeypatch):
+    file = io.StringIO()
+
+    def work(phase):
+        phase(10, 40)
+        until(lambda: "counting: 10 of 40 tokens" in file.getvalue())
+
+    reporter = LiveReporter(Console(file=file, force_terminal=True, width=100))
+    shown(reporter, monkeypatch, work)
+    assert reporter.bar is None
 
 
 def test_a_signal_ends_it():
     interruption = Interruption()
     interruption.signal = 2
-    with pytest.raises(Interrupted):
-        go_through(PlainReporter(io.StringIO()), interruption)
+    for act in (lambda phase: phase(), lambda phase: phase(1, 2), lambda phase: phase.stage("b", 1, 2)):
+        with pytest.raises(Interrupted), interruption.phase("a") as phase:
+            act(phase)
+    with interruption.phase("a") as phase:
+        phase.set(1, 2)
+
+
+def test_the_innermost_phase_is_shown(monkeypatch):
+    file = io.StringIO()
+
+    def work(phase):
+        with phase.interruption.phase("inner"):
+            until(lambda: "inner: 0:00" in file.getvalue())
+        until(lambda: "counting: 0:00" in file.getvalue())
+
+    shown(PlainReporter(file, every_seconds=0.0), monkeypatch, work)

@@ -85,7 +85,7 @@ def recipe_for(text: Path, **fields: Any) -> Recipe:
     return make_recipe((str(text),), "small", {**FIELDS, **fields})
 
 
-def sample_text(network: Any, tokenizer: Any, prompt: str, seed: int) -> str:
+def sample_text(network: Any, tokenizer: Any, prompt: str, seed: int, poll: Any = None) -> str:
     """A sampler with a result that depends on the weights and the seed alone."""
     network.eval()
     with torch.no_grad():
@@ -162,9 +162,16 @@ def assert_same_run(run: Path, other: Path) -> None:
     assert a == b
 
 
-def forked(do: Callable[[], int], folder: Path, kill_after: float | None = None) -> tuple[int, str, str]:
+def forked(
+    do: Callable[[], int],
+    folder: Path,
+    kill_after: float | None = None,
+    then: Callable[[int], None] | None = None,
+    hang: float = 0.0,
+) -> tuple[int, str, str]:
     """Do it in a process of its own, which may be killed; its exit code (-9 for SIGKILL), output and errors.
 
+    `then` is called with the number of the process; `hang` seconds later it is killed where it still runs.
     A fork, because importing torch anew would take longer than everything else here.
     """
     with warnings.catch_warnings():
@@ -187,5 +194,15 @@ def forked(do: Callable[[], int], folder: Path, kill_after: float | None = None)
     if kill_after is not None:
         time.sleep(kill_after)
         os.kill(pid, signal.SIGKILL)
+    if then is not None:
+        then(pid)
+    ends = time.monotonic() + hang
+    while hang and time.monotonic() < ends:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            break
+        time.sleep(0.02)
+    else:
+        if hang:
+            os.kill(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return code, *((folder / name).read_text() if (folder / name).exists() else "" for name in ("stdout", "stderr"))

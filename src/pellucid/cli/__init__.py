@@ -23,6 +23,7 @@ from pellucid.cli.commands import COMMANDS as MODEL_COMMANDS
 from pellucid.cli.commands import FAILED, NUMERICS, OK, WRONG_INPUT
 from pellucid.cli.completion import completion
 from pellucid.cli.options import CONFIG, registry
+from pellucid.cli.progress import terminated_like_interrupted
 from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
 from pellucid.cli.train import parse_fields as parse_fields
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] not in ([name] for name in commands):
             return overview(arguments, commands, program, about)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), terminated_like_interrupted():
             warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
             return run(commands[arguments[0]], f"{program} {arguments[0]}", arguments[1:])
     except KeyboardInterrupt as interrupt:
@@ -143,11 +144,8 @@ def with_short_usage(page: str) -> str:
 
 
 def complain(what: object) -> None:
-    """One line on standard error; an error of the system by its words and its file, without its number."""
+    """One line on standard error."""
     from pellucid.text.visible import visible
-
-    if isinstance(what, OSError) and what.strerror:
-        what = f"{what.filename}: {what.strerror}" if what.filename is not None else what.strerror
 
     print(f"pellucid: {visible('; '.join(str(what).splitlines()))}", file=sys.stderr)
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
-from pellucid.cli.loading import check_checkpoint
 from pellucid.cli.options import CHECKPOINT, MODEL, Expected, NewPath, command, option
+from pellucid.cli.progress import progress_on_stderr
 
 REPOSITORY = Expected(
     lambda name: re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None, "the name of a repository, OWNER/NAME"
@@ -66,21 +66,21 @@ def convert(
         pellucid convert runs/my_texts exported
         pellucid convert runs/my_texts model.gguf --weights q8_0
     """
-    check_checkpoint(source, input.checkpoint)
-
     import pellucid
 
-    done = pellucid.convert(
-        source,
-        destination,
-        to=output.to,
-        family=output.family,
-        checkpoint=input.checkpoint,
-        trust=input.trust,
-        licence=output.licence,
-        weights=output.weights,
-        compare=output.compare,
-    )
+    with progress_on_stderr("converting") as progress:
+        done = pellucid.convert(
+            source,
+            destination,
+            to=output.to,
+            family=output.family,
+            checkpoint=input.checkpoint,
+            trust=input.trust,
+            licence=output.licence,
+            weights=output.weights,
+            compare=output.compare,
+            progress=progress,
+        )
     print(f"{done.folder}: {done.layout}, {done.n_bytes:,} bytes of weights\n{done.parity or 'logits not compared'}")
     if output.push is not None:
         from pellucid.hub.push import push as push_to_hub

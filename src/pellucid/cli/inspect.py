@@ -7,7 +7,6 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
-from pellucid.cli.loading import loaded_from, transformer_of
 from pellucid.cli.options import MODEL, CheckpointOptions, NewPath, command, option
 
 
@@ -50,10 +49,12 @@ def inspect(
         pellucid inspect runs/my_texts "To be, or not to be"
         pellucid inspect runs/my_texts "To be, or not to be" -o hamlet.html --bos
     """
-    loaded = transformer_of(loaded_from(model, model_options), model)
-
+    import pellucid
+    from pellucid.cli.loading import transformer_of
     from pellucid.lens.show import inspect_page
 
+    m = model_options
+    loaded = transformer_of(pellucid.load(model, checkpoint=m.checkpoint, device=m.device), model)
     text = sys.stdin.read() if prompt == "-" else prompt
     given = {"source": input.source, "bos": input.bos or None}
     trace = loaded.trace(text, **{name: value for name, value in given.items() if value is not None})

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, UseAppendAction
 
 from pellucid.cli.options import DEVICE, FOLDER, at_least, command, option
+from pellucid.cli.progress import progress_on_stderr
 from pellucid.presets import preset
 
 
@@ -71,18 +72,21 @@ def plan(
     from pellucid.plan.accelerators import USUAL
 
     t = training
-    made = make_plan(
-        what,
-        batch=t.batch,
-        n_ctx=model.n_ctx,
-        vocabulary=model.vocabulary,
-        precision=t.precision,
-        accelerators=t.accelerator or USUAL,
-        tokens=t.tokens,
-        device=t.device,
-        measure=t.measure,
-    )
-    print(json.dumps(as_dict(made)) if output.as_json else "\n".join(lines_of(made)))
+    with progress_on_stderr("planning") as progress:
+        made = make_plan(
+            what,
+            batch=t.batch,
+            n_ctx=model.n_ctx,
+            vocabulary=model.vocabulary,
+            precision=t.precision,
+            accelerators=t.accelerator or USUAL,
+            tokens=t.tokens,
+            device=t.device,
+            measure=t.measure,
+            progress=progress,
+        )
+        said = json.dumps(as_dict(made)) if output.as_json else "\n".join(lines_of(made))
+    print(said)
     return 0
 
 

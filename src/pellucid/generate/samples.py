@@ -1,38 +1,50 @@
 """What a network writes while it is trained, for people to look at."""
 
+from collections.abc import Callable, Iterable
+
 from pellucid.generate.errors import LogitsError
-from pellucid.generate.text import generate
+from pellucid.generate.text import Piece, stream_generate
 from pellucid.model import Transformer
 from pellucid.text.interface import Tokenizer
 
 #: what a sample has at most
 SAMPLE_TOKENS = 100
+#: is called with how many tokens are written, of how many; it may raise
+Poll = Callable[[int, int], object]
 
 
-def write_sample(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: int) -> str | None:
+def write_sample(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: int, poll: Poll) -> str | None:
     """What the network writes after `prompt`, at temperature 0.8; None where its logits are not finite.
 
     The network's training mode is put back.
     """
     network.eval()
     try:
-        made = generate(
-            network, tokenizer, prompt, max_tokens=SAMPLE_TOKENS, temperature=0.8, seed=seed, weights="loaded"
-        )
-        return prompt + made[0].text
-    except LogitsError:
-        return None
+        options = {"max_tokens": SAMPLE_TOKENS, "temperature": 0.8, "seed": seed, "weights": "loaded"}
+        text = text_of(stream_generate(network, tokenizer, prompt, **options), poll)
     finally:
         network.train()
+    return None if text is None else prompt + text
 
 
-def write_target(network: Transformer, tokenizer: Tokenizer, source: str, seed: int) -> str | None:
+def write_target(network: Transformer, tokenizer: Tokenizer, source: str, seed: int, poll: Poll) -> str | None:
     """The source and the likeliest target token by token; None where the network's logits are not finite.
 
     The network's training mode is put back.
     """
+    text = text_of(
+        stream_generate(network, tokenizer, source=source, max_tokens=SAMPLE_TOKENS, seed=seed, weights="loaded"), poll
+    )
+    return None if text is None else f"{source} -> {text}"
+
+
+def text_of(pieces: Iterable[Piece], poll: Poll) -> str | None:
+    """The text of pieces that are still to be written; None where the network's logits are not finite."""
+    shown = []
     try:
-        (target,) = generate(network, tokenizer, source=source, max_tokens=SAMPLE_TOKENS, seed=seed, weights="loaded")
+        for n, piece in enumerate(pieces):
+            shown.append(piece.text)
+            poll(n, SAMPLE_TOKENS)
     except LogitsError:
         return None
-    return f"{source} -> {target.text}"
+    return "".join(shown)

@@ -41,7 +41,15 @@ def choose_family(a: Architecture, name: str | None = None) -> Family:
     )
 
 
-def write_tensors(folder: Path, tensors: Tensors, shard: int = SHARD) -> int:
+#: is told how many tensors are written, and of how many
+Progress = Callable[[int, int], object]
+
+
+def no_progress(done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+def write_tensors(folder: Path, tensors: Tensors, shard: int = SHARD, progress: Progress = no_progress) -> int:
     """Write model.safetensors, or shards of at most `shard` bytes and their index; how many bytes of tensors.
 
     `tensors` is called twice: a file begins with the places of all that follows. One tensor is held at a time.
@@ -50,7 +58,7 @@ def write_tensors(folder: Path, tensors: Tensors, shard: int = SHARD) -> int:
     groups = _grouped(entries, shard)
     names = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
     names = ["model.safetensors"] if len(groups) == 1 else names
-    waiting = tensors()
+    waiting = counted(tensors(), len(entries), progress)
     for name, group in zip(names, groups, strict=True):
         _write_file(folder / name, group, waiting)
     total = sum(_size(entry) for entry in entries)
@@ -58,6 +66,13 @@ def write_tensors(folder: Path, tensors: Tensors, shard: int = SHARD) -> int:
         placed = {entry[0]: name for name, group in zip(names, groups, strict=True) for entry in group}
         write_object(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": placed})
     return total
+
+
+def counted(tensors: Iterable[tuple[str, Tensor]], total: int, progress: Progress) -> Iterator[tuple[str, Tensor]]:
+    """The same tensors; how many were taken is said to `progress`."""
+    for n, named in enumerate(tensors):
+        progress(n, total)
+        yield named
 
 
 Entry = tuple[str, str, list[int]]

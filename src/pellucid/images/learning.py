@@ -1,7 +1,7 @@
 """How a classifier of images is trained: every image once an epoch, AdamW, a cosine after a warm-up."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,11 +61,18 @@ def train_classifier(
     return losses
 
 
-def epochs(model: ImageClassifier, images: np.ndarray, labels: np.ndarray, choices: ImageTraining) -> Iterator[float]:
+def epochs(
+    model: ImageClassifier,
+    images: np.ndarray,
+    labels: np.ndarray,
+    choices: ImageTraining,
+    poll: Callable[[int, int], object] = lambda done, total: None,
+) -> Iterator[float]:
     """Train on images [n, channels, height, width] and classes [n], epoch by epoch: its mean loss, nats per image.
 
-    Every epoch reads every image once, in an order drawn by (seed, epoch). Raises ImagesError where images and
-    labels do not go together, and NumericsError after three steps in a row whose loss or gradient is not finite.
+    Every epoch reads every image once, in an order drawn by (seed, epoch). `poll` is called before every step with the
+    steps taken and those of the run; it may raise. Raises ImagesError where images and labels do not go together, and
+    NumericsError after three steps in a row whose loss or gradient is not finite.
     """
     check_labels(images, labels, model.head.out_features)
     initialise(model, choices.seed, choices.init_std)
@@ -86,6 +93,7 @@ def epochs(model: ImageClassifier, images: np.ndarray, labels: np.ndarray, choic
         order = torch.from_numpy(permute(np.arange(n, dtype=np.uint64), n, c.seed, epoch).astype(np.int64)).to(x.device)
         total, read = 0.0, 0
         for rows in order.split(c.batch):
+            poll(step, n_steps)
             torch.manual_seed(step_seed(c.seed, step))  # dropout's
             optimizer.set_factor(factor(step, n_steps, shape="cosine", warmup=n_steps // 20, floor=0.0))
             loss = learn(model, optimizer, x[rows], y[rows])

@@ -30,7 +30,7 @@ from pellucid.training.checkpoint import (
 )
 from pellucid.training.display import PlainReporter, make_reporter
 from pellucid.training.folder import choose_folder, read_json
-from pellucid.training.interrupt import Interruption
+from pellucid.training.interrupt import Interrupted, Interruption
 from pellucid.training.loop import NumericsError
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.recipe import RecipeError
@@ -211,7 +211,8 @@ def train_images(
     recipe = settled(recipe, images, labels, used)
     network = recipe.build().to(recipe.device)
     x = recipe.scaled(images.transpose(0, 2, 3, 1))
-    with Interruption() as interruption:
+    reporter = make_reporter() if show else Quiet()
+    with Interruption(reporter) as interruption:
         write_run(
             run,
             recipe,
@@ -221,7 +222,6 @@ def train_images(
                 "images": len(images),
             },
         )
-        reporter = make_reporter() if show else Quiet()
         size = " x ".join(map(str, recipe.shape))
         n_parameters = sum(p.numel() for p in network.parameters())
         reporter.start(
@@ -284,31 +284,45 @@ def fit(
     reporter: PlainReporter,
     interruption: Interruption,
 ) -> ImageRun:
-    """Epoch after epoch: measure, save, stop where a signal came."""
+    """Epoch after epoch: measure and save. Where a signal comes the epoch is left unfinished; what was saved stays."""
     began, metrics, epoch = time.monotonic(), MetricsFile(run / "metrics.jsonl"), 0
     found = ImageScore(0, 0.0, math.inf)
     try:
-        for loss in epochs(network, *train, recipe.train):
-            epoch, found = epoch + 1, score_scaled(network, *held_out)
-            if not math.isfinite(found.loss):
-                raise NumericsError(f"stopped: the held-out loss after epoch {epoch} is not finite; {REMEDY}")
-            seconds = round(time.monotonic() - began, 3)
-            row = {"step": epoch, "loss": loss, "held_out_loss": found.loss, "accuracy": found.accuracy}
-            metrics.write(row | {"whole": True, "seconds": seconds})
-            metrics.sync()
-            state = {"step": epoch, "bad_in_a_row": 0, "seconds": seconds}
-            save_checkpoint(run, Checkpoint(epoch, state_of(network), {}, state))
-            if found.loss < best_loss(run):
-                mark_best(run, epoch, found.loss)
-            prune(run, 1)
-            reporter.line(
-                f"epoch {epoch}  loss {loss:.4f}  held-out {found.loss:.4f} nats/image, {found.accuracy:.2%} right"
-            )
-            if interruption:
-                break
+        with interruption.phase("training", "steps") as phase:
+            for loss in epochs(network, *train, recipe.train, phase):
+                epoch, found = epoch + 1, score_scaled(network, *held_out)
+                if not math.isfinite(found.loss):
+                    raise NumericsError(f"stopped: the held-out loss after epoch {epoch} is not finite; {REMEDY}")
+                keep(run, epoch, network, loss, found, metrics, round(time.monotonic() - began, 3))
+                reporter.line(
+                    f"epoch {epoch}  loss {loss:.4f}  held-out {found.loss:.4f} nats/image, {found.accuracy:.2%} right"
+                )
+    except Interrupted:
+        kept = f"epoch {epoch} is the last one that was saved" if epoch else "no epoch was finished, nothing was saved"
+        reporter.note(f"interrupted in epoch {epoch + 1} of {recipe.train.epochs}: {kept}")
     finally:
         metrics.close()
     return ImageRun(run, recipe, epoch, found, 0 if epoch == recipe.train.epochs else interruption.exit_code)
+
+
+def keep(
+    run: Path,
+    epoch: int,
+    network: ImageClassifier,
+    loss: float,
+    found: ImageScore,
+    metrics: MetricsFile,
+    seconds: float,
+) -> None:
+    """Write what an epoch measured and its checkpoint; the best and the last one stay."""
+    row = {"step": epoch, "loss": loss, "held_out_loss": found.loss, "accuracy": found.accuracy}
+    metrics.write(row | {"whole": True, "seconds": seconds})
+    metrics.sync()
+    state = {"step": epoch, "bad_in_a_row": 0, "seconds": seconds}
+    save_checkpoint(run, Checkpoint(epoch, state_of(network), {}, state))
+    if found.loss < best_loss(run):
+        mark_best(run, epoch, found.loss)
+    prune(run, 1)
 
 
 def load_images(run: str | Path, *, checkpoint: str = "best", device: str = "cpu") -> ImageModel:

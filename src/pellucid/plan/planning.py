@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -81,6 +81,7 @@ def make_plan(
     accelerators: Sequence[str] = USUAL,
     tokens: int | None = None,
     measure: bool = True,
+    progress: Callable[[str, int, int], object] = lambda stage, done, total: None,
 ) -> Plan:
     """Plan a preset, the JSON file of an architecture, a run, or an Architecture; nothing of it is built whole.
 
@@ -89,6 +90,7 @@ def make_plan(
     accelerators  names of `ACCELERATORS`, planned from their data sheets
     tokens        how many it is trained on; the run's, or 20 for each parameter
     measure       take steps for a few seconds to know this machine's speed
+    progress      is told what is being done, and how much of it, of how much: 0 of 0 where nobody knows
 
     Raises PlanError, ArchitectureError or RecipeError for what is not there.
     """

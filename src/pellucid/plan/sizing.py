@@ -6,7 +6,7 @@ from 50 kB to 10 MB (`benchmarks/sizing.py`). It ranks sizes on one text; it doe
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -113,15 +113,21 @@ def sizing_of(recipe: Recipe, given: Mapping[str, Any], *, open_: bool, explain:
 
 
 def size_to(
-    recipe: Recipe, split: Split, *, given: Mapping[str, Any], explain: bool = False
+    recipe: Recipe,
+    split: Split,
+    poll: Callable[[], object] = lambda: None,
+    *,
+    given: Mapping[str, Any],
+    explain: bool = False,
 ) -> tuple[Recipe, list[str]]:
     """The recipe with sizes for the text to train on and its minutes, and lines that say why.
 
-    Fields that are `given` stay as they are. A few seconds are spent on finding out how fast this machine is.
+    Fields that are `given` stay as they are. A few seconds are spent on finding out how fast this machine is;
+    `poll` is called on the way and may raise.
     """
     device = resolve.resolve_device(recipe.train.device)
     room = 0.5 * resolve.memory_bytes(device)
-    made = choose(recipe, text_of(split), scale_of(recipe, device), room)
+    made = choose(recipe, text_of(split), scale_of(recipe, device, poll), room)
     known = {full_name(name) for name in given if name not in LENGTHS}
     final = sized(recipe, made, known)
     return final, [*lines_of(made, final), *(explained(made) if explain else [])]
@@ -243,13 +249,14 @@ def seconds_of(size: Size, scale: tuple[float, float], n_ctx: int = CONTEXT) -> 
     return whole * scale[0] ** (1 - share) * scale[1] ** share
 
 
-def scale_of(recipe: Recipe, device: torch.device) -> tuple[float, float]:
+def scale_of(recipe: Recipe, device: torch.device, poll: Callable[[], object] = lambda: None) -> tuple[float, float]:
     """How many times longer than on the machine of docs/log.md a step of each probe takes here."""
     precision = resolve.resolve_precision(recipe, device)[0]
     probes = [Size(1024, d, PROBE_LAYERS, 16) for d in PROBES]
     recipes = [with_train(as_recipe(recipe, probe), precision=precision) for probe in probes]
-    recipes = [with_train(r, attention=resolve.resolve_attention(r, device)[0]) for r in recipes]
-    taken = in_turn([stepper(r, device) for r in recipes], min(PROBE_SECONDS, PROBE_SHARE * 60 * recipe.train.minutes))
+    recipes = [with_train(r, attention=resolve.resolve_attention(r, device, poll)[0]) for r in recipes]
+    budget = min(PROBE_SECONDS, PROBE_SHARE * 60 * recipe.train.minutes)
+    taken = in_turn([stepper(r, device) for r in recipes], budget, poll)
     low, high = (t / seconds_of(probe, (1.0, 1.0)) for t, probe in zip(taken, probes, strict=True))
     return low, high
 

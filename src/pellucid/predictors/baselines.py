@@ -43,14 +43,14 @@ def baselines(
     part             that those are from, whose tokens per byte turn nats per token into bits per byte
     longest          orders above this one are left out, and those that `train` is too short for
     separator        given: contexts do not reach across it
-    poll             is called between predictors; it may raise
+    poll             is called while they are counted and scored; it may raise
     """
     found = [baseline("uniform", math.log(n_vocab), part)]
     for order, name in ORDERS.items():
         if order <= min(longest, len(train)):
             poll()
-            predictor = NGram.train(train, n_vocab, order, separator=separator)
-            found.append(baseline(name, -float(predictor.log_probs(held_out).mean()), part))
+            predictor = NGram.train(train, n_vocab, order, separator=separator, poll=poll)
+            found.append(baseline(name, -float(predictor.log_probs(held_out, poll).mean()), part))
     return found
 
 

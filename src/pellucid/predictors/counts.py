@@ -6,7 +6,7 @@ contexts of its length. Keys therefore fit 64 bits whatever the order and the vo
 collide, and the context one token shorter is the key divided by n_vocab.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -64,8 +64,15 @@ def older_tokens(ids: np.ndarray, order: int, separator: int | None) -> Iterator
         yield older
 
 
-def count(ids: np.ndarray, n_vocab: int, order: int, separator: int | None, lower: "Lower") -> list[Level]:
-    """The levels of contexts of length 0 ... order - 1, shortest first.
+def count(
+    ids: np.ndarray,
+    n_vocab: int,
+    order: int,
+    separator: int | None,
+    lower: "Lower",
+    poll: Callable[[], object] = lambda: None,
+) -> list[Level]:
+    """The levels of contexts of length 0 ... order - 1, shortest first; `poll` is called on the way and may raise.
 
     The longest contexts carry what was counted. Counts of shorter ones follow from it: `sum` is how often a
     token followed; `types` is in how many different tokens the context was continued to the left
@@ -79,13 +86,16 @@ def count(ids: np.ndarray, n_vocab: int, order: int, separator: int | None, lowe
             numbers, older = numbers[1:], older[len(ids) - len(numbers) + 1 :]
         numbers *= n_vocab
         numbers += older
+        poll()
         keys, numbers = rank(numbers, len(contexts[-1]) * n_vocab)
         contexts.append(keys)
     numbers *= n_vocab
     numbers += ids[len(ids) - len(numbers) :]
+    poll()
     events, counts = tally(numbers, len(contexts[-1]) * n_vocab)
     levels = [Level(n_vocab, contexts[-1], events, counts)]
     for length in range(order - 2, -1, -1):
+        poll()
         shorter, token = np.divmod(events, n_vocab)
         keys = (contexts[length + 1] // n_vocab)[shorter] * n_vocab + token
         weights = counts if lower == "sum" else np.ones_like(counts)

@@ -28,7 +28,7 @@ class PredictorData:
         self.n_ctx, self.batch, self.device = recipe.window, recipe.train.batch, device
         self.batches = Batches(train, self.n_ctx, self.batch * recipe.train.accumulate, recipe.train.seed)
         self.train, self.part = train, held_out
-        self.counts = torch.arange(self.extra + self.n_ctx, device=device).expand(self.batch, -1) >= self.extra
+        self.counts = torch.arange(self.extra + self.n_ctx, device=device) >= self.extra
         self._checked = -1
         self.held_out()  # what it would refuse at the first evaluation is refused now
 
@@ -38,7 +38,7 @@ class PredictorData:
             self.train.check_files()
             self._checked = epoch
         rows = np.stack([self._ring(int(start) - self.extra) for start in self.batches.starts(step, micro, of)])
-        return self._pass(rows[:, :-1], rows[:, 1:], self.counts)
+        return self._pass(rows[:, :-1], rows[:, 1:], self.counts.expand(len(rows), -1))
 
     def _ring(self, start: int) -> np.ndarray:
         """extra + n_ctx + 1 tokens from `start` on, the end of the text joined to its beginning."""
@@ -57,6 +57,11 @@ class PredictorData:
         per_batch = max(1, self.batch * self.n_ctx // stride)
         found = windows(self.part, stride + self.extra, stride, per_batch)
         return (self._pass(b.inputs, b.targets, self._tensor(b.counts)) for b in found if b.counts is not None)
+
+    @property
+    def n_held_out(self) -> int:
+        """Held-out tokens."""
+        return len(self.part)
 
     @property
     def held_out_tokens_per_byte(self) -> float:

@@ -1,7 +1,8 @@
 """Fitting a predictor's network to text, with the loop that trains transformers; and a mixture's weight."""
 
 import shutil
-import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pellucid.generate.errors import LogitsError
+from pellucid.generate.samples import SAMPLE_TOKENS, Poll, text_of
 from pellucid.predictors.baselines import baseline
 from pellucid.predictors.counts import peak_bytes
 from pellucid.predictors.data import PredictorData, counted_loss
@@ -26,8 +27,9 @@ from pellucid.training import resolve, setup
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import Checkpoint, best_step, write_json
 from pellucid.training.display import PlainReporter
-from pellucid.training.interrupt import Interruption
+from pellucid.training.interrupt import Interrupted, Interruption
 from pellucid.training.loop import Training
+from pellucid.training.measure import seconds_per_step
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.optimizer import Optimizer
 from pellucid.training.recipe import RecipeError, with_train
@@ -52,8 +54,11 @@ def as_run(run: Path, recipe: PredictorRecipe, step: int, **given: Any) -> Run:
     return Run(run, as_recipe(recipe), step, **given)
 
 
-def count_part(part: Part, choices: NGramChoices) -> NGram:
-    """An n-gram of a part of the text; RecipeError, before anything is allocated, where that does not fit."""
+def count_part(part: Part, choices: NGramChoices, poll: Callable[[], object] = lambda: None) -> NGram:
+    """An n-gram of a part of the text; RecipeError, before anything is allocated, where that does not fit.
+
+    `poll` is called on the way and may raise.
+    """
     need, have = 8 * len(part) + peak_bytes(len(part), choices.order), resolve.memory_bytes(torch.device("cpu"))
     if need > have:
         raise RecipeError(
@@ -62,7 +67,7 @@ def count_part(part: Part, choices: NGramChoices) -> NGram:
         )
     c = choices
     ids = part.read(0, len(part))
-    return NGram.train(ids, c.n_vocab, c.order, c.smoothing, alpha=c.alpha, separator=c.separator)
+    return NGram.train(ids, c.n_vocab, c.order, c.smoothing, alpha=c.alpha, separator=c.separator, poll=poll)
 
 
 def build(recipe: PredictorRecipe) -> nn.Module:
@@ -70,7 +75,7 @@ def build(recipe: PredictorRecipe) -> nn.Module:
     return initialise(make_network(recipe.model), recipe.train.seed)
 
 
-def settle(recipe: PredictorRecipe, network: nn.Module, tokens: Tokens) -> PredictorRecipe:
+def settle(recipe: PredictorRecipe, tokens: Tokens, interruption: Interruption) -> PredictorRecipe:
     """Batch, device, precision, number of steps and intervals: everything that was left open."""
     device = resolve.resolve_device(recipe.train.device)
     batch = recipe.train.batch or max(4, 2048 // recipe.window)
@@ -78,13 +83,25 @@ def settle(recipe: PredictorRecipe, network: nn.Module, tokens: Tokens) -> Predi
     passes = recipe.train.accumulate or 1
     words = {name: word for name, word in plain.items() if getattr(recipe.train, name) == "auto"}
     recipe = resolved(with_train(as_recipe(recipe), batch=batch, accumulate=passes, device=str(device), **words))
+    check_memory(recipe, device)
     train, _ = trained_part(recipe, tokens)
 
     def measure() -> float:
-        return seconds_per_step(recipe, build(recipe).to(device), tokens, device)
+        with interruption.phase("measuring a step") as phase:
+            return measure_step(recipe, build(recipe).to(device), tokens, device, phase)
 
     n_steps, _ = resolve.resolve_steps(as_recipe(recipe), len(train), measure)
     return resolved(resolve.resolve_intervals(as_recipe(replace(recipe, segments=((0, n_steps),)))))
+
+
+def check_memory(recipe: PredictorRecipe, device: torch.device) -> None:
+    """Refuse a batch whose logits, their probabilities and their gradients alone do not fit."""
+    need, have = 12 * recipe.train.batch * recipe.window * recipe.model.n_vocab, resolve.memory_bytes(device)
+    if need > have:
+        raise RecipeError(
+            f"the logits of {recipe.train.batch:,} sequences need {need / 2**30:,.1f} GiB in training and "
+            f"{device.type} has {have / 2**30:.1f} GiB: make batch smaller"
+        )
 
 
 def trained_part(recipe: PredictorRecipe, tokens: Tokens) -> tuple[Part, np.ndarray]:
@@ -97,20 +114,32 @@ def trained_part(recipe: PredictorRecipe, tokens: Tokens) -> tuple[Part, np.ndar
     return Part.from_ids(ids[:cut], part.n_vocab), ids[cut:]
 
 
-def seconds_per_step(recipe: PredictorRecipe, network: nn.Module, tokens: Tokens, device: torch.device) -> float:
-    """Seconds of a training step after a warm-up; the weights are spoilt."""
+def measure_step(
+    recipe: PredictorRecipe,
+    network: nn.Module,
+    tokens: Tokens,
+    device: torch.device,
+    poll: Callable[[], object] = lambda: None,
+) -> float:
+    """Seconds of a training step; the weights are spoilt."""
     data = PredictorData(trained_part(recipe, tokens)[0], tokens.part("held_out"), recipe, network, device)
     optimizer, loss = make_optimizer(recipe, network), counted_loss(network, device, recipe.train.precision)
-    good, times = torch.zeros((), dtype=torch.bool, device=device), []
-    while len(times) < 4 or (len(times) < 40 and sum(times) < 1.0):
-        began = time.perf_counter()
+    good, t = torch.zeros((), dtype=torch.bool, device=device), recipe.train
+
+    def wait() -> None:
+        next(network.parameters()).flatten()[0].item()
+
+    def take_pass(rows: int) -> None:
         optimizer.zero_grad()
-        for micro in range(recipe.train.accumulate):
-            (loss(data.at(0, micro, recipe.train.accumulate)) / recipe.tokens_per_step).backward()
+        given = data.at(0, 0, t.batch * t.accumulate // rows)
+        (loss(given) / recipe.tokens_per_step).backward()
+        wait()
+
+    def update() -> None:
         optimizer.step(good)
-        next(network.parameters()).flatten()[0].item()  # wait for the device
-        times.append(time.perf_counter() - began)
-    return sorted(times[1:])[len(times[1:]) // 2]
+        wait()
+
+    return seconds_per_step(take_pass, update, rows=t.batch, passes=t.accumulate, poll=poll)
 
 
 def make_optimizer(recipe: PredictorRecipe, network: nn.Module) -> Optimizer:
@@ -144,7 +173,7 @@ def train(
         reporter=reporter,
         metrics=MetricsFile(run / "metrics.jsonl", checkpoint.step if checkpoint else 0),
         interruption=interruption,
-        sample=lambda net, seed: write_sample(net, tokenizer, recipe, seed),
+        sample=lambda net, seed, poll: write_sample(net, tokenizer, recipe, seed, poll),
         deadline=deadline,
     )
     if checkpoint:
@@ -154,24 +183,38 @@ def train(
         with runs.deterministic_kernels(recipe.train.deterministic == "yes"):
             training.go()
         if recipe.mixture and not interruption and "mixture_weight" not in (training.last_evaluation or {}):
-            mix(run, recipe, part, aside, tokens.part("held_out"), training)
+            with interruption.phase("mixing with an n-gram") as phase, suppress(Interrupted):
+                mix(run, recipe, part, aside, tokens.part("held_out"), training, phase)
     finally:
         reporter.close()
         training.metrics.close()
     last = training.last_evaluation or {}
-    code = 0 if training.complete else interruption.exit_code
+    mixed = not recipe.mixture or "mixture_weight" in last
+    code = 0 if training.complete and mixed else interruption.exit_code
     found = {"held_out_loss": last.get("held_out_loss"), "bits_per_byte": last.get("bits_per_byte")}
     return as_run(run, recipe, training.step, **found, exit_code=code)
 
 
-def mix(run: Path, recipe: PredictorRecipe, part: Part, aside: np.ndarray, held_out: Part, training: Training) -> None:
-    """Count an n-gram, fit its share on the text set aside, and measure the two together on the held-out part."""
+def mix(
+    run: Path,
+    recipe: PredictorRecipe,
+    part: Part,
+    aside: np.ndarray,
+    held_out: Part,
+    training: Training,
+    poll: Callable[[], object],
+) -> None:
+    """Count an n-gram, fit its share on the text set aside, and measure the two together on the held-out part.
+
+    `poll` is called until anything is written; it may raise.
+    """
     m = recipe.model
     separator = m.separator if recipe.text.inside_documents == "yes" else None
     choices = NGramChoices(n_vocab=m.n_vocab, order=recipe.mixture, separator=separator)
-    counted = Counted(count_part(part, choices))
+    counted = Counted(count_part(part, choices, poll))
     network: Any = at_checkpoint(recipe, run, "best")[0]
     weight = fit_weight(network.log_probs(aside), counted.log_probs(aside))
+    poll()
     shutil.rmtree(run / "ngram", ignore_errors=True)  # of a run that was shorter
     counted.ngram.save(run / "ngram")
     write_json(run / "mixture.json", {"weight": weight, "fitted_on_tokens": len(aside), "step": best_step(run)})
@@ -184,10 +227,10 @@ def mix(run: Path, recipe: PredictorRecipe, part: Part, aside: np.ndarray, held_
     training.last_evaluation = row
 
 
-def write_sample(network: nn.Module, tokenizer: Tokenizer, recipe: PredictorRecipe, seed: int) -> str | None:
+def write_sample(
+    network: nn.Module, tokenizer: Tokenizer, recipe: PredictorRecipe, seed: int, poll: Poll
+) -> str | None:
     """What the network writes after the recipe's prompt; None where its logits are not finite."""
-    predictor = Predictor(network, tokenizer, recipe.kind, {})
-    try:
-        return str(predictor.generate(recipe.train.sample_prompt, max_tokens=100, seed=seed))
-    except LogitsError:
-        return None
+    predictor, prompt = Predictor(network, tokenizer, recipe.kind, {}), recipe.train.sample_prompt
+    text = text_of(predictor.stream(prompt, max_tokens=SAMPLE_TOKENS, seed=seed), poll)
+    return None if text is None else prompt + text

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -114,8 +115,9 @@ class NGram:
         *,
         alpha: float = 0.1,
         separator: int | None = None,
+        poll: Callable[[], object] = lambda: None,
     ) -> Self:
-        """Count `ids`, int [n], in at most `counts.peak_bytes(n, order)` bytes.
+        """Count `ids`, int [n], in at most `counts.peak_bytes(n, order)` bytes; `poll` is called on the way.
 
         Raises NGramError for choices that contradict each other, ids outside the vocabulary and fewer ids than order.
         """
@@ -124,7 +126,7 @@ class NGram:
         if len(ids) < order:
             raise NGramError(f"{len(ids)} tokens are too few for order {order}: give more text, or a lower order")
         lower = "types" if smoothing.endswith("kneser-ney") else "sum"
-        return cls(choices, count(ids, n_vocab, order, separator, lower), len(ids))
+        return cls(choices, count(ids, n_vocab, order, separator, lower, poll), len(ids))
 
     def __post_init__(self):
         self.is_interpolated = self.choices.smoothing.endswith("kneser-ney")
@@ -169,14 +171,16 @@ class NGram:
 
     # Predicting -----------------------------------------------------------------------------
 
-    def log_probs(self, ids: np.ndarray) -> np.ndarray:
+    def log_probs(self, ids: np.ndarray, poll: Callable[[], object] = lambda: None) -> np.ndarray:
         """log P of each token after the first given those before it, nats, float64 [len(ids) - 1].
 
-        Maximum likelihood gives NaN where the context is unseen and -inf where its successor is.
+        Maximum likelihood gives NaN where the context is unseen and -inf where its successor is. `poll` is called on
+        the way.
         """
         ids = checked(ids, self.choices.n_vocab)
         out = np.empty(max(len(ids) - 1, 0))
         for start in range(1, len(ids), CHUNK):
+            poll()
             stop = min(start + CHUNK, len(ids))
             begin = max(0, start - self.reach)
             p = self._probs(ids[begin:stop])[start - begin :]

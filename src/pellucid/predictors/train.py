@@ -16,8 +16,8 @@ from pellucid.predictors.fit import (
     as_run,
     build,
     count_part,
+    measure_step,
     resolved,
-    seconds_per_step,
     settle,
     train,
     trained_part,
@@ -83,7 +83,7 @@ def train_predictor(
 def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) -> Run:
     """Read the text, decide what is open, write the run's folder, train or count."""
     run = choose_folder(out, recipe.inputs)
-    with Interruption() as interruption:
+    with Interruption(reporter) as interruption:
         began = time.monotonic()
         device = resolve.resolve_device(recipe.train.device)
         try:
@@ -93,7 +93,7 @@ def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) ->
             if isinstance(recipe.model, NGramChoices):
                 return count_into(run, recipe, tokens, tokenizer, data, reporter, interruption)
             network = build(recipe)
-            recipe = settle(recipe, network, tokens)
+            recipe = settle(recipe, tokens, interruption)
             PredictorData(trained_part(recipe, tokens)[0], tokens.part("held_out"), recipe, network, device)
             interruption.poll()
         except Interrupted:
@@ -119,10 +119,11 @@ def count_into(
     """Count the training part, measure on the held-out part, and save; Interrupted, with nothing written."""
     began = time.monotonic()
     assert isinstance(recipe.model, NGramChoices)
-    ngram = count_part(tokens.part("train"), recipe.model)
+    with interruption.phase("counting") as phase:
+        ngram = count_part(tokens.part("train"), recipe.model, phase)
     held_out = tokens.part("held_out")
-    interruption.poll()
-    log_probs = ngram.log_probs(held_out.read(0, len(held_out)))
+    with interruption.phase("evaluating") as phase:
+        log_probs = ngram.log_probs(held_out.read(0, len(held_out)), phase)
     interruption.poll()
     write_folder(run, as_recipe(recipe), tokenizer, {"data.json": data}, lambda folder: ngram.save(folder / "ngram"))
     _, loss, bits = baseline("", -float(log_probs.mean()), held_out)
@@ -159,7 +160,7 @@ def resume_predictor(
             f"{run} is a run of kind {written.kind} and cannot be resumed with other choices, nor at all if that is "
             "ngram, which counts its text once: leave kind and fields as they are, or start a new run"
         )
-    with Interruption() as interruption, only_one(run):
+    with Interruption(reporter) as interruption, only_one(run):
         began = time.monotonic()
         recipe = replace(written, inputs=inputs or written.inputs)
         device, tokenizer = resolve.resolve_device(recipe.train.device), load_tokenizer(run)
@@ -175,9 +176,14 @@ def resume_predictor(
         reporter.start(runs.warnings_on_start(run, step, passed))
 
         def measure() -> float:
-            return seconds_per_step(recipe, build(recipe).to(device), tokens, device)
+            with interruption.phase("measuring a step") as phase:
+                return measure_step(recipe, build(recipe).to(device), tokens, device, phase)
 
-        longer = resolved(runs.lengthen(as_recipe(recipe), step, length, measure, tokens))
+        try:
+            longer = resolved(runs.lengthen(as_recipe(recipe), step, length, measure, tokens))
+        except Interrupted:
+            reporter.note(f"interrupted before the first step: {run} is as it was")
+            return as_run(run, recipe, step, exit_code=interruption.exit_code)
         if longer != written:
             write_json(run / "recipe.json", longer.to_dict())
         set_aside(run, step)

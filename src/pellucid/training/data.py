@@ -39,6 +39,11 @@ class TokenData:
         return (self._pass(batch, batch.counts) for batch in self.windows())
 
     @property
+    def n_held_out(self) -> int:
+        """Held-out tokens."""
+        return len(self.part)
+
+    @property
     def held_out_tokens_per_byte(self) -> float:
         """Tokens, separators included, per byte of the original held-out text."""
         return len(self.part) / self.part.n_bytes

@@ -3,18 +3,22 @@
 import os
 import sys
 import time
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from pellucid.architecture import Architecture
 from pellucid.text.visible import visible
-from pellucid.training.recipe import Recipe
+from pellucid.training.interrupt import Phase
+
+if TYPE_CHECKING:  # torch would be loaded with it
+    from pellucid.training.recipe import Recipe
 
 
 class PlainReporter:
@@ -24,6 +28,9 @@ class PlainReporter:
         self.file = file or sys.stdout
         self.every = every_seconds
         self.last = -1e9
+        #: when the last line about a phase was written, and whether steps are being taken
+        self.told = -1e9
+        self.is_training = False
 
     def line(self, text: str) -> None:
         text = visible(text)
@@ -39,8 +46,20 @@ class PlainReporter:
         for text in lines:
             self.line(text)
 
-    def begin(self, recipe: Recipe, step: int) -> None:
+    def begin(self, recipe: "Recipe", step: int) -> None:
         self.speed = Speed(recipe, step)
+        self.is_training = True
+
+    def doing(self, phase: Phase) -> None:
+        """Show a phase that takes long: at once before training, then every few seconds, between lines about steps."""
+        now = time.monotonic()
+        spoke = max(self.told, self.last) if phase.shown or self.is_training else -1e9
+        if now - spoke >= self.every:
+            self.told = now
+            self.line(how_far(phase))
+
+    def finished(self, phase: Phase) -> None:
+        """Take away what is shown of a phase; lines stay."""
 
     def step(self, row: dict[str, Any], n_steps: int) -> None:
         self.speed.see(row)
@@ -68,7 +87,7 @@ class PlainReporter:
         self.line(text)
 
     def close(self) -> None:
-        pass
+        self.is_training = False
 
 
 class LiveReporter(PlainReporter):
@@ -82,11 +101,14 @@ class LiveReporter(PlainReporter):
         self.held_out: dict[str, Any] = {}
         self.text = ""
         self.live: Live | None = None
+        #: of a phase before training, and the text about one within it
+        self.bar: Progress | None = None
+        self.now = ""
 
     def line(self, text: str) -> None:
         self.console.print(Text(visible(text)))
 
-    def begin(self, recipe: Recipe, step: int) -> None:
+    def begin(self, recipe: "Recipe", step: int) -> None:
         super().begin(recipe, step)
         self.n_steps = recipe.n_steps
         self.live = Live(self, console=self.console, refresh_per_second=4, transient=True)
@@ -94,9 +116,27 @@ class LiveReporter(PlainReporter):
 
     def step(self, row: dict[str, Any], n_steps: int) -> None:
         self.speed.see(row)
-        self.row = row
+        self.row, self.n_steps = row, n_steps
         if row["loss"] is not None:
             self.smooth = row["loss"] if self.smooth is None else 0.9 * self.smooth + 0.1 * row["loss"]
+
+    def doing(self, phase: Phase) -> None:
+        if self.live:
+            self.now = how_far(phase)
+            return
+        if self.bar is None:
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
+            self.bar = Progress(*columns, console=self.console, transient=True)
+            self.bar.add_task(phase.name)
+            self.bar.start()
+        given = {"completed": phase.done, "total": phase.total or None}
+        self.bar.update(self.bar.task_ids[0], description=how_far(phase), **given)
+
+    def finished(self, phase: Phase) -> None:
+        self.now = ""
+        if self.bar:
+            self.bar.stop()
+            self.bar = None
 
     def evaluation(self, row: dict[str, Any]) -> None:
         self.held_out = row
@@ -106,6 +146,7 @@ class LiveReporter(PlainReporter):
         self.text = text
 
     def close(self) -> None:
+        super().close()
         if self.live:
             self.live.stop()
             self.live = None
@@ -114,7 +155,7 @@ class LiveReporter(PlainReporter):
 
     def __rich__(self) -> Group | Text:
         if not self.row:
-            return Text("first step (compiling, where asked for) ...")
+            return Text(self.now or "first step ...")
         table = Table.grid(padding=(0, 2))
         for _ in range(4):
             table.add_column()
@@ -135,7 +176,7 @@ class LiveReporter(PlainReporter):
         # in a cell of its own: a bar does not end its line
         bar = Table.grid(expand=True)
         bar.add_row(ProgressBar(total=self.n_steps, completed=self.row["step"]))
-        parts: list[Any] = [Text(f"step {self.row['step']} of {self.n_steps}"), bar, table]
+        parts: list[Any] = [Text(f"step {self.row['step']} of {self.n_steps}  {self.now}"), bar, table]
         if self.text:
             parts.append(Panel(Text(visible(self.text[-600:])), title="sample", title_align="left"))
         return Group(*parts)
@@ -144,7 +185,7 @@ class LiveReporter(PlainReporter):
 class Speed:
     """Tokens per second and time left, from the steps of this sitting after its first, which may compile."""
 
-    def __init__(self, recipe: Recipe, step: int):
+    def __init__(self, recipe: "Recipe", step: int):
         self.recipe, self.first = recipe, None
         self.now: tuple[int, float] = (step, time.monotonic())
         self.began = self.now
@@ -172,6 +213,20 @@ class Speed:
         return (n_steps - self.now[0]) / self.steps_per_second() if self.is_known else None
 
 
+def how_far(phase: Phase) -> str:
+    """One line about a phase: its name, how much of it is done, and how long it will take where that can be said."""
+    done, total, seconds = phase.done, phase.total, phase.seconds
+    speed = (done - phase.first) / max(seconds, 1e-9)
+    left = f", ETA {clock((total - done) / speed)}" if total and speed > 0 else ""
+    if phase.unit == "bytes" and total:
+        return (
+            f"{phase.name}: {done / total:.0%} of {total / 1e6:,.1f} MB, {speed / 1e6:.1f} MB/s{left or ', ETA --:--'}"
+        )
+    if total:
+        return f"{phase.name}: {done:,} of {total:,} {phase.unit}".rstrip() + left
+    return f"{phase.name}: " + (f"{done:,} {phase.unit}, " if done and phase.unit else "") + clock(seconds)
+
+
 def clock(seconds: float | None) -> str:
     """3:05 for 185 seconds, 2:00:07 for 7,207."""
     if seconds is None:
@@ -183,8 +238,12 @@ def clock(seconds: float | None) -> str:
 
 def make_reporter() -> PlainReporter:
     """The live panel in a terminal, plain lines otherwise."""
-    console = Console()
-    return LiveReporter(console) if console.is_terminal else PlainReporter()
+    return reporter_on(Console())
+
+
+def reporter_on(console: Console) -> PlainReporter:
+    """The live panel where the console is a terminal, plain lines otherwise."""
+    return LiveReporter(console) if console.is_terminal else PlainReporter(sys.stderr if console.stderr else None)
 
 
 def describe(a: Architecture, n_parameters: int) -> str:

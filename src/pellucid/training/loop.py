@@ -23,7 +23,7 @@ from pellucid.training.checkpoint import (
     set_aside,
     steps_of,
 )
-from pellucid.training.interrupt import Interruption
+from pellucid.training.interrupt import Interrupted, Interruption, Phase
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.objectives import Loss, Pass, judged
 from pellucid.training.optimizer import Optimizer
@@ -55,6 +55,11 @@ class Data(Protocol):
     @property
     def held_out_tokens_per_byte(self) -> float: ...
 
+    @property
+    def n_held_out(self) -> int:
+        """Held-out tokens."""
+        ...
+
 
 class Reporter(Protocol):
     """Who is told what happens; the loop does not care how it is shown."""
@@ -84,7 +89,7 @@ class Training:
     metrics: MetricsFile
     interruption: Interruption
     #: gives None where the network's logits are not finite
-    sample: Callable[[Transformer, int], str | None] | None = None
+    sample: Callable[[Transformer, int, Phase], str | None] | None = None
     step: int = 0
     #: seconds of this run before it was last interrupted, and the hour it may not pass
     seconds_before: float = 0.0
@@ -96,6 +101,8 @@ class Training:
     started: float = field(default_factory=time.monotonic)
     last_evaluation: dict[str, Any] | None = None
     curve: Curve = field(default_factory=Curve)
+    #: what is being done, for whoever looks on
+    phase: Phase = field(default_factory=lambda: Phase("", "", Interruption()))
 
     # One step ------------------------------------------------------------------------------
 
@@ -107,7 +114,10 @@ class Training:
         return factor(step - start, end - start, shape=t.schedule, warmup=warmup, floor=t.floor)
 
     def take_step(self) -> None:
-        """One update from the batch of this step; the weights of a step that is not finite stay as they were."""
+        """One update from the batch of this step; the weights of a step that is not finite stay as they were.
+
+        Where a signal has been waiting and more passes are to come, no step is taken.
+        """
         t = self.recipe.train
         torch.manual_seed(step_seed(t.seed, self.step))
         rate = self.factor(self.step)
@@ -115,6 +125,9 @@ class Training:
         self.optimizer.zero_grad()
         total = torch.zeros((), device=next(self.network.parameters()).device)
         for micro in range(t.accumulate):
+            if micro and self.interruption.is_overdue:
+                return
+            self.phase.set(micro, t.accumulate)
             given = self.data.at(self.step, micro, t.accumulate)
             part = self.loss(given) / (given.total or self.recipe.tokens_per_step)
             part.backward()
@@ -192,14 +205,20 @@ class Training:
 
     def go(self) -> None:
         """Train to the last step, or until interrupted or out of time; always ends with a checkpoint."""
-        t, end = self.recipe.train, self.recipe.n_steps
+        t, end, first = self.recipe.train, self.recipe.n_steps, self.step
         self.network.train()
         if self.step:
             self.look(whole=self.step == end)  # an interruption may have come between the save and this
             if self.step == end:
                 self.conclude()
         while self.step < end and not self.interruption:
-            self.take_step()
+            before = self.step
+            compiles = t.compile == "yes" and before == first
+            name = "compiling the first step" if compiles else f"step {self.step + 1}"
+            with self.interruption.phase(name, "passes") as self.phase:
+                self.take_step()
+            if self.step == before:
+                break
             self.read_figures(LAG)
             late = time.monotonic() > self.deadline
             stop = late or self.step == end
@@ -241,8 +260,9 @@ class Training:
         self.read_figures(0)
         self.metrics.sync()
         state = {"step": self.step, "bad_in_a_row": self.bad_in_a_row, "seconds": round(self.seconds(), 3)}
-        save_checkpoint(self.run, Checkpoint(self.step, trained_state(self.network), self.optimizer.state(), state))
-        prune(self.run, self.recipe.train.keep_last)
+        with self.interruption.phase(f"saving step {self.step}"):
+            save_checkpoint(self.run, Checkpoint(self.step, trained_state(self.network), self.optimizer.state(), state))
+            prune(self.run, self.recipe.train.keep_last)
 
     def look(self, whole: bool) -> None:
         """What is due at this step and not in its metrics yet: the held-out loss, on a part or the whole; a sample."""
@@ -251,7 +271,13 @@ class Training:
             self.evaluate(whole)
         asked = self.sample and t.sample_every > 0 and (whole or self.is_due(t.sample_every))
         if self.sample and asked and not self.interruption and not self.has_row("sample"):
-            text = None if self.has_diverged else self.sample(self.network, step_seed(t.seed, self.step))
+            text = None
+            if not self.has_diverged:
+                try:
+                    with self.interruption.phase("sampling", "tokens") as phase:
+                        text = self.sample(self.network, step_seed(t.seed, self.step), phase)
+                except Interrupted:
+                    return
             self.metrics.write({"step": self.step, "sample": text})
             if text is None:
                 self.reporter.note(f"no sample at step {self.step}: the network's logits are not finite")
@@ -260,7 +286,8 @@ class Training:
 
     def evaluate(self, whole: bool) -> None:
         """Measure the held-out loss; the best checkpoint is the one whose loss over the same part is lowest."""
-        measured = self.held_out_loss(whole)
+        with self.interruption.phase("evaluating", "tokens") as self.phase:
+            measured = self.held_out_loss(whole)
         if measured is None:
             return
         loss, part, accuracy = measured
@@ -306,6 +333,7 @@ class Training:
                 right += int(likeliest[given.counts].sum())
                 count += losses[given.counts].numel()
                 read += given.inputs.numel()
+                self.phase.set(read, self.data.n_held_out if whole else self.recipe.train.evaluate_tokens)
                 if part is None and read >= self.recipe.train.evaluate_tokens:
                     part = total / count
                     if not whole:

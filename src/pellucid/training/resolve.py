@@ -42,6 +42,8 @@ EVALUATIONS, SHORTEST, LONGEST = 10, 20.0, 900.0
 
 #: the longest context for which attention written out may be faster, and its words
 WRITTEN_OUT, MIXES = 512, ("fused", "written_out")
+#: seconds after which attention has been timed often enough
+LONG = 0.5
 
 
 def resolve_device(word: str) -> torch.device:
@@ -83,8 +85,13 @@ def resolve_precision(recipe: Recipe, device: torch.device) -> tuple[str, str]:
     return word, f"precision: {word} (a bfloat16 matrix product takes {half / plain:.2f} times a float32 one here)"
 
 
-def resolve_attention(recipe: Recipe, device: torch.device) -> tuple[str, str]:
-    """How attention is computed in training, and a sentence that says why; precision and batch are resolved."""
+def resolve_attention(
+    recipe: Recipe, device: torch.device, poll: Callable[[], object] = lambda: None
+) -> tuple[str, str]:
+    """How attention is computed in training, and a sentence that says why; precision and batch are resolved.
+
+    `poll` is called between measurements; it may raise.
+    """
     asked, a = recipe.train.attention, recipe.model
     if asked != "auto":
         return asked, f"attention: {asked}, as asked"
@@ -92,18 +99,25 @@ def resolve_attention(recipe: Recipe, device: torch.device) -> tuple[str, str]:
         return "fused", "attention: fused"
     dtype = torch.bfloat16 if recipe.train.precision == "bfloat16" else torch.float32
     module = Attention(a, 0)
-    seconds = {word: mix_seconds(getattr(module, word), a, recipe.train.batch, dtype) for word in MIXES}
+    seconds = {word: mix_seconds(getattr(module, word), a, recipe.train.batch, dtype, poll) for word in MIXES}
     share = seconds["written_out"] / seconds["fused"]
     word = "written_out" if share < 0.9 else "fused"
     return word, f"attention: {word} (written out it takes {share:.2f} times the fused kernel's time here)"
 
 
-def mix_seconds(mix: Callable[..., Tensor], a: Architecture, batch: int, dtype: torch.dtype) -> float:
-    """Median seconds of one layer's sum_j A_ij v_j, forward and backward."""
+def mix_seconds(
+    mix: Callable[..., Tensor],
+    a: Architecture,
+    batch: int,
+    dtype: torch.dtype,
+    poll: Callable[[], object] = lambda: None,
+) -> float:
+    """Median seconds of one layer's sum_j A_ij v_j, forward and backward; fewer are taken where they are long."""
     shapes = [(batch, n, a.n_ctx, a.d_head) for n in (a.n_heads, a.n_kv_heads, a.n_kv_heads)]
     q, k, v = (torch.ones(shape, dtype=dtype, requires_grad=True) for shape in shapes)
-    times = []
-    for _ in range(6):
+    times: list[float] = []
+    while len(times) < 6 and (len(times) < 2 or sum(times) < LONG):
+        poll()
         start = time.perf_counter()
         mix(q, k, v, None).sum().backward()
         times.append(time.perf_counter() - start)
@@ -120,10 +134,10 @@ def resolve_batch(recipe: Recipe, device: torch.device) -> Recipe:
     if t.accumulate:
         return with_train(recipe, batch=batch)
     row = widest_row(recipe.model) * (2 if t.precision == "bfloat16" else 4)
-    passes = [n for n in range(1, batch + 1) if batch % n == 0 and batch // n * recipe.model.n_ctx >= SMALLEST_PASS]
-    small = [n for n in passes if batch // n * row <= MAPPED and device.type == "cpu"]
-    n = small[0] if small else 1
-    return with_train(recipe, batch=batch // n, accumulate=n)
+    # no more than this many sequences are looked at, however large the batch
+    fitting = range(min(batch, MAPPED // row), max(0, -(-SMALLEST_PASS // recipe.model.n_ctx) - 1), -1)
+    passed = next((n for n in fitting if batch % n == 0), batch) if device.type == "cpu" else batch
+    return with_train(recipe, batch=passed, accumulate=batch // passed)
 
 
 def widest_row(a: Architecture) -> int:

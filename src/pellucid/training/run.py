@@ -43,14 +43,15 @@ from pellucid.training.setup import (
     compiled,
     fit_to_input,
     make_optimizer,
+    measure_step,
     n_logits,
     read_input,
-    seconds_per_step,
     settle,
 )
 
-#: writes a sample after a prompt by a seed, or gives None where the network's logits are not finite
-Sampler = Callable[[Transformer, Tokenizer, str, int], str | None]
+#: writes a sample after a prompt by a seed, or gives None where the network's logits are not finite; calls what it is
+#: given last with how many tokens there are, of how many
+Sampler = Callable[[Transformer, Tokenizer, str, int, Callable[[int, int], object]], str | None]
 #: what is found out about a run before its first step: lines to print, and JSON files for its folder
 Beside = Callable[[Recipe, Tokens | PairTokens, Callable[[], None]], tuple[list[str], dict[str, Any]]]
 
@@ -77,7 +78,7 @@ def start(
     Whatever is wrong with the text or the choices is found before the folder is made.
     """
     run = choose_folder(out, recipe.inputs)
-    with Interruption() as interruption:
+    with Interruption(reporter) as interruption:
         began = time.monotonic()
         # before sizes are chosen: where reading on gains nothing, epochs take the minutes' place
         deadline = began + 1.1 * 60 * recipe.train.minutes if recipe.train.minutes else float("inf")
@@ -87,11 +88,16 @@ def start(
             known = given.get("tokenizer")
             recipe, corpus, tokens, tokenizer = read_input(recipe, reporter, known, interruption, given.get("size"))
             recipe = fit_to_input(recipe, tokens, tokenizer, device)
-            check_memory(recipe, device)
+            with interruption.phase("planning memory"):
+                check_memory(recipe, device)
+            interruption.poll()
             make_data(tokens, recipe, device)  # refuses text too small for a window
-            network = build(recipe, device, weights)
-            recipe, lines = settle(recipe, network, tokens, device, weights)
-            found, files = given["beside"](recipe, tokens, interruption.poll) if "beside" in given else ([], {})
+            with interruption.phase("making the network"):
+                network = build(recipe, device, weights)
+            interruption.poll()
+            recipe, lines = settle(recipe, network, tokens, device, weights, interruption)
+            with interruption.phase("counting n-grams to compare with") as phase:
+                found, files = given["beside"](recipe, tokens, phase) if "beside" in given else ([], {})
             interruption.poll()
         except Interrupted:
             reporter.note(f"interrupted before the first step: nothing was written to {run}")
@@ -119,7 +125,7 @@ def resume(
     the same is refused, and the file that differs is named. A run of adapters needs the `weights` that they change.
     """
     written = read_recipe(run)
-    with Interruption() as interruption, only_one(run):
+    with Interruption(reporter) as interruption, only_one(run):
         began = time.monotonic()
         recipe = replace(written, inputs=inputs or written.inputs)
         device = resolve.resolve_device(recipe.train.device)
@@ -138,13 +144,17 @@ def resume(
         checkpoint, passed = load_checkpoint(run) if steps_of(run) else (None, [])
         step = checkpoint.step if checkpoint else 0
         reporter.start(warnings_on_start(run, step, passed))
-        recipe = lengthen(
-            recipe,
-            step,
-            length,
-            lambda: seconds_per_step(recipe, build(recipe, device, weights), tokens, device),
-            tokens,
-        )
+
+        def measure() -> float:
+            with interruption.phase("measuring a step") as phase:
+                return measure_step(recipe, build(recipe, device, weights), tokens, device, phase)
+
+        try:
+            longer = lengthen(recipe, step, length, measure, tokens)
+        except Interrupted:
+            reporter.note(f"interrupted before the first step: {run} is as it was")
+            return Run(run, recipe, step, exit_code=interruption.exit_code)
+        recipe = longer
         if recipe != written:
             write_json(run / "recipe.json", recipe.to_dict())
         network = build(recipe, device, weights)
@@ -203,7 +213,7 @@ def train(
 ) -> Run:
     """Train to the end from a checkpoint, or from the first weights where there is none."""
     device = torch.device(recipe.train.device)
-    loss = precise(network, device, recipe.train.precision, n_logits(recipe))
+    loss, prompt = precise(network, device, recipe.train.precision, n_logits(recipe)), recipe.train.sample_prompt
     training = Training(
         run=run,
         recipe=recipe,
@@ -214,7 +224,7 @@ def train(
         reporter=reporter,
         metrics=MetricsFile(run / "metrics.jsonl", checkpoint.step if checkpoint else 0),
         interruption=interruption,
-        sample=None if sampler is None else lambda net, seed: sampler(net, tokenizer, recipe.train.sample_prompt, seed),
+        sample=None if sampler is None else lambda net, seed, poll: sampler(net, tokenizer, prompt, seed, poll),
         deadline=deadline,
     )
     if checkpoint:

@@ -1,12 +1,11 @@
 """What a run is made of: its tokens, its network, its optimiser, and the choices that were left open."""
 
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -23,21 +22,21 @@ from pellucid.text.pair_tokens import PairTokens, encode_pairs
 from pellucid.text.pairs import Pairs, PairSplit, read_pairs, split_pairs
 from pellucid.text.preparation import prepare
 from pellucid.text.split import Split, split_corpus
-from pellucid.text.tokenizer import LEARNED, Kind, Tokenizer, load_tokenizer, train_tokenizer
+from pellucid.text.tokenizer import LEARNED, Kind, Tokenizer, TokenizerError, load_tokenizer, train_tokenizer
 from pellucid.text.tokens import Tokens
 from pellucid.training import resolve
 from pellucid.training.data import MASK, make_data
 from pellucid.training.display import PlainReporter
 from pellucid.training.folder import cache_folder
-from pellucid.training.interrupt import Interruption
+from pellucid.training.interrupt import Interruption, Phase
+from pellucid.training.measure import seconds_per_step
 from pellucid.training.objectives import Loss, precise
 from pellucid.training.optimizer import Optimizer
-from pellucid.training.progress import ReadingProgress
 from pellucid.training.recipe import Recipe, RecipeError, with_train
 
 Weights = Mapping[str, Tensor]
 #: decides what a recipe leaves open, from the text that is trained on; and says why, in lines
-Sized = Callable[[Recipe, Split], tuple[Recipe, list[str]]]
+Sized = Callable[[Recipe, Split, Phase], tuple[Recipe, list[str]]]
 
 
 def default_vocabulary(n_bytes: int) -> int:
@@ -46,8 +45,8 @@ def default_vocabulary(n_bytes: int) -> int:
     return 2 ** (wanted.bit_length() - 1)
 
 
-def make_tokenizer(recipe: Recipe, split: Split | PairSplit) -> Tokenizer:
-    """The tokenizer that the recipe asks for, trained on the training part alone."""
+def make_tokenizer(recipe: Recipe, split: Split | PairSplit, interruption: Interruption) -> Tokenizer:
+    """The tokenizer that the recipe asks for, trained on the training part alone; Interrupted where a signal comes."""
     asked = recipe.text.tokenizer
     n_vocab = (recipe.text.vocabulary or default_vocabulary(split.corpus.n_bytes)) if asked in LEARNED else None
     own = asked in get_args(Kind)
@@ -56,9 +55,32 @@ def make_tokenizer(recipe: Recipe, split: Split | PairSplit) -> Tokenizer:
             f"{asked}: there is no such tokenizer; say bpe, word, char, byte or the path of a tokenizer.json"
         )
     how = {"pattern": recipe.text.pattern, "share": recipe.text.sample}
-    made = train_tokenizer(asked, split.texts("train"), n_vocab, **how) if own else load_tokenizer(asked)
+    if own:
+        with interruption.phase("making the tokenizer", "characters") as phase:
+            made = learn_tokenizer(asked, split, n_vocab, phase, **how)
+    else:
+        made = load_tokenizer(asked)
     hides = recipe.train.objective == "masked" and made.mask is None
     return made.with_special(MASK) if hides else made
+
+
+def learn_tokenizer(kind: str, split: Split | PairSplit, n_vocab: int | None, phase: Phase, **how: Any) -> Tokenizer:
+    """A tokenizer trained on the training part; Interrupted where a signal comes while the text is read."""
+    try:
+        return train_tokenizer(kind, watched(split.texts("train"), phase), n_vocab, **how)
+    except TokenizerError:
+        phase()  # the engine says of every error that it is its own
+        raise
+
+
+def watched(texts: Iterable[str], phase: Phase) -> Iterator[str]:
+    """The same texts; how many characters have been read is said to the phase, which may raise."""
+    n = 0
+    for text in texts:
+        phase(n)
+        yield text
+        n += len(text)
+    phase.stage("learning the vocabulary", 0, 0)
 
 
 def reading_of(recipe: Recipe) -> Reading:
@@ -88,11 +110,13 @@ def read_pairs_to_train(
     recipe: Recipe, reporter: PlainReporter, tokenizer: Tokenizer | None, interruption: Interruption
 ) -> tuple[Pairs, PairTokens, Tokenizer]:
     """Pairs, their ids in memory, and one tokenizer for both sides."""
-    pairs = read_pairs(recipe.inputs, interruption.poll, reading_of(recipe))
+    with interruption.phase("reading", "pairs") as phase:
+        pairs = read_pairs(recipe.inputs, phase.stage, reading_of(recipe))
     split = split_pairs(pairs, recipe.text.held_out, recipe.train.seed)
-    tokenizer = tokenizer or make_tokenizer(recipe, split)
+    tokenizer = tokenizer or make_tokenizer(recipe, split, interruption)
     interruption.poll()
-    tokens = encode_pairs(split, tokenizer, interruption.poll)
+    with interruption.phase("encoding", "pairs") as phase:
+        tokens = encode_pairs(split, tokenizer, phase.stage)
     train, held = tokens.part("train"), tokens.part("held_out")
     lines = [
         f"pairs: {len(pairs):,} in {len(pairs.files):,} files, {pairs.n_bytes:,} bytes; {len(train):,} target tokens "
@@ -129,15 +153,17 @@ def read_text(
     size: Sized | None = None,
 ) -> tuple[Recipe, Corpus, Tokens, Tokenizer]:
     """The recipe, sized to the text where asked; the corpus, its tokens on disk, and the tokenizer."""
-    with ReadingProgress(reporter, interruption) as progress:
-        corpus = read_corpus(recipe.inputs, progress, reading_of(recipe))
-    split, why = split_corpus(corpus, recipe.text.held_out, recipe.train.seed), []
+    with interruption.phase("reading", "bytes") as phase:
+        corpus = read_corpus(recipe.inputs, phase.stage, reading_of(recipe))
+    with interruption.phase("choosing what is held out") as phase:
+        split, why = split_corpus(corpus, recipe.text.held_out, recipe.train.seed), []
     if size is not None:
-        recipe, why = size(recipe, split)
-    tokenizer = tokenizer or make_tokenizer(recipe, split)
+        with interruption.phase("choosing the size") as phase:
+            recipe, why = size(recipe, split, phase)
+    tokenizer = tokenizer or make_tokenizer(recipe, split, interruption)
     interruption.poll()
-    with ReadingProgress(reporter, interruption) as progress:
-        tokens = prepare(split, tokenizer, cache_folder(), progress=progress)
+    with interruption.phase("encoding", "bytes") as phase:
+        tokens = prepare(split, tokenizer, cache_folder(), progress=phase.stage)
     interruption.poll()
     n_train, n_held = (len(tokens.part(p)) for p in ("train", "held_out"))
     lines = [
@@ -225,19 +251,16 @@ def make_optimizer(recipe: Recipe, network: Transformer) -> Optimizer:
 
 
 def settle(
-    recipe: Recipe, network: Transformer, tokens: Tokens | PairTokens, device: torch.device, weights: Weights | None
+    recipe: Recipe,
+    network: Transformer,
+    tokens: Tokens | PairTokens,
+    device: torch.device,
+    weights: Weights | None,
+    interruption: Interruption,
 ) -> tuple[Recipe, list[str]]:
     """Precision, attention, number of steps, compilation and intervals, each with the sentence that explains it."""
-    precision, why = resolve.resolve_precision(recipe, device)
-    recipe = with_train(recipe, precision=precision, device=str(device))
-    lines = [
-        f"device: {device}, {torch.get_num_threads()} threads" if device.type == "cpu" else f"device: {device}",
-        why,
-    ]
-    attention, why = resolve.resolve_attention(recipe, device)
-    recipe = with_train(recipe, attention=attention)
-    choose_mix(network, attention)
-    lines.append(why)
+    with interruption.phase("measuring matrix products and attention") as phase:
+        recipe, lines = settle_kernels(recipe, network, device, phase)
     if recipe.train.accumulate > 1:
         lines.append(f"a step: {recipe.train.accumulate} passes of {recipe.train.batch} sequences, gradients added up")
     if recipe.adapt.rank:
@@ -246,8 +269,9 @@ def settle(
 
     def measure() -> float:
         if not seconds:
-            seconds.append(seconds_per_step(recipe, network, tokens, device))
-            first_weights(network, recipe, weights)
+            with interruption.phase("measuring a step") as phase:
+                seconds.append(measure_step(recipe, network, tokens, device, phase))
+                first_weights(network, recipe, weights)
         return seconds[0]
 
     n_tokens, sentence = len(tokens.part("train")), ""
@@ -260,6 +284,22 @@ def settle(
     lines += [why] + ([sentence] if sentence else [])
     measured = seconds[0] if seconds else None
     return resolve.resolve_intervals(replace(recipe, segments=((0, steps),)), measured), lines
+
+
+def settle_kernels(
+    recipe: Recipe, network: Transformer, device: torch.device, poll: Callable[[], object]
+) -> tuple[Recipe, list[str]]:
+    """Precision and the way attention is computed, each with the sentence that explains it."""
+    precision, why = resolve.resolve_precision(recipe, device)
+    recipe = with_train(recipe, precision=precision, device=str(device))
+    lines = [
+        f"device: {device}, {torch.get_num_threads()} threads" if device.type == "cpu" else f"device: {device}",
+        why,
+    ]
+    poll()
+    attention, why = resolve.resolve_attention(recipe, device, poll)
+    choose_mix(network, attention)
+    return with_train(recipe, attention=attention), [*lines, why]
 
 
 def describe_adapters(recipe: Recipe) -> str:
@@ -282,19 +322,29 @@ def compiled(loss: Loss) -> Loss:
     return torch.compile(loss)
 
 
-def seconds_per_step(recipe: Recipe, network: Transformer, tokens: Tokens | PairTokens, device: torch.device) -> float:
-    """Seconds of a training step, not compiled, after a warm-up; the weights are spoilt."""
+def measure_step(
+    recipe: Recipe,
+    network: Transformer,
+    tokens: Tokens | PairTokens,
+    device: torch.device,
+    poll: Callable[[], object] = lambda: None,
+) -> float:
+    """Seconds of a training step, not compiled; the weights are spoilt."""
     optimizer, data = make_optimizer(recipe, network), make_data(tokens, recipe, device)
-    loss = precise(network, device, recipe.train.precision, n_logits(recipe))
+    t, loss = recipe.train, precise(network, device, recipe.train.precision, n_logits(recipe))
     good = torch.zeros((), dtype=torch.bool, device=device)
-    times: list[float] = []
-    network.train()
-    while len(times) < 3 or (len(times) < 12 and sum(times) < 3.0):
-        start = time.perf_counter()
+
+    def wait() -> None:
+        next(network.parameters()).flatten()[0].item()
+
+    def take_pass(rows: int) -> None:
         optimizer.zero_grad()
-        for micro in range(recipe.train.accumulate):
-            (loss(data.at(0, micro, recipe.train.accumulate)) / recipe.tokens_per_step).backward()
+        (loss(data.at(0, 0, t.batch * t.accumulate // rows)) / recipe.tokens_per_step).backward()
+        wait()
+
+    def update() -> None:
         optimizer.step(good)
-        next(network.parameters()).flatten()[0].item()  # wait for the device
-        times.append(time.perf_counter() - start)
-    return sorted(times[1:])[len(times[1:]) // 2]
+        wait()
+
+    network.train()
+    return seconds_per_step(take_pass, update, rows=t.batch, passes=t.accumulate, poll=poll)

@@ -61,6 +61,11 @@ class SourceTargetData:
             yield self._pass(self.measured, np.arange(first, min(first + self.batch, self.measured.n_pairs)))
 
     @property
+    def n_held_out(self) -> int:
+        """Held-out tokens."""
+        return len(self.measured)
+
+    @property
     def held_out_tokens_per_byte(self) -> float:
         """Target tokens, separators included, per byte of the original held-out targets."""
         return len(self.measured) / self.measured.n_bytes
