@@ -24,9 +24,9 @@ def completion(shell: Annotated[Positional[Literal["bash", "zsh", "fish"]], opti
     """
     app, tokenizers = SubcommandApp(), SubcommandApp()
     for name, function in (*COMMANDS.items(), ("completion", completion)):
-        app.command(function, name=name)
+        app.command(name=name)(function)
     for name, function in TOKENIZER_COMMANDS.items():
-        tokenizers.command(function, name=name)
+        tokenizers.command(name=name)(function)
     app.command(tokenizers, name="tokenizer", help="Make, use and look at tokenizers.")
     with registry(), contextlib.suppress(SystemExit):  # tyro ends the process when the script is printed
         app.cli(prog="pellucid", args=["--tyro-print-completion", shell], config=CONFIG)

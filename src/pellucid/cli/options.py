@@ -25,6 +25,8 @@ from pellucid.destination import check_destination
 Arguments = ParamSpec("Arguments")
 #: options keep their short names inside a group, and a flag has one form
 CONFIG = (OmitArgPrefixes, FlagCreatePairsOff)
+#: what tells a positional argument from an option
+(POSITIONAL,) = typing.get_args(Positional[int])[1:]
 
 
 class OptionError(ValueError):
@@ -223,5 +225,5 @@ def _checked_values(
             continue
         metadata = getattr(hint, "__metadata__", ())
         named = next((m.name for m in metadata if getattr(m, "name", None)), name).strip("_").replace("_", "-")
-        flag = "" if Positional[int].__metadata__[0] in metadata else f"--{named}"
+        flag = "" if POSITIONAL in metadata else f"--{named}"
         yield flag, value, [m for m in metadata if isinstance(m, Expected | NewPath)]
