@@ -241,6 +241,19 @@ def test_messages_name_options_that_exist(known):
     assert not unknown
 
 
+def test_messages_name_fields_that_exist():
+    """What is said of train.batch or text.field can be set by that name."""
+    known = {*recipe_fields(), *(field for kind in KINDS for field in predictor_fields(kind)), "train.epochs"}
+    unknown = [
+        f"{path.relative_to(SOURCE)}:{line}: {field}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for line, text in texts_of(path)
+        for field in re.findall(r"(?<![\w./])(?:train|text|adapt)\.[a-z_]+\b(?![(.])", text)
+        if field not in known
+    ]
+    assert not unknown
+
+
 def test_pages_name_options_that_exist(known):
     pages = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.name != "log.md")]
     unknown = [
