@@ -2,8 +2,8 @@
 
     python -m benchmarks.opens_in --results opens_in.jsonl --data FOLDER [--minutes 1 3 10] [--workers 1]
 
-default   the options that `pellucid train` chooses where nothing is said: a plain MLP of squared ReLU, n-gram tables
-qwen3     the options of the family qwen3 instead: a gated MLP of SiLU; with n-gram tables
+relu2     a plain MLP of squared ReLU, with n-gram tables: what `pellucid train` chose where nothing was said
+qwen3     the options of the family qwen3 instead, with n-gram tables: what it chooses now
 target    what --for transformers and --for gguf choose: the options of qwen3 without n-gram tables
 
 Each set is sized by `pellucid.plan.sizing` for its own text and time. A run takes the steps that its minutes of one
@@ -32,8 +32,8 @@ from pellucid.training.resolve import with_length
 from pellucid.training.run import start
 
 TEXTS = ("shakespeare", "austen", "udhr")
-GATED = {"model.mlp.form": "gated", "model.mlp.activation": "silu"}
-OPTIONS: dict[str, dict[str, Any]] = {"default": {}, "qwen3": GATED, "target": {**GATED, "model.ngrams": ()}}
+PLAIN = {"model.mlp.form": "plain", "model.mlp.activation": "relu2"}
+OPTIONS: dict[str, dict[str, Any]] = {"relu2": PLAIN, "qwen3": {}, "target": {"model.ngrams": ()}}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def relative_cost() -> tuple[float, float]:
     ratios = []
     for width in sizing.PROBES:
         size = sizing.Size(1024, width, sizing.PROBE_LAYERS, 16)
-        recipes = [with_train(sizing.as_recipe(recipe_of(1.0, name), size), **FIXED) for name in ("default", "qwen3")]
+        recipes = [with_train(sizing.as_recipe(recipe_of(1.0, name), size), **FIXED) for name in ("relu2", "qwen3")]
         plain, gated = in_turn([stepper(recipe, torch.device("cpu")) for recipe in recipes], 15.0)
         ratios.append(gated / plain)
     return ratios[0], ratios[1]
@@ -69,7 +69,7 @@ def run_cell(cell: Cell, data: Path, cost: tuple[float, float]) -> dict[str, Any
     torch.set_num_threads(1)
     text = CORPORA[cell.corpus](data)
     recipe = recipe_of(cell.minutes, cell.options)
-    scale = (1.0, 1.0) if cell.options == "default" else cost
+    scale = (1.0, 1.0) if cell.options == "relu2" else cost
     made = sizing.choose(recipe, known_of(text), scale)
     recipe = sizing.sized(recipe, made, set())
     recipe = with_length(recipe, {"steps": made.chosen.steps})
@@ -87,7 +87,7 @@ def run_cell(cell: Cell, data: Path, cost: tuple[float, float]) -> dict[str, Any
 
 
 def table(lines: Sequence[dict[str, Any]]) -> None:
-    """A row a cell, each set of options beside the default; the means of what is complete."""
+    """A row a cell, each set of options beside the first; the means of what is complete."""
     by_cell = {(x["corpus"], x["minutes"], x["options"]): x for x in lines}
     rows, costs = [], {name: [] for name in OPTIONS}
     for corpus, minutes in dict.fromkeys((x["corpus"], x["minutes"]) for x in lines):
@@ -97,7 +97,7 @@ def table(lines: Sequence[dict[str, Any]]) -> None:
             tables = "" if x is None else " tables" if x["ngrams"] else ""
             row.append("" if x is None else f"{x['d_model']}/{x['n_layers']}/{x['vocabulary']}{tables}, {x['steps']:,}")
             row.append("" if x is None else f"{x['bits_per_byte']:.4f}")
-            if x is not None and found[0] is not None and name != "default":
+            if x is not None and found[0] is not None and name != "relu2":
                 cost = x["bits_per_byte"] / found[0]["bits_per_byte"] - 1
                 costs[name].append(cost)
                 row[-1] += f" ({cost:+.1%})"

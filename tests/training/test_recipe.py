@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tiny import start
 
 from pellucid.architecture import ArchitectureError, field_type, parse_value
+from pellucid.presets import gated_width
 from pellucid.training.recipe import (
     PARTS,
     Recipe,
@@ -33,7 +34,7 @@ OTHER = {
     "model.positions.high": "8.0",
 }
 #: values that need others
-WITH = {"model.attention.mask": {"train.objective": "prefix"}}
+WITH = {"model.mlp.n_hidden": {"mlp.form": "plain"}, "model.attention.mask": {"train.objective": "prefix"}}
 WITH |= {name: {"adapt.rank": "2"} for name in ("adapt.alpha", "adapt.modules")}
 
 
@@ -244,3 +245,19 @@ def test_a_run_from_a_model_takes_nothing_but_dropout_of_the_architecture():
     for changes, named in (({"d_ff": 7}, "model.mlp.d_ff"), ({"tokenizer": "char"}, "text.tokenizer")):
         with pytest.raises(RecipeError, match=f"keeps its architecture and tokenizer: leave out {named}"):
             make_recipe_on(model, ("a",), changes)
+
+
+def test_the_width_of_a_gated_mlp_follows_the_width_of_the_stream():
+    """As d_ff = 4 d_model does where it is left open; a width that was said stays."""
+
+    def d_ff(**changes):
+        return make_recipe(("x",), "small", {name.replace("__", "."): v for name, v in changes.items()}).model.d_ff
+
+    assert d_ff() == gated_width(128) == 352
+    assert d_ff(d_model="384") == gated_width(384) == 1024
+    assert d_ff(d_model=384, d_ff=500) == 500
+    assert d_ff(mlp__form="plain", mlp__activation="relu2") == 4 * 128
+    assert d_ff(d_model=64, mlp__form="plain") == 4 * 64
+    run = make_recipe(("x",), "small", {"d_model": 64})
+    assert overlay(run, None, {"d_model": 64}, None) == run
+    assert d_ff(n_layers=2) == 352

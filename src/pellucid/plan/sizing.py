@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pellucid.plan.speed import in_turn, stepper
-from pellucid.presets import with_vocabulary
+from pellucid.presets import gated_width, with_vocabulary
 from pellucid.text.split import Split
 from pellucid.training import resolve
 from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, full_name, with_fields, with_train
@@ -270,8 +270,7 @@ def as_recipe(recipe: Recipe, size: Size) -> Recipe:
 def size_fields(recipe: Recipe, size: Size) -> dict[str, Any]:
     """The fields of a recipe that a size decides.
 
-    A gated MLP has three matrices instead of two: it gets 2/3 of the width 4 d_model, in multiples of HEAD, so that it
-    has as many weights as the plain one that the constants were fitted to.
+    A gated MLP has as many weights as the plain one that the constants were fitted to.
     """
     fields: dict[str, Any] = {
         "model.d_model": size.d_model,
@@ -281,7 +280,7 @@ def size_fields(recipe: Recipe, size: Size) -> dict[str, Any]:
         "train.batch": size.batch,
     }
     if recipe.model.mlp.form == "gated":
-        fields["model.mlp.d_ff"] = HEAD * round(8 * size.d_model / (3 * HEAD))
+        fields["model.mlp.d_ff"] = gated_width(size.d_model)
     return fields
 
 
@@ -295,7 +294,10 @@ def sized(recipe: Recipe, made: Sizing, known: set[str]) -> Recipe:
         chosen["model.ngrams"] = ()
     if size.passes > PASSES_WITHOUT_DROPOUT and not any(name.startswith("model.dropout") for name in known):
         chosen["model.dropout"] = DROPOUT
-    made_recipe = with_fields(recipe, {name: value for name, value in chosen.items() if name not in known})
+    chosen = {name: value for name, value in chosen.items() if name not in known}
+    if "model.mlp.d_ff" in known:
+        chosen["model.mlp.d_ff"] = recipe.model.mlp.d_ff  # or it would follow d_model
+    made_recipe = with_fields(recipe, chosen)
     if size.passes >= 0.99 * MOST_PASSES:
         return with_train(made_recipe, minutes=0.0, epochs=MOST_PASSES)
     return made_recipe

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pellucid.architecture import Architecture, ArchitectureError, architecture_fields, parse_value, resolve_field
-from pellucid.presets import preset
+from pellucid.presets import gated_width, preset
 from pellucid.text.files import Reading
 from pellucid.text.tokenizer import LEARNED, Kind
 from pellucid.training.choices import ADAPTING, CONTINUING, AdaptChoices, Base
@@ -195,8 +195,18 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     parts = {p: _part(kind, {**vars(getattr(recipe, p)), **of[p]}, p) for p, kind in PARTS.items()}
     model = {"attention.mask": OBJECTIVE_MASK[parts["train"].objective]} if "objective" in of["train"] else {}
     base = with_encoder(recipe.model) if parts["train"].objective == "source-target" else recipe.model
-    model = with_model_fields(base, model | of["model"])
+    model = with_model_fields(base, model | mlp_width(base, of["model"]) | of["model"])
     return _checked(replace(recipe, model=model, **parts))
+
+
+def mlp_width(a: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The width of a gated MLP that a preset chose by d_model, chosen again where d_model or the MLP's form changes."""
+    if a.mlp.form != "gated" or a.mlp.d_ff != gated_width(a.d_model):
+        return {}
+    if changes.get("mlp.form", "gated") != "gated":
+        return {"mlp.d_ff": 0}
+    d_model = parse_value("model.d_model", changes.get("d_model", a.d_model), int)
+    return {} if d_model == a.d_model else {"mlp.d_ff": gated_width(d_model)}
 
 
 #: the mask under which each objective is one: what it predicts must not be readable
