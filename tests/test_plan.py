@@ -332,7 +332,7 @@ def test_the_command_prints_the_plan_and_its_numbers(tmp_path, capsys):
     [
         (["nothing"], "nothing"),
         (["small", "--accelerator", "h100"], "did you mean 'h100-pcie' or 'h100-sxm'?"),
-        (["small", "--batch", "0"], "batch below 1"),
+        (["small", "--batch", "0"], "--batch 0: expected a number from 1 on"),
         (["missing.json"], "cannot be read"),
         (["."], "has no recipe.json"),
     ],
