@@ -1,6 +1,7 @@
 """Shared by every room's tests: reproducible property tests, the `item` marker, and the data that is not shipped."""
 
 import os
+import shutil
 from pathlib import Path
 
 import hypothesis
@@ -13,6 +14,8 @@ hypothesis.settings.register_profile("pellucid", derandomize=True, deadline=None
 hypothesis.settings.load_profile("pellucid")
 
 DATA = Path(__file__).parent / "data"
+#: the first browser that is installed, by the names of Chromium and Chrome; None where there is none
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 
 @pytest.fixture(scope="session")
@@ -33,21 +36,28 @@ def needs_data() -> Path:
     return Path(os.environ["PELLUCID_DATA"])
 
 
+@pytest.fixture(scope="session")
+def needs_browser() -> str:
+    """The program of a Chromium; tests asking for it run where one is installed."""
+    assert BROWSER is not None
+    return BROWSER
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "item(*ids): the items of tests/conformance/items.toml that this test shows")
 
 
-def pytest_report_header() -> str:
-    return (
-        f"PELLUCID_DATA: {os.environ.get('PELLUCID_DATA') or 'not set, tests of data that is not shipped are left out'}"
-    )
+def pytest_report_header() -> list[str]:
+    data = os.environ.get("PELLUCID_DATA") or "not set, tests of data that is not shipped are left out"
+    return [f"PELLUCID_DATA: {data}", f"Chromium: {BROWSER or 'not found, tests of pages in a browser are left out'}"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of data that is not shipped where PELLUCID_DATA does not name its folder."""
-    if os.environ.get("PELLUCID_DATA"):
-        return
-    needing = [item for item in items if "needs_data" in getattr(item, "fixturenames", ())]
+    """Leave out the tests of data that is not shipped where PELLUCID_DATA does not name its folder, and those in a
+    browser where none is installed."""
+    there = {"needs_data": os.environ.get("PELLUCID_DATA"), "needs_browser": BROWSER}
+    missing = {fixture for fixture, found in there.items() if not found}
+    needing = [item for item in items if missing & {*getattr(item, "fixturenames", ())}]
     if needing:
         config.hook.pytest_deselected(items=needing)
         items[:] = [item for item in items if item not in needing]

@@ -6,7 +6,7 @@ seconds of imports for milliseconds of tests. So this file runs them in another 
 nothing twice:
 
 - Within a function: pytest collects the tests once. A fork for each mutant replaces the code of the live function and
-  runs the tests that call this function, the fast ones first, until one fails.
+  runs the tests that call this function until one fails, first those that are fast or have killed others.
 - Outside of functions (defaults, constants, decorators, class bodies): a fork that has not imported the package yet
   imports it with the mutated module, and collects the tests itself.
 
@@ -482,6 +482,7 @@ def run_in_place(
     def run(session: pytest.Session) -> None:
         functions = live_functions(room.source)
         items = {item.nodeid: item for item in session.items}
+        kills: Counter[str | None] = Counter()
         gc.collect()
         gc.freeze()
         for mutant in mutants:
@@ -490,6 +491,7 @@ def run_in_place(
             changed, outside = code_differences(*codes)
             living = {place: functions[place] for place in changed if place in functions}
             names = names_of_tests(room, mutant.path, baseline, [place[2] for place in changed])
+            names.sort(key=lambda name: baseline.seconds[name] / (1 + 9 * kills[name]))
             if outside or not living or not names:
                 continue
 
@@ -505,6 +507,7 @@ def run_in_place(
             starts = {(place[0], place[2]) for place in changed}
             if outcome != "done" or name is not None:
                 done(mutant, "killed" if outcome == "done" else outcome, name or "")
+                kills[name] += name is not None
             elif not starts & baseline.collecting:
                 done(mutant, "survived", "")
 

@@ -20,6 +20,7 @@ from pellucid.generate.errors import GenerationError
 from pellucid.generate.prepare import Weights
 from pellucid.generate.sampling import Sampling
 from pellucid.hub.files import FolderError
+from pellucid.text.tokenizer import TokenizerError
 
 #: what is wrong, and words of the one line that says so; `run` is a folder, `text` a file, `new` is not there
 WRONG = {
@@ -48,6 +49,12 @@ WRONG = {
     "score runs/new text": "nothing is there",
     "fill run to-be": "to-be: expected a text with [MASK] in it",
     "fill run [MASK] --top 0": "--top 0: expected",
+    "generate run --checkpoint 12": "--checkpoint 12 goes with a run, and run is none: leave it out",
+    "score gpt2 text --checkpoint last": "--checkpoint last goes with a run, and gpt2 is none",
+    "fill run [MASK] --checkpoint last": "goes with a run",
+    "verify run --checkpoint last": "goes with a run",
+    "inspect run prompt --checkpoint last": "goes with a run",
+    "convert run new --checkpoint last": "goes with a run",
     "verify run --checkpoint x": "--checkpoint x: expected",
     "verify /new": "nothing is there",
     "inspect run prompt --out text/page.html": "--out text/page.html cannot be written: text is not a folder",
@@ -91,6 +98,9 @@ WRONG = {
     "tokenizer train text --out text": "cannot be written",
     "tokenizer train text --out new --vocabulary 0": "--vocabulary 0: expected",
     "tokenizer train text --out new --share 0": "--share 0.0: expected a share above 0",
+    "tokenizer train text --out new --kind char --vocabulary 9": "--vocabulary 9 goes with --kind bpe or word",
+    "tokenizer train text --out new --kind word --pattern gpt4": "--pattern gpt4 goes with --kind bpe, not word",
+    "tokenizer train text --out new --kind byte --share 0.5": "--share 0.5 goes with --kind bpe or word, not byte",
     "tokenizer encode new": "new: expected a file",
     "tokenizer decode run -- -4": "-4: expected a number from 0 on",
     "tokenizer show run --rows -1": "--rows -1: expected",
@@ -241,6 +251,13 @@ def test_python_checks_the_destination_first(tmp_path, monkeypatch):
         convert(tmp_path, tmp_path / "out", weights="q8_0")
     with pytest.raises(DestinationError):
         pellucid.train_tokenizer(file, out=file)
+    for wrong in (
+        {"kind": "char", "vocabulary": 9},
+        {"kind": "word", "pattern": "gpt4"},
+        {"kind": "byte", "share": 0.5},
+    ):
+        with pytest.raises(TokenizerError, match="leave it out"):
+            pellucid.train_tokenizer(file, **wrong)
 
 
 def test_the_model_to_start_from_is_loaded_last(tmp_path, monkeypatch):

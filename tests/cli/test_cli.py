@@ -188,6 +188,23 @@ def test_what_goes_wrong_is_one_line_and_an_exit_code(error, code, monkeypatch, 
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(13, "Permission denied", "runs/x"), "pellucid: runs/x: Permission denied\n"),
+        (OSError(28, "No space left on device"), "pellucid: No space left on device\n"),
+        (OSError("the disk is gone"), "pellucid: the disk is gone\n"),
+    ],
+)
+def test_an_error_of_the_system_is_said_in_words(error, said, monkeypatch, capsys):
+    def fail() -> int:
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "score", fail)
+    assert cli.main(["score"]) == 2
+    assert capsys.readouterr().err == said
+
+
 def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
     def fail() -> int:
         raise RuntimeError("a bug")

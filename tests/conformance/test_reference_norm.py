@@ -27,6 +27,9 @@ def test_layer_norm_by_hand_and_against_torch(rng, same):
     theirs = torch.nn.functional.layer_norm(torch.tensor(x), (6,), torch.tensor(gain), torch.tensor(bias), 1e-5)
     same(layer_norm(x, gain, bias), theirs.numpy())
     same(rms_norm(x, gain), torch.nn.functional.rms_norm(torch.tensor(x), (6,), torch.tensor(gain), 1e-5).numpy())
+    # what is left out is gain 1, bias 0 and torch's constant, as seen at a size where the constant matters
+    same(layer_norm(x / 300), torch.nn.functional.layer_norm(torch.tensor(x / 300), (6,)).numpy())
+    same(rms_norm(x / 300), torch.nn.functional.rms_norm(torch.tensor(x / 300), (6,), eps=1e-5).numpy())
     z = layer_norm(x, eps=0.0)
     same(z.mean(1), np.zeros(5))
     same((z**2).mean(1), np.ones(5))
@@ -222,16 +225,19 @@ def test_dropout_has_one_site_and_three_for_each_layer(a):
     assert not np.array_equal(changed, logits)
 
 
-def test_one_step_of_adamw_is_torchs(rng, same):
+@pytest.mark.parametrize("changes", [{"betas": (0.8, 0.9), "eps": 1e-6, "decay": 0.1}, {}], ids=["given", "left out"])
+def test_one_step_of_adamw_is_torchs(changes, rng, same):
     w = {"a": rng.normal(size=(3, 2)), "b": rng.normal(size=4)}
     theirs = [torch.tensor(x, requires_grad=True) for x in w.values()]
-    optimiser = torch.optim.AdamW(theirs, lr=0.01, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
+    names = {"decay": "weight_decay"}
+    optimiser = torch.optim.AdamW(theirs, lr=0.01, **{names.get(name, name): x for name, x in changes.items()})
     state = None
     for step in (1, 2, 3):
-        grads = {name: rng.normal(size=x.shape) for name, x in w.items()}
+        # some so small that the constant counts
+        grads = {name: 1e-8 ** rng.integers(0, 2, x.shape) * rng.normal(size=x.shape) for name, x in w.items()}
         for p, g in zip(theirs, grads.values(), strict=True):
             p.grad = torch.tensor(g)
         optimiser.step()
-        w, state = adamw_step(w, grads, state, step, lr=0.01, betas=(0.8, 0.9), eps=1e-6, decay=0.1)
+        w, state = adamw_step(w, grads, state, step, lr=0.01, **changes)
         for p, mine in zip(theirs, w.values(), strict=True):
             same(mine, p.detach().numpy())

@@ -126,7 +126,8 @@ def test_what_is_unwanted_would_be_found():
 
 
 def test_no_test_is_skipped_or_expected_to_fail():
-    """Tests of data that is not shipped ask for the fixture `needs_data`; nothing else is left out."""
+    """Tests of data that is not shipped ask for the fixture `needs_data`, tests of a page in a browser for
+    `needs_browser`; nothing else is left out."""
     for path in sorted(TESTS.rglob("*.py")):
         for node in ast.walk(tree_of(path)):
             name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -213,7 +213,7 @@ def lab(hexadecimal, sight):
 @pytest.mark.parametrize("theme", [0, 1])
 def test_ramps_can_be_read_without_some_cones(sight, theme):
     """Amounts go one way in lightness; both signs differ from each other and from nothing, light and dark."""
-    sheet = asset("page.css").split("prefers-color-scheme: dark")
+    sheet = asset("page.css").split('[data-theme="dark"]')
     colour = {name: lab(value, sight) for name, value in re.findall(r"--(\w+): (#[0-9a-f]{6})", sheet[theme])}
     steps = np.diff([colour[name][0] for name in ("low", "mid", "high")])
     assert (np.abs(steps) >= 15).all()
@@ -221,6 +221,16 @@ def test_ramps_can_be_read_without_some_cones(sight, theme):
     for one, other in (("negative", "positive"), ("negative", "zero"), ("positive", "zero")):
         assert np.linalg.norm(colour[one] - colour[other]) >= 30, (one, other)
     assert abs(colour["text"][0] - colour["ground"][0]) >= 60
+
+
+def test_both_themes_have_every_colour_and_the_button_decides():
+    """The style sheet goes by what the page's script sets alone: the system's wish is where the script begins."""
+    sheet = asset("page.css")
+    light, dark = (set(re.findall(r"--(\w+): #", part)) for part in sheet.split('[data-theme="dark"]'))
+    assert light == dark
+    assert len(light) >= 12
+    assert "prefers-color-scheme" not in sheet
+    assert 'matchMedia("(prefers-color-scheme: dark)")' in asset("core.js")
 
 
 @settings(deadline=None, max_examples=30)

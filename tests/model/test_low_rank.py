@@ -82,6 +82,18 @@ def test_only_adapters_are_trained_and_remembered(a):
             assert name.endswith((".A", ".B")) or p.grad is None
 
 
+def test_adapters_start_at_nothing_from_numbers_of_the_size_of_the_input():
+    """A is normal with standard deviation in^-1/2, drawn for each map by itself, and B is 0."""
+    a = preset("gpt2").with_fields({"n_vocab": 11, "d_model": 64, "n_layers": 1, "n_heads": 2})
+    found = factors(trained_state(start_adapters(adapt(make_network(a), 32, 1.0), 0)))
+    assert len(found) == 6
+    for A, B in found.values():
+        assert A.std().item() == pytest.approx(A.size(1) ** -0.5, rel=0.05)
+        assert abs(A.mean().item()) < 0.1 * A.size(1) ** -0.5
+        assert not B.any()
+    assert len({A.flatten()[0].item() for A, _ in found.values()}) == 6
+
+
 def test_some_maps_and_what_is_kept_of_them():
     a = small()
     network = make_adapted(a, 2, modules="query, value")

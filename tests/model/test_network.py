@@ -1,6 +1,7 @@
 """Attention, masks, positions, tables and dropout of the network."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawing import architectures, difference, make_network
-from pellucid.architecture import Architecture, ArchitectureError
+from pellucid.architecture import Architecture, ArchitectureError, Positions
 from pellucid.model import Cache, Recorder, Transformer
-from pellucid.model.mask import documents_mask, prefix_mask
+from pellucid.model.mask import Mask, documents_mask, padding_mask, prefix_mask
+from pellucid.model.positions import SCALING
 from pellucid.model.tables import Table
 from running import any_architectures, call, draw_tokens, with_encoder
 
@@ -94,11 +96,42 @@ def test_query_heads_share_keys_in_order():
 # Masks and positions ------------------------------------------------------------------------------
 
 
+def test_masks_are_made_only_where_kernels_need_them():
+    """A causal triangle is the kernel's own flag, one query reads everything, and a bidirectional mask is none."""
+    like = torch.zeros(())
+    triangle, everything = torch.ones(3, 5, dtype=torch.bool).tril(2), torch.ones(3, 3, dtype=torch.bool)
+    causal = Mask(A, 0)
+    assert causal.is_triangle(3, 3, None)
+    assert not causal.is_triangle(3, 5, None)
+    assert not causal.is_triangle(3, 3, everything)
+    assert causal(1, 5, None, like) is None
+    assert torch.equal(causal(3, 5, None, like), triangle)
+    assert torch.equal(causal(3, 3, everything, like), everything)
+    for cross, a in ((False, A.with_fields({"attention.mask": "bidirectional"})), (True, A)):
+        mask = Mask(a, 0, cross)
+        assert not mask.is_triangle(3, 3, None)
+        assert mask(3, 5, None, like) is None
+    windowed = Mask(A.with_fields({"windows": 2}), 0)
+    assert not windowed.is_triangle(3, 3, None)
+    assert torch.equal(windowed(1, 5, None, like), torch.tensor([[False, False, False, True, True]]))
+    assert torch.equal(windowed(3, 5, None, like), triangle.triu(1))
+    far = Mask(A.with_fields({"positions.kind": "alibi"}), 0)
+    assert not far.is_triangle(3, 3, None)
+    infinity = torch.inf
+    assert far(2, 3, None, like)[1].tolist() == [[-1 / 256, 0, -infinity], [-2 / 256, -1 / 256, 0]]
+
+
 def test_a_prefix_mask_is_causal_but_for_the_prefix():
     expected = [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
     mask = prefix_mask(torch.tensor([3, 0]), 4)
     assert mask[0].int().tolist() == expected
     assert torch.equal(mask[1], torch.ones(4, 4, dtype=torch.bool).tril())
+
+
+def test_a_padding_mask_hides_padding_from_all_but_itself():
+    seen = padding_mask(torch.tensor([[False, True, True], [True, True, True]]))
+    assert seen[0].tolist() == [[True, True, True], [False, True, True], [False, True, True]]
+    assert seen[1].all()
 
 
 def test_a_documents_mask_reads_its_own_document_up_to_itself():
@@ -224,6 +257,27 @@ def test_rotary_tables_in_float64_are_cosines_of_the_angles():
     assert difference(sin, angle.sin()) <= 1e-15
 
 
+@pytest.mark.parametrize(("low", "high", "n_trained", "factor"), [(1.0, 4.0, 8192, 4.0), (2.0, 6.0, 16, 3.0)])
+def test_frequencies_are_scaled_by_how_often_a_plane_turns(low, high, n_trained, factor):
+    """Kept where it turns often, divided by the factor where seldom, between the two in proportion to the turns."""
+    p = Positions(kind="rotary", low=low, high=high, n_trained=n_trained, factor=factor)
+    turns = torch.tensor([2 * high, high, (3 * high + low) / 4, (high + low) / 2, low, low / 2], dtype=torch.float64)
+    w = turns * 2 * math.pi / n_trained
+    kept = torch.tensor([1, 1, 3 / 4, 1 / 2, 0, 0], dtype=torch.float64)
+    assert torch.allclose(SCALING["llama3"](p, w), w * (kept + (1 - kept) / factor), rtol=1e-12, atol=0)
+    assert torch.equal(SCALING["linear"](p, w), w / factor)
+    assert torch.equal(SCALING["none"](p, w), w)
+
+
+@pytest.mark.parametrize("gain", ["g", "1+g"])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_a_new_norm_multiplies_by_one(kind, gain):
+    a = A.with_fields({"norm.kind": kind, "norm.gain": gain, "qk_norm": "rms"})
+    norms = [m for m in Transformer(a).modules() if hasattr(m, "multiplier")]
+    assert len(norms) == 2 * 4 + 1
+    assert all(torch.equal(norm.multiplier, torch.ones_like(norm.gain)) for norm in norms)
+
+
 def test_layers_with_a_window_turn_by_their_own_base_unscaled():
     words = {"positions.kind": "rotary", "positions.base": 100.0, "positions.scaling": "linear"}
     a = A.with_fields(words | {"positions.local_base": 25.0, "attention.windows": (3, 0)})
@@ -326,16 +380,27 @@ def test_a_cache_takes_its_memory_once():
     with torch.no_grad():
         make_network(a, dtype=torch.float32)(draw_tokens(a, 5, 6), cache=cache)
     assert (cache.length, cache.store.data_ptr()) == (6, pointer)
+    # keys and values of a source [5, kv_head, 3, d_head] in each layer, in float64, are counted too
+    pair = with_encoder(a)
+    cache = Cache(pair, 5, dtype=torch.float64)
+    before = cache.nbytes
+    with torch.no_grad():
+        call(make_network(pair), draw_tokens(pair, 5, 3), cache=cache)
+    sources = [x for pair_of_layer in cache.sources.values() for x in pair_of_layer]
+    assert len(sources) == 2 * 2
+    assert cache.nbytes == before + sum(x.numel() * x.element_size() for x in sources) > before
+    cache.crop(0)
+    assert cache.nbytes == before
 
 
 @torch.no_grad()
 def test_a_cache_refuses_what_it_cannot_do():
     with pytest.raises(ArchitectureError, match=r"attention\.mask = bidirectional: a cache needs masks"):
         Cache(A.with_fields({"mask": "bidirectional"}))
-    network, cache = make_network(A), Cache(A, 2, capacity=4, dtype=torch.float64)
+    network, cache = make_network(A), Cache(A, 2, capacity=5, dtype=torch.float64)
     network(draw_tokens(A, 2, 3), cache=cache)
-    with pytest.raises(ValueError, match="5 positions do not fit into a cache of 4"):
-        network(draw_tokens(A, 2, 2), cache=cache)
+    with pytest.raises(ValueError, match="6 positions do not fit into a cache of 5"):
+        network(draw_tokens(A, 2, 3), cache=cache)
     assert cache.length == 3
     for length in (-1, 4):
         with pytest.raises(ValueError, match=f"cannot crop a cache of 3 positions to {length}: give 0 to 3"):
@@ -356,6 +421,48 @@ def test_a_fork_shares_no_memory():
     assert torch.equal(cache.store, kept)
     assert (cache.length, fork.length, chosen.length) == (3, 6, 6)
     assert torch.equal(chosen.store[:, :, :, :, :3], kept[:, :, [1, 1, 0], :, :3])
+
+
+@torch.no_grad()
+def test_a_cache_keeps_its_last_positions_and_takes_rows_of_another():
+    assert Cache(A).store.size(2) == len(Cache(A).tokens) == 1
+    network, cache, fresh = make_network(A), *(Cache(A, n, dtype=torch.float64) for n in (3, 2))
+    network(draw_tokens(A, 3, 6), cache=cache)
+    network(draw_tokens(A, 2, 2, seed=1), cache=fresh)
+    store, tokens = cache.store.clone(), cache.tokens.clone()
+    cache.keep_last(6)
+    assert cache.length == 6
+    assert torch.equal(cache.store, store)
+    cache.keep_last(4)
+    assert cache.length == 4
+    assert torch.equal(cache.store[..., :4, :], store[..., 2:6, :])
+    assert torch.equal(cache.tokens[:, :4], tokens[:, 2:6])
+    # rows 2 and 0 become those of the other, whose two positions end where these end
+    cache.replace([2, 0], fresh)
+    assert torch.equal(cache.store[:, :, [2, 0], :, 2:4], fresh.store[..., :2, :])
+    assert torch.equal(cache.tokens[[2, 0], 2:4], fresh.tokens[:, :2])
+    assert torch.equal(cache.store[:, :, :, :, :2], store[:, :, :, :, 2:4])
+    assert torch.equal(cache.store[:, :, 1, :, :4], store[:, :, 1, :, 2:6])
+    assert torch.equal(cache.tokens[:, :2], tokens[:, 2:4])
+
+
+@torch.no_grad()
+def test_a_fork_of_some_rows_keeps_their_sources():
+    """The source is read at the first call; what forked rows read of it afterwards is what their originals read."""
+    pair = with_encoder(A)
+    network, cache = make_network(pair), Cache(pair, 2, dtype=torch.float64)
+    source = network.encode(draw_tokens(A, 2, 3, seed=5))
+    tokens, after = draw_tokens(A, 2, 3), draw_tokens(A, 2, 1, seed=2)
+    network(tokens, source=source, cache=cache)
+    rows = torch.tensor([1, 1, 0])
+    fork, whole = cache.fork(rows), cache.fork()
+    expected = network(after, source=source, cache=cache)
+    assert difference(network(after, source=source, cache=whole), expected) == 0
+    assert difference(network(after[rows], source=source[rows], cache=fork), expected[rows]) <= 1e-12
+    # one that forgets everything reads another source anew
+    whole.crop(0)
+    other = network.encode(draw_tokens(A, 2, 4, seed=6))
+    assert difference(network(tokens, source=other, cache=whole), network(tokens, source=other)) <= 1e-12
 
 
 def test_n_grams_are_those_of_the_tokens_before():

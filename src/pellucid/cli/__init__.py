@@ -144,8 +144,11 @@ def with_short_usage(page: str) -> str:
 
 
 def complain(what: object) -> None:
-    """One line on standard error."""
+    """One line on standard error; an error of the system by its words and its file, without its number."""
     from pellucid.text.visible import visible
+
+    if isinstance(what, OSError) and what.strerror:
+        what = f"{what.filename}: {what.strerror}" if what.filename is not None else what.strerror
 
     print(f"pellucid: {visible('; '.join(str(what).splitlines()))}", file=sys.stderr)
 

@@ -10,7 +10,7 @@ from tyro.conf import Positional, UseAppendAction
 
 from pellucid.cli.conversion import convert
 from pellucid.cli.inspect import inspect
-from pellucid.cli.loading import loaded_model, transformer_of
+from pellucid.cli.loading import loaded_from, mixed_from, transformer_of
 from pellucid.cli.options import (
     CHECKPOINT,
     INPUT_FILE,
@@ -103,7 +103,7 @@ def generate(
     """
     m = model_options
     check_choices(source, m, sampling, output)
-    loaded: Any = loaded_model(model, m.checkpoint, m.device, m.mix, m.mix_weight)
+    loaded = mixed_from(model, m)
     if source is not None or sampling.beams or m.speculate or m.weights != "auto" or not hasattr(loaded, "stream"):
         transformer_of(loaded, model)
     prompt = sys.stdin.read() if prompt == "-" else prompt
@@ -194,10 +194,10 @@ def score(
         pellucid score runs/my_texts chapter.txt
         pellucid score runs/my_texts chapter.txt --per-token --checkpoint last
     """
+    loaded = mixed_from(model, model_options)
+
     from pellucid.images.run import ImageModel
 
-    m = model_options
-    loaded = loaded_model(model, m.checkpoint, m.device, m.mix, m.mix_weight)
     if isinstance(loaded, ImageModel):
         found = loaded.score_file(file)
         print(f"images    {found.n:,}\naccuracy  {found.accuracy:.4f}\nloss      {found.loss:.4f} nats per image")
@@ -257,10 +257,7 @@ def fill(
         pellucid fill runs/masked "To be, or [MASK] to be"
         pellucid fill runs/masked "To be, or [MASK] to [MASK]" --top 3
     """
-    import pellucid
-
-    m = model_options
-    loaded = transformer_of(pellucid.load(model, checkpoint=m.checkpoint, device=m.device), model)
+    loaded = transformer_of(loaded_from(model, model_options), model)
     for i, filling in enumerate(loaded.fill(text, top=top), 1):
         for token, p in zip(filling.texts, filling.probabilities, strict=True):
             print(f"{i}\t{p:.4f}\t{token!r}")
@@ -298,11 +295,10 @@ def verify(
         pellucid verify runs/my_texts
         pellucid verify runs/my_texts --prompt "To be, or not to be" --tensors
     """
+    loaded = transformer_of(loaded_from(model, CheckpointOptions(checkpoint, "cpu")), model)
+
     from rich.console import Console
 
-    import pellucid
-
-    loaded = transformer_of(pellucid.load(model, checkpoint=checkpoint, device="cpu"), model)
     with Console(stderr=True).status("engine = reference") as status:
         found = loaded.verify(list(prompt) or None, progress=status.update)
     if output.as_json:

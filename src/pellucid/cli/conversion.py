@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
+from pellucid.cli.loading import check_checkpoint
 from pellucid.cli.options import CHECKPOINT, MODEL, Expected, NewPath, command, option
 from pellucid.cli.progress import progress_on_stderr
 
@@ -66,6 +67,8 @@ def convert(
         pellucid convert runs/my_texts exported
         pellucid convert runs/my_texts model.gguf --weights q8_0
     """
+    check_checkpoint(source, input.checkpoint)
+
     import pellucid
 
     with progress_on_stderr("converting") as progress:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
+from pellucid.cli.loading import loaded_from, transformer_of
 from pellucid.cli.options import MODEL, CheckpointOptions, NewPath, command, option
 
 
@@ -49,12 +50,10 @@ def inspect(
         pellucid inspect runs/my_texts "To be, or not to be"
         pellucid inspect runs/my_texts "To be, or not to be" -o hamlet.html --bos
     """
-    import pellucid
-    from pellucid.cli.loading import transformer_of
+    loaded = transformer_of(loaded_from(model, model_options), model)
+
     from pellucid.lens.show import inspect_page
 
-    m = model_options
-    loaded = transformer_of(pellucid.load(model, checkpoint=m.checkpoint, device=m.device), model)
     text = sys.stdin.read() if prompt == "-" else prompt
     given = {"source": input.source, "bos": input.bos or None}
     trace = loaded.trace(text, **{name: value for name, value in given.items() if value is not None})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction
 
 from pellucid.cli.commands import OK
-from pellucid.cli.options import FILE, Expected, at_least, command, option
+from pellucid.cli.options import FILE, Expected, OptionError, at_least, command, option
 from pellucid.cli.progress import progress_on_stderr
 from pellucid.destination import check_destination
 
@@ -51,6 +51,7 @@ def tokenizer_train(
         pellucid tokenizer train my_texts/ --out my_characters --kind char
     """
     check_destination(out / "tokenizer.json")
+    check_kind(training)
 
     import pellucid
 
@@ -64,6 +65,19 @@ def tokenizer_train(
     for note in made.notes:
         print(note)
     return OK
+
+
+def check_kind(options: LearningOptions) -> None:
+    """Refuse options that another kind of tokenizer would have used."""
+    for flag, given, kinds in (
+        ("--vocabulary", options.vocabulary, ("bpe", "word")),
+        ("--pattern", options.pattern if options.pattern != "gpt2" else None, ("bpe",)),
+        ("--share", options.share if options.share < 1 else None, ("bpe", "word")),
+    ):
+        if given is not None and options.kind not in kinds:
+            raise OptionError(
+                f"{flag} {given} goes with --kind {' or '.join(kinds)}, not {options.kind}: leave one of the two out"
+            )
 
 
 @command

@@ -8,7 +8,7 @@ from pellucid.destination import check_destination
 from pellucid.text.documents import read_corpus
 from pellucid.text.files import Reading
 from pellucid.text.preparation import Progress
-from pellucid.text.tokenizer import LEARNED, Tokenizer, TokenizerError
+from pellucid.text.tokenizer import LEARNED, Tokenizer, TokenizerError, check_learning
 from pellucid.text.tokenizer import train_tokenizer as make_tokenizer
 
 
@@ -30,9 +30,11 @@ def train_tokenizer(
         raise TokenizerError(f"{Path(out) / 'tokenizer.json'} exists: choose another folder")
     if out is not None:
         check_destination(Path(out) / "tokenizer.json")
+    n_vocab = vocabulary or (8192 if kind in LEARNED else None)
+    check_learning(kind, n_vocab, **how)
     corpus = read_corpus([str(path) for path in inputs], progress, reading=Reading(field=field))
     texts = told(corpus.texts(), sum(corpus.documents.n_characters), progress)
-    made = make_tokenizer(kind, texts, vocabulary or (8192 if kind in LEARNED else None), **how)
+    made = make_tokenizer(kind, texts, n_vocab, **how)
     if out is not None:
         made.save(out)
     return made

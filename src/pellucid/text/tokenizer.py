@@ -45,26 +45,32 @@ def train_tokenizer(
     bpe divides text by a `pattern` first: gpt2, gpt4, word-end (the blank ends a word and is part of it) or none.
     Only bpe and word take `n_vocab`: the other two have as many ids as their units. Raises TokenizerError.
     """
-    if kind not in get_args(Kind):
-        raise TokenizerError(f"tokenizer kind {kind!r}: say one of {', '.join(get_args(Kind))}")
-    if kind != "bpe" and pattern != "gpt2":
-        raise TokenizerError(f"pattern = {pattern!r}: tokenizer kind {kind!r} has none; leave it out")
-    if not 0 < share <= 1:
-        raise TokenizerError(f"share = {share}: expected a share of the text above 0, and 1 for all of it")
+    check_learning(kind, n_vocab, pattern=pattern, share=share)
     if kind in LEARNED:
-        if n_vocab is None:
-            raise TokenizerError(f"tokenizer kind {kind!r} needs n_vocab, the number of ids to learn")
+        assert n_vocab is not None
         if share < 1:
             texts = evenly(texts, share)
         made = BPETokenizer.train(texts, n_vocab, pattern) if kind == "bpe" else WordTokenizer.train(texts, n_vocab)
         if share < 1:
             made.notes = (*made.notes, f"the tokenizer was trained on {share:.3g} of the training text, evenly spread")
         return made
-    if share < 1:
-        raise TokenizerError(f"share = {share}: tokenizer kind {kind!r} wants all of the text; leave it out")
-    if n_vocab is not None:
-        raise TokenizerError(f"n_vocab = {n_vocab}: tokenizer kind {kind!r} has as many ids as its units; leave it out")
     return CharTokenizer.train(texts) if kind == "char" else ByteTokenizer()
+
+
+def check_learning(kind: str, n_vocab: int | None, *, pattern: str = "gpt2", share: float = 1.0) -> None:
+    """Raise TokenizerError for options of `train_tokenizer` that do not go together; no text is needed to see it."""
+    if kind not in get_args(Kind):
+        raise TokenizerError(f"tokenizer kind {kind!r}: say one of {', '.join(get_args(Kind))}")
+    if kind != "bpe" and pattern != "gpt2":
+        raise TokenizerError(f"pattern = {pattern!r}: tokenizer kind {kind!r} has none; leave it out")
+    if not 0 < share <= 1:
+        raise TokenizerError(f"share = {share}: expected a share of the text above 0, and 1 for all of it")
+    if kind in LEARNED and n_vocab is None:
+        raise TokenizerError(f"tokenizer kind {kind!r} needs n_vocab, the number of ids to learn")
+    if kind not in LEARNED and share < 1:
+        raise TokenizerError(f"share = {share}: tokenizer kind {kind!r} wants all of the text; leave it out")
+    if kind not in LEARNED and n_vocab is not None:
+        raise TokenizerError(f"n_vocab = {n_vocab}: tokenizer kind {kind!r} has as many ids as its units; leave it out")
 
 
 def evenly(texts: Iterable[str], share: float) -> Iterator[str]:

@@ -1,11 +1,14 @@
-// Every head's pattern, small; the chosen one large, with what the chosen token reads.
+// Every head's pattern, small; the chosen one large beside them, in sight wherever one clicks, with what it reads.
+
+/** Of the panel that the chosen head is of: draws a head's pattern, and says what a position reads; null before. */
+let patterns = null;
 
 panels.attention = async (panel, body) => {
   const heads = panel.heads, layers = await Promise.all(panel.layers.map(unpack));
   // an encoder has blocks, heads and positions of its own; in cross-attention the keys alone are the source's
   const queries = panel.of === "encoder" ? figure.source : figure.tokens, keys = panel.of ? figure.source : figure.tokens;
   const own = { position: queries.length - 1, layer: 0, head: 0 }, picked = panel.of === "encoder" ? own : state;
-  const pick = (changes) => { Object.assign(picked, changes); redraw(); };
+  const pick = (changes) => { if (picked === state) choose(changes); else { Object.assign(picked, changes); redraw(); } };
   const { cell, shape } = panel.layers[0], height = shape[1], width = shape[2];
   const size = height * width;
   const weight = (byte) => (byte / 255) ** 2;
@@ -13,12 +16,12 @@ panels.attention = async (panel, body) => {
   body.append(make("p", { class: "quiet" }, "A row is a query, a column a key, and the ramp goes by the square root of the weight: ", scaleBar("0", "1"), pooled));
 
   const columns = Math.min(heads, 16);
-  const grid = make("div", { class: "grid", role: "listbox", "aria-label": "heads", style: { gridTemplateColumns: `max-content repeat(${columns}, minmax(${heads > 8 ? 34 : 44}px, ${heads > 6 ? 84 : 104}px))` } });
+  const grid = make("div", { class: "grid heads", role: "listbox", "aria-label": "heads", style: { gridTemplateColumns: `max-content repeat(${columns}, minmax(24px, ${heads > 6 ? 84 : 104}px))` } });
   const thumbs = [];
   grid.append(make("span"), ...Array.from({ length: columns }, (_, h) => make("span", { class: "label top" }, String(h))));
   layers.forEach((bytes, l) => {
     for (let h = 0; h < heads; h++) {
-      if (h % columns === 0) grid.append(make("span", { class: "label" }, h ? "" : `block ${l}`));
+      if (h % columns === 0) grid.append(make("span", { class: "label" }, ...(h ? [] : [make("span", { class: "word" }, "block "), String(l)])));
       const canvas = make("canvas");
       const button = make("button", { class: "thumb", role: "option", tabindex: -1, "aria-label": `head ${h} of block ${l}`, title: `head ${l}.${h}`, onclick: () => pick({ layer: l, head: h }) }, canvas);
       thumbs.push({ canvas, button, small: shrunk(bytes.subarray(h * size, (h + 1) * size), height, width, 64) });
@@ -32,10 +35,9 @@ panels.attention = async (panel, body) => {
   arrows(grid, { left: () => move(0, -1), right: () => move(0, 1), up: () => move(-1, 0), down: () => move(1, 0) });
 
   const picture = make("canvas", { tabindex: 0, role: "img" }), cross = make("canvas", { "aria-hidden": "true" });
-  const say = make("p", { class: "say", "aria-live": "polite" }), read = make("div"), title = make("h3");
-  const large = make("div", {}, title, make("div", { class: "stack" }, picture, cross), say), beside = heads <= 8 && layers.length <= 8;
-  if (beside) body.append(make("div", { class: "two" }, make("div", {}, grid, read), large));
-  else body.append(grid, make("div", { class: "two" }, large, read));
+  const say = make("p", { class: "say", "aria-live": "polite" }), read = make("div", { class: "read" }), title = make("h3");
+  const stage = make("div", { class: "stage" }, title, make("div", { class: "stack" }, picture, cross), say);
+  body.append(make("div", { class: "look" }, stage, grid, read));
   const entry = (i, j) => weight(layers[picked.layer][picked.head * size + Math.floor(i / cell) * width + Math.floor(j / cell)]);
   const name = (i, texts) => (cell > 1 ? [`positions ${Math.floor(i / cell) * cell} to ${Math.min(texts.length, (Math.floor(i / cell) + 1) * cell) - 1}`] : [chip(texts[i]), ` ${i}`]);
   let key = 0, drawn = "", hovered = null, marks = "";
@@ -85,13 +87,25 @@ panels.attention = async (panel, body) => {
     reading();
   });
 
-  /** The keys that the chosen position reads most. */
+  /** The keys that position i reads most by a head, as rows of bars. */
+  function mostRead(layer, head, i, most = 10) {
+    const start = head * size + Math.floor(i / cell) * width;
+    const row = Array.from(layers[layer].subarray(start, start + width), weight);
+    const best = row.map((p, j) => [p, j]).sort((a, b) => b[0] - a[0]).slice(0, most).filter(([p]) => p > 0);
+    return best.map(([p, j]) => ({ name: make("span", {}, ...name(j * cell, keys)), value: p, text: percent(p) }));
+  }
+
+  /** The same for the chosen position and head, with a heading. */
   function reading() {
-    const i = picked.position, start = picked.head * size + Math.floor(i / cell) * width;
-    const row = Array.from(layers[picked.layer].subarray(start, start + width), weight);
-    const best = row.map((p, j) => [p, j]).sort((a, b) => b[0] - a[0]).slice(0, 10).filter(([p]) => p > 0);
-    const rows = best.map(([p, j]) => ({ name: make("span", {}, ...name(j * cell, keys)), value: p, text: percent(p) }));
-    read.replaceChildren(make("h3", {}, "What ", ...name(i, queries), cell > 1 ? " read most" : " reads"), rows.length ? bars(rows) : make("p", { class: "quiet" }, "Nothing."));
+    const rows = mostRead(picked.layer, picked.head, picked.position);
+    read.replaceChildren(make("h3", {}, "What ", ...name(picked.position, queries), cell > 1 ? " read most" : " reads"), rows.length ? bars(rows) : make("p", { class: "quiet" }, "Nothing."));
+  }
+
+  if (!panel.of) {
+    patterns = {
+      draw: (canvas, layer, head) => drawBytes(canvas, layers[layer].subarray(head * size, (head + 1) * size), height, width),
+      reads: (layer, head, i) => [make("h3", {}, `Head ${head} of block ${layer}: what `, ...name(i, queries), cell > 1 ? " read most" : " reads"), bars(mostRead(layer, head, i, 6))],
+    };
   }
 
   function crosshair(canvas, wide, high, i, j) {

@@ -3,13 +3,13 @@
 
 const figure = JSON.parse(document.getElementById("figure").textContent);
 const panels = {}; // kind -> function(panel, body), filled by the files below
-const state = { position: figure.position, layer: figure.head[0], head: figure.head[1] };
+const state = { position: figure.position, layer: figure.head[0], head: figure.head[1], moved: false };
 const listeners = [];
 let waiting = false;
 
-/** Change what is chosen; panels follow at the next frame. */
+/** Change what is chosen; panels follow at the next frame. `moved` says that a position has been chosen by hand. */
 function choose(changes) {
-  Object.assign(state, changes);
+  Object.assign(state, changes, "position" in changes ? { moved: true } : {});
   redraw();
 }
 
@@ -73,6 +73,27 @@ function spelled(text) {
 const marked = (text) => spelled(text).map((n) => n.textContent ?? n).join("");
 
 const chip = (text, attributes = {}) => make("span", { class: "chip", dir: "auto", ...attributes }, ...spelled(text));
+
+// Themes -------------------------------------------------------------------------------------
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+let theme = null; // light or dark once it is chosen by hand; the system's until then
+
+/** Dress the page: the style sheet goes by data-theme. */
+function dress() {
+  document.documentElement.dataset.theme = theme ?? (dark.matches ? "dark" : "light");
+}
+dress();
+
+/** A button that changes from light to dark and back. */
+function themeButton() {
+  const button = make("button", { class: "theme", onclick: () => { theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark"; again(); } });
+  const name = () => { button.textContent = document.documentElement.dataset.theme === "dark" ? "Light theme" : "Dark theme"; };
+  const again = () => { dress(); name(); readRamps(); redraw(); };
+  dark.addEventListener("change", again);
+  name();
+  return button;
+}
 
 // Colours ------------------------------------------------------------------------------------
 

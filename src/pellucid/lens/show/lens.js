@@ -1,14 +1,15 @@
 // Tables of layers by positions on a canvas that draws what can be seen of it: the logit lens, and attribution.
 
-/** A scrolled grid of rows by the prompt's positions. `draw(r, i)` gives {value in [0, 1] or [-1, 1], text}. */
-function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, label, texts = false }) {
+/** A scrolled grid of rows by the prompt's positions. `draw(r, i)` gives {value in [0, 1] or [-1, 1], text}. It opens at the
+    chosen position, or at the first token until one is chosen; a position that is chosen elsewhere comes into sight. */
+function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, label, texts = false, atFirst = false }) {
   const n = figure.tokens.length, gutter = Math.min(120, 20 + 7 * Math.max(...rows.map((r) => r.length))), headRow = 22;
   const height = headRow + rows.length * cellHeight;
   const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `${label}; arrow keys move between rows and positions` });
   const spacer = make("div", { class: "spacer", style: { width: `${gutter + n * cellWidth}px` } });
   const box = make("div", { class: "wide" }, spacer, canvas), line = make("div", { class: "say", "aria-live": "polite" });
-  body.append(box, line);
-  let row = rows.length - 1, hovered = null, told = "", version = 0;
+  body.append(make("div", { class: "positions" }, box, line));
+  let row = rows.length - 1, hovered = null, told = "", version = 0, revealed = -1;
 
   const place = (event) => {
     const r = canvas.getBoundingClientRect();
@@ -22,10 +23,15 @@ function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, labe
   const step = (dr, di) => {
     row = within(row + dr, rows.length);
     hovered = null;
-    choose({ position: within(state.position + di, n) });
-    const x = gutter + state.position * cellWidth;
-    if (x - gutter < box.scrollLeft || x + cellWidth > box.scrollLeft + box.clientWidth) box.scrollLeft = x - box.clientWidth / 2;
+    choose({ position: within(chosen() + di, n) });
   };
+  const chosen = () => (atFirst && !state.moved ? 0 : state.position);
+  function reveal() {
+    if (revealed === chosen()) return;
+    revealed = chosen();
+    const x = gutter + revealed * cellWidth;
+    if (x - gutter < box.scrollLeft || x + cellWidth > box.scrollLeft + box.clientWidth) box.scrollLeft = x - box.clientWidth / 2;
+  }
   arrows(canvas, { left: () => step(0, -1), right: () => step(0, 1), up: () => step(-1, 0), down: () => step(1, 0) });
 
   // one pixel for each cell, drawn large: of thousands of positions only colours that changed are worked out again
@@ -50,8 +56,9 @@ function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, labe
   let shown = "";
   function repaint() {
     colours();
+    reveal();
     const width = Math.min(box.clientWidth, gutter + n * cellWidth), left = box.scrollLeft;
-    const [hr, hi] = hovered ?? [row, state.position], now = `${width} ${left} ${hr} ${hi} ${version} ${ramps.text}`;
+    const [hr, hi] = hovered ?? [row, chosen()], now = `${width} ${left} ${hr} ${hi} ${version} ${ramps.text}`;
     if (now === shown) return;
     shown = now;
     const context = paint(canvas, width, height);
@@ -77,9 +84,11 @@ function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, labe
         context.fillText(clipped(context, text, cellWidth - 8), x + 4, headRow + (r + 0.5) * cellHeight);
       }
     }
-    context.strokeStyle = ramps.text;
-    context.lineWidth = 2;
-    context.strokeRect(gutter + hi * cellWidth - left, headRow + hr * cellHeight, Math.max(cellWidth - 1, 2), cellHeight - 1);
+    for (const [colour, line] of [[ramps.ground, 4], [ramps.text, 2]]) { // seen on light cells and on dark ones
+      context.strokeStyle = colour;
+      context.lineWidth = line;
+      context.strokeRect(gutter + hi * cellWidth - left, headRow + hr * cellHeight, Math.max(cellWidth - 1, 2), cellHeight - 1);
+    }
     context.fillStyle = ground;
     context.fillRect(0, 0, gutter, height);
     context.fillStyle = ramps.text;
@@ -91,8 +100,6 @@ function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, labe
     told = key;
   }
   follow(repaint);
-  const start = () => { box.scrollLeft = Math.max(0, gutter + state.position * cellWidth - box.clientWidth / 2); };
-  requestAnimationFrame(start);
   return { again: () => { told = ""; painted = null; version++; redraw(); } };
 }
 
@@ -113,7 +120,7 @@ panels.lens = async (panel, body, head) => {
   body.append(make("p", { class: "quiet" }, "The final norm and the unembedding applied to the stream after each block: the token the network would say if it stopped there. ", ends));
   const scale = { 0: ["0", "1"], 1: ["0", "1"], 2: [`rank ${figure.vocabulary}`, "1"], 3: ["0", `${three(vocabulary)} bits`], 4: ["0", "8 bits or more"] };
   const grid = positionGrid(body, {
-    rows: panel.points, cellWidth: 72, cellHeight: 24, ramp: "amount", label: "logit lens", texts: true,
+    rows: panel.points, cellWidth: 72, cellHeight: 24, ramp: "amount", label: "logit lens", texts: true, atFirst: true,
     draw: (r, i) => ({ value: measures[select.value](r * n + i), text: marked(figure.words[top[(r * n + i) * k]]) }),
     say: (r, i) => {
       const c = r * n + i, said = Array.from({ length: k }, (_, s) => [chip(figure.words[top[c * k + s]]), ` ${percent(probability[c * k + s])}  `]).flat();

@@ -3,7 +3,7 @@
 async function start() {
   readRamps();
   const page = document.getElementById("page");
-  page.replaceChildren(make("h1", {}, figure.title));
+  page.replaceChildren(make("div", { class: "top" }, make("h1", {}, figure.title), themeButton()));
   page.append(make("div", { class: "facts" }, ...figure.facts.map(([name, value]) => make("span", {}, `${name} `, make("b", {}, value)))));
   if (figure.tokens.length && figure.panels.length > 1) page.append(chosen());
   for (const panel of figure.panels) {
@@ -11,8 +11,6 @@ async function start() {
     page.append(section);
     await panels[panel.kind](panel, section, head);
   }
-  const again = () => { readRamps(); redraw(); };
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   addEventListener("resize", redraw);
   document.documentElement.dataset.ready = "yes";
 }

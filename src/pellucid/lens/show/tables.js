@@ -8,7 +8,8 @@ panels.bars = (panel, body) => {
   body.append(bars(rows));
 };
 
-/** Columns of numbers with small bars; a press on a column's name sorts by it, a press on a head chooses it. */
+/** Columns of numbers with small bars; a press on a column's name sorts by it, a press on a head chooses it and shows its
+    pattern below the row. */
 panels.table = (panel, body) => {
   if (panel.note) body.append(make("p", { class: "quiet" }, panel.note));
   const most = panel.columns.map((_, c) => Math.max(1e-12, ...panel.rows.map((r) => (typeof r[c] === "number" ? Math.abs(r[c]) : 0))));
@@ -34,15 +35,43 @@ panels.table = (panel, body) => {
       const cells = values.map(cell);
       if (panel.heads) {
         const [layer, head] = values[0].split(".").map(Number);
-        cells[0] = make("td", {}, make("button", { onclick: () => choose({ layer, head }), "aria-label": `show head ${values[0]}` }, values[0]));
-        return { row: make("tr", {}, ...cells), layer, head };
+        const button = make("button", { onclick: () => show(values[0], layer, head), "aria-label": `show head ${values[0]}` }, values[0]);
+        if (patterns) button.setAttribute("aria-expanded", String(values[0] === open));
+        cells[0] = make("td", {}, button);
+        return { row: make("tr", {}, ...cells), layer, head, button, name: values[0] };
       }
       return { row: make("tr", {}, ...cells) };
     });
     rows.replaceChildren(...lines.map((line) => line.row));
     mark();
   }
-  const mark = () => panel.heads && lines.forEach(({ row, layer, head }) => row.classList.toggle("picked", layer === state.layer && head === state.head));
+
+  // the pattern of the head that was pressed, in a row of its own below that head's
+  const canvas = make("canvas"), reads = make("div"), detail = make("tr", { class: "detail" });
+  detail.append(make("td", { colspan: String(panel.columns.length) }, make("div", {}, canvas, reads)));
+  let open = "", shown = "";
+  function show(name, layer, head) {
+    open = patterns && open !== name ? name : "";
+    choose({ layer, head });
+    if (open) requestAnimationFrame(() => requestAnimationFrame(() => detail.scrollIntoView({ block: "nearest" })));
+  }
+  const mark = () => {
+    if (!panel.heads) return;
+    const chosen = lines.find(({ layer, head }) => layer === state.layer && head === state.head);
+    lines.forEach((line) => line.row.classList.toggle("picked", line === chosen));
+    if (!patterns) return;
+    if (open !== chosen?.name) open = "";
+    lines.forEach((line) => line.button.setAttribute("aria-expanded", String(line.name === open)));
+    const now = `${open} ${state.position} ${ramps.text}`;
+    if (!open) detail.remove();
+    else {
+      if (chosen.row.nextSibling !== detail) chosen.row.after(detail);
+      if (now === shown) return;
+      patterns.draw(canvas, state.layer, state.head);
+      reads.replaceChildren(...patterns.reads(state.layer, state.head, state.position));
+    }
+    shown = now;
+  };
   fill();
   follow(mark);
 };
