@@ -25,6 +25,13 @@ code read as float64, and as published, where rotary tables, the mean square of 
 float32 whatever the precision of the weights. BLOOM's own gelu writes sqrt(2/pi) with eight digits. Of T5 and BART the
 words of the encoder are those of the decoder but where they are named.
 
+A model that no family can represent is written with code of its own, made from the network's own source. Its folder
+has `model_type = "pellucid"`; transformers opens it with `trust_remote_code=True` and gives the same logits, to 1e-12
+in float64. These work as in any model of transformers: `generate` (with and without a cache, with beams, in batches
+padded on the left, and beyond the context as `pellucid generate`), pipelines, `save_pretrained`, losses of `labels`,
+hidden states and attention patterns. These are not offered, and refused in a sentence: static, quantised and offloaded
+caches, a vocabulary of another size, gradient checkpointing, and tokens guessed ahead beyond the context.
+
 | family | class of transformers | words it fixes | directions | in float64 | as published |
 |---|---|---|---|---|---|
 """

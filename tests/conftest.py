@@ -1,7 +1,9 @@
 """Shared by every room's tests: reproducible property tests, the `item` marker, and the data that is not shipped."""
 
+import atexit
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -9,6 +11,9 @@ import pytest
 
 # before anything imports the client of the hub: no test asks the network
 os.environ["HF_HUB_OFFLINE"] = "1"
+# where transformers copies the code of a model that it is trusted to run; read when it is imported
+os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="hf-modules-")
+atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
 
 hypothesis.settings.register_profile("pellucid", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("pellucid")

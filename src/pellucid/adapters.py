@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pellucid.hub.adapters import changes_of
 from pellucid.hub.adapters import write_adapter as write_files
+from pellucid.hub.own_code import PREFIX
 from pellucid.hub.read import find_folder, open_folder
 from pellucid.hub.tables import FAMILIES, Family
 from pellucid.hub.write import families_for
@@ -72,7 +73,9 @@ def family_of_base(recipe: Recipe) -> Family | None:
 def write_adapter(run: Path, folder: Path, checkpoint: str = "best", family: str | None = None) -> int:
     """The adapters of a run as a folder that peft reads; how many bytes. The folder is made, its files replaced.
 
-    The modules are called as in the base's family; see `family_of_base`. Raises RecipeError for a run without adapters.
+    The modules are called as in the base's family (`family_of_base`); where there is none, as in the network itself,
+    behind the prefix of a base that transformers opens by code of its own. Raises RecipeError for a run without
+    adapters.
     """
     recipe = read_recipe(run)
     if recipe.base is None or not recipe.adapt.rank:
@@ -81,4 +84,6 @@ def write_adapter(run: Path, folder: Path, checkpoint: str = "best", family: str
     goal = FAMILIES[family] if family else family_of_base(recipe)
     scale = recipe.adapt.scaled_by / recipe.adapt.rank
     changes = dict(changes_of(factors(found.weights), scale, recipe.model, goal))
+    if goal is None and (find_folder(recipe.base.path) / "config.json").exists():
+        changes = {PREFIX + module: change for module, change in changes.items()}
     return write_files(folder, changes, recipe.adapt.rank, recipe.base.path)

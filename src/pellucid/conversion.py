@@ -23,6 +23,7 @@ from pellucid.hub.files import FolderError
 from pellucid.hub.gguf_file import read_gguf, write_gguf
 from pellucid.hub.gguf_file import to_ours as gguf_to_ours
 from pellucid.hub.lazily import Ours
+from pellucid.hub.own_code import MODEL_TYPE, PREFIX, model_class, write_code
 from pellucid.hub.read import Folder, fill, find_folder, open_folder
 from pellucid.hub.standalone import write_loader
 from pellucid.hub.tables import Family
@@ -31,6 +32,7 @@ from pellucid.hub.write import (
     Progress,
     choose_family,
     dtype_of,
+    families_for,
     no_progress,
     write_config,
     write_object,
@@ -46,6 +48,8 @@ from pellucid.verify.parity import Parity, ParityError, Probe, compare_logits, d
 
 Layout = Literal["pellucid", "huggingface", "gguf", "adapter"]
 Kept = Literal["float32", "float16", "q8_0"]
+#: of max(1, largest logit): the code in a folder is the network's own source, so that sums alone may be rounded apart
+CODE_TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 @dataclass(frozen=True)
@@ -81,12 +85,16 @@ class Model:
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written: where, the layout, the bytes of its tensors, and how far the models are apart if compared."""
+    """What was written: where, the layout, the bytes of its tensors, and how far the models are apart if compared.
+
+    `code`: transformers opens the folder by code in it, which asks for trust_remote_code=True.
+    """
 
     folder: Path
     layout: Layout
     n_bytes: int
     parity: Parity | None
+    code: bool = False
 
 
 def convert(
@@ -106,8 +114,10 @@ def convert(
     """Write the model in `given` (a run, a saved model, a Hugging Face folder or name) in another layout.
 
     to        pellucid or huggingface, a new folder; gguf, a new file for llama.cpp; adapter, a run's adapters alone as
-              a folder for peft. Unless given, NAME.gguf is gguf, theirs become ours and ours huggingface
-    family    the Hugging Face family to write, the first that can say the architecture unless given
+              a folder for peft. Unless given, NAME.gguf is gguf, folders of Hugging Face become pellucid and all else
+              huggingface
+    family    the Hugging Face family to write: the first that can represent the architecture unless given. Where none
+              can, or for "pellucid", the folder holds code that transformers' auto classes open
     trust     read pickled tensors, and tokenizers with patterns that are not known to be safe
     licence   what the model card says
     shard     the most bytes in one file of weights
@@ -127,16 +137,18 @@ def convert(
     check_request(destination, to, weights)
     progress("reading the model", 0, 0)
     model = read_model(given, checkpoint=checkpoint, trust=trust)
-    layout = to or ("gguf" if destination.suffix == ".gguf" else "pellucid" if model.family else "huggingface")
+    theirs = model.folder is not None and bool(model.folder.config)
+    layout = to or ("gguf" if destination.suffix == ".gguf" else "pellucid" if theirs else "huggingface")
     goal = Goal(layout, destination.name, family, shard, weights, licence, checkpoint, compare, progress)
     goal.check()
     progress("writing the weights", 0, 0)
     with aside(destination, file=layout == "gguf") as folder:
         n_bytes, parity = WRITERS[layout](model, folder, goal)
+        code = layout == "huggingface" and goal.choose_family(model) is None
         if layout in ("pellucid", "huggingface"):
             said = str(parity or "the logits were not compared with those of another implementation")
-            write_card(folder, model.architecture, layout, said, licence, model.about)
-    return Converted(destination, layout, n_bytes, parity)
+            write_card(folder, model.architecture, layout, said, licence, model.about, code)
+    return Converted(destination, layout, n_bytes, parity, code)
 
 
 def check_request(destination: Path, to: Layout | None, weights: Kept | None) -> None:
@@ -179,6 +191,14 @@ class Goal:
                 raise FolderError(f"{name} = {getattr(self, name)} goes with to = {of[0]}: leave it out")
         if self.weights is not None and self.weights not in get_args(Kept):
             raise FolderError(f"weights = {self.weights!r}: say one of {', '.join(get_args(Kept))}")
+
+    def choose_family(self, model: Model) -> Family | None:
+        """The family to write, None for code of our own; FamilyError where the one asked for cannot be written."""
+        if self.family == MODEL_TYPE:
+            return None
+        if wanted := self.family or (model.family.name if model.family else None):
+            return choose_family(model.architecture, wanted)
+        return next(iter(families_for(model.architecture)), None)
 
 
 def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = False) -> Model:
@@ -249,8 +269,8 @@ def to_pellucid(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | N
 
 
 def to_huggingface(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
-    """A family's layout, beside the implementation that it goes to."""
-    family = choose_family(model.architecture, goal.family or (model.family.name if model.family else None))
+    """A family's layout, or ours with code of its own, beside the implementation that it goes to."""
+    family = goal.choose_family(model)
     n_bytes = write_huggingface(model, folder, family, goal.shard, goal.written)
     return n_bytes, check_export(model, folder, family).require() if goal.compares else None
 
@@ -285,7 +305,7 @@ def to_adapter(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | No
     family = FAMILIES[goal.family] if goal.family else family_of_base(recipe)
     a, changes, base = model.architecture, read_adapter(folder), base_weights(recipe)
     theirs = dict(each_to_theirs(base, a, family)) if family else base
-    merged = Changed(theirs, changes, "")
+    merged = Changed(theirs, changes, "" if family else PREFIX)
     ours = each_to_ours(merged, config_of(a, family), family) if family else merged.items()
     probe = make_probe(a, model.tokenizer)
     network = fill(Transformer(a).to(probe.dtype), ours).eval()
@@ -303,13 +323,18 @@ def write_pellucid(model: Model, folder: Path, progress: Progress = no_progress)
 
 
 def write_huggingface(
-    model: Model, folder: Path, family: Family, shard: int = SHARD, progress: Progress = no_progress
+    model: Model, folder: Path, family: Family | None, shard: int = SHARD, progress: Progress = no_progress
 ) -> int:
-    """config.json, generation_config.json, weights, and the tokenizer's files."""
+    """config.json, generation_config.json, weights, the tokenizer's files, and code where there is no family."""
     a = model.architecture
     write_config(folder, a, family, model.tokenizer, dtype_of(model.ours()))
     if model.tokenizer is not None:
-        write_tokenizer(folder, model.tokenizer, a.n_ctx)
+        write_tokenizer(folder, model.tokenizer, a.n_ctx, a)
+    if family is None:
+        write_code(folder)
+        return write_tensors(
+            folder, lambda: ((PREFIX + name, tensor) for name, tensor in model.ours()), shard, progress
+        )
     state = model.state()
     return write_tensors(folder, lambda: each_to_theirs(state, a, family), shard, progress)
 
@@ -327,18 +352,28 @@ def check_import(model: Model, folder: Path) -> Parity:
     return compare_logits(our_logits(network, probe), expected, other, probe)
 
 
-def check_export(model: Model, folder: Path, family: Family) -> Parity:
+def check_export(model: Model, folder: Path, family: Family | None) -> Parity:
     """What was written for the hub, read by its own implementation, beside our logits; or read by us, the definition's.
 
-    Where theirs is not installed, the files are read back through the tables.
+    Without a family, the implementation is the code in the folder. Where transformers is not installed, the files are
+    read back through the tables.
     """
     probe = make_probe(model.architecture, model.tokenizer)
-    if source.is_installed():
-        ours = our_logits(model.network(probe.dtype), probe)
+    if not source.is_installed():
+        network = fill(Transformer(model.architecture).to(probe.dtype), open_folder(folder).ours()).eval()
+        expected = defined_logits(model.network(torch.float64), probe)
+        return compare_logits(our_logits(network, probe), expected, "the NumPy reference", probe)
+    ours = our_logits(model.network(probe.dtype), probe)
+    if family is not None:
         return compare_logits(ours, _theirs(folder, family, probe), source.version(), probe)
-    network = fill(Transformer(model.architecture).to(probe.dtype), open_folder(folder).ours()).eval()
-    expected = defined_logits(model.network(torch.float64), probe)
-    return compare_logits(our_logits(network, probe), expected, "the NumPy reference", probe)
+    given = dict(probe.given)
+    if model.architecture.encoder is not None and "token_type_ids" in given:
+        given["decoder_token_type_ids"] = given.pop("token_type_ids")
+    theirs = source.their_logits(folder, model_class(model.architecture), probe.tokens, probe.dtype, None, **given)
+    parity = compare_logits(ours, theirs, f"{source.version()} by the code in the folder", probe)
+    if parity.largest > (allowed := CODE_TOLERANCES[probe.dtype] * parity.scale):
+        raise ParityError(f"{parity}: at most {allowed:.1e} is rounding; nothing was written")
+    return parity
 
 
 def _theirs(folder: Path, family: Family, probe: Probe, adapter: Path | None = None) -> list[Tensor]:

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
+import pellucid
 from pellucid.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -66,13 +68,17 @@ def run(command: str) -> int:
 def test_commands(desk: Path, capfd: pytest.CaptureFixture):
     """In the order they stand: the later ones use the run of the first."""
     commands = [c for block in blocks("sh") for c in shortened(block.replace("\\\n", " ")).splitlines() if c.strip()]
-    assert len(commands) == 17
+    assert len(commands) == 18
     for command in commands:
         assert run(command) == 0, f"{command}\n{capfd.readouterr().err}"
     assert (desk / "runs" / "my_texts" / "recipe.json").exists()
     assert (desk / "runs" / "my_texts-2").exists()
     assert (desk / "page.html").exists()
     assert (desk / "adapted.gguf").exists()
+    for folder, own in (("my_model", True), ("exported", False)):
+        assert (desk / folder / "modeling_pellucid.py").exists() == own
+        opened = AutoModelForCausalLM.from_pretrained(desk / folder, trust_remote_code=own)
+        assert opened.config.vocab_size == pellucid.load(desk / folder).architecture.n_vocab
 
 
 @pytest.mark.item("S1-1.1-a")

@@ -42,6 +42,8 @@ NEIGHBOURS: dict[tuple[str, str], str] = {
 }
 TORCHLESS = ("architecture", "names", "presets", "edits", "destination", "text", "reference")
 #: packages of others, by the rooms that may use them at all; loaded where they are used
+#: what is written into converted folders and imported there alone, by transformers
+WRITTEN_OUT = "hub/transformers_code/"
 FOREIGN = {"transformers": {"hub"}, "fastapi": {"serve", "look"}, "uvicorn": {"serve", "look"}}
 
 
@@ -90,6 +92,13 @@ def test_rooms_depend_one_way(path):
         assert used != "reference" or here in SEE_THE_REFERENCE, f"{path.name} imports the reference"
 
 
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_code_that_is_written_out_is_not_imported_here(path):
+    room_of_code = "pellucid." + WRITTEN_OUT.strip("/").replace("/", ".")
+    inside = path.relative_to(SOURCE).as_posix().startswith(WRITTEN_OUT)
+    assert inside or not [name for name in imported(path) if name.startswith(room_of_code)]
+
+
 def test_neighbours_use_each_other_one_way():
     for one, other in NEIGHBOURS:
         assert FLOOR[one] == FLOOR[other]
@@ -110,6 +119,8 @@ def test_foreign_packages_stay_in_their_rooms(path):
     for package, rooms in FOREIGN.items():
         assert package not in foreign or here in rooms, f"{here} imports {package}"
     at_once = {name.split(".")[0] for name in imported(path, top_level_only=True)}
+    if path.relative_to(SOURCE).as_posix().startswith(WRITTEN_OUT):
+        at_once.discard("transformers")
     assert not at_once & {"transformers", "matplotlib", "wandb", "tensorboard", "pyarrow", "zstandard"}
 
 

@@ -167,8 +167,9 @@ def test_what_is_written_opens_in_transformers(name, unembed, tmp_path, shakespe
     theirs, tokenizer = (c.from_pretrained(tmp_path / "hf") for c in (AutoModelForSeq2SeqLM, AutoTokenizer))
     text = "First Citizen: we are\n\n accounted  poor"
     ids = model.tokenizer.encode(text)
-    assert tokenizer(text).input_ids == ids
-    source = torch.tensor([[*ids, model.tokenizer.separator]])
+    assert tokenizer(text, add_special_tokens=False).input_ids == ids
+    source = tokenizer(text, return_tensors="pt").input_ids
+    assert source.tolist() == [model.tokenizer.source_ids(ids)]
     written = theirs.generate(source, attention_mask=torch.ones_like(source), max_new_tokens=12)[0].tolist()
     ours = model.generate(source=text, max_tokens=12, temperature=0)
     assert written[0] == ours.prompt_ids[0] == model.tokenizer.separator

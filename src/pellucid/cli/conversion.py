@@ -35,7 +35,7 @@ class WrittenOptions:
     ] = None
     """Write pellucid, huggingface, gguf (one file for llama.cpp), or adapter (the low-rank adapters of a run)."""
     family: Annotated[str | None, option("NAME", default="the first that can represent the model")] = None
-    """Write this family of Hugging Face, such as llama."""
+    """Write this family of Hugging Face, such as llama, or pellucid for code that transformers opens."""
     weights: Annotated[Literal["float32", "float16", "q8_0"] | None, option("FORMAT", default="float32")] = None
     """Store the matrices of a .gguf file as float32, float16 or q8_0."""
     licence: Annotated[str | None, option("TEXT")] = None
@@ -57,7 +57,8 @@ def convert(
     """Write a model in another layout, and compare the logits.
 
     Unless --to is given, NAME.gguf is written as gguf, a Hugging Face model as pellucid, and a model
-    trained here as huggingface.
+    trained here as huggingface. If no family can represent the model, its folder holds code that
+    transformers opens with trust_remote_code=True.
 
     Args:
         source: Convert this run, this saved model or Hugging Face folder, or this name on the hub.
@@ -85,6 +86,8 @@ def convert(
             progress=progress,
         )
     print(f"{done.folder}: {done.layout}, {done.n_bytes:,} bytes of weights\n{done.parity or 'logits not compared'}")
+    if done.code:
+        print("transformers opens it by its code: from_pretrained(..., trust_remote_code=True), see README.md there")
     if output.push is not None:
         from pellucid.hub.push import push as push_to_hub
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pellucid.architecture import Architecture, count_parameters, words
+from pellucid.hub.own_code import auto_classes
 
 #: said on every card, because it is true of every conversion
 UNTESTED = (
@@ -14,15 +15,26 @@ UNTESTED = (
 
 
 def write_card(
-    folder: Path, a: Architecture, layout: str, parity: str, licence: str | None, about: dict[str, Any]
+    folder: Path,
+    a: Architecture,
+    layout: str,
+    parity: str,
+    licence: str | None,
+    about: dict[str, Any],
+    code: bool = False,
 ) -> Path:
-    """README.md with the hub's metadata in front. `about` may hold source, data, recipe, training and losses."""
+    """README.md with the hub's metadata in front.
+
+    about  may hold source, data, recipe, training and losses
+    code   whether transformers opens the folder by code in it
+    """
     library = {"huggingface": "transformers"}.get(layout, layout)
     front = ["---", f"library_name: {library}", f"license: {licence or 'unknown'}", "tags: [pellucid]"]
     if a.attention.mask == "causal" and a.encoder is None:
         front.append("pipeline_tag: text-generation")
     lines = [*front, "---", "", f"# {Path(str(about.get('source', 'model'))).name}", ""]
     lines += [f"Written by Pellucid from `{about.get('source', 'a model in memory')}`.", "", f"- {parity}", ""]
+    lines += ["## How to open it", "", *_how_to_open(a, layout, code), ""]
     lines += ["## Architecture", "", *_architecture(a), ""]
     losses = [f"- {LOSSES.get(n, n)}: {v:.4f}" for n, v in about.get("losses", {}).items()]
     lines += ["## Losses", "", *(losses or [_UNKNOWN]), ""]
@@ -42,6 +54,29 @@ LOSSES = {
     "held_out_loss": "held-out loss, nats per token",
     "bits_per_byte": "bits per byte of the held-out text",
 }
+
+
+def _how_to_open(a: Architecture, layout: str, code: bool) -> list[str]:
+    """The lines of Python that open the folder, and what it takes to run them."""
+    if layout != "huggingface":
+        python = ["from loader import load  # loader.py of this folder", "", 'network = load("FOLDER")']
+        return ["```python", *python, "```", "", 'It needs torch and safetensors. Pellucid: `pellucid.load("FOLDER")`.']
+    auto = list(auto_classes(a))[-1]
+    trusted = ", trust_remote_code=True" if code else ""
+    python = [
+        f"from transformers import {auto}, AutoTokenizer",
+        "",
+        f'model = {auto}.from_pretrained("FOLDER"{trusted})',
+        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trusted})',
+    ]
+    why = (
+        "transformers (5 or newer) runs modeling_pellucid.py of this folder, which Pellucid wrote from its own source. "
+        'It needs torch and no other package. `pellucid.load("FOLDER")` reads the configuration and the weights, and '
+        "runs none of it."
+    )
+    return ["```python", *python, "```", "", why if code else 'Pellucid: `pellucid.load("FOLDER")`.']
+
+
 _UNKNOWN = "Not known to whoever wrote this model out."
 
 

@@ -13,6 +13,7 @@ from pellucid.hub.adapters import CONFIG as ADAPTER
 from pellucid.hub.adapters import Changed, read_adapter
 from pellucid.hub.families import FamilyError, _look_up, architecture_of, each_to_ours, family_of
 from pellucid.hub.files import FolderError, inside, read_object
+from pellucid.hub.own_code import PREFIX, Unprefixed, architecture_in, is_own
 from pellucid.hub.shards import Shards
 from pellucid.hub.tables import Family
 from pellucid.model import Transformer
@@ -30,7 +31,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json",
 
 @dataclass(frozen=True)
 class Folder:
-    """A model in files. `family` and `config` are of the hub's layout, None and {} in ours.
+    """A model in files. `config` is that of the hub's layout, {} in ours; `family` is None where the model is ours.
 
     `adapter` is the folder of the low-rank changes that are made to what `path` holds.
     """
@@ -85,11 +86,15 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
         config = read_object(path, "config.json")
         _check_numbers(config)
         for name, why in (("auto_map", "code of its own"), ("quantization_config", "quantised weights")):
-            if config.get(name):
+            # the code beside a model of ours says what its configuration says, and is not read either
+            if config.get(name) and not (name == "auto_map" and is_own(config)):
                 raise FolderError(f"{path / 'config.json'} asks for {why} ({name}), which is never read")
-        family = family_of(config)
-        _check_bounds(config, family)
-        architecture = _described(path, config, family)
+        if is_own(config):
+            architecture = architecture_in(config)
+        else:
+            family = family_of(config)
+            _check_bounds(config, family)
+            architecture = _described(path, config, family)
     elif (path / "architecture.json").exists():
         architecture = Architecture.from_dict(read_object(path, "architecture.json"))
     else:
@@ -101,7 +106,8 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
     asked = count_parameters(architecture)["total"]
     if asked > shards.n_numbers:
         raise FolderError(f"{path}: the configuration asks for {asked:,} numbers, the files hold {shards.n_numbers:,}")
-    return Folder(path, architecture, family, config, shards, trust)
+    tensors = Unprefixed(shards, path) if is_own(config) else shards
+    return Folder(path, architecture, family, config, tensors, trust)
 
 
 def _adapted(path: Path, trust: bool) -> Folder:
@@ -115,7 +121,7 @@ def _adapted(path: Path, trust: bool) -> Folder:
     if (place / "recipe.json").exists():
         raise FolderError(f"{path} changes the run {name}: load the run of the adapters instead, {path.parent}")
     base = open_folder(place, trust=trust)
-    prefix = base.family.prefix if base.family else ""
+    prefix = base.family.prefix if base.family else PREFIX
     return replace(base, shards=Changed(base.shards, read_adapter(path), prefix), adapter=path)
 
 

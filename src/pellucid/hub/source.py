@@ -28,16 +28,19 @@ def _packages(adapter: Path | None) -> list[str]:
 
 def their_logits(
     folder: Path,
-    model_class: str,
+    model_class: str | type,
     tokens: tuple[Tensor, ...],
     dtype: torch.dtype,
     adapter: Path | None = None,
     **given: list[Tensor],
 ) -> list[Tensor]:
-    """Logits of transformers' own class for each text [1, n, n_vocab], weights from the folder, changed by an adapter.
+    """Logits of a class of transformers for each text [1, n, n_vocab], weights from the folder, changed by an adapter.
 
-    `given` are further inputs, one for each text. Code in the folder is not run, pickles are read as tensors alone.
-    Raises ValueError where the folder does not give the class all its weights, and nothing else.
+    model_class  the name of a class of transformers' own, or the class that a model's own code defines
+    given        further inputs, one for each text
+
+    Code in the folder is not run, pickles are read as tensors alone. Raises ValueError where the folder does not give
+    the class all its weights, and nothing else.
     """
     import transformers
     from transformers.utils import logging
@@ -46,14 +49,16 @@ def their_logits(
     logging.disable_progress_bar()
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
+    options: dict[str, Any] = {} if isinstance(model_class, type) else {"attn_implementation": "eager"}
+    opened: Any = model_class if isinstance(model_class, type) else getattr(transformers, model_class)
     try:
-        model, info = getattr(transformers, model_class).from_pretrained(
+        model, info = opened.from_pretrained(
             folder,
             dtype=dtype,
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
-            attn_implementation="eager",
+            **options,
         )
     finally:
         logging.set_verbosity(verbosity)

@@ -1,25 +1,36 @@
-"""A loader in one file, laid beside weights of our layout: the network's own source, joined, and twenty lines more."""
+"""Files that hold the network's own source, so that a model opens without Pellucid.
+
+`loader.py` stands beside weights of our layout; `configuration_pellucid.py` and `modeling_pellucid.py` are the code
+that transformers' auto classes open. All three are joined from the modules of `pellucid` that compute the logits.
+Shapes are written there as comments, because the files do without jaxtyping.
+"""
 
 import ast
+import functools
+import re
+from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
 
-#: in the order in which they need each other
-MODULES = ("architecture", *(f"model.{name}" for name in ("shapes", "tap", "tables", "norm", "positions", "mask")))
-MODULES += tuple(f"model.{name}" for name in ("mlp", "cache", "attention", "block", "embed", "transformer"))
+#: the modules that compute the logits, in the order in which they need each other
+NETWORK = ("shapes", "tap", "tables", "norm", "positions", "mask", "mlp", "cache", "attention", "block", "embed")
+NETWORK = tuple(f"model.{name}" for name in (*NETWORK, "transformer"))
+#: transformers has caches of its own
+OWN_CACHE = ("Cache", "CacheLayer", "CachedSource")
+CONFIGURATION, MODELING = "configuration_pellucid", "modeling_pellucid"
 
-HEAD = '''"""The model in this folder, without Pellucid: torch, safetensors and jaxtyping are all it needs.
+LOADER_DOCSTRING = '''"""The model in this folder, without Pellucid: it needs torch and safetensors.
 
     from loader import load
     network = load("FOLDER")                      # weights and architecture.json of this folder
     logits = network(torch.tensor([[1, 2, 3]]))   # [batch, pos, n_vocab]
 
 tokenizer.json is read by tokenizers.Tokenizer.from_file. What follows is Pellucid's network as it is, its files
-one after another: first what the architecture's words mean, then a class for each.
+one after another: first what the architecture's options mean, then a class for each.
 """
 '''
 
-TAIL = '''
+LOAD = '''
 
 def load(folder):
     """The network of a folder, in eval mode and in the precision of its files."""
@@ -39,28 +50,22 @@ def load(folder):
 '''
 
 
+@functools.cache
 def loader() -> str:
-    """The text of the loader."""
-    imports: list[str] = []
-    bodies = []
-    for module in MODULES:
-        text = (
-            resources.files("pellucid")
-            .joinpath(*module.split(".")[:-1], f"{module.split('.')[-1]}.py")
-            .read_text(encoding="utf-8")
-        )
-        lines = text.splitlines()
-        tree = ast.parse(text)
-        for node in reversed(tree.body):
-            foreign = isinstance(node, ast.Import | ast.ImportFrom)
-            described = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            if foreign and not (isinstance(node, ast.ImportFrom) and str(node.module).startswith("pellucid")):
-                imports += [ast.unparse(node)]
-            if foreign or (described and node is tree.body[0]):
-                del lines[node.lineno - 1 : node.end_lineno]
-        bodies.append(f"# {module.replace('.', '/')}.py: {(ast.get_docstring(tree) or '').splitlines()[0]}\n")
-        bodies.append("\n".join(lines).strip("\n") + "\n\n\n")
-    return HEAD + "\n" + "\n".join(sorted(set(imports))) + "\n\n\n" + "\n".join(bodies).rstrip() + "\n" + TAIL
+    """The text of loader.py."""
+    return LOADER_DOCSTRING + _join(("architecture", *NETWORK)) + LOAD
+
+
+@functools.cache
+def code_files() -> dict[str, str]:
+    """The text of each file of code that transformers needs, by its name without .py."""
+    room = "hub.transformers_code"
+    modeling = _join((*NETWORK, f"{room}.{MODELING}"), OWN_CACHE, imported=("architecture", f"{room}.{CONFIGURATION}"))
+    configuration = _join(("architecture", f"{room}.{CONFIGURATION}"))
+    return {
+        name: f'"""{_docstring(f"{room}.{name}")}\n"""\n{text}'
+        for name, text in ((CONFIGURATION, configuration), (MODELING, modeling))
+    }
 
 
 def write_loader(folder: Path) -> Path:
@@ -68,3 +73,76 @@ def write_loader(folder: Path) -> Path:
     path = folder / "loader.py"
     path.write_text(loader(), encoding="utf-8", newline="\n")
     return path
+
+
+def _join(modules: Sequence[str], leave_out: Collection[str] = (), imported: Collection[str] = ()) -> str:
+    """The modules' sources one after another, below the imports from other packages that they use.
+
+    leave_out  names of classes that are not wanted
+    imported   modules of ours whose names are imported from configuration_pellucid.py instead
+    """
+    sources = {name: _untyped(_read(name)) for name in modules}
+    body = "\n\n\n".join(_body(name, text, leave_out) for name, text in sources.items()) + "\n"
+    used = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
+    found: dict[str, set[str]] = {}
+    for text in sources.values():
+        for node in ast.parse(text).body:
+            for module, name, shown in _imports(node):
+                if module in {f"pellucid.{one}" for one in imported}:
+                    module = f".{CONFIGURATION}"
+                if shown.split(" as ")[-1] in used and not module.startswith("pellucid"):
+                    found.setdefault(module if name else "", set()).add(shown)
+    return "\n" + _import_lines(found) + "\n\n\n" + body
+
+
+def _imports(node: ast.stmt) -> list[tuple[str, bool, str]]:
+    """(module, whether a name of it is imported, what is imported as it is written) of an import."""
+    if not isinstance(node, ast.Import | ast.ImportFrom):
+        return []
+    shown = [alias.name + (f" as {alias.asname}" if alias.asname else "") for alias in node.names]
+    if isinstance(node, ast.Import):
+        return [(name, False, name) for name in shown]
+    return [(str(node.module), True, name) for name in shown]
+
+
+def _import_lines(found: dict[str, set[str]]) -> str:
+    plain = [f"import {name}" for name in sorted(found.get("", ()))]
+    named = [(module, sorted(names)) for module, names in found.items() if module]
+    named.sort(key=lambda one: (one[0].startswith("."), one[0]))
+    return "\n".join(plain + [f"from {module} import {', '.join(names)}" for module, names in named])
+
+
+def _body(module: str, text: str, leave_out: Collection[str]) -> str:
+    """What stands below a module's docstring and imports, under a line that names the module."""
+    lines, tree = text.splitlines(), ast.parse(text)
+    for i, node in reversed(list(enumerate(tree.body))):
+        described = not i and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        unwanted = isinstance(node, ast.ClassDef) and node.name in leave_out
+        if described or unwanted or isinstance(node, ast.Import | ast.ImportFrom):
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+            del lines[first - 1 : node.end_lineno]
+    body = re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines).strip("\n"))
+    if module.startswith("hub."):
+        return body
+    return f"# {module.replace('.', '/')}.py: {_docstring(module).splitlines()[0]}\n\n{body}"
+
+
+def _untyped(text: str) -> str:
+    """The source without jaxtyping: annotated tensors are Tensor, and a named shape keeps its axes as a comment."""
+    annotated = r'(?:Float|Int|Bool)\[Tensor, "([^"]*)"\]'
+    text = re.sub(rf"^(\w+) = {annotated}(?:  # (.*))?$", _named_shape, text, flags=re.MULTILINE)
+    return re.sub(annotated, "Tensor", text)
+
+
+def _named_shape(found: re.Match[str]) -> str:
+    name, axes, comment = found.groups()
+    return f"{name} = Tensor  # [{axes}]" + (f", {comment}" if comment else "")
+
+
+def _read(module: str) -> str:
+    *rooms, name = module.split(".")
+    return resources.files("pellucid").joinpath(*rooms, f"{name}.py").read_text(encoding="utf-8")
+
+
+def _docstring(module: str) -> str:
+    return ast.get_docstring(ast.parse(_read(module))) or ""

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.hub.families import FAMILIES, FamilyError, config_of, in_the_way
+from pellucid.hub.own_code import code_config
 from pellucid.hub.shards import WIDTHS
 from pellucid.hub.tables import Family
+from pellucid.text.external import ExternalTokenizer
 from pellucid.text.interface import MASKS, Tokenizer
 
 Tensors = Callable[[], Iterator[tuple[str, Tensor]]]
@@ -20,6 +22,8 @@ Tensors = Callable[[], Iterator[tuple[str, Tensor]]]
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 #: bytes in one file of weights, as the hub prefers
 SHARD = 5 * 10**9
+#: where the context is no longer, a family's generate must be told to stop at its end: pipelines write 256 tokens
+SHORT = 1024
 
 
 def families_for(a: Architecture) -> list[Family]:
@@ -36,8 +40,8 @@ def choose_family(a: Architecture, name: str | None = None) -> Family:
     if len(ways) < len(asked):
         return next(family for family in asked if not in_the_way(a, family))
     raise FamilyError(
-        f"this architecture cannot be written as a model of another project: {'; '.join(ways)}. Say --to pellucid "
-        "for a folder with a loader of its own"
+        f"this architecture cannot be written as a model of another project: {'; '.join(ways)}. Without --family, "
+        "pellucid convert writes it with code that transformers opens"
     )
 
 
@@ -119,10 +123,10 @@ def write_object(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
 
 
-def write_config(folder: Path, a: Architecture, family: Family, tokenizer: Tokenizer | None, dtype: str) -> None:
-    """config.json and generation_config.json; generation ends at the separator."""
+def write_config(folder: Path, a: Architecture, family: Family | None, tokenizer: Tokenizer | None, dtype: str) -> None:
+    """config.json and generation_config.json; generation ends at the separator. Without a family, those of our code."""
     end = None if tokenizer is None else tokenizer.separator
-    config = config_of(a, family, end) | {"dtype": dtype}
+    config = (code_config(a, end) if family is None else config_of(a, family, end)) | {"dtype": dtype}
     if tokenizer is None:
         config |= {"bos_token_id": None, "eos_token_id": None}
     else:
@@ -133,23 +137,48 @@ def write_config(folder: Path, a: Architecture, family: Family, tokenizer: Token
             # their classes shift targets by one, and put this in front
             config |= {"decoder_start_token_id": tokenizer.start, "pad_token_id": ids["pad_token_id"]}
             ends |= {"decoder_start_token_id": tokenizer.start}
+        if family is not None and a.n_ctx <= SHORT:
+            ends |= {"max_length": a.n_ctx}
         write_object(folder / "generation_config.json", ends | {"do_sample": False})
     config.setdefault("pad_token_id", None)
     write_object(folder / "config.json", config)
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, n_ctx: int) -> None:
-    """tokenizer.json, and tokenizer_config.json that has it used as it is."""
-    tokenizer.save(folder)
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, n_ctx: int, a: Architecture | None = None) -> None:
+    """tokenizer.json, and tokenizer_config.json that has it used as it is.
+
+    The architecture of its model says two things more: batches of prompts are padded on the left where the model
+    continues them, and an encoder reads the separator behind a source.
+    """
+    path = tokenizer.save(folder)
+    if a is not None and a.encoder is not None and not isinstance(tokenizer, ExternalTokenizer):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["post_processor"] = content.get("post_processor") or closing(tokenizer)
+        write_object(path, content)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **roles_of(tokenizer),
         "model_max_length": n_ctx,
         "clean_up_tokenization_spaces": False,
     }
+    if a is not None and a.encoder is None and a.attention.mask != "bidirectional":
+        config["padding_side"] = "left"
     if tokenizer.unknown is not None:
         config["unk_token"] = tokenizer.token_str(tokenizer.unknown)
     write_object(folder / "tokenizer_config.json", config)
+
+
+def closing(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The post_processor that makes `Tokenizer.source_ids` of a text's ids."""
+    around = {token: tokenizer.token_str(token) for token in tokenizer.source_ids([])}
+    before = [{"SpecialToken": {"id": name, "type_id": 0}} for token, name in around.items() if name == "<s>"]
+    behind = [{"SpecialToken": {"id": tokenizer.token_str(tokenizer.separator), "type_id": 0}}]
+    return {
+        "type": "TemplateProcessing",
+        "single": [*before, {"Sequence": {"id": "A", "type_id": 0}}, *behind],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {name: {"id": name, "ids": [token], "tokens": [name]} for token, name in around.items()},
+    }
 
 
 #: what tokens with a use of their own are called; where there is none, the separator begins, ends and pads

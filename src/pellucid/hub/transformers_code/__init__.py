@@ -1,0 +1,1 @@
+"""Code that is written into converted folders, and is imported there alone (`pellucid.hub.standalone`)."""
