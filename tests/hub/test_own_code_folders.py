@@ -22,7 +22,8 @@ from pellucid.hub.standalone import code_files, loader
 from pellucid.language_model import LanguageModel
 from pellucid.presets import PRESETS, preset
 from pellucid.text.tokenizer import train_tokenizer
-from pellucid.verify.comparison import call, segments
+from pellucid.verify.cases import segments
+from pellucid.verify.comparison import run as logits_of
 
 TINY = {
     "n_layers": 2,
@@ -81,7 +82,7 @@ def test_every_preset_opens_by_its_auto_class(name, tmp_path, shakespeare):
     if a.n_segments:
         given["token_type_ids"] = segments(a, tokens.size(1))
     with torch.no_grad():
-        expected = call(model.network, tokens)
+        expected = logits_of(model.network, tokens)
         for dtype, allowed in ((torch.float64, 1e-5), (torch.float32, 1e-5), (torch.bfloat16, 0.2)):
             hf = open_auto(folder, auto, dtype=dtype)
             assert hf.dtype == dtype
@@ -265,7 +266,7 @@ def test_from_config_starts_afresh(small):
 
 
 def test_neither_pellucid_nor_jaxtyping_is_needed(small, tmp_path):
-    """Model, tokenizer, pipeline and the loader of our layout, in a process that can import neither."""
+    """Model, tokenizer and the loader of our layout, in a process that can import neither."""
     model, folder = small
     pellucid.convert(folder, tmp_path / "ours")
     script = f"""if True:
@@ -273,15 +274,14 @@ def test_neither_pellucid_nor_jaxtyping_is_needed(small, tmp_path):
         for name in ("pellucid", "jaxtyping", "beartype"):
             sys.modules[name] = None
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+        from transformers import AutoModelForCausalLM, AutoTokenizer
         sys.path.append({str(tmp_path / "ours")!r})
         import loader
         tokenizer = AutoTokenizer.from_pretrained({str(folder)!r}, trust_remote_code=True)
         model = AutoModelForCausalLM.from_pretrained({str(folder)!r}, trust_remote_code=True)
         tokens = tokenizer("we are", return_tensors="pt")
         assert torch.equal(model(**tokens).logits, loader.load({str(tmp_path / "ours")!r})(tokens.input_ids))
-        write = pipeline("text-generation", model=model, tokenizer=tokenizer)
-        print(repr(write("we are", max_new_tokens=9)[0]["generated_text"]))
+        print(repr(tokenizer.decode(model.generate(**tokens, max_new_tokens=9)[0])))
     """
     here = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, env=here)

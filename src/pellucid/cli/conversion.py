@@ -58,7 +58,7 @@ def convert(
 
     Unless --to is given, NAME.gguf is written as gguf, a Hugging Face model as pellucid, and a model
     trained here as huggingface. If no family can represent the model, its folder holds code that
-    transformers opens with trust_remote_code=True.
+    transformers opens (trust_remote_code).
 
     Args:
         source: Convert this run, this saved model or Hugging Face folder, or this name on the hub.
