@@ -64,7 +64,7 @@ def test_a_run_stores_and_prints_what_counting_makes_of_its_held_out_text(text, 
     for p in (*expected, Baseline("this model, step 2", run.held_out_loss, run.bits_per_byte)):
         assert f"{p.name:<18}  {p.nats_per_token:>10.4f}  {p.bits_per_byte:>9.4f}" in said
         assert p.bits_per_byte / p.nats_per_token == pytest.approx(run.bits_per_byte / run.held_out_loss)
-    assert said.index("yardstick, bits per byte") < said.index("step 1/2") < said.index("held-out text ")
+    assert said.index("yardstick, bits per byte") < said.index("step 2/2") < said.index("held-out text ")
     assert "warning" not in said
 
 
@@ -158,12 +158,51 @@ def test_held_out_text_that_is_also_trained_on_is_warned_of(tmp_path):
     clean = measured(train(*tmp_path.glob("?.txt"), out=tmp_path / "clean"))
     for i in range(10):
         (tmp_path / f"{i} again.txt").write_text("Once more: " + (tmp_path / f"{i}.txt").read_text(encoding="utf-8"))
-    copied = measured(train(*tmp_path.glob("*.txt"), out=tmp_path / "copied"))
+    copied = measured(train(*tmp_path.glob("*.txt"), out=tmp_path / "copied", split="documents"))
     assert clean.repeats.share == 0
     assert not clean.warnings
     assert copied.repeats.share > 0.5
     assert "also stands in the training text" in copied.warnings[0]
     assert f"{copied.repeats.share:.0%}" in copied.warnings[0]
+
+
+# The held-out text is unlike the training text ------------------------------------------------
+
+
+def test_held_out_text_that_is_unlike_the_training_text_is_warned_of(tmp_path, udhr):
+    """A whole language is held out by the rule of earlier runs, a tenth of each by the present one."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in ("eng", "ell_polytonic", "hin", "rus"):
+        (folder / f"{name}.txt").write_text(udhr[name][:3000], encoding="utf-8")
+    (folder / "short.txt").write_text(udhr["amh"][:400], encoding="utf-8")
+    apart, alike = (
+        measured(train(folder, out=tmp_path / rule, split=rule, held_out=0.05)) for rule in ("documents", "stratified")
+    )
+    (said,) = apart.warnings
+    held_out = {p.name: p.bits_per_byte for p in apart.predictors}["unigram"]
+    assert held_out > 1.2 * apart.unigram_of_training
+    assert f"needs {held_out:.2f} bits per byte of the held-out text and {apart.unigram_of_training:.2f}" in said
+    assert not alike.warnings
+    assert {p.name: p.bits_per_byte for p in alike.predictors}["unigram"] < 1.1 * alike.unigram_of_training
+
+
+def test_a_unigram_needs_its_entropy_of_its_own_text():
+    """Of equally frequent ids: as many bits as there are, in tokens that are two bytes each."""
+    part = Part.from_ids(np.arange(64_000) % 64, 64, (0,), 128_000)
+    assert yardstick.unigram_of(part.read(0, len(part)), part, 64) == pytest.approx(3, rel=1e-3)
+    found = [Baseline("uniform", 6.0, 4.0), Baseline("unigram", 5.0, 3.59)]
+    assert not yardstick.warn_of_unlike(3.0, found)
+    assert yardstick.warn_of_unlike(2.99, found)
+
+
+def test_the_yardstick_of_an_older_run_says_nothing_of_its_training_text(text, tmp_path):
+    run = train(text, out=tmp_path / "run")
+    path = run.path / yardstick.FILE
+    values = json.loads(path.read_bytes())
+    del values["unigram_of_training"]
+    path.write_text(json.dumps(values))
+    assert measured(run).unigram_of_training == 0.0
 
 
 # Too few data --------------------------------------------------------------------------------

@@ -351,6 +351,8 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
             best = f"; did you mean {near[0]!r}?" if near else ""
             raise ArchitectureError(f"{name} = {value!r} is not a word for it: say one of {', '.join(options)}{best}")
         return value
+    if hint == tuple[str, ...]:  # paths, which may hold any character
+        return (value,) if isinstance(value, str) else tuple(map(str, value))
     if typing.get_origin(hint) is tuple:
         parts = [p for p in value.strip("()[] ").split(",") if p.strip()] if isinstance(value, str) else value
         if not isinstance(parts, list | tuple):

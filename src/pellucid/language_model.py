@@ -56,6 +56,7 @@ from pellucid.training.recipe import (
 )
 from pellucid.training.resolve import resolve_device, with_length
 from pellucid.training.run import Run
+from pellucid.training.text_parts import HeldOut, add_held_out
 from pellucid.verify import Report, verify
 
 
@@ -216,6 +217,7 @@ def train(
     tokens: int | None = None,
     epochs: float | None = None,
     opens_in: Target | None = None,
+    held_out: HeldOut | None = None,
     explain: bool = False,
     show: bool = False,
 ) -> Run | ImageRun:
@@ -229,6 +231,8 @@ def train(
     recipe      a TOML or JSON file of fields
     fields      single fields, such as {"model.d_model": 256, "dropout": 0.1}; they override the recipe file
     minutes, steps, tokens, epochs   the length, at most one of them; 10 minutes unless given
+    held_out    what is measured on and never trained on: a share of the text (a tenth unless given), or files and
+                folders of your own
     resume      continue the run in `out` exactly; a length makes it longer, other choices are refused
     from_model  start from the weights, tokenizer and architecture of this run or saved model
     opens_in    transformers or gguf (llama.cpp): where no preset is named, start from one that this software opens
@@ -243,7 +247,8 @@ def train(
     reporter = make_reporter() if show else QuietReporter()
     file = None if recipe is None else Path(recipe)
     asked = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
-    changes, length = take_length(fields or {}, asked)
+    fields = add_held_out(fields or {}, held_out)
+    changes, length = take_length(fields, asked)
     kind = (predictor or "transformer") if not resume or out is None else kind_of(Path(out))
     if resume and (predictor not in (None, kind) or from_model is not None):
         raise RecipeError(f"{out} is a {kind} with weights of its own: resume it without --predictor and --from")
@@ -259,6 +264,8 @@ def train(
                 raise RecipeError(
                     f"an image classifier is trained in one sitting of whole epochs: leave out {other[0]}"
                 )
+            if "text.held_out_files" in changes:
+                raise RecipeError("an image classifier holds out a share of its images, no files: say --held-out 0.1")
             changes |= {} if epochs is None else {"epochs": int(epochs)}
             return train_images(*inputs, out=out, fields=changes, show=show)
         return train_predictor(
@@ -332,13 +339,14 @@ def continue_run(
             f"{out} cannot be resumed with --for {opens_in}: it was trained for {recipe.opens_in or 'no target'}; "
             "leave it out, or start a new run"
         )
+    moved = changes.pop("text.held_out_files", ()) if recipe.text.held_out_files else ()
     if changed := differences(recipe, overlay(recipe, preset, changes, file)):
         raise RecipeError(
             f"{out} cannot be resumed with other choices ({'; '.join(changed[:3])}): leave them out, or start a new "
             f"run from its weights with --from {out}"
         )
     weights = base_weights(recipe) if recipe.adapt.rank else None
-    run = runs.resume(Path(out), inputs, length, reporter, sampler_of(recipe), weights)
+    run = runs.resume(Path(out), inputs, length, reporter, sampler_of(recipe), weights, held_out_files=moved)
     return with_adapter(finish(run, reporter))
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from pellucid.architecture import count_parameters
-from pellucid.predictors.baselines import Baseline, baselines
+from pellucid.predictors.baselines import Baseline, baseline, baselines
+from pellucid.predictors.ngram import NGram
 from pellucid.predictors.repeats import Repeats, repeats
 from pellucid.text.pair_tokens import PairTokens
 from pellucid.text.tokens import Part, Tokens
@@ -29,6 +30,8 @@ PIECE = 1 << 14
 REPEATED = 0.01
 #: the share of unknown held-out tokens from which bits per byte mislead
 UNKNOWN = 0.001
+#: the share by which a unigram's bits per byte of the held-out text may exceed those of the text it is counted on
+UNLIKE = 0.2
 #: passes from which reading on adds little, and next to nothing (Muennighoff et al. 2023)
 MANY_PASSES, TOO_MANY_PASSES = 16, 40
 #: what a parameter can know by heart (Morris et al. 2025)
@@ -49,6 +52,7 @@ class Yardstick:
     warnings: list[str] = field(default_factory=list)
     note: str = ""
     seconds: float = 0.0
+    unigram_of_training: float = 0.0  # bits per byte that the unigram needs of the text it is counted on; 0: unknown
 
     @property
     def reach(self) -> str:
@@ -96,10 +100,12 @@ def measure(recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], obje
     )
     again = repeats(train, held_out, poll)
     passes = recipe.n_steps * recipe.tokens_per_step / len(train)
+    own = unigram_of(counted, train, tokens.n_vocab)
     lost = tokens.manifest["parts"]["held_out"]["unknown"] / len(held_out)
     warnings = [
         *warn_of_unknown(lost),
         *warn_of_repeats(again),
+        *warn_of_unlike(own, found),
         *warn_of_too_few(recipe, passes, train, found[-1].bits_per_byte),
     ]
     note = "a masked model reads both sides, n-grams what came before: uniform and unigram are its measure"
@@ -114,6 +120,7 @@ def measure(recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], obje
         warnings,
         note if masked else "",
         round(time.monotonic() - began, 3),
+        own,
     )
 
 
@@ -136,6 +143,25 @@ def warn_of_repeats(found: Repeats) -> list[str]:
         f"{found.share:.0%} of the held-out text also stands in the training text ({found.windows:,} windows of "
         f"{found.length} tokens were looked for): the held-out loss is lower than on new text. Take out copies, or "
         "keep what belongs together in one file"
+    ]
+
+
+def unigram_of(counted: np.ndarray, part: Part, n_vocab: int) -> float:
+    """Bits per byte that a unigram needs of the ids it is counted on, which are of this part."""
+    nats = -float(NGram.train(counted, n_vocab, 1).log_probs(counted).mean())
+    return baseline("", nats, part).bits_per_byte
+
+
+def warn_of_unlike(own: float, found: list[Baseline]) -> list[str]:
+    """A sentence where the held-out text is unlike the training text, whose unigram needs `own` bits per byte of it."""
+    held_out = next(p.bits_per_byte for p in found if p.name == "unigram")
+    if held_out <= (1 + UNLIKE) * own:
+        return []
+    return [
+        f"the held-out text is unlike the training text: a unigram counted on the training text needs {held_out:.2f} "
+        f"bits per byte of the held-out text and {own:.2f} of its own. The held-out loss says how well the model does "
+        "on another kind of text. If that is not meant, hold out the end of every document (--set text.split=tail), or "
+        "files of your own (--held-out FILE)"
     ]
 
 

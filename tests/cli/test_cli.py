@@ -40,7 +40,7 @@ def _own_cache(tmp_path, monkeypatch):
 def test_training_says_what_it_does(trained):
     output = (trained.parent.parent / "output").read_text()
     for piece in (
-        "text: 1 documents, 4,000 bytes",
+        "text: 1 document, 4,000 bytes",
         "tokenizer: byte, 257 ids",
         "model: 1,058,944 parameters, 2 layers, width 16",
         "device: cpu",

@@ -10,7 +10,6 @@ from pellucid.text.opening import PACKED
 from pellucid.text.preparation import SHARD_TOKENS
 from pellucid.text.split import split_corpus
 from pellucid.training.recipe import recipe_fields
-from pellucid.training.setup import sentence_on_replaced
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-text.md").read_text(encoding="utf-8")
 
@@ -24,7 +23,7 @@ def test_every_ending_is_in_the_table():
 
 def test_every_field_that_is_set_exists():
     named = set(re.findall(r"--set ([\w.]+)=", PAGE))
-    assert {"text.encoding", "text.format"} <= named
+    assert {"text.split", "text.sample"} <= named
     assert all(name in recipe_fields() or f"model.{name}" in recipe_fields() for name in named)
 
 
@@ -32,6 +31,6 @@ def test_what_is_shown_of_the_books_is_what_is_found(needs_data):
     corpus = read_corpus(needs_data / "gutenberg")
     assert f"text: {len(corpus.documents)} documents, {corpus.n_bytes:,} bytes;" in PAGE
     assert split_corpus(corpus, 0.1, 1337).note in PAGE
-    assert sentence_on_replaced(corpus) in PAGE
+    assert corpus.notes[0] in PAGE
     named = read_corpus(needs_data / "gutenberg", reading=Reading(encoding="latin-1"))
     assert f"text: {len(named.documents)} documents, {named.n_bytes:,} bytes;" in PAGE

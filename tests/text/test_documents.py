@@ -178,28 +178,31 @@ def test_tiny_shakespeare_is_split_and_numbered_as_nanogpt_does():
 sizes = st.lists(st.integers(1, 400), min_size=1, max_size=40)
 
 
-@given(sizes, st.sampled_from([0.05, 0.1, 0.3, 0.5]), st.integers(0, 3))
-@settings(max_examples=50)
-def test_laws_of_the_split(tmp_path_factory, lengths, held_out, seed):
+@given(sizes, st.sampled_from([0.05, 0.1, 0.3, 0.5]), st.integers(0, 3), st.sampled_from(["documents", "stratified"]))
+@settings(max_examples=80)
+def test_laws_of_the_split(tmp_path_factory, lengths, held_out, seed, rule):
     folder = tmp_path_factory.mktemp("split")
     rng = random.Random(str(lengths))
     written = ["".join(rng.choices("abc é\n", k=n)) for n in lengths]
     corpus = read_corpus(write(folder, {f"{i:03}.txt": text for i, text in enumerate(written)}))
     if len(lengths) == 1 and int(lengths[0] * (1 - held_out)) == 0:
         with pytest.raises(DocumentError, match="too few"):
-            split_corpus(corpus, held_out, seed)
+            split_corpus(corpus, held_out, seed, rule)
         return
     assume(sum(lengths) > 2 * len(lengths))
-    split = split_corpus(corpus, held_out, seed)
+    split = split_corpus(corpus, held_out, seed, rule)
     train, held = part(split, "train"), part(split, "held_out")
     assert train
     assert held
-    assert split == split_corpus(read_corpus(folder), held_out, seed)
+    assert split == split_corpus(read_corpus(folder), held_out, seed, rule)
     n_bytes = sum(len(text.encode()) for text in held)
     if split.rule == "documents":
         assert sorted(train + held) == sorted(written)
         assert not set(train) & set(held)
         assert held_out / 2 <= n_bytes / corpus.n_bytes <= held_out * 2
+    elif split.rule == "stratified":
+        assert "".join(sorted("".join(train + held))) == "".join(sorted("".join(written)))
+        assert 0.7 * held_out - 0.01 <= n_bytes / corpus.n_bytes <= 1.3 * held_out + 0.01
     else:
         assert [text[: int(len(text) * (1 - held_out))] for text in written if int(len(text) * (1 - held_out))] == train
         assert sum(map(len, train + held)) == sum(lengths)
@@ -224,16 +227,16 @@ def test_many_documents_come_very_near_the_share_and_seeds_choose_others(tmp_pat
     corpus = read_corpus(write(tmp_path, {f"{i}.txt": f"document {i} " * (i % 17 + 1) for i in range(300)}))
     splits = [split_corpus(corpus, 0.1, seed) for seed in (1, 2)]
     for split in splits:
-        assert split.rule == "documents"
+        assert split.rule == "stratified"
         held = sum(len(text.encode()) for text in part(split, "held_out"))
-        assert abs(held / corpus.n_bytes - 0.1) < 0.001
+        assert abs(held - 0.1 * corpus.n_bytes) <= max(corpus.documents.n_bytes) / 2
     assert splits[0].cuts != splits[1].cuts
 
 
 def test_exact_duplicates_stay_together(tmp_path):
     files = {f"{i}.txt": f"text {i % 20} " * 20 for i in range(200)}
     for seed in range(5):
-        split = split_corpus(read_corpus(write(tmp_path, files)), 0.2, seed)
+        split = split_corpus(read_corpus(write(tmp_path, files)), 0.2, seed, "documents")
         assert split.rule == "documents"
         assert not set(part(split, "train")) & set(part(split, "held_out"))
 

@@ -7,7 +7,10 @@ import importlib
 import io
 import json
 import os
+import random
+import re
 import sys
+import zlib
 
 import pyarrow
 import pyarrow.ipc
@@ -19,12 +22,14 @@ from hypothesis import strategies as st
 
 from pellucid.text import files as finding
 from pellucid.text import formats, html, opening
-from pellucid.text.documents import DocumentError, read_corpus
+from pellucid.text.documents import DocumentError, read_corpus, read_with_held_out
 from pellucid.text.files import Reading
 from pellucid.text.html import read_html
 from pellucid.text.opening import Origin
 from pellucid.text.pieces import pieces_of
+from pellucid.text.preparation import prepared_folder
 from pellucid.text.split import split_corpus
+from pellucid.text.tokenizer import ByteTokenizer
 
 TEXTS = ['one\nline, "quoted"; é', "two\ttabs", "three 😀", "four"]
 
@@ -132,7 +137,7 @@ def test_all_of_them_in_one_folder_are_one_corpus(tmp_path):
     again = read_corpus(tmp_path)
     assert corpus == again
     assert corpus.hash == again.hash
-    split = split_corpus(corpus, 0.3)
+    split = split_corpus(corpus, 0.3, rule="documents")
     parts = ["".join(p.text for p in pieces) for name in ("train", "held_out") for pieces in split.documents(name)]
     assert sorted(parts) == sorted(corpus.texts())
 
@@ -752,3 +757,161 @@ def test_an_origin_is_what_the_name_says():
     read = Reading(field="body")
     found = finding.origin_of(finding.Path("x/A.CSV.GZ"), "A.CSV.GZ", read)
     assert found == Origin(finding.Path("x/A.CSV.GZ"), "A.CSV.GZ", "csv", ".gz", field="body")
+
+
+# Several files that cannot be read --------------------------------------------------------------
+
+
+def bad_folder(folder):
+    """Six files that cannot be read, each for a reason of its own, beside two that can."""
+    put(folder, "good.txt", "some text\n" * 5)
+    put(folder, "good.jsonl", json_lines(TEXTS))
+    put(folder, "1.jsonl", '{"text": "a"}\n{"text": }\n')
+    put(folder, "2.csv", "text,b\nx,y,z\n")
+    put(folder, "3.txt.gz", gzip.compress(os.urandom(9000).hex().encode())[:-2000])
+    put(folder, "4.parquet", b"PAR1 no table")
+    put(folder, "5.jsonl", '{"a": "x", "b": "y"}\n')
+    put(folder, "6.txt.zst", b"this is no zstd stream")
+    return folder
+
+
+BAD = (
+    r"1\.jsonl, line 2, character 10: not valid JSON",
+    r"2\.csv, line 2: 3 cells, expected 2",
+    r"3\.txt\.gz is cut short: its gzip stream ends after",
+    r"4\.parquet is damaged",
+    r"5\.jsonl, line 1: several hold text, a, b",
+    r"6\.txt\.zst is damaged",
+)
+
+
+def test_everything_that_is_wrong_with_a_folder_is_said_at_once(tmp_path):
+    with pytest.raises(
+        DocumentError, match="6 files cannot be read; mend them, or leave them out with --skip-bad"
+    ) as e:
+        read_corpus(bad_folder(tmp_path))
+    lines = str(e.value).splitlines()
+    assert len(lines) == 7
+    assert all(re.search(expected, line) for expected, line in zip(BAD, lines[1:], strict=True))
+
+
+def test_files_that_cannot_be_read_are_left_out_where_that_is_asked_for(tmp_path):
+    corpus = read_corpus(bad_folder(tmp_path), reading=Reading(skip_bad=True))
+    assert [source.path for source in corpus.sources] == ["good.jsonl", "good.txt"]
+    # nothing is left of the rows that were read before the broken one
+    assert [document.text for document in corpus.documents] == [*TEXTS, "some text\n" * 5]
+    assert corpus.notes == ["6 files that cannot be read were left out"]
+    for (path, reason), expected in zip(corpus.skipped, BAD, strict=True):
+        assert reason.startswith("it cannot be read: ")
+        assert re.search(expected.split(", ")[-1].split(" is ")[-1], reason)
+        assert str(tmp_path) not in reason
+        assert path[0] in "123456"
+
+
+def test_one_file_that_cannot_be_read_keeps_its_message(tmp_path):
+    """Beside others it can be left out; by itself it cannot."""
+    path = put(tmp_path, "1.jsonl", '{"text": }\n')
+    refused(path, r"expected one object a line; mend the line$")
+    put(tmp_path, "a.txt", "text")
+    refused(tmp_path, r"mend the line; --skip-bad leaves such files out$")
+    refused([path, tmp_path / "a.txt"], r"--skip-bad leaves such files out$")
+    assert texts_of([path, tmp_path / "a.txt"], skip_bad=True) == ["text"]
+    refused(path, r"there is no text to read \(1\.jsonl: it cannot be read: line 1", skip_bad=True)
+
+
+def test_all_that_is_not_there_is_said_at_once(tmp_path):
+    put(tmp_path, "a.txt", "text")
+    with pytest.raises(DocumentError) as e:
+        read_corpus([tmp_path / name for name in ("a.txt", "b.txt", "c*")])
+    lines = str(e.value).splitlines()
+    assert ["b.txt: there is no" in lines[0], "c*: no file matches" in lines[1]] == [True, True]
+
+
+def test_a_damaged_data_set_is_one_of_the_files_that_cannot_be_read(tmp_path):
+    put(tmp_path, "set/data.arrow", arrow(TEXTS))
+    put(tmp_path, "set/state.json", "{")
+    put(tmp_path, "a.txt", "text")
+    refused(tmp_path, r"state\.json is damaged")
+    assert texts_of(tmp_path, skip_bad=True) == ["text"]
+
+
+@pytest.mark.parametrize("n", [4000, 4_000_000])
+@pytest.mark.parametrize("lost", [8, 900])
+def test_a_stream_that_is_cut_short_says_how_much_of_it_can_be_read(n, lost, tmp_path):
+    """As much as zlib makes of the bytes that are there."""
+    packed = gzip.compress(random.Random(n).randbytes(n).hex().encode(), mtime=0)[:-lost]
+    readable = len(zlib.decompressobj(wbits=31).decompress(packed))
+    assert readable > 1.5 * n
+    refused(put(tmp_path, "a.txt.gz", packed), f"ends after {readable:,} bytes of content, before its end mark")
+
+
+def test_a_field_where_nothing_has_fields_is_said_to_do_nothing(tmp_path):
+    put(tmp_path, "a.txt", "text")
+    put(tmp_path, "a.html", "<p>text")
+    assert (
+        "--field body has no effect: only JSON lines and tables"
+        in read_corpus(tmp_path, reading=Reading(field="body")).notes[0]
+    )
+    put(tmp_path, "a.jsonl", '{"body": "text"}')
+    assert read_corpus(tmp_path, reading=Reading(field="body")).notes == []
+
+
+# Files of one's own to hold out -----------------------------------------------------------------
+
+
+def split_parts(corpus):
+    split = split_corpus(corpus, 0.5)
+    return [["".join(p.text for p in pieces) for pieces in split.documents(part)] for part in ("train", "held_out")]
+
+
+def test_files_named_to_be_held_out_are_and_are_not_trained_on(tmp_path):
+    """Also where they lie in the folder that is trained on, or are reached by a link."""
+    for name in ("a.txt", "b.txt", "sub/valid.txt", "sub/c.txt"):
+        put(tmp_path, f"data/{name}", f"text of {name}")
+    put(tmp_path, "apart/a.txt", "another a")
+    os.symlink(tmp_path / "data" / "b.txt", tmp_path / "apart" / "linked.txt")
+    corpus = read_with_held_out([tmp_path / "data"], [tmp_path / "data" / "sub" / "valid.txt", tmp_path / "apart"])
+    train, held = split_parts(corpus)
+    assert train == ["text of a.txt", "text of sub/c.txt"]
+    assert held == ["another a", "text of b.txt", "text of sub/valid.txt"]
+    assert dict(corpus.skipped) == {"b.txt": "held out", "sub/valid.txt": "held out"}
+    split = split_corpus(corpus, 0.1)
+    assert split.to_dict() == {"held_out": 0.0, "seed": 0, "rule": "files"}
+    assert split.note == "held out: 3 documents, 43 bytes, of 3 files of your own"
+    assert split.n_bytes == sum(map(len, train))
+    assert [path for path, *_ in split.held_out_documents()] == [
+        "apart/a.txt",
+        "apart/linked.txt",
+        "data/sub/valid.txt",
+    ]
+
+
+def test_a_file_named_for_both_parts_is_refused(tmp_path):
+    path = put(tmp_path, "a.txt", "text")
+    with pytest.raises(DocumentError, match="named both as text to train on and as text to hold out"):
+        read_with_held_out([path], [path])
+    with pytest.raises(DocumentError, match="no text to read"):
+        read_with_held_out([tmp_path], [path])
+
+
+def test_a_text_held_out_is_not_among_the_others_where_duplicates_are_left_out(tmp_path):
+    put(tmp_path, "data/a.jsonl", json_lines(["one", "two", "three", "two"]))
+    put(tmp_path, "valid.txt", "two")
+    reading = Reading(drop_duplicates=True)
+    corpus = read_with_held_out([tmp_path / "data"], [tmp_path / "valid.txt"], reading=reading)
+    assert split_parts(corpus) == [["one", "three"], ["two"]]
+    assert [source.duplicates for source in corpus.sources] == [0, 2]
+    put(tmp_path, "data/a.jsonl", json_lines(["two"]))
+    corpus = read_with_held_out([tmp_path / "data"], [tmp_path / "valid.txt"], reading=reading)
+    with pytest.raises(DocumentError, match="every text to train on is also held out"):
+        split_corpus(corpus)
+
+
+def test_a_corpus_knows_which_of_its_files_are_held_out(tmp_path):
+    """The same files in other roles are another corpus, with other tokens."""
+    paths = [put(tmp_path, name, f"text {name}") for name in ("a.txt", "b.txt")]
+    one, other = (read_with_held_out([a], [b]) for a, b in (paths, paths[::-1]))
+    assert len({one.hash, other.hash, read_corpus(paths).hash}) == 3
+    tokenizer = ByteTokenizer()
+    folders = {prepared_folder(split_corpus(corpus, 0.5), tokenizer, tmp_path) for corpus in (one, other)}
+    assert len(folders) == 2

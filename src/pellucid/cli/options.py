@@ -15,12 +15,15 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
 
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from pellucid.destination import check_destination
+
+if TYPE_CHECKING:
+    from pellucid.text.files import Reading
 
 Arguments = ParamSpec("Arguments")
 #: options keep their short names inside a group, and a flag has one form
@@ -119,6 +122,44 @@ MODEL = Expected(
 FOLDER = Expected(lambda path: Path(path).is_dir(), "the folder of a run, such as runs/NAME")
 FILE = Expected(_exists, "a file or folder that exists")
 INPUT_FILE = Expected(lambda path: path == "-" or _exists(path), "a file that exists, or - for standard input")
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """How a file of text is read."""
+
+    field: Annotated[str | None, option("NAME", default="text, or the only one")] = None
+    """Read the text from this field of JSON lines, or from this column of a table."""
+    format: Annotated[
+        Literal["auto", "plain", "html", "jsonl", "csv", "tsv", "parquet", "arrow"] | None,
+        option("FORMAT", default="by the file's name"),
+    ] = None
+    """Read plain, html, jsonl, csv, tsv, parquet or arrow, whatever the file's name."""
+    encoding: Annotated[str | None, option("NAME", default="UTF-8")] = None
+    """Read files that are not UTF-8 in this encoding, such as latin-1."""
+
+    def reading(self) -> "Reading":
+        """The options as what reads files takes them."""
+        from pellucid.text.files import Reading
+
+        return Reading(field=self.field or "", format=self.format or "auto", encoding=self.encoding or "")
+
+
+@dataclass(frozen=True)
+class FilesOptions(FileOptions):
+    """Which files of text are read, and how."""
+
+    include: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
+    """Read only files whose names match this pattern, such as '*.md'."""
+    exclude: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
+    """Leave out files whose names match this pattern."""
+    skip_bad: Annotated[bool, option()] = False
+    """Leave out files that cannot be read, and list them, instead of stopping."""
+
+    def reading(self) -> "Reading":
+        """The options as what reads files takes them."""
+        found = {"include": ",".join(self.include), "exclude": ",".join(self.exclude), "skip_bad": self.skip_bad}
+        return dataclasses.replace(super().reading(), **found)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction
 
 from pellucid.cli.commands import OK
-from pellucid.cli.options import FILE, Expected, OptionError, at_least, command, option
+from pellucid.cli.options import FILE, Expected, FilesOptions, OptionError, at_least, command, option
 from pellucid.cli.progress import progress_on_stderr
 from pellucid.destination import check_destination
 
@@ -29,8 +29,6 @@ class LearningOptions:
     """Divide text by gpt2, gpt4, word-end (a space belongs to the word before it) or none, before bpe."""
     share: Annotated[float, option("SHARE"), Expected(lambda x: 0 < x <= 1, "a share above 0, up to 1")] = 1.0
     """Learn from this share of the text, evenly spread."""
-    field: Annotated[str, option("NAME", default="text, or the only one")] = ""
-    """Read the text from this field of JSON lines, or from this column of a table."""
 
 
 @command
@@ -38,6 +36,7 @@ def tokenizer_train(
     paths: Annotated[Positional[tuple[str, ...]], option("TEXT [TEXT ...]")],
     *,
     out: Annotated[Path, option("FOLDER")],
+    input: FilesOptions,
     training: LearningOptions,
 ) -> int:
     """Make a tokenizer from text.
@@ -56,11 +55,9 @@ def tokenizer_train(
     import pellucid
 
     t = training
-    how: dict[str, Any] = {"pattern": t.pattern, "share": t.share}
+    how: dict[str, Any] = {"pattern": t.pattern, "share": t.share, "reading": input.reading()}
     with progress_on_stderr("reading") as progress:
-        made = pellucid.train_tokenizer(
-            *paths, kind=t.kind, vocabulary=t.vocabulary, field=t.field, out=out, progress=progress, **how
-        )
+        made = pellucid.train_tokenizer(*paths, kind=t.kind, vocabulary=t.vocabulary, out=out, progress=progress, **how)
     print(f"{made.n_vocab:,} ids, written to {out / 'tokenizer.json'}")
     for note in made.notes:
         print(note)
@@ -134,6 +131,7 @@ def tokenizer_show(
     tokenizer: Annotated[Positional[str], option("TOKENIZER"), FILE],
     paths: Annotated[Positional[tuple[str, ...]], option("[TEXT ...]")] = (),
     *,
+    input: FilesOptions,
     word: Annotated[UseAppendAction[tuple[str, ...]], option("WORD", repeatable=True)] = (),
     rows: Annotated[int, option("N"), at_least(0)] = 10,
 ) -> int:
@@ -155,7 +153,9 @@ def tokenizer_show(
     from pellucid.text.tokenizer import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
-    corpus = read_corpus(list(paths)) if paths else None
+    corpus = read_corpus(list(paths), reading=input.reading()) if paths else None
+    for note in [] if corpus is None else corpus.notes:
+        print(note, file=sys.stderr)
     texts = [] if corpus is None else texts_by_file(corpus)
     print_survey(survey(loaded, texts), word, rows)
     return OK

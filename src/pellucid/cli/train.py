@@ -8,24 +8,30 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction
 
-from pellucid.cli.options import DEVICE, FILE, MODEL, OptionError, above, at_least, command, option
+from pellucid.cli.options import (
+    DEVICE,
+    FILE,
+    MODEL,
+    FilesOptions,
+    OptionError,
+    above,
+    at_least,
+    command,
+    option,
+)
 from pellucid.destination import check_destination
 
 
 @dataclass(frozen=True)
-class InputOptions:
+class InputOptions(FilesOptions):
     """Which text is read, and how it becomes tokens."""
 
-    field: Annotated[str | None, option("NAME", default="text, or the only one")] = None
-    """Read the text from this field of JSON lines, or from this column of a table."""
-    include: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
-    """Read only files whose names match this pattern, such as '*.md'."""
-    exclude: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
-    """Leave out files whose names match this pattern."""
     drop_duplicates: Annotated[bool, option()] = False
     """Read only the first of several documents with the same text."""
-    held_out: Annotated[float | None, option("SHARE", default="0.1")] = None
-    """Keep this share of the text for measuring, and never train on it."""
+    held_out: Annotated[
+        UseAppendAction[tuple[str, ...]], option("SHARE|TEXT", default="0.1; a path is repeatable")
+    ] = ()
+    """Measure on this share of the text, or on this file or folder (./0.1 is one), and never train on it."""
     tokenizer: Annotated[str | None, option("KIND", default="bpe")] = None
     """Make tokens with bpe, word, char or byte, or with the tokenizer.json at this path."""
     vocabulary: Annotated[int | None, option("N", default="chosen by the amount of text"), at_least(1)] = None
@@ -125,7 +131,9 @@ def train(
         from pellucid.cli.fields import print_fields
 
         return print_fields(model.predictor or "transformer")
-    fields = parse_fields(set_) | fields_of(input, model, training)
+    from pellucid.training.text_parts import add_held_out
+
+    fields = add_held_out(parse_fields(set_) | fields_of(input, model, training), input.held_out)
     length = {name: getattr(training, name) for name in ("minutes", "steps", "tokens", "epochs")}
     check_before_reading(paths, model, output, recipe, fields, length)
 
@@ -153,11 +161,13 @@ def fields_of(input: InputOptions, model: ModelOptions, training: TrainingOption
     given = {
         "text.tokenizer": input.tokenizer,
         "text.vocabulary": input.vocabulary,
-        "text.held_out": input.held_out,
         "text.inside_documents": "yes" if input.inside_documents else None,
         "text.field": input.field,
+        "text.format": input.format,
+        "text.encoding": input.encoding,
         "text.include": ",".join(input.include) or None,
         "text.exclude": ",".join(input.exclude) or None,
+        "text.skip_bad": "yes" if input.skip_bad else None,
         "text.drop_duplicates": "yes" if input.drop_duplicates else None,
         "text.licence": input.licence,
         "train.objective": model.objective,
@@ -179,11 +189,11 @@ def check_before_reading(
     length: dict[str, Any],
 ) -> None:
     """Refuse what needs neither text nor model to be seen as wrong, in a fraction of a second."""
-    for path in paths:
-        if not path:
-            raise OptionError("an empty path was given: name a file or a folder of text")
-        if path != "-" and not glob.has_magic(path) and not Path(path).exists():
-            raise OptionError(f"{path}: there is no such file or folder")
+    named = [*paths, *fields.get("text.held_out_files", ())]
+    if not all(named):
+        raise OptionError("an empty path was given: name a file or a folder of text")
+    if missing := [path for path in named if path != "-" and not glob.has_magic(path) and not Path(path).exists()]:
+        raise OptionError("\n".join(f"{path}: there is no such file or folder" for path in missing))
     if output.resume:
         check_run(output.out)
         return  # what may differ from the run is decided by the run

@@ -11,7 +11,8 @@ from pellucid.architecture import ArchitectureError, parse_value, resolve_field
 from pellucid.predictors.neural import NeuralProbabilisticChoices
 from pellucid.predictors.ngram import NGramChoices
 from pellucid.predictors.recurrent import RecurrentChoices
-from pellucid.training.recipe import LENGTHS, RecipeError, TextChoices, TrainChoices, _part
+from pellucid.training.choices import EARLIER
+from pellucid.training.recipe import LENGTHS, RecipeError, TextChoices, TrainChoices, _part, settle_held_out
 
 Kind = Literal["ngram", "neural-probabilistic", "recurrent"]
 Description = NGramChoices | NeuralProbabilisticChoices | RecurrentChoices
@@ -55,7 +56,7 @@ class PredictorRecipe:
             kind=values["kind"],
             model=KINDS[values["kind"]].from_dict(values["model"]),
             mixture=values["mixture"],
-            text=_part(TextChoices, values["text"], "text"),
+            text=_part(TextChoices, EARLIER | values["text"], "text"),
             train=_part(TrainChoices, values["train"], "train"),
             segments=tuple((a, b) for a, b in values["segments"]),
         )
@@ -121,7 +122,7 @@ def make_predictor_recipe(
         kind=kind,  # type: ignore[arg-type]
         model=KINDS[kind](n_vocab=1, separator=0, **described),
         mixture=mixture,
-        text=_part(TextChoices, {**vars(TextChoices()), **of["text"]}, "text"),
+        text=_part(TextChoices, {**vars(TextChoices()), **settle_held_out(TextChoices(), of["text"])}, "text"),
         train=train,
     )
     if "alpha" in described and described.get("smoothing") != "add-alpha":

@@ -9,7 +9,7 @@ formats.py, the finding of files in files.py.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.text.files import STANDARD_INPUT, Reading, Skipped, find_files, origin_of
+from pellucid.text.files import (
+    STANDARD_INPUT,
+    UNREADABLE,
+    Reading,
+    Skipped,
+    Unreadable,
+    find_files,
+    leave_out,
+    origin_of,
+    refuse_or_skip,
+)
+from pellucid.text.formats import ROWS
 from pellucid.text.opening import Origin
-from pellucid.text.pieces import DocumentError, Piece
+from pellucid.text.pieces import ChangedError, DocumentError, Piece
 from pellucid.text.scan import Document, Documents, Source, as_counted, changed, documents_of, scan, use_up, why_not
 
 __all__ = ["Corpus", "Document", "DocumentError", "Reading", "Skipped", "Source", "bundled", "read_corpus"]
@@ -47,8 +58,50 @@ class Corpus:
     @property
     def hash(self) -> str:
         """SHA-256 of the files' names and contents and of how they were read: another where any file is another."""
-        content = [[[source.path, source.sha256] for source in self.sources], self.reading.to_dict()]
+        content = [[list(source.key) for source in self.sources], self.reading.to_dict()]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def unreadable(self) -> list[Skipped]:
+        """The files that cannot be read and were left out, as was asked for."""
+        return [file for file in self.skipped if file.reason.startswith(UNREADABLE)]
+
+    @property
+    def notes(self) -> list[str]:
+        """What whoever named the input should know of how it was read, in whole sentences."""
+        found = []
+        if bad := len(self.unreadable):
+            found.append(
+                f"{bad:,} {'file that cannot be read was' if bad == 1 else 'files that cannot be read were'} left out"
+            )
+        if self.replaced:
+            files = [source for source in self.sources if source.replaced]
+            found.append(
+                f"{self.replaced:,} sequences of bytes are not UTF-8 and became U+FFFD, in {len(files):,} of the "
+                f"files, the first in {files[0].path} at {files[0].first_replaced}; where files are in another "
+                "encoding, say which: --encoding latin-1"
+            )
+        if self.reading.field and not bad and not any(origin.format in ROWS for origin in self.documents.origins):
+            found.append(
+                f"--field {self.reading.field} has no effect: only JSON lines and tables have fields, and none of the "
+                "files is one; where a file's name does not say its format, say it: --format jsonl"
+            )
+        return found
+
+    def with_held_out(self, other: "Corpus") -> "Corpus":
+        """The documents of `other`, marked as held out, and behind them those of this corpus.
+
+        Where duplicates are left out, a text that is held out is not among the others.
+        """
+        marked = tuple(replace(source, held_out=True) for source in other.sources)
+        skipped = [Skipped(path, f"{reason} (of the files to hold out)") for path, reason in other.skipped]
+        joined = replace(
+            self,
+            documents=other.documents.followed_by(self.documents),
+            sources=(*marked, *self.sources),
+            skipped=(*self.skipped, *skipped),
+        )
+        return _without_duplicates(joined) if self.reading.drop_duplicates else joined
 
     def about(self) -> dict[str, Any]:
         """The account of what was read, in plain JSON types."""
@@ -99,40 +152,66 @@ def read_corpus(
     paths: str | os.PathLike | Iterable[str | os.PathLike],
     progress: Callable | None = None,
     reading: Reading | None = None,
+    without: Collection[Path] = (),
 ) -> Corpus:
     """Every document of these files and folders, counted and hashed; their text is read again when it is used.
 
     Folders are searched through; hidden files and folders are left out. `paths` may hold patterns (`texts/*.md`),
-    and - for standard input. `progress(stage, done, total)` is called in bytes. Raises DocumentError for a path that
-    does not exist, a named file that is not text, one that is damaged, and input without any text.
+    and - for standard input. `progress(stage, done, total)` is called in bytes. Files of `without`, resolved paths, are
+    left out. Raises DocumentError for paths that do not exist, for input without any text, and, naming all of them, for
+    files that are damaged or are named and not text, unless `reading.skip_bad` leaves these out.
     """
     reading = reading or Reading()
     named = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
     if not named:
         raise DocumentError("no input was named: give at least one file or folder of text")
     skipped: list[Skipped] = []
-    files = find_files(named, skipped, reading)
+    bad: list[Unreadable] = []
+    files = find_files(named, skipped, reading, bad)
+    leave_out(files, without, skipped)
     total, before = sum(path.stat().st_size for path, _ in files.values() if path.exists()), 0
     documents, sources = Documents(), []
     for relative in sorted(files):
         path, explicit = files[relative]
         origin = origin_of(path, "standard input" if relative == STANDARD_INPUT else str(path), reading)
-        if reason := why_not(origin, reading):
-            if explicit:
-                raise DocumentError(f"{origin.name}: {reason}")
-            skipped.append(Skipped(relative, reason))
+        try:
+            if reason := why_not(origin, reading):
+                if explicit:
+                    raise DocumentError(f"{origin.name}: {reason}")
+                skipped.append(Skipped(relative, reason))
+                continue
+            source = scan(origin, relative, documents, reading, partial(_report, progress, before, total))
+        except ChangedError:
+            raise
+        except DocumentError as error:
+            bad.append(Unreadable(relative, origin.name, str(error)))
             continue
-        source = scan(origin, relative, documents, reading, partial(_report, progress, before, total))
         before += source.n_bytes
         if source.n_documents:
             sources.append(source)
         else:
             documents.origins.pop()
             skipped.append(Skipped(relative, "empty"))
+    refuse_or_skip(bad, skipped, reading, len(files))
     if not documents:
         raise DocumentError(_nothing(named, skipped))
     corpus = Corpus(documents, tuple(sources), tuple(skipped), reading)
     return _without_duplicates(corpus) if reading.drop_duplicates else corpus
+
+
+def read_with_held_out(
+    paths: str | os.PathLike | Iterable[str | os.PathLike],
+    held_out: Iterable[str | os.PathLike],
+    progress: Callable | None = None,
+    reading: Reading | None = None,
+) -> Corpus:
+    """The corpus of `paths`, and the files of `held_out`, which are marked to be held out and not trained on.
+
+    A file of `held_out` that is found in a folder of `paths` is left out there; DocumentError where it is named itself.
+    """
+    apart = read_corpus(held_out, progress, reading)
+    files = {origin.path.resolve() for origin in apart.documents.origins}
+    return read_corpus(paths, progress, reading, without=files).with_held_out(apart)
 
 
 def bundled(name: str) -> Path:
@@ -153,7 +232,7 @@ def _without_duplicates(corpus: Corpus) -> Corpus:
     kept[documents.same_text()[0]] = True
     counts = np.bincount(np.asarray(documents.source)[kept], minlength=len(corpus.sources)).tolist()
     sources = [
-        replace(source, n_documents=n, duplicates=source.n_documents - n)
+        replace(source, n_documents=n, duplicates=source.duplicates + source.n_documents - n)
         for source, n in zip(corpus.sources, counts, strict=True)
     ]
     return replace(corpus, documents=documents.only(kept), sources=tuple(sources))

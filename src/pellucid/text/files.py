@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -26,11 +26,30 @@ PACKED_MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 _SPOOLED: list[Any] = []
 
 
+#: how the reason begins for which a file was left out that cannot be read
+UNREADABLE = "it cannot be read"
+#: files that cannot be read, of those that one error names
+NAMED = 20
+
+
 class Skipped(NamedTuple):
     """A file that was found and not read, and why."""
 
     path: str
     reason: str
+
+
+class Unreadable(NamedTuple):
+    """A file that cannot be read: its path as it is listed, the name by which it is shown, and what is wrong."""
+
+    path: str
+    name: str
+    message: str
+
+    @property
+    def skipped(self) -> Skipped:
+        """The file as one that was left out."""
+        return Skipped(self.path, f"{UNREADABLE}: {self.message.removeprefix(self.name).lstrip(' ,:')}")
 
 
 def extends_ascii(encoding: str) -> bool:
@@ -53,6 +72,7 @@ class Reading:
     include, exclude  patterns, separated by commas, of file names or of paths within the folder: what is found and
                       matches none of `include`, or one of `exclude`, is left out; a file that is named is read
     drop_duplicates   whether a document is left out whose text is that of an earlier one
+    skip_bad          whether files that cannot be read are left out; they stop the reading otherwise
     licence           under which the text may be used, in words; kept in the manifest
     """
 
@@ -62,6 +82,7 @@ class Reading:
     include: str = ""
     exclude: str = ""
     drop_duplicates: bool = False
+    skip_bad: bool = False
     licence: str = ""
 
     def __post_init__(self):
@@ -111,8 +132,13 @@ class Found(NamedTuple):
     explicit: bool
 
 
-def find_files(named: list[Path], skipped: list[Skipped], reading: Reading | None = None) -> dict[str, Found]:
-    """Relative path -> file, of everything to read; what is left out is added to `skipped`."""
+def find_files(
+    named: list[Path], skipped: list[Skipped], reading: Reading | None = None, bad: list[Unreadable] | None = None
+) -> dict[str, Found]:
+    """Relative path -> file, of everything to read; what is left out is added to `skipped`, what is damaged to `bad`.
+
+    Raises DocumentError for paths that do not exist, naming all of them, and for a damaged file where `bad` is None.
+    """
     reading = reading or Reading()
     files: dict[str, Found] = {}
     if Path(STANDARD_INPUT) in named:
@@ -131,7 +157,13 @@ def find_files(named: list[Path], skipped: list[Skipped], reading: Reading | Non
             relative = _relative(file, base)
             searched = folder or path in patterns
             seen += [relative] if searched else []
-            reason = (reading.why_left_out(relative) or _why_no_table(file)) if searched else ""
+            try:
+                reason = (reading.why_left_out(relative) or _why_no_table(file)) if searched else ""
+            except DocumentError as error:
+                if bad is None:
+                    raise
+                bad.append(Unreadable(relative, str(file), str(error)))
+                continue
             if reason and relative not in files:
                 skipped.append(Skipped(relative, reason))
             elif relative == STANDARD_INPUT:
@@ -145,9 +177,41 @@ def find_files(named: list[Path], skipped: list[Skipped], reading: Reading | Non
     return files
 
 
+def refuse_or_skip(
+    bad: list[Unreadable],
+    skipped: list[Skipped],
+    reading: Reading,
+    n_files: int,
+    kind: type[DocumentError] = DocumentError,
+) -> None:
+    """Add the files that cannot be read to `skipped` where `reading.skip_bad` asks for it; refuse all of them else.
+
+    Raises an error of this kind that names every such file and says what is wrong with it. `n_files` were found.
+    """
+    if not bad or reading.skip_bad:
+        skipped[:0] = [file.skipped for file in bad]
+        return
+    messages = list(dict.fromkeys(file.message for file in bad))
+    if len(messages) == 1:
+        raise kind(messages[0] + ("; --skip-bad leaves such files out" if n_files > 1 else ""))
+    more = [f"and {len(messages) - NAMED:,} more"] if len(messages) > NAMED else []
+    listed = "\n".join([*messages[:NAMED], *more])
+    raise kind(f"{len(bad):,} files cannot be read; mend them, or leave them out with --skip-bad\n{listed}")
+
+
+def leave_out(files: dict[str, Found], without: Collection[Path], skipped: list[Skipped]) -> None:
+    """Take the files of `without` out of those to read; DocumentError for one that is named itself."""
+    for relative, (path, explicit) in list(files.items()) if without else ():
+        if path.resolve() in without:
+            if explicit:
+                raise DocumentError(f"{path} is named both as text to train on and as text to hold out: name it once")
+            del files[relative]
+            skipped.append(Skipped(relative, "held out"))
+
+
 def _expanded(named: list[Path]) -> tuple[list[Path], set[Path]]:
     """The paths, patterns among them replaced by what they match, and which of them were found so."""
-    paths, matched = [], set()
+    paths, matched, missing = [], set(), []
     for path in named:
         if path.exists():
             paths.append(path)
@@ -155,9 +219,11 @@ def _expanded(named: list[Path]) -> tuple[list[Path], set[Path]]:
         found = sorted(_globbed(path)) if glob.has_magic(str(path)) else []
         if not found:
             what = "no file matches this pattern" if glob.has_magic(str(path)) else "there is no such file or folder"
-            raise DocumentError(f"{path}: {what}")
+            missing.append(f"{path}: {what}")
         paths += found
         matched |= set(found)
+    if missing:
+        raise DocumentError("\n".join(missing))
     return paths, matched
 
 

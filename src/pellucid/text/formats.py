@@ -75,7 +75,7 @@ def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]
             said = "nested too deeply" if nested else getattr(error, "msg", "a number is too long")
             raise DocumentError(
                 f"{origin.name}, line {number}{place}: not valid JSON ({said}), expected one object a line; mend the "
-                "line, or leave the file out with --exclude"
+                "line"
             ) from None
         if not isinstance(row, dict | str):
             raise DocumentError(
@@ -187,7 +187,7 @@ def _lines(file: BinaryIO, origin: Origin) -> Iterator[bytes]:
         if len(line) > LONGEST:
             raise DocumentError(
                 f"{origin.name}, line {number}: longer than {LONGEST:,} bytes, which nothing here can hold; is it of "
-                "this format? Leave it out with --exclude, or say what it is with --set text.format=plain"
+                "this format? Say what the file is with --format plain"
             )
         yield line
 

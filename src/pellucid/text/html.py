@@ -33,7 +33,7 @@ def read_html(pieces: Iterator[Piece], name: str = "the page") -> Iterator[Piece
             if page.pending > LONGEST:
                 raise DocumentError(
                     f"{name}: a tag, comment or script does not end for {LONGEST:,} characters, from line "
-                    f"{page.getpos()[0]} on; mend it, or leave the file out with --exclude"
+                    f"{page.getpos()[0]} on; close it"
                 )
             if text := page.take():
                 yield piece_of_text(text)

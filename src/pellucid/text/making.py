@@ -1,6 +1,7 @@
 """A tokenizer from files: what `pellucid.train_tokenizer` and `pellucid tokenizer train` do."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ def train_tokenizer(
     vocabulary: int | None = None,
     field: str = "",
     out: str | Path | None = None,
+    reading: Reading | None = None,
     progress: Progress = None,
     **how: Any,
 ) -> Tokenizer:
     """A tokenizer made from texts, written to `out`/tokenizer.json; `how`: pattern and share, as in `pellucid.text`.
 
-    `vocabulary` is of bpe and word, 8192 unless given; `field` of JSON lines, or column of tables, holds the text.
+    `vocabulary` is of bpe and word, 8192 unless given; `field` of JSON lines, or column of tables, holds the text;
+    `reading` says the rest of how files are found and read. The tokenizer's notes say what became of the files.
     `progress(stage, done, total)` is told what is being done, in bytes while the text is read and then in characters.
     """
     if out is not None and (Path(out) / "tokenizer.json").exists():
@@ -32,9 +35,11 @@ def train_tokenizer(
         check_destination(Path(out) / "tokenizer.json")
     n_vocab = vocabulary or (8192 if kind in LEARNED else None)
     check_learning(kind, n_vocab, **how)
-    corpus = read_corpus([str(path) for path in inputs], progress, reading=Reading(field=field))
+    reading = replace(reading or Reading(), field=field) if field else reading
+    corpus = read_corpus([str(path) for path in inputs], progress, reading)
     texts = told(corpus.texts(), sum(corpus.documents.n_characters), progress)
     made = make_tokenizer(kind, texts, n_vocab, **how)
+    made.notes = (*made.notes, *corpus.notes, *(f"skipped {file.path}: {file.reason}" for file in corpus.unreadable))
     if out is not None:
         made.save(out)
     return made

@@ -98,16 +98,16 @@ def _gunzipped(file: BinaryIO, name: str) -> Iterator[bytes]:
     done = 0
     try:
         with gzip.GzipFile(fileobj=file, mode="rb") as inside:
-            while chunk := inside.read(PIECE):
+            while chunk := inside.read1(PIECE):  # `read` would lose what stands before the place where a stream breaks
                 done += len(chunk)
                 yield chunk
     except EOFError:
         raise DocumentError(
-            f"{name} is cut short: its gzip stream ends after {done} bytes of content, before its end mark; "
+            f"{name} is cut short: its gzip stream ends after {done:,} bytes of content, before its end mark; "
             "fetch the file again"
         ) from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise DocumentError(f"{name} is damaged after {done} bytes of content ({error}): fetch it again") from None
+        raise DocumentError(f"{name} is damaged after {done:,} bytes of content ({error}): fetch it again") from None
 
 
 def _unzstd(file: BinaryIO, name: str) -> Iterator[bytes]:
@@ -122,9 +122,12 @@ def _unzstd(file: BinaryIO, name: str) -> Iterator[bytes]:
                 yield found
                 chunk, unpacker = (unpacker.unused_data, None) if unpacker.eof else (b"", unpacker)
     except zstandard.ZstdError as error:
-        raise DocumentError(f"{name} is damaged after {done} bytes of content ({error}): fetch it again") from None
+        raise DocumentError(f"{name} is damaged after {done:,} bytes of content ({error}): fetch it again") from None
     if unpacker is not None:
-        raise DocumentError(f"{name} is cut short: its zstd stream ends after {done} bytes of content; fetch it again")
+        raise DocumentError(
+            f"{name} is cut short: its zstd stream ends after {done:,} bytes of content, before its end mark; fetch "
+            "the file again"
+        )
 
 
 def extra(module: str, name: str) -> Any:
@@ -133,10 +136,7 @@ def extra(module: str, name: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         package = module.partition(".")[0]
-        raise DocumentError(
-            f"{name} cannot be read without {package}: pip install 'pellucid[data]', or leave such files out with "
-            "--exclude"
-        ) from None
+        raise DocumentError(f"{name} cannot be read without {package}: pip install 'pellucid[data]'") from None
 
 
 def as_utf8(stream: BinaryIO, origin: Origin, errors: str = "strict") -> BinaryIO:
@@ -165,7 +165,7 @@ def _recoded(stream: BinaryIO, encoding: str, name: str, errors: str) -> Iterato
         except UnicodeDecodeError as error:
             raise DocumentError(
                 f"{name}: byte {done - held + error.start} is not {encoding} ({error.reason}): say its encoding with "
-                "--set text.encoding=NAME, or convert the file to UTF-8"
+                "--encoding NAME, or convert the file to UTF-8"
             ) from None
         done += len(chunk)
         yield text.encode("utf-8", errors)

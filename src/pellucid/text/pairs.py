@@ -10,17 +10,17 @@ refused with its file and line.
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pellucid.text.files import Reading, Skipped, find_files
+from pellucid.text.files import Found, Reading, Skipped, Unreadable, find_files, leave_out, refuse_or_skip
 from pellucid.text.pieces import DocumentError
 from pellucid.text.scan import Source
-from pellucid.text.split import PARTS
+from pellucid.text.split import PARTS, counted
 
 #: lines read between two reports
 TOGETHER = 4096
@@ -46,10 +46,24 @@ class Pairs:
 
     def about(self) -> dict[str, Any]:
         """The account of what was read, in plain JSON types."""
-        content = [[file.path, file.sha256] for file in self.files]
+        content = [list(file.key) for file in self.files]
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         sizes = {"pairs": len(self), "bytes": self.n_bytes, "licence": self.licence}
         return {"hash": digest, **sizes, "skipped": [list(skipped) for skipped in self.skipped]}
+
+    def with_held_out(self, other: "Pairs") -> "Pairs":
+        """The pairs of `other`, marked as held out, and behind them these."""
+        marked = tuple(replace(file, held_out=True) for file in other.files)
+        skipped = [Skipped(path, f"{reason} (of the files to hold out)") for path, reason in other.skipped]
+        return Pairs(
+            other.sources + self.sources,
+            other.targets + self.targets,
+            np.concatenate([other.places, self.places + len(other.files)]),
+            np.concatenate([other.lines, self.lines]),
+            (*marked, *self.files),
+            (*self.skipped, *skipped),
+            self.licence,
+        )
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -65,43 +79,91 @@ class Pairs:
 
 
 def read_pairs(
-    paths: str | Path | list[str] | tuple[str, ...], progress: Progress = None, reading: Reading | None = None
+    paths: str | Path | list[str] | tuple[str, ...],
+    progress: Progress = None,
+    reading: Reading | None = None,
+    without: Collection[Path] = (),
 ) -> Pairs:
     """Every pair of these .tsv and .jsonl files, and of those in these folders, in the order of their paths.
 
-    Of `reading`, `include` and `exclude` choose files.
-    Raises PairsError, naming file and line, for what is not a pair, and for input without any.
+    Of `reading`, `include` and `exclude` choose files. Files of `without`, resolved paths, are left out.
+    Raises PairsError, naming file and line, for what is not a pair (of every such file the first, unless
+    `reading.skip_bad` leaves these files out), and for input without any.
     """
     named = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     if not named:
         raise PairsError("no input was named: give at least one .tsv or .jsonl file, or a folder of them")
+    reading = reading or Reading()
     skipped: list[Skipped] = []
-    files = find_files(named, skipped, reading)
-    made = Pairs([], [], np.zeros(0), np.zeros(0), ())
-    places, lines, read = [], [], []
+    bad: list[Unreadable] = []
+    files = find_files(named, skipped, reading, bad)
+    leave_out(files, without, skipped)
+    made = _PairsSoFar()
     for relative in sorted(files):
-        path, explicit = files[relative]
-        if path.suffix.lower() not in READERS or not path.is_file():
-            expected = "not a .tsv or .jsonl file" if path.exists() else "it does not exist"
-            if explicit:
-                raise PairsError(f"{path}: {expected}; pairs are read from .tsv (two columns) and .jsonl files")
-            skipped.append(Skipped(relative, expected))
-            continue
-        before, hashed = len(made), _HashedLines(path)
-        for number, (source, target) in read_lines(path, hashed):
-            made.sources.append(source)
-            made.targets.append(target)
+        try:
+            if reason := _why_no_pairs(files[relative]):
+                skipped.append(Skipped(relative, reason))
+            else:
+                made.add(relative, files[relative].path, progress)
+        except PairsError as error:
+            bad.append(Unreadable(relative, str(files[relative].path), str(error)))
+    refuse_or_skip(bad, skipped, reading, len(files), PairsError)
+    if not made.sources:
+        raise PairsError(f"{', '.join(map(str, named))}: there are no pairs to read; expected .tsv or .jsonl files")
+    where = np.array(made.places, dtype=np.int32), np.array(made.lines, dtype=np.int64)
+    return Pairs(made.sources, made.targets, *where, tuple(made.files), tuple(skipped), reading.licence)
+
+
+def read_pairs_with_held_out(
+    paths: list[str] | tuple[str, ...],
+    held_out: list[str] | tuple[str, ...],
+    progress: Progress = None,
+    reading: Reading | None = None,
+) -> Pairs:
+    """The pairs of `paths`, and those of the files `held_out`, which are marked to be held out and not trained on.
+
+    A file of `held_out` that is found in a folder of `paths` is left out there.
+    """
+    apart: list[Skipped] = []
+    files = find_files([Path(path) for path in held_out], apart, reading)
+    resolved = {file.path.resolve() for file in files.values()}
+    measured = read_pairs(held_out, progress, reading)
+    return read_pairs(paths, progress, reading, without=resolved).with_held_out(measured)
+
+
+def _why_no_pairs(file: Found) -> str:
+    """Why a file that was found holds no pairs, nothing if it may; PairsError for one that was named itself."""
+    if file.path.suffix.lower() in READERS and file.path.is_file():
+        return ""
+    reason = "not a .tsv or .jsonl file" if file.path.exists() else "it does not exist"
+    if file.explicit:
+        raise PairsError(f"{file.path}: {reason}; pairs are read from .tsv (two columns) and .jsonl files")
+    return reason
+
+
+class _PairsSoFar:
+    """The pairs of the files that have been read: columns, as `Pairs` has them."""
+
+    def __init__(self):
+        self.sources: list[str] = []
+        self.targets: list[str] = []
+        self.places: list[int] = []
+        self.lines: list[int] = []
+        self.files: list[Source] = []
+
+    def add(self, relative: str, path: Path, progress: Progress) -> None:
+        """Every pair of a file; PairsError, and none of them, where a line is no pair."""
+        pairs, lines, hashed = [], [], _HashedLines(path)
+        for number, pair in read_lines(path, hashed):
+            pairs.append(pair)
             lines.append(number)
             if progress and not len(lines) % TOGETHER:
-                progress("reading", len(lines), 0)
-        found = len(made) - before
-        places += [len(read)] * found
-        read.append(Source(relative, hashed.n_bytes, hashed.digest.hexdigest(), found, 0))
-    if not len(made):
-        raise PairsError(f"{', '.join(map(str, named))}: there are no pairs to read; expected .tsv or .jsonl files")
-    where = np.array(places, dtype=np.int32), np.array(lines, dtype=np.int64)
-    licence = reading.licence if reading else ""
-    return Pairs(made.sources, made.targets, *where, tuple(read), tuple(skipped), licence)
+                progress("reading", len(self.lines) + len(lines), 0)
+        self.sources += [source for source, _ in pairs]
+        self.targets += [target for _, target in pairs]
+        self.places += [len(self.files)] * len(pairs)
+        self.lines += lines
+        self.files.append(Source(relative, hashed.n_bytes, hashed.digest.hexdigest(), len(pairs), 0))
 
 
 class _HashedLines:
@@ -189,18 +251,28 @@ class PairSplit:
             yield self.corpus.sources[pair]
             yield self.corpus.targets[pair]
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of both sides of the pairs, those of files that were named to be held out not among them."""
+        named = any(file.held_out for file in self.corpus.files)
+        return sum(len(text.encode()) for text in self.texts("train")) if named else self.corpus.n_bytes
+
     def to_dict(self) -> dict[str, Any]:
         """What decides the split, in plain JSON types."""
-        return {"held_out": self.held_out, "seed": self.seed, "rule": "sources"}
+        rule = "files" if any(file.held_out for file in self.corpus.files) else "sources"
+        return {"held_out": self.held_out, "seed": self.seed, "rule": rule}
 
 
 def split_pairs(pairs: Pairs, held_out: float = 0.1, seed: int = 0) -> PairSplit:
     """Hold out about `held_out` of the bytes: whole sources, in an order drawn by hashing them with the seed.
 
-    All pairs of one source are on one side, and so are exact duplicates: a model cannot have seen the
+    Where files were named to be held out, their pairs are, and the share and the seed decide nothing. Otherwise all
+    pairs of one source are on one side, and so are exact duplicates: a model cannot have seen the
     target of a source it is measured on. Raises PairsError for a share outside (0, 1) and for pairs of
     one source alone.
     """
+    if any(file.held_out for file in pairs.files):
+        return _split_as_named(pairs)
     if not 0 < held_out < 1:
         raise PairsError(f"held_out = {held_out}: expected a share above 0 and below 1, such as 0.1")
     of: dict[str, list[int]] = defaultdict(list)
@@ -215,8 +287,21 @@ def split_pairs(pairs: Pairs, held_out: float = 0.1, seed: int = 0) -> PairSplit
     n = 1 + int(np.argmin(np.abs(reached[:-1] - held_out * reached[-1])))
     held = np.zeros(len(pairs), dtype=bool)
     held[[pair for source in order[:n] for pair in of[source]]] = True
+    are = "is" if held.sum() == 1 else "are"
     note = (
-        f"{held.sum():,} of {len(pairs):,} pairs are held out, {reached[n - 1] / reached[-1]:.1%} of the bytes for "
+        f"{held.sum():,} of {len(pairs):,} pairs {are} held out, {reached[n - 1] / reached[-1]:.1%} of the bytes for "
         f"{held_out:.1%} asked"
     )
     return PairSplit(pairs, held_out, seed, held, note)
+
+
+def _split_as_named(pairs: Pairs) -> PairSplit:
+    """Hold out the pairs of the files that were named to be held out, and train on all others."""
+    files = np.array([file.held_out for file in pairs.files])
+    held = files[pairs.places]
+    trained = {source for source, apart in zip(pairs.sources, held, strict=True) if not apart}
+    known = sum(pairs.sources[k] in trained for k in np.flatnonzero(held))
+    note = f"held out: {counted(int(held.sum()), 'pair')} of {counted(int(files.sum()), 'file')} of your own"
+    if known:
+        note += f"; warning: the sources of {known:,} of them are also trained on, so the loss on these says less"
+    return PairSplit(pairs, 0.0, 0, held, note)

@@ -17,6 +17,10 @@ class DocumentError(ValueError):
     """Input that is missing, empty, not text, damaged, or no longer what it was."""
 
 
+class ChangedError(DocumentError):
+    """A file that was written to, or removed, while it was being read: waiting helps, leaving it out does not."""
+
+
 class Piece(NamedTuple):
     """Part of a document: its text, the bytes of the file it stands for, and how many sequences were not UTF-8.
 

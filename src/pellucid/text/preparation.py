@@ -60,7 +60,7 @@ def prepare(
 
 def prepared_folder(split: Split, tokenizer: Tokenizer, folder: str | Path) -> Path:
     """Where `prepare` puts, or has put, these tokens."""
-    sources = [[source.path, source.sha256] for source in split.corpus.sources]
+    sources = [list(source.key) for source in split.corpus.sources]
     content: list[Any] = [FORMAT, sources, tokenizer.hash, tokenizer.separator, split.to_dict()]
     if read := split.corpus.reading.to_dict():
         content.append(read)
@@ -118,6 +118,7 @@ def _write(
         "tokenizer": about,
         "split": split.to_dict(),
         "parts": parts,
+        "held_out": {"note": split.note, "documents": split.held_out_documents()},
     }
     with (folder / "manifest.json").open("w", encoding="utf-8", newline="\n") as file:
         json.dump(manifest, file, indent=1)

@@ -19,7 +19,8 @@ import numpy as np
 from pellucid.text.files import Reading
 from pellucid.text.formats import READERS, ROWS, SEEKING, UNREAD
 from pellucid.text.opening import HashingFile, Origin, as_utf8, unpacked
-from pellucid.text.pieces import PIECE, DocumentError, Piece
+from pellucid.text.pieces import PIECE, ChangedError, DocumentError, Piece
+from pellucid.text.scripts import NO_LETTERS, sampled_script_of
 
 #: how much of a file decides whether it is text, and the share of undecodable bytes it may have there
 HEAD, MOST_UNDECODABLE = 8192, 0.3
@@ -65,13 +66,15 @@ class Document:
 
 @dataclass
 class Documents(Sequence[Document]):
-    """Documents as columns, some 60 bytes for each."""
+    """Documents as columns, some 60 bytes for each; `script` is a place in `scripts`, names in order of appearance."""
 
     origins: list[Origin] = field(default_factory=list)
     source: array = field(default_factory=partial(array, "i"))
     index: array = field(default_factory=partial(array, "q"))
     n_bytes: array = field(default_factory=partial(array, "q"))
     n_characters: array = field(default_factory=partial(array, "q"))
+    script: array = field(default_factory=partial(array, "H"))
+    scripts: list[str] = field(default_factory=list)
     digests: bytearray = field(default_factory=bytearray)
 
     def __len__(self) -> int:
@@ -91,11 +94,16 @@ class Documents(Sequence[Document]):
     def digest(self, k: int) -> bytes:
         return bytes(self.digests[k * DIGEST : (k + 1) * DIGEST])
 
-    def add(self, source: int, index: int, n_bytes: int, n_characters: int, digest: bytes) -> None:
+    def add(
+        self, source: int, index: int, n_bytes: int, n_characters: int, digest: bytes, script: str = NO_LETTERS
+    ) -> None:
         self.source.append(source)
         self.index.append(index)
         self.n_bytes.append(n_bytes)
         self.n_characters.append(n_characters)
+        if script not in self.scripts:
+            self.scripts.append(script)
+        self.script.append(self.scripts.index(script))
         self.digests += digest
 
     def truncate(self, n: int) -> None:
@@ -117,12 +125,21 @@ class Documents(Sequence[Document]):
 
     def only(self, kept: np.ndarray) -> "Documents":
         """Those for which `kept`, bool [documents]."""
-        a, b, c, d = (array(c.typecode, np.asarray(c)[kept].tobytes()) for c in self._columns())
+        columns = (array(c.typecode, np.asarray(c)[kept].tobytes()) for c in self._columns())
         digests = np.frombuffer(bytes(self.digests), dtype=np.uint8).reshape(-1, DIGEST)[kept]
-        return Documents(self.origins, a, b, c, d, bytearray(digests.tobytes()))
+        return Documents(self.origins, *columns, self.scripts, bytearray(digests.tobytes()))
+
+    def followed_by(self, other: "Documents") -> "Documents":
+        """These documents, and behind them the other ones."""
+        joined = self.only(np.ones(len(self), dtype=bool))
+        joined.origins, joined.scripts = [*self.origins, *other.origins], list(self.scripts)
+        for k in range(len(other)):
+            numbers = (other.index[k], other.n_bytes[k], other.n_characters[k])
+            joined.add(len(self.origins) + other.source[k], *numbers, other.digest(k), other.scripts[other.script[k]])
+        return joined
 
     def _columns(self) -> tuple[array, ...]:
-        return self.source, self.index, self.n_bytes, self.n_characters
+        return self.source, self.index, self.n_bytes, self.n_characters, self.script
 
 
 @dataclass(frozen=True)
@@ -133,6 +150,7 @@ class Source:
     n_documents       of it in the corpus; beside them `empty` rows without text and `duplicates` were left out
     replaced          how many sequences of bytes were not text and became U+FFFD; `first_replaced` says where
     encoding          that it was read in where it is not UTF-8 nor marked as another
+    held_out          whether it is one of the files that were named to be held out
     """
 
     path: str
@@ -144,6 +162,12 @@ class Source:
     encoding: str = ""
     empty: int = 0
     duplicates: int = 0
+    held_out: bool = False
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The file's name, its content, and whether it was named to be held out: what decides the tokens."""
+        return (self.path, self.sha256, "held out") if self.held_out else (self.path, self.sha256)
 
 
 def documents_of(origin: Origin, file: BinaryIO | None = None) -> Iterator[Iterator[Piece]]:
@@ -154,7 +178,7 @@ def documents_of(origin: Origin, file: BinaryIO | None = None) -> Iterator[Itera
     try:
         own = origin.path.open("rb")
     except FileNotFoundError:
-        raise DocumentError(f"{origin.name} was removed while it was being read: start again with it") from None
+        raise ChangedError(f"{origin.name} was removed while it was being read: start again with it") from None
     except OSError as error:
         raise DocumentError(f"{origin.name} cannot be opened: {error.strerror}") from None
     with own:
@@ -167,7 +191,7 @@ def why_not(origin: Origin, reading: Reading) -> str:
         return "not a regular file"
     inner = Path(origin.path.stem) if origin.packed else origin.path
     if (suffix := inner.suffix.lower()) in UNREAD and reading.format == "auto":
-        return f"{suffix} files are not read: convert it to text or JSON lines, or say with text.format what it is"
+        return f"{suffix} files are not read: convert it to text or JSON lines, or say with --format what it is"
     try:
         with origin.path.open("rb") as file:
             if origin.format in SEEKING or origin.encoding != "utf-8":
@@ -181,7 +205,7 @@ def why_not(origin: Origin, reading: Reading) -> str:
     if bad > MOST_UNDECODABLE * len(head) and not reading.encoding and origin.format != "html":
         return (
             f"{bad} of its first {len(head)} bytes are not UTF-8: it is binary or in another encoding; say which with "
-            "--set text.encoding=NAME, or convert it first"
+            "--encoding NAME, or convert it first"
         )
     return ""
 
@@ -201,6 +225,7 @@ def scan(
                 origin = replace(origin, encoding=reading.encoding)
                 found = _count(origin, file, documents)
     except DocumentError:
+        documents.truncate(before)
         if _state(origin) != state:
             raise changed(origin) from None
         raise
@@ -249,15 +274,16 @@ def _count(origin: Origin, file: BinaryIO, documents: Documents) -> dict[str, An
     empty = replaced = 0
     first = ""
     for index, pieces in enumerate(documents_of(origin, file)):
-        digest, n_bytes, n_characters = hashlib.sha256(), 0, 0
+        digest, n_bytes, n_characters, script = hashlib.sha256(), 0, 0, ""
         for piece in pieces:
+            script = script or (sampled_script_of(piece.text) if piece.text else "")
             if piece.replaced and not first:
                 first = f"row {index + 1}" if origin.format in ROWS else _place(piece, n_bytes)
             digest.update(piece.text.encode())
             n_bytes, n_characters = n_bytes + piece.n_bytes, n_characters + len(piece.text)
             replaced += piece.replaced
         if n_characters:
-            documents.add(len(documents.origins), index, n_bytes, n_characters, digest.digest())
+            documents.add(len(documents.origins), index, n_bytes, n_characters, digest.digest(), script)
         else:
             empty += 1
     return {"empty": empty, "replaced": replaced, "first_replaced": first}
@@ -288,6 +314,6 @@ def use_up(pieces: Iterator[Piece]) -> None:
         pass
 
 
-def changed(origin: Origin) -> DocumentError:
+def changed(origin: Origin) -> ChangedError:
     """The error of a file that is another than it was when it was counted."""
-    return DocumentError(f"{origin.name} changed while it was being read: start again once it is complete")
+    return ChangedError(f"{origin.name} changed while it was being read: start again once it is complete")

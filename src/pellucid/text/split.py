@@ -1,15 +1,24 @@
 """Setting text aside: which part of a corpus is trained on and which is held out to measure with.
 
-By documents where that comes near the share asked for: whole documents, in an order drawn by hashing
-their text with the seed, exact duplicates always on one side. Otherwise by tail: the last characters
-of every document. For one document and a tenth this is nanoGPT's split, `data[:int(n * 0.9)]` and the rest.
+stratified   The held-out part has the share asked for of every script and of every size of document, so that it
+             resembles the part that is trained on. Whole documents are held out, exact duplicates always on one side,
+             except where a single document would be much of what is held out: such a document gives its last
+             characters.
+documents    Whole documents of any size that come near the share asked for, or tails where none do. This is the rule
+             of runs whose recipe names no rule.
+tail         The last characters of every document are held out. For one document and a tenth this is nanoGPT's split,
+             `data[:int(n * 0.9)]` and the rest.
+files        The documents of the files that were named to be held out.
+
+A run is resumed with the split it began with: a rule that would choose otherwise needs another name.
 """
 
 import hashlib
 import itertools
 from array import array
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Literal
 
 import numpy as np
@@ -19,8 +28,13 @@ from pellucid.text.pieces import DocumentError, Piece
 from pellucid.text.scan import Documents
 
 PARTS = ("train", "held_out")
-#: held-out bytes may be this many times less or more than asked for before whole documents are given up
+Rule = Literal["stratified", "documents", "tail", "files"]
+#: a document is held out whole only where at least so many of its size would be: a few would not resemble the rest
+FEWEST = 4
+#: rule "documents": held-out bytes may be this many times less or more than asked for before tails are taken
 REACH = 2
+#: documents that the manifest lists of those that are held out
+LISTED = 1000
 #: characters from which a sample of a text is taken
 SAMPLED = 1 << 26
 
@@ -32,7 +46,7 @@ class Split:
     corpus: Corpus
     held_out: float
     seed: int
-    rule: Literal["documents", "tail"]
+    rule: Rule
     cuts: array
     note: str
 
@@ -66,51 +80,105 @@ class Split:
                 break
         return "".join(found)
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the text, files that were named to be held out not among them."""
+        files = (source.held_out for source in self.corpus.sources)
+        named = np.fromiter(files, dtype=bool)[np.asarray(self.corpus.documents.source)]
+        return int(np.asarray(self.corpus.documents.n_bytes)[~named].sum())
+
+    def held_out_documents(self, most: int = LISTED) -> list[tuple[str, int, int]]:
+        """The first of the documents of which something is held out: file, number in it, first character held out."""
+        documents, lengths = self.corpus.documents, np.array(self.corpus.documents.n_characters)
+        found = np.flatnonzero(np.array(self.cuts) < lengths)[:most].tolist()
+        files = (self.corpus.sources[documents.source[k]].path for k in found)
+        return [(path, documents.index[k], self.cuts[k]) for path, k in zip(files, found, strict=True)]
+
     def to_dict(self) -> dict:
         """What decides the split, in plain JSON types."""
         return {"held_out": self.held_out, "seed": self.seed, "rule": self.rule}
 
 
-def split_corpus(corpus: Corpus, held_out: float = 0.1, seed: int = 0) -> Split:
-    """Set aside about `held_out` of the bytes of `corpus`; the same corpus, share and seed give the same split.
+def split_corpus(corpus: Corpus, held_out: float = 0.1, seed: int = 0, rule: Rule = "stratified") -> Split:
+    """Set aside about `held_out` of the bytes of `corpus`; the same corpus, share, seed and rule give the same split.
 
+    Where the corpus has files that were named to be held out, these are, and the other arguments decide nothing.
     Raises DocumentError for a share outside (0, 1) and for a corpus too small to have both parts.
     """
+    lengths = np.array(corpus.documents.n_characters)
+    if any(source.held_out for source in corpus.sources):
+        return _split_as_named(corpus, lengths)
     if not 0 < held_out < 1:
         raise DocumentError(f"held_out = {held_out}: expected a share above 0 and below 1, such as 0.1")
-    documents = corpus.documents
-    chosen, n_bytes = _choose(documents, held_out, seed)
-    target = held_out * corpus.n_bytes
-    share = f"{n_bytes / corpus.n_bytes:.1%} of the bytes for {held_out:.1%} asked"
-    lengths = np.array(documents.n_characters)
-    if target / REACH <= n_bytes <= target * REACH and 0 < n_bytes < corpus.n_bytes:
-        cuts = np.where(chosen, 0, lengths)
-        note = f"{chosen.sum()} of {len(cuts)} documents are held out, {share}"
-        return Split(corpus, held_out, seed, "documents", array("q", cuts.tobytes()), note)
-    cuts = (lengths * (1 - held_out)).astype(np.int64)
+    if rule not in CHOICES:
+        raise DocumentError(f"text.split = {rule!r}: say one of {', '.join(CHOICES)}")
+    chosen, whole = CHOICES[rule](corpus, held_out, seed)
+    cuts = np.where(whole, np.where(chosen, 0, lengths), (lengths * (1 - held_out)).astype(np.int64))
     if not cuts.any() or (cuts == lengths).all():
         n = lengths.sum()
         raise DocumentError(f"{n} characters are too few to hold {held_out:.1%} of them out: give more text")
-    if len(cuts) == 1:
-        note = f"the last {held_out:.1%} of the characters of the one document is held out"
-    else:
-        note = (
-            f"the last {held_out:.1%} of every document is held out: no choice of whole documents comes near that share"
-        )
-    return Split(corpus, held_out, seed, "tail", array("q", cuts.tobytes()), note)
+    made = Split(corpus, held_out, seed, rule if whole.any() else "tail", array("q", cuts.tobytes()), "")
+    return replace(made, note=_note(made, rule, chosen, whole))
 
 
-def _choose(documents: Documents, held_out: float, seed: int) -> tuple[np.ndarray, int]:
-    """Which documents to hold out, bool [documents], and their bytes.
+def _split_as_named(corpus: Corpus, lengths: np.ndarray) -> Split:
+    """Hold out the documents of the files that were named to be held out, and train on all others."""
+    files = [source.held_out for source in corpus.sources]
+    named = np.array(files)[np.asarray(corpus.documents.source)]
+    if named.all():
+        raise DocumentError("every text to train on is also held out, and was left out: give other text to train on")
+    n_bytes = int(np.asarray(corpus.documents.n_bytes)[named].sum())
+    documents, own = counted(int(named.sum()), "document"), counted(sum(files), "file")
+    note = f"held out: {documents}, {n_bytes:,} bytes, of {own} of your own"
+    return Split(corpus, 0.0, 0, "files", array("q", np.where(named, 0, lengths).tobytes()), note)
 
-    In hashed order each text is taken if that brings the share nearer; in two more rounds each is taken or put back so.
+
+def _note(split: Split, asked: Rule, chosen: np.ndarray, whole: np.ndarray) -> str:
+    """Say in words what is held out, and why where it is not what one would expect."""
+    share, n, n_chosen, n_cut = f"{split.held_out:.1%}", len(whole), int(chosen.sum()), int((~whole).sum())
+    if n == n_cut == 1:
+        return f"the last {share} of the characters of the one document is held out"
+    if n == n_cut:
+        why = {
+            "tail": "as asked",
+            "documents": "no choice of whole documents comes near that share",
+            "stratified": "there are too few of similar size and script to hold out whole documents (about "
+            f"{FEWEST / min(split.held_out, 1 - split.held_out):.0f} are needed)",
+        }
+        return f"the last {share} of every document is held out: {why[asked]}"
+    lengths, n_bytes = np.array(split.corpus.documents.n_characters), np.array(split.corpus.documents.n_bytes)
+    reached = float(((lengths - np.array(split.cuts)) / lengths * n_bytes).sum() / n_bytes.sum())
+    reached_for = f"{reached:.1%} of the bytes for {share} asked"
+    if not n_cut:
+        return f"{n_chosen:,} of {n:,} documents {'is' if n_chosen == 1 else 'are'} held out, {reached_for}"
+    others = "1 other, which is" if n_cut == 1 else f"{n_cut:,} others, which are"
+    return (
+        f"{n_chosen:,} of {n:,} documents are held out, {reached_for}, among these the last {share} of {others} too "
+        "large or too few of a script to be held out whole"
+    )
+
+
+def counted(n: int, what: str) -> str:
+    """A number of things in words: 1 document, 2 documents."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+# How documents are chosen: which are held out whole, and which are not cut, bool [documents] each --------
+
+
+def _choose_none(corpus: Corpus, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rule "tail": every document is cut."""
+    none = np.zeros(len(corpus.documents), dtype=bool)
+    return none, none
+
+
+def _choose_near(corpus: Corpus, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rule "documents": whole documents in hashed order, all or none.
+
+    Each text is taken if that brings the share nearer; in two more rounds each is taken or put back so.
     """
-    firsts, text = documents.same_text()
-    sizes = np.bincount(text, weights=documents.n_bytes).astype(np.int64)
-    salt = str(seed).encode() + b"\0"
-    salted = b"".join(hashlib.sha256(salt + documents.digest(k)).digest() for k in firsts)
-    keys = np.frombuffer(salted, dtype=">u8").reshape(len(firsts), -1)
-    order = np.lexsort(keys.T[::-1]).tolist()
+    firsts, text, sizes = _texts(corpus.documents)
+    order = np.lexsort(_hashes(corpus.documents, firsts, seed)).tolist()
     target = held_out * sizes.sum()
     chosen = bytearray(len(firsts))
     total, of = 0, sizes.tolist()
@@ -119,7 +187,69 @@ def _choose(documents: Documents, held_out: float, seed: int) -> tuple[np.ndarra
         if abs(total + change - target) < abs(total - target):
             chosen[k] ^= 1
             total += change
-    return np.frombuffer(chosen, dtype=bool)[text], total
+    near = target / REACH <= total <= target * REACH and 0 < total < corpus.n_bytes
+    return np.frombuffer(chosen, dtype=bool)[text], np.full(len(text), near)
+
+
+def _choose_stratified(corpus: Corpus, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rule "stratified": of every script, from the smallest size to the largest, every text that brings the bytes held
+    out so far nearer to their share of the bytes seen so far.
+
+    Sizes are ordered by powers of two, texts of one size by folder, and texts of one folder by a hash with the seed.
+    At every place of this order the bytes held out differ from their share by at most half of the largest text so far.
+    """
+    firsts, text, sizes = _texts(corpus.documents)
+    scripts = np.asarray(corpus.documents.script)[firsts]
+    folders = _folders(corpus)[np.asarray(corpus.documents.source)[firsts]]
+    whole, chosen = np.zeros(len(firsts), dtype=bool), np.zeros(len(firsts), dtype=bool)
+    hashes, octaves = _hashes(corpus.documents, firsts, seed), np.frexp(sizes)[1]
+    for script in np.unique(scripts):
+        here = np.flatnonzero(scripts == script)
+        small = here[_small_enough(sizes[here], held_out)]
+        whole[small] = True
+        order = small[np.lexsort((*(hashed[small] for hashed in hashes), folders[small], octaves[small]))]
+        total = seen = 0
+        for k, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
+            seen += size
+            if 2 * total + size <= 2 * held_out * seen:
+                chosen[k], total = True, total + size
+    return chosen[text], whole[text]
+
+
+def _small_enough(sizes: np.ndarray, held_out: float) -> np.ndarray:
+    """Which texts may be held out whole: the most of the smallest, with none above 1 / FEWEST of the smaller part."""
+    order = np.argsort(sizes, kind="stable")
+    least = min(held_out, 1 - held_out) / FEWEST
+    fits = np.flatnonzero(sizes[order] <= least * np.cumsum(sizes[order]))
+    small = np.zeros(len(sizes), dtype=bool)
+    small[order[: fits[-1] + 1 if len(fits) else 0]] = True
+    return small
+
+
+def _texts(documents: Documents) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The first document with each text, each document's text, and the bytes of all documents with each text."""
+    firsts, text = documents.same_text()
+    return firsts, text, np.bincount(text, weights=documents.n_bytes).astype(np.int64)
+
+
+def _hashes(documents: Documents, firsts: np.ndarray, seed: int) -> tuple[np.ndarray, ...]:
+    """A hash of each text and the seed, as columns to sort by, the last of them first."""
+    salt = str(seed).encode() + b"\0"
+    salted = b"".join(hashlib.sha256(salt + documents.digest(k)).digest() for k in firsts)
+    return tuple(np.frombuffer(salted, dtype=">u8").reshape(len(firsts), -1).T[::-1])
+
+
+def _folders(corpus: Corpus) -> np.ndarray:
+    """A number for the folder of each file; a file of many documents has its own."""
+    names = [s.path if s.n_documents > 1 else str(PurePosixPath(s.path).parent) for s in corpus.sources]
+    return np.unique(names, return_inverse=True)[1]
+
+
+CHOICES: dict[str, Callable[[Corpus, float, int], tuple[np.ndarray, np.ndarray]]] = {
+    "stratified": _choose_stratified,
+    "documents": _choose_near,
+    "tail": _choose_none,
+}
 
 
 def _between(pieces: Iterator[Piece], start: int, stop: int) -> Iterator[Piece]:

@@ -1,8 +1,6 @@
 """What a tokenizer does to texts, in numbers: how far it compresses them, what it is made of, what it never uses."""
 
 import re
-import unicodedata
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -10,6 +8,7 @@ import numpy as np
 
 from pellucid.text.bpe import BPETokenizer
 from pellucid.text.interface import Tokenizer
+from pellucid.text.scripts import script_of
 from pellucid.text.symbols import byte_characters
 
 #: a run of letters and digits
@@ -84,19 +83,11 @@ def survey(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Survey:
     for name, text in texts:
         ids = np.concatenate([*tokenizer.encode_pieces([text]), np.zeros(0, dtype=np.int64)])
         made.counts += np.bincount(ids, minlength=tokenizer.n_vocab)
-        places = made.by_file.setdefault(name, Measure()), made.by_script.setdefault(script_of(text), Measure())
+        script = script_of(text[:LOOKED_AT])
+        places = made.by_file.setdefault(name, Measure()), made.by_script.setdefault(script, Measure())
         for measure in (made.total, *places):
             measure.add(text, ids, tokenizer.unknown)
     return made
-
-
-def script_of(text: str) -> str:
-    """The script that most letters of the text's beginning are written in, as Unicode calls it: Latin, Cyrillic, ..."""
-    letters = Counter(c for c in text[:LOOKED_AT] if c.isalpha())
-    scripts: Counter[str] = Counter()
-    for letter, count in letters.items():
-        scripts[unicodedata.name(letter, "unnamed").split()[0].capitalize()] += count
-    return scripts.most_common(1)[0][0] if scripts else "no letters"
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     """What changed between two manifests, one line for each file or choice; empty if nothing did."""
-    before, after = ({s["path"]: s for s in manifest["sources"]} for manifest in (old, new))
+    before, after = ({_named(s): s for s in manifest["sources"]} for manifest in (old, new))
     lines = [f"{path} is gone" for path in before if path not in after]
     lines += [f"{path} is new" for path in after if path not in before]
     for path in before.keys() & after.keys():
@@ -173,6 +173,11 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
         if old["split"].get(name) != new["split"].get(name):
             lines.append(f"the split's {name} changed, from {old['split'].get(name)} to {new['split'].get(name)}")
     return "\n".join(lines)
+
+
+def _named(source: dict[str, Any]) -> str:
+    """A file as a difference names it; one that is held out may have the name of one that is trained on."""
+    return f"the held-out file {source['path']}" if source.get("held_out") else source["path"]
 
 
 def _open_part(folder: Path, name: str, part: dict[str, Any], made_by: dict[str, Any]) -> Part:

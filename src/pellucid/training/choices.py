@@ -20,8 +20,13 @@ class TextChoices:
     pattern: Literal["gpt2", "gpt4", "word-end", "none"] = "gpt2"
     #: share of the training text that bpe or word learns from, evenly spread
     sample: float = 1.0
-    #: share of the text, by bytes, that is never trained on
+    #: share of the text, by bytes, that is never trained on; 0 with held_out_files
     held_out: float = 0.1
+    #: files and folders that are held out in place of a share of the text
+    held_out_files: tuple[str, ...] = ()
+    #: how a share is held out: stratified (whole documents and ends of documents that resemble the rest), documents
+    #: (whole documents of any size), tail (the end of every document); files goes with held_out_files
+    split: Literal["stratified", "documents", "tail", "files"] = "stratified"
     #: yes: tokens attend only to tokens of the same document
     inside_documents: Literal["no", "yes"] = "no"
     #: the field of JSON lines, or the column of a table, that holds the text; empty: text, or the only one that does
@@ -36,8 +41,14 @@ class TextChoices:
     exclude: str = ""
     #: yes: only the first of several documents with the same text is read
     drop_duplicates: Literal["no", "yes"] = "no"
+    #: yes: files that cannot be read are left out, and listed
+    skip_bad: Literal["no", "yes"] = "no"
     #: the licence of the text, noted in the run's data.json
     licence: str = ""
+
+
+#: what a recipe says that was written before there were other rules of holding text out
+EARLIER = {"split": "documents"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from pellucid.architecture import Architecture, ArchitectureError, architecture_
 from pellucid.presets import gated_width, preset
 from pellucid.text.files import Reading
 from pellucid.text.tokenizer import LEARNED, Kind
-from pellucid.training.choices import ADAPTING, CONTINUING, AdaptChoices, Base
+from pellucid.training.choices import ADAPTING, CONTINUING, EARLIER, AdaptChoices, Base
 from pellucid.training.choices import TextChoices as TextChoices
 from pellucid.training.choices import TrainChoices as TrainChoices
 from pellucid.training.encoder import PREFIX, check_encoder, with_encoder, with_model_fields
@@ -59,7 +59,7 @@ class Recipe:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """What `to_dict` wrote."""
         made = {
-            "text": _part(TextChoices, values.get("text", {}), "text"),
+            "text": _part(TextChoices, EARLIER | values.get("text", {}), "text"),
             "train": _part(TrainChoices, values.get("train", {}), "train"),
             "adapt": _part(AdaptChoices, values.get("adapt", {}), "adapt"),
             "base": Base(**values["base"]) if values.get("base") else None,
@@ -192,6 +192,7 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         named.pop(full, None)  # what is said later is applied later: `dropout` sets all of dropout.*
         named[full] = value
     of = {p: {n.partition(".")[2]: v for n, v in named.items() if n.startswith(f"{p}.")} for p in ("model", *PARTS)}
+    of["text"] = settle_held_out(recipe.text, of["text"])
     parts = {p: _part(kind, {**vars(getattr(recipe, p)), **of[p]}, p) for p, kind in PARTS.items()}
     model = {"attention.mask": OBJECTIVE_MASK[parts["train"].objective]} if "objective" in of["train"] else {}
     base = with_encoder(recipe.model) if parts["train"].objective == "source-target" else recipe.model
@@ -214,6 +215,24 @@ OBJECTIVE_MASK = {"next-token": "causal", "prefix": "prefix", "masked": "bidirec
 MASK_OBJECTIVE = {"causal": "next-token", "prefix": "prefix", "bidirectional": "masked"}
 
 
+def settle_held_out(base: TextChoices, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`changes` to `base`, with what follows from them where files are held out in place of a share of the text.
+
+    Raises RecipeError where a share or a rule of taking it is asked for beside the files.
+    """
+    if base.held_out_files and "held_out" in changes and "held_out_files" not in changes:
+        return {"held_out_files": (), "split": "stratified", **changes}  # a share takes the place of the files
+    if not (files := changes.get("held_out_files", base.held_out_files)):
+        return dict(changes)
+    found = {"held_out": 0.0, "split": "files"}
+    if wrong := [n for n, v in found.items() if n in changes and str(changes[n]) not in (str(v), "0")]:
+        raise RecipeError(
+            f"text.{wrong[0]} = {changes[wrong[0]]} and text.held_out_files = {files} are both given: hold out a share "
+            "of the text, or files of your own"
+        )
+    return {**changes, **found}
+
+
 def _checked(recipe: Recipe) -> Recipe:
     """The recipe, unless its objective and its mask contradict each other."""
     objective, mask = recipe.train.objective, recipe.model.attention.mask
@@ -224,6 +243,7 @@ def _checked(recipe: Recipe) -> Recipe:
         )
     check_encoder(recipe.model, objective)
     options = {f"text.{n}": getattr(recipe.text, n) for n in ("field", "format", "encoding", "drop_duplicates")}
+    options["text.split"] = recipe.text.split if recipe.text.split == "tail" else ""
     if objective == "source-target" and (given := [n for n, v in options.items() if v not in ("", "auto", "no")]):
         raise RecipeError(f"{given[0]} = {options[given[0]]} does not go with pairs: leave it out")
     _check_adapters(recipe.adapt)
@@ -293,6 +313,8 @@ def read_recipe_file(path: Path) -> dict[str, Any]:
         raise RecipeError(f"the recipe {path} is not valid {path.suffix.lstrip('.') or 'JSON'}: {error}") from None
     if not isinstance(values, dict):
         raise RecipeError(f"the recipe {path} holds {type(values).__name__}: expected named fields")
+    if "inputs" in values and isinstance(values.get("text"), dict):  # it is a run's recipe
+        values["text"] = EARLIER | values["text"]
     for own in ("inputs", "segments", "kind", "tokens_per_row", "base", "opens_in"):
         values.pop(own, None)
     return _flat(values)
@@ -321,7 +343,12 @@ def _part(kind: type, values: Mapping[str, Any], part: str) -> Any:
 
 
 def _check_text(part: TextChoices, refuse_unless: Callable[[bool, str, str], None]) -> None:
-    refuse_unless(0 < part.held_out < 1, "text.held_out", "a share between 0 and 1, such as 0.1")
+    files = bool(part.held_out_files)
+    refuse_unless(
+        0 < part.held_out < 1 or files, "text.held_out", "a share between 0 and 1, such as 0.1, or files of your own"
+    )
+    refuse_unless(all(part.held_out_files), "text.held_out_files", "files and folders")
+    refuse_unless((part.split == "files") == files, "text.split", "files together with text.held_out_files, only")
     refuse_unless(part.vocabulary >= 0, "text.vocabulary", "a number of ids, or 0 to have it chosen")
     learned = part.tokenizer in LEARNED or not part.vocabulary
     refuse_unless(learned, "text.vocabulary", f"0 where text.tokenizer = {part.tokenizer}, which learns none")

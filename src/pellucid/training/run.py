@@ -118,16 +118,19 @@ def resume(
     reporter: PlainReporter,
     sampler: Sampler | None = None,
     weights: Weights | None = None,
+    held_out_files: tuple[str, ...] = (),
 ) -> Run:
     """Continue a run exactly where its last verified checkpoint left it; `length` makes it longer.
 
-    The text is read again, from `inputs` where they are given (it may have moved); text that is no longer
-    the same is refused, and the file that differs is named. A run of adapters needs the `weights` that they change.
+    The text is read again, from `inputs` and `held_out_files` where they are given (it may have moved); text that is no
+    longer the same is refused, and the file that differs is named. A run of adapters needs the `weights` that they
+    change.
     """
     written = read_recipe(run)
     with Interruption(reporter) as interruption, only_one(run):
         began = time.monotonic()
-        recipe = replace(written, inputs=inputs or written.inputs)
+        text = replace(written.text, held_out_files=held_out_files or written.text.held_out_files)
+        recipe = replace(written, inputs=inputs or written.inputs, text=text)
         device = resolve.resolve_device(recipe.train.device)
         tokenizer = load_tokenizer(run)
         try:

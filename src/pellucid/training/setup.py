@@ -16,12 +16,11 @@ from pellucid.model.attention import choose_mix
 from pellucid.model.low_rank import adapt, start_adapters
 from pellucid.model.weights import initialise, load_state
 from pellucid.presets import with_vocabulary
-from pellucid.text.documents import Corpus, read_corpus
-from pellucid.text.files import Reading
+from pellucid.text.documents import Corpus
 from pellucid.text.pair_tokens import PairTokens, encode_pairs
-from pellucid.text.pairs import Pairs, PairSplit, read_pairs, split_pairs
+from pellucid.text.pairs import Pairs, PairSplit, split_pairs
 from pellucid.text.preparation import prepare
-from pellucid.text.split import Split, split_corpus
+from pellucid.text.split import Split, counted, split_corpus
 from pellucid.text.tokenizer import LEARNED, Kind, Tokenizer, TokenizerError, load_tokenizer, train_tokenizer
 from pellucid.text.tokens import Tokens
 from pellucid.training import resolve
@@ -33,6 +32,7 @@ from pellucid.training.measure import seconds_per_step
 from pellucid.training.objectives import Loss, precise
 from pellucid.training.optimizer import Optimizer
 from pellucid.training.recipe import Recipe, RecipeError, with_train
+from pellucid.training.text_parts import lines_on_skipped, lines_on_unknown, read_recipe_pairs, read_recipe_text
 
 Weights = Mapping[str, Tensor]
 #: decides what a recipe leaves open, from the text that is trained on; and says why, in lines
@@ -48,7 +48,7 @@ def default_vocabulary(n_bytes: int) -> int:
 def make_tokenizer(recipe: Recipe, split: Split | PairSplit, interruption: Interruption) -> Tokenizer:
     """The tokenizer that the recipe asks for, trained on the training part alone; Interrupted where a signal comes."""
     asked = recipe.text.tokenizer
-    n_vocab = (recipe.text.vocabulary or default_vocabulary(split.corpus.n_bytes)) if asked in LEARNED else None
+    n_vocab = (recipe.text.vocabulary or default_vocabulary(split.n_bytes)) if asked in LEARNED else None
     own = asked in get_args(Kind)
     if not own and not Path(asked).exists():
         raise RecipeError(
@@ -83,13 +83,6 @@ def watched(texts: Iterable[str], phase: Phase) -> Iterator[str]:
     phase.stage("learning the vocabulary", 0, 0)
 
 
-def reading_of(recipe: Recipe) -> Reading:
-    """How the recipe finds and reads files."""
-    t = recipe.text
-    named = {name: getattr(t, name) for name in ("field", "format", "encoding", "include", "exclude", "licence")}
-    return Reading(drop_duplicates=t.drop_duplicates == "yes", **named)
-
-
 def read_input(
     recipe: Recipe,
     reporter: PlainReporter,
@@ -111,7 +104,7 @@ def read_pairs_to_train(
 ) -> tuple[Pairs, PairTokens, Tokenizer]:
     """Pairs, their ids in memory, and one tokenizer for both sides."""
     with interruption.phase("reading", "pairs") as phase:
-        pairs = read_pairs(recipe.inputs, phase.stage, reading_of(recipe))
+        pairs = read_recipe_pairs(recipe, phase.stage)
     split = split_pairs(pairs, recipe.text.held_out, recipe.train.seed)
     tokenizer = tokenizer or make_tokenizer(recipe, split, interruption)
     interruption.poll()
@@ -119,17 +112,13 @@ def read_pairs_to_train(
         tokens = encode_pairs(split, tokenizer, phase.stage)
     train, held = tokens.part("train"), tokens.part("held_out")
     lines = [
-        f"pairs: {len(pairs):,} in {len(pairs.files):,} files, {pairs.n_bytes:,} bytes; {len(train):,} target tokens "
-        f"to train on, {len(held):,} held out",
+        f"pairs: {len(pairs):,} in {counted(len(pairs.files), 'file')}, {pairs.n_bytes:,} bytes; {len(train):,} target "
+        f"tokens to train on, {len(held):,} held out",
         split.note,
         f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids for both sides; in memory {tokens.n_bytes:,} bytes",
         *tokenizer.notes,
     ]
-    if unknown := sum(part["unknown"] for part in tokens.manifest["parts"].values()):
-        lines.append(
-            f"{unknown:,} {tokenizer.units} are not in the tokenizer's vocabulary and became its unknown token"
-        )
-    lines += [f"skipped {s.path}: {s.reason}" for s in pairs.skipped[:5]]
+    lines += [*lines_on_unknown(tokens, tokenizer), *lines_on_skipped(pairs.skipped)]
     reporter.start(lines)
     return pairs, tokens, tokenizer
 
@@ -154,9 +143,9 @@ def read_text(
 ) -> tuple[Recipe, Corpus, Tokens, Tokenizer]:
     """The recipe, sized to the text where asked; the corpus, its tokens on disk, and the tokenizer."""
     with interruption.phase("reading", "bytes") as phase:
-        corpus = read_corpus(recipe.inputs, phase.stage, reading_of(recipe))
+        corpus = read_recipe_text(recipe, phase.stage)
     with interruption.phase("choosing what is held out") as phase:
-        split, why = split_corpus(corpus, recipe.text.held_out, recipe.train.seed), []
+        split, why = split_corpus(corpus, recipe.text.held_out, recipe.train.seed, recipe.text.split), []
     if size is not None:
         with interruption.phase("choosing the size") as phase:
             recipe, why = size(recipe, split, phase)
@@ -167,36 +156,20 @@ def read_text(
     interruption.poll()
     n_train, n_held = (len(tokens.part(p)) for p in ("train", "held_out"))
     lines = [
-        f"text: {len(corpus.documents):,} documents, {corpus.n_bytes:,} bytes; {n_train:,} tokens to train on, "
-        f"{n_held:,} held out",
+        f"text: {counted(len(corpus.documents), 'document')}, {corpus.n_bytes:,} bytes; {n_train:,} tokens to train "
+        f"on, {n_held:,} held out",
         split.note,
         f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids, "
         f"{corpus.n_bytes / (n_train + n_held):.2f} bytes per token",
         *tokenizer.notes,
+        *corpus.notes,
     ]
-    if corpus.replaced:
-        lines.append(sentence_on_replaced(corpus))
     if dropped := sum(source.duplicates for source in corpus.sources):
-        lines.append(f"{dropped:,} documents with the text of an earlier one were left out")
-    if unknown := sum(part["unknown"] for part in tokens.manifest["parts"].values()):
-        lines.append(
-            f"{unknown:,} {tokenizer.units} are not in the tokenizer's vocabulary and became its unknown token"
-        )
-    lines += [f"skipped {s.path}: {s.reason}" for s in corpus.skipped[:5]]
-    if len(corpus.skipped) > 5:
-        lines.append(f"skipped {len(corpus.skipped) - 5} more files, listed in the run's data.json")
+        were = "was" if dropped == 1 else "were"
+        lines.append(f"{counted(dropped, 'document')} with the text of an earlier one {were} left out")
+    lines += [*lines_on_unknown(tokens, tokenizer), *lines_on_skipped(corpus.skipped)]
     reporter.start(lines + why)
     return recipe, corpus, tokens, tokenizer
-
-
-def sentence_on_replaced(corpus: Corpus) -> str:
-    """How much of the text was none, where it begins, and what to do."""
-    files = [source for source in corpus.sources if source.replaced]
-    return (
-        f"{corpus.replaced:,} sequences of bytes are not UTF-8 and became U+FFFD, in {len(files):,} of the files, the "
-        f"first in {files[0].path} at {files[0].first_replaced}; where files are in another encoding, say which: "
-        "--set text.encoding=latin-1"
-    )
 
 
 def build(recipe: Recipe, device: torch.device, weights: Weights | None = None) -> Transformer:
