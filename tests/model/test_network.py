@@ -12,8 +12,9 @@ from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture, ArchitectureError, Positions
 from pellucid.model import Cache, Recorder, Transformer
 from pellucid.model.mask import Mask, documents_mask, padding_mask, prefix_mask
-from pellucid.model.positions import SCALING
+from pellucid.model.positions import SCALING, Relative
 from pellucid.model.tables import Table
+from pellucid.reference.embedding import relative_buckets
 from running import any_architectures, call, draw_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"n_heads": 2})
@@ -255,6 +256,22 @@ def test_rotary_tables_in_float64_are_cosines_of_the_angles():
     angle = torch.arange(8, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.1], dtype=torch.float64)
     assert difference(cos, angle.cos()) <= 1e-15
     assert difference(sin, angle.sin()) <= 1e-15
+
+
+@pytest.mark.parametrize("two_sided", [False, True])
+@pytest.mark.parametrize(("n_buckets", "max_distance"), [(8, 5), (8, 6), (32, 128), (6, 20), (4, 3), (10, 9)])
+def test_buckets_of_every_distance_are_the_definitions(n_buckets, max_distance, two_sided):
+    """Where buckets are many and distances few, the last distance that the table holds skips some of them."""
+    mask = "bidirectional" if two_sided else "causal"
+    positions = {"positions.n_buckets": n_buckets, "positions.max_distance": max_distance}
+    relative = Relative(A.with_fields({"attention.mask": mask, "positions.kind": "relative"} | positions))
+    with torch.no_grad():
+        relative.weight.copy_(torch.arange(n_buckets)[:, None] + torch.tensor([0, 100]))
+    place = torch.arange(2 * max_distance)
+    found = relative(place[:, None], place)
+    expected = relative_buckets(len(place), len(place), n_buckets, max_distance, two_sided)
+    assert found[0].tolist() == expected.tolist()
+    assert torch.equal(found[1], found[0] + 100)
 
 
 @pytest.mark.parametrize(("low", "high", "n_trained", "factor"), [(1.0, 4.0, 8192, 4.0), (2.0, 6.0, 16, 3.0)])
