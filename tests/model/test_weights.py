@@ -48,6 +48,14 @@ def test_standard_deviations_and_depth_scaling(std):
             assert abs(p.mean().item()) < 6 * expected / math.sqrt(p.numel()), name
 
 
+def test_every_norm_starts_at_one():
+    """A gain of g starts at 1, one of 1 + g at 0."""
+    for word, value in (("g", 1), ("1+g", 0)):
+        gains = [p for name, p in start(A.with_fields({"norm.gain": word})).items() if name.endswith("gain")]
+        assert len(gains) == 2 * 8 + 1
+        assert all((gain == value).all() for gain in gains)
+
+
 def test_an_encoder_is_scaled_by_its_own_depth():
     encoder = A.with_fields({"mask": "bidirectional", "n_layers": 2})
     state = start(Architecture.from_dict(A.to_dict() | {"encoder": encoder.to_dict()}))
@@ -152,6 +160,10 @@ def test_a_tied_encoder_decoder_moves_its_matrix_too():
         (
             lambda s: s.update({"blocks.3.attn.key.weight": torch.zeros(2, 64)}),
             "blocks.3.attn.key.weight has shape [2, 64], the architecture asks for [64, 64]",
+        ),
+        (
+            lambda s: s.update({"final_norm.gain": torch.zeros(65)}),
+            "final_norm.gain has shape [65], the architecture asks for [64]",
         ),
     ],
 )
