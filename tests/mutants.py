@@ -196,7 +196,10 @@ def changed_lines(before: str, after: str) -> tuple[str, str]:
 
 
 def changes_code(room: Room, mutant: Mutant) -> bool:
-    """Whether the mutant compiles, and to another code than the original."""
+    """Whether the mutant compiles, to another code than the original, and with the same parameters.
+
+    To cosmic-ray the star and the stroke that part parameters are operators too.
+    """
     original = room.file(mutant.path).read_text(encoding="utf-8")
     try:
         functions, outside = code_differences(
@@ -204,7 +207,13 @@ def changes_code(room: Room, mutant: Mutant) -> bool:
         )
     except SyntaxError:
         return False
-    return bool(functions) or outside
+    return (bool(functions) or outside) and parted(original) == parted(mutated_source(room, mutant))
+
+
+def parted(source: str) -> list[tuple[int, int]]:
+    """How many parameters of each function are given by place alone and by name alone."""
+    arguments = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.arguments)]
+    return [(len(each.posonlyargs), len(each.kwonlyargs)) for each in arguments]
 
 
 def sample(room: Room, count: int, seed: int, provider: str = "core") -> list[Mutant]:
