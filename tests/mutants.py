@@ -152,10 +152,11 @@ def mutants_of(path: str, source: str, provider: str) -> list[Mutant]:
     found = []
     for node in ast_nodes(get_ast(source)):
         for name, operator in operators().items():
-            if not name.startswith(provider + "/") or orders_words(name, node):
+            if not name.startswith(provider + "/"):
                 continue
             for start, _ in operator.mutation_positions(node):
-                if not any(first <= start < last for first, last in annotations):
+                annotated = any(first <= start < last for first, last in annotations)
+                if not annotated and not orders_words(name, node):
                     found.append(Mutant(path, *start, name, counts[name]))
                 counts[name] += 1
     return sorted(found)

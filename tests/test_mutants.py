@@ -133,6 +133,17 @@ def test_tests_that_fail_on_the_unchanged_code_are_no_measure(package):
     assert not records
 
 
+def test_mutants_are_where_they_say():
+    """What is left out is counted all the same: the nth place of an operator is the nth of all."""
+    source = 'def f(x: "a" < "b", kind):\n    if kind == "word":\n        return x == 1\n    return x == 2\n'
+    found = mutants.mutants_of("f.py", source, "core")
+    assert {m.line for m in found if "_Eq_" in m.operator and not m.operator.endswith("NotEq")} == {3, 4}
+    for mutant in found:
+        mutated = mutate_code(source, mutants.operators()[mutant.operator], mutant.occurrence)
+        lines = [k for k, (x, y) in enumerate(zip(source.splitlines(), mutated.splitlines(), strict=True), 1) if x != y]
+        assert lines == [mutant.line], mutant
+
+
 def test_operators_for_arrays_do_what_their_examples_say():
     for operator in ARRAY_OPERATORS:
         for example in operator.examples():

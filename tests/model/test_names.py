@@ -7,7 +7,20 @@ from hypothesis import given, settings
 
 from drawing import architectures
 from pellucid.architecture import Architecture
-from pellucid.names import ALIASES, ROWS, TABLE, absent, axes, canonical, module_hooks, names, row, select
+from pellucid.names import (
+    ALIASES,
+    ROWS,
+    TABLE,
+    absent,
+    axes,
+    canonical,
+    is_stream,
+    module_hooks,
+    names,
+    row,
+    select,
+    writers,
+)  # fmt: skip
 from running import any_architectures, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=2)
@@ -209,3 +222,37 @@ def test_an_encoder_s_tensors_carry_its_prefix():
         select("encoder.blocks.0.cross.q", both)
     assert found.index("encoder.final_norm") < found.index("embed")
     assert select("encoder.blocks.1.attn.hook_pattern", both) == ["encoder.blocks.1.attn.pattern"]
+
+
+@pytest.mark.parametrize(("changes", "name", "reason"), [
+    ({"norm.kind": "none"}, "blocks.i.norm_1", "norm.kind = none"),
+    ({"norm.kind": "rms", "block": "shared"}, "blocks.i.norm_2", "block = shared has no such norm"),
+    ({"block": "post"}, "blocks.i.norm_1_out", "block = post has no such norm"),
+    ({"mlp.n_hidden": 1}, "blocks.i.mlp.pre.l", "mlp.n_hidden = 1: say mlp.pre"),
+    ({"mlp.n_hidden": 2}, "blocks.i.mlp.pre", "mlp.n_hidden = 2: say mlp.pre.0, mlp.pre.1, ..."),
+    ({"mlp.n_hidden": 0}, "blocks.i.mlp.post", "mlp.n_hidden = 0: an affine map hides nothing"),
+    ({}, "blocks.i.cross.q", "no encoder is read"),
+    ({}, "blocks.i.attn.rot_k", "positions.kind = learned rotates nothing"),
+    ({"block": "parallel"}, "blocks.i.resid_mid", "a parallel block adds attention and MLP to the stream at once"),
+])  # fmt: skip
+def test_the_reason_why_a_tensor_is_absent(changes, name, reason):
+    assert absent(name, A.with_fields(changes)) == reason
+
+
+@pytest.mark.parametrize("block", ["pre", "post"])
+def test_the_points_of_the_stream_and_what_was_added_before(block):
+    pair = with_encoder(A.with_fields({"block": block, "embed_norm": "norm"}))
+    assert pair.encoder is not None
+    inner = {"resid_pre", "resid_mid", "resid_post"} | ({"norm_1", "norm_2"} if block == "post" else set())
+    outer = inner | {"resid_cross"} | ({"norm_cross"} if block == "post" else set())
+    points = {name for name in names(pair) if is_stream(name, pair)}
+    assert points == (
+        {"embed_norm", "encoder.embed_norm"}
+        | {f"blocks.{l}.{name}" for l in range(2) for name in outer}
+        | {f"encoder.blocks.{l}.{name}" for l in range(2) for name in inner}
+    ) & {*names(pair)}
+    added = ["embed", "pos_embed", "blocks.0.attn_out", "blocks.0.cross_out", "blocks.0.mlp_out", "blocks.1.attn_out"]
+    assert writers("blocks.1.resid_mid", pair) == added
+    assert writers("blocks.0.resid_pre", pair) == added[:2]
+    of_encoder = [f"encoder.{name}" for name in ("embed", "pos_embed", "blocks.0.attn_out", "blocks.0.mlp_out")]
+    assert writers("encoder.blocks.1.resid_pre", pair) == of_encoder
