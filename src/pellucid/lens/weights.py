@@ -131,13 +131,13 @@ class Affine:
 
     def linear(self, x: Tensor) -> Tensor:
         """M x"""
-        if self.unit is None:
+        if self.unit is None or self.taken is None:
             return self.factor * x
         return x - self.taken * (x * self.unit).sum(-1, keepdim=True) * self.unit
 
     def transposed(self, x: Tensor) -> Tensor:
         """M^T x"""
-        if self.unit is None:
+        if self.unit is None or self.taken is None:
             return self.factor * x
         return x - (x * self.taken * self.unit).sum(-1, keepdim=True) * self.unit
 

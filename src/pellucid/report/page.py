@@ -230,13 +230,14 @@ def _data(run: Contents) -> str:
 
 def _held_out(run: Contents) -> str:
     """The documents that are held out, or from which character on a document is; how many where none are listed."""
-    found, part, split = (run.data.get(name) for name in ("held_out", "parts", "split"))
-    n = part.get("held_out", {}).get("documents") if isinstance(part, dict) else None
+    values = (run.data.get(name) for name in ("held_out", "parts", "split"))
+    found, parts, split = (value if isinstance(value, dict) else {} for value in values)
+    n = parts.get("held_out", {}).get("documents")
     counts = {s.get("path"): s.get("n_documents", 1) for s in run.data["sources"] if isinstance(s, dict)}
-    listed = found.get("documents", []) if isinstance(found, dict) else []
-    title = "<h3>Held out</h3>"
+    listed = [row for row in found.get("documents") or [] if isinstance(row, list) and len(row) == 3]
+    title, rule = "<h3>Held out</h3>", _held_out_rule(split, n)
     if not listed:
-        return f"{title}<p class=quiet>{e(_held_out_rule(split, n))}</p>" if isinstance(split, dict) else ""
+        return f"{title}<p class=quiet>{e(rule)}</p>" if rule else ""
     rows = [_held_out_row(path, number, start, counts.get(path, 1)) for path, number, start in listed]
     head = "<tr><th>file<th>document<th>held out"
     shown = _table("documents that are held out", head + "".join(rows[:FILES]))
