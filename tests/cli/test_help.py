@@ -45,6 +45,8 @@ def options_in(page):
 @ALL
 def test_a_help_page_fits_the_terminal_and_ends_with_two_examples(command, page):
     assert max(map(len, page.splitlines())) <= 80
+    assert "\u256d\u2500 options" in page
+    assert not re.search("^\u2502 +\u2502$", page, re.MULTILINE)  # no row of a box is empty
     _, _, below = page.partition("\nexamples:\n")
     examples = below.splitlines()
     assert len(examples) == 2

@@ -81,8 +81,8 @@ class HelpPage(io.StringIO):
 
     @property
     def encoding(self) -> str:
-        """The encoding of standard output."""
-        return getattr(self.terminal, "encoding", None) or "utf-8"
+        """The encoding of standard output, in the letters by which tyro knows it."""
+        return (getattr(self.terminal, "encoding", None) or "utf-8").lower()
 
     def isatty(self) -> bool:
         """Whether standard output is a terminal."""

@@ -39,7 +39,7 @@ class InputOptions(FilesOptions):
     inside_documents: Annotated[bool, option()] = False
     """Attend only to tokens of the same document."""
     licence: Annotated[str | None, option("TEXT")] = None
-    """Note this licence of the text in the run's data.json."""
+    """Note this licence of the text in the data.json of the run."""
 
 
 @dataclass(frozen=True)
