@@ -44,7 +44,20 @@ from pellucid.model.weights import state_of
 from pellucid.text.interface import Tokenizer
 from pellucid.training.folder import load_run, read_json, read_recipe
 from pellucid.training.metrics import read_metrics
-from pellucid.verify.parity import Parity, ParityError, Probe, compare_logits, defined_logits, make_probe, our_logits
+from pellucid.verify.parity import (
+    Parity,
+    ParityError,
+    Probe,
+    check_masks,
+    compare_logits,
+    defined_logits,
+    first_beside_definition,
+    first_of_networks,
+    first_of_streams,
+    logits_of_float32_angles,
+    make_probe,
+    our_logits,
+)
 
 Layout = Literal["pellucid", "huggingface", "gguf", "adapter"]
 Kept = Literal["float32", "float16", "q8_0"]
@@ -288,6 +301,7 @@ def to_gguf(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]
     network = fill(Transformer(a).to(probe.dtype), read.items()).eval()
     ours = our_logits(model.network(probe.dtype), probe)
     parity = compare_logits(our_logits(network, probe), ours, "the model itself", probe)
+    parity = parity.named(lambda n: first_of_networks(network, model.network(probe.dtype), probe.cases[n]))
     if goal.weights in (None, "float32"):
         return n_bytes, parity.require()
     check_rounding(read, model.state(), goal.weights)
@@ -310,7 +324,9 @@ def to_adapter(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | No
     probe = make_probe(a, model.tokenizer)
     network = fill(Transformer(a).to(probe.dtype), ours).eval()
     expected = our_logits(model.network(probe.dtype), probe)
-    return n_bytes, compare_logits(our_logits(network, probe), expected, "the run itself", probe).require()
+    parity = compare_logits(our_logits(network, probe), expected, "the run itself", probe)
+    parity = parity.named(lambda n: first_of_networks(network, model.network(probe.dtype), probe.cases[n]))
+    return n_bytes, parity.require()
 
 
 def write_pellucid(model: Model, folder: Path, progress: Progress = no_progress) -> int:
@@ -343,13 +359,10 @@ def check_import(model: Model, folder: Path) -> Parity:
     """What was written in our layout, beside the source implementation on the source's files, or the definition."""
     probe = make_probe(model.architecture, model.tokenizer)
     written = open_folder(folder)
-    if model.folder is None or model.family is None or not source.is_installed(model.folder.adapter):
-        expected, other = defined_logits(model.network(torch.float64), probe), "the NumPy reference"
-    else:
-        expected = _theirs(model.folder.path, model.family, probe, model.folder.adapter)
-        other = source.version(model.folder.adapter)
     network = fill(Transformer(model.architecture).to(probe.dtype), written.ours()).eval()
-    return compare_logits(our_logits(network, probe), expected, other, probe)
+    if model.folder is None or model.family is None or not source.is_installed(model.folder.adapter):
+        return beside_definition(network, model, probe)
+    return beside_theirs(network, model.folder.path, model.family, probe, model.folder.adapter)
 
 
 def check_export(model: Model, folder: Path, family: Family | None) -> Parity:
@@ -361,23 +374,50 @@ def check_export(model: Model, folder: Path, family: Family | None) -> Parity:
     probe = make_probe(model.architecture, model.tokenizer)
     if not source.is_installed():
         network = fill(Transformer(model.architecture).to(probe.dtype), open_folder(folder).ours()).eval()
-        expected = defined_logits(model.network(torch.float64), probe)
-        return compare_logits(our_logits(network, probe), expected, "the NumPy reference", probe)
-    ours = our_logits(model.network(probe.dtype), probe)
-    if family is not None:
-        return compare_logits(ours, _theirs(folder, family, probe), source.version(), probe)
+        return beside_definition(network, model, probe)
+    network = model.network(probe.dtype)
+    return beside_theirs(network, folder, family, probe) if family else beside_code(network, folder, probe)
+
+
+def beside_theirs(
+    network: Transformer, folder: Path, family: Family, probe: Probe, adapter: Path | None = None
+) -> Parity:
+    """Our network beside transformers on a folder; where they differ, its hidden states say from where on."""
+
+    def read(hidden_of: int | None = None) -> list[Tensor | None]:
+        asked = folder, family.model_class, probe.tokens, probe.dtype, adapter
+        return source.their_logits(*asked, hidden_of=hidden_of, **probe.given)
+
+    check_masks(network)
+    ours, rounded = our_logits(network, probe), logits_of_float32_angles(network, probe)
+    parity = compare_logits(ours, read(), source.version(adapter), probe, rounded)
+    return parity.named(lambda n: first_of_streams(network, probe.cases[n], read(n), parity.allowed))
+
+
+def beside_code(network: Transformer, folder: Path, probe: Probe) -> Parity:
+    """The same beside the code in the folder, which is the network's own source."""
     given = dict(probe.given)
-    if model.architecture.encoder is not None and "token_type_ids" in given:
-        given["decoder_token_type_ids"] = given.pop("token_type_ids")
-    theirs = source.their_logits(folder, model_class(model.architecture), probe.tokens, probe.dtype, None, **given)
-    parity = compare_logits(ours, theirs, f"{source.version()} by the code in the folder", probe)
-    if parity.largest > (allowed := CODE_TOLERANCES[probe.dtype] * parity.scale):
-        raise ParityError(f"{parity}: at most {allowed:.1e} is rounding; nothing was written")
-    return parity
+    if probe.a.encoder is not None:
+        for name in ("token_type_ids", "position_ids"):
+            given |= {f"decoder_{name}": given.pop(name)} if name in given else {}
+
+    def read(hidden_of: int | None = None) -> list[Tensor | None]:
+        asked = folder, model_class(probe.a), probe.tokens, probe.dtype
+        return source.their_logits(*asked, hidden_of=hidden_of, **given)
+
+    check_masks(network)
+    other = f"{source.version()} by the code in the folder"
+    tolerance = CODE_TOLERANCES[probe.dtype]
+    parity = compare_logits(our_logits(network, probe), read(), other, probe, tolerance=tolerance)
+    return parity.named(lambda n: first_of_streams(network, probe.cases[n], read(n), tolerance))
 
 
-def _theirs(folder: Path, family: Family, probe: Probe, adapter: Path | None = None) -> list[Tensor]:
-    return source.their_logits(folder, family.model_class, probe.tokens, probe.dtype, adapter, **probe.given)
+def beside_definition(network: Transformer, model: Model, probe: Probe) -> Parity:
+    """A network that was read from what was written beside the definition on the model's own weights."""
+    check_masks(network)
+    exact = model.network(torch.float64)
+    parity = compare_logits(our_logits(network, probe), defined_logits(exact, probe), "the NumPy reference", probe)
+    return parity.named(lambda n: first_beside_definition(network, exact, probe.cases[n]))
 
 
 #: by how much of its largest number a tensor may change where it is kept in fewer bits: half a step, and the scale's

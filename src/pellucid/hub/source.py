@@ -1,8 +1,10 @@
 """The implementation that a model comes from or goes to, where it is installed: its logits for our tokens."""
 
 import importlib.util
+import inspect
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +34,19 @@ def their_logits(
     tokens: tuple[Tensor, ...],
     dtype: torch.dtype,
     adapter: Path | None = None,
-    **given: list[Tensor],
-) -> list[Tensor]:
-    """Logits of a class of transformers for each text [1, n, n_vocab], weights from the folder, changed by an adapter.
+    *,
+    hidden_of: int | None = None,
+    **given: list[Tensor | None],
+) -> list[Tensor | None]:
+    """Logits of a class of transformers for each call [batch, n, n_vocab], weights from the folder and an adapter.
 
     model_class  the name of a class of transformers' own, or the class that a model's own code defines
-    given        further inputs, one for each text
+    hidden_of    the number of a call whose hidden states are given, instead of logits
+    given        further inputs, one for each call, None where it has none
 
-    Code in the folder is not run, pickles are read as tensors alone. Raises ValueError where the folder does not give
-    the class all its weights, and nothing else.
+    A call has no logits where the class does not take one of its inputs. Classes of transformers' own read batches with
+    padding in float32, and so all that follows them. Code in the folder is not run, pickles are read as tensors alone.
+    Raises ValueError where the folder does not give the class all its weights, and nothing else.
     """
     import transformers
     from transformers.utils import logging
@@ -72,10 +78,45 @@ def their_logits(
         with warnings.catch_warnings():  # peft asks transformers for what its next version calls otherwise
             warnings.simplefilter("ignore", FutureWarning)
             model = PeftModel.from_pretrained(model, str(adapter)).to(dtype)
-    made = []
-    with torch.no_grad():
-        for n, text in enumerate(tokens):
-            more: dict[str, Any] = {name: values[n] for name, values in given.items()}
-            ids = "decoder_input_ids" if "input_ids" in more else "input_ids"
-            made.append(model.eval()(**{ids: text}, **more, use_cache=False).logits.double())
+    if hidden_of is not None:
+        only = {name: values[hidden_of] for name, values in given.items()}
+        output = _read(model.eval(), tokens[hidden_of], only, output_hidden_states=True)
+        return [*_hidden_states(output)]
+    made: list[Tensor | None] = []
+    for n, text in enumerate(tokens):
+        inputs = {name: values[n] for name, values in given.items() if values[n] is not None}
+        if isinstance(model_class, str) and any(_has_padding(name, value) for name, value in inputs.items()):
+            # padding may have nothing to read: some classes hide all by float64's least number and cast it to float32,
+            # where it is -inf, so that what padding gives is no number and spreads to where 0 times it is added
+            model.float()
+        output = _read(model.eval(), text, inputs)
+        made.append(None if output is None else output.logits.double())
     return made
+
+
+#: the position of the first token, of models that do not count from 0
+FIRST_POSITION = {"roberta": lambda config: config.pad_token_id + 1}
+
+
+def _has_padding(name: str, value: Tensor | None) -> bool:
+    return name.endswith("attention_mask") and value is not None and not bool(value.all())
+
+
+def _read(model: Any, text: Tensor, given: Mapping[str, Tensor | None], **options: bool) -> Any:
+    """The output of a model for one call, None where its class does not take one of these inputs."""
+    more = {name: value for name, value in given.items() if value is not None}
+    if not more.keys() <= inspect.signature(model.forward).parameters.keys():
+        return None
+    if "position_ids" in more and model.config.model_type in FIRST_POSITION:
+        more["position_ids"] = more["position_ids"] + FIRST_POSITION[model.config.model_type](model.config)
+    ids = "decoder_input_ids" if "input_ids" in more else "input_ids"
+    with torch.no_grad():
+        return model(**{ids: text}, **more, **options, use_cache=False)
+
+
+def _hidden_states(output: Any) -> tuple[Tensor, ...]:
+    """The stream before each block and behind the last one, of the encoder first."""
+    if output is None:
+        return ()
+    both = "encoder_hidden_states" in output
+    return (*output.encoder_hidden_states, *output.decoder_hidden_states) if both else tuple(output.hidden_states)

@@ -1,22 +1,38 @@
 """Did a conversion keep the function? Logits on a fixed probe, beside those of the other implementation."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture, count_parameters
-from pellucid.model import Transformer
+from pellucid.model import Recorder, Transformer
+from pellucid.model.positions import Turns
 from pellucid.model.weights import state_of
+from pellucid.names import names
 from pellucid.reference.tap import OFF
 from pellucid.text.interface import Tokenizer
-from pellucid.verify.cases import alone, segments, source_of
-from pellucid.verify.comparison import define, run
-from pellucid.verify.examine import AFFORDABLE, MOST_TOKENS, PROMPTS, read_prompts
+from pellucid.verify.cases import Case, Place, alone, padded_batch, real_columns
+from pellucid.verify.comparison import compare, compare_case, define, defined, first_wrong
+from pellucid.verify.examine import AFFORDABLE, MOST_TOKENS, PROMPTS, longest_row, read_prompts
+from pellucid.verify.long_row import by_definition, by_engine, first_difference
+from pellucid.verify.reference_laws import BATCH_TOKENS, POSITIONS, spread_positions
+from pellucid.verify.report import TOLERANCE
+from pellucid.verify.windows import compare_masks
 
 #: of max(1, largest logit): float64 up to this many parameters, then float32; the families' own tables are float32
 EXACT_UP_TO = 3 * 10**8
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3}
+#: transformers computes rotary angles in float32; what that changes in our logits is allowed, this many times over
+TIMES = 4.0
+#: what is left of a table's numbers in float32, of its largest
+FLOAT32_DIGITS = 1e-6
+#: logits that are compared at a time
+COMPARED_AT_ONCE = 2**22
+#: the ids below are padding and other special tokens in many vocabularies, which RoBERTa gives no position
+FIRST_ID = 3
 
 
 class ParityError(ValueError):
@@ -31,6 +47,11 @@ class Parity:
     scale      max(1, max |logit|)
     kl         mean over positions of KL(theirs || ours), nats
     agreement  share of positions with the same likeliest token
+    excess     the largest difference of a text, by what rounding may make of it: at most 1
+    allowed    what rounding may make of that text's logits, of `scale`
+    worst      the number of that text, and what is special about it
+    first      the first tensor that differs there, of those that both implementations show
+    unread     what of the model nothing was compared of
     """
 
     other: str
@@ -40,83 +61,317 @@ class Parity:
     agreement: float
     n_tokens: int
     dtype: torch.dtype
+    excess: float = 0.0
+    allowed: float = 0.0
+    worst: tuple[int, str] = (0, "")
+    first: str = ""
+    unread: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
-        return self.largest <= TOLERANCES[self.dtype] * self.scale
+        return self.excess <= 1
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
+        unread = f"; not read: {'; '.join(self.unread)}" if self.unread else ""
         return (
-            f"parity with {self.other}, {self.n_tokens} tokens in {dtype}: largest logit difference "
+            f"parity with {self.other}, {self.n_tokens:,} tokens in {dtype}: largest logit difference "
             f"{self.largest:.1e} (logits up to {self.scale:.3g}), KL {self.kl:.1e} nats, argmax agreement "
-            f"{self.agreement:.1%}"
+            f"{self.agreement:.1%}{unread}"
         )
+
+    def named(self, find: Callable[[int], str]) -> "Parity":
+        """The same; where it does not hold, with the first tensor that differs, which is sought for in the text."""
+        return self if self.holds else replace(self, first=find(self.worst[0]))
 
     def require(self) -> "Parity":
         """Itself; ParityError where the difference is not rounding."""
         if not self.holds:
-            allowed = TOLERANCES[self.dtype] * self.scale
-            raise ParityError(f"{self}: at most {allowed:.1e} is rounding; nothing was written")
+            where = f" in {self.worst[1]}" if self.worst[1] else ""
+            first = f"; the first tensor that differs{where} is {self.first}" if self.first else where
+            raise ParityError(f"{self}: {self.excess:.3g} times what rounding may change{first}; nothing was written")
         return self
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What both implementations read: texts of ours as tokens [1, n], and what else the architecture asks for."""
+    """What both implementations read, and what they do not."""
 
-    tokens: tuple[Tensor, ...]
-    given: dict[str, list[Tensor]]
+    a: Architecture
+    cases: tuple[Case, ...]
     dtype: torch.dtype
+    unread: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[Tensor, ...]:
+        """The tokens of every call [batch, n]."""
+        return tuple(case.tokens for case in self.cases)
+
+    @property
+    def given(self) -> dict[str, list[Tensor | None]]:
+        """The other inputs by the names of transformers, one for each call, None where it has no such input."""
+        each = [their_inputs(self.a, case) for case in self.cases]
+        given = {name for inputs in each for name in inputs}
+        return {name: [inputs.get(name) for inputs in each] for name in sorted(given)}
+
+
+def their_inputs(a: Architecture, case: Case) -> dict[str, Tensor]:
+    """What transformers is given beside the tokens, for the same call."""
+    found, n = {}, case.tokens.size(1)
+    if "source" in case.given:
+        found["input_ids"] = case.given["source"]
+    if "segments" in case.given:
+        found["token_type_ids"] = case.given["segments"]
+    if "positions" in case.given and a.positions.kind in ("learned", "sinusoidal", "rotary"):
+        found["position_ids"] = case.given["positions"].expand(case.tokens.shape)
+    if len(case.rows) > 1 or "position_ids" in found:
+        # without a mask, transformers takes positions that do not follow on for texts packed into one row
+        real = real_columns([row.columns for row in case.rows], n).long()
+        found["attention_mask" if a.encoder is None else "decoder_attention_mask"] = real
+    if len(case.rows) > 1 and "source" in case.given:
+        columns = [row.source_columns for row in case.rows]
+        found["attention_mask"] = real_columns(columns, case.given["source"].size(1)).long()
+    return found
 
 
 def make_probe(a: Architecture, tokenizer: Tokenizer | None) -> Probe:
-    """The fixed texts, or random tokens where there is no tokenizer; fewer tokens for larger models."""
+    """The fixed texts or random tokens, a long row, the later positions of the context, and padded batches.
+
+    There are fewer tokens for larger models.
+    """
     n_parameters = count_parameters(a)["total"]
     n = max(2, min(MOST_TOKENS, int(AFFORDABLE / max(n_parameters, 1))))
-    tokens = read_prompts(a, tokenizer, PROMPTS, n)
-    given: dict[str, list[Tensor]] = {}
-    if a.encoder is not None:
-        given["input_ids"] = [source_of(a, text) for text in tokens]
-    if a.n_segments:
-        given["token_type_ids"] = [segments(a, text.size(1)) for text in tokens]
-    return Probe(tokens, given, torch.float64 if n_parameters <= EXACT_UP_TO else torch.float32)
+    texts = [text if tokenizer else without_specials(a, text) for text in read_prompts(a, tokenizer, PROMPTS, n)]
+    n_row, longest = longest_row(a, n_parameters), max(text.size(1) for text in texts)
+    cases = [alone(a, text) for text in texts]
+    if n_row > longest:
+        cases.append(alone(a, draw(a, n_row), f"a row of {n_row} tokens"))
+    positions = spread_positions(a.n_ctx, min(POSITIONS, n_row) if n_row < a.n_ctx else longest)
+    name = f"{len(positions)} tokens at positions up to {a.n_ctx - 1}"
+    if a.positions.kind in ("learned", "sinusoidal", "rotary"):
+        cases.append(alone(a, draw(a, len(positions)), name, positions=positions))
+    widest = min(longest, BATCH_TOKENS)
+    rows = [draw(a, k) for k in ((widest + 1) // 2, widest, 1)]
+    cases += [padded_batch(a, rows, side) for side in ("left", "right")]
+    dtype = torch.float64 if n_parameters <= EXACT_UP_TO else torch.float32
+    return Probe(a, tuple(cases), dtype, tuple(_unread(a, n_row)))
+
+
+def _unread(a: Architecture, n_row: int) -> Iterator[str]:
+    """What the longest row does not reach."""
+    yield "packed weights (pellucid verify reads them)"
+    if n_row < a.n_ctx:
+        yield f"more than {n_row:,} tokens in a row"
+    if wide := sorted({w for layer in range(a.n_layers) if n_row <= (w := a.window(layer)) < a.n_ctx}):
+        yield f"attention across windows of {', '.join(f'{w:,}' for w in wide)} tokens, but for our masks"
+
+
+def draw(a: Architecture, n: int) -> Tensor:
+    """Tokens drawn at random [1, n]."""
+    return without_specials(a, torch.randint(0, a.n_vocab, (1, n), generator=torch.Generator().manual_seed(n)))
+
+
+def without_specials(a: Architecture, tokens: Tensor) -> Tensor:
+    """Tokens without the first ids of the vocabulary."""
+    return tokens.clamp(min=min(FIRST_ID, a.n_vocab - 1))
 
 
 def our_logits(network: Transformer, probe: Probe) -> list[Tensor]:
-    """The engine's logits for each text, in the precision of the network."""
-    return [run(network, text).double() for text in probe.tokens]
+    """The engine's logits for each call, in the precision of the network."""
+    return [case.run(network).double() for case in probe.cases]
+
+
+def check_masks(network: Transformer) -> None:
+    """ParityError where a mask of ours is not the definition's, up to the end of the context.
+
+    So windows are read that are too wide for a row; the masks of the other implementation cannot be asked for.
+    """
+    weights = {name: p.double().cpu().numpy() for name, p in state_of(network).items() if "relative" in name}
+    exact = network.embed.token.weight.dtype == torch.float64
+    first = first_wrong(compare_masks(network, weights, TOLERANCE if exact else FLOAT32_DIGITS))
+    if first is not None:
+        raise ParityError(f"{first.name} differs from the definition: {first}; nothing was written")
+
+
+def logits_of_float32_angles(network: Transformer, probe: Probe) -> list[Tensor] | None:
+    """The same with rotary angles that are float32 numbers, as far as that changes anything."""
+    if probe.a.positions.kind != "rotary":
+        return None
+    with float32_angles(network):
+        return our_logits(network, probe)
+
+
+@contextmanager
+def float32_angles(network: Transformer) -> Iterator[None]:
+    """i w_k as a product of float32 numbers, rounded to float32: off by up to 2^-24 i, whatever follows."""
+    tables = [module for module in network.modules() if isinstance(module, Turns) and module.exact.size(2) > 1]
+    kept = [table.values for table in tables]
+    try:
+        for table in tables:
+            angle = torch.atan2(table.exact[1, :, 1], table.exact[0, :, 1]).float()  # w_k: the angles of position 1
+            places = torch.arange(table.exact.size(2), dtype=torch.float32)
+            angles = (places[:, None] * angle[:, None]).double()
+            table.values = torch.stack([angles.cos(), angles.sin()]).to(table.values)
+        yield
+    finally:
+        for table, values in zip(tables, kept, strict=True):
+            table.values = values
 
 
 def defined_logits(network: Transformer, probe: Probe) -> list[Tensor]:
-    """The logits by definition, in NumPy float64."""
+    """The logits by definition, in NumPy float64, of each text alone; 0 where there is padding."""
     weights = {name: p.double().cpu().numpy() for name, p in state_of(network).items()}
-    return [
-        torch.from_numpy(define(network.architecture, weights, alone(network.architecture, text).rows[0], OFF))
-        for text in probe.tokens
-    ]
+    made = []
+    for case in probe.cases:
+        logits = torch.zeros(*case.tokens.shape, probe.a.n_vocab, dtype=torch.float64)
+        for r, row in enumerate(case.rows):
+            logits[r, row.columns] = torch.from_numpy(define(probe.a, weights, row, OFF))[0]
+        made.append(logits)
+    return made
 
 
-def compare_logits(ours: list[Tensor], theirs: list[Tensor], other: str, probe: Probe) -> Parity:
-    """The three figures over all positions; logits [1, n, n_vocab] of each text.
+def compare_logits(
+    ours: Sequence[Tensor],
+    theirs: Sequence[Tensor | None],
+    other: str,
+    probe: Probe,
+    rounded: Sequence[Tensor] | None = None,
+    tolerance: float | None = None,
+) -> Parity:
+    """The figures over all positions; logits [batch, n, n_vocab] of each call, padding not counted.
+
+    theirs     None for a call that the other implementation does not take, which is said
+    rounded    ours again, with the rounding that the other implementation is known for (`logits_of_float32_angles`)
+    tolerance  of max(1, largest logit), instead of `TOLERANCES`
 
     Raises ParityError where shapes differ or a logit is not a number.
     """
-    for a, b in zip(ours, theirs, strict=True):
-        if a.shape != b.shape:
+    found: dict[int, Sums] = {}
+    for number, (case, own, their) in enumerate(zip(probe.cases, ours, theirs, strict=True)):
+        if their is None:
+            continue
+        if own.shape != their.shape:
             raise ParityError(
-                f"{other} gives logits of shape {list(b.shape)}, ours {list(a.shape)}: nothing was written"
+                f"{other} gives logits of shape {list(their.shape)}, ours {list(own.shape)}: nothing was written"
             )
-    a, b = (torch.cat([x.flatten(0, 1) for x in logits]) for logits in (ours, theirs))
-    if not (a.isfinite().all() and b.isfinite().all()):
-        raise ParityError(f"logits are not finite, ours or those of {other}: nothing was written")
-    kl = (b.softmax(-1) * (b.log_softmax(-1) - a.log_softmax(-1))).sum(-1)
+        found[number] = Sums()
+        for r, row in enumerate(case.rows):
+            for a, b in _slabs(own[r, row.columns], their[r, row.columns]):
+                if not (a.isfinite().all() and b.isfinite().all()):
+                    raise ParityError(f"logits are not finite, ours or those of {other}: nothing was written")
+                found[number].add(a, b)
+    total = sum(found.values(), Sums())
+    allowed: dict[int, float] = {}
+    for number in found:
+        # transformers reads padded batches in float32
+        usual = TOLERANCES[torch.float32 if len(probe.cases[number].rows) > 1 else probe.dtype]
+        known = 0.0 if rounded is None else _farthest(rounded[number], ours[number])
+        allowed[number] = (usual if tolerance is None else tolerance) * total.scale + TIMES * known
+    worst = max(found, key=lambda number: found[number].largest / allowed[number])
     return Parity(
         other,
-        (a - b).abs().max().item(),
-        max(1.0, b.abs().max().item()),
-        max(0.0, kl.mean().item()),
-        (a.argmax(-1) == b.argmax(-1)).double().mean().item(),
-        len(a),
+        total.largest,
+        total.scale,
+        max(0.0, total.kl / total.n),
+        total.agreeing / total.n,
+        total.n,
         probe.dtype,
+        found[worst].largest / allowed[worst],
+        allowed[worst] / total.scale,
+        (worst, probe.cases[worst].name),
+        unread=(*probe.unread, *_not_taken(probe, theirs)),
     )
+
+
+def _farthest(one: Tensor, other: Tensor) -> float:
+    """max |one - other|"""
+    return max((a - b).abs().max().item() for a, b in _slabs(one.flatten(0, 1), other.flatten(0, 1)))
+
+
+def _not_taken(probe: Probe, theirs: Sequence[Tensor | None]) -> Iterator[str]:
+    """The calls that the other implementation has no inputs for."""
+    for case, logits in zip(probe.cases, theirs, strict=True):
+        if logits is None:
+            yield f"{case.name} (the other takes no such input)"
+
+
+@dataclass
+class Sums:
+    """What is counted over positions."""
+
+    n: int = 0
+    largest: float = 0.0
+    scale: float = 1.0
+    kl: float = 0.0
+    agreeing: int = 0
+
+    def add(self, ours: Tensor, theirs: Tensor) -> None:
+        """Count the logits [n, n_vocab] of some positions."""
+        self.n += len(ours)
+        self.largest = max(self.largest, (ours - theirs).abs().max().item())
+        self.scale = max(self.scale, theirs.abs().max().item())
+        self.kl += (theirs.softmax(-1) * (theirs.log_softmax(-1) - ours.log_softmax(-1))).sum().item()
+        self.agreeing += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
+
+    def __add__(self, other: "Sums") -> "Sums":
+        larger = max(self.largest, other.largest), max(self.scale, other.scale)
+        return Sums(self.n + other.n, *larger, self.kl + other.kl, self.agreeing + other.agreeing)
+
+
+def _slabs(ours: Tensor, theirs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both logits, some positions at a time: figures of all of them would need several times their memory."""
+    n = max(1, COMPARED_AT_ONCE // ours.size(-1))
+    return zip(ours.split(n), theirs.split(n), strict=True)
+
+
+# The first tensor that differs --------------------------------------------------------------------
+
+
+def first_of_networks(ours: Transformer, theirs: Transformer, case: Case) -> str:
+    """The first tensor in which two networks of one architecture differ."""
+    first, _ = first_difference(ours.architecture, by_engine(ours, case), by_engine(theirs, case))
+    return "" if first is None else first.name
+
+
+def first_beside_definition(ours: Transformer, weights: Transformer, case: Case) -> str:
+    """The first tensor in which a network differs from the definition on the weights of another."""
+    arrays = {name: p.double().cpu().numpy() for name, p in state_of(weights).items()}
+    if len(case.rows) > 1:
+        expected = [defined(ours.architecture, arrays, row) for row in case.rows]
+        first = first_wrong(compare_case(ours, case, expected))
+    else:
+        first, _ = first_difference(
+            ours.architecture, by_engine(ours, case), by_definition(ours.architecture, arrays, case)
+        )
+    return "" if first is None else first.name
+
+
+def first_of_streams(ours: Transformer, case: Case, hidden: Sequence[Tensor | None], tolerance: float) -> str:
+    """The first of the tensors that transformers shows in which it differs: the stream before each block, and the last.
+
+    hidden   those tensors, of the encoder first; where they are not as many as ours, no name is given
+    """
+    shown = shown_by_transformers(ours.architecture)
+    if len(shown) != len(hidden):
+        return ""
+    recorder = Recorder(shown)
+    case.run(ours, recorder)
+    for name, theirs in zip(shown, hidden, strict=True):
+        assert theirs is not None
+        for r, row in enumerate(case.rows):
+            place = Place(r, row.columns, row.columns, row.source_columns)
+            expected = place.cut(name, theirs).numpy()
+            if not compare(name, place.cut(name, recorder.values[name]), expected, tolerance=tolerance).small:
+                return name
+    return "logits"
+
+
+def shown_by_transformers(a: Architecture) -> list[str]:
+    """The tensors that are its `hidden_states`, by our names."""
+    known, found = names(a), []
+    for prefix, part in (("encoder.", a.encoder), ("", a)):
+        if part is not None:
+            last = [f"{prefix}final_norm", f"{prefix}blocks.{part.n_layers - 1}.resid_post"]
+            end = next((name for name in last if name in known), "")
+            found += [*(f"{prefix}blocks.{layer}.resid_pre" for layer in range(part.n_layers)), end]
+    return [name for name in found if name]

@@ -116,7 +116,7 @@ def spread_positions(n_ctx: int, n: int) -> Tensor:
 def masks_of_the_context(s: Subject) -> Result:
     """Windows and distances of every layer up to the end of the context, on its mask alone."""
     worst, layers = 0.0, set()
-    for difference in compare_masks(s):
+    for difference in compare_masks(s.exact, s.weights):
         if not difference.small:
             return broken_by(difference)
         worst = max(worst, difference.size)

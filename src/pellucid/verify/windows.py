@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 from pellucid.architecture import Architecture
-from pellucid.model import Encoder
+from pellucid.model import Encoder, Transformer
 from pellucid.model.attention import Attention
 from pellucid.model.mask import Mask
 from pellucid.reference import layers
-from pellucid.verify.comparison import Subject, Weights, compare
-from pellucid.verify.report import Difference
+from pellucid.verify.comparison import Weights, compare
+from pellucid.verify.report import TOLERANCE, Difference
 
 #: keys that a mask is asked for; fewer with relative positions, whose buckets the definition finds one by one
 MOST_KEYS, MOST_RELATIVE_KEYS = 2**16, 2**12
@@ -20,15 +20,18 @@ MOST_KEYS, MOST_RELATIVE_KEYS = 2**16, 2**12
 ASKED = ((1, False), (2, False), (2, True))
 
 
-def compare_masks(s: Subject) -> Iterator[Difference]:
+def compare_masks(network: Transformer, weights: Weights, tolerance: float = TOLERANCE) -> Iterator[Difference]:
     """What every layer adds to its scores, at the edges of its window and the end of the context, layer by layer."""
-    if s.exact.encoder is not None and s.a.encoder is not None:
-        weights = {name.removeprefix("encoder."): w for name, w in s.weights.items() if name.startswith("encoder.")}
-        yield from compare_masks_of(s.exact.encoder, s.a.encoder, weights, "encoder.")
-    yield from compare_masks_of(s.exact, s.a, s.weights, "")
+    a = network.architecture
+    if network.encoder is not None and a.encoder is not None:
+        own = {name.removeprefix("encoder."): w for name, w in weights.items() if name.startswith("encoder.")}
+        yield from _compare_masks(network.encoder, a.encoder, own, "encoder.", tolerance)
+    yield from _compare_masks(network, a, weights, "", tolerance)
 
 
-def compare_masks_of(network: Encoder, a: Architecture, weights: Weights, prefix: str) -> Iterator[Difference]:
+def _compare_masks(
+    network: Encoder, a: Architecture, weights: Weights, prefix: str, tolerance: float
+) -> Iterator[Difference]:
     """The same of one stack of blocks."""
     expected: dict[tuple[int, int, int, bool], np.ndarray] = {}
     for layer, block in enumerate(network.blocks):
@@ -43,7 +46,8 @@ def compare_masks_of(network: Encoder, a: Architecture, weights: Weights, prefix
                 key = (a.window(layer), n, n_keys, drawn)
                 if key not in expected:
                     expected[key] = added_to_scores(a, layer, n, n_keys, given, weights)
-                yield compare(name, added_by(mask, n, n_keys, given, expected[key].shape), expected[key])
+                added = added_by(mask, n, n_keys, given, expected[key].shape)
+                yield compare(name, added, expected[key], tolerance=tolerance)
 
 
 def edges(a: Architecture, layer: int) -> list[int]:
