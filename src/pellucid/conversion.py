@@ -402,7 +402,7 @@ def beside_code(network: Transformer, folder: Path, probe: Probe) -> Parity:
             given |= {f"decoder_{name}": given.pop(name)} if name in given else {}
 
     def read(hidden_of: int | None = None) -> list[Tensor | None]:
-        asked = folder, model_class(probe.a), probe.tokens, probe.dtype
+        asked = folder, model_class(probe.a), probe.tokens, probe.dtype, None
         return source.their_logits(*asked, hidden_of=hidden_of, **given)
 
     check_masks(network)

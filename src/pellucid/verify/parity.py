@@ -71,14 +71,18 @@ class Parity:
     def holds(self) -> bool:
         return self.excess <= 1
 
-    def __str__(self) -> str:
+    @property
+    def figures(self) -> str:
+        """How far they are apart, in a sentence."""
         dtype = str(self.dtype).removeprefix("torch.")
-        unread = f"; not read: {'; '.join(self.unread)}" if self.unread else ""
         return (
             f"parity with {self.other}, {self.n_tokens:,} tokens in {dtype}: largest logit difference "
             f"{self.largest:.1e} (logits up to {self.scale:.3g}), KL {self.kl:.1e} nats, argmax agreement "
-            f"{self.agreement:.1%}{unread}"
+            f"{self.agreement:.1%}"
         )
+
+    def __str__(self) -> str:
+        return self.figures + (f"; not read: {'; '.join(self.unread)}" if self.unread else "")
 
     def named(self, find: Callable[[int], str]) -> "Parity":
         """The same; where it does not hold, with the first tensor that differs, which is sought for in the text."""
@@ -89,7 +93,9 @@ class Parity:
         if not self.holds:
             where = f" in {self.worst[1]}" if self.worst[1] else ""
             first = f"; the first tensor that differs{where} is {self.first}" if self.first else where
-            raise ParityError(f"{self}: {self.excess:.3g} times what rounding may change{first}; nothing was written")
+            raise ParityError(
+                f"{self.figures}: {self.excess:.3g} times what rounding may change{first}; nothing was written"
+            )
         return self
 
 
