@@ -1,6 +1,7 @@
 """Images as tokens: patches as the definition has them, the published size, and digits learned."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from pellucid.images.learning import ImageTraining, classify, initialise, train_
 from pellucid.images.network import ImageClassifier, ImagesError, patchify, unpatchify, vision
 from pellucid.reference import images as reference
 from pellucid.text.batches import permute
+from pellucid.training import display
 from pellucid.training.checkpoint import steps_of
 
 SIZES = st.tuples(*(st.integers(1, 3) for _ in range(4)))
@@ -140,8 +142,9 @@ def bars(n):
     return images, labels
 
 
-def test_a_run_is_trained_saved_loaded_and_scored(tmp_path, capsys):
+def test_a_run_is_trained_saved_loaded_and_scored(tmp_path, capsys, monkeypatch):
     """Through the command line, on a file of images; the run's folder is laid out like every other."""
+    monkeypatch.setattr(display, "time", SimpleNamespace(monotonic=lambda: 0.0))
     path, run = image_file(tmp_path, *bars(60)), tmp_path / "run"
     sizes = ["--set", "d_model=16", "--set", "n_layers=1", "--set", "batch=8"]
     assert (
@@ -155,7 +158,8 @@ def test_a_run_is_trained_saved_loaded_and_scored(tmp_path, capsys):
     assert (model.classify(images) == labels).all()
     assert model.score(images, labels).accuracy == 1.0
     assert model.score(images, (labels + 1) % 3).loss > 1
-    capsys.readouterr()
+    epochs = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
+    assert epochs == ["1/8", "8/8"]  # those between them came within no time
     assert main(["score", str(run), str(path)]) == 0
     assert "images    60\naccuracy  1.0000" in capsys.readouterr().out
     # the checkpoint is the network: what was measured is measured again

@@ -294,9 +294,9 @@ def fit(
                 if not math.isfinite(found.loss):
                     raise NumericsError(f"stopped: the held-out loss after epoch {epoch} is not finite; {REMEDY}")
                 keep(run, epoch, network, loss, found, metrics, round(time.monotonic() - began, 3))
-                reporter.line(
-                    f"epoch {epoch}  loss {loss:.4f}  held-out {found.loss:.4f} nats/image, {found.accuracy:.2%} right"
-                )
+                said = f"loss {loss:.4f}  held-out {found.loss:.4f} nats/image, {found.accuracy:.2%} right"
+                n = recipe.train.epochs
+                reporter.now_and_then(f"epoch {epoch}/{n}  {said}", is_last=epoch == n)
     except Interrupted:
         kept = f"epoch {epoch} is the last one that was saved" if epoch else "no epoch was finished, nothing was saved"
         reporter.note(f"interrupted in epoch {epoch + 1} of {recipe.train.epochs}: {kept}")

@@ -74,6 +74,13 @@ class PlainReporter:
                 f"{self.speed.tokens_per_second():,.0f} tokens/s  ETA {clock(left)}"
             )
 
+    def now_and_then(self, text: str, is_last: bool) -> None:
+        """A line that stands for those like it of the last seconds; the last of them is always written."""
+        now = time.monotonic()
+        if is_last or now - self.last >= self.every:
+            self.last = now
+            self.line(text)
+
     def evaluation(self, row: dict[str, Any]) -> None:
         self.line(
             f"step {row['step']}  held-out loss {row['held_out_loss']:.4f} nats/token, "
@@ -219,9 +226,8 @@ def how_far(phase: Phase) -> str:
     speed = (done - phase.first) / max(seconds, 1e-9)
     left = f", ETA {clock((total - done) / speed)}" if total and speed > 0 else ""
     if phase.unit == "bytes" and total:
-        return (
-            f"{phase.name}: {done / total:.0%} of {total / 1e6:,.1f} MB, {speed / 1e6:.1f} MB/s{left or ', ETA --:--'}"
-        )
+        rate = f", {speed / 1e6:.1f} MB/s" if speed > 0 else ""
+        return f"{phase.name}: {done / total:.0%} of {total / 1e6:,.1f} MB{rate}{left}"
     if total:
         return f"{phase.name}: {done:,} of {total:,} {phase.unit}".rstrip() + left
     return f"{phase.name}: " + (f"{done:,} {phase.unit}, " if done and phase.unit else "") + clock(seconds)
