@@ -18,7 +18,7 @@ from pellucid.destination import check_destination
 from pellucid.hub import source
 from pellucid.hub.adapters import Changed, read_adapter
 from pellucid.hub.card import write_card
-from pellucid.hub.families import FAMILIES, config_of, each_to_ours, each_to_theirs
+from pellucid.hub.families import FAMILIES, FamilyError, config_of, each_to_ours, each_to_theirs
 from pellucid.hub.files import FolderError
 from pellucid.hub.gguf_file import read_gguf, write_gguf
 from pellucid.hub.gguf_file import to_ours as gguf_to_ours
@@ -147,7 +147,7 @@ def convert(
         raise FolderError(f"{destination} exists: choose a new name")
     if to is not None and to not in get_args(Layout):
         raise FolderError(f"to = {to!r}: say one of {', '.join(get_args(Layout))}")
-    check_request(destination, to, weights)
+    check_request(destination, to, family, weights)
     progress("reading the model", 0, 0)
     model = read_model(given, checkpoint=checkpoint, trust=trust)
     theirs = model.folder is not None and bool(model.folder.config)
@@ -164,10 +164,17 @@ def convert(
     return Converted(destination, layout, n_bytes, parity, code)
 
 
-def check_request(destination: Path, to: Layout | None, weights: Kept | None) -> None:
-    """Refuse what can be seen to be wrong before the model is read: where it goes, and weights of another layout."""
+def check_request(destination: Path, to: Layout | None, family: str | None, weights: Kept | None) -> None:
+    """Refuse what can be seen to be wrong before the model is read: where it goes, and options of another layout."""
     check_destination(destination)
+    known = (*FAMILIES, MODEL_TYPE)
+    if family is not None and family not in known:
+        near = difflib.get_close_matches(family, known, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise FamilyError(f"there is no family {family!r}: {hint}say one of {', '.join(known)}")
     layout = to or ("gguf" if destination.suffix == ".gguf" else None)
+    if family is not None and layout not in (None, "huggingface", "adapter"):
+        raise FolderError(f"family = {family} goes with to = huggingface, not {layout}: leave it out")
     if weights is not None and layout != "gguf":
         raise FolderError(f"weights = {weights} goes with to = gguf, or a destination NAME.gguf: leave it out")
 

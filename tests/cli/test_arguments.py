@@ -19,6 +19,7 @@ from pellucid.destination import DestinationError, check_destination
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.prepare import Weights
 from pellucid.generate.sampling import Sampling
+from pellucid.hub.families import FamilyError
 from pellucid.hub.files import FolderError
 from pellucid.text.tokenizer import TokenizerError
 
@@ -247,6 +248,10 @@ def test_python_checks_the_destination_first(tmp_path, monkeypatch):
         pellucid.train(file, out=file / "run", predictor="image-classifier")
     with pytest.raises(DestinationError):
         convert(tmp_path, file / "out")
+    with pytest.raises(FamilyError, match=r"no family 'lama': did you mean 'llama'\?"):
+        convert(tmp_path, tmp_path / "out", family="lama")
+    with pytest.raises(FolderError, match="goes with to = huggingface, not gguf"):
+        convert(tmp_path, tmp_path / "out.gguf", family="llama")
     with pytest.raises(FolderError, match="goes with to = gguf"):
         convert(tmp_path, tmp_path / "out", weights="q8_0")
     with pytest.raises(DestinationError):
