@@ -1,5 +1,6 @@
 """A model from one layout of files to another, compared with the other implementation before it is given its name."""
 
+import difflib
 import os
 import shutil
 import sys
