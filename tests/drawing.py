@@ -16,6 +16,8 @@ from pellucid.model import Transformer
 
 N_VOCAB = 11
 WORDS = tuple(words())
+#: the same without readout = none, under which there are no logits
+WORDS_WITH_LOGITS = tuple((name, tuple(w for w in of if (name, w) != ("readout", "none"))) for name, of in WORDS)
 PARTS = {"attention": Attention, "mlp": MLP, "positions": Positions, "norm": Norm, "dropout": Dropout}
 
 
@@ -24,7 +26,8 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     """Any decoder-only architecture of tiny sizes; `fixed` pins dotted fields: {"attention.mask": "causal"}.
 
     A pinned value may be a strategy. Words come from `architecture.words()`, so a new word is drawn
-    without a change here. n_ctx runs from 4 to `max_ctx`; dropout is 0 unless pinned.
+    without a change here, but for readout = none, under which there are no logits: `bodies`
+    draws it. n_ctx runs from 4 to `max_ctx`; dropout is 0 unless pinned.
     """
     fields: dict[str, Any] = dict(fixed or {})
     assert all("." not in name or name.split(".")[0] in PARTS for name in fields), f"no such field among {list(fields)}"
@@ -34,7 +37,7 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
         fields[name] = draw(given) if isinstance(given, st.SearchStrategy) else given
         return fields[name]
 
-    for name, options in WORDS:
+    for name, options in WORDS_WITH_LOGITS:
         choose(name, st.sampled_from(options))
     heads, kv = draw(st.sampled_from([(1, 0), (2, 0), (2, 1), (4, 2), (4, 1), (3, 3)]))
     heads = choose("attention.n_heads", st.just(heads))
@@ -53,6 +56,7 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     choose("mlp.d_ff", st.sampled_from([0, 5, 12]))
     choose("mlp.n_hidden", st.just(1) if fields["mlp.form"] == "gated" else st.sampled_from([1, 1, 2, 0]))
     choose("norm.eps", st.sampled_from([1e-5, 1e-2]))
+    choose("attention.scale_value", st.sampled_from([0.3, 1.5]))
     choose("positions.base", st.sampled_from([10_000.0, 50.0]))
     choose("positions.factor", st.sampled_from([2.0, 8.0]))
     choose("positions.local_base", st.sampled_from([0.0, 30.0]))
@@ -68,12 +72,21 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
         and int((fields["attention.d_head"] or fields["d_model"] // heads) * 0.75) < 2
     ):
         fields["positions.fraction"] = 1.0
+    width = fields["attention.d_head"] or fields["d_model"] // heads
+    if int(width * fields["positions.fraction"]) == width and width % 2:
+        fields["positions.rounding"] = "down"
     # the parts are built directly: Architecture.with_fields reads strings too, which takes several times as long
     made = {name: value for name, value in fields.items() if "." not in name}
     for part, kind in PARTS.items():
         prefix = part + "."
         made[part] = kind(**{n.removeprefix(prefix): v for n, v in fields.items() if n.startswith(prefix)})
     return Architecture(**made)
+
+
+def bodies(fixed: Mapping[str, Any] | None = None) -> st.SearchStrategy[Architecture]:
+    """Any of these architectures with nothing behind the stream: readout = none."""
+    nothing = {"readout": "none", "unembed": "tied", "logit_scale": "1", "logit_cap": 0.0}
+    return architectures({**(fixed or {}), **nothing})
 
 
 def make_network(a: Architecture, seed: int = 0, dtype: torch.dtype = torch.float64) -> Transformer:

@@ -30,11 +30,11 @@ def draw_tokens(a: Architecture, batch: int = 2, n: int = 4, seed: int = 0) -> t
 
 
 def call(network: Transformer, tokens: torch.Tensor, *, tap: Tap = OFF, **reading: Any) -> torch.Tensor:
-    """Logits; an encoder-decoder reads the encoding of other tokens, the same ones at each call."""
+    """Logits, or the stream where readout = none; an encoder-decoder reads other tokens, the same ones at each call."""
     a = network.architecture
     if a.encoder is not None and "source" not in reading:
         reading["source"] = network.encode(source_tokens(a, tokens.size(0)), tap=tap)
-    return network(tokens, tap=tap, **reading)
+    return (network.hidden if a.readout == "none" else network)(tokens, tap=tap, **reading)
 
 
 def source_tokens(a: Architecture, batch: int) -> torch.Tensor:

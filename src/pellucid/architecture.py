@@ -31,8 +31,8 @@ class Positions:
     learned     x_i += W_P[i]
     sinusoidal  x_i += (sin(i w_k), cos(i w_k)) for k = 0 ... m/2 - 1,  w_k = base^(-2k/m)
     rotary      q_i, k_i are rotated: plane k of the first fraction*d coordinates by the angle
-                i w_k,  w_k = base^(-2k/(fraction d))
-    alibi       score_ij -= s_h (i - j),  s_h = 2^(-8h/n_heads) for h = 1 ... n_heads
+                i w_k,  w_k = base^(-2k/(fraction d)); `rounding` says what an odd floor(fraction d) becomes
+    alibi       score_ij -= s_h (i - j), the s_h as `slopes` says
                 (|i - j| where the mask lets i read later positions)
     relative    score_ij += b_h[r(i - j)], numbers learned for each bucket r and shared by all layers (T5):
                 r(n) = n below e = n_buckets / 2, then e + floor((n_buckets - e) log(n/e) / log(max_distance/e)),
@@ -48,6 +48,9 @@ class Positions:
     fraction: float = 1.0
     #: which coordinates make plane k: halves (k, k + d/2), pairs (2k, 2k + 1)
     layout: Literal["halves", "pairs"] = "halves"
+    #: of rotary, where n = floor(fraction d) is odd: down rotates n - 1 coordinates, w_k = base^(-2k/(n - 1));
+    #: up rotates n + 1 coordinates, w_k = base^(-2k/n)
+    rounding: Literal["down", "up"] = "down"
     #: what becomes of rotary w_k for texts longer than n_trained: none; linear w_k / factor;
     #: llama3 c w_k + (1 - c) w_k / factor, c = (n_trained w_k / 2 pi - low) / (high - low) cut to 0 ... 1
     scaling: Literal["none", "linear", "llama3"] = "none"
@@ -61,6 +64,9 @@ class Positions:
     n_trained: int = 8192
     #: base of the rotary w_k, never scaled, in layers that have a window; 0: as in the others
     local_base: float = 0.0
+    #: s_h of alibi for h = 1 ... n_heads: geometric 2^(-8h/n_heads); interleaved, p being the largest power of two up
+    #: to n_heads: 2^(-8h/p) for h <= p, then 2^(-4(2(h - p) - 1)/p)
+    slopes: Literal["geometric", "interleaved"] = "geometric"
     #: how many buckets relative positions have
     n_buckets: int = 32
     #: the distance from which on all relative positions are in the last bucket
@@ -113,7 +119,9 @@ class Attention:
     #: cycled over the layers: layer l also demands |i - j| < windows[l mod len]; 0 demands nothing
     windows: tuple[int, ...] = (0,)
     #: the factor before q_i . k_j
-    scale: Literal["1/sqrt(d_head)", "1/d_head", "1", "1/sqrt(d_model/n_heads)"] = "1/sqrt(d_head)"
+    scale: Literal["1/sqrt(d_head)", "1/d_head", "1", "1/sqrt(d_model/n_heads)", "scale_value"] = "1/sqrt(d_head)"
+    #: the factor itself, where scale = scale_value
+    scale_value: float = 1.0
     #: c > 0: c tanh(s / c) takes the place of s = scale q_i . k_j; 0: no cap
     score_cap: float = 0.0
     #: which of the four projections add a vector: none, qkv, out, all
@@ -196,8 +204,9 @@ class Architecture:
     final_norm: Literal["none", "norm"] = "norm"
     #: tied: W_U is W_E, one matrix; untied: two
     unembed: Literal["tied", "untied"] = "tied"
-    #: linear: logits = x W_U^T;  affine: logits = x W_U^T + b_U;  bert: logits = norm(f(x W^T + b)) W_U^T + b_U
-    readout: Literal["linear", "affine", "bert"] = "linear"
+    #: linear: logits = x W_U^T;  affine: logits = x W_U^T + b_U;  bert: logits = norm(f(x W^T + b)) W_U^T + b_U;
+    #: none: the stream is the result, and there are no logits
+    readout: Literal["linear", "affine", "bert", "none"] = "linear"
     #: 1: as readout says; 1/sqrt(d_model): W_U / sqrt(d_model) in the place of W_U there
     logit_scale: Literal["1", "1/sqrt(d_model)"] = "1"
     #: c > 0: c tanh(logit / c) takes the place of every logit; 0: no cap
@@ -240,8 +249,15 @@ class Architecture:
 
     @property
     def d_rotary(self) -> int:
-        """How many coordinates of each head are rotated: the even part of fraction * d_head."""
-        return int(self.d_head * self.positions.fraction) // 2 * 2 if self.positions.kind == "rotary" else 0
+        """How many coordinates of each head are rotated: floor(fraction * d_head), made even as rounding says."""
+        if self.positions.kind != "rotary":
+            return 0
+        return (int(self.d_head * self.positions.fraction) + (self.positions.rounding == "up")) // 2 * 2
+
+    @property
+    def rotary_divisor(self) -> int:
+        """The n of w_k = base^(-2k/n)."""
+        return int(self.d_head * self.positions.fraction) if self.positions.rounding == "up" else self.d_rotary
 
     @property
     def block_norms(self) -> tuple[str, ...]:
@@ -257,7 +273,7 @@ class Architecture:
         """The factor before q . k."""
         d, shared = self.d_head, self.d_model / self.n_heads
         words = {"1/sqrt(d_head)": d**-0.5, "1/d_head": 1 / d, "1": 1.0, "1/sqrt(d_model/n_heads)": shared**-0.5}
-        return words[self.attention.scale]
+        return (words | {"scale_value": self.attention.scale_value})[self.attention.scale]
 
     @property
     def unembed_scale(self) -> float:
@@ -437,6 +453,7 @@ def _check(a: Architecture) -> None:
     refuse_unless(a.positions.base > 0, "positions.base", a.positions.base, "a number above 0")
     refuse_unless(0 < a.positions.fraction <= 1, "positions.fraction", a.positions.fraction, "above 0, at most 1")
     refuse_unless(a.positions.factor > 0, "positions.factor", a.positions.factor, "a number above 0")
+    refuse_unless(a.attention.scale_value > 0, "attention.scale_value", a.attention.scale_value, "a number above 0")
     for name, value in (
         ("positions.local_base", a.positions.local_base),
         ("attention.score_cap", a.attention.score_cap),
@@ -449,6 +466,8 @@ def _check(a: Architecture) -> None:
     if a.positions.kind == "rotary":
         turned = "fraction * d_head of 2 or more: a plane has two coordinates"
         refuse_unless(a.d_rotary >= 2, "positions.fraction", a.positions.fraction, turned)
+        fits = f"down where all of an odd d_head = {a.d_head} is rotated: there is no coordinate more"
+        refuse_unless(a.d_rotary <= a.d_head, "positions.rounding", a.positions.rounding, fits)
     if a.positions.kind == "relative":
         exact = a.positions.n_exact(a.attention.mask)
         refuse_unless(exact >= 1, "positions.n_buckets", a.positions.n_buckets, "2 or more, 4 where bidirectional")
@@ -456,6 +475,13 @@ def _check(a: Architecture) -> None:
         refuse_unless(a.positions.max_distance > exact, "positions.max_distance", a.positions.max_distance, farther)
     if a.positions.kind == "sinusoidal":
         refuse_unless(a.d_model % 2 == 0, "d_model", a.d_model, "an even number where positions.kind = sinusoidal")
+    if a.readout == "none":
+        for name, value, only in (
+            ("unembed", a.unembed, "tied"),
+            ("logit_scale", a.logit_scale, "1"),
+            ("logit_cap", a.logit_cap, 0.0),
+        ):
+            refuse_unless(value == only, name, value, f"{only} where readout = none: there are no logits")
     for f in fields(Dropout):
         p = getattr(a.dropout, f.name)
         refuse_unless(0 <= p < 1, f"dropout.{f.name}", p, "a rate from 0 up to, not including, 1")
@@ -494,7 +520,7 @@ def count_parameters(a: Architecture) -> dict[str, int]:
         + norm * ((a.embed_norm == "norm") + (a.final_norm == "norm")),
         "unembed": (a.unembed == "untied") * a.n_vocab * m,
     }
-    counts["unembed"] += {"linear": 0, "affine": a.n_vocab, "bert": m * m + m + norm + a.n_vocab}[a.readout]
+    counts["unembed"] += {"affine": a.n_vocab, "bert": m * m + m + norm + a.n_vocab}.get(a.readout, 0)
     if a.encoder is not None:
         counts["encoder"] = (
             sum(count for part, count in count_parameters(a.encoder).items() if part not in ("unembed", "total"))

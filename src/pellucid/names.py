@@ -196,6 +196,7 @@ def absent(template: str, a: Architecture) -> str:
             a.block in ("parallel", "shared"),
             f"a {a.block} block adds attention and MLP to the stream at once",
         ),
+        "logits": (a.readout == "none", "readout = none: the stream is the result, and no token has a probability"),
         "mlp.gate": (a.mlp.form != "gated", "mlp.form = plain has no gate"),
         "mlp.pre": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: {_numbered('mlp.pre', a)}"),
         "mlp.post": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: {_numbered('mlp.post', a)}"),

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions, words
+from drawing import WORDS_WITH_LOGITS
+from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
 
 PARTS: dict[str, Any] = {"attention": Attention, "mlp": MLP, "positions": Positions, "norm": Norm}
-WORDS = tuple(words())
 SIZES: dict[str, Any] = {
     "n_vocab": st.integers(2, 11),
     "n_ctx": st.integers(5, 9),
@@ -21,6 +21,7 @@ SIZES: dict[str, Any] = {
     "attention.windows": st.sampled_from([(0,), (3,), (0, 2)]),
     "mlp.d_ff": st.integers(1, 9),
     "mlp.n_hidden": st.integers(0, 3),
+    "attention.scale_value": st.sampled_from([0.3, 1.5]),
     "positions.base": st.sampled_from([10.0, 10_000.0]),
     "positions.factor": st.sampled_from([2.0, 8.0]),
     "positions.local_base": st.sampled_from([0.0, 30.0]),
@@ -29,7 +30,7 @@ SIZES: dict[str, Any] = {
     "positions.n_buckets": st.sampled_from([4, 6, 9]),
     "positions.max_distance": st.sampled_from([5, 8, 20]),
     "positions.n_trained": st.sampled_from([16, 8192]),
-    "positions.fraction": st.sampled_from([0.5, 1.0]),
+    "positions.fraction": st.sampled_from([0.5, 0.9, 1.0]),
     "norm.eps": st.sampled_from([1e-5, 1e-2]),
     "n_segments": st.integers(0, 2),
     "ngrams": st.sampled_from([(), (), (2,), (2, 3)]),
@@ -48,7 +49,7 @@ def build(fields: dict[str, Any]) -> Architecture:
 @st.composite
 def architectures(draw, encoder: bool | None = None, **fixed: Any) -> Architecture:
     """An architecture of any words, with `fixed` fields (dots written `__`); encoder None draws it too."""
-    choices = {name: st.sampled_from(options) for name, options in WORDS} | SIZES
+    choices = {name: st.sampled_from(options) for name, options in WORDS_WITH_LOGITS} | SIZES
     choices |= {name.replace("__", "."): st.just(value) for name, value in fixed.items()}
     fields = {name: draw(strategy) for name, strategy in choices.items()}
     if fields["attention.n_heads"] % (fields["attention.n_kv_heads"] or 1):

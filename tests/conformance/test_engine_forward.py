@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from drawing import architectures, make_network
+from drawing import WORDS_WITH_LOGITS, architectures, bodies, make_network
 from pellucid.architecture import Architecture, words
 from pellucid.model import Recorder
+from pellucid.model.embed import ReadoutError
 from pellucid.model.weights import state_of
 from pellucid.names import ROWS, axes, names, row
 from pellucid.reference import transformer as reference
@@ -27,8 +28,10 @@ BASE = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=2).with_fields(
 #: what a word needs beside it to be seen at all
 COMPANIONS = {
     "positions.layout": {"positions.kind": "rotary", "attention.d_head": 8},
+    "positions.rounding": {"positions.kind": "rotary", "attention.d_head": 8, "positions.fraction": 0.7},
+    "positions.slopes": {"positions.kind": "alibi", "attention.n_heads": 3, "n_kv_heads": 0, "attention.d_head": 4},
     "positions.scaling": {"positions.kind": "rotary", "attention.d_head": 8, "positions.n_trained": 30},
-    "attention.scale": {"attention.d_head": 3},
+    "attention.scale": {"attention.d_head": 3, "attention.scale_value": 0.7},
     "mlp.form": {"mlp.activation": "silu"},
     "embed_norm": {"block": "post"},
     "readout": {"mlp.activation": "gelu"},
@@ -61,7 +64,8 @@ def check_forward(a, tokens, seed=0, **reading):
     given = arrays(reading)
     if a.encoder is not None and "source" not in reading:
         given["source"] = reference.encode(a, weights, source_tokens(a, tokens.size(0)).numpy(), tap=tap)
-    expected = reference.forward(a, weights, tokens.numpy(), tap=tap, **given)
+    forward = reference.hidden if a.readout == "none" else reference.forward
+    expected = forward(a, weights, tokens.numpy(), tap=tap, **given)
     check_same("returned logits", logits, expected)
     for name in names(a):
         if "source" in reading and name.startswith("encoder."):
@@ -115,7 +119,7 @@ def test_every_word_has_a_reference(field, word):
         check_forward(with_encoder(a), draw_tokens(a, 2, 6))
 
 
-@pytest.mark.parametrize(("field", "options"), [pytest.param(*w, id=w[0]) for w in words()])
+@pytest.mark.parametrize(("field", "options"), [pytest.param(*w, id=w[0]) for w in WORDS_WITH_LOGITS])
 def test_no_two_words_of_a_field_are_the_same_function(field, options):
     found = {}
     for word in options:
@@ -154,6 +158,18 @@ def test_probabilities_and_loss(a):
     check_same("probs", logits.softmax(-1), softmax(theirs))
     loss = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:])
     check_same("loss", loss, np.asarray(next_token_loss(theirs, tokens.numpy())))
+
+
+@settings(max_examples=20)
+@given(bodies())
+def test_a_body_without_readout(a):
+    """The stream is the result of both, every tensor on the way is the reference's, and neither has logits."""
+    check_forward(a, draw_tokens(a, 2, 4))
+    network = make_network(a)
+    with pytest.raises(ReadoutError, match="readout = none"):
+        network(draw_tokens(a))
+    with pytest.raises(ValueError, match="readout = none"):
+        reference.forward(a, numpy_weights(network), draw_tokens(a).numpy())
 
 
 @settings(max_examples=20)

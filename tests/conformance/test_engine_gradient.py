@@ -2,15 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from drawing import architectures, make_network
-from pellucid.architecture import Architecture, words
+from drawing import WORDS_WITH_LOGITS, architectures, bodies, make_network
+from pellucid.architecture import Architecture
 from pellucid.model.weights import state_of
 from pellucid.reference.learning import loss_and_gradient, next_token_loss
-from pellucid.reference.transformer import encode, forward
+from pellucid.reference.tape import gradient, real
+from pellucid.reference.transformer import encode, forward, hidden
 from running import any_architectures, call, draw_tokens, source_tokens
 
 TOLERANCE = 1e-10
@@ -64,8 +66,25 @@ def test_attention_written_out_has_the_same_gradient(a):
     check_gradient(network, draw_tokens(a, 2, 4))
 
 
+@settings(max_examples=15)
+@given(bodies())
+def test_the_gradient_of_a_body_without_readout(a):
+    """Of the sum of the stream's squares weighted by rank, which a final norm leaves a function of the weights."""
+    network, tokens = make_network(a), draw_tokens(a, 2, 4)
+    factors = np.linspace(-1, 2, a.d_model)
+    network.zero_grad()
+    (network.hidden(tokens).square() * torch.from_numpy(factors)).sum().backward()
+    weights, ids, _ = reference_arguments(network, tokens)
+    trainable = {name: real(w) for name, w in weights.items()}
+    _, theirs = gradient(lambda w: np.sum(np.square(hidden(a, w, ids)) * factors), trainable)
+    scale = max(1.0, *(float(np.abs(g).max(initial=0)) for g in theirs.values()))
+    for name, p in parameters(network):
+        ours = np.zeros(p.shape) if p.grad is None else p.grad.numpy()
+        assert np.abs(ours - theirs[name]).max(initial=0) <= TOLERANCE * scale, name
+
+
 @pytest.mark.item("S0-0-b")
-@pytest.mark.parametrize(("field", "word"), [(field, word) for field, options in words() for word in options])
+@pytest.mark.parametrize(("field", "word"), [(field, word) for field, options in WORDS_WITH_LOGITS for word in options])
 def test_every_word_has_a_reference_gradient(field, word):
     base = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=1).with_fields({"n_segments": 2, "mlp.d_ff": 5})
     a = base.with_fields({"positions.kind": "rotary"} if field == "positions.layout" else {}).with_fields({field: word})

@@ -11,6 +11,7 @@ from pellucid.architecture import Architecture, Attention, Norm, Positions, coun
 from pellucid.reference import embedding as E
 from pellucid.reference.functions import softmax
 from pellucid.reference.generation import Cache, transformer_step
+from pellucid.reference.layers import rotary_frequencies
 from pellucid.reference.learning import loss_and_gradient, next_token_loss
 from pellucid.reference.masks import causal_mask
 from pellucid.reference.tap import Tap
@@ -278,6 +279,37 @@ def test_tokens_outside_the_vocabulary_are_refused_by_name():
     for tokens, wrong in (([0, 3], 3), ([0, 7, 1], 7), ([-1, 2], -1), ([-2, 5], 5)):
         with pytest.raises(ValueError, match=f"^token {wrong} is not in 0 \\.\\.\\. 2$"):
             E.check_tokens(np.array(tokens), 3)
+
+
+@pytest.mark.item("S0-1.2-h")
+def test_interleaved_slopes_by_hand():
+    """Press et al. 2021, get_slopes: those of 2 heads, and the first of 4; those of 4 heads, and two of 8."""
+    assert E.alibi_slopes(3, "interleaved").tolist() == [1 / 16, 1 / 256, 1 / 4]
+    assert E.alibi_slopes(6, "interleaved").tolist() == [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]
+    assert E.alibi_slopes(1, "interleaved").tolist() == [1 / 256]
+    for n in (1, 2, 4, 64):
+        assert np.array_equal(E.alibi_slopes(n, "interleaved"), E.alibi_slopes(n))
+    with pytest.raises(ValueError, match="say geometric or interleaved"):
+        E.alibi_slopes(3, "linear")
+
+
+@pytest.mark.item("S0-1.2-h")
+def test_an_odd_rotary_width_by_hand():
+    """GPT-NeoX with 5 of 8 coordinates: three planes, (0, 3), (1, 4) and (2, 5), turned by i 100^(-2k/5)."""
+    w = E.frequencies(3, 100.0, 5)
+    assert w == pytest.approx([1, 100 ** (-2 / 5), 100 ** (-4 / 5)], rel=1e-15)
+    x = np.arange(1.0, 9.0)
+    turned = E.rotate(x[None], np.array([2]), 6, w=w)[0]
+    for k in range(3):
+        c, s = np.cos(2 * w[k]), np.sin(2 * w[k])
+        assert turned[[k, k + 3]] == pytest.approx([x[k] * c - x[k + 3] * s, x[k] * s + x[k + 3] * c], rel=1e-15)
+    assert turned[6:].tolist() == [7, 8]
+    a = Architecture(n_vocab=3, n_ctx=4, d_model=16, n_layers=1).with_fields(
+        {"n_heads": 2, "positions.kind": "rotary", "fraction": 0.7, "rounding": "up", "base": 100.0}
+    )
+    assert (a.d_rotary, a.rotary_divisor) == (6, 5)
+    assert np.array_equal(rotary_frequencies(a, 0), w)
+    assert (a.with_fields({"rounding": "down"}).d_rotary, a.with_fields({"rounding": "down"}).rotary_divisor) == (4, 4)
 
 
 @pytest.mark.item("S0-1.2-h")

@@ -19,9 +19,11 @@ from pellucid.architecture import (
     Norm,
     Positions,
     architecture_fields,
+    count_parameters,
     field_type,
     words,
 )
+from pellucid.model import Transformer
 from running import any_architectures
 
 A = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=2)
@@ -163,8 +165,35 @@ def test_sizes_that_follow_from_the_others():
     assert wide.with_fields({"fraction": 0.5}).d_rotary == 4  # the even part of 5
     scales = {word: wide.with_fields({"scale": word}).score_scale for word in ("1/sqrt(d_head)", "1/d_head", "1")}
     assert scales == {"1/sqrt(d_head)": 10**-0.5, "1/d_head": 0.1, "1": 1.0}
+    assert wide.with_fields({"scale": "scale_value", "scale_value": 0.3}).score_scale == 0.3
     banded = A.with_fields({"windows": "0,256"})
     assert [banded.window(layer) for layer in range(4)] == [0, 256, 0, 256]
+
+
+def test_an_odd_number_of_rotated_coordinates_is_made_even_as_rounding_says():
+    a = A.with_fields({"attention.d_head": 7, "positions.kind": "rotary", "fraction": 0.75, "rounding": "up"})
+    assert (a.d_rotary, a.rotary_divisor) == (6, 5)
+    assert (a.with_fields({"rounding": "down"}).d_rotary, a.with_fields({"rounding": "down"}).rotary_divisor) == (4, 4)
+    assert a.with_fields({"attention.d_head": 8}).d_rotary == a.with_fields({"attention.d_head": 8}).rotary_divisor == 6
+    with pytest.raises(ArchitectureError, match="down where all of an odd d_head = 7"):
+        a.with_fields({"fraction": 1.0})
+
+
+def test_without_a_readout_there_is_nothing_of_one():
+    body = A.with_fields({"readout": "none"})
+    own = count_parameters(body)
+    assert own["unembed"] == 0
+    assert own["total"] == sum(p.numel() for p in Transformer(body).parameters())
+    for name, value in (("unembed", "untied"), ("logit_cap", 3.0), ("logit_scale", "1/sqrt(d_model)")):
+        with pytest.raises(ArchitectureError, match=f"{name} = .* where readout = none"):
+            body.with_fields({name: value})
+
+
+def test_a_description_from_before_an_option_was_made_is_read_as_it_was():
+    old = A.to_dict()
+    for part, name in (("positions", "slopes"), ("positions", "rounding"), ("attention", "scale_value")):
+        del old[part][name]
+    assert Architecture.from_dict(old) == A
 
 
 @pytest.mark.parametrize("kind", [Architecture, Attention, MLP, Positions, Norm, Dropout])

@@ -133,6 +133,8 @@ class Circuits(Spelling):
         a = self.architecture
         if self.part == "encoder":
             raise CircuitError("an encoder's stream is read by the decoder's blocks, not by an unembedding")
+        if a.readout == "none":
+            raise CircuitError("readout = none: this model has no unembedding; ask for its circuits in the stream")
         if a.readout == "bert":
             raise CircuitError(
                 "readout = bert: a non-linear map stands between the stream and W_U, so nothing written there has "

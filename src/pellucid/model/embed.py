@@ -128,4 +128,27 @@ class BertReadout(Unembed):
         return F.linear(self.scale * self.norm(self.f(self.dense(x))), self.weight, self.bias)
 
 
-READOUT = {"linear": Unembed, "affine": AffineUnembed, "bert": BertReadout}
+class ReadoutError(ValueError):
+    """Logits were asked of an architecture that has none."""
+
+
+class NoReadout(nn.Module):
+    """The stream is the result: whoever asks for logits, or for W_U, is told why there are none."""
+
+    why = (
+        "readout = none: this model ends in hidden states and has no readout, so it gives no token a probability; its "
+        "hidden states and traces can be asked for, and a model with a language-model head gives probabilities"
+    )
+
+    def __init__(self, a: Architecture, embed: Embed):
+        super().__init__()
+
+    @property
+    def weight(self) -> nn.Parameter:
+        raise ReadoutError(self.why)
+
+    def forward(self, x: Stream) -> Logits:
+        raise ReadoutError(self.why)
+
+
+READOUT = {"none": NoReadout, "linear": Unembed, "affine": AffineUnembed, "bert": BertReadout}

@@ -12,9 +12,9 @@ from pellucid.model.tables import Table
 from pellucid.model.tap import OFF, Tap
 
 
-def frequencies(n_planes: int, base: float) -> Float[Tensor, " planes"]:
-    """w_k = base^(-k / n_planes), in float64 (Vaswani et al. 2017, section 3.5)."""
-    return base ** -(torch.arange(n_planes, dtype=torch.float64, device="cpu") / n_planes)
+def frequencies(width: int, base: float) -> Float[Tensor, " planes"]:
+    """w_k = base^(-2k / width) for every 2k < width, in float64 (Vaswani et al. 2017, section 3.5)."""
+    return base ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
 
 
 def unscaled(p: Positions, w: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Sinusoidal(Table):
     """x_i += (sin(i w_k), cos(i w_k)), in halves or in pairs."""
 
     def __init__(self, a: Architecture):
-        angle = angles(a.n_ctx, frequencies(a.d_model // 2, a.positions.base))
+        angle = angles(a.n_ctx, frequencies(a.d_model, a.positions.base))
         axis = {"halves": -2, "pairs": -1}[a.positions.layout]
         super().__init__(torch.stack([angle.sin(), angle.cos()], axis).flatten(1))
 
@@ -64,10 +64,10 @@ class Turns(Table):
     """cos(i w_k) and sin(i w_k), of all layers or of those without and those with a window; looked up once."""
 
     def __init__(self, a: Architecture):
-        p, n_planes = a.positions, a.d_rotary // 2
-        each = [SCALING[p.scaling](p, frequencies(n_planes, p.base))]
+        p, width = a.positions, a.rotary_divisor
+        each = [SCALING[p.scaling](p, frequencies(width, p.base))]
         if p.local_base:
-            each.append(frequencies(n_planes, p.local_base))
+            each.append(frequencies(width, p.local_base))
         angle = torch.stack([angles(a.n_ctx, w) for w in each])
         super().__init__(torch.stack([angle.cos(), angle.sin()]))
 
@@ -111,11 +111,25 @@ class Unturned(nn.Module):
         return q, k
 
 
+def geometric(n_heads: int) -> Float[Tensor, " head"]:
+    """s_h = 2^(-8h/n_heads)   (Press et al. 2021, section 3)"""
+    return 2 ** (-8 * torch.arange(1, n_heads + 1, dtype=torch.float64, device="cpu") / n_heads)
+
+
+def interleaved(n_heads: int) -> Float[Tensor, " head"]:
+    """The slopes of p = 2^floor(log2 n_heads) heads, then every second one of 2p   (Press et al. 2021, their code)"""
+    p = 2 ** (n_heads.bit_length() - 1)
+    return torch.cat([geometric(p), geometric(2 * p)[::2]])[:n_heads]
+
+
+SLOPES = {"geometric": geometric, "interleaved": interleaved}
+
+
 class Slopes(Table):
-    """score_ij -= s_h |i - j|,  s_h = 2^(-8h/n_heads)   (Press et al. 2021)"""
+    """score_ij -= s_h |i - j|   (Press et al. 2021)"""
 
     def __init__(self, a: Architecture):
-        super().__init__(2 ** (-8 * torch.arange(1, a.n_heads + 1, dtype=torch.float64, device="cpu") / a.n_heads))
+        super().__init__(SLOPES[a.positions.slopes](a.n_heads))
 
     def forward(self, i: Tensor, j: Tensor) -> Distance:
         return -self.values[:, None, None] * (i - j).abs()

@@ -93,7 +93,7 @@ class Transformer(Encoder):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
         # a move that makes new parameters (`to_empty`) makes one for each name, tied or not
         super()._apply(fn, recurse)
-        if self.architecture.unembed == "tied":
+        if self.architecture.unembed == "tied" and self.architecture.readout != "none":
             self.unembed.weight = self.embed.token.weight
         return self
 
@@ -110,11 +110,16 @@ class Transformer(Encoder):
         cache        a Cache, which is read and extended; what blocks read of `source` is kept from its first call on
         tap          is handed every named tensor (`pellucid.names`)
 
-        Raises ValueError when the positions do not fit into n_ctx, when an encoder's output is missing where
+        Raises ReadoutError where readout = none: `hidden` gives the stream. Raises ValueError when the positions do
+        not fit into n_ctx, when an encoder's output is missing where
         blocks read one, and when source or segments are given to an architecture that would ignore them.
         """
         x = super().forward(tokens, tap=tap, **reading)
         return tap("logits", self.unembed(x))
+
+    def hidden(self, tokens: Tokens, **reading) -> Stream:
+        """The stream [batch, pos, d_model] that the readout reads; `reading` as for `forward`."""
+        return super().forward(tokens, **reading)
 
     def encode(self, tokens: Tokens, mask: Visible | None = None, tap: Tap = OFF) -> Encoded:
         """The encoder's output for the source tokens, to be given as `source`."""

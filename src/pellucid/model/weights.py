@@ -87,6 +87,21 @@ def load_into(own: Mapping[str, Tensor], state: Mapping[str, Tensor], where: str
             p.copy_(state[name])
 
 
+def check_finite(model: nn.Module, where: str, allow_nan: bool = False) -> None:
+    """Refuse a model whose weights hold NaN or infinity; WeightsError names the first such parameter and how many."""
+    if allow_nan:
+        return
+    bad = {name: n for name, p in model.named_parameters() if (n := int((~p.detach().isfinite()).sum()))}
+    if bad:
+        first = next(iter(bad))
+        more = f", and {len(bad) - 1} more parameters hold some" if len(bad) > 1 else ""
+        dtype = str(model.get_parameter(first).dtype).removeprefix("torch.")
+        raise WeightsError(
+            f"{where}: {bad[first]:,} numbers of {first} are NaN or infinite in {dtype}{more}: training diverged, the "
+            "file is damaged, or the numbers are beyond this precision; allow_nan=True opens it all the same"
+        )
+
+
 def _some(names: list[str]) -> str:
     shown = ", ".join(names[:3]) or "nothing"
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -53,6 +53,8 @@ def source_weights(a: Architecture) -> int:
 
 def readout(a: Architecture) -> int:
     """Weights from the last vector to the logits."""
+    if a.readout == "none":
+        return 0
     return a.n_vocab * a.d_model + (a.d_model**2 if a.readout == "bert" else 0)
 
 

@@ -94,9 +94,13 @@ def combine_positions(E: Array, P: Array, how: str = "add", W: Array | None = No
     raise ValueError(f"how = {how!r}: say add, or concatenate with a matrix W [m, 2m]")
 
 
-def frequencies(n_planes: int, base: float = 10_000.0) -> np.ndarray:
-    """w_k = base^(-k/n_planes)   [n_planes].   S2 "Positional Encodings": 1 / N^(2j/E) for j < E/2. Erratum E-48."""
-    return base ** (-np.arange(n_planes) / n_planes)
+def frequencies(n_planes: int, base: float = 10_000.0, n: int | None = None) -> np.ndarray:
+    """w_k = base^(-2k/n), n = 2 n_planes unless given   [n_planes]
+
+    S2 "Positional Encodings": 1 / N^(2j/E) for j < E/2. Erratum E-48. An odd n is that of Black et al. 2022
+    (GPT-NeoX), whose code rotates n + 1 coordinates by the w_k of n.
+    """
+    return base ** (-2 * np.arange(n_planes) / (2 * n_planes if n is None else n))
 
 
 def scaled_frequencies(
@@ -212,16 +216,27 @@ def relative(table: Array, buckets: np.ndarray) -> Array:
     return np.swapaxes(np.swapaxes(real(table)[buckets], 0, 2), 1, 2)
 
 
-def alibi_slopes(n_heads: int) -> np.ndarray:
-    """s_h = 2^(-8h/n_heads) for h = 1 ... n_heads   [n_heads].   Press et al. 2021; S0 Remark 1.2 "several ways"."""
-    return 2.0 ** (-8 * np.arange(1, n_heads + 1) / n_heads)
+def alibi_slopes(n_heads: int, kind: str = "geometric") -> np.ndarray:
+    """s_h = 2^(-8h/n_heads) for h = 1 ... n_heads (geometric), or those of a power of two first (interleaved)
+
+    Press et al. 2021; S0 Remark 1.2 "several ways". Their code, with p the largest power of two up to n_heads, takes
+    the slopes 2^(-8h/p) of p heads, and after them the first, third, fifth, ... of those of 2p heads.   [n_heads]
+    """
+    if kind == "geometric":
+        return 2.0 ** (-8 * np.arange(1, n_heads + 1) / n_heads)
+    if kind != "interleaved":
+        raise ValueError(f"slopes = {kind!r}: say geometric or interleaved")
+    p = max(2**k for k in range(n_heads) if 2**k <= n_heads)
+    first = [2.0 ** (-8 * h / p) for h in range(1, p + 1)]
+    odd = [2.0 ** (-8 * h / (2 * p)) for h in range(1, 2 * p, 2)]
+    return np.array([*first, *odd][:n_heads])
 
 
-def alibi(n_heads: int, n: int, n_keys: int | None = None) -> np.ndarray:
+def alibi(n_heads: int, n: int, n_keys: int | None = None, slopes: str = "geometric") -> np.ndarray:
     """-s_h |i - j|, added to the scores; queries are the last n of the keys   [n_heads, n, n_keys]
 
     Press et al. 2021; S0 Remark 1.2 "several competing ways".
     """
     n_keys = n if n_keys is None else n_keys
     i, j = np.arange(n_keys - n, n_keys)[:, None], np.arange(n_keys)
-    return -alibi_slopes(n_heads)[:, None, None] * np.abs(i - j)
+    return -alibi_slopes(n_heads, slopes)[:, None, None] * np.abs(i - j)

@@ -104,7 +104,7 @@ def distances(a: Architecture, n: int, n_keys: int, table: Array | None) -> Arra
     Press et al. 2021 (alibi); Raffel et al. 2020, section 2.1 (relative, with one table for all layers).
     """
     if a.positions.kind == "alibi":
-        return alibi(a.n_heads, n, n_keys)
+        return alibi(a.n_heads, n, n_keys, a.positions.slopes)
     if a.positions.kind == "relative":
         p, two_sided = a.positions, a.attention.mask == "bidirectional"
         return relative(table, relative_buckets(n, n_keys, p.n_buckets, p.max_distance, two_sided))
@@ -117,9 +117,10 @@ def rotary_frequencies(a: Architecture, layer: int) -> np.ndarray:
     Su et al. 2021; another base, unscaled, in layers with a window: Gemma Team et al. 2025 (Gemma 3), section 2.
     """
     p = a.positions
+    n = int(a.d_head * p.fraction) if p.rounding == "up" else a.d_rotary
     if p.local_base and a.window(layer):
-        return frequencies(a.d_rotary // 2, p.local_base)
-    w = frequencies(a.d_rotary // 2, p.base)
+        return frequencies(a.d_rotary // 2, p.local_base, n)
+    w = frequencies(a.d_rotary // 2, p.base, n)
     return scaled_frequencies(w, p.scaling, p.factor, p.low, p.high, p.n_trained)
 
 

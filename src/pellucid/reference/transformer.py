@@ -37,7 +37,25 @@ def forward(
     tap          is handed every named tensor
 
     Raises ValueError for weights that are not the architecture's, tokens outside the vocabulary, more positions
-    than n_ctx, or a source where none is read or none where one is.
+    than n_ctx, a source where none is read or none where one is, or an architecture without a readout (`hidden`).
+    """
+    x = hidden(
+        architecture, weights, tokens, positions=positions, mask=mask, segments=segments, source=source,
+        source_mask=source_mask, embeddings=embeddings, before=before, tap=tap,
+    )  # fmt: skip
+    logits = tap("logits", readout(architecture, weights, x if x.ndim == 3 else x[None]))
+    return logits if x.ndim == 3 else logits[0]
+
+
+def hidden(
+    architecture: Architecture, weights: Weights, tokens: np.ndarray | None = None, *,
+    positions: np.ndarray | None = None, mask: np.ndarray | None = None, segments: np.ndarray | None = None,
+    source: Array | None = None, source_mask: np.ndarray | None = None, embeddings: Array | None = None,
+    before: np.ndarray | None = None, tap: Off = OFF,
+) -> Array:  # fmt: skip
+    """decoder stack . embedding: the stream that is read out, all there is where readout = none   [.., n, m]
+
+    S0 4.2 D and 4.3, S3 slide 6 x_i. Everything else as for `forward`.
     """
     a, w = architecture, weights
     check_weights(a, w)
@@ -47,8 +65,7 @@ def forward(
     places = _places(a, positions, x.shape[1])
     source = None if source is None else real(source) if np.ndim(source) == 3 else real(source)[None]
     x = _blocks(a, w, x, Reading(places, mask, source, source_mask, w.get("relative.weight")), tap)
-    logits = tap("logits", readout(a, w, x))
-    return logits if batched else logits[0]
+    return x if batched else x[0]
 
 
 def encode(
@@ -158,6 +175,8 @@ def readout(a: Architecture, w: Weights, x: Array) -> Array:
 
     S0 (1.5), S3 slide 6, S4 "Next Token Prediction"; tied: W_U is W_E, erratum E-32. logit_scale multiplies W_U.
     """
+    if a.readout == "none":
+        raise ValueError("readout = none: this architecture has no logits, its result is `hidden`")
     W_U = a.unembed_scale * real(w["embed.token.weight" if a.unembed == "tied" else "unembed.weight"])
     if a.readout == "bert":
         x = normalise(a, w, "unembed.norm", ACTIVATION[a.mlp.activation](linear(w, "unembed.dense", x)), OFF)

@@ -26,7 +26,7 @@ def weight_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     if a.readout == "bert":
         shapes |= {"unembed.dense.weight": (a.d_model, a.d_model), "unembed.dense.bias": (a.d_model,)}
         shapes |= _norm_shapes(a, "unembed.norm")
-    if a.readout != "linear":
+    if a.readout in ("affine", "bert"):
         shapes["unembed.bias"] = (a.n_vocab,)
     if a.unembed == "untied":
         shapes["unembed.weight"] = (a.n_vocab, a.d_model)

@@ -148,6 +148,7 @@ def _attention(a: Architecture) -> list[str]:
     """What a head computes, and what is done to its queries and keys before."""
     d, shared = f"{a.d_head:,}", a.d_model // a.n_heads
     scale = {"1/sqrt(d_head)": f" / √{d}", "1/d_head": f" / {d}", "1": "", "1/sqrt(d_model/n_heads)": f" / √{shared:,}"}
+    scale["scale_value"] = f" × {a.attention.scale_value:g}"
     score = f"q·k{scale[a.attention.scale]}"
     if a.attention.score_cap:
         cap = f"{a.attention.score_cap:g}"
@@ -184,6 +185,10 @@ def _activation(a: Architecture) -> str:
 
 
 def _readout(picture: Picture, a: Architecture) -> None:
+    if a.readout == "none":
+        picture.parts.append(f'<text class="title" x="{STREAM + 14}" y="{picture.y + 2:.1f}">hidden states</text>')
+        picture.y += 14
+        return
     tied = "the embedding's matrix again" if a.unembed == "tied" else "a matrix of its own"
     more = ["a dense layer and a norm first"] if a.readout == "bert" else []
     more += ["divided by √d_model"] if a.logit_scale != "1" else []
@@ -218,8 +223,8 @@ def equations(a: Architecture, encodes: bool = False) -> list[str]:
     lines += [f"x = {normed('x')}"] if a.embed_norm == "norm" else []
     lines += [f"{a.n_layers} times:" if a.n_layers != 1 else "once:", *(f"    {line}" for line in block)]
     last = normed("x") if a.final_norm == "norm" else "x"
-    if encodes:
-        return [*lines, f"source = {last}"]
+    if encodes or a.readout == "none":
+        return [*lines, f"{'source' if encodes else 'hidden'} = {last}"]
     last = f"norm(f({last} W))" if a.readout == "bert" else last
     scaled = "" if a.logit_scale == "1" else " / √d_model"
     return [
