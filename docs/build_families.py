@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pellucid.hub import FAMILIES, architecture_of, to_ours
+from pellucid.hub.tables.entries import WITHOUT_EFFECT
 from pellucid.model import Transformer
 from pellucid.model.weights import load_state
 
@@ -32,6 +33,11 @@ padded on the left, and beyond the context as `pellucid generate`), pipelines, `
 hidden states and attention patterns. These are not offered, and refused in a sentence: static, quantised and offloaded
 caches, a vocabulary of another size, gradient checkpointing, and tokens guessed ahead beyond the context.
 
+A folder of a class without a head (`BertModel`) opens too: its traces and hidden states can be asked for, and what needs
+probabilities says that there are none (`readout = none`). A folder without a tokenizer takes and gives ids in digits, unless
+`load(folder, tokenizer=PATH)` names one; a `vocab.txt` is read as WordPiece, with the options of `tokenizer_config.json`.
+Weights that hold NaN or infinity are refused, unless `load(folder, allow_nan=True)` asks for them.
+
 | family | class of transformers | words it fixes | directions | in float64 | as published |
 |---|---|---|---|---|---|
 """
@@ -40,15 +46,24 @@ LEFT_OUT = {
     "others' frequencies depend on how long the text is",
     "Falcon with ALiBi (rw)": "its distances are divided by sqrt(d_head) with the scores",
     "Phi and StableLM with normalised queries and keys (qk_layernorm)": "theirs are layer norms",
+    "Phi and StableLM with an odd number of rotated coordinates": "transformers cuts off an odd number of coordinates "
+    "and rotates them by tables of an even width, which fails; GPT-NeoX rotates one coordinate more, and is read",
     "Gemma 3 with images (gemma3), and Gemma 3n": "the text model alone (gemma3_text) is read; 3n has words of its own",
     "OPT 350m": "no word for embeddings narrower than the stream",
-    "BLOOM and MPT with heads not a power of two": "their slopes are then others",
     "T5 with a tied readout that is not scaled, or the other way round": "transformers 5 writes the same entries for a "
     "tied and an untied one; scale_decoder_outputs = false is read as untied, as in v1.1",
     "UMT5, mBART, Pegasus, Marian and other pairs": "no table yet; UMT5's biases differ from layer to layer",
     "dropout inside of MLPs and of whole layers (T5's there, BART's activation_dropout and layerdrop)": "no word, and "
     "only training reads them",
 }
+PASSED_OVER = """
+## Entries that decide nothing
+
+Every entry of config.json that changes a logit is read, or refused by its name where it has another value than the one
+that is read. The following are passed over: whatever they hold, the logits are the same. An entry that is neither read
+nor in this list is named in a warning.
+
+"""
 #: what cannot come back: rows of position tables that only padding reads
 ONE_WAY = "both; rows before the first position come back as 0"
 
@@ -75,6 +90,18 @@ def left_out() -> str:
     return "\n## Left out\n\n" + "\n".join(lines) + "\n"
 
 
+def without_effect() -> str:
+    """The entries of config.json that are passed over because no logit depends on them, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in WITHOUT_EFFECT.items():
+        reasons.setdefault(why, []).append(name)
+    lines = [f"- {why}: {', '.join(f'`{name}`' for name in names)}" for why, names in reasons.items()]
+    for family in FAMILIES.values():
+        each = [f"`{name}` ({why})" for name, why in family.without_effect.items()]
+        lines += [f"- {family.name} alone: {', '.join(each)}"] if each else []
+    return PASSED_OVER + "\n".join(lines) + "\n"
+
+
 def difference(models: Any, name: str, variant: str) -> float:
     """max |ours - theirs| over the logits of one tiny model."""
     model, config = models.model_of_theirs(name, variant)
@@ -98,7 +125,7 @@ def build() -> str:
         with models.in_float64():
             exact = max(difference(models, name, variant) for variant in variants)
         lines.append(f"{line} {exact:.0e} | {published:.0e} |")
-    return HEAD + "\n".join(lines) + "\n" + left_out()
+    return HEAD + "\n".join(lines) + "\n" + left_out() + without_effect()
 
 
 def in_readme(page: str) -> str:

@@ -1,6 +1,7 @@
 """The one object a user holds: a network, its tokenizer, and where both come from."""
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +19,8 @@ from pellucid.generate.samples import write_sample, write_target
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, Piece, generate, stream_generate
 from pellucid.hub.families import FamilyError
+from pellucid.hub.read import LoadWarning, find_folder, open_folder
 from pellucid.hub.read import fill as fill_network
-from pellucid.hub.read import find_folder, open_folder
 from pellucid.hub.targets import PRESET_FOR, Target, check_target
 from pellucid.images.run import KIND as IMAGES
 from pellucid.images.run import ImageModel, ImageRun, load_images, train_images
@@ -32,13 +33,14 @@ from pellucid.lens.matrices import Head
 from pellucid.lens.opened import Opened
 from pellucid.lens.weights import with_edits
 from pellucid.model import Transformer
-from pellucid.model.weights import save_weights
+from pellucid.model.weights import check_finite, save_weights
 from pellucid.plan.sizing import sizing_of
 from pellucid.predictors.load import load_predictor
 from pellucid.predictors.mixed import mixed_with
 from pellucid.predictors.train import Kind, train_predictor
 from pellucid.predictors.use import Predictor
 from pellucid.report.ending import beside, finish
+from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizer import Tokenizer
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import steps_of
@@ -140,11 +142,12 @@ class LanguageModel(Opened):
         return weights_view(self.network, fold_norms=fold_norms, centre=centre)
 
     def verify(self, prompts: list[str] | None = None, *, progress: Callable[[str], None] | None = None) -> Report:
-        """The laws and the reference, run on this model (`pellucid.verify.verify`)."""
-        return verify(self, prompts, progress)
+        """The laws and the reference, run on this model (`pellucid.verify.verify`); on random ids without a tokenizer."""
+        only_ids = isinstance(self.tokenizer, IdTokenizer) and prompts is None
+        return verify(self.network if only_ids else self, prompts, progress)
 
     def save(self, folder: str | Path, *, edits: Sequence[Edit] = ()) -> Path:
-        """Write architecture.json, tokenizer.json and model.safetensors into a new folder.
+        """Write architecture.json, tokenizer.json (where there is one) and model.safetensors into a new folder.
 
         `edits` are written into the weights, where they are a change of weights; EditError, and nothing written, else.
         """
@@ -154,7 +157,8 @@ class LanguageModel(Opened):
         check_destination(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "architecture.json").write_text(json.dumps(network.architecture.to_dict(), indent=1) + "\n")
-        self.tokenizer.save(folder)
+        if not isinstance(self.tokenizer, IdTokenizer):
+            self.tokenizer.save(folder)
         save_weights(network, folder / "model.safetensors")
         return folder
 
@@ -166,6 +170,8 @@ def load(
     device: str = "auto",
     dtype: torch.dtype = torch.float32,
     trust: bool = False,
+    tokenizer: Tokenizer | str | Path | None = None,
+    allow_nan: bool = False,
 ) -> "LanguageModel | Predictor | ImageModel":
     """The model in a run's folder, at its best (lowest held-out loss), last or numbered checkpoint, or in a saved one.
 
@@ -173,20 +179,32 @@ def load(
     the hub; nothing in it is run, and `trust` is needed for pickled weights and for tokenizers whose patterns are
     not known to be safe. A run of another kind than transformer gives a Predictor, which is used the same way, or an
     ImageModel. Raises ValueError when there is no model, or it is damaged.
+
+    tokenizer   a tokenizer, or its file or folder, in place of the model's own. A folder that holds none, and none
+                given: texts are ids in digits ("17 4 250")
+    allow_nan   open a model although its weights hold NaN or infinity, to look into it
     """
     folder, place = find_folder(model), resolve_device(device)
     if (folder / "recipe.json").exists():
         if (kind := kind_of(folder)) == IMAGES:
-            return load_images(folder, checkpoint=checkpoint, device=str(place))
+            return load_images(folder, checkpoint=checkpoint, device=str(place), allow_nan=allow_nan)
+        if tokenizer is not None:
+            raise ModelError(
+                f"{folder} is a run, which has the tokenizer that it was trained with: leave tokenizer out"
+            )
         if kind != "transformer":
-            return load_predictor(folder, checkpoint=checkpoint, device=str(place))
-        network, tokenizer, step = runs.load_run(folder, checkpoint, place, base_weights, dtype)
-        return LanguageModel(network, tokenizer, {"folder": str(folder), "step": step})
+            return load_predictor(folder, checkpoint=checkpoint, device=str(place), allow_nan=allow_nan)
+        network, own, step = runs.load_run(folder, checkpoint, place, base_weights, dtype)
+        check_finite(network, f"{folder}, step {step}", allow_nan)
+        return LanguageModel(network, own, {"folder": str(folder), "step": step})
     found = open_folder(folder, trust=trust)
-    if (tokenizer := found.tokenizer()) is None:
-        raise ModelError(f"{folder} holds no tokenizer: expected tokenizer.json, or vocab.json and merges.txt")
+    if (reads := found.tokenizer(tokenizer)) is None:
+        reads = found.ids()
+    for sentence in found.notes(reads):
+        warnings.warn(sentence, LoadWarning, stacklevel=2)
     network = fill_network(Transformer(found.architecture).to(dtype), found.ours())
-    return LanguageModel(network.to(place).eval(), tokenizer, {"folder": str(folder)})
+    check_finite(network, str(folder), allow_nan)
+    return LanguageModel(network.to(place).eval(), reads, {"folder": str(folder)})
 
 
 def heads_over(run: str | Path, *, steps: Sequence[int] | None = None, **options: Any) -> dict[int, Heads]:

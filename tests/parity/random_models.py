@@ -30,7 +30,12 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "gpt_neox": (
         "GPTNeoXForCausalLM",
         LLAMA | {"hidden_size": 32, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.5}},
-        TIED | {"positions scaled": {"rope_parameters": LINEAR | {"partial_rotary_factor": 0.5}}},
+        TIED
+        | {
+            "positions scaled": {"rope_parameters": LINEAR | {"partial_rotary_factor": 0.5}},
+            "5 of 8 rotated, as 6": {"rope_parameters": ROTARY | {"partial_rotary_factor": 0.7}},
+            "1 of 8 rotated, as 2": {"rope_parameters": LLAMA3 | {"partial_rotary_factor": 0.2}},
+        },
     ),
     "bert": ("BertForMaskedLM", BERT, TIED),
     "llama": (
@@ -132,12 +137,23 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "bloom": (
         "BloomForCausalLM",
         {"hidden_size": 12, "n_layer": 3, "n_head": 4, "seq_length": 9},
-        TIED | {"one head, large eps": {"n_head": 1, "layer_norm_epsilon": 1e-2}},
+        TIED
+        | {
+            "one head, large eps": {"n_head": 1, "layer_norm_epsilon": 1e-2},
+            "three heads": {"n_head": 3},
+            "six heads": {"n_head": 6},
+            "112 heads": {"n_head": 112, "hidden_size": 112},
+        },
     ),
     "mpt": (
         "MptForCausalLM",
         {"d_model": 12, "n_layers": 3, "n_heads": 4, "max_seq_len": 9},
-        TIED | {"one head, large eps": {"n_heads": 1, "layer_norm_epsilon": 1e-2}},
+        TIED
+        | {
+            "one head, large eps": {"n_heads": 1, "layer_norm_epsilon": 1e-2},
+            "three heads, another scale": {"n_heads": 3, "attn_config": {"softmax_scale": 0.3}},
+            "twelve heads": {"n_heads": 12},
+        },
     ),
     "roberta": (
         "RobertaForMaskedLM",
@@ -205,6 +221,7 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
                 "query_pre_attn_scalar": 6,
             },
             "no windows, one cap": {"layer_types": ["full_attention"] * 3, "attn_logit_softcapping": None},
+            "any scale": {"query_pre_attn_scalar": 7},
             "windows by name, biases": {
                 "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
                 "attention_bias": True,
@@ -225,7 +242,12 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
                 "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
                 "query_pre_attn_scalar": 6,
             },
-            "wide windows, biases": {"sliding_window": 20, "attention_bias": True, "rms_norm_eps": 1e-2},
+            "wide windows, biases, any scale": {
+                "sliding_window": 20,
+                "attention_bias": True,
+                "rms_norm_eps": 1e-2,
+                "query_pre_attn_scalar": 144,
+            },
             "no windows": {"layer_types": ["full_attention"] * 3},
         },
     ),

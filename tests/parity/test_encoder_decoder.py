@@ -266,13 +266,13 @@ def test_files_of_older_versions():
     [
         ("t5", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj = 'gated-mish'"),
         ("t5", {"feed_forward_proj": "plain-relu"}, "feed_forward_proj = 'plain-relu'"),
-        ("t5", {"feed_forward_proj": 3}, "config.json cannot be read"),
-        ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder = False in config.json: only True"),
+        ("t5", {"feed_forward_proj": 3}, "feed_forward_proj = 3 in config.json: only"),
+        ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder = false in config.json: only true"),
         ("t5", {"relative_attention_num_buckets": 3}, "positions.n_buckets = 3: expected 2 or more, 4 where"),
         ("t5", {"relative_attention_max_distance": 3}, "positions.max_distance = 3: expected more than 3"),
         ("bart", {"scale_embedding": 2}, "scale_embedding = 2 in config.json"),
         ("bart", {"encoder_attention_heads": 5}, "n_heads = 5: expected a divisor of d_model = 12"),
-        ("bart", {"is_encoder_decoder": False}, "is_encoder_decoder = False"),
+        ("bart", {"is_encoder_decoder": False}, "is_encoder_decoder = false"),
     ],
 )
 def test_options_that_we_cannot_say(name, change, message):
@@ -304,10 +304,10 @@ def test_sizes_that_would_fill_the_memory(tmp_path):
     model, config = model_of_theirs("t5", "tied")
     model.save_pretrained(tmp_path)
     for change, message in [
-        ({"relative_attention_num_buckets": 10**9}, "relative_attention_num_buckets = '1000000000'"),
-        ({"relative_attention_max_distance": 10**9}, "relative_attention_max_distance = '1000000000'"),
-        ({"num_layers": 10**6}, "num_layers = '1000000'"),
-        ({"num_decoder_layers": 10**6}, "n_layers = 1000000: expected"),
+        ({"relative_attention_num_buckets": 10**9}, "relative_attention_num_buckets = 1000000000"),
+        ({"relative_attention_max_distance": 10**9}, "relative_attention_max_distance = 1000000000"),
+        ({"num_layers": 10**6}, "num_layers = 1000000"),
+        ({"num_decoder_layers": 10**6}, "num_decoder_layers = 1000000 in config.json: expected"),
         ({"num_layers": 900}, "asks for .* numbers, the files hold"),
         (
             {"relative_attention_num_buckets": 60_000, "relative_attention_max_distance": 99_000},

@@ -152,7 +152,11 @@ REFUSED = [
     ("gpt2", {"n_segments": 2}, "n_segments = 2"),
     ("gpt2", {"dropout.mlp_out": 0.3}, "dropout.mlp_out = 0.3"),
     ("gpt_neox", {"positions.layout": "pairs"}, "positions.layout = pairs"),
-    ("gpt_neox", {"positions.fraction": 0.75}, "positions.fraction = 0.75"),
+    ("gpt_neox", {"positions.fraction": 0.75}, "positions.rounding = down"),
+    ("llama", {"attention.d_head": 5}, "attention.d_head = 5"),
+    ("phi", {"positions.fraction": 0.45}, "positions.fraction = 0.45"),
+    ("bloom", {"n_heads": 3, "d_head": 4, "slopes": "geometric"}, "positions.slopes = geometric"),
+    ("gemma2", {"attention.scale": "scale_value", "scale_value": 0.3}, "attention.scale = scale_value"),
     ("gpt_neox", {"attention.bias": "qkv"}, "attention.bias = qkv"),
     ("gpt_neox", {"block": "post"}, "block = post"),
     ("bert", {"attention.mask": "causal"}, "attention.mask = causal"),
@@ -216,7 +220,9 @@ def test_every_word_is_written_or_refused_by_name(name):
 def with_word(a, field, word):
     """The word in an encoder too, except where it must read all: families of pairs say most words of both at once."""
     pair = {"relative": UNTIED["t5"], "learned": UNTIED["bart"]}[a.positions.kind] if a.encoder else {}
-    changed = a.with_fields({field: word} | (pair if word == "untied" else {}))
+    bare = {"unembed": "tied", "logit_scale": "1", "logit_cap": 0.0}
+    changed = a.with_fields((bare if word == "none" and field == "readout" else {}) | {field: word})
+    changed = changed.with_fields(pair) if word == "untied" else changed
     if a.encoder is None or field in ("attention.mask", "source_embed"):
         return changed
     return dataclasses.replace(changed, encoder=a.encoder.with_fields({field: word}))
@@ -231,8 +237,8 @@ def test_windows_that_reach_the_whole_context_are_none():
     [
         ({"model_type": "mamba"}, "model_type = 'mamba' is not a family that is known: expected gpt2, gpt_neox, bert"),
         ({"activation_function": "mish"}, "activation_function = 'mish' in config.json: only 'gelu'"),
-        ({"add_cross_attention": True}, "add_cross_attention = True in config.json: only False"),
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+        ({"add_cross_attention": True}, "add_cross_attention = true in config.json: only false"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = true"),
     ],
 )
 def test_options_of_theirs_that_we_cannot_say(change, message):

@@ -7,6 +7,7 @@ import torch
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.reading import reading
 from pellucid.model import Transformer
+from pellucid.model.embed import NoReadout
 from pellucid.text.interface import Tokenizer
 
 #: how a blank is written in a prompt, and the special token that it becomes
@@ -28,6 +29,8 @@ def fill(network: Transformer, tokenizer: Tokenizer, text: str, *, top: int = 5)
     context, and a `top` that is not positive.
     """
     a = network.architecture
+    if a.readout == "none":
+        raise GenerationError(NoReadout.why)
     if tokenizer.mask is None or a.attention.mask != "bidirectional":
         raise GenerationError(
             f"this model fills no blanks: it has attention.mask = {a.attention.mask} and "

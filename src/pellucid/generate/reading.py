@@ -17,6 +17,7 @@ from torch import Tensor
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.source import NO_SOURCES, NoSources
 from pellucid.model import OFF, Cache, Tap, Transformer
+from pellucid.model.embed import NoReadout
 from pellucid.model.transformer import Encoder
 
 NextLogits = Float[Tensor, "rows n_vocab"]
@@ -237,6 +238,8 @@ def visible_keys(lengths: Sequence[int], prefixes: Sequence[int], device: torch.
 def check_readable(network: Transformer) -> None:
     """Refuse networks whose words leave no next token to predict."""
     a = network.architecture
+    if a.readout == "none":
+        raise GenerationError(NoReadout.why)
     if a.attention.mask == "bidirectional":
         raise GenerationError(
             "attention.mask = bidirectional: every position has read its successors, so there is no next token to "

@@ -24,6 +24,7 @@ from pellucid.model import Transformer
 from pellucid.model.mask import prefix_mask
 from pellucid.model.shapes import Encoded, SourceVisible, Tokens, Visible
 from pellucid.model.transformer import Encoder
+from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizer import Tokenizer
 
 #: at most this many logits exist at a time, unless told otherwise: 64 MiB in float32
@@ -286,6 +287,8 @@ def token_pieces(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[by
 
     An unknown character's id says nothing of its bytes: the character is looked up in the text.
     """
+    if isinstance(tokenizer, IdTokenizer):
+        return tokenizer.pieces(text)
     data, pieces, at = text.encode("utf-8"), [], 0
     for token in ids:
         piece = tokenizer.token_bytes(token)

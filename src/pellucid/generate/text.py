@@ -135,10 +135,11 @@ def stream_generate(
     encoded = encode_prompts(tokenizer, texts, sources)
     options = {
         "max_tokens": max_tokens,
-        "stop_ids": [tokenizer.separator],
+        "stop_ids": tokenizer.ends,
         "cache": cache,
         "taps": taps,
-        "n_allowed": tokenizer.n_vocab,
+        # a special token that the embedding has no row for is never chosen
+        "n_allowed": tokenizer.n_vocab - sum(i >= network.architecture.n_vocab for i in tokenizer.special.values()),
         "sources": None if sources is None else [encode_source(tokenizer, text) for text in sources],
     }
     # what is looked at and changed is the network as it was loaded
@@ -240,7 +241,7 @@ class Writer:
 
     def result(self) -> Generated:
         row = self.row
-        ended = row.generated[-1:] == [self.tokenizer.separator]
+        ended = bool(row.generated) and row.generated[-1] in self.tokenizer.ends
         ids = row.generated[:-1] if ended else list(row.generated)
         assert row.finish_reason is not None
         return Generated(

@@ -4,6 +4,7 @@ Nothing is computed: tensors are cut, joined, transposed and renamed, so that a 
 bit. What one side cannot say is refused with the word that is in the way.
 """
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pellucid.architecture import Architecture, ArchitectureError, architecture_fields
-from pellucid.hub.tables import FAMILIES, Derived, Family, Row
+from pellucid.architecture import Architecture, ArchitectureError, architecture_fields, field_type
+from pellucid.hub.tables import FAMILIES, Family, Field, Row
+from pellucid.hub.tables.entries import BOUNDS, CONSTANTS, WITHOUT_EFFECT, Entries, FamilyError, shown
 from pellucid.model import Transformer
 
 __all__ = [
@@ -26,19 +28,16 @@ __all__ = [
     "in_the_way",
     "to_ours",
     "to_theirs",
+    "unknown_entries",
 ]
 
 #: what the words of positions.kind, and of positions.scaling beside rotary, read of positions
-READ = {"rotary": ("base", "fraction", "layout", "scaling", "local_base"), "sinusoidal": ("base", "layout")}
-READ |= {"relative": ("n_buckets", "max_distance")}
+READ = {"rotary": ("base", "fraction", "layout", "rounding", "scaling", "local_base")}
+READ |= {"sinusoidal": ("base", "layout"), "alibi": ("slopes",), "relative": ("n_buckets", "max_distance")}
 #: what decides nothing in an encoder, whose stream is not read out
 UNREAD = ("unembed", "readout", "logit_scale", "logit_cap", "source_embed")
 READ_SCALED = {"none": (), "linear": ("factor",), "llama3": ("factor", "low", "high", "n_trained")}
 PARTS = {"weight": "weight", "gain": "weight", "bias": "bias"}
-
-
-class FamilyError(ValueError):
-    """A model of another project that our words cannot say, or one of ours that theirs cannot."""
 
 
 # Configuration ------------------------------------------------------------------------------------
@@ -47,47 +46,90 @@ class FamilyError(ValueError):
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family that a config.json belongs to; FamilyError names those that are known."""
     name = config.get("model_type")
-    if name not in FAMILIES:
-        raise FamilyError(f"model_type = {name!r} is not a family that is known: expected {', '.join(FAMILIES)}")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise FamilyError(f"model_type = {shown(name)} is not a family that is known: expected {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
 
 def architecture_of(config: Mapping[str, Any], family: Family | None = None) -> Architecture:
-    """The architecture that a config.json describes.
+    """The architecture that a config.json describes; without a readout where it is of a class that has none.
 
-    Raises FamilyError for options that our words cannot say, ArchitectureError for sizes that contradict each other.
+    Raises FamilyError for entries of another type than theirs, options that our words cannot say, and what no model
+    of the family can be.
     """
     family = family or family_of(config)
-    for path, constant in family.constants.items():
-        if (value := _look_up(config, path)) is not None and value != constant:
-            raise FamilyError(f"{path} = {value!r} in config.json: only {constant!r} can be said in our words")
+    try:
+        a = _read(Entries(config), family)
+    except ArchitectureError as error:
+        raise FamilyError(_in_their_words(str(error), family)) from error
+    for name, holds in family.limits.items():
+        if not holds(a):
+            said = f"{name} = {_settled(a)[name]}"
+            raise FamilyError(f"{_in_their_words(said, family)}: models of the family {family.name} have other values")
+    return a
+
+
+def unknown_entries(config: Mapping[str, Any], family: Family | None = None) -> list[str]:
+    """The entries, null ones aside, that nothing reads and of which it is not known that no logit depends on them."""
+    family = family or family_of(config)
+    entries = Entries(config)
+    _read(entries, family)
+    known = entries.asked | family.without_effect.keys()
+    nested = {path.rpartition(".")[0] for path in entries.asked if "." in path}
+    return [p for p in _paths(config, nested) if p not in known and p.rpartition(".")[2] not in WITHOUT_EFFECT]
+
+
+def _paths(values: Mapping[str, Any], nested: set[str], before: str = "") -> Iterator[str]:
+    """The path of every entry that is not null; of an object that is read entry by entry, those of its entries."""
+    for name, value in values.items():
+        path = f"{before}{name}"
+        if path in nested and isinstance(value, Mapping):
+            yield from _paths(value, nested, f"{path}.")
+        elif value is not None:
+            yield path
+
+
+def _read(entries: Entries, family: Family) -> Architecture:
+    """The architecture that the entries describe, whatever the family's limits are."""
+    for path, constant in (CONSTANTS | family.constants).items():
+        value = entries.given(path) if entries.has(path) else constant
+        if value != constant and (constant or value is not None):
+            raise FamilyError(
+                f"{path} = {shown(value)} in config.json: only {shown(constant)} can be said in our words"
+            )
     values: dict[str, Any] = {}
     for name, word in family.words.items():
         _put(values, name, word)
     for row in family.fields:
-        value = _look_up(config, row.theirs)
-        value = row.default if value is None else value
-        if row.words is not None:
-            if value not in list(row.words):
-                known = ", ".join(map(repr, row.words))
-                raise FamilyError(f"{row.theirs} = {value!r} in config.json: only {known} can be said in our words")
-            value = row.words[value]
+        value = _value(entries, row)
         for name in row.names:
             _put(values, name, value)
     for derived in family.derived:
-        for name, value in _read(derived, config).items():
+        for name, value in derived.read(entries).items():
             _put(values, name, value)
-    return Architecture.from_dict(values)
+    a = Architecture.from_dict(values)
+    body = entries.given("architectures") == [family.body] and (a.readout != "linear" or a.unembed == "untied")
+    return dataclasses.replace(a, readout="none", unembed="tied", logit_scale="1", logit_cap=0.0) if body else a
 
 
-def _read(derived: Derived, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What several entries say together; FamilyError where they cannot be read."""
-    try:
-        return derived.read(config)
-    except FamilyError:
-        raise
-    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
-        raise FamilyError(f"config.json cannot be read: {error}") from error
+def _value(entries: Entries, row: Field) -> Any:
+    """What the entry of a row sets our fields to; the type is that of our field."""
+    name = row.names[0].removeprefix("encoder.")
+    if row.words is not None:
+        flags = all(isinstance(word, bool) for word in row.words)
+        ask = entries.flag if flags else lambda path, *usual: entries.word(path, usual[0], row.words, usual[1])
+        return row.words[ask(row.theirs, row.default, row.null)]
+    if field_type(name) is int:
+        least, most = int(name not in ("n_layers", "n_segments")), BOUNDS[name]
+        return entries.whole(row.theirs, row.default, row.null, least=least, most=most)
+    return entries.number(row.theirs, row.default, 0.0 if name.startswith("dropout.") else row.null)
+
+
+def _in_their_words(said: str, family: Family) -> str:
+    """A sentence that begins with a field of ours, beginning with the entry that sets it where one entry does."""
+    ours, _, value = said.partition(" = ")
+    rows = [row for row in family.fields if ours in row.names]
+    return f"{rows[0].theirs.split('|')[0]} in config.json sets {ours} = {value}" if rows else f"config.json: {said}"
 
 
 def config_of(a: Architecture, family: Family | None = None, end_token: int | None = None) -> dict[str, Any]:
@@ -109,6 +151,8 @@ def in_the_way(a: Architecture, family: Family) -> str:
     The family can say what comes back when its config.json is read.
     """
     said = _settled(a)
+    if a.readout == "none":
+        return "readout = none"  # what is written are models with a head
     if (a.encoder is not None) != any(name.startswith("encoder.") for name in family.words):
         return f"encoder = {said['encoder']}"
     for name, word in family.words.items():
@@ -123,12 +167,12 @@ def in_the_way(a: Architecture, family: Family) -> str:
         if divided and part is not None and part.d_head * part.n_heads != part.d_model:
             return f"{prefix}attention.d_head = {part.d_head}"
     try:
-        heard = _settled(architecture_of(_write(a, family), family))
+        heard = _settled(_read(Entries(_write(a, family)), family))
     except ArchitectureError:
         return f"attention.d_head = {a.d_head}"  # the one size that a config leaves to be divided out
     except FamilyError:
         return f"block = {a.block}"  # what a table writes for a block that it has not, it does not read
-    different = [name for name, holds in family.limits.items() if not holds(a)]
+    different = [name for name, holds in (*family.limits.items(), *family.writes.items()) if not holds(a)]
     different += [name for name in said if said[name] != heard[name]]
     return f"{different[0]} = {said[different[0]]}" if different else ""
 
@@ -173,6 +217,13 @@ def _settled(a: Architecture) -> dict[str, Any]:
         values["positions.local_base"] = 0.0
     read = ("kind", *READ.get(a.positions.kind, ()), *(READ_SCALED[a.positions.scaling] if a.d_rotary else ()))
     values |= {name: None for name in values if name.startswith("positions.") and name[10:] not in read}
+    # two words are one where nothing is odd
+    if a.positions.kind == "rotary" and int(a.d_head * a.positions.fraction) % 2 == 0:
+        values["positions.rounding"] = "up"
+    if a.positions.kind == "alibi" and a.n_heads & (a.n_heads - 1) == 0:
+        values["positions.slopes"] = "interleaved"
+    if a.attention.scale != "scale_value":
+        values["attention.scale_value"] = None
     if a.norm.kind == "rms":
         values["norm.bias"] = None
     if a.encoder is None:

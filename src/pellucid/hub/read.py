@@ -1,5 +1,6 @@
 """Models in folders: of the hub's layout or of ours, checked before anything is allocated."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,25 +9,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pellucid.architecture import Architecture, ArchitectureError, count_parameters
+from pellucid.architecture import Architecture, count_parameters
 from pellucid.hub.adapters import CONFIG as ADAPTER
 from pellucid.hub.adapters import Changed, read_adapter
-from pellucid.hub.families import FamilyError, _look_up, architecture_of, each_to_ours, family_of
+from pellucid.hub.families import FamilyError, _look_up, architecture_of, each_to_ours, family_of, unknown_entries
 from pellucid.hub.files import FolderError, inside, read_object
 from pellucid.hub.own_code import PREFIX, Unprefixed, architecture_in, is_own
 from pellucid.hub.shards import Shards
 from pellucid.hub.tables import Family
+from pellucid.hub.tables.entries import BOUNDS, LARGEST
 from pellucid.model import Transformer
+from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
-#: no model in use comes near; beyond these a config.json is damaged or made to fill the memory
-BOUNDS = {"n_vocab": 1 << 24, "n_ctx": 1 << 21, "d_model": 1 << 17, "n_layers": 1 << 10, "n_segments": 1 << 10}
-BOUNDS |= {"attention.n_heads": 1 << 12, "attention.n_kv_heads": 1 << 12, "attention.d_head": 1 << 14}
-BOUNDS |= {"mlp.d_ff": 1 << 20, "positions.n_buckets": 1 << 16, "positions.max_distance": 1 << 21}
-LARGEST, LONGEST_LIST, LONGEST_TOKENIZER = 1 << 40, 1 << 14, 1 << 26
+LONGEST_LIST, LONGEST_TOKENIZER = 1 << 14, 1 << 26
 #: numbers in a table of positions, unless the weights have more: 131,072 places of 128 coordinates
 LARGEST_TABLE = 1 << 24
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe")
+#: the files that a tokenizer may lie in; those of a row are one
+TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"), ("vocab.txt",))
+#: what may stand beside the last
+TOKENIZER_OPTIONS = "tokenizer_config.json"
+
+
+class LoadWarning(UserWarning):
+    """A model was opened, and something about its files should be known."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +57,19 @@ class Folder:
         else:
             yield from each_to_ours(self.shards, self.config, self.family)
 
-    def tokenizer(self) -> Tokenizer | None:
-        """The folder's tokenizer, None where it has none; FolderError where its ids exceed the embedding's rows."""
-        files = [inside(self.path, name) for name in TOKENIZER_FILES]
-        if large := [file for file in files if file.exists() and file.stat().st_size > LONGEST_TOKENIZER]:
-            raise TokenizerError(f"{large[0]} is larger than {LONGEST_TOKENIZER:,} bytes: expected a tokenizer")
-        if not files[0].exists() and not (files[1].exists() and files[2].exists()) and not files[3].exists():
+    def tokenizer(self, given: Tokenizer | str | Path | None = None) -> Tokenizer | None:
+        """The folder's tokenizer, or `given`, one or its file; None where there is none.
+
+        FolderError where text has ids that no row of the embedding is for; `notes` says where the two differ otherwise.
+        """
+        tokenizer = given if isinstance(given, Tokenizer) else self._tokenizer(given)
+        if tokenizer is None:
             return None
-        tokenizer = load_tokenizer(self.path, trust=self.trust)
-        if tokenizer.n_vocab > self.architecture.n_vocab:
+        rows = self.architecture.n_vocab
+        if tokenizer.n_vocab - rows > len(beyond(tokenizer, rows)):
             raise FolderError(
-                f"{self.path}: the tokenizer has {tokenizer.n_vocab} ids, the embedding {self.architecture.n_vocab} "
-                "rows: the two are not of one model"
+                f"{self.path}: the tokenizer has {tokenizer.n_vocab} ids, the embedding {rows} rows: the two are not "
+                "of one model"
             )
         begins = self.config.get("decoder_start_token_id")
         if self.architecture.encoder is not None and begins not in (None, tokenizer.start):
@@ -71,6 +78,60 @@ class Folder:
                 "tokenizer: the two are not of one model"
             )
         return tokenizer
+
+    def _tokenizer(self, given: str | Path | None) -> Tokenizer | None:
+        """What the files hold, or the file `given`."""
+        if given is not None:
+            return load_tokenizer(given, trust=self.trust)
+        found = [[inside(self.path, name) for name in names] for names in TOKENIZER_FILES]
+        whole = [files for files in found if all(file.exists() for file in files)]
+        for file in itertools.chain(*whole):
+            if file.stat().st_size > LONGEST_TOKENIZER:
+                raise TokenizerError(f"{file} is larger than {LONGEST_TOKENIZER:,} bytes: expected a tokenizer")
+        inside(self.path, TOKENIZER_OPTIONS)
+        return load_tokenizer(self.path, trust=self.trust) if whole else None
+
+    def ids(self) -> IdTokenizer:
+        """What reads ids in the place of a tokenizer; config.json says which id ends a text."""
+        end = self.config.get("eos_token_id")
+        end = end[0] if isinstance(end, list) and end else end
+        known = type(end) is int and 0 <= end < self.architecture.n_vocab
+        return IdTokenizer(self.architecture.n_vocab, end if known else None)
+
+    def notes(self, tokenizer: Tokenizer) -> list[str]:
+        """What whoever opens the model with this tokenizer should know, a sentence each."""
+        rows, ids, notes = self.architecture.n_vocab, tokenizer.n_vocab, []
+        if isinstance(tokenizer, IdTokenizer):
+            notes.append(
+                f"{self.path} holds no tokenizer (tokenizer.json, vocab.json and merges.txt, or vocab.txt): texts are "
+                "ids in digits, such as '1 0 2', unless tokenizer=PATH gives one"
+            )
+        if rows > ids:
+            notes.append(
+                f"{self.path}: the tokenizer has {ids:,} ids, the embedding {rows:,} rows: the rows from {ids:,} on "
+                "stand for no text, and none of them is ever generated"
+            )
+        if names := beyond(tokenizer, rows):
+            notes.append(
+                f"{self.path}: the embedding has {rows:,} rows, and special tokens of the tokenizer have ids beyond "
+                f"them, which the model cannot read: {some(names)}"
+            )
+        if self.family is not None and (unknown := unknown_entries(self.config, self.family)):
+            notes.append(
+                f"{self.path / 'config.json'} has entries that are not known, and they are not read: {some(unknown)}; "
+                "if one of them changes what the model computes, it is computed here without it"
+            )
+        return notes
+
+
+def beyond(tokenizer: Tokenizer, rows: int) -> list[str]:
+    """The special tokens whose ids are beyond the rows of an embedding."""
+    return sorted(name for name, i in tokenizer.special.items() if i >= rows)
+
+
+def some(names: list[str]) -> str:
+    """The first five of them, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def open_folder(path: Path, *, trust: bool = False) -> Folder:
@@ -84,17 +145,8 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
         return _adapted(path, trust)
     if (path / "config.json").exists():
         config = read_object(path, "config.json")
-        _check_numbers(config)
-        for name, why in (("auto_map", "code of its own"), ("quantization_config", "quantised weights")):
-            # the code beside a model of ours says what its configuration says, and is not read either
-            if config.get(name) and not (name == "auto_map" and is_own(config)):
-                raise FolderError(f"{path / 'config.json'} asks for {why} ({name}), which is never read")
-        if is_own(config):
-            architecture = architecture_in(config)
-        else:
-            family = family_of(config)
-            _check_bounds(config, family)
-            architecture = _described(path, config, family)
+        architecture = read_config(path, config)
+        family = None if is_own(config) else family_of(config)
     elif (path / "architecture.json").exists():
         architecture = Architecture.from_dict(read_object(path, "architecture.json"))
     else:
@@ -102,6 +154,9 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
         raise FolderError(f"{path} {what}: expected config.json, or architecture.json, beside its weights")
     _check_sizes(path, architecture)
     shards = Shards(path, trust=trust)
+    if family is not None and _is_body(config, family, shards):
+        config = config | {"architectures": [family.body]}
+        architecture = read_config(path, config)
     _check_table(path, architecture, shards.n_numbers)
     asked = count_parameters(architecture)["total"]
     if asked > shards.n_numbers:
@@ -145,7 +200,7 @@ def download(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    wanted = ["*.safetensors", "*.json", "merges.txt", "vocab.bpe"]
+    wanted = ["*.safetensors", "*.json", "merges.txt", "vocab.bpe", "vocab.txt"]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -165,13 +220,27 @@ def find_folder(name: str | Path) -> Path:
     return download(path.as_posix())
 
 
-def _described(path: Path, config: Mapping[str, Any], family: Family) -> Architecture:
+def read_config(path: Path, config: Mapping[str, Any]) -> Architecture:
+    """The architecture that a config.json of the folder describes, every entry of it checked; ValueError, one line."""
+    _check_numbers(config)
+    for name, why in (("auto_map", "code of its own"), ("quantization_config", "quantised weights")):
+        # the code beside a model of ours says what its configuration says, and is not read either
+        if config.get(name) and not (name == "auto_map" and is_own(config)):
+            raise FolderError(f"{path / 'config.json'} asks for {why} ({name}), which is never read")
+    if is_own(config):
+        return architecture_in(config)
     try:
-        return architecture_of(config, family)
-    except (FamilyError, ArchitectureError) as error:
-        raise type(error)(f"{path}: {error}") from None
+        return architecture_of(config)
+    except FamilyError as error:
+        raise FamilyError(f"{path}: {error}") from None
     except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
         raise FolderError(f"{path / 'config.json'} is damaged: {error!r}") from None
+
+
+def _is_body(config: Mapping[str, Any], family: Family, names: Iterable[str]) -> bool:
+    """Whether a config.json that names no class belongs to weights without any tensor of a readout."""
+    of_heads = {row.theirs.split(".")[0] for row in family.rows if row.modules[0].split(".")[0] == "unembed"}
+    return not config.get("architectures") and not any(name.split(".")[0] in of_heads for name in names)
 
 
 def _check_numbers(value: Any, depth: int = 0) -> None:
@@ -183,18 +252,6 @@ def _check_numbers(value: Any, depth: int = 0) -> None:
             _check_numbers(one, depth + 1)
     elif isinstance(value, int | float) and not abs(value) <= LARGEST:
         raise FolderError(f"config.json holds the number {str(value)[:40]}: expected {LARGEST:,} at most")
-
-
-def _check_bounds(config: Mapping[str, Any], family: Family) -> None:
-    for row in family.fields:
-        for name in row.names:
-            value = _look_up(config, row.theirs)
-            most = BOUNDS.get(name.removeprefix("encoder."))
-            if most is not None and value is not None:
-                sound = type(value) is int and 0 <= value <= most
-                if not sound:
-                    shown = f"{row.theirs.split('|')[0]} = {str(value)[:40]!r} in config.json"
-                    raise FolderError(f"{shown}: expected a whole number from 0 to {most:,}")
 
 
 def _check_sizes(path: Path, a: Architecture) -> None:

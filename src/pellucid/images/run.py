@@ -15,7 +15,7 @@ from pellucid.architecture import ArchitectureError, parse_value, resolve_field
 from pellucid.images.data import channels_first, read_images
 from pellucid.images.learning import REMEDY, ImageTraining, check_labels, class_log_probs, classify, epochs
 from pellucid.images.network import ImageClassifier, ImagesError, vision
-from pellucid.model.weights import load_state, state_of
+from pellucid.model.weights import check_finite, load_state, state_of
 from pellucid.text.batches import permute
 from pellucid.training.checkpoint import (
     Checkpoint,
@@ -325,8 +325,13 @@ def keep(
     prune(run, 1)
 
 
-def load_images(run: str | Path, *, checkpoint: str = "best", device: str = "cpu") -> ImageModel:
-    """The classifier in a run's folder at its best (lowest held-out loss), last or numbered epoch."""
+def load_images(
+    run: str | Path, *, checkpoint: str = "best", device: str = "cpu", allow_nan: bool = False
+) -> ImageModel:
+    """The classifier in a run's folder at its best (lowest held-out loss), last or numbered epoch.
+
+    Weights that hold NaN or infinity are refused unless `allow_nan`.
+    """
     run = Path(run)
     recipe = ImageRecipe.read(run)
     step = int(checkpoint) if checkpoint.isdigit() else best_step(run) if checkpoint == "best" else None
@@ -335,4 +340,5 @@ def load_images(run: str | Path, *, checkpoint: str = "best", device: str = "cpu
     found, _ = load_checkpoint(run, step)
     network = recipe.build()
     load_state(network, found.weights, f"{run}, epoch {found.step}")
+    check_finite(network, f"{run}, epoch {found.step}", allow_nan)
     return ImageModel(network.to(resolve_device(device)).eval(), recipe, {"folder": str(run), "step": found.step})

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from pellucid.model.weights import load_state
+from pellucid.model.weights import check_finite, load_state
 from pellucid.predictors.mixture import Counted, Mixture
 from pellucid.predictors.neural import NeuralProbabilistic, NeuralProbabilisticChoices
 from pellucid.predictors.ngram import NGram
@@ -18,11 +18,13 @@ from pellucid.training.folder import read_json
 from pellucid.training.resolve import resolve_device
 
 
-def load_predictor(run: str | Path, *, checkpoint: str = "best", device: str = "cpu") -> Predictor:
+def load_predictor(
+    run: str | Path, *, checkpoint: str = "best", device: str = "cpu", allow_nan: bool = False
+) -> Predictor:
     """The predictor in a run's folder, at its best (lowest held-out loss), last or numbered checkpoint.
 
     A mixture is the network at its best checkpoint with the n-gram; other checkpoints are the network alone.
-    Raises ValueError where there is no predictor, or it is damaged.
+    Raises ValueError where there is no predictor, it is damaged, or, unless `allow_nan`, its weights hold NaN.
     """
     run = Path(run)
     recipe, tokenizer = read_predictor_recipe(run), load_tokenizer(run)
@@ -31,6 +33,7 @@ def load_predictor(run: str | Path, *, checkpoint: str = "best", device: str = "
             raise CheckpointError(f"checkpoint {checkpoint!r}: an n-gram has none, leave it out")
         return Predictor(Counted(NGram.load(run / "ngram")), tokenizer, recipe.kind, {"folder": str(run)})
     network, step = at_checkpoint(recipe, run, checkpoint)
+    check_finite(network, f"{run}, step {step}", allow_nan)
     network = network.to(resolve_device(device))
     if (run / "mixture.json").exists() and checkpoint == "best":
         about = read_json(run / "mixture.json")

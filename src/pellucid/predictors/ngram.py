@@ -23,6 +23,7 @@ from safetensors.numpy import load as read_tensors
 from safetensors.numpy import save as tensors_as_bytes
 
 from pellucid.predictors.counts import Level, count, locate, older_tokens
+from pellucid.text.regular import read_regular
 
 Smoothing = Literal["maximum-likelihood", "add-alpha", "kneser-ney", "modified-kneser-ney"]
 FORMAT = 1
@@ -297,8 +298,8 @@ class NGram:
         folder = Path(folder)
         try:
             about, content = (
-                json.loads((folder / "ngram.json").read_bytes()),
-                (folder / "ngram.safetensors").read_bytes(),
+                json.loads(read_regular(folder / "ngram.json")),
+                read_regular(folder / "ngram.safetensors"),
             )
             if about["format"] != FORMAT:
                 raise NGramError(f"{folder} is of format {about['format']}, expected {FORMAT}: train it again")

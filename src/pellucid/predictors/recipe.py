@@ -11,6 +11,7 @@ from pellucid.architecture import ArchitectureError, parse_value, resolve_field
 from pellucid.predictors.neural import NeuralProbabilisticChoices
 from pellucid.predictors.ngram import NGramChoices
 from pellucid.predictors.recurrent import RecurrentChoices
+from pellucid.text.regular import read_regular
 from pellucid.training.choices import EARLIER
 from pellucid.training.recipe import LENGTHS, RecipeError, TextChoices, TrainChoices, _part, settle_held_out
 
@@ -149,8 +150,10 @@ def read_predictor_recipe(run: Path) -> PredictorRecipe:
     """The recipe of a predictor's run folder; RecipeError where there is none."""
     path = run / "recipe.json"
     try:
-        return PredictorRecipe.from_dict(json.loads(path.read_bytes()))
-    except OSError:
+        return PredictorRecipe.from_dict(json.loads(read_regular(path)))
+    except FileNotFoundError:
         raise RecipeError(f"{run} holds no run: there is no recipe.json in it") from None
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise RecipeError(f"{path} is not the recipe of a predictor: {error}") from None

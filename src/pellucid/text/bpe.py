@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tokenizers import Tokenizer as Engine
 
 from pellucid.text.interface import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text
+from pellucid.text.regular import read_regular
 from pellucid.text.symbols import byte_characters
 
 MIN_FREQUENCY = 2
@@ -286,7 +287,10 @@ def _names_by_id(content: dict) -> list[str]:
 
 def read_merges(path: Path) -> list[tuple[str, str]]:
     """The pairs of a GPT-2 merges file, best rank first."""
-    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = read_regular(path).decode("utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from None
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     if wrong := next((pair for pair in pairs if len(pair) != 2), None):
         raise TokenizerError(f"{path}: expected two tokens on each line, found {' '.join(wrong)!r}")

@@ -8,7 +8,7 @@ a text, with the space before it; and the file is never changed, it is written o
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,8 @@ SPACES = ("  ", " {2,}", "\\s+", r"\s+")
 #: ids, and characters of what a step may put in
 MOST_IDS, LONGEST_INSERT = 1 << 22, 4
 SPACE = "\u2581"
+#: what BERT's special tokens are for
+BERT_SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 #: of characters that are none and of a length that no text repeats
 UNSPOKEN = "\ufdd0" * 32 + "{}"
 
@@ -134,6 +136,47 @@ def read_external(text: str, *, trust: bool = False) -> Tokenizer | None:
     if model.get("dropout"):
         return None  # refused with the reason where byte-level BPE is read
     return ExternalTokenizer(text, trust=trust)
+
+
+def wordpiece_json(tokens: Sequence[str], options: Mapping[str, Any]) -> str:
+    """A tokenizer.json of the tokens of a vocab.txt, id by id, and BERT's options as tokenizer_config.json has them.
+
+    TokenizerError where a token stands twice or the unknown one is missing.
+    """
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    if len(vocabulary) < len(tokens):
+        twice = next(token for i, token in enumerate(tokens) if vocabulary[token] != i)
+        raise TokenizerError(f"the token {twice[:60]!r} stands on two lines: expected every token once")
+    special = {role: str(options.get(f"{role}_token") or f"[{role.upper()}]") for role in BERT_SPECIAL}
+    if special["unk"] not in vocabulary:
+        raise TokenizerError(f"the unknown token {special['unk'][:60]!r} is missing: expected a WordPiece vocabulary")
+    lower, strip = options.get("do_lower_case", True), options.get("strip_accents")
+    content = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": vocabulary[name], "content": name, "special": True, "normalized": False}
+            | {"single_word": False, "lstrip": False, "rstrip": False}
+            for name in special.values()
+            if name in vocabulary
+        ],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": options.get("tokenize_chinese_chars", True) is not False,
+            "strip_accents": strip if isinstance(strip, bool) else None,
+            "lowercase": lower is not False,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": special["unk"],
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": vocabulary,
+        },
+    }
+    return json.dumps(content, ensure_ascii=False)
 
 
 def unreachable(content: dict[str, Any]) -> str:

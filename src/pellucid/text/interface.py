@@ -81,6 +81,11 @@ class Tokenizer(abc.ABC):
         padded = "<extra_id_0>" in self.special and "<pad>" in self.special
         return self.special["<pad>"] if padded else self.separator
 
+    @property
+    def ends(self) -> list[int]:
+        """The ids at which generation ends: the separator, where there is one."""
+        return [self.separator]
+
     def source_ids(self, ids: Sequence[int]) -> list[int]:
         """What an encoder is given for these ids: the separator behind them, and <s> before where there is one."""
         first = [self.special["<s>"]] if "<s>" in self.special else []

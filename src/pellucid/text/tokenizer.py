@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pellucid.text.bpe import BPETokenizer, cut_at_borders, read_merges
-from pellucid.text.external import read_external
+from pellucid.text.external import ExternalTokenizer, read_external, wordpiece_json
 from pellucid.text.interface import SEPARATOR, Stream, Tokenizer, TokenizerError
+from pellucid.text.regular import read_regular
 from pellucid.text.symbols import ByteTokenizer, CharTokenizer, read_symbols
 from pellucid.text.words import WordTokenizer, read_words
 
@@ -83,7 +84,7 @@ def evenly(texts: Iterable[str], share: float) -> Iterator[str]:
 
 
 def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
-    """The tokenizer in a tokenizer.json, or in a folder that holds one or holds GPT-2's two files.
+    """The tokenizer in a tokenizer.json or a vocab.txt, or in a folder that holds one or holds GPT-2's two files.
 
     `trust` accepts patterns and normalisers that are not known to be safe. Raises TokenizerError.
     """
@@ -93,13 +94,18 @@ def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
             pair = path / vocabulary, path / merges
             if not (path / "tokenizer.json").exists() and pair[0].exists() and pair[1].exists():
                 return BPETokenizer.from_merges(_read_json(pair[0]), read_merges(pair[1]))
-        path = path / "tokenizer.json"
+        path = path / ("tokenizer.json" if (path / "tokenizer.json").exists() else "vocab.txt")
     if not path.exists():
-        raise TokenizerError(f"{path}: there is no such tokenizer; expected a tokenizer.json or a folder holding one")
+        raise TokenizerError(
+            f"{path.with_name('tokenizer.json')}: there is no such tokenizer; expected a tokenizer.json, a vocab.txt "
+            "or a folder holding one"
+        )
+    if path.suffix == ".txt":
+        return load_vocabulary(path)
     content = _read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise TokenizerError(f"{path}: this JSON is not a tokenizer.json, it has no model")
-    text = path.read_bytes().decode("utf-8")
+    text = _read(path)
     try:
         own = read_symbols(text) or read_words(text) or read_external(text, trust=trust)
         return own or BPETokenizer(text, trust=trust)
@@ -109,8 +115,31 @@ def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
         raise TokenizerError(f"{path} is damaged: {error!r}") from error
 
 
+def load_vocabulary(path: Path) -> Tokenizer:
+    """The WordPiece tokenizer of a vocab.txt, one token a line, with the options of tokenizer_config.json beside it."""
+    beside = path.with_name("tokenizer_config.json")
+    options = _read_json(beside) if beside.exists() else {}
+    if not isinstance(options, dict):
+        raise TokenizerError(f"{beside} holds {type(options).__name__}: expected an object with named entries")
+    lines = _read(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    try:
+        return ExternalTokenizer(wordpiece_json(lines, options))
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from None
+
+
 def _read_json(path: Path):
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        return json.loads(_read(path))
+    except (json.JSONDecodeError, RecursionError) as error:
         raise TokenizerError(f"{path}: not valid JSON: {error}") from None
+
+
+def _read(path: Path) -> str:
+    """The text of a regular file."""
+    try:
+        return read_regular(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path}: not valid UTF-8: {error}") from None
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read: {error.strerror}") from None

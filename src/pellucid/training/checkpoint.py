@@ -22,6 +22,8 @@ from typing import Any, Literal
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from pellucid.text.regular import read_regular
+
 MANIFEST = "manifest.json"
 FORMAT = 1
 
@@ -153,7 +155,7 @@ def verify(folder: Path) -> str:
     """What is wrong with a checkpoint folder, or "" when every file is byte for byte as it was written."""
     name = MANIFEST
     try:
-        raw = (folder / MANIFEST).read_bytes()
+        raw = read_regular(folder / MANIFEST)
         manifest = json.loads(raw)
         del manifest["sha256"]
         if seal(manifest) != raw:  # whatever was changed, white space included, is written differently now
@@ -161,6 +163,8 @@ def verify(folder: Path) -> str:
         if manifest["format"] != FORMAT or folder_of(Path(), manifest["step"]).name != folder.name:
             return f"{MANIFEST} is of format {manifest['format']} and step {manifest['step']}, which is not this one's"
         for name, said in manifest["files"].items():
+            if (folder / name).exists() and not (folder / name).is_file():
+                return f"{name} is no regular file"
             with open(folder / name, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != said["bytes"]:
@@ -241,7 +245,7 @@ def good_step(run: Path) -> int | None:
 
 def _marked(run: Path, name: str) -> int | None:
     try:
-        step = json.loads((run / "checkpoints" / name).read_bytes())["step"]
+        step = json.loads(read_regular(run / "checkpoints" / name))["step"]
     except (OSError, ValueError, KeyError):
         return None
     return step if folder_of(run, step).is_dir() else None

@@ -18,6 +18,7 @@ from pellucid.model import Transformer
 from pellucid.model.low_rank import adapt, merge
 from pellucid.model.weights import load_state, load_trained, state_of
 from pellucid.text.locking import lock
+from pellucid.text.regular import read_regular
 from pellucid.text.tokenizer import Tokenizer, load_tokenizer
 from pellucid.training.checkpoint import (
     Checkpoint,
@@ -102,7 +103,7 @@ def only_one(run: Path) -> Iterator[None]:
 def read_json(path: Path) -> Any:
     """A JSON file of a run; raises RecipeError where it is missing or damaged."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_regular(path))
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

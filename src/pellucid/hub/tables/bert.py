@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from pellucid.hub.tables.entries import BOUNDS
 from pellucid.hub.tables.rows import ACTIVATIONS, TIED, Derived, Family, Field, Row
 
 BERT = Family(
@@ -59,7 +60,7 @@ BERT = Family(
 
 #: rows 0 and 1 of their positions belong to padding: the first token is at 2, after pad_token_id = 1
 OFFSET = Derived(
-    lambda config: {"n_ctx": config.get("max_position_embeddings", 512) - 2},
+    lambda entries: {"n_ctx": entries.whole("max_position_embeddings", 512, least=3, most=BOUNDS["n_ctx"] + 2) - 2},
     lambda a: {"max_position_embeddings": a.n_ctx + 2},
 )
 ROBERTA_NAMES = {
@@ -110,9 +111,9 @@ DISTILBERT = Family(
     fields=(
         Field("vocab_size", "n_vocab", 30_522),
         Field("max_position_embeddings", "n_ctx", 512),
-        Field("dim", "d_model", 768),
-        Field("n_layers", "n_layers", 6),
-        Field("n_heads", "attention.n_heads", 12),
+        Field("dim|hidden_size", "d_model", 768),
+        Field("n_layers|num_hidden_layers", "n_layers", 6),
+        Field("n_heads|num_attention_heads", "attention.n_heads", 12),
         Field("hidden_dim", "mlp.d_ff", 3072),
         Field("activation", "mlp.activation", "gelu", ACTIVATIONS),
         Field("attention_dropout", "dropout.pattern", 0.1),

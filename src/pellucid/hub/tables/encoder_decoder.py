@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pellucid.architecture import Architecture
+from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError, shown
 from pellucid.hub.tables.rows import ACTIVATIONS, TIED, Derived, Family, Field, Row
 
 
@@ -27,20 +28,28 @@ DROPOUT = ("dropout.embed", "dropout.attn_out", "dropout.mlp_out")
 # T5 -----------------------------------------------------------------------------------------------
 
 
-def decoder_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+T5_LAYERS = "num_layers|num_hidden_layers"
+
+
+def decoder_layers(entries: Entries) -> dict[str, Any]:
     """As many as the encoder has where the entry is missing."""
-    given = config.get("num_decoder_layers")
-    return {"n_layers": config.get("num_layers", 6) if given is None else given}
+    most = BOUNDS["n_layers"]
+    n_layers = entries.whole(T5_LAYERS, 6, least=0, most=most)
+    return {"n_layers": entries.whole("num_decoder_layers", n_layers, n_layers, least=0, most=most)}
 
 
-def feed_forward(config: Mapping[str, Any]) -> dict[str, Any]:
-    """ACTIVATION, or gated-ACTIVATION; in gated-gelu it is the tanh approximation."""
-    said = config.get("feed_forward_proj") or "relu"
+def feed_forward(entries: Entries) -> dict[str, Any]:
+    """ACTIVATION, or gated-ACTIVATION; in gated-gelu it is the tanh approximation.
+
+    Files of transformers hold what it made of the entry too (dense_act_fn, is_gated_act): they must say the same.
+    """
+    known = [*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS)]
+    said = entries.word("feed_forward_proj", "relu", known)
     gated, _, name = said.rpartition("-")
     name = "gelu_new" if said == "gated-gelu" else name
-    if gated not in ("", "gated") or name not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise ValueError(f"feed_forward_proj = {said!r} in config.json: expected one of {known}, or gated- before it")
+    for path, made in (("dense_act_fn", name), ("is_gated_act", gated == "gated")):
+        if entries.has(path) and entries.given(path) != made:
+            raise FamilyError(f"{path} = {shown(entries.given(path))} in config.json: feed_forward_proj says {made!r}")
     form = "gated" if gated else "plain"
     return of_both(mlp__form=form, mlp__activation=ACTIVATIONS[name])
 
@@ -53,12 +62,19 @@ def feed_forward_proj(a: Architecture) -> dict[str, Any]:
     return {"feed_forward_proj": name}
 
 
-def scaled_readout(config: Mapping[str, Any]) -> dict[str, Any]:
+def scaled_readout(entries: Entries) -> dict[str, Any]:
     """A tied readout is scaled, an untied one (v1.1, Flan) is not.
 
     transformers 5 writes tie_word_embeddings = true whatever it read, and what it read as scale_decoder_outputs.
     """
-    tied = config.get("tie_word_embeddings") is not False and config.get("scale_decoder_outputs") is not False
+    tied = entries.flag("tie_word_embeddings", True)
+    scaled = entries.flag("scale_decoder_outputs", tied)
+    if scaled and not tied:
+        raise FamilyError(
+            "scale_decoder_outputs = true and tie_word_embeddings = false in config.json: an untied readout that is "
+            "scaled cannot be said in our words"
+        )
+    tied = scaled
     return {"unembed": TIED[tied], "logit_scale": "1/sqrt(d_model)" if tied else "1"}
 
 
@@ -93,10 +109,10 @@ T5 = Family(
         Field("vocab_size", both("n_vocab"), 32_128),
         # what it was trained on: nothing in theirs limits the length
         Field("n_positions", both("n_ctx"), 512),
-        Field("d_model", both("d_model"), 512),
-        Field("num_layers", "encoder.n_layers", 6),
-        Field("num_heads", both("attention.n_heads"), 8),
-        Field("d_kv", both("attention.d_head"), 64),
+        Field("d_model|hidden_size", both("d_model"), 512),
+        Field(T5_LAYERS, "encoder.n_layers", 6),
+        Field("num_heads|num_attention_heads", both("attention.n_heads"), 8),
+        Field("d_kv|head_dim", both("attention.d_head"), 64),
         Field("d_ff", both("mlp.d_ff"), 2048),
         Field("relative_attention_num_buckets", both("positions.n_buckets"), 32),
         Field("relative_attention_max_distance", both("positions.max_distance"), 128),
@@ -167,10 +183,10 @@ BART = Family(
     fields=(
         Field("vocab_size", both("n_vocab"), 50_265),
         Field("max_position_embeddings", both("n_ctx"), 1024),
-        Field("d_model", both("d_model"), 1024),
-        Field("encoder_layers", "encoder.n_layers", 12),
+        Field("d_model|hidden_size", both("d_model"), 1024),
+        Field("encoder_layers|num_hidden_layers", "encoder.n_layers", 12),
         Field("decoder_layers", "n_layers", 12),
-        Field("encoder_attention_heads", "encoder.attention.n_heads", 16),
+        Field("encoder_attention_heads|num_attention_heads", "encoder.attention.n_heads", 16),
         Field("decoder_attention_heads", "attention.n_heads", 16),
         Field("encoder_ffn_dim", "encoder.mlp.d_ff", 4096),
         Field("decoder_ffn_dim", "mlp.d_ff", 4096),
@@ -182,17 +198,20 @@ BART = Family(
     derived=(
         # untied, every matrix is one of its own
         Derived(
-            lambda config: (
-                {"unembed": "untied", "source_embed": "own"}
-                if config.get("tie_word_embeddings") is False
-                else {"unembed": "tied", "source_embed": "shared"}
+            lambda entries: (
+                {"unembed": "tied", "source_embed": "shared"}
+                if entries.flag("tie_word_embeddings", True)
+                else {"unembed": "untied", "source_embed": "own"}
             ),
             lambda a: {"tie_word_embeddings": a.unembed == "tied"},
         ),
     ),
     words=of_both(block="post", embed_norm="norm", final_norm="none", norm__kind="layer", norm__eps=1e-5)
     | {"encoder.attention.mask": "bidirectional", "readout": "affine"},
-    constants={"is_encoder_decoder": True},
+    # the last five are of the files on the hub, whose authors' code read them
+    constants={"is_encoder_decoder": True, "normalize_before": False, "normalize_embedding": True}
+    | {"add_final_layer_norm": False, "static_position_embeddings": False, "add_bias_logits": False},
+    without_effect={"extra_pos_embeddings": "the two rows before the first position, which every model of them has"},
     rows=(
         Row("model.shared", "embed.token", where={"unembed": ("tied",)}),
         Row("model.decoder.embed_tokens", "embed.token", where={"unembed": ("untied",)}),

@@ -1,11 +1,12 @@
 """Gemma 1 to 3: scaled embeddings and gains 1 + g; then norms on both sides of a sublayer, caps, two kinds of layer."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from pellucid.architecture import Architecture
+from pellucid.hub.tables.entries import Entries, FamilyError, shown
 from pellucid.hub.tables.llama import ALL_OR_NONE, IGNORED, ROWS, SIZES, WORDS, alternating
-from pellucid.hub.tables.rows import ACTIVATIONS, SCALING, TIED, Derived, Family, Field, Row, scaling_of, scaling_to
+from pellucid.hub.tables.rotary import EVEN, OF_OTHERS, check_flat, rotary, scaling, scaling_to
+from pellucid.hub.tables.rows import ACTIVATIONS, TIED, Derived, Family, Field, Row
 
 GEMMA_WORDS = WORDS | {"norm.gain": "1+g", "embed_scale": "sqrt(d_model)", "mlp.bias": "none"}
 CAUSAL = {"use_bidirectional_attention": False}
@@ -42,10 +43,10 @@ GEMMA = Family(
             head_dim=256,
             max_position_embeddings=8192,
         ),
-        SAME["rope_parameters.rope_theta|rope_theta"],
         Field("hidden_act", "mlp.activation", "gelu_pytorch_tanh", TANH),
     ),
-    derived=(SCALING,),
+    derived=(rotary(),),
+    limits=EVEN,
     words=GEMMA_WORDS | {"block": "pre", "attention.qk_norm": "none"},
     constants=CAUSAL,
     rows=ROWS,
@@ -53,31 +54,38 @@ GEMMA = Family(
 )
 
 
-def query_scale(config: Mapping[str, Any]) -> dict[str, Any]:
+def query_scale(entries: Entries) -> dict[str, Any]:
     """query_pre_attn_scalar s stands for the scale 1/sqrt(s)."""
-    s, d = config.get("query_pre_attn_scalar", 256), config.get("head_dim", 256)
-    shared = config.get("hidden_size", 2304) / config.get("num_attention_heads", 8)
+    s, d = entries.number("query_pre_attn_scalar", 256, above=0), entries.whole("head_dim", 256)
+    shared = entries.whole("hidden_size", 2304) / entries.whole("num_attention_heads", 8)
     words = {1: "1", d * d: "1/d_head", shared: "1/sqrt(d_model/n_heads)", d: "1/sqrt(d_head)"}
-    if s not in words:
-        raise ValueError(
-            f"query_pre_attn_scalar = {s!r} in config.json: only head_dim, its square, hidden_size / "
-            "num_attention_heads and 1 can be said in our words"
-        )
-    return {"attention.scale": words[s]}
+    return {"attention.scale": words.get(s, "scale_value")} | ({} if s in words else {"attention.scale_value": s**-0.5})
 
 
 def query_scalar(a: Architecture) -> dict[str, Any]:
     """The same written."""
     d, shared = a.d_head, a.d_model / a.n_heads
     words = {"1": 1, "1/d_head": d * d, "1/sqrt(d_head)": d, "1/sqrt(d_model/n_heads)": shared}
-    s = words[a.attention.scale]
+    s = words.get(a.attention.scale) or nearest_scalar(a.score_scale)
     return {"query_pre_attn_scalar": int(s) if s == int(s) else s}
 
 
-def layer_kinds(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every second layer of Gemma 2 has a window, five of six in Gemma 3 (`sliding_window_pattern`)."""
-    every = config.get("sliding_window_pattern", 6) if config.get("model_type") == "gemma3_text" else 2
-    return alternating(config, config.get("sliding_window", 4096), lambda i: (i + 1) % every > 0)
+def nearest_scalar(scale: float) -> float:
+    """s with 1/sqrt(s) = scale, a whole number where one gives the same."""
+    s = scale**-2.0
+    return round(s) if s > 0.5 and round(s) ** -0.5 == scale else s
+
+
+def gemma2_layers(entries: Entries) -> dict[str, Any]:
+    """Every second layer of Gemma 2 has a window."""
+    return alternating(entries, entries.whole("sliding_window", 4096, None), lambda i: (i + 1) % 2 > 0, n_layers=26)
+
+
+def gemma3_layers(entries: Entries) -> dict[str, Any]:
+    """Five layers of six have one in Gemma 3, where `sliding_window_pattern` says no other number."""
+    every = entries.whole("sliding_window_pattern", 6)
+    window = entries.whole("sliding_window", 4096, None)
+    return alternating(entries, window, lambda i: (i + 1) % every > 0, n_layers=26)
 
 
 def kinds_of_layers(a: Architecture) -> dict[str, Any]:
@@ -87,33 +95,41 @@ def kinds_of_layers(a: Architecture) -> dict[str, Any]:
     return {"layer_types": kinds, "sliding_window": max(windows, default=0) or a.n_ctx}
 
 
-def caps(config: Mapping[str, Any]) -> dict[str, Any]:
+def caps(entries: Entries) -> dict[str, Any]:
     """null is no cap, an entry that is missing the default."""
     return {
-        "logit_cap": config.get("final_logit_softcapping", 30.0) or 0.0,
-        "attention.score_cap": config.get("attn_logit_softcapping", 50.0) or 0.0,
+        "logit_cap": entries.number("final_logit_softcapping", 30.0, 0.0, above=0),
+        "attention.score_cap": entries.number("attn_logit_softcapping", 50.0, 0.0, above=0),
     }
 
 
-def two_bases(config: Mapping[str, Any]) -> dict[str, Any]:
+ROPE = "rope_parameters"
+
+
+def two_bases(entries: Entries) -> dict[str, Any]:
     """Rotary positions of the layers without a window, and of those with one, which are never scaled."""
-    rope = config.get("rope_parameters") or {}
-    if "full_attention" not in rope:
-        # as the files on the hub have it
-        rope = {
-            "full_attention": {"rope_theta": config.get("rope_theta"), **(config.get("rope_scaling") or {})},
-            "sliding_attention": {"rope_theta": config.get("rope_local_base_freq")},
-        }
-    whole, local = rope["full_attention"], rope.get("sliding_attention") or {}
-    if (local.get("rope_type") or "default") != "default":
-        raise ValueError(
-            f"rope_parameters.sliding_attention.rope_type = {local['rope_type']!r}: only 'default' is known"
+    whole, local = f"{ROPE}.full_attention", f"{ROPE}.sliding_attention"
+    rope = entries.given(ROPE)
+    if rope and not (isinstance(rope, dict) and set(rope) <= {"full_attention", "sliding_attention"}):
+        raise FamilyError(
+            f"{ROPE} = {shown(rope)} in config.json: expected an object with full_attention and sliding_attention"
         )
-    values = scaling_of(whole, config.get("max_position_embeddings")) | {
-        "positions.base": whole.get("rope_theta") or 1_000_000.0,
-        "positions.local_base": local.get("rope_theta") or 10_000.0,
-    }
-    same = values["positions.base"] == values["positions.local_base"] and values["positions.scaling"] == "none"
+    check_flat(entries.given(whole), whole)
+    check_flat(entries.given(local), local)
+    if entries.given("rope_scaling"):
+        if rope:
+            raise FamilyError(f"{ROPE} and rope_scaling in config.json are one entry: keep one")
+        whole = "rope_scaling"  # as the files on the hub have it
+        check_flat(entries.given(whole), whole)
+    for path in (whole, local):
+        if entries.number(f"{path}.partial_rotary_factor|partial_rotary_factor", 1.0, 1.0) != 1:
+            raise FamilyError(f"{path}.partial_rotary_factor in config.json: models of this family rotate whole heads")
+    entries.word(f"{local}.rope_type|{local}.type", "default", ("default",))
+    entries.asked.update(f"{local}.{name}" for name in OF_OTHERS)
+    base = entries.number(f"{whole}.rope_theta", entries.number("rope_theta", 1_000_000.0, above=0), above=0)
+    local_base = entries.number(f"{local}.rope_theta", entries.number("rope_local_base_freq", 10_000.0, above=0))
+    values = scaling(entries, whole) | {"positions.base": base, "positions.local_base": local_base}
+    same = base == local_base and values["positions.scaling"] == "none"
     return values | ({"positions.local_base": 0.0} if same else {})
 
 
@@ -134,10 +150,16 @@ SANDWICH_ROWS = (
     *(row for row in ROWS if "layernorm" not in row.theirs),
     *(Row(f"model.layers.{{i}}.{theirs}", f"blocks.{{i}}.{ours}") for theirs, ours in SANDWICH.items()),
 )
-#: query_pre_attn_scalar is a whole number
-WHOLE = {"attention.scale": lambda a: a.attention.scale != "1/sqrt(d_model/n_heads)" or a.d_model % a.n_heads == 0}
 HEADS = Derived(query_scale, query_scalar)
-LAYERS = Derived(layer_kinds, kinds_of_layers)
+
+
+def whole_scalar(a: Architecture) -> bool:
+    """Whether query_pre_attn_scalar is a whole number, as their class wants it."""
+    return isinstance(query_scalar(a)["query_pre_attn_scalar"], int)
+
+
+#: on the way out alone: a file that says another number is read
+WRITTEN = {"attention.scale": whole_scalar}
 
 GEMMA2 = Family(
     name="gemma2",
@@ -154,13 +176,12 @@ GEMMA2 = Family(
             head_dim=256,
             max_position_embeddings=8192,
         ),
-        SAME["rope_parameters.rope_theta|rope_theta"],
         Field("hidden_activation", "mlp.activation", "gelu_pytorch_tanh", ACTIVATIONS),
     ),
     derived=(
-        SCALING,
+        rotary(),
         HEADS,
-        LAYERS,
+        Derived(gemma2_layers, kinds_of_layers),
         Derived(
             caps,
             lambda a: {
@@ -173,7 +194,8 @@ GEMMA2 = Family(
     constants=CAUSAL,
     rows=SANDWICH_ROWS,
     ignored=IGNORED,
-    limits=WHOLE,
+    limits=EVEN,
+    writes=WRITTEN,
 )
 
 GEMMA3 = Family(
@@ -195,17 +217,20 @@ GEMMA3 = Family(
     ),
     derived=(
         HEADS,
-        LAYERS,
+        Derived(gemma3_layers, kinds_of_layers),
         Derived(two_bases, two_entries),
         Derived(
-            lambda config: {"logit_cap": config.get("final_logit_softcapping") or 0.0},
+            lambda entries: {"logit_cap": entries.number("final_logit_softcapping", 0.0, 0.0, above=0)},
             lambda a: {"final_logit_softcapping": a.logit_cap or None},
         ),
     ),
     words=GEMMA_WORDS | {"block": "sandwich", "attention.qk_norm": "rms", "attention.score_cap": 0.0},
     # their code reads no cap of the scores, whatever the file says
     constants=CAUSAL | {"attn_logit_softcapping": None},
+    without_effect={"_sliding_window_pattern": "layer_types is its expansion", "cache_implementation": "caching"},
+    body="Gemma3TextModel",
     rows=SANDWICH_ROWS,
     ignored=IGNORED,
-    limits=WHOLE,
+    limits=EVEN,
+    writes=WRITTEN,
 )

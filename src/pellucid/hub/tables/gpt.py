@@ -2,23 +2,29 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 from pellucid.architecture import Architecture
-from pellucid.hub.tables.rows import ACTIVATIONS, QKV, SCALING, TIED, Derived, Family, Field, Row, visible_windows
+from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError, shown
+from pellucid.hub.tables.rotary import rotary
+from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, Derived, Family, Field, Row, visible_windows
+
+#: GPT-2's sizes have two names each; transformers reads both
+SIZES = (
+    Field("vocab_size", "n_vocab", 50257),
+    Field("n_positions|max_position_embeddings", "n_ctx", 1024),
+    Field("n_embd|hidden_size", "d_model", 768),
+    Field("n_layer|num_hidden_layers", "n_layers", 12),
+    Field("n_head|num_attention_heads", "attention.n_heads", 12),
+)
 
 GPT2 = Family(
     name="gpt2",
     model_class="GPT2LMHeadModel",
     prefix="transformer.",
     fields=(
-        Field("vocab_size", "n_vocab", 50257),
-        Field("n_positions", "n_ctx", 1024),
-        Field("n_embd", "d_model", 768),
-        Field("n_layer", "n_layers", 12),
-        Field("n_head", "attention.n_heads", 12),
-        Field("n_inner", "mlp.d_ff", 0),
+        *SIZES,
+        Field("n_inner", "mlp.d_ff", 0, null=0),
         Field("activation_function", "mlp.activation", "gelu_new", ACTIVATIONS),
         Field("layer_norm_epsilon", "norm.eps", 1e-5),
         Field("scale_attn_weights", "attention.scale", True, {True: "1/sqrt(d_head)", False: "1"}),
@@ -60,16 +66,16 @@ GPT_NEOX = Family(
         Field("intermediate_size", "mlp.d_ff", 24576),
         Field("hidden_act", "mlp.activation", "gelu", ACTIVATIONS),
         Field("layer_norm_eps", "norm.eps", 1e-5),
-        Field("rope_parameters.rope_theta|rotary_emb_base", "positions.base", 10_000.0),
-        Field("rope_parameters.partial_rotary_factor|rotary_pct", "positions.fraction", 0.25),
         Field("attention_bias", "attention.bias", True, {True: "all", False: "none"}),
         Field("use_parallel_residual", "block", True, {True: "parallel", False: "pre"}),
         Field("attention_dropout", "dropout.pattern", 0.0),
         Field("hidden_dropout", ("dropout.embed", "dropout.attn_out", "dropout.mlp_out"), 0.0),
         Field("tie_word_embeddings", "unembed", False, TIED),
     ),
-    derived=(SCALING,),
-    words={"positions.kind": "rotary"},
+    derived=(rotary(0.25, "rotary_emb_base", "rotary_pct"),),
+    words={"positions.kind": "rotary", "positions.layout": "halves", "positions.rounding": "up"},
+    # their rotary tables would have its width, their attention not
+    constants={"head_dim": None},
     rows=(
         Row("gpt_neox.embed_in", "embed.token"),
         Row("gpt_neox.layers.{i}.input_layernorm", "blocks.{i}.norm_1"),
@@ -86,8 +92,6 @@ GPT_NEOX = Family(
         r"\.attention\.(masked_)?bias$": "the causal mask, written out",
         r"rotary_emb\.inv_freq$": "a constant of the rotary positions",
     },
-    # of an odd width their tables turn one coordinate more than there is
-    limits={"positions.fraction": lambda a: int(a.d_head * a.positions.fraction) % 2 == 0},
 )
 
 GPT1 = Family(
@@ -96,10 +100,8 @@ GPT1 = Family(
     prefix="transformer.",
     fields=(
         Field("vocab_size", "n_vocab", 40478),
-        Field("n_positions", "n_ctx", 512),
-        Field("n_embd", "d_model", 768),
-        Field("n_layer", "n_layers", 12),
-        Field("n_head", "attention.n_heads", 12),
+        Field("n_positions|max_position_embeddings", "n_ctx", 512),
+        *SIZES[2:],
         # their "gelu" is the tanh approximation
         Field("afn", "mlp.activation", "gelu", {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}),
         Field("layer_norm_epsilon", "norm.eps", 1e-5),
@@ -130,11 +132,15 @@ GPT_BIGCODE = Family(
     fields=GPT2.fields,
     derived=(
         Derived(
-            lambda config: {"attention.n_kv_heads": 0 if config.get("multi_query") is False else 1},
+            lambda entries: {"attention.n_kv_heads": 1 if entries.flag("multi_query", True) else 0},
             lambda a: {"multi_query": a.n_kv_heads == 1},
         ),
     ),
     constants={"add_cross_attention": False},
+    without_effect=dict.fromkeys(
+        ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"), "the precision of the softmax"
+    )
+    | {"num_key_value_heads": "multi_query says it"},
     rows=tuple(
         # Linear where GPT-2 has Conv1D
         dataclasses.replace(row, transposed=False, fused="heads" if row.ours is QKV else "modules")
@@ -144,22 +150,36 @@ GPT_BIGCODE = Family(
 )
 
 
-def neo_windows(config: Mapping[str, Any]) -> dict[str, Any]:
+def neo_windows(entries: Entries) -> dict[str, Any]:
     """attention_types [[[kind, ...], times], ...] is what files hold, attention_layers its expansion."""
-    layers, n_layers = config.get("attention_layers"), config.get("num_layers", 24)
-    if layers is None:
-        types = config.get("attention_types") or [[["global", "local"], 12]]
-        each = (kind for kinds, times in types if kinds for _ in range(times) for kind in kinds)
-        # no more than could be right, whatever the file says
-        layers = list(itertools.islice(each, n_layers + 1))
-    if len(layers) != n_layers:
-        raise ValueError(f"attention_types does not describe num_layers = {n_layers} layers")
-    if unknown := set(layers) - {"global", "local"}:
-        raise ValueError(
-            f"attention_types holds {sorted(unknown)[0]!r} in config.json: only 'global', 'local' are known"
+    n_layers = entries.whole("num_layers|num_hidden_layers", 24, least=0, most=BOUNDS["n_layers"])
+    described = expanded(entries.given("attention_types"), n_layers)
+    layers = entries.words("attention_layers", ("global", "local"))
+    for name, kinds in (("attention_types", described), ("attention_layers", layers)):
+        if kinds is not None and len(kinds) != n_layers:
+            raise FamilyError(f"{name} does not describe num_layers = {n_layers} layers in config.json")
+    window = entries.whole("window_size", 256)
+    return {"attention.windows": [0 if kind == "global" else window for kind in layers or described] or [0]}
+
+
+def expanded(types: Any, n_layers: int) -> list[str]:
+    """The kind of each layer, and of one more at most: enough to see whether there are as many as layers."""
+    types = [[["global", "local"], 12]] if types is None else types
+    sound = isinstance(types, list) and all(
+        isinstance(one, list)
+        and len(one) == 2
+        and isinstance(one[0], list)
+        and all(kind in ("global", "local") for kind in one[0])
+        and type(one[1]) is int
+        for one in types
+    )
+    if not sound:
+        raise FamilyError(
+            f"attention_types = {shown(types)} in config.json: expected [[[kind, ...], times], ...] with the kinds "
+            "'global' and 'local'"
         )
-    window = config.get("window_size", 256)
-    return {"attention.windows": [0 if kind == "global" else window for kind in layers] or [0]}
+    each = (kind for kinds, times in types if kinds for _ in range(times) for kind in kinds)
+    return list(itertools.islice(each, n_layers + 1))
 
 
 def neo_layers(a: Architecture) -> dict[str, Any]:
@@ -177,9 +197,9 @@ GPT_NEO = Family(
         Field("vocab_size", "n_vocab", 50257),
         Field("max_position_embeddings", "n_ctx", 2048),
         Field("hidden_size", "d_model", 2048),
-        Field("num_layers", "n_layers", 24),
-        Field("num_heads", "attention.n_heads", 16),
-        Field("intermediate_size", "mlp.d_ff", 0),
+        Field("num_layers|num_hidden_layers", "n_layers", 24),
+        Field("num_heads|num_attention_heads", "attention.n_heads", 16),
+        Field("intermediate_size", "mlp.d_ff", 0, null=0),
         Field("activation_function", "mlp.activation", "gelu_new", ACTIVATIONS),
         Field("layer_norm_epsilon", "norm.eps", 1e-5),
         Field("embed_dropout", "dropout.embed", 0.0),

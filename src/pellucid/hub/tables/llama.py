@@ -1,11 +1,13 @@
 """Llama and what was made after it: rotary positions, gated MLPs, norms without a mean."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pellucid.architecture import Architecture
-from pellucid.hub.tables.rows import ACTIVATIONS, SCALING, TIED, Derived, Family, Field, Row, visible_windows
+from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError
+from pellucid.hub.tables.rotary import EVEN, EVEN_PART, rotary
+from pellucid.hub.tables.rows import ACTIVATIONS, TIED, Derived, Family, Field, Row, visible_windows
 
 ALL_OR_NONE = {True: "all", False: "none"}
 SIZES = (
@@ -14,35 +16,36 @@ SIZES = (
     Field("hidden_size", "d_model", 4096),
     Field("num_hidden_layers", "n_layers", 32),
     Field("num_attention_heads", "attention.n_heads", 32),
-    Field("num_key_value_heads", "attention.n_kv_heads", 0),
-    Field("head_dim", "attention.d_head", 0),
+    Field("num_key_value_heads", "attention.n_kv_heads", 0, null=0),
+    Field("head_dim", "attention.d_head", 0, null=0),
     Field("intermediate_size", "mlp.d_ff", 11_008),
     Field("hidden_act", "mlp.activation", "silu", ACTIVATIONS),
     Field("rms_norm_eps", "norm.eps", 1e-6),
-    Field("rope_parameters.rope_theta|rope_theta", "positions.base", 10_000.0),
     Field("attention_dropout", "dropout.pattern", 0.0),
     Field("tie_word_embeddings", "unembed", False, TIED),
 )
 
 
 def with_defaults(fields: tuple[Field, ...], **defaults: Any) -> tuple[Field, ...]:
-    """The fields with other values where config.json has none; None leaves the field out."""
-    kept = [f for f in fields if defaults.get(f.theirs, f) is not None]
-    return tuple(dataclasses.replace(f, default=defaults.get(f.theirs, f.default)) for f in kept)
+    """The fields with other values where config.json has none."""
+    return tuple(dataclasses.replace(f, default=defaults.get(f.theirs, f.default)) for f in fields)
 
 
-def alternating(config: Mapping[str, Any], window: int | None, sliding: Callable[[int], bool]) -> dict[str, Any]:
-    """The windows of `layer_types`, or where that is missing of the layers that slide."""
-    n_layers, kinds = config.get("num_hidden_layers", 32), config.get("layer_types")
+def alternating(
+    entries: Entries, window: int | None, sliding: Callable[[int], bool], n_layers: int = 32
+) -> dict[str, Any]:
+    """The windows of `layer_types`, or where that is missing of those that slide; `n_layers` unless they are said."""
+    n_layers = entries.whole("num_hidden_layers", n_layers, least=0, most=BOUNDS["n_layers"])
+    kinds = entries.words("layer_types", ("sliding_attention", "full_attention"))
     if kinds is None:
         kinds = ["sliding_attention" if sliding(i) else "full_attention" for i in range(n_layers)]
-    if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
-        raise ValueError(f"layer_types holds {sorted(unknown)[0]!r} in config.json: our words cannot say it")
     if len(kinds) != n_layers:
-        raise ValueError(
+        raise FamilyError(
             f"layer_types has {len(kinds)} entries in config.json: expected num_hidden_layers = {n_layers}"
         )
-    return {"attention.windows": [(window or 0) if kind == "sliding_attention" else 0 for kind in kinds] or [0]}
+    if window is None and "sliding_attention" in kinds:
+        raise FamilyError("layer_types holds 'sliding_attention' in config.json, and there is no sliding_window")
+    return {"attention.windows": [window if kind == "sliding_attention" else 0 for kind in kinds] or [0]}
 
 
 def layer_types(a: Architecture) -> dict[str, Any]:
@@ -52,11 +55,11 @@ def layer_types(a: Architecture) -> dict[str, Any]:
     return {"layer_types": kinds, "sliding_window": max(windows, default=0) or None}
 
 
-def qwen_windows(config: Mapping[str, Any]) -> dict[str, Any]:
+def qwen_windows(entries: Entries) -> dict[str, Any]:
     """Qwen's layers slide from max_window_layers on, where they may at all."""
-    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
-    first = config.get("max_window_layers", 28)
-    return alternating(config, window, lambda i: window is not None and i >= first)
+    given, first = entries.whole("sliding_window", 4096, None), entries.whole("max_window_layers", 28, least=0)
+    window = given if entries.flag("use_sliding_window", False) else None
+    return alternating(entries, window, lambda i: window is not None and i >= first)
 
 
 QWEN_WINDOWS = Derived(qwen_windows, lambda a: layer_types(a) | {"use_sliding_window": any(visible_windows(a))})
@@ -95,10 +98,11 @@ LLAMA = Family(
         Field("attention_bias", "attention.bias", False, ALL_OR_NONE),
         Field("mlp_bias", "mlp.bias", False, ALL_OR_NONE),
     ),
-    derived=(SCALING,),
+    derived=(rotary(),),
     words=WORDS | {"attention.qk_norm": "none"},
     rows=ROWS,
     ignored=IGNORED,
+    limits=EVEN,
 )
 
 MISTRAL = Family(
@@ -107,15 +111,16 @@ MISTRAL = Family(
     prefix="model.",
     fields=with_defaults(SIZES, num_key_value_heads=8, intermediate_size=14_336, max_position_embeddings=131_072),
     derived=(
-        SCALING,
+        rotary(),
         Derived(
-            lambda config: {"attention.windows": [config.get("sliding_window", 4096) or 0]},
+            lambda entries: {"attention.windows": [entries.whole("sliding_window", 4096, 0)]},
             lambda a: {"sliding_window": max(visible_windows(a), default=0) or None},
         ),
     ),
     words=WORDS | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "none"},
     rows=ROWS,
     ignored=IGNORED,
+    limits=EVEN,
 )
 
 QWEN2 = Family(
@@ -129,10 +134,11 @@ QWEN2 = Family(
         num_key_value_heads=32,
         max_position_embeddings=32_768,
     ),
-    derived=(SCALING, QWEN_WINDOWS),
+    derived=(rotary(), QWEN_WINDOWS),
     words=WORDS | {"attention.bias": "qkv", "mlp.bias": "none", "attention.qk_norm": "none"},
     rows=ROWS,
     ignored=IGNORED,
+    limits=EVEN,
 )
 
 QWEN3 = Family(
@@ -150,10 +156,11 @@ QWEN3 = Family(
         ),
         Field("attention_bias", "attention.bias", False, ALL_OR_NONE),
     ),
-    derived=(SCALING, QWEN_WINDOWS),
+    derived=(rotary(), QWEN_WINDOWS),
     words=WORDS | {"mlp.bias": "none", "attention.qk_norm": "rms"},
     rows=ROWS,
     ignored=IGNORED,
+    limits=EVEN,
 )
 
 STABLELM = Family(
@@ -161,21 +168,31 @@ STABLELM = Family(
     model_class="StableLmForCausalLM",
     prefix="model.",
     fields=(
-        *(f for f in SIZES if f.theirs not in ("rms_norm_eps", "head_dim", "vocab_size")),
-        Field("vocab_size", "n_vocab", 50_304),
+        *(
+            f
+            for f in with_defaults(
+                SIZES,
+                vocab_size=50_304,
+                hidden_size=2560,
+                intermediate_size=6912,
+                num_key_value_heads=32,
+                max_position_embeddings=4096,
+            )
+            if f.theirs not in ("rms_norm_eps", "head_dim")
+        ),
         Field("layer_norm_eps", "norm.eps", 1e-5),
         Field("use_qkv_bias", "attention.bias", False, {True: "qkv", False: "none"}),
-        Field("rope_parameters.partial_rotary_factor|partial_rotary_factor", "positions.fraction", 0.25),
         Field("hidden_dropout", "dropout.mlp_out", 0.0),
         Field("use_parallel_residual", "block", False, {True: "shared", False: "pre"}),
     ),
-    derived=(SCALING,),
+    derived=(rotary(0.25),),
     words={name: word for name, word in WORDS.items() if name != "positions.fraction"}
     | {"norm.kind": "layer", "norm.bias": "all", "mlp.bias": "none", "attention.qk_norm": "none"},
-    constants={"qk_layernorm": False},
+    # their rotary tables would have the width head_dim, their attention not
+    constants={"qk_layernorm": False, "head_dim": None},
     rows=ROWS,
     ignored=IGNORED,
-    limits={"positions.fraction": lambda a: int(a.d_head * a.positions.fraction) % 2 == 0},
+    limits=EVEN_PART,
 )
 
 #: each norm behind its sublayer
@@ -185,11 +202,12 @@ OLMO2 = Family(
     model_class="Olmo2ForCausalLM",
     prefix="model.",
     fields=(
-        *(f for f in with_defaults(SIZES, vocab_size=50_304, rms_norm_eps=1e-5) if f.theirs != "head_dim"),
+        *with_defaults(SIZES, vocab_size=50_304, rms_norm_eps=1e-5),
         Field("attention_bias", "attention.bias", False, ALL_OR_NONE),
     ),
-    derived=(SCALING,),
+    derived=(rotary(),),
     words=WORDS | {"mlp.bias": "none", "attention.qk_norm": "rms_all", "block": "inner"},
+    limits=EVEN,
     rows=(
         *(row for row in ROWS if "layernorm" not in row.theirs),
         *(Row(f"model.layers.{{i}}.{theirs}", f"blocks.{{i}}.{ours}") for theirs, ours in INNER.items()),

@@ -1,27 +1,30 @@
 """OPT, BLOOM and MPT."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from pellucid.architecture import Architecture
+from pellucid.hub.tables.entries import Entries, FamilyError, shown
 from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, Derived, Family, Field, Row
 
 ALL_OR_NONE = {True: "all", False: "none"}
 
 
-def power_of_two(a: Architecture) -> bool:
-    """Whether their slopes are 2^(-8h/n_heads): other numbers of heads take every second slope of a larger one."""
-    return a.positions.kind != "alibi" or a.n_heads & (a.n_heads - 1) == 0
-
-
-def embed_width(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing, where tokens are embedded in d_model coordinates; ValueError where in others (350m)."""
-    width, d_model = config.get("word_embed_proj_dim"), config.get("hidden_size", 768)
+def embed_width(entries: Entries) -> dict[str, Any]:
+    """Nothing, where tokens are embedded in d_model coordinates; FamilyError where in others (350m)."""
+    width, d_model = entries.whole("word_embed_proj_dim", None, None), entries.whole("hidden_size", 768)
     if width is not None and width != d_model:
-        raise ValueError(
+        raise FamilyError(
             f"word_embed_proj_dim = {width} in config.json: only hidden_size = {d_model} can be said in our words"
         )
     return {}
+
+
+def opt_norms(entries: Entries) -> dict[str, Any]:
+    """Norms before the sublayers and at the end, or behind the sublayers."""
+    before, no_last = entries.flag("do_layer_norm_before", True), entries.flag("_remove_final_layer_norm", False)
+    if not before:
+        return {"block": "post", "final_norm": "none"}
+    return {"block": "pre", "final_norm": "none" if no_last else "norm"}
 
 
 OPT = Family(
@@ -44,11 +47,7 @@ OPT = Family(
     derived=(
         # without do_layer_norm_before (350m) there is no final norm either
         Derived(
-            lambda config: (
-                {"block": "post", "final_norm": "none"}
-                if config.get("do_layer_norm_before") is False
-                else {"block": "pre", "final_norm": "none" if config.get("_remove_final_layer_norm") else "norm"}
-            ),
+            opt_norms,
             lambda a: {
                 "do_layer_norm_before": a.block == "pre",
                 "_remove_final_layer_norm": a.block == "pre" and a.final_norm == "none",
@@ -94,8 +93,20 @@ BLOOM = Family(
         Field("hidden_dropout", ("dropout.attn_out", "dropout.mlp_out"), 0.0),
         Field("tie_word_embeddings", "unembed", True, TIED),
     ),
-    words={"positions.kind": "alibi", "embed_norm": "norm", "mlp.activation": "gelu_tanh"},
+    words={"positions.kind": "alibi", "positions.slopes": "interleaved"}
+    | {"embed_norm": "norm", "mlp.activation": "gelu_tanh"},
     constants={"apply_residual_connection_post_layernorm": False, "slow_but_exact": False},
+    without_effect=dict.fromkeys(
+        (
+            "skip_bias_add",
+            "skip_bias_add_qkv",
+            "offset_alibi",
+            "masked_softmax_fusion",
+            "bias_dropout_fusion",
+            "attention_softmax_in_fp32",
+        ),
+        "how Megatron computed it",
+    ),
     rows=(
         Row("transformer.word_embeddings", "embed.token"),
         Row("transformer.word_embeddings_layernorm", "embed.norm"),
@@ -108,8 +119,25 @@ BLOOM = Family(
         Row("transformer.ln_f", "final_norm"),
         Row("lm_head", "unembed"),
     ),
-    limits={"attention.n_heads": power_of_two},
 )
+
+
+def softmax_scale(entries: Entries) -> dict[str, Any]:
+    """The number itself, or 1/sqrt(d_head) where there is none."""
+    attention = entries.given("attn_config")
+    if attention is not None and not isinstance(attention, dict):
+        raise FamilyError(f"attn_config = {shown(attention)} in config.json: expected an object")
+    scale = entries.number("attn_config.softmax_scale", None, None, above=0)
+    if scale is None:
+        return {"attention.scale": "1/sqrt(d_head)"}
+    return {"attention.scale": "scale_value", "attention.scale_value": scale}
+
+
+def softmax_scale_to(a: Architecture) -> dict[str, Any]:
+    """The same written."""
+    usual = a.attention.scale == "1/sqrt(d_head)"
+    return {} if usual else {"attn_config.softmax_scale": a.score_scale}
+
 
 MPT = Family(
     name="mpt",
@@ -118,15 +146,17 @@ MPT = Family(
     fields=(
         Field("vocab_size", "n_vocab", 50_368),
         Field("max_seq_len", "n_ctx", 2048),
-        Field("d_model", "d_model", 2048),
-        Field("n_layers", "n_layers", 24),
-        Field("n_heads", "attention.n_heads", 16),
+        Field("d_model|hidden_size", "d_model", 2048),
+        Field("n_layers|num_hidden_layers", "n_layers", 24),
+        Field("n_heads|num_attention_heads", "attention.n_heads", 16),
         Field("layer_norm_epsilon", "norm.eps", 1e-5),
         Field("resid_pdrop", "dropout.mlp_out", 0.0),
         Field("tie_word_embeddings", "unembed", True, TIED),
     ),
+    derived=(Derived(softmax_scale, softmax_scale_to),),
     words={
         "positions.kind": "alibi",
+        "positions.slopes": "interleaved",
         "norm.kind": "layer",
         "norm.bias": "none",
         "attention.bias": "none",
@@ -144,7 +174,6 @@ MPT = Family(
         "attn_config.clip_qkv": None,
         "attn_config.qk_ln": False,
         "attn_config.prefix_lm": False,
-        "attn_config.softmax_scale": None,
         "logit_scale": None,
         "no_bias": True,
     },
@@ -159,5 +188,16 @@ MPT = Family(
         Row("transformer.norm_f", "final_norm"),
         Row("lm_head", "unembed"),
     ),
-    limits={"attention.n_heads": power_of_two},
+    without_effect={
+        "attn_config": "an object, whose entries are read one by one",
+        "attn_config.attn_impl": "how the computation is carried out",
+        "attn_config.attn_uses_sequence_id": "their code of today does not read it",
+        "learned_pos_emb": "there are no learned positions beside ALiBi",
+        "norm_type": "a precision of the norms",
+        "embedding_fraction": "the gradient of the embedding alone",
+        "emb_pdrop": "their code of today does not read it",
+        "init_device": "how the weights were when training began",
+        "init_config": "how the weights were when training began",
+        "verbose": "what is printed",
+    },
 )

@@ -1,22 +1,24 @@
 """GPT-J, Phi and Falcon: attention and MLP read the same norm of the stream and write to it at once."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from pellucid.architecture import Architecture
-from pellucid.hub.tables.rows import ACTIVATIONS, QKV, SCALING, TIED, Derived, Family, Field, Row
+from pellucid.hub.tables.entries import Entries, FamilyError
+from pellucid.hub.tables.gpt import SIZES
+from pellucid.hub.tables.rotary import EVEN, EVEN_PART, rotary
+from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, Derived, Family, Field, Row
 
 ALL_OR_NONE = {True: "all", False: "none"}
 INV_FREQ = {r"rotary_emb\.inv_freq$": "a constant of the rotary positions"}
 CAUSAL = {r"\.attn\.(masked_)?bias$": "the causal mask, written out"}
 
 
-def rotary_dim(config: Mapping[str, Any]) -> dict[str, Any]:
+def rotary_dim(entries: Entries) -> dict[str, Any]:
     """The rotated coordinates of each head as a fraction, which gives back the same whole number."""
-    n, d = config.get("rotary_dim", 64), config.get("n_embd", 4096) // config.get("n_head", 16)
-    if not isinstance(n, int) or not 0 < n <= d or n % 2:
-        raise ValueError(f"rotary_dim = {n!r} in config.json: expected an even number from 2 to n_embd / n_head = {d}")
+    n, d = entries.whole("rotary_dim", 64), entries.whole(SIZES[2].theirs, 4096) // entries.whole(SIZES[4].theirs, 16)
+    if not 0 < n <= d or n % 2:
+        raise FamilyError(f"rotary_dim = {n} in config.json: expected an even number from 2 to n_embd / n_head = {d}")
     return {"positions.fraction": n / d if int(d * (n / d)) == n else math.nextafter(n / d, 1.0)}
 
 
@@ -26,11 +28,11 @@ GPTJ = Family(
     prefix="transformer.",
     fields=(
         Field("vocab_size", "n_vocab", 50_400),
-        Field("n_positions", "n_ctx", 2048),
-        Field("n_embd", "d_model", 4096),
-        Field("n_layer", "n_layers", 28),
-        Field("n_head", "attention.n_heads", 16),
-        Field("n_inner", "mlp.d_ff", 0),
+        Field(SIZES[1].theirs, "n_ctx", 2048),
+        Field(SIZES[2].theirs, "d_model", 4096),
+        Field(SIZES[3].theirs, "n_layers", 28),
+        Field(SIZES[4].theirs, "attention.n_heads", 16),
+        Field("n_inner", "mlp.d_ff", 0, null=0),
         Field("activation_function", "mlp.activation", "gelu_new", ACTIVATIONS),
         Field("layer_norm_epsilon", "norm.eps", 1e-5),
         Field("embd_pdrop", "dropout.embed", 0.0),
@@ -74,18 +76,17 @@ PHI = Family(
         Field("hidden_size", "d_model", 2048),
         Field("num_hidden_layers", "n_layers", 24),
         Field("num_attention_heads", "attention.n_heads", 32),
-        Field("num_key_value_heads", "attention.n_kv_heads", 0),
+        Field("num_key_value_heads", "attention.n_kv_heads", 0, null=0),
+        Field("head_dim", "attention.d_head", 0),
         Field("intermediate_size", "mlp.d_ff", 8192),
         Field("hidden_act", "mlp.activation", "gelu_new", ACTIVATIONS),
         Field("layer_norm_eps", "norm.eps", 1e-5),
-        Field("rope_parameters.rope_theta|rope_theta", "positions.base", 10_000.0),
-        Field("rope_parameters.partial_rotary_factor|partial_rotary_factor", "positions.fraction", 0.5),
         Field("embd_pdrop", "dropout.embed", 0.0),
         Field("attention_dropout", "dropout.pattern", 0.0),
         Field("resid_pdrop", ("dropout.attn_out", "dropout.mlp_out"), 0.0),
         Field("tie_word_embeddings", "unembed", False, TIED),
     ),
-    derived=(SCALING,),
+    derived=(rotary(0.5),),
     words={"positions.kind": "rotary", "positions.layout": "halves", "block": "shared", "readout": "affine"},
     constants={"qk_layernorm": False},
     rows=(
@@ -101,25 +102,23 @@ PHI = Family(
         Row("lm_head", "unembed"),
     ),
     ignored=INV_FREQ,
-    # of an odd width their tables turn one coordinate more than there is
-    limits={"positions.fraction": lambda a: int(a.d_head * a.positions.fraction) % 2 == 0},
+    limits=EVEN_PART,
 )
 
 
-def falcon_block(config: Mapping[str, Any]) -> dict[str, Any]:
+def falcon_block(entries: Entries) -> dict[str, Any]:
     """The blocks of Falcon 7b (one norm, one key head), of its non-parallel kind, and of 40b and 180b."""
-    new, parallel = bool(config.get("new_decoder_architecture")), config.get("parallel_attn") is not False
-    n_heads = config.get("num_attention_heads", 71)
-    n_norms = config.get("num_ln_in_parallel_attn") or (2 if new else 1)
+    new, parallel = entries.flag("new_decoder_architecture", False, False), entries.flag("parallel_attn", True, False)
+    n_norms = entries.whole("num_ln_in_parallel_attn", 2 if new else 1, 2 if new else 1)
     if (new and not parallel) or n_norms not in ((1, 2) if new else (1,)):
-        raise ValueError(
+        raise FamilyError(
             f"num_ln_in_parallel_attn = {n_norms}, parallel_attn = {parallel}, new_decoder_architecture = {new} in "
             "config.json: expected parallel attention with 1 or 2 norms where the architecture is new, else 1"
         )
-    old = n_heads if config.get("multi_query") is False else 1
+    n_kv_heads, old = entries.whole("num_kv_heads", 0, 0), 1 if entries.flag("multi_query", True, False) else 0
     return {
         "block": "parallel" if n_norms == 2 else "shared" if parallel else "pre",
-        "attention.n_kv_heads": (config.get("num_kv_heads") or n_heads) if new else old,
+        "attention.n_kv_heads": n_kv_heads if new else old,
     }
 
 
@@ -145,18 +144,18 @@ FALCON = Family(
         Field("hidden_size|n_embed", "d_model", 4544),
         Field("num_hidden_layers|n_layer", "n_layers", 32),
         Field("num_attention_heads|n_head", "attention.n_heads", 71),
-        Field("ffn_hidden_size", "mlp.d_ff", 0),
+        Field("ffn_hidden_size", "mlp.d_ff", 0, null=0),
         Field("activation", "mlp.activation", "gelu", ACTIVATIONS),
-        Field("bias", ("attention.bias", "mlp.bias"), False, ALL_OR_NONE),
+        Field("bias", ("attention.bias", "mlp.bias"), False, ALL_OR_NONE, null=False),
         Field("layer_norm_epsilon", "norm.eps", 1e-5),
-        Field("rope_parameters.rope_theta|rope_theta", "positions.base", 10_000.0),
         Field("tie_word_embeddings", "unembed", True, TIED),
     ),
-    derived=(SCALING, Derived(falcon_block, falcon_entries)),
+    derived=(rotary(), Derived(falcon_block, falcon_entries)),
     # dropout there falls on the sum of attention and MLP, which no word says
     words={"positions.kind": "rotary", "positions.layout": "halves", "positions.fraction": 1.0}
     | {f"dropout.{place}": 0.0 for place in ("embed", "pattern", "attn_out", "mlp_out")},
-    constants={"alibi": False, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+    constants={"alibi": False, "hidden_dropout": 0.0, "attention_dropout": 0.0, "head_dim": None},
+    without_effect={"apply_residual_connection_post_layernorm": "their code of today does not read it"},
     rows=(
         Row("transformer.word_embeddings", "embed.token"),
         Row("transformer.h.{i}.input_layernorm", "blocks.{i}.norm_1", where={"block": ("pre", "shared")}),
@@ -171,5 +170,5 @@ FALCON = Family(
         Row("lm_head", "unembed"),
     ),
     ignored=INV_FREQ,
-    limits={"attention.bias": lambda a: a.attention.bias == "none" or a.mlp.bias == "all"},
+    limits=EVEN | {"attention.bias": lambda a: a.attention.bias == "none" or a.mlp.bias == "all"},
 )

@@ -4,11 +4,13 @@ A row names a module; `.weight` and `.bias` follow it on both sides (a norm's we
 counts the layers.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pellucid.architecture import Architecture
+from pellucid.hub.tables.entries import REFUSED, Entries
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Field:
-    """An entry of their config.json, the fields of ours that it sets, and its value where it is absent or null.
+    """An entry of their config.json, the fields of ours that it sets, and its value where it is missing.
 
-    `theirs` is a path; older spellings that are read and not written follow after `|`. `words` translates values.
+    `theirs` is a path; other spellings that are read and not written follow after `|`. `words` translates values. The
+    type is that of our field. `null` is the value where the entry is null, which is refused unless it is given.
     """
 
     theirs: str
     ours: str | tuple[str, ...]
     default: Any
     words: Mapping[Any, Any] | None = None
+    null: Any = REFUSED
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,12 +61,12 @@ class Field:
 class Derived:
     """Fields of ours that several entries of their config.json say together.
 
-    read   config -> the values of our fields, by name; ValueError where our words cannot say it
+    read   the entries -> the values of our fields, by name; FamilyError where our words cannot say it
     write  architecture -> the entries, by path; what it cannot say it may write in any way, for what comes
            back is compared
     """
 
-    read: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    read: Callable[[Entries], Mapping[str, Any]]
     write: Callable[[Architecture], Mapping[str, Any]]
 
 
@@ -72,12 +76,17 @@ class Family:
 
     derived    what more than one entry of config.json says together
     words      what every model of the family is, in our words
-    constants  entries of config.json that say the same; another value there is refused
+    constants  entries of config.json that say the same; another value there is refused, but for null where false is
+               what is asked for
+    without_effect  further entries of config.json that no logit depends on, each with the reason
     ignored    pattern of their tensor names -> why we have none of that name
     twins      their tensors that repeat another of theirs: name -> the other
     copies     the same, of tensors that need not be there: read where they are, and never written
     spellings  older names of tensors, replaced wherever they occur
-    limits     our field -> whether the family can hold the architecture's value, where the config alone cannot tell
+    limits     our field -> whether the family can hold the architecture's value, where the config alone cannot tell;
+               held to on the way in as on the way out
+    writes     the same for what a file may say and their class would not take: held to on the way out alone
+    body       their class without a head, whose files may lack the readout's tensors
     """
 
     name: str
@@ -93,12 +102,24 @@ class Family:
     copies: Mapping[str, str] = field(default_factory=dict)
     spellings: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, Callable[[Architecture], bool]] = field(default_factory=dict)
+    writes: Mapping[str, Callable[[Architecture], bool]] = field(default_factory=dict)
+    without_effect: Mapping[str, str] = field(default_factory=dict)
+    body: str = ""
+
+    def __post_init__(self):
+        if not self.body:
+            head = r"(LMHeadModel|ForCausalLM|ForMaskedLM|ForConditionalGeneration)$"
+            object.__setattr__(self, "body", re.sub(head, "Model", self.model_class))
 
 
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python": "gelu",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
     "silu": "silu",
@@ -112,45 +133,3 @@ QKV = ("blocks.{i}.attn.query", "blocks.{i}.attn.key", "blocks.{i}.attn.value")
 def visible_windows(a: Architecture) -> list[int]:
     """The window of every layer, 0 where it reaches the whole context."""
     return [0 if a.window(layer) >= a.n_ctx else a.window(layer) for layer in range(a.n_layers)]
-
-
-#: their kinds of scaled rotary positions, and the entries that each has
-SCALED: dict[str, dict[str, str]] = {
-    "default": {},
-    "linear": {"factor": "positions.factor"},
-    "llama3": {
-        "factor": "positions.factor",
-        "low_freq_factor": "positions.low",
-        "high_freq_factor": "positions.high",
-        "original_max_position_embeddings": "positions.n_trained",
-    },
-}
-
-
-def rotary_scaling(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What rope_parameters, or rope_scaling as it was called, says of longer texts than were trained on."""
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    return scaling_of(rope, config.get("max_position_embeddings"))
-
-
-def scaling_of(rope: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any]:
-    """The same of one such object."""
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in SCALED:
-        known = ", ".join(map(repr, SCALED))
-        raise ValueError(f"rope_parameters.rope_type = {kind!r} in config.json: only {known} can be said in our words")
-    rope = {"original_max_position_embeddings": n_ctx, **rope}
-    if missing := [name for name in SCALED[kind] if rope.get(name) is None]:
-        raise ValueError(f"rope_parameters lacks {missing[0]} in config.json, which rope_type = {kind!r} asks for")
-    word = "none" if kind == "default" else kind
-    return {"positions.scaling": word} | {ours: rope[theirs] for theirs, ours in SCALED[kind].items()}
-
-
-def scaling_to(a: Architecture) -> dict[str, Any]:
-    """The same written, as entries of that object."""
-    kind = "default" if a.positions.scaling == "none" else a.positions.scaling
-    part = {f"positions.{name}": value for name, value in a.to_dict()["positions"].items()}
-    return {"rope_type": kind} | {theirs: part[ours] for theirs, ours in SCALED[kind].items()}
-
-
-SCALING = Derived(rotary_scaling, lambda a: {f"rope_parameters.{name}": v for name, v in scaling_to(a).items()})

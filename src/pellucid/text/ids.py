@@ -1,0 +1,70 @@
+"""Ids in, ids out: how a model without a tokenizer is written to and read."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import cached_property
+
+from pellucid.text.interface import Tokenizer, TokenizerError
+
+
+class IdTokenizer(Tokenizer):
+    """A text is ids in decimal digits with white space between them: "17 4 250". Each stands for itself.
+
+    `end` is the id that ends a text, None where nothing says which: then a text cannot begin with a separator, and
+    generation goes on to its last token.
+    """
+
+    kind, units = "ids", "ids"
+    lossless = False
+
+    def __init__(self, n_vocab: int, end: int | None = None):
+        self.n_vocab, self.end, self.special = n_vocab, end, {}
+
+    @property
+    def separator(self) -> int:  # type: ignore[override]
+        if self.end is None:
+            raise TokenizerError(
+                "this model has no tokenizer, and nothing says which id ends a text: begin with an id of your own "
+                "(generate), or with nothing (score: start='none')"
+            )
+        return self.end
+
+    @property
+    def ends(self) -> list[int]:
+        return [] if self.end is None else [self.end]
+
+    @cached_property
+    def hash(self) -> str:
+        return hashlib.sha256(f"ids below {self.n_vocab}, end {self.end}".encode()).hexdigest()
+
+    def to_json(self) -> str:
+        raise TokenizerError("this model has no tokenizer that could be written: load it with tokenizer=PATH")
+
+    def with_special(self, *names: str) -> "Tokenizer":
+        raise TokenizerError(f"this model has no tokenizer to add {names[0]!r} to: load it with tokenizer=PATH")
+
+    def _encode(self, text: str) -> list[int]:
+        ids = []
+        for word in text.split():
+            if not re.fullmatch("[0-9]{1,9}", word) or int(word) >= self.n_vocab:
+                raise TokenizerError(
+                    f"{word[:40]!r} is no id: this model has no tokenizer, so a text is ids from 0 to "
+                    f"{self.n_vocab - 1} with blanks between, such as '1 0 2'; load it with tokenizer=PATH for words"
+                )
+            ids.append(int(word))
+        return ids
+
+    def pieces(self, text: str) -> list[bytes]:
+        """The part of the text that each id is, with the white space before it, the last with what follows too."""
+        return [piece.encode() for piece in re.findall(r"\s*\S+(?:\s+$)?", text)]
+
+    def _table(self) -> Sequence[bytes]:
+        return self._spelled
+
+    @cached_property
+    def _spelled(self) -> list[bytes]:
+        return [f" {i}".encode() for i in range(self.n_vocab)]
+
+    def token_str(self, token: int) -> str:
+        return self.token_bytes(token).decode().strip()

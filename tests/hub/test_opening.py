@@ -1,0 +1,384 @@
+"""What opens, and how: without a tokenizer, without a head, with a vocab.txt; what is said and what refused."""
+
+import json
+import os
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from their_folders import write_theirs
+
+import pellucid
+from drawing import make_network
+from pellucid.architecture import Architecture
+from pellucid.generate.scoring import score_tokens
+from pellucid.hub.read import LoadWarning
+from pellucid.language_model import LanguageModel, ModelError
+from pellucid.model.embed import ReadoutError
+from pellucid.model.weights import WeightsError
+from pellucid.text.ids import IdTokenizer
+from pellucid.text.tokenizer import TokenizerError, load_tokenizer, train_tokenizer
+
+TEXT = "To be, or not to be: that is the question."
+
+
+@pytest.fixture(scope="module")
+def tokenizer(shakespeare):
+    return train_tokenizer("bpe", [shakespeare[:5_000]], 300)
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer):
+    """A GPT-2 of transformers with its tokenizer."""
+    return write_theirs(tmp_path / "model", "gpt2", tokenizer)
+
+
+def opened(folder, **options):
+    """What load gives without a word, and with one what it warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = pellucid.load(folder, device="cpu", **options)
+    return model, [str(w.message) for w in caught if issubclass(w.category, LoadWarning)]
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+# Without a tokenizer ------------------------------------------------------------------------------
+
+
+def test_a_folder_without_a_tokenizer_takes_and_gives_ids(folder, tokenizer):
+    with_text, said = opened(folder)
+    assert said == []
+    (folder / "tokenizer.json").unlink()
+    model, said = opened(folder)
+    assert len(said) == 1
+    assert "holds no tokenizer" in said[0]
+    assert "tokenizer=PATH" in said[0]
+    ids = tokenizer.encode(TEXT)
+    spelled = " ".join(map(str, ids))
+    generated = model.generate(spelled, max_tokens=6, temperature=0)
+    expected = with_text.generate(TEXT, max_tokens=6, temperature=0)
+    assert generated.ids == expected.ids
+    assert generated.text == "".join(f" {i}" for i in expected.ids)
+    assert model.tokenizer.encode(str(generated)) == [*ids, *expected.ids]
+    assert "".join(p.text for p in model.stream(spelled, max_tokens=6, temperature=0)) == generated.text
+    ours, theirs = model.score(spelled), with_text.score(TEXT)
+    assert ours.ids == theirs.ids
+    assert np.array_equal(ours.log_probs, theirs.log_probs)
+    assert b"".join(ours.pieces).decode() == spelled
+    assert torch.equal(model.trace(spelled).logits, with_text.trace(TEXT).logits)
+    assert torch.equal(model.trace(ids).logits, with_text.trace(ids).logits)
+
+
+def test_texts_that_are_no_ids_are_refused_by_name(folder):
+    (folder / "tokenizer.json").unlink()
+    model, _ = opened(folder)
+    for text, word in (("To be", "'To'"), ("1 300", "'300'"), ("1 -2", "'-2'"), ("1.5", r"'1\.5'"), ("²", "'²'")):
+        with pytest.raises(TokenizerError, match=f"{word} is no id: this model has no tokenizer"):
+            model.generate(text)
+
+
+def test_a_given_tokenizer_takes_the_place(folder, tokenizer, tmp_path):
+    expected = opened(folder)[0].generate(TEXT, max_tokens=4, temperature=0).text
+    tokenizer.save(tmp_path / "elsewhere")
+    (folder / "tokenizer.json").unlink()
+    for given in (tokenizer, tmp_path / "elsewhere", str(tmp_path / "elsewhere" / "tokenizer.json")):
+        model, said = opened(folder, tokenizer=given)
+        assert said == []
+        assert model.generate(TEXT, max_tokens=4, temperature=0).text == expected
+    with pytest.raises(TokenizerError, match="there is no such tokenizer"):
+        pellucid.load(folder, tokenizer=tmp_path / "nowhere")
+
+
+def test_a_run_keeps_its_tokenizer(tmp_path, tokenizer):
+    (tmp_path / "recipe.json").write_text("{}")
+    with pytest.raises(ModelError, match="leave tokenizer out"):
+        pellucid.load(tmp_path, tokenizer=tokenizer)
+
+
+def test_ids_without_an_end(folder, tmp_path):
+    """Where nothing says which id ends a text, generation goes on, and nothing begins with a separator."""
+    (folder / "tokenizer.json").unlink()
+    change_config(folder, eos_token_id=None, bos_token_id=None)
+    model, _ = opened(folder)
+    assert len(model.generate("1 2", max_tokens=9, temperature=0).ids) == 9
+    log_probs = model.score("1 2 3", start="none").log_probs
+    assert np.array_equal(log_probs, score_tokens(model.network, [1, 2, 3]))
+    for ask in (lambda: model.score("1 2 3"), lambda: model.generate("")):
+        with pytest.raises(TokenizerError, match="nothing says which id ends a text"):
+            ask()
+    # what is saved has no tokenizer either, and opens in the same way
+    model.save(tmp_path / "saved")
+    assert not (tmp_path / "saved" / "tokenizer.json").exists()
+    again, said = opened(tmp_path / "saved")
+    assert "holds no tokenizer" in said[0]
+    assert (
+        again.generate("1 2", max_tokens=9, temperature=0).ids == model.generate("1 2", max_tokens=9, temperature=0).ids
+    )
+
+
+def test_the_tokenizer_of_ids():
+    ids = IdTokenizer(12, end=11)
+    assert ids.encode(" 3  11\n0 ") == [3, 11, 0]
+    assert ids.decode([3, 11, 0]) == " 3 11 0"
+    assert ids.pieces(" 3  11\n0 ") == [b" 3", b"  11", b"\n0 "]
+    assert (ids.separator, ids.ends, IdTokenizer(12).ends) == (11, [11], [])
+    assert ids.hash != IdTokenizer(12).hash
+    assert ids.token_str(7) == "7"
+    with pytest.raises(TokenizerError, match="no tokenizer that could be written"):
+        ids.save("anywhere")
+    with pytest.raises(TokenizerError, match="no tokenizer to add"):
+        ids.with_special("<|mask|>")
+
+
+# vocab.txt ----------------------------------------------------------------------------------------
+
+WORDPIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "to", "be", "##ing", "cafe", "café", "Be", "##e", ",", "中"]
+TEXTS = ["To be, being", "CAFÉ café cafe", "[MASK] be [CLS]", "中be  beee", "x be\n", ""]
+
+
+@pytest.mark.parametrize(
+    "options", [None, {"do_lower_case": False}, {"strip_accents": False}, {"tokenize_chinese_chars": False}], ids=str
+)
+def test_a_vocabulary_of_word_pieces_gives_the_ids_of_transformers(tmp_path, options):
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDPIECES) + "\n", encoding="utf-8")
+    if options is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+    ours = load_tokenizer(tmp_path)
+    theirs = transformers.BertTokenizer.from_pretrained(tmp_path, **(options or {}))
+    assert ours.kind == "wordpiece"
+    assert ours.n_vocab == len(WORDPIECES)
+    assert ours.special == {name: i for i, name in enumerate(WORDPIECES[:5])}
+    for text in TEXTS:
+        plain = text.replace("[MASK]", "").replace("[CLS]", "")  # text never yields a special id here
+        assert ours.encode(plain) == theirs.encode(plain, add_special_tokens=False), plain
+    assert ours.encode("be [MASK]", allow_special=["[MASK]"]) == theirs.encode("be [MASK]", add_special_tokens=False)
+    assert load_tokenizer(tmp_path / "vocab.txt").encode(TEXTS[0]) == ours.encode(TEXTS[0])
+    ours.save(tmp_path / "again")
+    assert load_tokenizer(tmp_path / "again").encode(TEXTS[0]) == ours.encode(TEXTS[0])
+
+
+def test_a_vocabulary_that_is_none_is_refused(tmp_path):
+    for content, message in ((b"a\nb\na\n", "stands on two lines"), (b"a\nb\n", "is missing"), (b"\xff\n", "UTF-8")):
+        (tmp_path / "vocab.txt").write_bytes(content)
+        with pytest.raises(TokenizerError, match=message):
+            load_tokenizer(tmp_path)
+
+
+# Ids and rows -------------------------------------------------------------------------------------
+
+
+def test_rows_that_no_id_is_for_are_said(tmp_path, tokenizer):
+    folder = write_theirs(tmp_path / "model", "gpt2", tokenizer, vocab_size=tokenizer.n_vocab + 12)
+    model, said = opened(folder)
+    assert len(said) == 1
+    assert "the tokenizer has 300 ids, the embedding 312 rows: the rows from 300 on stand for no text" in said[0]
+    assert max(model.generate("", max_tokens=25, temperature=5.0, seed=1).ids) < 300
+
+
+def test_special_ids_without_a_row_are_said_and_others_refused(folder, tokenizer, shakespeare):
+    tokenizer.with_special("<|mask|>", "<|pad|>").save(folder)
+    model, said = opened(folder)
+    assert len(said) == 1
+    assert (
+        "special tokens of the tokenizer have ids beyond them, which the model cannot read: <|mask|>, <|pad|>"
+        in said[0]
+    )
+    assert len(model.generate("to be", max_tokens=3).ids) <= 3
+    train_tokenizer("bpe", [shakespeare[:5_000]], 310).save(folder)
+    with pytest.raises(ValueError, match="the tokenizer has 310 ids, the embedding 300 rows: the two are not of one"):
+        pellucid.load(folder)
+
+
+def test_entries_that_are_not_known_are_said(folder):
+    change_config(folder, use_frobnication=True, my_note="hello", use_cache=False, task_specific_params={"a": 1})
+    _, said = opened(folder)
+    assert len(said) == 1
+    assert "config.json has entries that are not known, and they are not read: use_frobnication, my_note;" in said[0]
+
+
+# Without a head -----------------------------------------------------------------------------------
+
+TINY = {"vocab_size": 13, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+BERT = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+BODIES = {
+    "BertModel": TINY | BERT | {"max_position_embeddings": 16},
+    "RobertaModel": TINY | BERT | {"max_position_embeddings": 18, "pad_token_id": 1},
+    "DistilBertModel": TINY | {"dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 20, "max_position_embeddings": 16},
+    "LlamaModel": TINY | BERT | {"max_position_embeddings": 16, "tie_word_embeddings": False},
+}
+
+
+def body_of_theirs(kind, folder):
+    """A model of transformers without a head, every tensor drawn, and the folder that it is saved in."""
+    torch.manual_seed(0)
+    model_class = getattr(transformers, kind)
+    model = model_class(model_class.config_class(**BODIES[kind], attn_implementation="eager")).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * 0.3)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("names_its_class", [True, False])
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_body_opens_and_gives_the_hidden_states_of_transformers(kind, names_its_class, tmp_path):
+    theirs = body_of_theirs(kind, tmp_path)
+    if not names_its_class:
+        change_config(tmp_path, architectures=None)
+    model, _ = opened(tmp_path)
+    assert isinstance(model, LanguageModel)
+    assert model.architecture.readout == "none"
+    ids = [5, 3, 12, 2, 7]
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids]), output_hidden_states=True)
+    trace = model.trace(ids)
+    found = [trace[f"blocks.{i}.resid_pre"] for i in range(2)]
+    for ours, its in zip([*found, model.network.hidden(torch.tensor([ids]))], expected.hidden_states, strict=True):
+        assert (ours - its).abs().max() < 1e-5
+    assert (trace["blocks.1.attn.pattern"].sum(-1) - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["BertModel", "LlamaModel"])
+def test_a_body_says_why_it_gives_no_probabilities(kind, tmp_path):
+    body_of_theirs(kind, tmp_path)
+    model, _ = opened(tmp_path)
+    trace = model.trace([5, 3, 12])
+    with pytest.raises(KeyError, match="readout = none: the stream is the result"):
+        _ = trace.logits
+    with pytest.raises(ReadoutError, match="readout = none: this model ends in hidden states and has no readout"):
+        model.network(torch.tensor([[5, 3]]))
+    for ask in (
+        lambda: model.score("5 3 12"),
+        lambda: model.generate("5 3"),
+        lambda: model.fill("5 3"),
+        lambda: model.verify(["5 3"]),
+        lambda: trace.attribute(1),
+        lambda: trace.lens(),
+        lambda: model.circuits().copying(),
+        lambda: model.embeddings("unembed"),
+    ):
+        with pytest.raises(ValueError, match=r"readout = none"):
+            ask()
+
+
+def test_a_head_that_is_missing_is_no_body(tmp_path):
+    """A masked model whose head was lost is damaged: its class says that there should be one."""
+    body_of_theirs("BertModel", tmp_path)
+    change_config(tmp_path, architectures=["BertForMaskedLM"])
+    with pytest.raises(ValueError, match=r"cls\.predictions\..* is missing|asks for .* numbers"):
+        pellucid.load(tmp_path)
+
+
+def test_a_tied_body_is_read_out_by_its_embedding(folder):
+    """GPT2Model has no head of its own, and needs none."""
+    with_head, _ = opened(folder)
+    change_config(folder, architectures=["GPT2Model"])
+    body, _ = opened(folder)
+    assert body.architecture.readout == "linear"
+    assert torch.equal(body.trace(TEXT).logits, with_head.trace(TEXT).logits)
+
+
+def test_a_body_is_saved_and_opens_again(tmp_path):
+    body_of_theirs("BertModel", tmp_path / "theirs")
+    model, _ = opened(tmp_path / "theirs")
+    again, _ = opened(model.save(tmp_path / "ours"))
+    assert again.architecture == model.architecture
+    tokens = torch.tensor([[5, 3, 12]])
+    assert torch.equal(again.network.hidden(tokens), model.network.hidden(tokens))
+
+
+# Weights that are no numbers ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_no_numbers_are_refused_unless_asked_for(folder, value):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["transformer.h.1.mlp.c_fc.weight"][3, 5:7] = value
+    save_file(tensors, path, {"format": "pt"})
+    said = r"2 numbers of blocks\.1\.mlp\.up\.0\.weight are NaN or infinite in float32.*allow_nan=True"
+    with pytest.raises(WeightsError, match=said):
+        pellucid.load(folder)
+    model, _ = opened(folder, allow_nan=True)
+    assert not model.network.blocks[1].mlp.up[0].weight.isfinite().all()
+
+
+def test_numbers_beyond_the_precision_that_was_asked_for_are_refused(folder):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["transformer.wte.weight"][0, 0] = 1e6
+    save_file(tensors, path, {"format": "pt"})
+    pellucid.load(folder)
+    with pytest.raises(WeightsError, match=r"1 numbers of embed\.token\.weight are NaN or infinite in float16"):
+        pellucid.load(folder, dtype=torch.float16)
+
+
+def test_our_own_folders_are_held_to_the_same(tmp_path, tokenizer):
+    a = Architecture(n_vocab=300, n_ctx=8, d_model=8, n_layers=1)
+    network = make_network(a, dtype=torch.float32)
+    with torch.no_grad():
+        network.blocks[0].attn.out.bias[1] = torch.nan
+    LanguageModel(network, tokenizer, {}).save(tmp_path / "model")
+    with pytest.raises(WeightsError, match=r"1 numbers of blocks\.0\.attn\.out\.bias"):
+        pellucid.load(tmp_path / "model")
+
+
+# Files that never end -----------------------------------------------------------------------------
+
+OPENED = ("config.json", "model.safetensors", "tokenizer.json")
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes on this system")
+@pytest.mark.parametrize("name", OPENED)
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ValueError, match=r"regular file|has no file|has no weights") as refused:
+        pellucid.load(folder)
+    assert type(refused.value).__module__.startswith("pellucid.")
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes on this system")
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("vocab.txt",),
+        ("vocab.json", "merges.txt"),
+        ("encoder.json", "vocab.bpe"),
+        ("adapter_config.json",),
+        ("architecture.json",),
+        ("recipe.json",),
+        ("model.safetensors.index.json",),
+        ("pytorch_model.bin",),
+    ],
+    ids=lambda names: names[0],
+)
+def test_pipes_of_every_name_that_load_looks_for(tmp_path, folder, names):
+    """Alone in a folder, or in one that lacks what would be looked for first."""
+    for name in names:
+        os.mkfifo(tmp_path / name)
+    if names[0].startswith(("vocab", "encoder", "model", "pytorch")):
+        (folder / "tokenizer.json").unlink()
+        kept = ["config.json"] + ["model.safetensors"] * (not names[0].startswith(("model", "pytorch")))
+        for name in kept:
+            (tmp_path / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(ValueError, match=r"regular file|has no file|has no weights|cannot be read|names .* expected"):
+        pellucid.load(tmp_path, trust=True)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes on this system")
+def test_a_pipe_as_the_given_tokenizer(folder, tmp_path):
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(TokenizerError, match="regular file"):
+        pellucid.load(folder, tokenizer=tmp_path)

@@ -1,0 +1,144 @@
+"""A config.json is computed as transformers computes it, or refused by us: drawn over every entry of every family."""
+
+import contextlib
+import copy
+import random
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from random_configs import draw_config, theirs_of
+from random_models import PAIRS, TINY, config_of_theirs, in_float64
+from theirs import our_logits, source_of
+
+from pellucid.architecture import Architecture
+from pellucid.hub import FAMILIES, FamilyError, architecture_of, to_ours
+from pellucid.hub.families import _settled, unknown_entries
+from pellucid.hub.read import read_config
+from pellucid.model import Transformer
+from pellucid.model.weights import load_state
+
+TOLERANCE = 1e-5
+
+
+def compare(name: str, seed: int) -> str:
+    """What became of one drawn config.json: refused, theirs fails, or equal; AssertionError for anything else."""
+    config = draw_config(name, random.Random(f"{name}/{seed}"))
+    try:
+        a = read_config(Path("drawn"), copy.deepcopy(config))
+    except ValueError as error:
+        if type(error).__module__.startswith("pellucid.") and "\n" not in str(error):
+            return "refused"
+        raise
+    n = min(a.n_ctx, 7 if name in PAIRS else 9)
+    tokens = torch.randint(0, a.n_vocab, (2, n), generator=torch.Generator().manual_seed(seed))
+    # the padding token of RoBERTa has no position
+    tokens = tokens.masked_fill(tokens == 1, 0) if name == "roberta" else tokens
+    try:
+        model = theirs_of(name, config)
+        given = (
+            {"input_ids": source_of(tokens), "decoder_input_ids": tokens} if name in PAIRS else {"input_ids": tokens}
+        )
+        with torch.no_grad():
+            expected = model(**given, return_dict=True).logits
+    except Exception:
+        return "theirs fails"
+    if not expected.isfinite().all():
+        return "theirs fails"
+    if name in PAIRS and a.encoder is not None and source_of(tokens).size(1) > a.encoder.n_ctx:
+        return "refused"  # T5 has no longest text, ours has
+    network = Transformer(a).double().eval()
+    load_state(network, to_ours(model.state_dict(), copy.deepcopy(config)))
+    ours = our_logits(network, tokens)
+    assert ours.shape == expected.shape, config
+    apart = (ours - expected).abs().max().item() / max(1.0, expected.abs().max().item())
+    assert apart <= TOLERANCE, (apart, config)
+    return "equal"
+
+
+def compare_all(name: str, seeds: range, equal: int) -> None:
+    """All of these draws; at least `equal` of them get as far as the comparison, or little is tested."""
+    # float64 would put some of T5's distances into the bucket before theirs
+    with contextlib.nullcontext() if name == "t5" else in_float64():
+        found = Counter(compare(name, seed) for seed in seeds)
+    assert found["equal"] >= equal, found
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_drawn_configurations_are_equal_or_refused(name):
+    compare_all(name, range(10), equal=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_many_drawn_configurations_are_equal_or_refused(name):
+    compare_all(name, range(8, 600), equal=200)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_entry_of_their_class_is_read_or_known_to_decide_nothing(name):
+    """Beside what is drawn: no field of the class is unknown, and none of another value is passed over in silence."""
+    config_class = getattr(transformers, TINY[name][0]).config_class
+    config = config_class().to_dict()
+    assert unknown_entries(config) == []
+    # those that it does not write, or writes as null, with a value
+    for silent in [f.name for f in fields(config_class) if config.get(f.name) is None]:
+        try:
+            assert unknown_entries(config | {silent: 1}) == []
+        except FamilyError as error:
+            assert str(error).startswith(f"{silent} = 1")  # noqa: PT017
+    assert unknown_entries(config | {"use_frobnication": True}) == ["use_frobnication"]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_entries_that_are_missing_have_their_class_s_values(name):
+    config = getattr(transformers, TINY[name][0]).config_class().to_dict()
+    assert _settled(architecture_of({"model_type": name})) == _settled(architecture_of(config))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_entries_have_types(name):
+    """Every entry that is read is refused by its name where it is of another type."""
+    sound = config_of_theirs(name, "tied").to_dict()
+    for row in FAMILIES[name].fields:
+        for wrong in ("16", ["llama"], {"a": 1}, 1.5 if isinstance(row.default, int) else "x"):
+            path = row.theirs.split("|")[0]
+            with pytest.raises(FamilyError, match=f"^{path} = "):
+                architecture_of(sound | {path: wrong})
+
+
+@pytest.mark.parametrize("wrong", [["llama"], {"llama": 1}, None, 7, "lama", True])
+def test_the_model_type_is_a_name(wrong):
+    with pytest.raises(FamilyError, match="is not a family that is known: expected gpt2"):
+        architecture_of({"model_type": wrong})
+
+
+NOT_SAID = [
+    ("llama", {"is_causal": False}, "is_causal = false"),
+    ("gpt2", {"is_causal": None}, "is_causal = null"),
+    ("llama", {"per_layer_config": {"0": {"intermediate_size": 7}}}, "per_layer_config = "),
+    ("bert", {"pruned_heads": {"0": [1]}}, "pruned_heads = "),
+    ("gpt2", {"n_head": 3, "num_attention_heads": 4}, "n_head = 3 and num_attention_heads = 4 in config.json are one"),
+    ("gpt_neox", {"head_dim": 10}, "head_dim = 10"),
+    ("gpt_neo", {"window_size": 0}, "window_size = 0"),
+    ("mistral", {"sliding_window": 0}, "sliding_window = 0"),
+    ("llama", {"head_dim": 5}, "head_dim in config.json sets attention.d_head = 5"),
+    ("llama", {"rope_parameters": {"rope_theta": 10.0, "partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
+    ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 10.0}}}, "rope_parameters.full_attention = "),
+    ("bert", {"type_vocab_size": 0}, "type_vocab_size in config.json sets n_segments = 0"),
+    ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping = 0.0"),
+    ("t5", {"dense_act_fn": "gelu"}, "dense_act_fn = 'gelu' in config.json: feed_forward_proj says 'relu'"),
+    ("qwen2", {"layer_types": ["sliding_attention"] * 3}, "layer_types holds 'sliding_attention'"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "said"), NOT_SAID)
+def test_what_would_be_computed_wrongly_is_refused_by_name(name, changes, said):
+    config = config_of_theirs(name, "tied").to_dict()
+    assert isinstance(architecture_of(config), Architecture)
+    with pytest.raises(FamilyError) as refused:
+        architecture_of(config | changes)
+    assert str(refused.value).startswith(said)
