@@ -33,10 +33,11 @@ padded on the left, and beyond the context as `pellucid generate`), pipelines, `
 hidden states and attention patterns. These are not offered, and refused in a sentence: static, quantised and offloaded
 caches, a vocabulary of another size, gradient checkpointing, and tokens guessed ahead beyond the context.
 
-A folder of a class without a head (`BertModel`) opens too: its traces and hidden states can be asked for, and what needs
-probabilities says that there are none (`readout = none`). A folder without a tokenizer takes and gives ids in digits, unless
-`load(folder, tokenizer=PATH)` names one; a `vocab.txt` is read as WordPiece, with the options of `tokenizer_config.json`.
-Weights that hold NaN or infinity are refused, unless `load(folder, allow_nan=True)` asks for them.
+A folder of a class without a head (`BertModel`) opens too: its traces and hidden states can be asked for, and what
+needs probabilities says that there are none (`readout = none`). A folder without a tokenizer takes and gives ids in
+digits, unless `load(folder, tokenizer=PATH)` names one; a `vocab.txt` is read as WordPiece, with the options of
+`tokenizer_config.json`. Weights that hold NaN or infinity are refused, unless `load(folder, allow_nan=True)` asks for
+them.
 
 | family | class of transformers | words it fixes | directions | in float64 | as published |
 |---|---|---|---|---|---|

@@ -155,6 +155,11 @@ def convert(
     layout = to or ("gguf" if destination.suffix == ".gguf" else "pellucid" if theirs else "huggingface")
     goal = Goal(layout, destination.name, family, shard, weights, licence, checkpoint, compare, progress)
     goal.check()
+    if model.architecture.readout == "none" and (layout != "pellucid" or compare):
+        raise FolderError(
+            "readout = none: a model without a head has no logits to compare, and is written in the layout pellucid "
+            "alone, without a comparison (to='pellucid', compare=False; --no-compare)"
+        )
     progress("writing the weights", 0, 0)
     with aside(destination, file=layout == "gguf") as folder:
         n_bytes, parity = WRITERS[layout](model, folder, goal)

@@ -142,7 +142,7 @@ class LanguageModel(Opened):
         return weights_view(self.network, fold_norms=fold_norms, centre=centre)
 
     def verify(self, prompts: list[str] | None = None, *, progress: Callable[[str], None] | None = None) -> Report:
-        """The laws and the reference, run on this model (`pellucid.verify.verify`); on random ids without a tokenizer."""
+        """The laws and the reference, run on this model (`pellucid.verify.verify`)."""
         only_ids = isinstance(self.tokenizer, IdTokenizer) and prompts is None
         return verify(self.network if only_ids else self, prompts, progress)
 

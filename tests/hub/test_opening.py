@@ -14,6 +14,7 @@ from their_folders import write_theirs
 import pellucid
 from drawing import make_network
 from pellucid.architecture import Architecture
+from pellucid.conversion import convert
 from pellucid.generate.scoring import score_tokens
 from pellucid.hub.read import LoadWarning
 from pellucid.language_model import LanguageModel, ModelError
@@ -269,6 +270,18 @@ def test_a_body_says_why_it_gives_no_probabilities(kind, tmp_path):
             ask()
 
 
+def test_a_body_is_converted_without_a_comparison(tmp_path):
+    theirs = body_of_theirs("BertModel", tmp_path / "theirs")
+    for options in ({}, {"to": "huggingface"}, {"to": "gguf", "compare": False}):
+        with pytest.raises(ValueError, match="readout = none: a model without a head has no logits to compare"):
+            convert(tmp_path / "theirs", tmp_path / "ours", **options)
+    convert(tmp_path / "theirs", tmp_path / "ours", compare=False)
+    model, _ = opened(tmp_path / "ours")
+    tokens = torch.tensor([[5, 3, 12]])
+    with torch.no_grad():
+        assert (model.network.hidden(tokens) - theirs(tokens).last_hidden_state).abs().max() < 1e-5
+
+
 def test_a_head_that_is_missing_is_no_body(tmp_path):
     """A masked model whose head was lost is damaged: its class says that there should be one."""
     body_of_theirs("BertModel", tmp_path)
@@ -337,7 +350,6 @@ OPENED = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes on this system")
 @pytest.mark.parametrize("name", OPENED)
 def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(folder, name):
     (folder / name).unlink()
@@ -348,7 +360,6 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(folder, name):
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes on this system")
 @pytest.mark.parametrize(
     "names",
     [
@@ -377,7 +388,6 @@ def test_pipes_of_every_name_that_load_looks_for(tmp_path, folder, names):
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes on this system")
 def test_a_pipe_as_the_given_tokenizer(folder, tmp_path):
     os.mkfifo(tmp_path / "tokenizer.json")
     with pytest.raises(TokenizerError, match="regular file"):

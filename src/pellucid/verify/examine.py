@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
+from pellucid.model.embed import NoReadout, ReadoutError
 from pellucid.model.weights import state_of
 from pellucid.reference.tap import OFF
 from pellucid.text.interface import SEPARATOR, Tokenizer
@@ -64,6 +65,8 @@ def verify(
     """
     parts = Parts(model) if isinstance(model, Transformer) else model
     network, tokenizer = parts.network, parts.tokenizer
+    if network.architecture.readout == "none":
+        raise ReadoutError(NoReadout.why)
     if prompts is not None and (tokenizer is None or not prompts):
         raise ValueError("prompts need a tokenizer and at least one text: give both, or neither")
     texts = PROMPTS if prompts is None else tuple(prompts)
