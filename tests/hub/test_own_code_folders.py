@@ -159,7 +159,7 @@ def test_pipelines_write_past_the_context(small):
     model, folder = small
     write = pipeline("text-generation", model=str(folder), trust_remote_code=True, device="cpu")
     prompts = ["First Citizen:", "we"]
-    out = write(prompts, max_new_tokens=40, batch_size=2)
+    out = write(prompts, max_new_tokens=40, batch_size=2, do_sample=False)
     for prompt, found in zip(prompts, out, strict=True):
         assert found[0]["generated_text"] == prompt + model.generate(prompt, max_tokens=40, temperature=0).text
     assert len(write("we")[0]["generated_text"]) > 40
@@ -210,6 +210,20 @@ def test_labels_give_a_loss_and_every_weight_a_gradient(small):
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
     loss.backward()
     assert all(p.grad is not None for p in hf.parameters())
+
+
+def test_caches_of_every_origin_give_the_same_text(small):
+    """One of the user's own, with and without the configuration; one that is continued; a prompt read in chunks."""
+    model, folder = small
+    hf, tokens = open_auto(folder, "AutoModelForCausalLM"), torch.tensor([model.tokenizer.encode("we are")])
+    options = {"do_sample": False, "eos_token_id": None}
+    expected = hf.generate(tokens, max_new_tokens=9, **options)
+    for cache in (transformers.DynamicCache(), transformers.DynamicCache(config=hf.config)):
+        assert torch.equal(hf.generate(tokens, past_key_values=cache, max_new_tokens=9, **options), expected)
+    assert torch.equal(hf.generate(tokens, prefill_chunk_size=2, max_new_tokens=9, **options), expected)
+    begun = hf.generate(tokens, max_new_tokens=4, return_dict_in_generate=True, **options)
+    ended = hf.generate(begun.sequences, past_key_values=begun.past_key_values, max_new_tokens=5, **options)
+    assert torch.equal(ended, expected)
 
 
 def test_streams_and_patterns_are_given_where_asked_for(small):

@@ -9,6 +9,7 @@ This file needs torch and transformers. Pellucid wrote it from its own source: f
 with the equation that it computes, then the classes that transformers calls.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,7 +96,7 @@ class CacheOfSource(NoCache):
 def past_length(past: Any) -> int:
     """How many positions a cache keeps; ValueError for a kind of cache that this model cannot fill."""
     each = (past.self_attention_cache, past.cross_attention_cache) if isinstance(past, EncoderDecoderCache) else (past,)
-    if wrong := [cache for cache in each if not isinstance(cache, DynamicCache) or cache.offloading]:
+    if wrong := [cache for cache in each if not isinstance(cache, DynamicCache) or getattr(cache, "offloading", False)]:
         raise ValueError(
             f"past_key_values is a {type(wrong[0]).__name__}: this model fills a DynamicCache that is not offloaded, "
             "which is what generate makes unless cache_implementation says otherwise"
@@ -201,6 +202,20 @@ class PellucidPreTrainedModel(PreTrainedModel):
         choose_mix(self.network, "written_out" if config._attn_implementation == "eager" else "fused")
         self._tied_weights_keys = shared_parameters(self)
         self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Every further name of a shared parameter -> its first name; more than the embedding may be shared."""
+        return dict(self._tied_weights_keys)
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        """How attention is computed is chosen when a model is loaded: eager writes the pattern out, sdpa does not."""
+        return False
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """There are no experts."""
+        return False
 
     def get_input_embeddings(self) -> nn.Module:
         return self.network.embed.token
@@ -438,34 +453,45 @@ class PellucidGeneration(PellucidPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
-        next_sequence_length: int | None = None,
         past_key_values: Any = None,
-        attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         prefix_length: int | Tensor | None = None,
         prompt_length: int | None = None,
+        next_sequence_length: int | None = None,
+        cache_position: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """What the network is given at a step: where the text is longer than the context, its last part."""
+        """What the network is given at a step: the tokens that the cache does not keep, and what goes with them.
+
+        Versions of transformers say in different ways how many those are. What `forward` does not know is left out:
+        `generate` has refused what nobody knows.
+        """
+        known = inspect.signature(self.forward).parameters.keys() - {"labels"}
+        given = {name: value for name, value in kwargs.items() if name in known}
+        given |= {"past_key_values": past_key_values, "prefix_length": prefix_length}
         cached = 0 if past_key_values is None else past_length(past_key_values)
-        given = {"inputs_embeds": inputs_embeds, **kwargs}
-        own = "decoder_attention_mask" if self.config.is_encoder_decoder else "attention_mask"
-        given |= {"next_sequence_length": next_sequence_length, "past_key_values": past_key_values}
-        given["attention_mask"] = attention_mask
-        if prefix_length is not None:
-            given["prefix_length"] = prefix_length
+        n_new = next_sequence_length or (input_ids.size(1) if cache_position is None else len(cache_position))
+        part = "decoder_" if self.config.is_encoder_decoder else ""
+        if inputs_embeds is not None and not cached:
+            return given | {"inputs_embeds": inputs_embeds}
         if input_ids.size(1) > self.n_ctx and inputs_embeds is None:
-            input_ids, given = self.last_part(input_ids, given, own, cached, prompt_length)
-        theirs: Any = super()
-        return theirs.prepare_inputs_for_generation(input_ids, **given)
+            input_ids, n_new = self.last_part(input_ids, given, f"{part}attention_mask", cached, n_new, prompt_length)
+        n_new = n_new if cached else input_ids.size(1)
+        for name in ("position_ids", "token_type_ids"):
+            if (value := given.get(part + name)) is not None:
+                given[part + name] = value[..., -n_new:]
+        return given | {f"{part}input_ids": input_ids[:, -n_new:]}
 
     def last_part(
-        self, input_ids: Tensor, given: dict[str, Any], own: str, cached: int, prompt_length: int | None
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """The columns that are in some row's window, and all else that fits them; the cache is emptied where a window
-        has moved. `own` is the name of the mask of these tokens."""
-        n, n_new, mask = input_ids.size(1), given["next_sequence_length"] or 1, given.get(own)
-        if (n != prompt_length) if given.get("is_first_iteration") else n_new > 1:
+        self, input_ids: Tensor, given: dict[str, Any], own: str, cached: int, n_new: int, prompt_length: int | None
+    ) -> tuple[Tensor, int]:
+        """The columns that are in some row's window, and how many of them are not in the cache.
+
+        What is given is changed to fit them, and the cache is emptied where a window has moved. `own` is the name of
+        the mask of these tokens.
+        """
+        n, mask, past = input_ids.size(1), given.get(own), given["past_key_values"]
+        if past is not None and n_new > 1 and n != prompt_length:
             raise ValueError(
                 f"tokens were guessed ahead beyond the context of {self.n_ctx}, where the text before them is read "
                 "afresh: generate fewer tokens, or without assistant_model and prompt_lookup_num_tokens"
@@ -474,16 +500,15 @@ class PellucidGeneration(PellucidPreTrainedModel, GenerationMixin):
         prompts = lengths - n + (prompt_length or 0)
         starts = window_starts(prompts, lengths, self.n_ctx)
         moved = not cached or bool((starts != window_starts(prompts, lengths - n_new, self.n_ctx)).any())
-        if moved and cached:
-            given["past_key_values"].crop(-cached)
+        if moved and past is not None:
+            past.crop(-cached)
         first = n - lengths + starts
         cut = int(first.min())
-        read = (torch.arange(n, device=first.device) >= first[:, None])[:, cut:].long()
-        given |= {own: read, "next_sequence_length": None if moved else n_new}
+        given[own] = (torch.arange(n, device=first.device) >= first[:, None])[:, cut:].long()
         given |= {name: None for name in ("position_ids", "decoder_position_ids") if name in given}
-        if (prefix := given.get("prefix_length")) is not None:
-            given["prefix_length"] = torch.as_tensor(prefix - cut).clamp(min=0)
-        return input_ids[:, cut:], given
+        if given["prefix_length"] is not None:
+            given["prefix_length"] = torch.as_tensor(given["prefix_length"] - cut).clamp(min=0)
+        return input_ids[:, cut:], n - cut if moved else n_new
 
 
 def window_starts(prompts: Tensor, lengths: Tensor, n_ctx: int) -> Tensor:
