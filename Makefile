@@ -36,7 +36,7 @@ test: setup
 test-slow: setup
 	$(TEST) --dist loadgroup -m slow
 
-# is the code tested? make mutants ARGUMENTS="reference --count 300 --seed 0" (tests/mutants.py; half an hour for all rooms)
+# is the code tested? make mutants ARGUMENTS="reference --count 300 --seed 0" (tests/mutants.py; some minutes a room)
 mutants: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=src nice -n 15 $(BIN)/python tests/mutants.py $(ARGUMENTS)
 

@@ -1,5 +1,6 @@
 """The names table: what exists, what is selected, and why something is not there."""
 
+import dataclasses
 import re
 
 import pytest
@@ -240,11 +241,14 @@ def test_the_reason_why_a_tensor_is_absent(changes, name, reason):
 
 
 @pytest.mark.parametrize("block", ["pre", "post"])
-def test_the_points_of_the_stream_and_what_was_added_before(block):
+@pytest.mark.parametrize("encoder_block", ["pre", "post"])
+def test_the_points_of_the_stream_and_what_was_added_before(block, encoder_block):
     pair = with_encoder(A.with_fields({"block": block, "embed_norm": "norm"}))
     assert pair.encoder is not None
-    inner = {"resid_pre", "resid_mid", "resid_post"} | ({"norm_1", "norm_2"} if block == "post" else set())
-    outer = inner | {"resid_cross"} | ({"norm_cross"} if block == "post" else set())
+    pair = dataclasses.replace(pair, encoder=pair.encoder.with_fields({"block": encoder_block}))
+    inner = {"resid_pre", "resid_mid", "resid_post"} | ({"norm_1", "norm_2"} if encoder_block == "post" else set())
+    outer = {"resid_pre", "resid_mid", "resid_cross", "resid_post"}
+    outer |= {"norm_1", "norm_cross", "norm_2"} if block == "post" else set()
     points = {name for name in names(pair) if is_stream(name, pair)}
     assert points == (
         {"embed_norm", "encoder.embed_norm"}
@@ -256,3 +260,9 @@ def test_the_points_of_the_stream_and_what_was_added_before(block):
     assert writers("blocks.0.resid_pre", pair) == added[:2]
     of_encoder = [f"encoder.{name}" for name in ("embed", "pos_embed", "blocks.0.attn_out", "blocks.0.mlp_out")]
     assert writers("encoder.blocks.1.resid_pre", pair) == of_encoder
+
+
+def test_the_norm_before_attention_has_a_name_of_what_it_reads():
+    assert module_hooks(A)["blocks.i.ln1.hook_in"] == "blocks.i.resid_pre"
+    assert module_hooks(A.with_fields({"block": "post"}))["blocks.i.ln1.hook_in"] == "blocks.i.resid_mid"
+    assert "blocks.i.ln1.hook_in" not in module_hooks(A.with_fields({"norm.kind": "none"}))
