@@ -79,7 +79,7 @@ def test_the_verdict_names_who_is_ahead():
 
 
 def test_of_long_texts_a_part_is_read_and_it_says_how_much(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(yardstick, "PIECE", 100)
+    monkeypatch.setattr("pellucid.predictors.baselines.PIECE", 100)
     monkeypatch.setattr(yardstick, "COUNTED", 1000)
     monkeypatch.setattr(yardstick, "SCORED", 200)
     found = measured(train(text, out=tmp_path / "run"))

@@ -1,6 +1,7 @@
 """The one object a user holds: a network, its tokenizer, and where both come from."""
 
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,9 +38,11 @@ from pellucid.model.weights import check_finite, save_weights
 from pellucid.plan.sizing import sizing_of
 from pellucid.predictors.load import load_predictor
 from pellucid.predictors.mixed import mixed_with
+from pellucid.predictors.on_text import Progress, score_given, with_baselines
 from pellucid.predictors.train import Kind, train_predictor
 from pellucid.predictors.use import Predictor
 from pellucid.report.ending import beside, finish
+from pellucid.text.files import Reading
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizer import Tokenizer
 from pellucid.training import run as runs
@@ -113,9 +116,33 @@ class LanguageModel(Opened):
         changed = with_edits(self.network, edits)
         return LanguageModel(changed, self.tokenizer, self.provenance | {"edits": [e.to_dict() for e in edits]})
 
-    def score(self, text: str, **options: Any) -> Score:
-        """How probable `text` is, by itself or as the continuation of `prefix` (`pellucid.generate.scoring.score`)."""
-        return score(self.network, self.tokenizer, text, **options)
+    def score(
+        self,
+        text: str | os.PathLike,
+        *,
+        prefix: str = "",
+        source: str | None = None,
+        start: Literal["separator", "none"] = "separator",
+        stride: int | None = None,
+        batch: int = 8,
+        reading: Reading | None = None,
+        baselines: bool = False,
+        progress: Progress | None = None,
+    ) -> Score:
+        """How probable a text is, by itself or as the continuation of `prefix` (`pellucid.generate.scoring.score`).
+
+        text       a string; or the pathlib.Path of a file, which is read as training reads it
+        reading    how such a file is read: its field, its format, its encoding
+        baselines  also score n-grams that are counted on the training text of the run that this model is from
+        progress   is told what takes long: progress(stage, done, total)
+        """
+
+        def scored(given: str) -> Score:
+            how = {"source": source, "start": start, "stride": stride, "batch": batch}
+            return score(self.network, self.tokenizer, given, prefix=prefix, **how)  # type: ignore[arg-type]
+
+        found = score_given(scored, text, reading)
+        return with_baselines(found, self.provenance.get("folder"), self.tokenizer, progress) if baselines else found
 
     def mixed_with(self, other: Predictor, weight: float = 0.5) -> Predictor:
         """This model's probabilities by `weight` and an n-gram's by the rest (`pellucid.predictors.mixed`)."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pellucid.architecture import count_parameters
-from pellucid.predictors.baselines import Baseline, baseline, baselines
+from pellucid.predictors.baselines import COUNTED, Baseline, as_part, baseline, baselines, rows_of, spread
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.repeats import Repeats, repeats
 from pellucid.text.pair_tokens import PairTokens
@@ -22,10 +22,8 @@ from pellucid.training.recipe import Recipe
 from pellucid.training.run import Run
 
 FILE = "yardstick.json"
-#: training tokens that are counted, and held-out tokens that are scored, at most: seconds, and under 1 GiB
-COUNTED, SCORED = 1 << 22, 1 << 20
-#: tokens that are read side by side where not all are read
-PIECE = 1 << 14
+#: held-out tokens that are scored at most
+SCORED = 1 << 20
 #: the share of held-out windows in the training text from which the loss says less than it seems to
 REPEATED = 0.01
 #: the share of unknown held-out tokens from which bits per byte mislead
@@ -88,7 +86,7 @@ def measure(recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], obje
     Costs seconds whatever the size of the text: of long ones a part is read, evenly spread, and `reach` says how much.
     """
     began = time.monotonic()
-    train, held_out = (_as_part(tokens, name) for name in ("train", "held_out"))
+    train, held_out = (as_part(tokens, name) for name in ("train", "held_out"))
     masked, pairs = recipe.train.objective == "masked", isinstance(tokens, PairTokens)
     separator = tokens.separator if pairs or recipe.text.inside_documents == "yes" else None
     text = spread(held_out, SCORED)
@@ -100,7 +98,7 @@ def measure(recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], obje
     )
     again = repeats(train, held_out, poll)
     passes = recipe.n_steps * recipe.tokens_per_step / len(train)
-    own = unigram_of(counted, train, tokens.n_vocab)
+    own = unigram_of(counted, train, tokens.n_vocab, poll)
     lost = tokens.manifest["parts"]["held_out"]["unknown"] / len(held_out)
     warnings = [
         *warn_of_unknown(lost),
@@ -146,9 +144,9 @@ def warn_of_repeats(found: Repeats) -> list[str]:
     ]
 
 
-def unigram_of(counted: np.ndarray, part: Part, n_vocab: int) -> float:
+def unigram_of(counted: np.ndarray, part: Part, n_vocab: int, poll: Callable[[], object] = lambda: None) -> float:
     """Bits per byte that a unigram needs of the ids it is counted on, which are of this part."""
-    nats = -float(NGram.train(counted, n_vocab, 1).log_probs(counted).mean())
+    nats = -float(NGram.train(counted, n_vocab, 1, poll=poll).log_probs(counted, poll).mean())
     return baseline("", nats, part).bits_per_byte
 
 
@@ -184,14 +182,6 @@ def warn_of_too_few(recipe: Recipe, passes: float, train: Part, bits_per_byte: f
     return []
 
 
-def spread(part: Part, limit: int) -> np.ndarray:
-    """All ids of a part, or about `limit` of them, in pieces evenly spread over it."""
-    if len(part) <= limit:
-        return part.read(0, len(part))
-    starts = np.linspace(0, len(part) - PIECE, max(1, limit // PIECE)).astype(np.int64)
-    return np.concatenate([part.read(int(start), int(start) + PIECE) for start in starts])
-
-
 def read_yardstick(run: Path) -> Yardstick | None:
     """The yardstick in a run's folder; None for a run that has none, or one that cannot be understood."""
     if not (run / FILE).exists():
@@ -208,12 +198,7 @@ def table(run: Run) -> list[str]:
     if found is None or run.held_out_loss is None or run.bits_per_byte is None:
         return []
     rows = [*found.predictors, Baseline(f"this model, step {run.step:,}", run.held_out_loss, run.bits_per_byte)]
-    width = max(len(row.name) for row in rows)
-    return [
-        f"{'held-out text':<{width}}  {'nats/token':>10}  {'bits/byte':>9}",
-        *(f"{row.name:<{width}}  {row.nats_per_token:>10.4f}  {row.bits_per_byte:>9.4f}" for row in rows),
-        verdict(found, run.bits_per_byte),
-    ]
+    return [*rows_of("held-out text", rows), verdict(found, run.bits_per_byte)]
 
 
 def verdict(found: Yardstick, bits_per_byte: float) -> str:
@@ -226,11 +211,3 @@ def verdict(found: Yardstick, bits_per_byte: float) -> str:
 
 def _of(some: int, everything: int) -> str:
     return f"all {everything:,}" if some == everything else f"{some:,} of {everything:,}"
-
-
-def _as_part(tokens: Tokens | PairTokens, name: str) -> Part:
-    """A part as one row of ids; of pairs, the targets."""
-    if isinstance(tokens, Tokens):
-        return tokens.part(name)
-    side = tokens.part(name).target
-    return Part.from_ids(side.ids, tokens.n_vocab, side.starts[:-1], side.n_bytes)

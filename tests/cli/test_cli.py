@@ -125,7 +125,7 @@ def test_one_text_is_scored_by_what_can(trained, tmp_path, capsys):
         (tmp_path / "two").mkdir(exist_ok=True)
         (tmp_path / "two" / name).write_text("to be, or not to be, that is the question: " * 9)
     assert cli.main(["score", str(trained), str(tmp_path / "two")]) == 2
-    assert "holds 2 documents" in capsys.readouterr().err
+    assert "is a folder of 2 files" in capsys.readouterr().err
     assert cli.main(["score", str(trained), str(tmp_path / "two" / "a.txt"), "--stride", "5"]) == 0
     counted = [str(tmp_path / "two"), "--predictor", "ngram", "--tokenizer", "byte", "--out", str(tmp_path / "ngram")]
     assert cli.main(["train", *counted]) == 0

@@ -7,12 +7,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Engine
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from drawing import make_network
 from pellucid.architecture import Architecture, Attention
 from pellucid.generate import GenerationError, ScoringError, score, score_continuation, score_tokens
 from pellucid.generate.scoring import lay_windows
 from pellucid.model import Transformer
+from pellucid.text.external import ExternalTokenizer
 from pellucid.text.tokenizer import ByteTokenizer, CharTokenizer, train_tokenizer
 
 BYTES = ByteTokenizer()
@@ -179,3 +182,84 @@ def test_a_prefix_that_a_window_has_left_behind_is_a_shorter_prefix():
         row = direct(network, ids[begin : begin + 7], 1, mask)
         expected += [row[t - begin - 1] for t in targets]
     assert np.allclose(found, expected, atol=1e-12)
+
+
+# What a text's bytes are, whatever the tokenizer makes of them ------------------------------------
+
+WORDS = train_tokenizer("word", ["to be, or not to be: "] * 3, 12)
+
+
+def wordpiece() -> ExternalTokenizer:
+    """As BERT has it: lower case, no accents, one id for every word that it lacks."""
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = [*names, "to", "be", "or", "not", "naive", "##s", ",", "cafe"]
+    engine = Engine(models.WordPiece({name: i for i, name in enumerate(vocabulary)}, unk_token="[UNK]"))
+    engine.normalizer, engine.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    engine.add_special_tokens(names)
+    return ExternalTokenizer(engine.to_str())
+
+
+@given(st.lists(st.sampled_from([*"tobernoq ,\n\u0301\u00e9\u65e5\U0001f642", "to", " be"]), min_size=1).map("".join))
+def test_pieces_are_the_texts_own_bytes_also_where_words_are_unknown(text):
+    for tokenizer in (WORDS, wordpiece(), BPE, CharTokenizer("tobe ")):
+        ids = tokenizer.encode(text)
+        pieces = tokenizer.pieces_of(text, ids)
+        assert len(pieces) == len(ids)
+        assert b"".join(pieces) == (text.encode() if ids else b"")
+
+
+def test_an_unknown_word_is_scored_and_its_bytes_are_said_not_to_compare():
+    """It failed with "the tokenizer changes this text before encoding it"."""
+    text = "to be zephyrous, or not\n"
+    result = score(uniform_network(WORDS.n_vocab), WORDS, text)
+    assert result.pieces == [b"to", b" be", b" zephyrous", b",", b" or", b" not", b"\n"]
+    assert result.ids.count(WORDS.unknown) == 2  # the newline is unknown too
+    assert result.n_bytes == len(text)
+    assert result.why_not_comparable.startswith("2 of 7 tokens are unknown words: which words is never predicted")
+    assert result.n_words == 5
+    assert result.perplexity_per_word == pytest.approx(WORDS.n_vocab ** (7 / 5), rel=1e-12)
+    assert not score(uniform_network(WORDS.n_vocab), WORDS, "to be, or not").why_not_comparable
+
+
+def test_only_what_is_scored_decides_whether_bytes_compare():
+    network = uniform_network(WORDS.n_vocab)
+    assert not score(network, WORDS, " to be", prefix="zephyrous").why_not_comparable
+    one = score(network, WORDS, " zephyrous be", prefix="to")
+    assert one.why_not_comparable.startswith("1 of 2 tokens is an unknown word: which word is never predicted, and its")
+    characters = CharTokenizer("tobe ")
+    assert score(uniform_network(7), characters, "to xx").why_not_comparable.startswith(
+        "2 of 5 tokens are unknown char"
+    )
+
+
+def test_a_tokenizer_that_changes_the_text_is_scored_and_says_so():
+    """Accents and capitals are lost, so that the ids do not spell the text; one word is unknown as a whole."""
+    tokenizer = wordpiece()
+    network = uniform_network(tokenizer.n_vocab)
+    changed = score(network, tokenizer, "To be,  Na\u00efves caf\u00e9")
+    assert changed.pieces == [b"To ", b"be", b",  ", "Na\u00efve".encode(), b"s ", "caf\u00e9".encode()]
+    assert changed.why_not_comparable.startswith("the tokenizer changes the text before it encodes it")
+    unknown = score(network, tokenizer, "to zephyr be")
+    assert unknown.pieces == [b"to ", b"zephyr ", b"be"]
+    assert unknown.why_not_comparable.startswith("1 of 3 tokens is an unknown")
+
+
+def test_a_blank_before_every_text_is_no_byte_of_it():
+    """As SentencePiece puts it there: the text itself is spelled, and its bytes compare."""
+    vocabulary = ["<unk>", "</s>", "\u2581", "\u2581a", "b", "a"]
+    engine = Engine(models.Unigram([(name, -float(i)) for i, name in enumerate(vocabulary)], unk_id=0))
+    engine.pre_tokenizer = pre_tokenizers.Metaspace()
+    engine.decoder = decoders.Metaspace()
+    engine.add_special_tokens(["</s>"])
+    tokenizer = ExternalTokenizer(engine.to_str())
+    for text in ("ab a", " ab", "  a"):
+        result = score(uniform_network(tokenizer.n_vocab), tokenizer, text)
+        assert b"".join(result.pieces) == text.encode()
+        assert not result.why_not_comparable
+
+
+def test_words_are_what_white_space_divides():
+    result = score(uniform_network(257), BYTES, " to  be\nor ")
+    assert (result.n_words, result.n_bytes) == (3, 11)
+    assert result.perplexity_per_word == pytest.approx(257 ** (11 / 3), rel=1e-12)
+    assert score(uniform_network(257), BYTES, " \n ").perplexity_per_word == math.inf

@@ -4,6 +4,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction
@@ -18,6 +19,7 @@ from pellucid.cli.options import (
     SHARE,
     CheckpointOptions,
     Expected,
+    FileOptions,
     MixOptions,
     OptionError,
     above,
@@ -156,7 +158,7 @@ def write(loaded: Any, prompt: str, output: GeneratedOptions, options: dict[str,
 
 
 @dataclass(frozen=True)
-class ScoredTextOptions:
+class ScoredTextOptions(FileOptions):
     """How the text is read."""
 
     prefix: Annotated[str, option("TEXT")] = ""
@@ -173,6 +175,8 @@ class ScoredOptions:
 
     per_token: Annotated[bool, option()] = False
     """Print every token with its surprisal in bits."""
+    baselines: Annotated[bool, option()] = False
+    """Print what n-grams, counted on the run's training text, make of this text."""
 
 
 @command
@@ -192,48 +196,68 @@ def score(
 
     Examples:
         pellucid score runs/my_texts chapter.txt
-        pellucid score runs/my_texts chapter.txt --per-token --checkpoint last
+        pellucid score runs/my_texts chapter.txt --baselines
     """
+    check_run_for_baselines(model, output)
     loaded = mixed_from(model, model_options)
 
     from pellucid.images.run import ImageModel
 
     if isinstance(loaded, ImageModel):
+        if wrong := [name for name, value in {**vars(input), **vars(output)}.items() if value]:
+            raise OptionError(f"--{wrong[0].replace('_', '-')} goes with a text, and {model} classifies images")
         found = loaded.score_file(file)
         print(f"images    {found.n:,}\naccuracy  {found.accuracy:.4f}\nloss      {found.loss:.4f} nats per image")
         return OK
-    text = sys.stdin.read() if file == "-" else only_text(file)
     given = {"stride": input.stride, "source": input.source}
     given = {name: value for name, value in given.items() if value is not None}
     if given:  # a predictor reads a fixed context and has no windows to move
         transformer_of(loaded, model)
-    options = {"prefix": input.prefix} | given
-    with progress_on_stderr("scoring"):
-        found = loaded.score(text, **options)
+    options: dict[str, Any] = {"prefix": input.prefix, "baselines": output.baselines} | given
+    typed = file == "-" and sys.stdin is not None and sys.stdin.isatty()
+    text = sys.stdin.read() if typed else Path(file)
+    options |= {} if typed else {"reading": input.reading()}
+    with progress_on_stderr("scoring") as progress:
+        found = loaded.score(text, progress=progress, **options)
+    print_score(found, output)
+    return OK
+
+
+def check_run_for_baselines(model: str, output: ScoredOptions) -> None:
+    """Refuse to count n-grams where there is no training text, before anything is loaded."""
+    if output.baselines and not (Path(model) / "recipe.json").exists():
+        raise OptionError(f"--baselines counts n-grams of a run's training text, and {model} is no run: leave it out")
+
+
+def _short(number: float) -> str:
+    return f"{number:.3f}" if number < 1e6 else f"{number:.3e}"
+
+
+def print_score(found: Any, output: ScoredOptions) -> None:
+    """What is known of a text, on standard output; what its reader should know of the file, on standard error."""
+    from pellucid.text.pieces import counted
+
+    for note in found.notes:
+        print(note, file=sys.stderr)
     if output.per_token:
         print("bits\ttoken")
         for piece, bits in zip(found.pieces, found.surprisal_bits, strict=True):
             print(f"{bits:.3f}\t{piece.decode(errors='backslashreplace')!r}")
+    why = f" (not comparable: {found.why_not_comparable})" if found.why_not_comparable else ""
     print(
-        f"log-probability  {found.log_prob:.4f} nats over {found.n_tokens:,} tokens, {found.n_bytes:,} bytes\n"
+        f"log-probability  {found.log_prob:.4f} nats over {counted(found.n_tokens, 'token')}, "
+        f"{counted(found.n_bytes, 'byte')}\n"
+        f"counted          {found.counted}\n"
         f"loss             {found.loss:.4f} nats per token ({found.bits_per_token:.4f} bits)\n"
-        f"perplexity       {found.perplexity:.3f} per token\n"
-        f"bits per byte    {found.bits_per_byte:.4f}"
+        f"perplexity       {found.perplexity:.3f} per token, {_short(found.perplexity_per_word)} per word "
+        f"({counted(found.n_words, 'word')}, divided at white space)\n"
+        f"bits per byte    {found.bits_per_byte:.4f}{why}"
     )
-    return OK
+    if found.baselines:
+        from pellucid.predictors.baselines import rows_of
 
-
-def only_text(file: str) -> str:
-    """The text of a file that holds one document."""
-    from pellucid.text.documents import DocumentError, read_corpus
-
-    corpus = read_corpus(file)
-    if len(corpus.documents) > 1:
-        raise DocumentError(
-            f"{file} holds {len(corpus.documents):,} documents, and one text is scored: name the file of one, or "
-            "pipe one in"
-        )
-    return "".join(corpus.texts())
+        rows = [*found.baselines, ("this model", found.loss, found.bits_per_byte)]
+        print("\n".join(rows_of("this text", rows)))
 
 
 @command

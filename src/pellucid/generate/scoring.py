@@ -25,7 +25,7 @@ from pellucid.model.mask import prefix_mask
 from pellucid.model.shapes import Encoded, SourceVisible, Tokens, Visible
 from pellucid.model.transformer import Encoder
 from pellucid.text.ids import IdTokenizer
-from pellucid.text.tokenizer import Tokenizer
+from pellucid.text.tokenizer import Tokenizer, TokenizerError
 
 #: at most this many logits exist at a time, unless told otherwise: 64 MiB in float32
 CHUNK = 2**24
@@ -43,12 +43,24 @@ class Score:
     pieces       the bytes of each in the text that was given
     log_probs    float64 [len(ids)], nats: log P(token | everything before it that its window holds)
     n_context    tokens that were read and not scored: separator, prefix, or a first token given nothing
+    context      these tokens
+    why_not_comparable   why bits per byte do not compare with those of another tokenizer; "" where they do
+    counted      which bytes were counted, in words: those of the text that was given, or of a file
+    n_replaced_bytes     bytes that the file has fewer than the text, in which U+FFFD stands for what is not UTF-8
+    notes        what should be known of how the file was read, in whole sentences
+    baselines    where asked for, names of n-grams with their nats per token and bits per byte of the same tokens
     """
 
     ids: list[int]
     pieces: list[bytes]
     log_probs: np.ndarray
     n_context: int
+    context: tuple[int, ...] = ()
+    why_not_comparable: str = ""
+    counted: str = "the bytes of the text in UTF-8"
+    n_replaced_bytes: int = 0
+    notes: tuple[str, ...] = ()
+    baselines: tuple[tuple[str, float, float], ...] = ()
 
     @property
     def log_prob(self) -> float:
@@ -71,8 +83,13 @@ class Score:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of UTF-8 that the scored tokens stand for in the text."""
-        return sum(map(len, self.pieces))
+        """Bytes that the scored tokens stand for; what is not UTF-8 in a file counts as the bytes that it was."""
+        return sum(map(len, self.pieces)) - self.n_replaced_bytes
+
+    @property
+    def n_words(self) -> int:
+        """Words of the scored text: what stands between white space."""
+        return len(b"".join(self.pieces).decode("utf-8", "replace").split())
 
     @property
     def loss(self) -> float:
@@ -82,7 +99,12 @@ class Score:
     @property
     def perplexity(self) -> float:
         """exp of the nats per token; inf where that is beyond the numbers."""
-        return math.exp(self.loss) if self.loss < 709 else math.inf
+        return _exp(self.loss)
+
+    @property
+    def perplexity_per_word(self) -> float:
+        """exp of the nats per word, whatever the tokens are; inf for a text without words."""
+        return _exp(-self.log_prob / self.n_words) if self.n_words else math.inf
 
     @property
     def bits_per_token(self) -> float:
@@ -90,8 +112,12 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits of all scored tokens over their bytes: comparable between tokenizers."""
+        """Bits of all scored tokens over their bytes: comparable between tokenizers but for `why_not_comparable`."""
         return -self.log_prob / math.log(2) / self.n_bytes
+
+
+def _exp(nats: float) -> float:
+    return math.exp(nats) if nats < 709 else math.inf
 
 
 def score(
@@ -178,8 +204,9 @@ def _score(
     n_prefix = len(lead) + border if border else 0
     read = None if source is None else encode_source(tokenizer, source)
     log_probs = score_tokens(network, given, first=first, n_prefix=n_prefix, source=read, stride=stride, batch=batch)
-    pieces = token_pieces(tokenizer, text, ids)
-    return Score(list(given[first:]), pieces[first - len(lead) :], log_probs, first)
+    border = first - len(lead)
+    pieces, why = token_pieces(tokenizer, text, ids)[border:], why_not_comparable(tokenizer, text, ids, border)
+    return Score(list(given[first:]), pieces, log_probs, first, tuple(given[:first]), why)
 
 
 def score_tokens(
@@ -283,24 +310,27 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 
 def token_pieces(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[bytes]:
-    """The bytes that each token stands for in `text`; together they are the text's own.
+    """The bytes that each token stands for in `text`; together they are the text's own (`Tokenizer.pieces_of`)."""
+    try:
+        return tokenizer.pieces_of(text, ids)
+    except TokenizerError as error:
+        raise ScoringError(str(error)) from None
 
-    An unknown character's id says nothing of its bytes: the character is looked up in the text.
-    """
+
+def why_not_comparable(tokenizer: Tokenizer, text: str, ids: Sequence[int], border: int = 0) -> str:
+    """Why bits per byte of `ids[border:]` do not compare with those of another tokenizer, "" where they do."""
     if isinstance(tokenizer, IdTokenizer):
-        return tokenizer.pieces(text)
-    data, pieces, at = text.encode("utf-8"), [], 0
-    for token in ids:
-        piece = tokenizer.token_bytes(token)
-        if token == tokenizer.unknown:
-            piece = data[at : at + _character_length(data[at])]
-        pieces.append(piece)
-        at += len(piece)
-    if b"".join(pieces) != data:
-        raise ScoringError("the tokenizer changes this text before encoding it, so its bytes cannot be counted")
-    return pieces
-
-
-def _character_length(lead: int) -> int:
-    """Bytes of the UTF-8 character that begins with this byte."""
-    return 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+        return "the text is ids in decimal digits, whose bytes are those of no text"
+    unknown = sum(token == tokenizer.unknown for token in ids[border:])
+    if unknown:
+        one = unknown == 1
+        are, what, their = (
+            ("is an", tokenizer.units.removesuffix("s"), "its") if one else ("are", tokenizer.units, "their")
+        )
+        return (
+            f"{unknown:,} of {len(ids) - border:,} tokens {are} unknown {what}: which {what} is never predicted, and "
+            f"{their} bytes are counted all the same"
+        )
+    if not tokenizer.lossless and tokenizer.spelled_by(text, ids) is None:
+        return "the tokenizer changes the text before it encodes it, and what it changes is never predicted"
+    return ""

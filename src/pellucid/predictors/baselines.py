@@ -1,14 +1,20 @@
 """What counting alone makes of the held-out text, from nothing to four tokens of context."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from pellucid.predictors.ngram import NGram
+from pellucid.text.pair_tokens import PairTokens
+from pellucid.text.tokens import Part, Tokens
 
 ORDERS = {1: "unigram", 2: "bigram", 3: "trigram", 5: "5-gram"}
+#: training tokens that are counted at most: seconds, and under 1 GiB
+COUNTED = 1 << 22
+#: tokens that are read side by side where not all are read
+PIECE = 1 << 14
 
 
 class Sized(Protocol):
@@ -35,11 +41,12 @@ def baselines(
     *,
     longest: int = 5,
     separator: int | None = None,
+    first: int = 1,
     poll: Callable[[], object] = lambda: None,
 ) -> list[Baseline]:
     """Uniform, and n-grams of 1, 2, 3 and 5 tokens (interpolated modified Kneser-Ney) counted on `train`.
 
-    train, held_out  ids, int64 [n]; every token of the second but its first is scored
+    train, held_out  ids, int64 [n]; every token of the second from `first` on is scored, given those before it
     part             that those are from, whose tokens per byte turn nats per token into bits per byte
     longest          orders above this one are left out, and those that `train` is too short for
     separator        given: contexts do not reach across it
@@ -50,10 +57,35 @@ def baselines(
         if order <= min(longest, len(train)):
             poll()
             predictor = NGram.train(train, n_vocab, order, separator=separator, poll=poll)
-            found.append(baseline(name, -float(predictor.log_probs(held_out, poll).mean()), part))
+            found.append(baseline(name, -float(predictor.log_probs(held_out, poll)[first - 1 :].mean()), part))
     return found
+
+
+def spread(part: Part, limit: int) -> np.ndarray:
+    """All ids of a part, or about `limit` of them, in pieces evenly spread over it."""
+    if len(part) <= limit:
+        return part.read(0, len(part))
+    starts = np.linspace(0, len(part) - PIECE, max(1, limit // PIECE)).astype(np.int64)
+    return np.concatenate([part.read(int(start), int(start) + PIECE) for start in starts])
+
+
+def as_part(tokens: Tokens | PairTokens, name: str) -> Part:
+    """A part of a run's tokens as one row of ids; of pairs, the targets."""
+    if isinstance(tokens, Tokens):
+        return tokens.part(name)
+    side = tokens.part(name).target
+    return Part.from_ids(side.ids, tokens.n_vocab, side.starts[:-1], side.n_bytes)
 
 
 def baseline(name: str, nats: float, part: Sized) -> Baseline:
     """Nats per token, and the bits per byte of the original text that they come to."""
     return Baseline(name, nats, nats / math.log(2) * len(part) / part.n_bytes)
+
+
+def rows_of(title: str, rows: Sequence[tuple[str, float, float]]) -> list[str]:
+    """Predictors with what they need of a text, as the lines of a table."""
+    width = max(len(title), *(len(name) for name, *_ in rows))
+    return [
+        f"{title:<{width}}  {'nats/token':>10}  {'bits/byte':>9}",
+        *(f"{name:<{width}}  {nats:>10.4f}  {bits:>9.4f}" for name, nats, bits in rows),
+    ]

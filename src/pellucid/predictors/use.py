@@ -1,5 +1,6 @@
 """A trained predictor with its tokenizer: texts go in, texts and probabilities come out."""
 
+import os
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from pellucid.generate.decode import Decoding
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.reading import Row
 from pellucid.generate.sampling import Sampling
-from pellucid.generate.scoring import Score, ScoringError, token_pieces
+from pellucid.generate.scoring import Score, ScoringError, token_pieces, why_not_comparable
 from pellucid.generate.text import Generated, Piece, Writer, pieces
+from pellucid.predictors.on_text import Progress, score_given, with_baselines
+from pellucid.text.files import Reading
 from pellucid.text.tokenizer import Tokenizer
 
 
@@ -72,8 +75,26 @@ class Predictor:
         writers = [Writer(r, texts[r.prompt], encoded[r.prompt], self.tokenizer, stops) for r in decoding.rows]
         return pieces(decoding, writers)
 
-    def score(self, text: str, *, prefix: str = "") -> Score:
-        """How probable `text` is, by itself or after `prefix`, the separator being read first.
+    def score(
+        self,
+        text: str | os.PathLike,
+        *,
+        prefix: str = "",
+        reading: Reading | None = None,
+        baselines: bool = False,
+        progress: Progress | None = None,
+    ) -> Score:
+        """How probable a text, or the text of a file, is, by itself or after `prefix`, the separator being read first.
+
+        `reading` says how a file is read, `baselines` adds what n-grams counted on the run's training text make of it
+        (`pellucid.predictors.on_text`). Raises ScoringError where there is nothing to score, or maximum likelihood says
+        nothing about a token.
+        """
+        found = score_given(lambda given: self._score(given, prefix), text, reading)
+        return with_baselines(found, self.provenance.get("folder"), self.tokenizer, progress) if baselines else found
+
+    def _score(self, text: str, prefix: str) -> Score:
+        """The score of a text after a prefix.
 
         The border between prefix and text is drawn as `pellucid.generate.score_continuation` draws it.
         Raises ScoringError where there is nothing to score, or maximum likelihood says nothing about a token.
@@ -89,7 +110,9 @@ class Predictor:
                 f"token {border + int(np.isnan(log_probs).argmax())} of the text stands in a context that was never "
                 "seen, and maximum likelihood says nothing about it: train a smoothed predictor"
             )
-        return Score(ids[border:], token_pieces(self.tokenizer, whole, ids)[border:], log_probs, 1 + border)
+        pieces = token_pieces(self.tokenizer, whole, ids)[border:]
+        why = why_not_comparable(self.tokenizer, whole, ids, border)
+        return Score(ids[border:], pieces, log_probs, 1 + border, tuple(given[: 1 + border].tolist()), why)
 
     def log_probs(self, ids: np.ndarray) -> np.ndarray:
         """log P of each token after the first given those before it, nats, float64 [len(ids) - 1]."""

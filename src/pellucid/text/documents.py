@@ -30,7 +30,7 @@ from pellucid.text.files import (
 )
 from pellucid.text.formats import ROWS
 from pellucid.text.opening import Origin
-from pellucid.text.pieces import ChangedError, DocumentError, Piece
+from pellucid.text.pieces import ChangedError, DocumentError, Piece, counted
 from pellucid.text.scan import Document, Documents, Source, as_counted, changed, documents_of, scan, use_up, why_not
 
 __all__ = ["Corpus", "Document", "DocumentError", "Reading", "Skipped", "Source", "bundled", "read_corpus"]
@@ -71,14 +71,13 @@ class Corpus:
         """What whoever named the input should know of how it was read, in whole sentences."""
         found = []
         if bad := len(self.unreadable):
-            found.append(
-                f"{bad:,} {'file that cannot be read was' if bad == 1 else 'files that cannot be read were'} left out"
-            )
+            found.append(f"{counted(bad, 'file')} that cannot be read {'was' if bad == 1 else 'were'} left out")
         if self.replaced:
             files = [source for source in self.sources if source.replaced]
+            are, first = ("is", "") if self.replaced == 1 else ("are", "the first ")
             found.append(
-                f"{self.replaced:,} sequences of bytes are not UTF-8 and became U+FFFD, in {len(files):,} of the "
-                f"files, the first in {files[0].path} at {files[0].first_replaced}; where files are in another "
+                f"{counted(self.replaced, 'sequence')} of bytes {are} not UTF-8 and became U+FFFD, in {len(files):,} "
+                f"of the files, {first}in {files[0].path} at {files[0].first_replaced}; where files are in another "
                 "encoding, say which: --encoding latin-1"
             )
         if self.reading.field and not bad and not any(origin.format in ROWS for origin in self.documents.origins):

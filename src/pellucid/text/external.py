@@ -85,6 +85,9 @@ class ExternalTokenizer(Tokenizer):
         encoded = _guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
 
+    def _spans(self, text: str) -> list[tuple[int, int]]:
+        return _guarded(self._engine.encode, text, add_special_tokens=False).offsets
+
     def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
         # there are no borders at which any of these may be cut
         return iter(["".join(pieces)])

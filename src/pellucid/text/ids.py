@@ -55,7 +55,7 @@ class IdTokenizer(Tokenizer):
             ids.append(int(word))
         return ids
 
-    def pieces(self, text: str) -> list[bytes]:
+    def pieces_of(self, text: str, ids: Sequence[int]) -> list[bytes]:
         """The part of the text that each id is, with the white space before it, the last with what follows too."""
         return [piece.encode() for piece in re.findall(r"\s*\S+(?:\s+$)?", text)]
 

@@ -190,6 +190,49 @@ class Tokenizer(abc.ABC):
             )
         return sum(len(self.token_bytes(i)) for i in listed)
 
+    def pieces_of(self, text: str, ids: Sequence[int]) -> list[bytes]:
+        """The bytes of `text` that each of its `ids` stands for; together they are the text's own.
+
+        Where the ids do not spell the text (an unknown word, a tokenizer that changes the text before it cuts it), an
+        id stands for what it was made from. Raises TokenizerError where nothing says what that is.
+        """
+        if (pieces := self.spelled_by(text, ids)) is not None:
+            return pieces
+        spans = self._spans(text)
+        if spans is None or len(spans) != len(ids):
+            raise TokenizerError(
+                "the tokenizer changes this text before encoding it and does not say what each of its ids was made "
+                "from, so that their bytes cannot be counted"
+            )
+        # what stands between two spans, a space that is left out, belongs to the earlier one
+        starts = np.maximum.accumulate([0, *(start for start, _ in spans[1:])]).tolist() if ids else []
+        return [text[a:b].encode() for a, b in itertools.pairwise([*starts, len(text)])] if ids else []
+
+    def spelled_by(self, text: str, ids: Sequence[int]) -> list[bytes] | None:
+        """The bytes of each id, where together they are `text`; None where they are not.
+
+        An unknown character's id says nothing of its bytes: the character is looked up in the text. A blank that the
+        tokenizer of another project puts before every text is no part of it.
+        """
+        data = text.encode("utf-8")
+        if b"".join(pieces := self._spelled(data, ids)) == data:
+            return pieces
+        if self.lossless or b"".join(pieces := self._spelled(b" " + data, ids)) != b" " + data:
+            return None
+        return [pieces[0].removeprefix(b" "), *pieces[1:]]
+
+    def _spelled(self, data: bytes, ids: Sequence[int]) -> list[bytes]:
+        pieces, at = [], 0
+        for token in ids:
+            known = token != self.unknown or at >= len(data)
+            pieces.append(self.token_bytes(token) if known else data[at : at + _character_length(data[at])])
+            at += len(pieces[-1])
+        return pieces
+
+    def _spans(self, text: str) -> list[tuple[int, int]] | None:
+        """The characters of `text` that each of its ids was made from; None where that is not known."""
+        return None
+
     def stream(self) -> "Stream":
         """A decoder for ids that arrive one at a time."""
         return Stream(self)
@@ -209,6 +252,11 @@ class Stream:
     def finish(self) -> str:
         """What is left: U+FFFD for a character that was never completed."""
         return self._decoder.decode(b"", final=True)
+
+
+def _character_length(lead: int) -> int:
+    """Bytes of the UTF-8 character that begins with this byte."""
+    return 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
 
 
 def check_special(tokenizer: "Tokenizer", names: Sequence[str]) -> None:

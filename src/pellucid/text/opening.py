@@ -139,6 +139,14 @@ def extra(module: str, name: str) -> Any:
         raise DocumentError(f"{name} cannot be read without {package}: pip install 'pellucid[data]'") from None
 
 
+def encoding_of(stream: BinaryIO, origin: Origin) -> str:
+    """The encoding that a byte order mark at the stream's beginning names, or else the origin's; utf-8-sig: UTF-8 with
+    a mark."""
+    head = stream.read(4)
+    marked = next((name for mark, name in MARKS if head.startswith(mark)), origin.encoding)
+    return "utf-8-sig" if head.startswith(codecs.BOM_UTF8) else marked
+
+
 def as_utf8(stream: BinaryIO, origin: Origin, errors: str = "strict") -> BinaryIO:
     """The stream with its byte order mark dropped and in UTF-8, whatever encoding the mark or the origin names.
 

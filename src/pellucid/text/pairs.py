@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from pellucid.text.files import Found, Reading, Skipped, Unreadable, find_files, leave_out, refuse_or_skip
-from pellucid.text.pieces import DocumentError
+from pellucid.text.pieces import DocumentError, counted
 from pellucid.text.scan import Source
-from pellucid.text.split import PARTS, counted
+from pellucid.text.split import PARTS
 
 #: lines read between two reports
 TOGETHER = 4096

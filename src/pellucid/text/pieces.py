@@ -21,6 +21,11 @@ class ChangedError(DocumentError):
     """A file that was written to, or removed, while it was being read: waiting helps, leaving it out does not."""
 
 
+def counted(n: int, what: str) -> str:
+    """A number of things in words: 1 document, 2 documents."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
 class Piece(NamedTuple):
     """Part of a document: its text, the bytes of the file it stands for, and how many sequences were not UTF-8.
 

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 
 from pellucid.text.documents import Corpus
-from pellucid.text.pieces import DocumentError, Piece
+from pellucid.text.pieces import DocumentError, Piece, counted
 from pellucid.text.scan import Documents
 
 PARTS = ("train", "held_out")
@@ -156,11 +156,6 @@ def _note(split: Split, asked: Rule, chosen: np.ndarray, whole: np.ndarray) -> s
         f"{n_chosen:,} of {n:,} documents are held out, {reached_for}, among these the last {share} of {others} too "
         "large or too few of a script to be held out whole"
     )
-
-
-def counted(n: int, what: str) -> str:
-    """A number of things in words: 1 document, 2 documents."""
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 # How documents are chosen: which are held out whole, and which are not cut, bool [documents] each --------

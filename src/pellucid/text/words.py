@@ -62,6 +62,9 @@ class WordTokenizer(Tokenizer):
         encoded = self._engine.encode_batch_fast(texts, add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
 
+    def _spans(self, text: str) -> list[tuple[int, int]]:
+        return [span for _, span in _divider().pre_tokenize_str(text)]
+
     def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
         return cut_at_borders(pieces)
 

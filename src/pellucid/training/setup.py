@@ -19,8 +19,9 @@ from pellucid.presets import with_vocabulary
 from pellucid.text.documents import Corpus
 from pellucid.text.pair_tokens import PairTokens, encode_pairs
 from pellucid.text.pairs import Pairs, PairSplit, split_pairs
+from pellucid.text.pieces import counted
 from pellucid.text.preparation import prepare
-from pellucid.text.split import Split, counted, split_corpus
+from pellucid.text.split import Split, split_corpus
 from pellucid.text.tokenizer import LEARNED, Kind, Tokenizer, TokenizerError, load_tokenizer, train_tokenizer
 from pellucid.text.tokens import Tokens
 from pellucid.training import resolve

@@ -9,7 +9,7 @@ from pellucid.text.files import Reading, Skipped
 from pellucid.text.interface import Tokenizer
 from pellucid.text.pair_tokens import PairTokens
 from pellucid.text.pairs import Pairs, read_pairs, read_pairs_with_held_out
-from pellucid.text.split import counted
+from pellucid.text.pieces import counted
 from pellucid.text.tokens import Tokens
 from pellucid.training.recipe import Recipe, RecipeError
 

@@ -1,0 +1,113 @@
+"""A text that is given, or that a file holds, scored; and what the n-grams of a run's training text make of it."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pellucid.generate.scoring import Score
+from pellucid.predictors.baselines import COUNTED, as_part, baselines, spread
+from pellucid.predictors.recipe import read_predictor_recipe
+from pellucid.text.files import Reading
+from pellucid.text.one_text import OneText, read_one_text
+from pellucid.text.pair_tokens import PairTokens, encode_pairs
+from pellucid.text.pairs import split_pairs
+from pellucid.text.pieces import DocumentError
+from pellucid.text.preparation import prepare
+from pellucid.text.split import split_corpus
+from pellucid.text.tokenizer import Tokenizer, load_tokenizer
+from pellucid.text.tokens import Tokens, describe_difference
+from pellucid.training.folder import cache_folder, read_json, read_recipe
+from pellucid.training.recipe import Recipe, RecipeError
+from pellucid.training.text_parts import read_recipe_pairs, read_recipe_text
+
+#: is told what is being done, how much of it is done, and of how much
+Progress = Callable[[str, int, int], None]
+
+
+def score_given(score: Callable[[str], Score], text: str | os.PathLike, reading: Reading | None) -> Score:
+    """The score of a text, or, where a path is given, of the text that the file holds."""
+    if isinstance(text, str):
+        if reading is not None:
+            raise DocumentError("`reading` says how a file is read, and a text was given: give a pathlib.Path")
+        return score(text)
+    one = read_one_text(text, reading)
+    return of_file(score(one.text), one)
+
+
+def of_file(score: Score, one: OneText) -> Score:
+    """The score of a file's text, which says what its bytes are."""
+    replaced = len(one.text.encode()) - one.n_bytes
+    return replace(score, counted=one.counted, n_replaced_bytes=replaced, notes=one.notes)
+
+
+def with_baselines(
+    score: Score, run: str | os.PathLike | None, tokenizer: Tokenizer, progress: Progress | None = None
+) -> Score:
+    """The score with those of n-grams that are counted on the training text of a run, as its yardstick counts them.
+
+    The run's text is read again. Raises RecipeError where the folder is no run, where the text is not what it was, and
+    where the run has another tokenizer; DocumentError where the text is not there.
+    """
+    if run is None or not (Path(run) / "recipe.json").exists():
+        named = "this model is of no run" if run is None else f"{run} is no run"
+        raise RecipeError(f"{named}, so there is no training text to count n-grams on: give the folder of a run")
+    run = Path(run)
+    if load_tokenizer(run).hash != tokenizer.hash:
+        raise RecipeError(f"{run} has another tokenizer than the model, and n-grams of its tokens say nothing here")
+    recipe = recipe_of(run)
+    try:
+        tokens = tokens_of(run, recipe, tokenizer, progress)
+    except DocumentError as error:
+        raise DocumentError(f"n-grams are counted on the text of {run}, which cannot be read: {error}") from None
+    inside = isinstance(tokens, PairTokens) or recipe.text.inside_documents == "yes"
+    ids, first = np.array([*score.context, *score.ids]), len(score.context)
+
+    def poll() -> None:
+        if progress:
+            progress("counting n-grams", 0, 0)
+
+    found = baselines(
+        spread(as_part(tokens, "train"), COUNTED),
+        ids,
+        _Scored(score),
+        tokens.n_vocab,
+        separator=tokens.separator if inside else None,
+        first=first,
+        poll=poll,
+    )
+    return replace(score, baselines=tuple(found))
+
+
+class _Scored:
+    """The scored text as a part: its tokens and its bytes."""
+
+    def __init__(self, score: Score):
+        self.n_tokens, self.n_bytes = score.n_tokens, score.n_bytes
+
+    def __len__(self) -> int:
+        return self.n_tokens
+
+
+def recipe_of(run: Path) -> Recipe:
+    """The recipe of a run of any kind: what reads text needs what all of them have."""
+    kind = read_json(run / "recipe.json").get("kind", "transformer")
+    found: Any = read_recipe(run) if kind == "transformer" else read_predictor_recipe(run)
+    return found
+
+
+def tokens_of(run: Path, recipe: Recipe, tokenizer: Tokenizer, progress: Progress | None) -> Tokens | PairTokens:
+    """The tokens that a run was trained on; RecipeError where its text is not what it was."""
+    t, seed = recipe.text, recipe.train.seed
+    if recipe.train.objective == "source-target":
+        tokens: Any = encode_pairs(split_pairs(read_recipe_pairs(recipe, progress), t.held_out, seed), tokenizer)
+    else:
+        split = split_corpus(read_recipe_text(recipe, progress), t.held_out, seed, t.split)
+        tokens = prepare(split, tokenizer, cache_folder(), progress=progress)
+    if difference := describe_difference(read_json(run / "data.json"), tokens.manifest):
+        said = "; ".join(difference.splitlines())
+        raise RecipeError(f"{run} was trained on other text ({said}): put it back to count n-grams on it")
+    return tokens

@@ -1,0 +1,69 @@
+"""One text: what a file, or standard input, holds as a single document, and what its bytes are."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pellucid.text.documents import Corpus, read_corpus
+from pellucid.text.files import STANDARD_INPUT, Reading, find_files
+from pellucid.text.formats import ROWS
+from pellucid.text.opening import encoding_of, unpacked
+from pellucid.text.pieces import DocumentError
+
+#: formats as they are spoken of
+FORMATS = {"html": "HTML", "jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "arrow": "Arrow"}
+
+
+@dataclass(frozen=True)
+class OneText:
+    """The text of one document.
+
+    n_bytes   its bytes as training counts them: what is not UTF-8 counts as the bytes that it is in the file
+    counted   what these bytes are, in words
+    notes     what should be known of how the file was read, in whole sentences
+    """
+
+    text: str
+    n_bytes: int
+    counted: str
+    notes: tuple[str, ...]
+
+
+def read_one_text(path: str | os.PathLike, reading: Reading | None = None) -> OneText:
+    """The text of a file that holds one document, read as training reads it; - is standard input.
+
+    A folder that holds one file will do. Raises DocumentError for more than one document, and as `read_corpus` does.
+    """
+    reading, path = reading or Reading(), Path(path)
+    if path.is_dir() and len(files := find_files([path], [], reading)) > 1:
+        raise DocumentError(
+            f"{path} is a folder of {len(files):,} files, and one text is read: name one of them, such as "
+            f"{min(file.path for file in files.values())}"
+        )
+    corpus = read_corpus(path, reading=reading)
+    if len(corpus.documents) > 1:
+        raise DocumentError(
+            f"{path} holds {len(corpus.documents):,} documents, and one text is read: give a file that holds one"
+        )
+    return OneText("".join(corpus.texts()), corpus.n_bytes, _counted(corpus), tuple(corpus.notes))
+
+
+def _counted(corpus: Corpus) -> str:
+    """What the bytes of a corpus of one document are."""
+    origin, (source,) = corpus.documents.origins[corpus.documents.source[0]], corpus.sources
+    steps = []
+    if origin.format in ROWS:
+        steps.append(f"read from a row of {FORMATS[origin.format]}")
+    elif origin.format != "plain":
+        steps.append(f"extracted from {FORMATS.get(origin.format, origin.format)}")
+    with origin.path.open("rb") as file:
+        encoding = encoding_of(unpacked(file, origin), origin) if origin.format == "plain" else "utf-8"
+    if encoding not in ("utf-8", "utf-8-sig"):
+        steps.append(f"converted from {encoding.upper()}")
+    if origin.packed:
+        steps.append(f"unpacked from {origin.packed}")
+    where = "standard input" if source.path == STANDARD_INPUT else "the file"
+    if not steps:
+        mark = ", without its byte order mark" if encoding == "utf-8-sig" else ""
+        return f"the bytes of {where}{mark}"
+    return f"the bytes in UTF-8 of the text {', '.join(steps)}; {where} has {source.n_bytes:,}"

@@ -1,0 +1,89 @@
+"""One text out of a file: what is read, how many bytes that is, and what these bytes are."""
+
+import gzip
+import io
+import sys
+
+import pytest
+
+from pellucid.text.files import Reading
+from pellucid.text.one_text import read_one_text
+from pellucid.text.pieces import DocumentError
+
+UTF16 = "the bytes in UTF-8 of the text converted from UTF-16"
+#: content of a file, its text, and what is said of its bytes
+FILES = {
+    "plain.txt": (b"caf\xc3\xa9", "café", "the bytes of the file"),
+    "mark.txt": (b"\xef\xbb\xbfcaf\xc3\xa9", "café", "the bytes of the file, without its byte order mark"),
+    "utf16.txt": ("café".encode("utf-16"), "café", f"{UTF16}; the file has 10"),
+    "page.html": (b"<p>a<b>b</b>", "ab\n", "the bytes in UTF-8 of the text extracted from HTML; the file has 12"),
+    "packed.txt.gz": (
+        gzip.compress(b"text", mtime=0),
+        "text",
+        "the bytes in UTF-8 of the text unpacked from .gz; the file has 24",
+    ),
+    "all.html.gz": (
+        gzip.compress("<p>é".encode(), mtime=0),
+        "é\n",
+        "the bytes in UTF-8 of the text extracted from HTML, unpacked from .gz; the file has 25",
+    ),
+    "packed16.txt.gz": (
+        gzip.compress("é".encode("utf-16"), mtime=0),
+        "é",
+        f"{UTF16}, unpacked from .gz; the file has 24",
+    ),
+    "row.jsonl": (
+        b'{"text": "a\\nb"}',
+        "a\nb",
+        "the bytes in UTF-8 of the text read from a row of JSON lines; the file has 16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_counted_is_said(name, tmp_path):
+    content, text, counted = FILES[name]
+    (tmp_path / name).write_bytes(content)
+    one = read_one_text(tmp_path / name)
+    assert (one.text, one.n_bytes, one.counted, one.notes) == (text, len(text.encode()), counted, ())
+
+
+def test_standard_input_is_read_as_a_file_is(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(b"caf\xe9"))))
+    one = read_one_text("-", Reading(encoding="latin-1"))
+    assert one.text == "café"
+    assert one.counted.startswith(
+        "the bytes in UTF-8 of the text converted from LATIN-1, unpacked from .gz; standard input"
+    )
+
+
+def test_bytes_that_are_not_utf8_are_told_as_in_training_and_count_as_they_are(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"nearly all of it is text, but caf\xe9 is not; \xff")
+    one = read_one_text(path)
+    assert one.n_bytes == len(path.read_bytes()) == len(one.text.encode()) - 4
+    (note,) = one.notes
+    assert note.startswith(
+        "2 sequences of bytes are not UTF-8 and became U+FFFD, in 1 of the files, the first in a.txt at"
+    )
+    assert note.endswith("say which: --encoding latin-1")
+    named = read_one_text(path, Reading(encoding="latin-1"))
+    assert named.counted == f"the bytes in UTF-8 of the text converted from LATIN-1; the file has {one.n_bytes}"
+    assert named.notes == ()
+
+
+def test_several_texts_are_refused_with_what_to_do(tmp_path):
+    """Nothing of a folder is read, so nothing in it can be wrong."""
+    (tmp_path / "b.jsonl").write_text('{"text": }\n')
+    with pytest.raises(DocumentError, match=r"mend the line$"):
+        read_one_text(tmp_path)
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(
+        DocumentError, match=r"is a folder of 2 files, and one text is read: name one of them, such as .*a\.txt"
+    ):
+        read_one_text(tmp_path)
+    (tmp_path / "b.jsonl").write_text('"a"\n"b"\n')
+    with pytest.raises(DocumentError, match=r"b\.jsonl holds 2 documents, and one text is read"):
+        read_one_text(tmp_path / "b.jsonl")
+    (tmp_path / "b.jsonl").unlink()
+    assert read_one_text(tmp_path).text == "text"
