@@ -128,7 +128,7 @@ def test_the_tokenizer_of_ids():
     ids = IdTokenizer(12, end=11)
     assert ids.encode(" 3  11\n0 ") == [3, 11, 0]
     assert ids.decode([3, 11, 0]) == " 3 11 0"
-    assert ids.pieces(" 3  11\n0 ") == [b" 3", b"  11", b"\n0 "]
+    assert ids.pieces_of(" 3  11\n0 ", [3, 11, 0]) == [b" 3", b"  11", b"\n0 "]
     assert (ids.separator, ids.ends, IdTokenizer(12).ends) == (11, [11], [])
     assert ids.hash != IdTokenizer(12).hash
     assert ids.token_str(7) == "7"
