@@ -214,9 +214,10 @@ def score(
     if given:  # a predictor reads a fixed context and has no windows to move
         transformer_of(loaded, model)
     options: dict[str, Any] = {"prefix": input.prefix, "baselines": output.baselines} | given
-    typed = file == "-" and sys.stdin is not None and sys.stdin.isatty()
-    text = sys.stdin.read() if typed else Path(file)
-    options |= {} if typed else {"reading": input.reading()}
+    if file == "-" and sys.stdin is not None and sys.stdin.isatty():
+        text: Any = sys.stdin.read()  # it is typed, and ends with Ctrl-D
+    else:
+        text, options["reading"] = Path(file), input.reading()
     with progress_on_stderr("scoring") as progress:
         found = loaded.score(text, progress=progress, **options)
     print_score(found, output)

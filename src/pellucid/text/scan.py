@@ -125,17 +125,23 @@ class Documents(Sequence[Document]):
 
     def only(self, kept: np.ndarray) -> "Documents":
         """Those for which `kept`, bool [documents]."""
-        columns = (array(c.typecode, np.asarray(c)[kept].tobytes()) for c in self._columns())
+        a, b, c, d, e = (array(c.typecode, np.asarray(c)[kept].tobytes()) for c in self._columns())
         digests = np.frombuffer(bytes(self.digests), dtype=np.uint8).reshape(-1, DIGEST)[kept]
-        return Documents(self.origins, *columns, self.scripts, bytearray(digests.tobytes()))
+        return Documents(self.origins, a, b, c, d, e, self.scripts, bytearray(digests.tobytes()))
 
     def followed_by(self, other: "Documents") -> "Documents":
         """These documents, and behind them the other ones."""
         joined = self.only(np.ones(len(self), dtype=bool))
         joined.origins, joined.scripts = [*self.origins, *other.origins], list(self.scripts)
         for k in range(len(other)):
-            numbers = (other.index[k], other.n_bytes[k], other.n_characters[k])
-            joined.add(len(self.origins) + other.source[k], *numbers, other.digest(k), other.scripts[other.script[k]])
+            joined.add(
+                len(self.origins) + other.source[k],
+                other.index[k],
+                other.n_bytes[k],
+                other.n_characters[k],
+                other.digest(k),
+                other.scripts[other.script[k]],
+            )
         return joined
 
     def _columns(self) -> tuple[array, ...]:
