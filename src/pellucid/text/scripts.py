@@ -7,7 +7,7 @@ from functools import lru_cache
 #: the name of a text's script where it holds no letters
 NO_LETTERS = "no letters"
 #: characters of a text that are looked at, evenly spread over it
-SAMPLED = 256
+SAMPLED = 64
 
 
 def script_of(text: str) -> str:
