@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -289,7 +290,7 @@ def train(
     ValueError, with nothing written, when the text or a choice is wrong; NumericsError after three steps
     in a row whose loss or gradient was not finite.
     """
-    reporter = make_reporter() if show else QuietReporter()
+    began, reporter = time.monotonic(), make_reporter() if show else QuietReporter()
     file = None if recipe is None else Path(recipe)
     asked = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
     fields = add_held_out(fields or {}, held_out)
@@ -333,7 +334,7 @@ def train(
     if opens_in is not None:
         made = made_for(opens_in, made)
     folder = None if out is None else Path(out)
-    given["beside"] = beside
+    given |= {"beside": beside, "began": began}
     made = with_length(made, length)
     given |= sizing_of(made, changes, open_=preset is None and from_model is None and file is None, explain=explain)
     run = runs.start(made, folder, reporter, sampler_of(made), **given)

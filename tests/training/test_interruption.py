@@ -94,7 +94,7 @@ def test_a_final_evaluation_that_was_interrupted_is_made_up_for(whole, text, tmp
 
 @pytest.mark.parametrize(("number_of", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize(
-    ("where", "name"), [(setup, "read_corpus"), (setup, "train_tokenizer"), (setup, "prepare"), (setup, "build")]
+    ("where", "name"), [(setup, "read_recipe_text"), (setup, "train_tokenizer"), (setup, "prepare"), (setup, "build")]
 )
 def test_a_signal_before_the_first_step_leaves_nothing_behind(
     text, tmp_path, monkeypatch, number_of, code, where, name

@@ -4,12 +4,11 @@ import io
 import json
 import math
 import shutil
-import time
 
 import pytest
 import torch
 from rich.console import Console
-from tiny import FIELDS, Heard, assert_same_run, assert_same_tensors, make_training, resume, rows, start, tensors
+from tiny import FIELDS, assert_same_run, assert_same_tensors, make_training, resume, rows, start, tensors
 from torch.nn import functional as F
 
 from pellucid.architecture import count_parameters
@@ -158,29 +157,6 @@ def test_the_metrics_have_a_row_for_every_step(text, tmp_path):
 
 
 # Time -------------------------------------------------------------------------------------------
-
-
-def test_out_of_time_it_saves_says_so_and_can_be_continued(text, tmp_path, monkeypatch):
-    whole = start(text, tmp_path / "whole").path
-    clock_now, real = [1000.0], Training.take_step
-
-    def take_step(self):
-        real(self)
-        clock_now[0] += 30.0
-
-    heard = Heard()
-    with monkeypatch.context() as patch:
-        patch.setattr(time, "monotonic", lambda: clock_now[0])
-        patch.setattr(Training, "take_step", take_step)
-        # two minutes were asked for; a hard stop comes at 1.1 times that, after the fifth step of half a minute
-        patch.setattr(resolve, "resolve_steps", lambda *_, **__: (12, "length: 12 steps"))
-        done = start(text, tmp_path / "run", heard, steps=0, minutes=2.0)
-    assert (done.step, done.exit_code) == (5, 0)
-    assert "the time is up: stopped after step 5 of 12; --resume continues" in heard.text
-    assert steps_of(done.path)[-1] == 5
-    assert held_out(done.path)[-1] == held_out(done.path)[-1] | {"step": 5, "whole": True}
-    assert resume(done.path).step == 12
-    assert_same_tensors(tensors(done.path, 12), tensors(whole, 12))
 
 
 def test_minutes_become_steps_by_a_measurement(text, tmp_path):

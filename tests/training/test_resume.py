@@ -27,6 +27,7 @@ from tiny import (
 import pellucid
 from pellucid import cli
 from pellucid.training import checkpoint as module
+from pellucid.training import resolve
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import folder_of, load_checkpoint, steps_of, verify
 from pellucid.training.loop import Training
@@ -288,6 +289,40 @@ def test_other_choices_are_refused_and_named(text, tmp_path, capsys):
     same = ("--set", "d_model=16", "--set", "batch=0", "--device", "auto", "--seed", "1337", "--set", "steps=14")
     assert cli.main(["train", *map(str, (*again, *same))]) == 0
     assert steps_of(run)[-1] == 14
+
+
+def test_a_choice_that_contradicts_the_run_is_named_itself(text, tmp_path, capsys):
+    """Not what it contradicts: characters learn no vocabulary, and the run has one."""
+    fields = {"tokenizer": "bpe", "vocabulary": 300, "steps": 1, "evaluate_every": 1}
+    run = start(text, tmp_path / "run", **fields).path
+    for arguments, named in (
+        (("--tokenizer", "char"), "text.tokenizer: bpe in the run, char asked for"),
+        (("--tokenizer", "byte"), "text.tokenizer: bpe in the run, byte asked for"),
+        (("--objective", "masked"), "train.objective: next-token in the run, masked asked for"),
+    ):
+        said = refuse(capsys, "--resume", "--out", run, *arguments)
+        assert f"cannot be resumed with other choices ({named}" in said or named in said
+    assert cli.main(["train", "--resume", "--out", str(run), "--tokenizer", "bpe", "--steps", "2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"batch": 0, "accumulate": 0}, "a step: 128 sequences in 2 passes of 64, gradients added up, chosen"),
+        ({"batch": 0, "accumulate": 1}, "a step: 128 sequences, chosen, in one pass, as asked"),
+        ({"batch": 3, "accumulate": 0}, "a step: 3 sequences, as asked, in one pass, chosen"),
+        (
+            {"batch": 2, "accumulate": 2},
+            "a step: 4 sequences, as asked, in 2 passes of 2, gradients added up, as asked",
+        ),
+    ],
+    ids=str,
+)
+def test_what_a_batch_of_0_means_is_said(text, tmp_path, asked, said, monkeypatch):
+    monkeypatch.setattr("pellucid.training.resolve.widest_row", lambda a: resolve.MAPPED // 4 // 64)
+    heard = Heard()
+    start(text, tmp_path / "run", heard, steps=1, evaluate_every=1, **asked)
+    assert said in heard.lines
 
 
 def test_a_batch_that_was_divided_among_passes_may_be_asked_for_again(text, tmp_path, capsys):

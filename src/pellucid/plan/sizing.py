@@ -252,11 +252,13 @@ def seconds_of(size: Size, scale: tuple[float, float], n_ctx: int = CONTEXT) -> 
 def scale_of(recipe: Recipe, device: torch.device, poll: Callable[[], object] = lambda: None) -> tuple[float, float]:
     """How many times longer than on the machine of docs/log.md a step of each probe takes here."""
     precision = resolve.resolve_precision(recipe, device)[0]
-    probes = [Size(1024, d, PROBE_LAYERS, 16) for d in PROBES]
+    budget = min(PROBE_SECONDS, PROBE_SHARE * 60 * recipe.train.minutes)
+    # a run of less than half a minute is not to spend much of it here
+    sequences, least = (16, 3) if budget >= 1 else (4, 1)
+    probes = [Size(1024, d, PROBE_LAYERS, sequences) for d in PROBES]
     recipes = [with_train(as_recipe(recipe, probe), precision=precision) for probe in probes]
     recipes = [with_train(r, attention=resolve.resolve_attention(r, device, poll)[0]) for r in recipes]
-    budget = min(PROBE_SECONDS, PROBE_SHARE * 60 * recipe.train.minutes)
-    taken = in_turn([stepper(r, device) for r in recipes], budget, poll)
+    taken = in_turn([stepper(r, device) for r in recipes], budget, poll, least)
     low, high = (t / seconds_of(probe, (1.0, 1.0)) for t, probe in zip(taken, probes, strict=True))
     return low, high
 

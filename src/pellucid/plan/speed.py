@@ -115,17 +115,20 @@ def random_pass(recipe: Recipe, device: torch.device) -> Pass:
     return Pass(draw(a.n_ctx), draw(a.n_ctx), source=None if a.encoder is None else draw(a.encoder.n_ctx))
 
 
-def in_turn(steps: list[Callable[[], None]], budget: float, poll: Callable[[], object] = lambda: None) -> list[float]:
+def in_turn(
+    steps: list[Callable[[], None]], budget: float, poll: Callable[[], object] = lambda: None, least: int = 3
+) -> list[float]:
     """Median seconds of each, taken in turn so that what else the machine does falls on all of them.
 
-    `poll` is called between any two steps; it may raise.
+    After one that does not count, each is taken `least` times, and more often within the budget, in seconds. `poll` is
+    called between any two steps; it may raise.
     """
     for step in steps:
         poll()
         step()
     times: list[list[float]] = [[] for _ in steps]
     began = time.perf_counter()
-    while len(times[0]) < 3 or (len(times[0]) < 50 and time.perf_counter() - began < budget):
+    while len(times[0]) < least or (len(times[0]) < 50 and time.perf_counter() - began < budget):
         for step, taken in zip(steps, times, strict=True):
             poll()
             start = time.perf_counter()

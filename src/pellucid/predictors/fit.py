@@ -32,6 +32,7 @@ from pellucid.training.loop import Training
 from pellucid.training.measure import seconds_per_step
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.optimizer import Optimizer
+from pellucid.training.pace import Pace
 from pellucid.training.recipe import RecipeError, with_train
 from pellucid.training.run import Run
 
@@ -75,7 +76,9 @@ def build(recipe: PredictorRecipe) -> nn.Module:
     return initialise(make_network(recipe.model), recipe.train.seed)
 
 
-def settle(recipe: PredictorRecipe, tokens: Tokens, interruption: Interruption) -> PredictorRecipe:
+def settle(
+    recipe: PredictorRecipe, tokens: Tokens, interruption: Interruption, pace: Pace | None = None
+) -> PredictorRecipe:
     """Batch, device, precision, number of steps and intervals: everything that was left open."""
     device = resolve.resolve_device(recipe.train.device)
     batch = recipe.train.batch or max(4, 2048 // recipe.window)
@@ -90,6 +93,10 @@ def settle(recipe: PredictorRecipe, tokens: Tokens, interruption: Interruption) 
         with interruption.phase("measuring a step") as phase:
             return measure_step(recipe, build(recipe).to(device), tokens, device, phase)
 
+    if pace:
+        pace.start(measure())
+        pace.know(len(tokens.part("held_out")), sum(p.numel() for p in build(recipe).parameters()))
+        return resolved(setup.plan_in_time(as_recipe(recipe), as_recipe(recipe), pace)[0])
     n_steps, _ = resolve.resolve_steps(as_recipe(recipe), len(train), measure)
     return resolved(resolve.resolve_intervals(as_recipe(replace(recipe, segments=((0, n_steps),)))))
 
@@ -155,7 +162,7 @@ def train(
     tokenizer: Tokenizer,
     reporter: PlainReporter,
     interruption: Interruption,
-    deadline: float,
+    pace: Pace | None,
     checkpoint: Checkpoint | None = None,
 ) -> Run:
     """Train to the end from a checkpoint, or from the first weights; then fit the mixture, if there is one."""
@@ -174,7 +181,7 @@ def train(
         metrics=MetricsFile(run / "metrics.jsonl", checkpoint.step if checkpoint else 0),
         interruption=interruption,
         sample=lambda net, seed, poll: write_sample(net, tokenizer, recipe, seed, poll),
-        deadline=deadline,
+        pace=pace,
     )
     if checkpoint:
         training.restore(checkpoint)
@@ -192,7 +199,7 @@ def train(
     mixed = not recipe.mixture or "mixture_weight" in last
     code = 0 if training.complete and mixed else interruption.exit_code
     found = {"held_out_loss": last.get("held_out_loss"), "bits_per_byte": last.get("bits_per_byte")}
-    return as_run(run, recipe, training.step, **found, exit_code=code)
+    return as_run(run, resolved(training.recipe), training.step, **found, exit_code=code)
 
 
 def mix(

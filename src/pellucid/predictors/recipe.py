@@ -13,7 +13,15 @@ from pellucid.predictors.ngram import NGramChoices
 from pellucid.predictors.recurrent import RecurrentChoices
 from pellucid.text.regular import read_regular
 from pellucid.training.choices import EARLIER
-from pellucid.training.recipe import LENGTHS, RecipeError, TextChoices, TrainChoices, _part, settle_held_out
+from pellucid.training.recipe import (
+    LENGTHS,
+    RecipeError,
+    TextChoices,
+    TrainChoices,
+    _part,
+    planned_end,
+    settle_held_out,
+)
 
 Kind = Literal["ngram", "neural-probabilistic", "recurrent"]
 Description = NGramChoices | NeuralProbabilisticChoices | RecurrentChoices
@@ -42,6 +50,7 @@ class PredictorRecipe:
     text: TextChoices = field(default_factory=TextChoices)
     train: TrainChoices = TRAIN
     segments: tuple[tuple[int, int], ...] = ()
+    replans: tuple[tuple[int, int], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -60,12 +69,13 @@ class PredictorRecipe:
             text=_part(TextChoices, EARLIER | values["text"], "text"),
             train=_part(TrainChoices, values["train"], "train"),
             segments=tuple((a, b) for a, b in values["segments"]),
+            replans=tuple((a, b) for a, b in values.get("replans", ())),
         )
 
     @property
     def n_steps(self) -> int:
         """The step after the last one."""
-        return self.segments[-1][1] if self.segments else self.train.steps
+        return planned_end(self.segments, self.replans) or self.train.steps
 
     @property
     def window(self) -> int:

@@ -39,6 +39,7 @@ from pellucid.training.display import PlainReporter, QuietReporter, make_reporte
 from pellucid.training.folder import choose_folder, only_one, read_json, write_folder
 from pellucid.training.interrupt import Interrupted, Interruption
 from pellucid.training.metrics import MetricsFile
+from pellucid.training.pace import Pace
 from pellucid.training.recipe import RecipeError, check_tokenizer
 from pellucid.training.run import Run
 from pellucid.training.setup import read_text
@@ -83,8 +84,9 @@ def train_predictor(
 def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) -> Run:
     """Read the text, decide what is open, write the run's folder, train or count."""
     run = choose_folder(out, recipe.inputs)
+    seconds = 60 * recipe.train.minutes
+    pace = Pace.from_now(seconds) if seconds else None
     with Interruption(reporter) as interruption:
-        began = time.monotonic()
         device = resolve.resolve_device(recipe.train.device)
         try:
             _, corpus, tokens, tokenizer = read_text(as_recipe(recipe), reporter, None, interruption)
@@ -93,7 +95,7 @@ def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) ->
             if isinstance(recipe.model, NGramChoices):
                 return count_into(run, recipe, tokens, tokenizer, data, reporter, interruption)
             network = build(recipe)
-            recipe = settle(recipe, tokens, interruption)
+            recipe = settle(recipe, tokens, interruption, pace)
             PredictorData(trained_part(recipe, tokens)[0], tokens.part("held_out"), recipe, network, device)
             interruption.poll()
         except Interrupted:
@@ -102,9 +104,8 @@ def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) ->
         n_parameters = sum(p.numel() for p in network.parameters())
         reporter.start([f"model: {recipe.kind}, {n_parameters:,} parameters; {recipe.n_steps:,} steps", f"run: {run}"])
         write_folder(run, as_recipe(recipe), tokenizer, {"data.json": data})
-        deadline = began + 1.1 * 60 * recipe.train.minutes if recipe.train.minutes else math.inf
         with only_one(run):
-            return train(run, recipe, network, tokens, tokenizer, reporter, interruption, deadline)
+            return train(run, recipe, network, tokens, tokenizer, reporter, interruption, pace)
 
 
 def count_into(
@@ -179,14 +180,20 @@ def resume_predictor(
             with interruption.phase("measuring a step") as phase:
                 return measure_step(recipe, build(recipe).to(device), tokens, device, phase)
 
+        minutes = length.get("minutes") or 0.0
+        pace = Pace(60 * minutes, began + 60 * minutes) if minutes else None
+        n_trained, n_held_out = sum(p.numel() for p in build(recipe).parameters()), len(tokens.part("held_out"))
+        if checkpoint and not any(length.values()):
+            pace = Pace.resumed(as_recipe(recipe), checkpoint.state)
+        if pace:
+            pace.know(n_held_out, n_trained)
         try:
-            longer = resolved(runs.lengthen(as_recipe(recipe), step, length, measure, tokens))
+            timed = pace if minutes else None
+            longer = resolved(runs.lengthen(as_recipe(recipe), step, length, measure, tokens, timed))
         except Interrupted:
             reporter.note(f"interrupted before the first step: {run} is as it was")
             return as_run(run, recipe, step, exit_code=interruption.exit_code)
         if longer != written:
             write_json(run / "recipe.json", longer.to_dict())
         set_aside(run, step)
-        minutes = length.get("minutes")
-        deadline = began + 1.1 * 60 * minutes if minutes else math.inf
-        return train(run, longer, build(longer), tokens, tokenizer, reporter, interruption, deadline, checkpoint)
+        return train(run, longer, build(longer), tokens, tokenizer, reporter, interruption, pace, checkpoint)

@@ -4,7 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,14 +22,16 @@ from pellucid.training.checkpoint import (
     save_checkpoint,
     set_aside,
     steps_of,
+    write_json,
 )
 from pellucid.training.interrupt import Interrupted, Interruption, Phase
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.objectives import Loss, Pass, judged
 from pellucid.training.optimizer import Optimizer
 from pellucid.training.overfitting import Curve
+from pellucid.training.pace import Pace
 from pellucid.training.recipe import Recipe
-from pellucid.training.schedule import factor
+from pellucid.training.schedule import factor, position
 
 #: steps whose figures may still be on the device: reading them at once would make it wait
 LAG = 4
@@ -91,9 +93,10 @@ class Training:
     #: gives None where the network's logits are not finite
     sample: Callable[[Transformer, int, Phase], str | None] | None = None
     step: int = 0
-    #: seconds of this run before it was last interrupted, and the hour it may not pass
+    #: seconds of this run before it was last interrupted
     seconds_before: float = 0.0
-    deadline: float = math.inf
+    #: of a run of minutes
+    pace: Pace | None = None
     bad_in_a_row: int = 0
     #: the checkpoint that is good as soon as training has gone on from it
     candidate: int | None = None
@@ -108,10 +111,13 @@ class Training:
 
     def factor(self, step: int) -> float:
         """The learning rate's factor, within the segment that the step is in."""
-        t = self.recipe.train
-        start, end = next(s for s in reversed(self.recipe.segments) if s[0] <= step)
+        t, r = self.recipe.train, self.recipe
+        start, end = next(s for s in reversed(r.segments) if s[0] <= step)
+        until = next((s[0] for s in r.segments if s[0] > start), math.inf)
+        moved = [replan for replan in r.replans if start <= replan[0] < until]
         warmup = min(100, (end - start) // 50) if t.warmup < 0 else t.warmup
-        return factor(step - start, end - start, shape=t.schedule, warmup=warmup, floor=t.floor)
+        at = position(step, start, end, moved) - start
+        return factor(at, end - start, shape=t.schedule, warmup=warmup, floor=t.floor)
 
     def take_step(self) -> None:
         """One update from the batch of this step; the weights of a step that is not finite stay as they were.
@@ -205,33 +211,59 @@ class Training:
 
     def go(self) -> None:
         """Train to the last step, or until interrupted or out of time; always ends with a checkpoint."""
-        t, end, first = self.recipe.train, self.recipe.n_steps, self.step
+        t, first = self.recipe.train, self.step
         self.network.train()
         if self.step:
-            self.look(whole=self.step == end)  # an interruption may have come between the save and this
-            if self.step == end:
+            self.look(whole=self.step == self.recipe.n_steps)  # an interruption may have come between the save and this
+            if self.step == self.recipe.n_steps:
                 self.conclude()
-        while self.step < end and not self.interruption:
+        while self.step < self.recipe.n_steps and not self.interruption:
             before = self.step
-            compiles = t.compile == "yes" and before == first
-            name = "compiling the first step" if compiles else f"step {self.step + 1}"
-            with self.interruption.phase(name, "passes") as self.phase:
-                self.take_step()
+            self.advance(compiles=t.compile == "yes" and before == first)
             if self.step == before:
                 break
-            self.read_figures(LAG)
-            late = time.monotonic() > self.deadline
-            stop = late or self.step == end
+            late = self.pace is not None and self.pace.is_over
+            stop = late or self.step == self.recipe.n_steps
             if stop or any(map(self.is_due, (t.checkpoint_every, t.evaluate_every, t.sample_every))):
                 self.save()  # before anything that can fail or be interrupted
                 self.look(whole=stop)
             if stop:
                 self.conclude()
-            if late and self.step < end:
-                self.reporter.note(f"the time is up: stopped after step {self.step} of {end}; --resume continues")
+            if late and self.step < self.recipe.n_steps:
+                self.reporter.note(
+                    f"the time is up: stopped after step {self.step} of {self.recipe.n_steps}; --resume continues"
+                )
                 return
+            if not stop:
+                self.keep_pace()
         if self.interruption:
             self.save()
+
+    def advance(self, compiles: bool) -> None:
+        """Take a step, and write the figures of earlier ones; `compiles` says that it takes longer than others."""
+        began = time.monotonic()
+        name = "compiling the first step" if compiles else f"step {self.step + 1}"
+        with self.interruption.phase(name, "passes") as self.phase:
+            self.take_step()
+            self.read_figures(LAG)
+        if self.pace:
+            self.pace.stepped(time.monotonic() - began, counts=not compiles)
+
+    def keep_pace(self) -> None:
+        """Move the end of a run of minutes where steps turn out slower or faster than planned, and write that down.
+
+        What was written down before the run was interrupted is followed first: the same steps have the same rates.
+        """
+        if (
+            self.pace is None
+            or not self.pace.is_due(self.recipe, self.step)
+            or any(step >= self.step for step, _ in self.recipe.replans)
+        ):
+            return
+        end = self.pace.moved_end(self.recipe, self.step)
+        if end is not None:
+            self.recipe = replace(self.recipe, replans=(*self.recipe.replans, (self.step, end)))
+            write_json(self.run / "recipe.json", self.recipe.to_dict())
 
     def conclude(self) -> None:
         """Judge the last checkpoint by its held-out loss alone, as no step follows that could show more."""
@@ -260,9 +292,18 @@ class Training:
         self.read_figures(0)
         self.metrics.sync()
         state = {"step": self.step, "bad_in_a_row": self.bad_in_a_row, "seconds": round(self.seconds(), 3)}
+        began = time.monotonic()
+        if self.pace:
+            state |= self.pace.state()
         with self.interruption.phase(f"saving step {self.step}"):
             save_checkpoint(self.run, Checkpoint(self.step, trained_state(self.network), self.optimizer.state(), state))
             prune(self.run, self.recipe.train.keep_last)
+        self.tell_pace("save", began)
+
+    def tell_pace(self, what: str, began: float, times: int = 1) -> None:
+        """Say how long something between steps took, or each of so many."""
+        if self.pace and times:
+            self.pace.took[what] = (time.monotonic() - began) / times
 
     def look(self, whole: bool) -> None:
         """What is due at this step and not in its metrics yet: the held-out loss, on a part or the whole; a sample."""
@@ -271,7 +312,7 @@ class Training:
             self.evaluate(whole)
         asked = self.sample and t.sample_every > 0 and (whole or self.is_due(t.sample_every))
         if self.sample and asked and not self.interruption and not self.has_row("sample"):
-            text = None
+            text, began = None, time.monotonic()
             if not self.has_diverged:
                 try:
                     with self.interruption.phase("sampling", "tokens") as phase:
@@ -283,13 +324,16 @@ class Training:
                 self.reporter.note(f"no sample at step {self.step}: the network's logits are not finite")
             else:
                 self.reporter.sample(self.step, text)
+                self.tell_pace("sample", began)
 
     def evaluate(self, whole: bool) -> None:
         """Measure the held-out loss; the best checkpoint is the one whose loss over the same part is lowest."""
+        began = time.monotonic()
         with self.interruption.phase("evaluating", "tokens") as self.phase:
             measured = self.held_out_loss(whole)
         if measured is None:
             return
+        self.tell_pace("token", began, self.phase.done)
         loss, part, accuracy = measured
         if not math.isfinite(loss + part):
             loss = part = math.nan

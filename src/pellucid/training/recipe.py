@@ -24,6 +24,9 @@ from pellucid.training.choices import TextChoices as TextChoices
 from pellucid.training.choices import TrainChoices as TrainChoices
 from pellucid.training.encoder import PREFIX, check_encoder, with_encoder, with_model_fields
 
+#: pairs of steps
+Segments = tuple[tuple[int, int], ...]
+
 
 class RecipeError(ValueError):
     """A choice that does not exist, or two that contradict each other."""
@@ -34,7 +37,8 @@ class Recipe:
     """One run: what is read, the network, and how it is trained.
 
     `segments` are the ranges of steps over which the schedule runs from warm-up to its end: one for a
-    run, one more for each time its length was changed. A step is in the last one that has begun.
+    run, one more for each time its length was changed. A step is in the last one that has begun. `replans` are
+    pairs (step, end): at that step of a run of minutes the end of its segment was moved (`schedule.position`).
     `base` is the model that it started from, whose weights a run of adapters does not keep.
     `tokens_per_row` is how many tokens a row predicts on average, 0 where it is n_ctx of them.
     `opens_in` is the software that the architecture was chosen for, "" where any was allowed.
@@ -47,6 +51,7 @@ class Recipe:
     adapt: AdaptChoices = field(default_factory=AdaptChoices)
     base: Base | None = None
     segments: tuple[tuple[int, int], ...] = ()
+    replans: tuple[tuple[int, int], ...] = ()
     kind: str = "transformer"
     tokens_per_row: float = 0.0
     opens_in: str = ""
@@ -68,6 +73,7 @@ class Recipe:
             inputs=tuple(values["inputs"]),
             model=Architecture.from_dict(values["model"]),
             segments=tuple((a, b) for a, b in values.get("segments", ())),
+            replans=tuple((a, b) for a, b in values.get("replans", ())),
             kind=values.get("kind", "transformer"),
             tokens_per_row=values.get("tokens_per_row", 0.0),
             opens_in=values.get("opens_in", ""),
@@ -77,7 +83,7 @@ class Recipe:
     @property
     def n_steps(self) -> int:
         """The step after the last one."""
-        return self.segments[-1][1] if self.segments else self.train.steps
+        return planned_end(self.segments, self.replans) or self.train.steps
 
     @property
     def tokens_per_step(self) -> int:
@@ -87,6 +93,12 @@ class Recipe:
     def row(self) -> float:
         """Tokens that a row predicts, on average where rows differ."""
         return self.tokens_per_row or self.model.n_ctx
+
+
+def planned_end(segments: Segments, replans: Segments) -> int:
+    """The step after the last one, 0 where nothing is planned."""
+    start, end = segments[-1] if segments else (0, 0)
+    return next((to for step, to in reversed(replans) if step >= start), end)
 
 
 LENGTHS = ("steps", "tokens", "epochs", "minutes")
@@ -290,7 +302,25 @@ def overlay(recipe: Recipe, preset_name: str | None, changes: Mapping[str, Any],
     asked = {full_name(n): v for n, v in {**from_file, **changes}.items() if not _leaves_open(n, v)}
     if "train.accumulate" not in asked and str(asked.get("train.batch")) == str(t.batch * t.accumulate):
         del asked["train.batch"]  # so many were asked for, and are taken in several passes
-    return with_fields(base, asked)
+    try:
+        return with_fields(base, asked)
+    except RecipeError:
+        # a choice that contradicts others of the run is another choice: that is what is to be said of it
+        changed = _with_unchecked(base, asked)
+        if changed == base:
+            raise
+        return changed
+
+
+def _with_unchecked(recipe: Recipe, asked: Mapping[str, Any]) -> Recipe:
+    """A copy with these fields changed, but for those of the model, whether or not they go together."""
+    parts = {}
+    for part, kind in PARTS.items():
+        hints = typing.get_type_hints(kind)
+        own = {n.removeprefix(f"{part}."): v for n, v in asked.items() if n.startswith(f"{part}.")}
+        parsed = {name: parse_value(f"{part}.{name}", value, hints[name]) for name, value in own.items()}
+        parts[part] = replace(getattr(recipe, part), **parsed)
+    return replace(recipe, **parts)
 
 
 def _leaves_open(name: str, value: Any) -> bool:
@@ -315,7 +345,7 @@ def read_recipe_file(path: Path) -> dict[str, Any]:
         raise RecipeError(f"the recipe {path} holds {type(values).__name__}: expected named fields")
     if "inputs" in values and isinstance(values.get("text"), dict):  # it is a run's recipe
         values["text"] = EARLIER | values["text"]
-    for own in ("inputs", "segments", "kind", "tokens_per_row", "base", "opens_in"):
+    for own in ("inputs", "segments", "replans", "kind", "tokens_per_row", "base", "opens_in"):
         values.pop(own, None)
     return _flat(values)
 

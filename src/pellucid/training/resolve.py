@@ -147,12 +147,16 @@ def widest_row(a: Architecture) -> int:
 
 
 def resolve_steps(
-    recipe: Recipe, n_train_tokens: int, seconds_per_step: Callable[[], float] | None, compiled: bool = False
+    recipe: Recipe,
+    n_train_tokens: int,
+    seconds_per_step: Callable[[], float] | None,
+    compiled: bool = False,
+    left: float | None = None,
 ) -> tuple[int, str]:
     """The number of steps and a sentence that says where it comes from.
 
     Minutes need a measurement of a step that is not compiled; `compiled` says that it will be, in a device that
-    the recipe names, and that compiling is still to be paid for.
+    the recipe names, and that compiling is still to be paid for. `left` is how many seconds there still are.
     """
     t, per_step = recipe.train, recipe.tokens_per_step
     if t.steps:
@@ -163,7 +167,8 @@ def resolve_steps(
         steps = max(1, round(t.epochs * n_train_tokens / (t.batch * t.accumulate * recipe.row)))
         return steps, f"length: {t.epochs:g} epochs of {n_train_tokens:,} tokens, {steps:,} steps"
     assert seconds_per_step is not None
-    seconds, left = seconds_per_step(), 60 * t.minutes * 0.93  # the rest is for saving, evaluating and sampling
+    seconds = seconds_per_step()
+    left = 0.93 * max(left if left is not None else 60 * t.minutes, 0.0)  # the rest is for saving and evaluating
     if compiled:
         kind = recipe.train.device.partition(":")[0]
         # of a short run half the time is left: what was compiled before is found again, and the deadline holds anyway
@@ -251,10 +256,15 @@ def memory_bytes(device: torch.device) -> int:
         return installed
 
 
-def resolve_intervals(recipe: Recipe, seconds_per_step: float | None = None) -> Recipe:
-    """Evaluation, checkpoint and sample intervals, in steps; a measured step is one that is not compiled."""
+def resolve_intervals(recipe: Recipe, seconds_per_step: float | None = None, may_move: bool = False) -> Recipe:
+    """Evaluation, checkpoint and sample intervals, in steps; a measured step is one that is not compiled.
+
+    `may_move`: the end may become a later one, and what is only done there is not to be done before.
+    """
     t = recipe.train
     evaluate = t.evaluate_every or evaluation_interval(recipe, seconds_per_step)
+    if may_move and not t.evaluate_every and evaluate >= recipe.n_steps:
+        evaluate = 2 * recipe.n_steps
     return replace(
         recipe,
         train=replace(

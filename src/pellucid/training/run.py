@@ -1,5 +1,6 @@
 """A training run from text to checkpoints: decide everything once, write it down, train, or continue."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -35,16 +36,19 @@ from pellucid.training.loop import Training
 from pellucid.training.memory import check_memory
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.objectives import precise
+from pellucid.training.pace import Pace
 from pellucid.training.recipe import Recipe, RecipeError
 from pellucid.training.recipe import with_train as with_train
 from pellucid.training.setup import (
     Weights,
     build,
     compiled,
+    describe_step,
     fit_to_input,
     make_optimizer,
     measure_step,
     n_logits,
+    plan_in_time,
     read_input,
     settle,
 )
@@ -77,38 +81,45 @@ def start(
     `size`, which decides sizes that the recipe leaves to it.
     Whatever is wrong with the text or the choices is found before the folder is made.
     """
-    run = choose_folder(out, recipe.inputs)
+    run, began = choose_folder(out, recipe.inputs), given.get("began") or time.monotonic()
+    # before sizes are chosen: where reading on gains nothing, epochs take the minutes' place
+    seconds = 60 * recipe.train.minutes
+    pace = Pace(seconds, began + seconds) if seconds else None
     with Interruption(reporter) as interruption:
-        began = time.monotonic()
-        # before sizes are chosen: where reading on gains nothing, epochs take the minutes' place
-        deadline = began + 1.1 * 60 * recipe.train.minutes if recipe.train.minutes else float("inf")
         device = resolve.resolve_device(recipe.train.device)
         weights = given.get("weights")
         try:
             known = given.get("tokenizer")
             recipe, corpus, tokens, tokenizer = read_input(recipe, reporter, known, interruption, given.get("size"))
-            recipe = fit_to_input(recipe, tokens, tokenizer, device)
+            asked = recipe.train
+            opened = recipe = fit_to_input(recipe, tokens, tokenizer, device)
             with interruption.phase("planning memory"):
                 check_memory(recipe, device)
             interruption.poll()
-            make_data(tokens, recipe, device)  # refuses text too small for a window
+            data = make_data(tokens, recipe, device)  # refuses text too small for a window
             with interruption.phase("making the network"):
                 network = build(recipe, device, weights)
             interruption.poll()
-            recipe, lines = settle(recipe, network, tokens, device, weights, interruption)
+            recipe, lines = settle(recipe, network, tokens, device, weights, interruption, pace)
             with interruption.phase("counting n-grams to compare with") as phase:
                 found, files = given["beside"](recipe, tokens, phase) if "beside" in given else ([], {})
             interruption.poll()
         except Interrupted:
             reporter.note(f"interrupted before the first step: nothing was written to {run}")
             return Run(run, recipe, 0, exit_code=interruption.exit_code)
+        if pace:
+            most = math.inf if recipe.train.minutes else recipe.n_steps
+            pace.know(data.n_held_out, resolve.n_trained(recipe), most)
+            recipe, sentence = plan_in_time(recipe, opened, pace)
+            lines.append(sentence)
         n_parameters = count_parameters(recipe.model)["total"]
-        reporter.start([describe(recipe.model, n_parameters), *lines, *found, f"run: {run}"])
+        model = [describe(recipe.model, n_parameters), describe_step(asked, recipe)]
+        reporter.start([*model, *filter(None, lines), *found, f"run: {run}"])
         files["data.json"] = tokens.manifest | corpus.about()
         fill = partial(keep_first, network=network) if weights is not None and not recipe.adapt.rank else None
         write_folder(run, recipe, tokenizer, files, fill)
         with only_one(run):
-            return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, deadline)
+            return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, pace)
 
 
 def resume(
@@ -152,8 +163,12 @@ def resume(
             with interruption.phase("measuring a step") as phase:
                 return measure_step(recipe, build(recipe, device, weights), tokens, device, phase)
 
+        minutes = length.get("minutes") or 0.0
+        pace = Pace(60 * minutes, began + 60 * minutes) if minutes else None
+        if pace:
+            pace.know(make_data(tokens, recipe, device).n_held_out, resolve.n_trained(recipe))
         try:
-            longer = lengthen(recipe, step, length, measure, tokens)
+            longer = lengthen(recipe, step, length, measure, tokens, pace)
         except Interrupted:
             reporter.note(f"interrupted before the first step: {run} is as it was")
             return Run(run, recipe, step, exit_code=interruption.exit_code)
@@ -164,9 +179,9 @@ def resume(
         set_aside(run, step)
         at = f"{run} is at step {step} of {recipe.n_steps}"
         reporter.start([f"{at}: finished; --steps, --minutes, ... make it longer" if step == recipe.n_steps else at])
-        minutes = length.get("minutes")
-        deadline = began + 1.1 * 60 * minutes if minutes else float("inf")
-        return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, deadline, checkpoint)
+        if checkpoint and not any(length.values()):
+            pace = continued_pace(recipe, checkpoint, make_data(tokens, recipe, device).n_held_out)
+        return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, pace, checkpoint)
 
 
 def warnings_on_start(run: Path, step: int, passed: list[str]) -> list[str]:
@@ -182,24 +197,41 @@ def warnings_on_start(run: Path, step: int, passed: list[str]) -> list[str]:
     return lines
 
 
+def continued_pace(recipe: Recipe, checkpoint: Checkpoint, n_held_out: int) -> Pace | None:
+    """The pace of a run that goes on with the length it has, None where that was no time."""
+    pace = Pace.resumed(recipe, checkpoint.state)
+    if pace:
+        pace.know(n_held_out, resolve.n_trained(recipe), math.inf if recipe.train.minutes else recipe.segments[-1][1])
+    return pace
+
+
 def lengthen(
-    recipe: Recipe, step: int, length: dict[str, Any], measure: Callable[[], float], tokens: Tokens | PairTokens
+    recipe: Recipe,
+    step: int,
+    length: dict[str, Any],
+    measure: Callable[[], float],
+    tokens: Tokens | PairTokens,
+    pace: Pace | None = None,
 ) -> Recipe:
     """The recipe with a new segment of the schedule from `step` on, where a length was asked for.
 
-    Steps, tokens and epochs count from the beginning of the run; minutes count from now.
+    Steps, tokens and epochs count from the beginning of the run; minutes, of which there is a `pace`, count from now.
     """
     given = {name: value for name, value in length.items() if value}
     if not given:
         return recipe
-    total, _ = resolve.resolve_steps(resolve.with_length(recipe, given), len(tokens.part("train")), measure)
-    total += step if given.get("minutes") else 0
+    if pace:
+        pace.start(measure())
+        total = pace.end_of(recipe, step)
+    else:
+        total, _ = resolve.resolve_steps(resolve.with_length(recipe, given), len(tokens.part("train")), measure)
     if total == recipe.n_steps:
         return recipe
     if total <= step:
         raise RecipeError(f"the run has {step} steps already: ask for more than that, not {total}")
     # earlier segments keep the end they were meant to have: steps that are taken again have the same rates
-    return replace(recipe, segments=(*(s for s in recipe.segments if s[0] < step), (step, total)))
+    begun = [tuple(pair for pair in pairs if pair[0] < step) for pairs in (recipe.segments, recipe.replans)]
+    return replace(recipe, segments=(*begun[0], (step, total)), replans=begun[1])
 
 
 def train(
@@ -211,7 +243,7 @@ def train(
     reporter: PlainReporter,
     sampler: Sampler | None,
     interruption: Interruption,
-    deadline: float,
+    pace: Pace | None,
     checkpoint: Checkpoint | None = None,
 ) -> Run:
     """Train to the end from a checkpoint, or from the first weights where there is none."""
@@ -228,7 +260,7 @@ def train(
         metrics=MetricsFile(run / "metrics.jsonl", checkpoint.step if checkpoint else 0),
         interruption=interruption,
         sample=None if sampler is None else lambda net, seed, poll: sampler(net, tokenizer, prompt, seed, poll),
-        deadline=deadline,
+        pace=pace,
     )
     if checkpoint:
         training.restore(checkpoint)
@@ -241,7 +273,7 @@ def train(
         training.metrics.close()
     last = training.last_evaluation or {}
     code = 0 if training.complete else interruption.exit_code
-    return Run(run, recipe, training.step, last.get("held_out_loss"), last.get("bits_per_byte"), code)
+    return Run(run, training.recipe, training.step, last.get("held_out_loss"), last.get("bits_per_byte"), code)
 
 
 @contextmanager

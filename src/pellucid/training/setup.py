@@ -29,11 +29,15 @@ from pellucid.training.data import MASK, make_data
 from pellucid.training.display import PlainReporter
 from pellucid.training.folder import cache_folder
 from pellucid.training.interrupt import Interruption, Phase
-from pellucid.training.measure import seconds_per_step
+from pellucid.training.measure import BUDGET, seconds_per_step
 from pellucid.training.objectives import Loss, precise
 from pellucid.training.optimizer import Optimizer
-from pellucid.training.recipe import Recipe, RecipeError, with_train
+from pellucid.training.pace import Pace
+from pellucid.training.recipe import Recipe, RecipeError, TrainChoices, with_train
 from pellucid.training.text_parts import lines_on_skipped, lines_on_unknown, read_recipe_pairs, read_recipe_text
+
+#: share of the time of a run of minutes that measuring a step may take
+MEASURING = 0.03
 
 Weights = Mapping[str, Tensor]
 #: decides what a recipe leaves open, from the text that is trained on; and says why, in lines
@@ -231,12 +235,14 @@ def settle(
     device: torch.device,
     weights: Weights | None,
     interruption: Interruption,
+    pace: Pace | None = None,
 ) -> tuple[Recipe, list[str]]:
-    """Precision, attention, number of steps, compilation and intervals, each with the sentence that explains it."""
+    """Precision, attention, number of steps, compilation and intervals, each with the sentence that explains it.
+
+    The number of steps of a run of minutes, which `pace` is told about, is a first guess: see `plan_in_time`.
+    """
     with interruption.phase("measuring matrix products and attention") as phase:
         recipe, lines = settle_kernels(recipe, network, device, phase)
-    if recipe.train.accumulate > 1:
-        lines.append(f"a step: {recipe.train.accumulate} passes of {recipe.train.batch} sequences, gradients added up")
     if recipe.adapt.rank:
         lines.append(describe_adapters(recipe))
     seconds: list[float] = []
@@ -244,20 +250,44 @@ def settle(
     def measure() -> float:
         if not seconds:
             with interruption.phase("measuring a step") as phase:
-                seconds.append(measure_step(recipe, network, tokens, device, phase))
+                budget = BUDGET if pace is None else min(BUDGET, MEASURING * pace.total)
+                seconds.append(measure_step(recipe, network, tokens, device, phase, budget))
                 first_weights(network, recipe, weights)
         return seconds[0]
 
     n_tokens, sentence = len(tokens.part("train")), ""
     if recipe.train.compile == "auto":
-        pays, sentence = resolve.compile_pays(device, measure(), resolve.resolve_steps(recipe, n_tokens, measure)[0])
+        guess = resolve.resolve_steps(recipe, n_tokens, measure, left=pace and pace.left)[0]
+        pays, sentence = resolve.compile_pays(device, measure(), guess)
         recipe = with_train(recipe, compile="yes" if pays else "no")
     elif recipe.train.compile == "yes" and not resolve.can_compile(device):
         raise RecipeError("train.compile = yes: there is no C++ compiler here (g++ or clang++); say no, or install one")
-    steps, why = resolve.resolve_steps(recipe, n_tokens, measure, compiled=recipe.train.compile == "yes")
-    lines += [why] + ([sentence] if sentence else [])
+    compiles = recipe.train.compile == "yes"
+    steps, why = resolve.resolve_steps(recipe, n_tokens, measure, compiles, pace and pace.left)
+    lines += ([] if recipe.train.minutes else [why]) + ([sentence] if sentence else [])
+    if pace is not None:
+        saved, cost = (resolve.COMPILE_SAVES, resolve.COMPILE_SECONDS) if compiles else ({}, {})
+        pace.start(measure() * (1 - saved.get(device.type, 0.0)), reserve=cost.get(device.type, 0.0))
     measured = seconds[0] if seconds else None
     return resolve.resolve_intervals(replace(recipe, segments=((0, steps),)), measured), lines
+
+
+def plan_in_time(recipe: Recipe, opened: Recipe, pace: Pace) -> tuple[Recipe, str]:
+    """The recipe with as many steps as fit into the time that is left, and a sentence that says how many.
+
+    `opened` is the recipe with the intervals that were asked for.
+    """
+    t, asked = recipe.train, opened.train
+    intervals = {name: getattr(asked, name) for name in ("evaluate_every", "checkpoint_every", "sample_every")}
+    for _ in range(2):  # evaluations take time, and their number depends on that of the steps
+        recipe = replace(recipe, segments=((0, pace.end_of(recipe, 0)),))
+        recipe = resolve.resolve_intervals(with_train(recipe, **intervals), pace.per_step, may_move=True)
+    return recipe, (
+        f"length: {t.minutes:g} minutes, about {recipe.n_steps:,} steps at {pace.per_step * 1e3:.0f} ms; their number "
+        "follows their speed"
+        if t.minutes
+        else ""
+    )
 
 
 def settle_kernels(
@@ -274,6 +304,17 @@ def settle_kernels(
     attention, why = resolve.resolve_attention(recipe, device, poll)
     choose_mix(network, attention)
     return with_train(recipe, attention=attention), [*lines, why]
+
+
+def describe_step(asked: TrainChoices, recipe: Recipe) -> str:
+    """One line that says how many sequences a step has and how many passes it takes, and what of it was `asked` for."""
+    t = recipe.train
+    n, units = t.batch * t.accumulate, "pairs" if recipe.train.objective == "source-target" else "sequences"
+    passes = f"in {t.accumulate:,} passes of {t.batch:,}, gradients added up" if t.accumulate > 1 else "in one pass"
+    words = ["as asked" if given else "chosen" for given in (asked.batch, asked.accumulate)]
+    if not asked.batch and not asked.accumulate:
+        return f"a step: {n:,} {units} {passes}, chosen"
+    return f"a step: {n:,} {units}, {words[0]}, {passes}, {words[1]}"
 
 
 def describe_adapters(recipe: Recipe) -> str:
@@ -302,6 +343,7 @@ def measure_step(
     tokens: Tokens | PairTokens,
     device: torch.device,
     poll: Callable[[], object] = lambda: None,
+    budget: float = BUDGET,
 ) -> float:
     """Seconds of a training step, not compiled; the weights are spoilt."""
     optimizer, data = make_optimizer(recipe, network), make_data(tokens, recipe, device)
@@ -321,4 +363,4 @@ def measure_step(
         wait()
 
     network.train()
-    return seconds_per_step(take_pass, update, rows=t.batch, passes=t.accumulate, poll=poll)
+    return seconds_per_step(take_pass, update, rows=t.batch, passes=t.accumulate, poll=poll, budget=budget)

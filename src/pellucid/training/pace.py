@@ -1,0 +1,161 @@
+"""A run of minutes ends in time: how many steps fit, asked before the first one and again as they are taken.
+
+A step takes another time than the one that was measured, and what else runs on a machine comes and goes. At recorded
+steps the end of the schedule is therefore moved (`Recipe.replans`), so that the learning rate reaches its floor when
+the time is over. Time is that of the whole run: what came before the first step, saving, evaluating, sampling and the
+report are taken off.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pellucid.training.recipe import Recipe
+
+#: share of the time, or of the steps, that are left until the end is looked at again, and of the whole time at least
+AGAIN, LEAST = 0.12, 0.004
+#: share of the whole time over which the speed of steps is averaged
+MEMORY = 0.1
+#: by what share of the steps that are left, and of the whole time, the end must move to be moved
+WORTH, WORTH_OF_ALL = 0.02, 0.002
+#: seconds of the report at the end, of a sample and of a save where none was made yet, and bytes a second of a save
+REPORT, SAMPLE, SAVE, DISK = 0.3, 0.4, 0.05, 3e8
+#: how many times longer a step takes for each of its tokens than an evaluation does
+STEP_TO_FORWARD = 3.0
+#: the share of the time by which a run is stopped where even the moved end does not come
+HARD_STOP = 0.1
+
+
+@dataclass
+class Pace:
+    """What is known of the time of a run: when it is to end, and how long steps and what comes between them take.
+
+    total      seconds that the run has in all
+    ends_at    by time.monotonic(), when they are over
+    per_step   seconds of a step, as measured so far
+    most       steps that are taken at most, however many fit
+    reserve    seconds that the first step takes beyond a step's, of short runs at most half the time
+    n_bytes    of a checkpoint
+    n_held_out held-out tokens
+    """
+
+    total: float
+    ends_at: float
+    per_step: float = 0.0
+    most: float = math.inf
+    reserve: float = 0.0
+    n_bytes: float = 0.0
+    n_held_out: int = 0
+    #: seconds of the last save and sample, and of a held-out token; 0 where there was none
+    took: dict[str, float] = field(default_factory=lambda: {"save": 0.0, "sample": 0.0, "token": 0.0})
+    #: when the end was looked at, at which step, and how many were left then
+    asked: float = 0.0
+    asked_at: tuple[int, int] = (0, 0)
+    _seconds: float = 0.0
+    _steps: float = 0.0
+
+    @classmethod
+    def from_now(cls, seconds: float, **known: float) -> "Pace":
+        """A run that has so many seconds, beginning with this one."""
+        return cls(seconds, time.monotonic() + seconds, **known)  # type: ignore[arg-type]
+
+    @property
+    def left(self) -> float:
+        """Seconds until the run is to be over."""
+        return self.ends_at - time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is to stop wherever it is."""
+        return self.left < -HARD_STOP * self.total
+
+    def start(self, per_step: float, reserve: float = 0.0) -> None:
+        """Begin with what was measured, which counts as one step."""
+        self.per_step, self._seconds, self._steps, self.reserve = per_step, per_step, 1.0, reserve
+        self.asked = time.monotonic()
+
+    def know(self, n_held_out: int, n_trained: int, most: float = math.inf) -> None:
+        """What is evaluated and saved, and how many steps are taken at most."""
+        self.n_held_out, self.n_bytes, self.most = n_held_out, 12.0 * n_trained, most
+
+    @classmethod
+    def resumed(cls, recipe: Recipe, state: Mapping[str, Any]) -> "Pace | None":
+        """Of a run of minutes that was interrupted: what it had left, beginning with this moment.
+
+        None of other runs, and where nothing is left: then the steps that were planned are taken.
+        """
+        if state.get("seconds_left", 0.0) <= 0:
+            return None
+        made = cls.from_now(state["seconds_left"])
+        made.total = max(60 * recipe.train.minutes, made.total)
+        made.start(state["seconds_per_step"])
+        return made
+
+    def state(self) -> dict[str, float]:
+        """What a run that is resumed needs to know."""
+        return {"seconds_left": round(self.left, 3), "seconds_per_step": self.per_step}
+
+    def stepped(self, seconds: float, counts: bool = True) -> None:
+        """A step took so long; those of long ago are forgotten. One that does not count was compiled first."""
+        self.reserve = 0.0
+        if not counts:
+            return
+        kept = math.exp(-seconds / max(MEMORY * self.total, 1e-9))
+        self._seconds, self._steps = kept * self._seconds + seconds, kept * self._steps + 1
+        self.per_step = self._seconds / self._steps
+
+    def is_due(self, recipe: Recipe, step: int) -> bool:
+        """Whether enough time has gone by since the end was looked at, or enough steps, which may be far quicker."""
+        waited = time.monotonic() - self.asked
+        if waited < LEAST * self.total:
+            return step + 1 >= recipe.n_steps
+        before, left = self.asked_at
+        return waited >= AGAIN * (self.ends_at - self.asked) or step - before >= AGAIN * left
+
+    def end_of(self, recipe: Recipe, step: int) -> int:
+        """The step after the last one, if the run is to end in time with `step` steps taken."""
+        self.asked = time.monotonic()
+        low, high = 1, max(1, min(int(max(self.left, 0.0) / max(self.per_step, 1e-9)) + 1, 1 << 40))
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.seconds_of(recipe, step, middle) <= self.left else (low, middle - 1)
+        return int(max(step + 1, min(step + low, self.most)))
+
+    def moved_end(self, recipe: Recipe, step: int) -> int | None:
+        """Another end than the recipe's, where that is worth moving."""
+        end = self.end_of(recipe, step)
+        change = abs(end - recipe.n_steps)
+        is_worth_it = change > WORTH * (recipe.n_steps - step) and change * self.per_step > WORTH_OF_ALL * self.total
+        moved = end if is_worth_it else None
+        self.asked_at = (step, (moved or recipe.n_steps) - step)
+        return moved
+
+    def seconds_of(self, recipe: Recipe, step: int, n: int) -> float:
+        """Of `n` more steps, of what is due between them, and of the end."""
+        t, seconds = recipe.train, n * self.per_step
+        for every, cost in (
+            (t.checkpoint_every, self.save),
+            (t.evaluate_every, self.evaluation(t.evaluate_tokens, recipe)),
+            (t.sample_every, self.sample if t.sample_every > 0 else 0.0),
+        ):
+            seconds += cost * (((step + n - 1) // every - step // every) if every > 0 else 0)
+        sample = self.sample if t.sample_every >= 0 else 0.0
+        seconds += min(self.reserve, self.left / 2)
+        return seconds + self.save + self.evaluation(self.n_held_out, recipe) + sample + REPORT
+
+    @property
+    def save(self) -> float:
+        """Seconds of a save."""
+        return self.took["save"] or SAVE + self.n_bytes / DISK
+
+    @property
+    def sample(self) -> float:
+        """Seconds of a sample."""
+        return self.took["sample"] or SAMPLE
+
+    def evaluation(self, n_tokens: int, recipe: Recipe) -> float:
+        """Seconds of reading so many held-out tokens, at most all of them."""
+        each = self.took["token"] or self.per_step / recipe.tokens_per_step / STEP_TO_FORWARD
+        return min(n_tokens, self.n_held_out) * each

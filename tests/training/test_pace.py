@@ -1,0 +1,261 @@
+"""A run of minutes ends in time with its schedule at the floor, whatever steps take; by a clock that a test moves."""
+
+import itertools
+import json
+import shutil
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import Heard, assert_same_tensors, recipe_for, resume, rows, sample_text, start, tensors
+
+from pellucid.training import pace as pace_module
+from pellucid.training import run as runs
+from pellucid.training import setup
+from pellucid.training.checkpoint import folder_of, steps_of
+from pellucid.training.loop import Training
+from pellucid.training.pace import HARD_STOP, Pace
+from pellucid.training.schedule import factor, position
+
+QUICK = {"d_model": 8, "n_layers": 1, "n_heads": 1, "n_ctx": 8, "ngrams": (), "accumulate": 1, "steps": 0}
+
+
+class Clock:
+    """time.monotonic for everything, moved by steps, evaluations and samples."""
+
+    def __init__(self, patch, step, evaluate=0.0, sample=0.0):
+        self.now, self.began = 1000.0, 1000.0
+        self.step = step if callable(step) else lambda seconds: step
+        real, judge = Training.take_step, Training.held_out_loss
+
+        def take_step(training):
+            real(training)
+            self.now += self.step(self.now - self.began)
+
+        def held_out_loss(training, whole):
+            self.now += evaluate * (5 if whole else 1)
+            return judge(training, whole)
+
+        def sampler(*given):
+            self.now += sample
+            return sample_text(*given)
+
+        self.sampler = sampler
+        patch.setattr(time, "monotonic", lambda: self.now)
+        # until one was made, an evaluation is taken to be a share of a step's time for each token
+        patch.setattr(pace_module, "STEP_TO_FORWARD", 1e9)
+        patch.setattr(Training, "take_step", take_step)
+        patch.setattr(Training, "held_out_loss", held_out_loss)
+
+    @property
+    def seconds(self):
+        return self.now - self.began
+
+
+def measured(patch, seconds):
+    """What a step seems to take before the first one."""
+    for module in (setup, runs):
+        patch.setattr(module, "measure_step", lambda *given: seconds)
+
+
+SPEEDS = {
+    "as measured": lambda seconds: 0.5,
+    "twice as long": lambda seconds: 1.0,
+    "half as long": lambda seconds: 0.25,
+    "three times as long in the second half": lambda seconds: 0.5 if seconds < 30 else 1.5,
+    "three times as long in the first half": lambda seconds: 1.5 if seconds < 30 else 0.5,
+    "with pauses": lambda seconds: 0.5 + 3.0 * (int(seconds) % 13 == 0),
+}
+
+
+@pytest.mark.parametrize("speed", SPEEDS)
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+def test_the_schedule_reaches_its_floor_when_the_time_is_over(text, tmp_path, monkeypatch, speed, schedule):
+    """One minute, of which evaluations and samples are known only when they are made."""
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, SPEEDS[speed], evaluate=0.4, sample=0.6)
+        measured(patch, 0.5)
+        done = start(text, tmp_path / "run", sampler=clock.sampler, minutes=1.0, schedule=schedule, **QUICK)
+    assert 0.95 * 60 <= clock.seconds <= 1.05 * 60
+    assert (done.exit_code, done.step) == (0, done.recipe.n_steps)
+    rates = [row["learning_rate"] for row in rows(done.path) if "learning_rate" in row]
+    assert rates[-1] == pytest.approx(0.01 * 5e-3)
+    warm = done.recipe.segments[0][1] // 50
+    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(rates[warm + 1 :]))
+    # no drop larger than what is left of the run explains
+    assert max(a - b for a, b in itertools.pairwise(rates[warm:])) < 0.3 * 5e-3
+    written = json.loads((done.path / "recipe.json").read_bytes())
+    assert written["segments"][0][0] == 0
+    assert len(written["replans"]) <= 40
+    assert (speed == "as measured") or written["replans"]
+
+
+def test_a_run_that_replays_the_recorded_plans_is_the_same_bit_for_bit(text, tmp_path, monkeypatch):
+    """Interrupted, resumed with other speeds, killed behind a plan that was written down: then replayed in one go."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, SPEEDS["twice as long"])
+        measured(patch, 0.5)
+        stops = [12]
+        real = Training.keep_pace
+
+        def keep_pace(training):
+            real(training)
+            if training.step == stops[0]:
+                training.interruption.signal = 2
+
+        patch.setattr(Training, "keep_pace", keep_pace)
+        fields = QUICK | {"minutes": 0.5, "checkpoint_every": 3, "evaluate_every": 10, "keep_last": 9}
+        first = start(text, run, sampler=clock.sampler, **fields)
+        assert (first.exit_code, first.step) == (130, 12)
+        planned = json.loads((run / "recipe.json").read_bytes())["replans"]
+        assert planned
+        # as after a crash: checkpoints behind the last plan are lost, the plan is not
+        for step in steps_of(run):
+            if step > planned[-1][0] - 1:
+                shutil.rmtree(folder_of(run, step))
+        assert steps_of(run)
+        stops = [0]
+        clock.step = SPEEDS["half as long"]
+        done = resume(run)
+        assert done.exit_code == 0
+        assert done.recipe.replans[: len(planned)] == tuple(map(tuple, planned))
+        assert len(done.recipe.replans) > len(planned)
+    written = runs.read_recipe(run)
+    assert written == replace(done.recipe, inputs=written.inputs)
+    again = tmp_path / "again"
+    shutil.copytree(run, again)
+    shutil.rmtree(again / "checkpoints")
+    (again / "metrics.jsonl").unlink()
+    # nothing has been saved yet: the recorded plans are followed from the first step
+    replayed = runs.resume(again, (), {}, Heard(), sample_text)
+    assert (replayed.step, replayed.recipe.replans) == (done.step, done.recipe.replans)
+    assert_same_tensors(tensors(again, done.step), tensors(run, done.step))
+    assert rows(again) == rows(run)
+
+
+def test_a_run_that_went_beyond_its_time_is_stopped_and_says_so(text, tmp_path, monkeypatch):
+    """A single step that takes a minute is more than any plan can make up for."""
+    whole = start(text, tmp_path / "whole").path
+    heard, run = Heard(), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, lambda seconds: 0.5 if seconds < 2 else 70.0)
+        measured(patch, 0.5)
+        patch.setattr(Pace, "end_of", lambda *given: 12)
+        done = start(text, run, heard, clock.sampler, minutes=1.0, steps=0)
+    assert (done.step, done.exit_code) == (5, 0)
+    assert "the time is up: stopped after step 5 of 12; --resume continues" in heard.text
+    assert [row["whole"] for row in rows(run) if "held_out_loss" in row][-1]
+    assert steps_of(run)[-1] == 5
+    assert resume(run).step == 12
+    assert_same_tensors(tensors(run, 12), tensors(whole, 12))
+
+
+def test_a_run_that_is_made_longer_by_minutes_ends_in_time(text, tmp_path, monkeypatch):
+    """From where it stands, with a schedule of its own; what was planned behind that step is forgotten."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, 1.0)
+        measured(patch, 0.5)
+        first = start(text, run, sampler=clock.sampler, minutes=0.5, **QUICK)
+        then = clock.now
+        done = resume(run, minutes=1.0)
+        assert 57 <= clock.now - then <= 63
+    assert done.recipe.segments == ((0, first.recipe.segments[0][1]), (first.step, done.recipe.segments[1][1]))
+    assert done.step == done.recipe.n_steps > first.step
+    rates = [row["learning_rate"] for row in rows(run) if "learning_rate" in row]
+    assert rates[first.step - 1] == pytest.approx(0.01 * 5e-3)
+    assert rates[first.step] > 0.4 * 5e-3
+    assert rates[-1] == pytest.approx(0.01 * 5e-3)
+
+
+def test_what_is_at_most_read_so_often_does_not_become_more(text, tmp_path, monkeypatch):
+    """Epochs in the place of minutes are an upper bound: quicker steps end the run earlier, slower ones in time."""
+    for seconds, steps in ((0.1, 100), (1.2, 50)):
+        with monkeypatch.context() as patch:
+            now = [0.0]
+            patch.setattr(time, "monotonic", lambda now=now: now[0])
+            pace = Pace.from_now(60.0)
+            pace.know(0, 100, most=100)
+            pace.start(seconds)
+            recipe = replace(recipe_for(text, **(QUICK | {"sample_every": -1})), segments=((0, 100),))
+            end = pace.end_of(recipe, 0)
+            assert end == pytest.approx(steps, abs=2)
+            assert end <= 100
+
+
+@settings(max_examples=60)
+@given(
+    total=st.floats(10, 1000),
+    share=st.floats(1e-4, 0.005),
+    speeds=st.lists(st.floats(0.3, 3.0), min_size=1, max_size=8),
+    wrong=st.floats(0.2, 5.0),
+    evaluate=st.floats(0.0, 0.02),
+)
+def test_whatever_steps_take_the_end_comes_in_time(total, share, speeds, wrong, evaluate):
+    """Steps of any speed between a third and three times the usual one, measured wrongly by up to five times."""
+    now = [0.0]
+    before = pace_module.time.monotonic
+    pace_module.time.monotonic = lambda: now[0]
+    try:
+        recipe = recipe_for("nowhere", **(QUICK | {"evaluate_every": 0, "sample_every": -1}))
+        pace = Pace.from_now(total)
+        pace.know(0, 0)
+        pace.start(wrong * share * total)
+        recipe = replace(recipe, segments=((0, pace.end_of(recipe, 0)),))
+        recipe = replace(recipe, train=replace(recipe.train, evaluate_every=max(1, recipe.n_steps // 7)))
+        pace.took["token"], pace.n_held_out = evaluate * total / 1000, 1000 if evaluate else 0
+        step = 0
+        while step < recipe.n_steps:
+            step += 1
+            taken = share * total * speeds[min(int(len(speeds) * now[0] / total), len(speeds) - 1)]
+            now[0] += taken
+            pace.stepped(taken)
+            if step == recipe.n_steps or step % recipe.train.evaluate_every == 0:
+                now[0] += pace.evaluation(1000 if step == recipe.n_steps else recipe.train.evaluate_tokens, recipe)
+            if step < recipe.n_steps and pace.is_due(recipe, step) and (end := pace.moved_end(recipe, step)):
+                recipe = replace(recipe, replans=(*recipe.replans, (step, end)))
+        assert not pace.is_over
+        assert abs(now[0] - total) <= 0.05 * total
+        assert len(recipe.replans) <= 45
+        moved = recipe.replans
+        assert position(step - 1, 0, recipe.segments[0][1], moved) == pytest.approx(recipe.segments[0][1] - 1)
+    finally:
+        pace_module.time.monotonic = before
+
+
+moves = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 80)), max_size=6)
+
+
+@given(end=st.integers(2, 120), moves=moves, shape=st.sampled_from(["cosine", "wsd"]))
+def test_a_moved_end_makes_no_jump_and_the_last_step_stands_at_the_end(end, moves, shape):
+    """Each move is (steps later, steps that are then left)."""
+    moved, step = [], 0
+    for later, left in moves:
+        step += later
+        if step >= (moved[-1][1] if moved else end):
+            break
+        moved.append((step, step + left))
+    last = moved[-1][1] if moved else end
+    places = [position(s, 0, end, moved) for s in range(last)]
+    assert all(a < b or b == end - 1 for a, b in itertools.pairwise(places))
+    assert places[0] == (0 if last > 1 else end - 1)
+    assert places[-1] == pytest.approx(end - 1)
+    for step, _ in moved:  # where the plan before it would have put the step as well, unless it is the only one left
+        before = position(step, 0, end, [m for m in moved if m[0] < step])
+        assert places[step] == pytest.approx(before) or step == last - 1 or places[step] == end - 1
+    rates = [factor(p, end, shape=shape, warmup=0, floor=0.1) for p in places]
+    assert rates[-1] == pytest.approx(0.1 if end > 2 or shape == "cosine" else rates[-1])
+    assert all(a >= b - 1e-9 for a, b in itertools.pairwise(rates))
+
+
+@given(start_=st.integers(0, 1000), n=st.integers(1, 10_000), step=st.integers(0, 9_999))
+def test_a_schedule_that_was_never_moved_is_to_the_bit_what_it_was(start_, n, step):
+    if step < n:
+        assert position(start_ + step, start_, start_ + n) == start_ + step
+
+
+def test_the_hard_stop_is_a_tenth_beyond():
+    assert HARD_STOP == 0.1
