@@ -213,7 +213,11 @@ BODIES = {
     "RobertaModel": TINY | BERT | {"max_position_embeddings": 18, "pad_token_id": 1},
     "DistilBertModel": TINY | {"dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 20, "max_position_embeddings": 16},
     "LlamaModel": TINY | BERT | {"max_position_embeddings": 16, "tie_word_embeddings": False},
+    "T5EncoderModel": TINY | {"d_model": 12, "num_layers": 2, "num_heads": 3, "d_kv": 5, "d_ff": 20, "n_positions": 16},
 }
+BODIES["BartModel"] = TINY | {"d_model": 12, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 16}
+BODIES["BartModel"] |= {f"{part}_attention_heads": 3 for part in ("encoder", "decoder")}
+BODIES["BartModel"] |= {f"{part}_ffn_dim": 20 for part in ("encoder", "decoder")}
 
 
 def body_of_theirs(kind, folder):
@@ -228,8 +232,12 @@ def body_of_theirs(kind, folder):
     return model
 
 
-@pytest.mark.parametrize("names_its_class", [True, False])
-@pytest.mark.parametrize("kind", BODIES)
+#: that there is no decoder is said by the class alone
+CASES = [(kind, named) for kind in BODIES for named in (True, False) if kind != "BartModel"]
+CASES.remove(("T5EncoderModel", False))
+
+
+@pytest.mark.parametrize(("kind", "names_its_class"), CASES)
 def test_a_body_opens_and_gives_the_hidden_states_of_transformers(kind, names_its_class, tmp_path):
     theirs = body_of_theirs(kind, tmp_path)
     if not names_its_class:
@@ -245,6 +253,17 @@ def test_a_body_opens_and_gives_the_hidden_states_of_transformers(kind, names_it
     for ours, its in zip([*found, model.network.hidden(torch.tensor([ids]))], expected.hidden_states, strict=True):
         assert (ours - its).abs().max() < 1e-5
     assert (trace["blocks.1.attn.pattern"].sum(-1) - 1).abs().max() < 1e-6
+
+
+def test_a_body_of_encoder_and_decoder(tmp_path):
+    theirs = body_of_theirs("BartModel", tmp_path)
+    model, _ = opened(tmp_path)
+    tokens, source = torch.tensor([[5, 3, 12]]), torch.tensor([[2, 7, 8, 9]])
+    with torch.no_grad():
+        expected = theirs(input_ids=source, decoder_input_ids=tokens).last_hidden_state
+        ours = model.network.hidden(tokens, source=model.network.encode(source))
+    assert (ours - expected).abs().max() < 1e-5
+    assert torch.equal(model.trace([5, 3, 12], source=[2, 7, 8, 9])["blocks.1.resid_post"], ours)
 
 
 @pytest.mark.parametrize("kind", ["BertModel", "LlamaModel"])
@@ -392,3 +411,30 @@ def test_a_pipe_as_the_given_tokenizer(folder, tmp_path):
     os.mkfifo(tmp_path / "tokenizer.json")
     with pytest.raises(TokenizerError, match="regular file"):
         pellucid.load(folder, tokenizer=tmp_path)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["transformer", "ngram"])
+def test_pipes_among_the_files_of_a_run(kind, tmp_path, shakespeare):
+    """Each file of a run in turn: refused at once, or not needed to open it."""
+    text = tmp_path / "text.txt"
+    text.write_text(shakespeare[:3_000])
+    fields = {"n_layers": 1, "d_model": 8, "n_heads": 1, "n_ctx": 8, "batch": 2, "precision": "float32"}
+    options = {"steps": 2, "fields": fields} if kind == "transformer" else {"predictor": "ngram"}
+    run = pellucid.train(text, out=tmp_path / "run", **options).path
+    names = [path.relative_to(run) for path in sorted(run.rglob("*")) if path.is_file()]
+    assert len(names) > 5
+    refused = set()
+    for name in names:
+        (run / name).rename(tmp_path / "aside")
+        os.mkfifo(run / name)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the checkpoint before a damaged one is taken
+                pellucid.load(run, device="cpu")
+        except ValueError as error:
+            assert type(error).__module__.startswith("pellucid.")  # noqa: PT017
+            refused.add(name.name)
+        (run / name).unlink()
+        (tmp_path / "aside").rename(run / name)
+    assert {"recipe.json", "tokenizer.json"} <= refused

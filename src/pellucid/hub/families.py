@@ -48,7 +48,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise FamilyError(f"model_type = {shown(name)} is not a family that is known: expected {', '.join(FAMILIES)}")
-    return FAMILIES[name]
+    encoder = FAMILIES[name].encoder
+    alone = encoder is not None and config.get("architectures") == [encoder.model_class]
+    return encoder if encoder is not None and alone else FAMILIES[name]
 
 
 def architecture_of(config: Mapping[str, Any], family: Family | None = None) -> Architecture:
@@ -388,7 +390,7 @@ def _take_twins(left: dict[str, Tensor], family: Family, a: Architecture, expect
 
 def _check_left(left: Mapping[str, Tensor], family: Family, made: Mapping[str, Tensor]) -> None:
     """Nothing is left over but a tied readout's second copy."""
-    readout = next(f"{row.theirs}.weight" for row in family.rows if row.ours == "unembed")
+    readout = next((f"{row.theirs}.weight" for row in family.rows if row.ours == "unembed"), "")
     for name, tensor in left.items():
         if name != readout:
             raise FamilyError(f"the tensor {name} is left over: nothing in config.json or our words asks for it")

@@ -22,7 +22,7 @@ from pellucid.model import Transformer
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
-LONGEST_LIST, LONGEST_TOKENIZER = 1 << 14, 1 << 26
+LONGEST_LIST, LONGEST_TOKENIZER, LONGEST_NGRAM = 1 << 14, 1 << 26, 1 << 10
 #: numbers in a table of positions, unless the weights have more: 131,072 places of 128 coordinates
 LARGEST_TABLE = 1 << 24
 #: the files that a tokenizer may lie in; those of a row are one
@@ -259,6 +259,8 @@ def _check_sizes(path: Path, a: Architecture) -> None:
     for name, most in BOUNDS.items():
         if (value := _look_up(sizes, name)) is not None and not value <= most:
             raise FolderError(f"{path}: {name} = {value}: expected {most:,} at most")
+    if max(a.ngrams, default=0) > LONGEST_NGRAM:
+        raise FolderError(f"{path}: ngrams = {max(a.ngrams)}: expected {LONGEST_NGRAM} at most")
     if a.encoder is not None:
         _check_sizes(path, a.encoder)
 

@@ -1,5 +1,6 @@
 """T5 and BART: an encoder and a decoder that reads it, embedding their tokens by one matrix."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,6 +102,35 @@ def t5_stack(theirs: str, cross: bool) -> tuple[Row, ...]:
     return rows + (crossing if cross else ())
 
 
+def t5_encoder(t5: Family) -> Family:
+    """T5EncoderModel: what the tables of T5 say of the encoder, said of the model itself, which has no readout."""
+
+    def own(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {n.removeprefix("encoder."): v for n, v in values.items() if n.startswith("encoder.")}
+
+    fields = ((f, tuple(own(dict.fromkeys(f.names)))) for f in t5.fields)
+    rows = (row for row in t5.rows if row.modules[0].startswith("encoder."))
+    return dataclasses.replace(
+        t5,
+        model_class="T5EncoderModel",
+        body="T5EncoderModel",
+        fields=tuple(dataclasses.replace(f, ours=names) for f, names in fields if names),
+        rows=(
+            Row("shared", "embed.token"),
+            *(dataclasses.replace(r, ours=r.modules[0].removeprefix("encoder."), where=own(r.where)) for r in rows),
+        ),
+        derived=(Derived(lambda entries: own(feed_forward(entries)), feed_forward_proj),),
+        words=own(t5.words) | {"readout": "none"},
+        constants={},
+        copies={"encoder.embed_tokens.weight": "shared.weight"},
+        ignored={r"^(decoder|lm_head)\.": "the decoder, which this class does not have"},
+        limits={"n_layers": t5.limits["n_layers"]},
+        without_effect=dict.fromkeys(
+            ("num_decoder_layers", "tie_word_embeddings", "scale_decoder_outputs"), "of the decoder"
+        ),
+    )
+
+
 T5 = Family(
     name="t5",
     model_class="T5ForConditionalGeneration",
@@ -148,9 +178,10 @@ T5 = Family(
     limits={
         "n_layers": lambda a: a.n_layers > 0,
         "encoder.n_layers": lambda a: a.encoder is not None and a.encoder.n_layers > 0,
-        "logit_scale": lambda a: (a.logit_scale == "1") == (a.unembed == "untied"),
+        "logit_scale": lambda a: (a.logit_scale == "1") == (a.unembed == "untied") or a.readout == "none",
     },
 )
+T5 = dataclasses.replace(T5, encoder=t5_encoder(T5))
 
 
 # BART ---------------------------------------------------------------------------------------------

@@ -17,7 +17,12 @@ _ABSENT = object()
 #: no model in use comes near; beyond these a config.json is damaged or made to fill the memory
 BOUNDS = {"n_vocab": 1 << 24, "n_ctx": 1 << 21, "d_model": 1 << 17, "n_layers": 1 << 10, "n_segments": 1 << 10}
 BOUNDS |= {"attention.n_heads": 1 << 12, "attention.n_kv_heads": 1 << 12, "attention.d_head": 1 << 14}
-BOUNDS |= {"mlp.d_ff": 1 << 20, "positions.n_buckets": 1 << 16, "positions.max_distance": 1 << 21}
+BOUNDS |= {
+    "mlp.d_ff": 1 << 20,
+    "mlp.n_hidden": 1 << 10,
+    "positions.n_buckets": 1 << 16,
+    "positions.max_distance": 1 << 21,
+}
 LARGEST = 1 << 40
 
 

@@ -87,6 +87,7 @@ class Family:
                held to on the way in as on the way out
     writes     the same for what a file may say and their class would not take: held to on the way out alone
     body       their class without a head, whose files may lack the readout's tensors
+    encoder    the family of their class of the encoder alone, where there is one
     """
 
     name: str
@@ -105,6 +106,7 @@ class Family:
     writes: Mapping[str, Callable[[Architecture], bool]] = field(default_factory=dict)
     without_effect: Mapping[str, str] = field(default_factory=dict)
     body: str = ""
+    encoder: "Family | None" = None
 
     def __post_init__(self):
         if not self.body:
