@@ -139,7 +139,7 @@ def test_a_full_disk_leaves_no_folder(tmp_path, capsys, text, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "open", full, raising=False)
-    assert "No space left on device: " in refused(tmp_path, capsys, text)
+    assert "No space left on device" in refused(tmp_path, capsys, text)
 
 
 def test_bytes_that_are_not_text_are_counted_replaced_and_reported(tmp_path, capsys):
