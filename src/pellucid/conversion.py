@@ -233,10 +233,13 @@ def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = Fal
     if not (path / "recipe.json").exists():
         folder = open_folder(path, trust=trust)
         return Model(folder.architecture, folder.tokenizer(), folder.ours, folder, {"source": Path(given).name})
+    recipe = read_json(path / "recipe.json")
+    if (kind := recipe.get("kind", "transformer") if isinstance(recipe, dict) else None) != "transformer":
+        raise FolderError(f"{path} is a run of kind {kind}: only transformers are converted")
     network, tokenizer, step = load_run(path, checkpoint, torch.device("cpu"), base_weights)
     state = state_of(network)
     about = {"source": f"{path.name}, step {step}", "data": read_json(path / "data.json")}
-    about["recipe"] = read_json(path / "recipe.json")
+    about["recipe"] = recipe
     about["losses"] = losses_of(path, step)
     about["training"] = training_of(path, step)
     return Model(network.architecture, tokenizer, lambda: iter(state.items()), None, about, path)

@@ -194,6 +194,15 @@ def test_a_family_that_cannot_represent_it_names_the_option(tmp_path, shakespear
     assert not (tmp_path / "hf").exists()
 
 
+def test_a_run_of_another_kind_is_refused_by_its_kind(tmp_path, shakespeare, monkeypatch):
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_text(shakespeare[:5_000])
+    fields = {"order": 2, "tokenizer": "byte"}
+    run = pellucid.train(tmp_path / "text.txt", out=tmp_path / "run", predictor="ngram", fields=fields)
+    with pytest.raises(FolderError, match="is a run of kind ngram: only transformers are converted"):
+        pellucid.convert(run.path, tmp_path / "new")
+
+
 @pytest.mark.parametrize("fields", [{"mlp.n_hidden": 2}, {"norm.kind": "rms", "positions.kind": "alibi"}])
 def test_the_loader_beside_our_layout_gives_our_logits(fields, tmp_path, shakespeare, monkeypatch):
     model = make_model(shakespeare[:5_000], **fields)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from drawing import architectures, difference, make_network
+from drawing import N_VOCAB, architectures, difference, make_network
 from pellucid.generate.decode import generate_ids
 from pellucid.generate.sampling import Sampling
 from pellucid.hub.own_code import PREFIX, code_config, model_class
@@ -178,7 +178,8 @@ def test_beams_take_their_cache_with_them(a, n_prompt):
 def test_guessed_tokens_that_are_wrong_leave_the_cache(a, n_prompt):
     """Speculation by what stood in the prompt crops keys and tokens together; beyond the context it is refused."""
     model, tokens = opened(make_network(a)), draw_tokens(a, 1, n_prompt).repeat(1, 2)[:, : n_prompt + 1]
-    given = {"attention_mask": torch.ones_like(tokens), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    ends = {"pad_token_id": 0, "eos_token_id": N_VOCAB}  # an id that never comes
+    given = {"attention_mask": torch.ones_like(tokens), "do_sample": False, **ends}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plain, guessed = (
@@ -187,4 +188,4 @@ def test_guessed_tokens_that_are_wrong_leave_the_cache(a, n_prompt):
         )
         assert guessed.tolist() == plain.tolist()
         with pytest.raises(ValueError, match="guessed ahead beyond the context of 14"):
-            model.generate(tokens.repeat(1, 8), max_new_tokens=4, prompt_lookup_num_tokens=3, pad_token_id=0)
+            model.generate(tokens.repeat(1, 8), max_new_tokens=4, prompt_lookup_num_tokens=3, **ends)

@@ -198,6 +198,36 @@ def test_an_encoder_decoder_writes_the_target_of_a_source(family, tmp_path, shak
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
 
 
+RUN = TINY | {"tokenizer": "byte", "batch": 4, "device": "cpu", "precision": "float32", "compile": "no"}
+RUN |= {"attention": "fused", "sample_every": -1, "n_ctx": 64, "learning_rate": 0.05}
+
+
+@pytest.mark.parametrize("objective", ["next-token", "prefix", "masked", "source-target"])
+def test_a_run_of_every_objective_opens(objective, tmp_path, shakespeare, monkeypatch):
+    """As `pellucid train` leaves it: the text, the filling or the target that Pellucid gives."""
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    lines = [line for line in shakespeare[:6_000].splitlines() if 5 < len(line) < 50]
+    pairs = objective == "source-target"
+    text = tmp_path / ("text.tsv" if pairs else "text.txt")
+    text.write_text("".join(f"{line}\t{line[::-1]}\n" if pairs else f"{line}\n" for line in lines))
+    run = pellucid.train(text, out=tmp_path / "run", steps=4, fields=RUN | {"objective": objective}).path
+    model, folder = pellucid.load(run, device="cpu"), pellucid.convert(run, tmp_path / "out").folder
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "pellucid"
+    hf = open_auto(folder, list(auto_classes(model.architecture))[-1])
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    given = tokenizer("we<|mask|> are" if objective == "masked" else "First Citizen:", return_tensors="pt")
+    if objective == "masked":
+        with torch.no_grad():
+            logits = hf(**given).logits[0, 2, : model.tokenizer.separator]
+        assert tokenizer.decode(logits.argmax()) == model.fill("we[MASK] are")[0].texts[0]
+        return
+    written = tokenizer.decode(hf.generate(**given, max_new_tokens=80, do_sample=False)[0], skip_special_tokens=True)
+    if pairs:
+        assert written == model.generate(source="First Citizen:", max_tokens=80, temperature=0).text
+    else:
+        assert written == str(model.generate("First Citizen:", max_tokens=80, temperature=0))
+
+
 def test_labels_give_a_loss_and_every_weight_a_gradient(small):
     model, folder = small
     hf = open_auto(folder, "AutoModelForCausalLM")
@@ -220,7 +250,8 @@ def test_caches_of_every_origin_give_the_same_text(small):
     expected = hf.generate(tokens, max_new_tokens=9, **options)
     for cache in (transformers.DynamicCache(), transformers.DynamicCache(config=hf.config)):
         assert torch.equal(hf.generate(tokens, past_key_values=cache, max_new_tokens=9, **options), expected)
-    assert torch.equal(hf.generate(tokens, prefill_chunk_size=2, max_new_tokens=9, **options), expected)
+    chunks = {"prefill_chunk_size": 2, "past_key_values": transformers.DynamicCache()}
+    assert torch.equal(hf.generate(tokens, **chunks, max_new_tokens=9, **options), expected)
     begun = hf.generate(tokens, max_new_tokens=4, return_dict_in_generate=True, **options)
     ended = hf.generate(begun.sequences, past_key_values=begun.past_key_values, max_new_tokens=5, **options)
     assert torch.equal(ended, expected)

@@ -491,7 +491,7 @@ class PellucidGeneration(PellucidPreTrainedModel, GenerationMixin):
         the mask of these tokens.
         """
         n, mask, past = input_ids.size(1), given.get(own), given["past_key_values"]
-        if past is not None and n_new > 1 and n != prompt_length:
+        if given.get("use_cache") and n_new > 1 and n != prompt_length:
             raise ValueError(
                 f"tokens were guessed ahead beyond the context of {self.n_ctx}, where the text before them is read "
                 "afresh: generate fewer tokens, or without assistant_model and prompt_lookup_num_tokens"
