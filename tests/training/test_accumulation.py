@@ -62,17 +62,26 @@ def test_passes_of_different_sizes_add_up_by_their_tokens(text, tmp_path):
 
 @pytest.mark.parametrize(("word", "tolerance"), [("adamw", 1e-6), ("muon", 1e-4)])
 def test_weights_after_some_steps_are_those_of_the_large_batch(text, tmp_path, word, tolerance):
-    found = []
-    for batch, accumulate in ((8, 1), (2, 4)):
-        out = tmp_path / f"{word}-{batch}"
-        training = make_training(text, out, optimizer=word, batch=batch, accumulate=accumulate, dropout=0.0, steps=6)
+    """Exactly so in float64; in float32 up to the rounding that separates the large batch itself from float64.
+
+    AdamW divides a gradient by its own size: where an entry is nearly zero, its rounding counts in full.
+    """
+
+    def weights(batch, accumulate, dtype):
+        out = tmp_path / f"{word}-{batch}-{dtype}"
+        options = {"optimizer": word, "batch": batch, "accumulate": accumulate, "dropout": 0.0, "steps": 6}
+        training = make_training(text, out, dtype, **options)
         for _ in range(6):
             training.take_step()
-        found.append({n: p.detach() for n, p in training.network.named_parameters()})
-    whole, parts = found
+        return {name: p.detach().double() for name, p in training.network.named_parameters()}
+
+    exact, exact_parts = (weights(*sizes, torch.float64) for sizes in ((8, 1), (2, 4)))
+    whole, parts = (weights(*sizes, torch.float32) for sizes in ((8, 1), (2, 4)))
     for name in whole:
-        error = (parts[name] - whole[name]).abs().max() / max(1.0, whole[name].abs().max())
-        assert error <= tolerance, (name, error)
+        size = max(1.0, exact[name].abs().max().item())
+        assert (exact_parts[name] - exact[name]).abs().max() <= 1e-9 * size, name
+        rounding = (whole[name] - exact[name]).abs().max().item()
+        assert (parts[name] - whole[name]).abs().max() <= max(tolerance * size, 4 * rounding), (name, rounding)
 
 
 @drawn(st.integers(1, 300), st.sampled_from([16, 64, 256, 1024]), st.sampled_from([32, 384, 2048]))
