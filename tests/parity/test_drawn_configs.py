@@ -93,6 +93,32 @@ def test_every_entry_of_their_class_is_read_or_known_to_decide_nothing(name):
     assert unknown_entries(config | {"use_frobnication": True}) == ["use_frobnication"]
 
 
+#: what files on the hub say beside the sizes, as far as their classes do not know it any more
+HUB = {
+    "gpt2": {"n_ctx": 1024, "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}},
+    "openai-gpt": {"n_ctx": 512, "predict_special_tokens": True, "n_special": None},
+    "gptj": {"rotary": True, "scale_attn_weights": True, "n_ctx": 2048, "gradient_checkpointing": False},
+    "gpt_bigcode": {"inference_runner": 0, "max_batch_size": None, "pad_key_length": True, "n_ctx": 8192},
+    "bert": {"directionality": "bidi", "pooler_fc_size": 768, "pooler_type": "first_token_transform"},
+    "distilbert": {"tie_weights_": True, "finetuning_task": "sst-2"},
+    "bloom": {"offset_alibi": 100, "skip_bias_add": True, "masked_softmax_fusion": True, "n_inner": None},
+    "bart": {"add_bias_logits": False, "normalize_before": False, "normalize_embedding": True, "_num_labels": 3},
+    "t5": {"output_past": True, "early_stopping": True, "prefix": "translate English to German: "},
+    "llama": {"pretraining_tp": 1, "rope_scaling": None, "torch_dtype": "float16", "unsloth_version": "2024.9"},
+    "qwen2": {"use_mrope": False, "max_window_layers": 21},
+    "gemma": {"hidden_activation": None, "hidden_act": "gelu"},
+    "gemma2": {"hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid"},
+    "gemma3_text": {"cache_implementation": "hybrid", "_sliding_window_pattern": 2},
+}
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_entries_of_files_on_the_hub_are_known(name):
+    config = config_of_theirs(name, "tied").to_dict()
+    assert unknown_entries(config | HUB[name]) == []
+    assert _settled(architecture_of(config | HUB[name])) == _settled(architecture_of(config))
+
+
 @pytest.mark.parametrize("name", TINY)
 def test_entries_that_are_missing_have_their_class_s_values(name):
     config = getattr(transformers, TINY[name][0]).config_class().to_dict()

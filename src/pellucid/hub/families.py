@@ -93,7 +93,7 @@ def _paths(values: Mapping[str, Any], nested: set[str], before: str = "") -> Ite
 
 def _read(entries: Entries, family: Family) -> Architecture:
     """The architecture that the entries describe, whatever the family's limits are."""
-    for path, constant in (CONSTANTS | family.constants).items():
+    for path, constant in {**CONSTANTS, **family.constants}.items():
         value = entries.given(path) if entries.has(path) else constant
         if value != constant and (constant or value is not None):
             raise FamilyError(
@@ -118,9 +118,9 @@ def _value(entries: Entries, row: Field) -> Any:
     """What the entry of a row sets our fields to; the type is that of our field."""
     name = row.names[0].removeprefix("encoder.")
     if row.words is not None:
-        flags = all(isinstance(word, bool) for word in row.words)
-        ask = entries.flag if flags else lambda path, *usual: entries.word(path, usual[0], row.words, usual[1])
-        return row.words[ask(row.theirs, row.default, row.null)]
+        if all(isinstance(word, bool) for word in row.words):
+            return row.words[entries.flag(row.theirs, row.default, row.null)]
+        return row.words[entries.word(row.theirs, row.default, row.words.keys(), row.null)]
     if field_type(name) is int:
         least, most = int(name not in ("n_layers", "n_segments")), BOUNDS[name]
         return entries.whole(row.theirs, row.default, row.null, least=least, most=most)

@@ -93,10 +93,10 @@ class Folder:
 
     def ids(self) -> IdTokenizer:
         """What reads ids in the place of a tokenizer; config.json says which id ends a text."""
-        end = self.config.get("eos_token_id")
-        end = end[0] if isinstance(end, list) and end else end
-        known = type(end) is int and 0 <= end < self.architecture.n_vocab
-        return IdTokenizer(self.architecture.n_vocab, end if known else None)
+        given = self.config.get("eos_token_id")
+        ends = given if isinstance(given, list) else [given]
+        known = [end for end in ends if type(end) is int and 0 <= end < self.architecture.n_vocab]
+        return IdTokenizer(self.architecture.n_vocab, known[0] if known else None)
 
     def notes(self, tokenizer: Tokenizer) -> list[str]:
         """What whoever opens the model with this tokenizer should know, a sentence each."""

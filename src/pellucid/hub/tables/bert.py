@@ -122,6 +122,7 @@ DISTILBERT = Family(
     ),
     words={**BERT.words, "norm.eps": 1e-12, "n_segments": 0},
     constants={"sinusoidal_pos_embds": False},
+    without_effect={"tie_weights_": "tie_word_embeddings says it"},
     rows=(
         Row("distilbert.embeddings.word_embeddings", "embed.token"),
         Row("distilbert.embeddings.position_embeddings", "embed.position"),

@@ -239,10 +239,15 @@ BART = Family(
     ),
     words=of_both(block="post", embed_norm="norm", final_norm="none", norm__kind="layer", norm__eps=1e-5)
     | {"encoder.attention.mask": "bidirectional", "readout": "affine"},
-    # the last five are of the files on the hub, whose authors' code read them
+    # the last six are of the files on the hub, whose authors' code read them
     constants={"is_encoder_decoder": True, "normalize_before": False, "normalize_embedding": True}
-    | {"add_final_layer_norm": False, "static_position_embeddings": False, "add_bias_logits": False},
-    without_effect={"extra_pos_embeddings": "the two rows before the first position, which every model of them has"},
+    | {"add_final_layer_norm": False, "static_position_embeddings": False, "add_bias_logits": False}
+    | {"do_blenderbot_90_layernorm": False},
+    without_effect={
+        "extra_pos_embeddings": "the two rows before the first position, which every model of them has",
+        "force_bos_token_to_be_generated": "how texts are drawn",
+        "save_step": "how it was trained",
+    },
     rows=(
         Row("model.shared", "embed.token", where={"unembed": ("tied",)}),
         Row("model.decoder.embed_tokens", "embed.token", where={"unembed": ("untied",)}),

@@ -18,6 +18,12 @@ SIZES = (
     Field("n_head|num_attention_heads", "attention.n_heads", 12),
 )
 
+#: entries of StarCoder's files
+ANOTHER_PROGRAM = ("inference_runner", "validate_runner_input", "pre_allocate_kv_cache", "pad_key_length")
+ANOTHER_PROGRAM += ("max_sequence_length", "max_batch_size")
+#: the files of OpenAI's models say the context twice
+N_CTX = {"n_ctx": "n_positions says it"}
+
 GPT2 = Family(
     name="gpt2",
     model_class="GPT2LMHeadModel",
@@ -51,6 +57,7 @@ GPT2 = Family(
         Row("lm_head", "unembed"),
     ),
     ignored={r"\.attn\.(masked_)?bias$": "the causal mask, written out"},
+    without_effect=N_CTX,
 )
 
 GPT_NEOX = Family(
@@ -123,6 +130,7 @@ GPT1 = Family(
         Row("lm_head", "unembed"),
     ),
     ignored={r"\.attn\.bias$": "the causal mask, written out", r"position_ids$": "0, 1, 2, ..."},
+    without_effect={**N_CTX, "predict_special_tokens": "whether the embedding has rows for them"},
 )
 
 GPT_BIGCODE = Family(
@@ -140,7 +148,8 @@ GPT_BIGCODE = Family(
     without_effect=dict.fromkeys(
         ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"), "the precision of the softmax"
     )
-    | {"num_key_value_heads": "multi_query says it"},
+    | {"num_key_value_heads": "multi_query says it", **N_CTX}
+    | dict.fromkeys(ANOTHER_PROGRAM, "read by another program"),
     rows=tuple(
         # Linear where GPT-2 has Conv1D
         dataclasses.replace(row, transposed=False, fused="heads" if row.ours is QKV else "modules")

@@ -64,6 +64,9 @@ GPTJ = Family(
         Row("lm_head", "unembed"),
     ),
     ignored=CAUSAL | {r"embed_positions$": "a constant of the rotary positions"},
+    # of the files on the hub, whose authors' code read them
+    constants={"rotary": True, "scale_attn_weights": True},
+    without_effect={"n_ctx": "n_positions says it"},
 )
 
 PHI = Family(
