@@ -132,6 +132,15 @@ def model(tmp_path_factory: pytest.TempPathFactory):
     return character_model(folder=tmp_path_factory.mktemp("characters") / "run")
 
 
+@pytest.fixture(scope="module")
+def models(model, tmp_path_factory: pytest.TempPathFactory):
+    """The same model from three starts."""
+    from character_model import character_model
+
+    folder = tmp_path_factory.mktemp("more_characters")
+    return [model, *(character_model(folder=folder / str(seed), seed=seed) for seed in (2, 3))]
+
+
 @pytest.mark.parametrize("reached", [None, 3])
 def test_a_training_that_was_cut_is_said(reached: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Before the first step nothing is there; after it there is a checkpoint, which is not the model asked for."""
@@ -158,8 +167,8 @@ class TestCharacterModel:
         drawn(figures, "losses_after_each_block")
 
     @pytest.mark.item("S4-mlp-c", "S4-mlp-d", "S4-mlp-e")
-    def test_key_value_memories(self, model, figures: Path):
-        found = example("key_value_memories").main(model)
+    def test_key_value_memories(self, models, figures: Path):
+        found = example("key_value_memories").main(models)
         assert max(found["memory_error"], found["attention_error"]) < 1e-12
         assert all(found[f"agreement_{l}"] >= 2 * found[f"shuffled_{l}"] for l in range(3))
         drawn(figures, "key_value_memories")
