@@ -461,6 +461,13 @@ def fork_in_another_order(self, rows=None):
     return FORK(self, None if rows is None else rows.flip(0))
 
 
+def keep_last_keys_alone(self, length):
+    """Where rows move to the left, their values stay."""
+    if (start := self.length - length) > 0:
+        self.store[0, ..., :length, :] = self.store[0, ..., start : self.length, :].clone()
+        self.length = length
+
+
 def replace_one_column_before(self, rows, fresh):
     start, end = self.length - fresh.length - 1, self.length - 1
     self.store[:, :, rows, :, start:end] = fresh.store[..., : fresh.length, :]
@@ -491,8 +498,11 @@ CACHES = {
     "rows mixed up when one is finished": Fault(
         replace_method(Cache, "fork", fork_in_another_order), "blocks.0.attn.scores", law=GENERATED
     ),
+    "keys that move to the left without their values": Fault(
+        replace_method(Cache, "keep_last", keep_last_keys_alone), "blocks.0.attn.z", LONG, GENERATED
+    ),
     "a window that moved put one column too far left": Fault(
-        replace_method(Cache, "replace", replace_one_column_before), "blocks.0.attn.scores", law=GENERATED
+        replace_method(Cache, "replace", replace_one_column_before), "blocks.0.attn.scores", LONG, GENERATED
     ),
 }
 

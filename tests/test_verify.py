@@ -108,10 +108,11 @@ def test_long_rows_are_cut_to_what_is_affordable():
 
 
 def test_what_was_not_read_is_said(monkeypatch):
-    always = "dropout, and graphs that are compiled or recorded"
+    always = "dropout, tokens that are guessed ahead, and graphs that are compiled or recorded"
     assert verify(make_network(BASE)).unread == (always,)
     monkeypatch.setattr("pellucid.verify.examine.MOST_IN_A_ROW", 60)
     monkeypatch.setattr("pellucid.verify.windows.MOST_KEYS", 90)
+    monkeypatch.setattr("pellucid.verify.reference_laws.MOST_CONTEXT", 99)
     monkeypatch.setattr("pellucid.verify.packed.MOST_PARAMETERS", 100)
     a = BASE.with_fields({"n_ctx": 100, "attention.windows": (0, 64, 70), "n_layers": 3})
     report = verify(make_network(a, dtype=torch.float32))
@@ -261,7 +262,7 @@ def test_a_given_mask_that_is_forgotten_is_found():
         "generated = reference",
     }
     assert {check_of(report, law).first for law in broken(report)} == {"blocks.1.attn.scores"}
-    assert check_of(report, "given masks = reference").measured.startswith("a prefix: blocks.1.attn.scores: ")
+    assert check_of(report, "given masks = reference").measured.startswith("a drawn mask: blocks.1.attn.scores: ")
 
 
 def test_no_gradient_of_what_is_too_large(monkeypatch):

@@ -34,7 +34,7 @@ def in_pieces(network: Transformer, tokens: Tensor, sizes: Sequence[int]) -> Com
         with torch.no_grad():
             if "source" in given:
                 given["source"] = network.encode(given["source"], tap=encoded)
-            for size in sizes:
+            for size in filter(None, sizes):
                 piece, recorder = slice(start, start + size), Recorder(names)
                 kinds = {name: value[:, piece] for name, value in given.items() if name == "segments"}
                 network(tokens[:, piece], cache=cache, tap=recorder, **given | kinds)

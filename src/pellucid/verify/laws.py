@@ -58,7 +58,7 @@ def cached_is_uncached(s: Subject) -> Result:
         return Result(None, "attention.mask = bidirectional: nothing can be cached")
     splits = {"token by token": [1] * n, "in halves": [n // 2, n - n // 2], "all but the last": [n - 1, 1]}
     for how, sizes in splits.items():
-        first, apart = compare_cached(s, s.longest, [size for size in sizes if size])
+        first, apart = compare_cached(s, s.longest, sizes)
         if first is not None:
             return broken_by(first, f"read {how}")
         worst = max(worst, apart)

@@ -18,8 +18,9 @@ from pellucid.verify.cases import ALL, Place, Row, is_by_key, source_of
 from pellucid.verify.comparison import Weights, compare, compare_at, defined
 from pellucid.verify.report import Difference
 
-#: by how many tokens every row grows, and the step behind which the second row of several is finished and dropped
-STEPS, DROP_AFTER = 3, 1
+#: by how many tokens every row grows, and which row is finished behind which step: then the cache of the others is
+#: copied, and moved to the left once the longest is gone
+STEPS, FINISHED = 4, {1: 1, 3: 0}
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Plan:
         return found
 
 
-def make_plan(a: Architecture, n: int, n_rows: int = 3) -> Plan:
+def make_plan(a: Architecture, n: int) -> Plan:
     """Prompts of different lengths, the longest of n tokens, or of one less than the context where that is shorter."""
     generator = torch.Generator().manual_seed(1)
 
@@ -52,7 +53,7 @@ def make_plan(a: Architecture, n: int, n_rows: int = 3) -> Plan:
         return tuple(torch.randint(0, a.n_vocab, (length,), generator=generator).tolist())
 
     longest = max(1, min(n, a.n_ctx - 1))
-    prompts = tuple(draw(length) for length in [longest, (longest + 1) // 2, 1][:n_rows])
+    prompts = tuple(draw(length) for length in (longest, (longest + 1) // 2, 1))
     following = tuple(draw(STEPS) for _ in prompts)
     if a.encoder is None:
         return Plan(prompts, following, None)
@@ -126,9 +127,10 @@ def read(network: Transformer, plan: Plan, keep: Iterable[str]) -> list[Read]:
                 # a row whose window moved is in two calls: the second one read it afresh
                 call = next(call for call in reversed(watch.calls) if row.prompt in call.prompts)
                 found.append(_read(call, watch.encoder, row, plan, logits[n], n_ctx))
-            if step == DROP_AFTER and len(rows) > 2:
-                reader.select([0, 2])
-                del rows[1]
+            going_on = [n for n, row in enumerate(rows) if row.prompt != FINISHED.get(step)]
+            if len(going_on) < len(rows):
+                reader.select(going_on)
+                rows = [rows[n] for n in going_on]
             for row in rows:
                 row.generated += plan.following[row.prompt][step : step + 1]
     return found

@@ -1,11 +1,13 @@
 """The laws that compare the engine with the definition. Each is a function of the model under examination."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from pellucid.model.mask import prefix_mask
+from pellucid.model.mask import documents_mask, prefix_mask
+from pellucid.reference import masks
 from pellucid.verify.cached import in_pieces
 from pellucid.verify.cases import Case, alone, padded_batch
 from pellucid.verify.comparison import Subject, compare_case, compare_gradients, defined, first_wrong
@@ -20,6 +22,9 @@ from pellucid.verify.windows import compare_masks
 GRADIENT_TOKENS, MOST_PARAMETERS = 6, 200_000_000
 #: how many positions of the context are given, and the tokens of the longest row of a batch
 POSITIONS, BATCH_TOKENS = 48, 16
+#: generation is followed beyond a full context where the context has at most so many tokens, and costs at most so many
+#: multiplications by weights
+MOST_CONTEXT, AFFORDABLE_CONTEXT = 256, 2e9
 
 
 def broken_by(difference: Difference, where: str = "") -> Result:
@@ -55,14 +60,24 @@ def gradients_are_the_reference_s(s: Subject) -> Result:
 
 
 def masks_are_the_reference_s(s: Subject) -> Result:
-    """Masks given with the input: a prefix that reads itself, and one drawn at random with a row that reads nothing."""
+    """Masks given with the input: a prefix that reads itself, documents packed into one row, and one drawn at random.
+
+    The first two are made by the engine for itself and by the definition for itself. In the last a row reads nothing.
+    """
     n = s.longest.size(1)
+    prefix, documents = (n + 1) // 2, torch.arange(n) * 3 // n
     drawn = torch.rand(n, n, generator=torch.Generator().manual_seed(0)) < 0.6
     drawn[n // 2] = False
-    given = {"a prefix": {"mask": prefix_mask(torch.tensor([(n + 1) // 2]), n)[0]}, "a drawn mask": {"mask": drawn}}
-    if s.a.encoder is not None:
-        given["a drawn mask"]["source_mask"] = drawn[:, : s.a.encoder.n_ctx]
-    return _cases(s, [alone(s.a, s.longest, name, **masks) for name, masks in given.items()])
+    source = {} if s.a.encoder is None else {"source_mask": drawn[:, : s.a.encoder.n_ctx]}
+    made = {
+        "a prefix": (prefix_mask(torch.tensor([prefix]), n)[0], masks.prefix_mask(n, prefix)),
+        "documents": (documents_mask(documents[None])[0], masks.documents_mask(documents.numpy())),
+    }
+    cases = [alone(s.a, s.longest, "a drawn mask", mask=drawn, **source)]
+    for name, (engine, definition) in made.items():
+        case = alone(s.a, s.longest, name, mask=engine)
+        cases.append(replace(case, rows=(replace(case.rows[0], mask=torch.from_numpy(definition)),)))
+    return _cases(s, cases)
 
 
 def _cases(s: Subject, cases: Sequence[Case]) -> Result:
@@ -73,7 +88,7 @@ def _cases(s: Subject, cases: Sequence[Case]) -> Result:
         if (first := first_wrong(found)) is not None:
             return broken_by(first, case.name)
         worst = max(worst, *(d.size for d in found))
-    return Result(True, f"{' and '.join(case.name for case in cases)}, every tensor within {worst:.1e}")
+    return Result(True, f"{', '.join(case.name for case in cases)}: every tensor within {worst:.1e}")
 
 
 def a_long_row_is_the_reference_s(s: Subject) -> Result:
@@ -148,12 +163,21 @@ def generated_is_the_reference_s(s: Subject) -> Result:
     """What `generate` reads: a cache of rows of different lengths, grown, dropped, and moved on from a full context."""
     if s.a.attention.mask == "bidirectional":
         return Result(None, "attention.mask = bidirectional: nothing is generated")
-    plan, worst = make_plan(s.a, min(s.longest.size(1), BATCH_TOKENS)), 0.0
+    plan, worst = make_plan(s.a, generated_tokens(s)), 0.0
     for difference in compare_reads(s.exact, Defined(s.a, s.weights, plan)):
         if not difference.small:
             return broken_by(difference)
         worst = max(worst, difference.size)
-    return Result(True, f"{len(plan.prompts)} rows, {len(plan.following[0])} tokens more, within {worst:.1e}")
+    lengths = ", ".join(str(len(prompt)) for prompt in plan.prompts)
+    return Result(True, f"rows of {lengths} tokens and {len(plan.following[0])} more, within {worst:.1e}")
+
+
+def generated_tokens(s: Subject) -> int:
+    """The tokens of the longest prompt that is continued: one less than the context where that is affordable."""
+    n_parameters = sum(p.numel() for p in s.exact.parameters())
+    if s.a.n_ctx <= MOST_CONTEXT and s.a.n_ctx * n_parameters <= AFFORDABLE_CONTEXT:
+        return s.a.n_ctx - 1
+    return min(s.longest.size(1), BATCH_TOKENS)
 
 
 def packed_is_the_reference_s(s: Subject) -> Result:

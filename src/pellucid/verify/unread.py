@@ -1,9 +1,9 @@
-"""What an examination leaves out, said so that nobody takes it for read."""
+"""What `verify` does not read: the report says it, so that nobody takes it for verified."""
 
 from pellucid.generate.products import PRODUCTS, available
 from pellucid.verify.comparison import Subject
 from pellucid.verify.packed import kinds_of, refusal
-from pellucid.verify.reference_laws import BATCH_TOKENS, POSITIONS, spread_positions
+from pellucid.verify.reference_laws import POSITIONS, generated_tokens, spread_positions
 from pellucid.verify.windows import most_keys
 
 
@@ -14,7 +14,7 @@ def what_is_not_read(s: Subject) -> tuple[str, ...]:
         *_windows(s),
         *_packed(s),
         *_generated(s),
-        "dropout, and graphs that are compiled or recorded",
+        "dropout, tokens that are guessed ahead, and graphs that are compiled or recorded",
     )
 
 
@@ -49,7 +49,6 @@ def _packed(s: Subject) -> list[str]:
 
 def _generated(s: Subject) -> list[str]:
     """What happens when the text outgrows the context."""
-    n = min(s.longest.size(1), BATCH_TOKENS)
-    if s.a.attention.mask == "bidirectional" or n >= s.a.n_ctx - 1:
+    if s.a.attention.mask == "bidirectional" or generated_tokens(s) >= s.a.n_ctx - 1:
         return []
     return ["texts that outgrow the context while they are generated"]
