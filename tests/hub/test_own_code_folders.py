@@ -342,7 +342,18 @@ def test_the_written_code_is_whole(tmp_path):
         assert packages - sys.stdlib_module_names <= {"torch", "transformers", ""}
         assert "jaxtyping" not in text
         (tmp_path / f"{name}.py").write_text(text)
-    checks = ["ruff", "check", "--isolated", "--select", "F", "--ignore", "F722,F821", str(tmp_path)]
+    checks = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--select",
+        "F",
+        "--ignore",
+        "F722,F821",
+        str(tmp_path),
+    ]
     done = subprocess.run(checks, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
