@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -31,9 +31,8 @@ from pellucid.hub.tables import Family
 from pellucid.hub.write import (
     SHARD,
     Progress,
-    choose_family,
     dtype_of,
-    families_for,
+    exported_as,
     no_progress,
     write_config,
     write_object,
@@ -60,6 +59,8 @@ from pellucid.verify.parity import (
     our_logits,
 )
 
+#: what a card says where rates of dropout are left out
+NO_DROPOUT = "The rates of dropout, which act in training alone, are left out: this family has no fields for them."
 Layout = Literal["pellucid", "huggingface", "gguf", "adapter"]
 Kept = Literal["float32", "float16", "q8_0"]
 #: of max(1, largest logit): the code in a folder is the network's own source, so that sums alone may be rounded apart
@@ -163,10 +164,14 @@ def convert(
     progress("writing the weights", 0, 0)
     with aside(destination, file=layout == "gguf") as folder:
         n_bytes, parity = WRITERS[layout](model, folder, goal)
-        code = layout == "huggingface" and goal.choose_family(model) is None
+        family, written = goal.exported(model) if layout == "huggingface" else (None, model)
+        code = layout == "huggingface" and family is None
         if layout in ("pellucid", "huggingface"):
             said = str(parity or "the logits were not compared with those of another implementation")
-            write_card(folder, model.architecture, layout, said, licence, model.about, code)
+            notes = (
+                [] if written.architecture == model.architecture else [NO_DROPOUT.format(family.name if family else "")]
+            )
+            write_card(folder, written.architecture, layout, said, licence, model.about | {"notes": notes}, code)
     return Converted(destination, layout, n_bytes, parity, code)
 
 
@@ -218,13 +223,21 @@ class Goal:
         if self.weights is not None and self.weights not in get_args(Kept):
             raise FolderError(f"weights = {self.weights!r}: say one of {', '.join(get_args(Kept))}")
 
-    def choose_family(self, model: Model) -> Family | None:
-        """The family to write, None for code of our own; FamilyError where the one asked for cannot be written."""
-        if self.family == MODEL_TYPE:
-            return None
-        if wanted := self.family or (model.family.name if model.family else None):
-            return choose_family(model.architecture, wanted)
-        return next(iter(families_for(model.architecture)), None)
+    def exported(self, model: Model) -> tuple[Family | None, Model]:
+        """The family to write, and the model without rates of dropout that the family lacks; None for code of our own.
+
+        Raises FamilyError where the family that was asked for, or that the model comes from, cannot represent it.
+        """
+        wanted = self.family or (model.family.name if model.family else None)
+        if wanted == MODEL_TYPE:
+            return None, model
+        try:
+            family, a = exported_as(model.architecture, wanted)
+        except FamilyError:
+            if wanted:
+                raise
+            return None, model
+        return family, replace(model, architecture=a)
 
 
 def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = False) -> Model:
@@ -299,7 +312,7 @@ def to_pellucid(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | N
 
 def to_huggingface(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
     """A family's layout, or ours with code of its own, beside the implementation that it goes to."""
-    family = goal.choose_family(model)
+    family, model = goal.exported(model)
     n_bytes = write_huggingface(model, folder, family, goal.shard, goal.written)
     return n_bytes, check_export(model, folder, family).require() if goal.compares else None
 

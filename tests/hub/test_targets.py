@@ -10,6 +10,7 @@ from pellucid.architecture import ArchitectureError
 from pellucid.cli import main
 from pellucid.hub.families import FamilyError
 from pellucid.hub.targets import PRESET_FOR, check_target, opens_in
+from pellucid.hub.write import exported_as
 from pellucid.plan import as_dict, lines_of, make_plan, sizing
 from pellucid.presets import PRESETS, preset
 from pellucid.report.page import write_page
@@ -73,6 +74,25 @@ def test_the_end_of_a_run_the_report_and_a_plan_say_what_opens_the_model(run, te
     plan = make_plan("qwen3-mini", measure=False, accelerators=())
     assert line in lines_of(plan)
     assert f"opens in: {as_dict(plan)['opens_in']}" == line
+
+
+def test_dropout_keeps_no_model_from_its_family(text, tmp_path):
+    """Its rates act in training alone: runs that read a short text often have them, and open as the others do."""
+    dropped = preset("qwen3-mini").with_fields({"dropout": 0.1})
+    assert opens_in(dropped) == opens_in(preset("qwen3-mini"))
+    check_target("transformers", dropped, "bpe")
+    made = pellucid.train(text, out=tmp_path / "run", steps=1, fields=TINY | {"dropout": 0.1}, opens_in="transformers")
+    done = pellucid.convert(made.path, tmp_path / "folder")
+    assert json.loads((done.folder / "config.json").read_text())["model_type"] == "qwen3"
+    assert not done.code
+    assert done.parity.holds
+    assert "rates of dropout, which act in training alone, are left out" in (done.folder / "README.md").read_text()
+    # a family that has the rates keeps them
+    family, written = exported_as(preset("gpt2"))
+    assert (family.name, written) == ("gpt2", preset("gpt2"))
+    assert exported_as(dropped, "qwen3")[1] == preset("qwen3-mini")
+    with pytest.raises(FamilyError, match="gpt2 cannot say"):
+        exported_as(dropped, "gpt2")
 
 
 @pytest.mark.parametrize(

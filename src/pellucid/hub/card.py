@@ -25,7 +25,7 @@ def write_card(
 ) -> Path:
     """README.md with the hub's metadata in front.
 
-    about  may hold source, data, recipe, training and losses
+    about  may hold source, notes, data, recipe, training and losses
     code   whether transformers opens the folder by code in it
     """
     library = {"huggingface": "transformers"}.get(layout, layout)
@@ -33,7 +33,8 @@ def write_card(
     if a.attention.mask == "causal" and a.encoder is None:
         front.append("pipeline_tag: text-generation")
     lines = [*front, "---", "", f"# {Path(str(about.get('source', 'model'))).name}", ""]
-    lines += [f"Written by Pellucid from `{about.get('source', 'a model in memory')}`.", "", f"- {parity}", ""]
+    lines += [f"Written by Pellucid from `{about.get('source', 'a model in memory')}`.", ""]
+    lines += [*(f"- {said}" for said in (parity, *about.get("notes", ()))), ""]
     lines += ["## How to open it", "", *_how_to_open(a, layout, code), ""]
     lines += ["## Architecture", "", *_architecture(a), ""]
     losses = [f"- {LOSSES.get(n, n)}: {v:.4f}" for n, v in about.get("losses", {}).items()]

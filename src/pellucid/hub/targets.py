@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from pellucid.architecture import Architecture
 from pellucid.hub.families import FamilyError
 from pellucid.hub.gguf_file import shape_of, tokenizer_keys
-from pellucid.hub.write import choose_family, families_for
+from pellucid.hub.write import exported_as
 from pellucid.text.interface import Tokenizer
 from pellucid.text.tokenizer import Kind, load_tokenizer, train_tokenizer
 
@@ -29,7 +29,7 @@ def check_target(target: Target, a: Architecture, tokenizer: str, pattern: str =
         raise FamilyError(f"a model cannot be trained for {target!r}: choose one of {', '.join(get_args(Target))}")
     try:
         if target == "transformers":
-            choose_family(a)
+            exported_as(a)
             return
         shape_of(a)
         tokenizer_keys(_example(tokenizer, pattern), a.n_vocab)
@@ -50,8 +50,10 @@ def opens_in(a: Architecture, tokenizer: Tokenizer | None = None) -> str:
 
     Without a tokenizer, the model is taken to have one that llama.cpp can represent.
     """
-    families = families_for(a)
-    names = [f"transformers (as {families[0].name})" if families else "transformers (its own code)"]
+    try:
+        names = [f"transformers (as {exported_as(a)[0].name})"]
+    except FamilyError:
+        names = ["transformers (its own code)"]
     try:
         shape_of(a)
         if tokenizer is not None:

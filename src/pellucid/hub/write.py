@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,26 @@ def choose_family(a: Architecture, name: str | None = None) -> Family:
         f"this architecture cannot be written as a model of another project: {'; '.join(ways)}. Without --family, "
         "pellucid convert writes it with code that transformers opens"
     )
+
+
+def without_dropout(a: Architecture) -> Architecture:
+    """The architecture with every rate of dropout at 0: the same function of the tokens, as dropout is for training."""
+    encoder = a.encoder and without_dropout(a.encoder)
+    return replace(replace(a, encoder=None).with_fields({"dropout": 0.0}), encoder=encoder)
+
+
+def exported_as(a: Architecture, name: str | None = None) -> tuple[Family, Architecture]:
+    """The family of this name, or the first that can represent the architecture, and what of it is written.
+
+    That is all of it, or all but the rates of dropout where no such family has them. Raises FamilyError, which names
+    the option in the way.
+    """
+    bare = without_dropout(a)
+    family = choose_family(bare, name)
+    if not in_the_way(a, family):
+        return family, a
+    with_rates = families_for(a) if name is None else []
+    return (with_rates[0], a) if with_rates else (family, bare)
 
 
 #: is told how many tensors are written, and of how many
