@@ -164,13 +164,11 @@ def convert(
     progress("writing the weights", 0, 0)
     with aside(destination, file=layout == "gguf") as folder:
         n_bytes, parity = WRITERS[layout](model, folder, goal)
-        family, written = goal.exported(model) if layout == "huggingface" else (None, model)
-        code = layout == "huggingface" and family is None
+        exported_family, written = goal.exported(model) if layout == "huggingface" else (None, model)
+        code = layout == "huggingface" and exported_family is None
         if layout in ("pellucid", "huggingface"):
             said = str(parity or "the logits were not compared with those of another implementation")
-            notes = (
-                [] if written.architecture == model.architecture else [NO_DROPOUT.format(family.name if family else "")]
-            )
+            notes = [NO_DROPOUT] if written.architecture != model.architecture else []
             write_card(folder, written.architecture, layout, said, licence, model.about | {"notes": notes}, code)
     return Converted(destination, layout, n_bytes, parity, code)
 
