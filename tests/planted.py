@@ -20,7 +20,7 @@ from pellucid.model.embed import Embed, NGrams
 from pellucid.model.mask import Mask, causal, everything
 from pellucid.model.mlp import ACTIVATION
 from pellucid.model.norm import LayerNorm, LayerNormEpsOutside
-from pellucid.model.positions import Learned, Relative, Sinusoidal, Slopes, Turns, buckets
+from pellucid.model.positions import Learned, Relative, RotaryTable, Sinusoidal, Slopes, buckets
 from pellucid.model.tables import Table
 
 BASE = Architecture(n_vocab=257, n_ctx=16, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2, "mlp.d_ff": 12})
@@ -98,7 +98,7 @@ class FusedScale(Attention):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
 
 
-class LaterPlaces(Turns):
+class LaterPlaces(RotaryTable):
     """Every position one too far, as when counting starts at 1."""
 
     def forward(self, positions):
@@ -226,14 +226,14 @@ class Repeating(Sinusoidal):
         return super().forward(positions % 100)
 
 
-class ClampedTurns(Turns):
+class ClampedTurns(RotaryTable):
     """Angles grow up to position 60."""
 
     def forward(self, positions):
         return super().forward(positions.clamp(max=60))
 
 
-class RoundedTurns(Turns):
+class RoundedTurns(RotaryTable):
     """Positions in bfloat16, which has no odd numbers beyond 256."""
 
     def forward(self, positions):
@@ -354,7 +354,7 @@ class NoPadding(Mask):
         return super().is_triangle(n_queries, n_keys, given)
 
 
-class FirstTurns(Turns):
+class FirstTurns(RotaryTable):
     """All rows have the first one's positions."""
 
     def forward(self, positions):
@@ -364,8 +364,8 @@ class FirstTurns(Turns):
 class KeysOfTheNeighbour(Attention):
     """Every row reads the keys of the row before it."""
 
-    def three(self, x, y, cache=None):
-        q, k, v = super().three(x, y, cache)
+    def project_qkv(self, x, y, cache=None):
+        q, k, v = super().project_qkv(x, y, cache)
         return q, k.roll(1, 0), v
 
 
@@ -394,14 +394,14 @@ class FirstSegments(Embed):
 class ForgetfulCross(PreCrossBlock):
     """Cross-attention reads all of the source, padding too."""
 
-    def consult(self, x, reading, cache, tap):
-        return super().consult(x, type(reading)(reading.turn, reading.visible, reading.source), cache, tap)
+    def cross_attend(self, x, reading, cache, tap):
+        return super().cross_attend(x, type(reading)(reading.turn, reading.visible, reading.source), cache, tap)
 
 
 def neighbour(network: Transformer, patch: pytest.MonkeyPatch) -> None:
     attention = network.blocks[1].attn
     attention.__class__ = KeysOfTheNeighbour
-    attention.project = attention.three
+    attention.project = attention.project_qkv
 
 
 class EncodesPadding(Transformer):

@@ -18,7 +18,7 @@ from pellucid.language_model import LanguageModel
 from pellucid.model import Recorder
 from pellucid.model.attention import Attention
 from pellucid.model.mask import Mask
-from pellucid.model.norm import INNER, Unchanged
+from pellucid.model.norm import INNER, Identity
 from pellucid.names import ROWS, names, row
 from pellucid.text.tokenizer import SEPARATOR, ByteTokenizer, train_tokenizer
 from pellucid.verify import Parts, verify
@@ -364,7 +364,7 @@ def test_weights_that_are_not_numbers():
 
 def test_parameters_that_are_not_the_architecture_s():
     network = make_network(BASE)
-    network.final_norm = Unchanged()
+    network.final_norm = Identity()
     report = verify(network)
     assert check_of(report, "engine = reference").measured.startswith("the weight 'final_norm.gain'")
     assert check_of(report, "save -> load").measured.startswith("model.safetensors and the architecture differ")

@@ -14,7 +14,7 @@ from pellucid.hub.own_code import PREFIX
 from pellucid.hub.read import find_folder, open_folder
 from pellucid.hub.tables import FAMILIES, Family
 from pellucid.hub.write import families_for
-from pellucid.model.low_rank import factors
+from pellucid.model.lora import factors
 from pellucid.training.checkpoint import named_checkpoint
 from pellucid.training.choices import Base
 from pellucid.training.folder import load_run, read_recipe

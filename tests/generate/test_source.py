@@ -12,7 +12,7 @@ from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
 from pellucid.generate import GenerationError, Sampling, generate, generate_ids, score, score_tokens, stream_generate
 from pellucid.generate.beams import search_beams
-from pellucid.model.transformer import Encoder
+from pellucid.model.transformer import Backbone
 from pellucid.text.tokenizer import ByteTokenizer
 
 TOLERANCE = 1e-12
@@ -175,14 +175,14 @@ def test_equal_beams_come_in_the_order_of_their_ids():
 
 def test_the_encoder_reads_once(monkeypatch):
     passes = []
-    original = Encoder.forward
+    original = Backbone.forward
 
     def counting(self, tokens, **given):
         if self.architecture.encoder is None:
             passes.append(tuple(tokens.shape))
         return original(self, tokens, **given)
 
-    monkeypatch.setattr(Encoder, "forward", counting)
+    monkeypatch.setattr(Backbone, "forward", counting)
     generate(text_model(), ByteTokenizer(), source=["one", "three"], max_tokens=30, n=2, seed=1, temperature=1.0)
     generate(text_model(), ByteTokenizer(), source=["one", "three"], max_tokens=30, beams=3)
     assert passes == [(2, 6), (2, 6)]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawing import architectures, make_network
-from pellucid.model.low_rank import LowRank, adapt, factors, merge, start_adapters
+from pellucid.model.lora import LoRALinear, adapt, factors, merge, start_adapters
 from pellucid.model.weights import WeightsError, load_trained, state_of, trained_state
 from pellucid.presets import preset
 from pellucid.reference.feedforward import low_rank
@@ -40,7 +40,7 @@ def test_merged_logits_are_adapted_logits(a, rank):
     with torch.no_grad():
         adapted = call(network, tokens)
         merged = call(merge(network), tokens)
-    assert not any(isinstance(module, LowRank) for module in network.modules())
+    assert not any(isinstance(module, LoRALinear) for module in network.modules())
     assert (merged - adapted).abs().max() <= 1e-10 * max(1.0, float(adapted.abs().max()))
 
 

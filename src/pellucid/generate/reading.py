@@ -18,7 +18,7 @@ from pellucid.generate.errors import GenerationError
 from pellucid.generate.source import NO_SOURCES, NoSources
 from pellucid.model import OFF, Cache, Tap, Transformer
 from pellucid.model.embed import NoReadout
-from pellucid.model.transformer import Encoder
+from pellucid.model.transformer import Backbone
 
 NextLogits = Float[Tensor, "rows n_vocab"]
 
@@ -69,7 +69,7 @@ def reading(network: Transformer) -> Iterator[None]:
 def last_logits(network: Transformer, tokens: Tensor, **given) -> NextLogits:
     """Logits at the last position alone: a long prompt's other rows of n_vocab numbers are never made."""
     tap = given.get("tap", OFF)
-    return tap("logits", network.unembed(Encoder.forward(network, tokens, **given)[:, -1:]))[:, 0]
+    return tap("logits", network.unembed(Backbone.forward(network, tokens, **given)[:, -1:]))[:, 0]
 
 
 class NoTaps:

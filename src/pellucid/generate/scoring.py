@@ -23,7 +23,7 @@ from pellucid.generate.source import NoSources, encode_source, read_sources
 from pellucid.model import Transformer
 from pellucid.model.mask import prefix_mask
 from pellucid.model.shapes import Encoded, SourceVisible, Tokens, Visible
-from pellucid.model.transformer import Encoder
+from pellucid.model.transformer import Backbone
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizer import Tokenizer, TokenizerError
 
@@ -296,7 +296,7 @@ def token_losses(
     Logits are made for `chunk` numbers at a time and forgotten: of 16 windows of 1024 tokens and 50257
     ids, 64 MiB exist instead of 3.1 GiB. With gradients on, autograd keeps each chunk all the same.
     """
-    stream = Encoder.forward(network, inputs, mask=mask, source=source, source_mask=source_mask).flatten(0, 1)
+    stream = Backbone.forward(network, inputs, mask=mask, source=source, source_mask=source_mask).flatten(0, 1)
     rows = max(1, chunk // network.architecture.n_vocab)
     losses = [
         F.cross_entropy(_at_least_float32(network.unembed(x)), y, reduction="none")

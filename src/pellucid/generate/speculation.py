@@ -13,7 +13,7 @@ import torch
 from pellucid.generate.reading import Cached, NextLogits, Row
 from pellucid.generate.source import NO_SOURCES, NoSources
 from pellucid.model import Transformer
-from pellucid.model.transformer import Encoder
+from pellucid.model.transformer import Backbone
 
 #: how many of the last tokens must have stood together before, the longest match first
 GRAMS = (4, 3, 2)
@@ -65,7 +65,7 @@ class Speculating(Cached):
         given = torch.tensor([[tokens[-1], *self.guesses]], device=device)
         positions = torch.arange(start, start + given.size(1), device=device)
         source = self.sources.of([prompt], given.size(1))
-        stream = Encoder.forward(self.network, given, positions=positions, cache=self.cache, **source)
+        stream = Backbone.forward(self.network, given, positions=positions, cache=self.cache, **source)
         first, *self.logits = self.network.unembed(stream)[0].split(1)
         self.lengths = [len(tokens)]
         return first

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pellucid.architecture import MLP, Architecture, Attention, Norm
-from pellucid.model.transformer import Encoder
+from pellucid.model.transformer import Backbone
 
 Images = Float[Tensor, "batch channels height width"]
 
@@ -63,7 +63,7 @@ class ImageClassifier(nn.Module):
             )
         self.patch = patch
         self.embed = nn.Linear(channels * patch * patch, a.d_model)
-        self.encoder = Encoder(a)
+        self.encoder = Backbone(a)
         self.head = nn.Linear(a.d_model, n_classes)
 
     def forward(self, images: Images) -> Float[Tensor, "batch classes"]:

@@ -18,9 +18,9 @@ from pellucid.lens.metrics import Metric, Prepared
 from pellucid.lens.running import still
 from pellucid.lens.trace import Trace
 from pellucid.model import Cache, Recorder, Transformer
-from pellucid.model.block import Reading
+from pellucid.model.block import BlockInputs
 from pellucid.model.cache import NO_CACHE, NoCache
-from pellucid.model.transformer import Encoder
+from pellucid.model.transformer import Backbone
 from pellucid.names import axes
 from pellucid.text.interface import Tokenizer
 
@@ -280,7 +280,7 @@ def past_of(t: Trace) -> Cache | None:
     cache = Cache(a, x.size(0), x.size(1), dtype=x.dtype, device=x.device)
     encoded, mask, segments = t.passes[""].encoded, t.inputs.source_mask, t.inputs.segments
     with torch.no_grad():
-        Encoder.forward(t.network, t.ids, cache=cache, source=encoded, source_mask=mask, segments=segments)
+        Backbone.forward(t.network, t.ids, cache=cache, source=encoded, source_mask=mask, segments=segments)
     return cache
 
 
@@ -300,11 +300,11 @@ class Past(NoCache):
         return tuple(torch.cat(pair, 2) for pair in zip(before, (k, v), strict=True))  # type: ignore[return-value]
 
 
-def reading_from(t: Trace, rows: int, start: int, past: Cache | None, layer: int) -> tuple[Reading, NoCache]:
+def reading_from(t: Trace, rows: int, start: int, past: Cache | None, layer: int) -> tuple[BlockInputs, NoCache]:
     """What blocks read when a one-row trace is run again for `rows` rows from position `start` on."""
     if not start or past is None:
         return t.passes[""].repeated(rows), NO_CACHE
     whole = t.passes[""].repeated(rows)
     turn = None if whole.turn is None else (whole.turn[0][..., start:, :], whole.turn[1][..., start:, :])
     source_mask = None if whole.source_visible is None else whole.source_visible[:, start:]
-    return Reading(turn, None, whole.source, source_mask), Past(past, layer, start)
+    return BlockInputs(turn, None, whole.source, source_mask), Past(past, layer, start)

@@ -15,7 +15,7 @@ from pellucid.lens.running import still
 from pellucid.lens.stream import Frozen
 from pellucid.lens.trace import Trace
 from pellucid.model import Recorder
-from pellucid.model.norm import LayerNorm, Unchanged
+from pellucid.model.norm import Identity, LayerNorm
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def readout_of(t: Trace) -> Readout:
         y = unembed.f(h)
         unembed.norm(y, recorder, "norm")
     slope = torch.where(h == 0, 0, y / h)  # f(0) = 0, so any slope is right there
-    if isinstance(unembed.norm, Unchanged):
+    if isinstance(unembed.norm, Identity):
         return Readout(W_U, b_U, unembed.dense, slope)
     bias = getattr(unembed.norm, "bias", None)
     norm = Frozen(

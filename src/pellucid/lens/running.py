@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pellucid.lens.inputs import Inputs
 from pellucid.model import OFF, Tap, Transformer
-from pellucid.model.block import Reading
-from pellucid.model.transformer import Encoder
+from pellucid.model.block import BlockInputs
+from pellucid.model.transformer import Backbone
 
 
 @contextmanager
@@ -35,15 +35,15 @@ class Pass:
     `whole` is the part's own forward; `embed`, `block` and `normalise` are the three steps that it is made of.
     """
 
-    def __init__(self, part: Encoder, inputs: Inputs, encoded: Tensor | None = None):
+    def __init__(self, part: Backbone, inputs: Inputs, encoded: Tensor | None = None):
         self.part, self.inputs, self.encoded = part, inputs, encoded
         self.places = part.places(inputs.tokens, 0)
-        self.reading = Reading(part.turns(self.places), inputs.mask, encoded, inputs.source_mask)
+        self.reading = BlockInputs(part.turns(self.places), inputs.mask, encoded, inputs.source_mask)
 
     def whole(self, tap: Tap = OFF) -> Tensor:
         """The stream behind the last block and the final norm [b, n, m]."""
         given = {"mask": self.inputs.mask, "segments": self.inputs.segments, "tap": tap}
-        return Encoder.forward(
+        return Backbone.forward(
             self.part, self.inputs.tokens, source=self.encoded, source_mask=self.inputs.source_mask, **given
         )
 
@@ -52,7 +52,7 @@ class Pass:
         tokens = self.inputs.tokens
         return self.part.embed(tokens, tokens, self.places, self.inputs.segments, None, tap)
 
-    def block(self, layer: int, x: Tensor, tap: Tap = OFF, reading: Reading | None = None) -> Tensor:
+    def block(self, layer: int, x: Tensor, tap: Tap = OFF, reading: BlockInputs | None = None) -> Tensor:
         """The stream behind block `layer` [b, n, m]; `reading` in place of this pass's own for another batch."""
         return self.part.blocks[layer](x, reading or self.reading, tap=tap.at(f"blocks.{layer}"))
 
@@ -60,14 +60,14 @@ class Pass:
         """The final norm [b, n, m]."""
         return self.part.final_norm(x, tap, "final_norm")
 
-    def repeated(self, times: int) -> Reading:
+    def repeated(self, times: int) -> BlockInputs:
         """What the blocks read, for every row `times` times in a row."""
         r = self.reading
 
         def more(x: Tensor | None) -> Tensor | None:
             return x if x is None or x.ndim == 2 else x.repeat_interleave(times, 0)
 
-        return Reading(r.turn, more(r.visible), more(r.source), more(r.source_visible))
+        return BlockInputs(r.turn, more(r.visible), more(r.source), more(r.source_visible))
 
 
 def run(network: Transformer, inputs: Inputs, tap: Tap) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pellucid.lens.inputs import InputError
 from pellucid.lens.trace import Trace
-from pellucid.model.norm import LayerNorm, Unchanged
+from pellucid.model.norm import Identity, LayerNorm
 from pellucid.names import names
 
 
@@ -49,7 +49,7 @@ class Frozen:
 
 def frozen_norm(t: Trace, module: nn.Module, name: str) -> Frozen:
     """The norm called `name` at the scale that it had in the trace."""
-    if isinstance(module, Unchanged):
+    if isinstance(module, Identity):
         return Frozen()
     norm = cast(Any, module)
     bias = getattr(norm, "bias", None)

@@ -13,9 +13,9 @@ from pellucid.architecture import Architecture
 from pellucid.edits import Edit, EditError
 from pellucid.lens.editing import among, resolve
 from pellucid.model import Transformer
-from pellucid.model.norm import Unchanged
+from pellucid.model.norm import Identity
 from pellucid.model.positions import Learned
-from pellucid.model.transformer import Encoder
+from pellucid.model.transformer import Backbone
 from pellucid.names import axes, is_stream, writers
 
 #: operations that are x -> M x + shift with one matrix M, whatever x is
@@ -83,7 +83,7 @@ def _write(network: Transformer, name: str, edits: list[Edit]) -> None:
     if inner.startswith("mlp.post"):
         number = int(inner.removeprefix("mlp.post").lstrip(".") or 0) + 1
         return _change_input([*block.mlp.up, block.mlp.down][number], changes, edits[-1])
-    if inner in NORMED and not isinstance(getattr(block, NORMED[inner]), Unchanged):
+    if inner in NORMED and not isinstance(getattr(block, NORMED[inner]), Identity):
         raise EditError(f"{edits[-1].op} of {name} comes after a norm: it is not a change of weights of a linear map")
     return _change_output(_writer(block, inner, edits[-1]), changes, edits[-1])
 
@@ -107,7 +107,7 @@ def _no_linear_map(edit: Edit) -> EditError:
     return EditError(f"{edit.op} of {edit.name} is not a change of the weights of a linear map")
 
 
-def _part(network: Transformer, full: str) -> tuple[Encoder, str]:
+def _part(network: Transformer, full: str) -> tuple[Backbone, str]:
     """The decoder or the encoder that a name belongs to, and the name inside it."""
     if full.startswith("encoder."):
         assert network.encoder is not None
@@ -142,7 +142,7 @@ class Affine:
         return x - (x * self.taken * self.unit).sum(-1, keepdim=True) * self.unit
 
 
-def _affine(edit: Edit, part: Encoder) -> Affine:
+def _affine(edit: Edit, part: Backbone) -> Affine:
     """The edit as a map of vectors, in float64 on the network's device."""
     a, letters = part.architecture, axes(edit.name)
     sizes = {"h": a.n_heads, "g": a.n_kv_heads, "d": a.d_head, "m": a.d_model, "f": a.d_ff, "v": a.n_vocab}
@@ -202,7 +202,7 @@ def _change_results(out: nn.Linear, changes: list[Affine], edit: Edit) -> None:
     _set_bias(out, _bias(out) + shifts.sum(0), edit)
 
 
-def _change_table(network: Transformer, part: Encoder, name: str, changes: list[Affine], edit: Edit) -> None:
+def _change_table(network: Transformer, part: Backbone, name: str, changes: list[Affine], edit: Edit) -> None:
     """Every row W[r] <- M W[r] + shift / c of a table whose rows are multiplied by c and added to the stream."""
     embed, c = part.embed, 1.0
     if name == "embed":
@@ -225,7 +225,7 @@ def _change_table(network: Transformer, part: Encoder, name: str, changes: list[
         table.weight.copy_(rows)
 
 
-def _untie(network: Transformer, part: Encoder) -> None:
+def _untie(network: Transformer, part: Backbone) -> None:
     """Give the readout, and the other side of an encoder-decoder, a copy of the table of `part` that is to change."""
     a, token = network.architecture, part.embed.token
     if network.encoder is not None and network.encoder.embed.token is network.embed.token:

@@ -2,6 +2,6 @@
 
 from pellucid.model.cache import Cache
 from pellucid.model.tap import OFF, Recorder, Tap
-from pellucid.model.transformer import Encoder, Transformer
+from pellucid.model.transformer import Backbone, Transformer
 
-__all__ = ["OFF", "Cache", "Encoder", "Recorder", "Tap", "Transformer"]
+__all__ = ["OFF", "Backbone", "Cache", "Recorder", "Tap", "Transformer"]

@@ -8,8 +8,8 @@ from pellucid.architecture import Architecture
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.mask import Mask
 from pellucid.model.norm import make_qk_norm
-from pellucid.model.positions import Rotary, Unturned
-from pellucid.model.shapes import Encoded, Keys, NewKeys, Pattern, Queries, SharedKeys, Stream, Turn, Visible
+from pellucid.model.positions import NoRotation, Rotary
+from pellucid.model.shapes import Encoded, Keys, NewKeys, Pattern, Queries, Rotation, SharedKeys, Stream, Visible
 from pellucid.model.tap import OFF, Tap
 
 
@@ -28,12 +28,12 @@ class Attention(nn.Module):
         self.value = nn.Linear(a.d_model, a.n_kv_heads * a.d_head, bias=bias_qkv)
         self.out = nn.Linear(a.n_heads * a.d_head, a.d_model, bias=bias_out)
         self.query_norm, self.key_norm = make_qk_norm(a, a.n_heads), make_qk_norm(a, a.n_kv_heads)
-        self.rotate = Rotary(a, layer) if a.positions.kind == "rotary" and not cross else Unturned()
+        self.rotate = Rotary(a, layer) if a.positions.kind == "rotary" and not cross else NoRotation()
         self.mask = Mask(a, layer, cross)
         self.dropout = nn.Dropout(a.dropout.pattern)
         self.cross = cross
         #: how q, k and v are made: `three` products, or another way to the same function
-        self.project = self.three
+        self.project = self.project_qkv
         #: how sum_j A_ij v_j is computed where no tap needs A: `fused` or `written_out`, the same function
         self.mix = self.fused
 
@@ -41,7 +41,7 @@ class Attention(nn.Module):
         self,
         x: Stream,
         source: Encoded | None = None,
-        turn: Turn | None = None,
+        turn: Rotation | None = None,
         visible: Visible | None = None,
         cache: NoCache = NO_CACHE,
         tap: Tap = OFF,
@@ -60,7 +60,7 @@ class Attention(nn.Module):
         z = tap("z", z)
         return tap.choose(("result",), lambda: self.out(z.transpose(1, 2).flatten(2)), lambda tap: self.by_head(z, tap))
 
-    def three(self, x: Stream, y: Encoded, cache: NoCache = NO_CACHE) -> tuple[Queries, NewKeys, NewKeys]:
+    def project_qkv(self, x: Stream, y: Encoded, cache: NoCache = NO_CACHE) -> tuple[Queries, NewKeys, NewKeys]:
         """q of x; k and v of y, or what the cache has kept of an encoder's output."""
         k, v = cache.recall(lambda: (self.heads(self.key(y)), self.heads(self.value(y))))
         return self.heads(self.query(x)), k, v
@@ -129,7 +129,7 @@ def make_attention(a: Architecture, layer: int, cross: bool = False) -> Attentio
     return (CappedAttention if a.attention.score_cap else Attention)(a, layer, cross)
 
 
-def choose_mix(network: nn.Module, word: str) -> None:
+def choose_attention_kernel(network: nn.Module, word: str) -> None:
     """How every attention of the network mixes where no tap needs A: `fused` or `written_out`, the same function."""
     for module in network.modules():
         if isinstance(module, Attention):

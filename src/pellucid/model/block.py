@@ -8,16 +8,16 @@ from pellucid.architecture import Architecture
 from pellucid.model.attention import make_attention
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.mlp import make_mlp
-from pellucid.model.norm import Unchanged, make_norm
-from pellucid.model.shapes import Encoded, SourceVisible, Stream, Turn, Visible
+from pellucid.model.norm import Identity, make_norm
+from pellucid.model.shapes import Encoded, Rotation, SourceVisible, Stream, Visible
 from pellucid.model.tap import OFF, Tap
 
 
 @dataclass(frozen=True)
-class Reading:
+class BlockInputs:
     """What all blocks of one call read besides the stream: turns, the mask given, an encoder's output and its mask."""
 
-    turn: Turn | None = None
+    turn: Rotation | None = None
     visible: Visible | None = None
     source: Encoded | None = None
     source_visible: SourceVisible | None = None
@@ -25,7 +25,7 @@ class Reading:
 
 def block_norm(a: Architecture, name: str) -> nn.Module:
     """The norm of this name where the architecture's blocks have it."""
-    return make_norm(a) if name in a.block_norms else Unchanged()
+    return make_norm(a) if name in a.block_norms else Identity()
 
 
 class PreBlock(nn.Module):
@@ -45,17 +45,17 @@ class PreBlock(nn.Module):
         self.norm_2_out = block_norm(a, "norm_2_out")
         self.drop_attn, self.drop_mlp = nn.Dropout(a.dropout.attn_out), nn.Dropout(a.dropout.mlp_out)
 
-    def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+    def forward(self, x: Stream, reading: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
         x = tap("resid_mid", x + self.attend(self.norm_1(x, tap, "norm_1"), reading, cache, tap))
-        return tap("resid_post", x + self.compute(self.norm_2(x, tap, "norm_2"), tap))
+        return tap("resid_post", x + self.feed_forward(self.norm_2(x, tap, "norm_2"), tap))
 
-    def attend(self, x: Stream, reading: Reading, cache: NoCache, tap: Tap) -> Stream:
+    def attend(self, x: Stream, reading: BlockInputs, cache: NoCache, tap: Tap) -> Stream:
         """What attention adds to the stream."""
         out = self.attn(x, turn=reading.turn, visible=reading.visible, cache=cache, tap=tap.at("attn"))
         return tap("attn_out", self.drop_attn(self.norm_1_out(out, tap, "norm_1_out")))
 
-    def compute(self, x: Stream, tap: Tap) -> Stream:
+    def feed_forward(self, x: Stream, tap: Tap) -> Stream:
         """What the MLP adds to the stream."""
         return tap("mlp_out", self.drop_mlp(self.norm_2_out(self.mlp(x, tap.at("mlp")), tap, "norm_2_out")))
 
@@ -63,28 +63,28 @@ class PreBlock(nn.Module):
 class PostBlock(PreBlock):
     """x = norm_1(x + attn(x));  x = norm_2(x + mlp(x))   (S3, slide 8; Vaswani et al. 2017)"""
 
-    def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+    def forward(self, x: Stream, reading: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
         x = self.norm_1(tap("resid_mid", x + self.attend(x, reading, cache, tap)), tap, "norm_1")
-        return tap("resid_post", self.norm_2(x + self.compute(x, tap), tap, "norm_2"))
+        return tap("resid_post", self.norm_2(x + self.feed_forward(x, tap), tap, "norm_2"))
 
 
 class ParallelBlock(PreBlock):
     """x += attn(norm_1(x)) + mlp(norm_2(x))   (S0 Remark 4.1, counting X once)"""
 
-    def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+    def forward(self, x: Stream, reading: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
         read = self.attend(self.norm_1(x, tap, "norm_1"), reading, cache, tap)
-        return tap("resid_post", x + read + self.compute(self.norm_2(x, tap, "norm_2"), tap))
+        return tap("resid_post", x + read + self.feed_forward(self.norm_2(x, tap, "norm_2"), tap))
 
 
 class SharedBlock(PreBlock):
     """x += attn(norm_1(x)) + mlp(norm_1(x))   (Wang and Komatsuzaki 2021, GPT-J)"""
 
-    def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+    def forward(self, x: Stream, reading: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
         y = self.norm_1(x, tap, "norm_1")
-        return tap("resid_post", x + self.attend(y, reading, cache, tap) + self.compute(y, tap))
+        return tap("resid_post", x + self.attend(y, reading, cache, tap) + self.feed_forward(y, tap))
 
 
 class PreCrossBlock(PreBlock):
@@ -95,13 +95,13 @@ class PreCrossBlock(PreBlock):
         self.norm_cross = make_norm(a)
         self.cross = make_attention(a, layer, cross=True)
 
-    def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+    def forward(self, x: Stream, reading: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
         x = tap("resid_mid", x + self.attend(self.norm_1(x, tap, "norm_1"), reading, cache, tap))
-        x = tap("resid_cross", x + self.consult(self.norm_cross(x, tap, "norm_cross"), reading, cache, tap))
-        return tap("resid_post", x + self.compute(self.norm_2(x, tap, "norm_2"), tap))
+        x = tap("resid_cross", x + self.cross_attend(self.norm_cross(x, tap, "norm_cross"), reading, cache, tap))
+        return tap("resid_post", x + self.feed_forward(self.norm_2(x, tap, "norm_2"), tap))
 
-    def consult(self, x: Stream, reading: Reading, cache: NoCache, tap: Tap) -> Stream:
+    def cross_attend(self, x: Stream, reading: BlockInputs, cache: NoCache, tap: Tap) -> Stream:
         """What cross-attention adds to the stream."""
         visible = reading.source_visible
         out = self.cross(x, reading.source, visible=visible, cache=cache.of_source(), tap=tap.at("cross"))
@@ -111,11 +111,11 @@ class PreCrossBlock(PreBlock):
 class PostCrossBlock(PreCrossBlock):
     """x = norm_1(x + attn(x));  x = norm_cross(x + cross(x, source));  x = norm_2(x + mlp(x))   (Vaswani et al.)"""
 
-    def forward(self, x: Stream, reading: Reading, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+    def forward(self, x: Stream, reading: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
         x = self.norm_1(tap("resid_mid", x + self.attend(x, reading, cache, tap)), tap, "norm_1")
-        x = self.norm_cross(tap("resid_cross", x + self.consult(x, reading, cache, tap)), tap, "norm_cross")
-        return tap("resid_post", self.norm_2(x + self.compute(x, tap), tap, "norm_2"))
+        x = self.norm_cross(tap("resid_cross", x + self.cross_attend(x, reading, cache, tap)), tap, "norm_cross")
+        return tap("resid_post", self.norm_2(x + self.feed_forward(x, tap), tap, "norm_2"))
 
 
 BLOCK = {"pre": PreBlock, "post": PostBlock, "parallel": ParallelBlock, "shared": SharedBlock}

@@ -6,9 +6,9 @@ from torch.nn import functional as F
 
 from pellucid.architecture import Architecture
 from pellucid.model.mlp import ACTIVATION
-from pellucid.model.norm import Unchanged, make_norm
+from pellucid.model.norm import Identity, make_norm
 from pellucid.model.positions import ADDED
-from pellucid.model.shapes import History, Logits, Places, Stream, Tokens
+from pellucid.model.shapes import History, Logits, PositionIds, Stream, Tokens
 from pellucid.model.tap import OFF, Tap
 
 #: the base and the modulus of the polynomial whose value is an n-gram's row
@@ -26,7 +26,7 @@ class NGrams(nn.Module):
         self.tables = nn.ModuleDict({str(n): nn.Embedding(a.ngram_rows, a.d_model) for n in a.ngrams})
         self.rows, self.longest = a.ngram_rows, max(a.ngrams)
 
-    def forward(self, history: History, positions: Places) -> Stream:
+    def forward(self, history: History, positions: PositionIds) -> Stream:
         """The vectors of the last positions of `history`, as many as `positions` has."""
         n_new = positions.size(-1)
         tokens = F.pad(history + 1, (self.longest - 1, 0))[:, -n_new - self.longest + 1 :]
@@ -49,7 +49,7 @@ class Embed(nn.Module):
         self.position = ADDED[a.positions.kind](a) if a.positions.kind in ADDED else None
         self.segment = nn.Embedding(a.n_segments, a.d_model) if a.n_segments else None
         self.ngrams = NGrams(a) if a.ngrams else None
-        self.norm = make_norm(a) if a.embed_norm == "norm" else Unchanged()
+        self.norm = make_norm(a) if a.embed_norm == "norm" else Identity()
         self.scale = a.d_model**0.5 if a.embed_scale == "sqrt(d_model)" else 1.0
         self.dropout = nn.Dropout(a.dropout.embed)
 
@@ -57,7 +57,7 @@ class Embed(nn.Module):
         self,
         tokens: Tokens,
         history: History,
-        positions: Places,
+        positions: PositionIds,
         segments: Tokens | None,
         embeddings: Stream | None,
         tap: Tap = OFF,
@@ -93,7 +93,7 @@ class Unembed(nn.Module):
         untied = a.unembed == "untied"
         self.weight = nn.Parameter(torch.empty(a.n_vocab, a.d_model)) if untied else embed.token.weight
         self.scale = a.unembed_scale
-        self.cap = SoftCap(a.logit_cap) if a.logit_cap else Unchanged()
+        self.cap = SoftCap(a.logit_cap) if a.logit_cap else Identity()
 
     def forward(self, x: Stream) -> Logits:
         return self.cap(self.before_cap(x))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pellucid.architecture import Architecture
 from pellucid.model.positions import Slopes
-from pellucid.model.shapes import Places, Visible
+from pellucid.model.shapes import PositionIds, Visible
 
 
 def causal(i: Tensor, j: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def padding_mask(real: Bool[Tensor, "batch pos"]) -> Visible:
     return real[:, None] | torch.eye(real.size(1), dtype=torch.bool, device=real.device)
 
 
-def documents_mask(documents: Places) -> Visible:
+def documents_mask(documents: PositionIds) -> Visible:
     """[batch, n, n]: j <= i, and both in the same document, given as one number per position."""
     place = torch.arange(documents.size(-1), device=documents.device)
     return causal(place[:, None], place) & (documents[..., :, None] == documents[..., None, :])

@@ -26,7 +26,7 @@ ACTIVATION = {
 }
 
 
-class MLP(nn.Module):
+class PlainMLP(nn.Module):
     """a_l = f(a_{l-1} W_l^T + b_l) for each hidden layer, then W_out   (S0 (2.5)-(2.7), with f not on the input)"""
 
     def __init__(self, a: Architecture):
@@ -43,14 +43,14 @@ class MLP(nn.Module):
         return self.down(x)
 
 
-class OneHiddenMLP(MLP):
+class OneHiddenMLP(PlainMLP):
     """f(x W_up^T + b_up) W_out^T + b_out: the usual case, whose tensors need no number."""
 
     def forward(self, x: Stream, tap: Tap = OFF) -> Stream:
         return self.down(tap("post", self.f(tap("pre", self.up[0](x)))))
 
 
-class GatedMLP(MLP):
+class GatedMLP(PlainMLP):
     """(f(x W_gate^T + b_gate) * (x W_up^T + b_up)) W_out^T + b_out   (Shazeer 2020)"""
 
     def __init__(self, a: Architecture):
@@ -61,8 +61,8 @@ class GatedMLP(MLP):
         return self.down(tap("post", self.f(tap("gate", self.gate(x))) * tap("pre", self.up[0](x))))
 
 
-def make_mlp(a: Architecture) -> MLP:
+def make_mlp(a: Architecture) -> PlainMLP:
     """The architecture's MLP."""
     if a.mlp.form == "gated":
         return GatedMLP(a)
-    return OneHiddenMLP(a) if a.mlp.n_hidden == 1 else MLP(a)
+    return OneHiddenMLP(a) if a.mlp.n_hidden == 1 else PlainMLP(a)

@@ -10,7 +10,7 @@ from pellucid.model.tap import OFF, Tap
 INNER = ("scale", "normalized")
 
 
-class Gained(nn.Module):
+class ScaledNorm(nn.Module):
     """What the norms share: a gain g, or 1 + g of which g is stored, and two ways to one result."""
 
     def __init__(self, a: Architecture, width: int):
@@ -35,7 +35,7 @@ class Gained(nn.Module):
         raise NotImplementedError
 
 
-class LayerNorm(Gained):
+class LayerNorm(ScaledNorm):
     """gain * (x - mu) / sigma + bias,  sigma = sqrt(var(x) + eps)   (Ba et al. 2016; S4, normalisation)"""
 
     def __init__(self, a: Architecture, width: int):
@@ -66,7 +66,7 @@ class LayerNormEpsOutside(LayerNorm):
         return torch.linalg.vector_norm(centred, dim=-1, keepdim=True) / centred.size(-1) ** 0.5 + self.eps
 
 
-class RMSNorm(Gained):
+class RMSNorm(ScaledNorm):
     """gain * x / rho,  rho = sqrt(mean(x^2) + eps)   (Zhang and Sennrich 2019)"""
 
     def fused(self, x: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class RMSNormOfHeads(RMSNorm):
         return (x.square().mean((1, 3), keepdim=True) + self.eps).sqrt()
 
 
-class Unchanged(nn.Module):
+class Identity(nn.Module):
     """x, which is not a tensor of its own and has no name"""
 
     def forward(self, x: Tensor, tap: Tap = OFF, name: str = "norm") -> Tensor:
@@ -122,11 +122,11 @@ def make_norm(a: Architecture) -> nn.Module:
         return (LayerNorm if a.norm.eps_at == "inside" else LayerNormEpsOutside)(a, a.d_model)
     if a.norm.kind == "rms":
         return (RMSNorm if a.norm.eps_at == "inside" else RMSNormEpsOutside)(a, a.d_model)
-    return Unchanged()
+    return Identity()
 
 
 def make_qk_norm(a: Architecture, n_heads: int) -> nn.Module:
     """The norm of n_heads heads of queries or keys."""
     if a.attention.qk_norm == "rms_all":
         return RMSNormOfHeads(a, n_heads)
-    return RMSNorm(a, a.d_head) if a.attention.qk_norm == "rms" else Unchanged()
+    return RMSNorm(a, a.d_head) if a.attention.qk_norm == "rms" else Identity()

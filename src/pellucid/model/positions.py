@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pellucid.architecture import Architecture, Positions
-from pellucid.model.shapes import Distance, Places, Turn
+from pellucid.model.shapes import Distance, PositionIds, Rotation
 from pellucid.model.tables import Table
 from pellucid.model.tap import OFF, Tap
 
@@ -17,23 +17,23 @@ def frequencies(width: int, base: float) -> Float[Tensor, " planes"]:
     return base ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
 
 
-def unscaled(p: Positions, w: Tensor) -> Tensor:
+def no_scaling(p: Positions, w: Tensor) -> Tensor:
     """w_k"""
     return w
 
 
-def linear(p: Positions, w: Tensor) -> Tensor:
+def linear_scaling(p: Positions, w: Tensor) -> Tensor:
     """w_k / factor: as if positions were factor times closer   (Chen et al. 2023, section 2.3)"""
     return w / p.factor
 
 
-def by_turns(p: Positions, w: Tensor) -> Tensor:
+def llama3_scaling(p: Positions, w: Tensor) -> Tensor:
     """w_k where plane k turns often in n_trained positions, w_k / factor where seldom   (Llama Team 2024)"""
     kept = ((p.n_trained * w / (2 * math.pi) - p.low) / (p.high - p.low)).clamp(0, 1)
     return kept * w + (1 - kept) * w / p.factor
 
 
-SCALING = {"none": unscaled, "linear": linear, "llama3": by_turns}
+SCALING = {"none": no_scaling, "linear": linear_scaling, "llama3": llama3_scaling}
 
 
 def angles(n_ctx: int, w: Float[Tensor, " planes"]) -> Float[Tensor, "pos planes"]:
@@ -56,11 +56,11 @@ class Sinusoidal(Table):
         axis = {"halves": -2, "pairs": -1}[a.positions.layout]
         super().__init__(torch.stack([angle.sin(), angle.cos()], axis).flatten(1))
 
-    def forward(self, positions: Places) -> Float[Tensor, "... pos d_model"]:
+    def forward(self, positions: PositionIds) -> Float[Tensor, "... pos d_model"]:
         return self.values[positions]
 
 
-class Turns(Table):
+class RotaryTable(Table):
     """cos(i w_k) and sin(i w_k), of all layers or of those without and those with a window; looked up once."""
 
     def __init__(self, a: Architecture):
@@ -71,15 +71,15 @@ class Turns(Table):
         angle = torch.stack([angles(a.n_ctx, w) for w in each])
         super().__init__(torch.stack([angle.cos(), angle.sin()]))
 
-    def forward(self, positions: Places) -> Turn:
+    def forward(self, positions: PositionIds) -> Rotation:
         cos, sin = self.values
         return cos[:, positions], sin[:, positions]
 
 
-class NoTurns(nn.Module):
+class NoRotary(nn.Module):
     """Nothing to turn: positions do not enter through q and k."""
 
-    def forward(self, positions: Places) -> None:
+    def forward(self, positions: PositionIds) -> None:
         return None
 
 
@@ -92,10 +92,10 @@ class Rotary(nn.Module):
         # halves: coordinates (k, k + d/2) make plane k; pairs: (2k, 2k + 1)
         self.split, self.axis = {"halves": ((2, -1), -2), "pairs": ((-1, 2), -1)}[a.positions.layout]
 
-    def forward(self, q: Tensor, k: Tensor, turn: Turn, tap: Tap = OFF) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, turn: Rotation, tap: Tap = OFF) -> tuple[Tensor, Tensor]:
         return tap("rot_q", self.turn(q, turn)), tap("rot_k", self.turn(k, turn))
 
-    def turn(self, x: Float[Tensor, "batch any_head pos d_head"], turn: Turn) -> Tensor:
+    def turn(self, x: Float[Tensor, "batch any_head pos d_head"], turn: Rotation) -> Tensor:
         """R_i x_i for each position i."""
         cos, sin = (t[self.kind] if t.ndim == 3 else t[self.kind, :, None] for t in turn)
         turned, kept = x[..., : self.d_rotary], x[..., self.d_rotary :]
@@ -104,7 +104,7 @@ class Rotary(nn.Module):
         return torch.cat([turned.to(x.dtype), kept], -1)
 
 
-class Unturned(nn.Module):
+class NoRotation(nn.Module):
     """(q, k) -> (q, k)"""
 
     def forward(self, q: Tensor, k: Tensor, turn: None, tap: Tap = OFF) -> tuple[Tensor, Tensor]:

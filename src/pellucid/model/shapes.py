@@ -9,7 +9,7 @@ from torch import Tensor
 
 Tokens = Int[Tensor, "batch pos"]
 History = Int[Tensor, "batch key_pos"]  # the tokens read so far, the new ones last
-Places = Int[Tensor, "... pos"]  # positions, one row for all sequences or one row each
+PositionIds = Int[Tensor, "... pos"]  # positions, one row for all sequences or one row each
 Stream = Float[Tensor, "batch pos d_model"]
 Encoded = Float[Tensor, "batch source_pos d_model"]
 Hidden = Float[Tensor, "batch pos d_ff"]
@@ -19,7 +19,7 @@ Keys = Float[Tensor, "batch kv_head key_pos d_head"]
 SharedKeys = Float[Tensor, "batch head key_pos d_head"]  # repeated for each query head that reads them
 NewKeys = Float[Tensor, "batch kv_head new_pos d_head"]  # of this call alone, beside a cache's
 Pattern = Float[Tensor, "batch head query_pos key_pos"]
-Turn = tuple[Float[Tensor, "kind ... pos planes"], Float[Tensor, "kind ... pos planes"]]  # cos and sin
+Rotation = tuple[Float[Tensor, "kind ... pos planes"], Float[Tensor, "kind ... pos planes"]]  # cos and sin
 Distance = Float[Tensor, "head query_pos key_pos"]  # what scores gain from it
 Visible = Bool[Tensor, "... query_pos key_pos"]  # True: the query may read the key
 SourceVisible = Bool[Tensor, "... query_pos source_pos"]

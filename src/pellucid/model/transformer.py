@@ -6,23 +6,23 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.architecture import Architecture
-from pellucid.model.block import BLOCK, CROSS_BLOCK, Reading
+from pellucid.model.block import BLOCK, CROSS_BLOCK, BlockInputs
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.embed import READOUT, Embed
-from pellucid.model.norm import Unchanged, make_norm
-from pellucid.model.positions import NoTurns, Relative, Turns
-from pellucid.model.shapes import Encoded, Logits, Places, SourceVisible, Stream, Tokens, Visible
+from pellucid.model.norm import Identity, make_norm
+from pellucid.model.positions import NoRotary, Relative, RotaryTable
+from pellucid.model.shapes import Encoded, Logits, PositionIds, SourceVisible, Stream, Tokens, Visible
 from pellucid.model.tap import OFF, Tap
 
 
-class Encoder(nn.Module):
+class Backbone(nn.Module):
     """Tokens to the residual stream behind the last block, normalised where the architecture says so."""
 
     def __init__(self, a: Architecture):
         super().__init__()
         self.architecture = a
         self.embed = Embed(a)
-        self.turns = Turns(a) if a.positions.kind == "rotary" else NoTurns()
+        self.turns = RotaryTable(a) if a.positions.kind == "rotary" else NoRotary()
         make_block = (BLOCK if a.encoder is None else CROSS_BLOCK)[a.block]
         self.relative = Relative(a) if a.positions.kind == "relative" else None
         blocks = [make_block(a, layer) for layer in range(a.n_layers)]
@@ -30,13 +30,13 @@ class Encoder(nn.Module):
             for block in blocks:
                 block.attn.mask.distance = self.relative  # one table, read in every layer
         self.blocks = nn.ModuleList(blocks)
-        self.final_norm = make_norm(a) if a.final_norm == "norm" else Unchanged()
+        self.final_norm = make_norm(a) if a.final_norm == "norm" else Identity()
 
     def forward(
         self,
         tokens: Tokens,
         *,
-        positions: Places | None = None,
+        positions: PositionIds | None = None,
         mask: Visible | None = None,
         segments: Tokens | None = None,
         source: Encoded | None = None,
@@ -49,7 +49,7 @@ class Encoder(nn.Module):
         self.check(segments, source, source_mask)
         cache = cache or NO_CACHE
         positions = self.places(tokens, cache.length) if positions is None else positions
-        reading = Reading(self.turns(positions), mask, source, source_mask)
+        reading = BlockInputs(self.turns(positions), mask, source, source_mask)
         x = self.embed(tokens, cache.remember(tokens), positions, segments, embeddings, tap)
         for i, block in enumerate(self.blocks):
             x = block(x, reading, cache[i], tap.at(f"blocks.{i}"))
@@ -69,7 +69,7 @@ class Encoder(nn.Module):
         if segments is not None and not self.architecture.n_segments:
             raise ValueError("segments were given to an architecture with n_segments = 0: leave them out")
 
-    def places(self, tokens: Tokens, start: int) -> Places:
+    def places(self, tokens: Tokens, start: int) -> PositionIds:
         """start, start + 1, ...; more than the context holds is refused."""
         end = start + tokens.size(1)
         if end > self.architecture.n_ctx:
@@ -80,13 +80,13 @@ class Encoder(nn.Module):
         return torch.arange(start, end, device=tokens.device)
 
 
-class Transformer(Encoder):
+class Transformer(Backbone):
     """T: tokens t_1 ... t_n to logits, row i for the token that follows t_i   (S0 4.3; S1 1.1; S3; S4)"""
 
     def __init__(self, a: Architecture):
         super().__init__(a)
         self.unembed = READOUT[a.readout](a, self.embed)
-        self.encoder = None if a.encoder is None else Encoder(a.encoder)
+        self.encoder = None if a.encoder is None else Backbone(a.encoder)
         if self.encoder is not None and a.source_embed == "shared":
             self.encoder.embed.token = self.embed.token
 

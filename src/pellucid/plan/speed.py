@@ -13,7 +13,7 @@ import torch
 
 from pellucid.architecture import count_parameters
 from pellucid.model import Transformer
-from pellucid.model.low_rank import adapt
+from pellucid.model.lora import adapt
 from pellucid.model.weights import initialise
 from pellucid.plan.flops import flops
 from pellucid.training.objectives import Pass, precise

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pellucid.destination import check_destination
 from pellucid.model import Transformer
-from pellucid.model.low_rank import adapt, merge
+from pellucid.model.lora import adapt, merge
 from pellucid.model.weights import load_state, load_trained, state_of
 from pellucid.text.locking import lock
 from pellucid.text.regular import read_regular

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from pellucid.architecture import count_parameters
 from pellucid.model import Transformer
-from pellucid.model.low_rank import adapt
+from pellucid.model.lora import adapt
 from pellucid.training.objectives import MANY_LOGITS, Pass, precise
 from pellucid.training.recipe import Recipe, RecipeError, with_train
 from pellucid.training.resolve import memory_bytes, n_trained, training_bytes

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from pellucid.model import Transformer
 from pellucid.model.mask import documents_mask, padding_mask, prefix_mask
 from pellucid.model.shapes import Logits, Tokens, Visible
-from pellucid.model.transformer import Encoder
+from pellucid.model.transformer import Backbone
 from pellucid.training.chunks import chunked_loss
 
 #: stands in the targets where nothing is scored
@@ -88,7 +88,7 @@ def summed_loss(network: Transformer, given: Pass) -> Float[Tensor, ""]:
 
 def summed_loss_in_chunks(network: Transformer, given: Pass) -> Float[Tensor, ""]:
     """The same, CHUNK logits at a time: for vocabularies whose logits would be most of what training keeps."""
-    x = Encoder.forward(network, given.inputs, **reading(network, given))
+    x = Backbone.forward(network, given.inputs, **reading(network, given))
     return chunked_loss(network.unembed, summed, x.flatten(0, 1), scored_targets(given), CHUNK)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture, count_parameters
 from pellucid.model import Transformer
 from pellucid.model.attention import Attention
-from pellucid.model.low_rank import adapt
+from pellucid.model.lora import adapt
 from pellucid.model.weights import trained_state
 from pellucid.training.objectives import CHUNK, MANY_LOGITS
 from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, with_train

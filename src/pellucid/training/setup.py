@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute
 
 from pellucid.model import Transformer
-from pellucid.model.attention import choose_mix
-from pellucid.model.low_rank import adapt, start_adapters
+from pellucid.model.attention import choose_attention_kernel
+from pellucid.model.lora import adapt, start_adapters
 from pellucid.model.weights import initialise, load_state
 from pellucid.presets import with_vocabulary
 from pellucid.text.documents import Corpus
@@ -191,7 +191,7 @@ def build(recipe: Recipe, device: torch.device, weights: Weights | None = None) 
 def choose_paths(network: Transformer, recipe: Recipe) -> None:
     """How the network computes what it computes: attention written out, activations computed again."""
     if recipe.train.attention == "written_out":
-        choose_mix(network, "written_out")
+        choose_attention_kernel(network, "written_out")
     if recipe.train.recompute == "yes":
         recompute_blocks(network)
 
@@ -302,7 +302,7 @@ def settle_kernels(
     ]
     poll()
     attention, why = resolve.resolve_attention(recipe, device, poll)
-    choose_mix(network, attention)
+    choose_attention_kernel(network, attention)
     return with_train(recipe, attention=attention), [*lines, why]
 
 

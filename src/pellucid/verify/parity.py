@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture, count_parameters
 from pellucid.model import Recorder, Transformer
-from pellucid.model.positions import Turns
+from pellucid.model.positions import RotaryTable
 from pellucid.model.weights import state_of
 from pellucid.names import names
 from pellucid.reference.tap import OFF
@@ -210,7 +210,7 @@ def logits_of_float32_angles(network: Transformer, probe: Probe) -> list[Tensor]
 @contextmanager
 def float32_angles(network: Transformer) -> Iterator[None]:
     """i w_k as a product of float32 numbers, rounded to float32: off by up to 2^-24 i, whatever follows."""
-    tables = [module for module in network.modules() if isinstance(module, Turns) and module.exact.size(2) > 1]
+    tables = [module for module in network.modules() if isinstance(module, RotaryTable) and module.exact.size(2) > 1]
     kept = [table.values for table in tables]
     try:
         for table in tables:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from pellucid.architecture import Architecture
-from pellucid.model import Encoder, Transformer
+from pellucid.model import Backbone, Transformer
 from pellucid.model.attention import Attention
 from pellucid.model.mask import Mask
 from pellucid.reference import layers
@@ -30,7 +30,7 @@ def compare_masks(network: Transformer, weights: Weights, tolerance: float = TOL
 
 
 def _compare_masks(
-    network: Encoder, a: Architecture, weights: Weights, prefix: str, tolerance: float
+    network: Backbone, a: Architecture, weights: Weights, prefix: str, tolerance: float
 ) -> Iterator[Difference]:
     """The same of one stack of blocks."""
     expected: dict[tuple[int, int, int, bool], np.ndarray] = {}

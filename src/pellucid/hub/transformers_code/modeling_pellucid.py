@@ -29,13 +29,13 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from pellucid.hub.transformers_code.configuration_pellucid import PellucidConfig
-from pellucid.model.attention import choose_mix
+from pellucid.model.attention import choose_attention_kernel
 from pellucid.model.cache import NoCache
 from pellucid.model.embed import Unembed
 from pellucid.model.mask import causal, everything
 from pellucid.model.tables import Table
 from pellucid.model.tap import OFF, Recorder, Tap
-from pellucid.model.transformer import Encoder, Transformer
+from pellucid.model.transformer import Backbone, Transformer
 
 # The classes that transformers calls -------------------------------------------------------------
 
@@ -127,7 +127,7 @@ def real_tokens(attention_mask: Tensor, n: int) -> Tensor | None:
 
 
 def inputs_with_padding(
-    network: Encoder,
+    network: Backbone,
     n_past: int,
     n_new: int,
     attention_mask: Tensor | None = None,
@@ -199,7 +199,7 @@ class PellucidPreTrainedModel(PreTrainedModel):
         self.network = Transformer(a)
         self.n_layers, self.n_ctx, self.mask = a.n_layers, a.n_ctx, a.attention.mask
         self.keeps_tokens = bool(a.ngrams) or not a.n_layers
-        choose_mix(self.network, "written_out" if config._attn_implementation == "eager" else "fused")
+        choose_attention_kernel(self.network, "written_out" if config._attn_implementation == "eager" else "fused")
         self._tied_weights_keys = shared_parameters(self)
         self.post_init()
 
@@ -258,7 +258,7 @@ class PellucidPreTrainedModel(PreTrainedModel):
         given = inputs_with_padding(self.network, n_past, n_new, attention_mask, position_ids, prefix_length)
         tap = recorder(self.n_layers, sites)
         given |= {"segments": token_type_ids, "embeddings": inputs_embeds, **source}
-        return Encoder.forward(self.network, tokens, cache=cache, tap=tap, **given), past, tap
+        return Backbone.forward(self.network, tokens, cache=cache, tap=tap, **given), past, tap
 
     def states_of_one(
         self,
@@ -383,7 +383,7 @@ def shared_parameters(model: nn.Module) -> dict[str, str]:
 class SourceEncoder(nn.Module):
     """The encoder of an encoder-decoder, as transformers calls it."""
 
-    def __init__(self, network: Encoder):
+    def __init__(self, network: Backbone):
         super().__init__()
         self.network, self.n_layers = network, network.architecture.n_layers
 

@@ -17,7 +17,7 @@ from pellucid.model.weights import WeightsError, generator_of
 MODULES = ("query", "key", "value", "out", "up", "gate", "down")
 
 
-class LowRank(nn.Linear):
+class LoRALinear(nn.Linear):
     """y = x W^T + b + (alpha / r) x A^T B^T, where A and B alone are trained   (Hu et al. 2021, 4.1)"""
 
     def __init__(self, linear: nn.Linear, rank: int, alpha: float):
@@ -59,7 +59,7 @@ def adapt(network: nn.Module, rank: int, alpha: float, modules: str = "all") -> 
         if set(name.split(".")) & set(wanted):
             linear = network.get_submodule(name)
             assert isinstance(linear, nn.Linear)
-            network.set_submodule(name, LowRank(linear, rank, alpha))
+            network.set_submodule(name, LoRALinear(linear, rank, alpha))
     return network
 
 
@@ -67,7 +67,7 @@ def start_adapters(network: nn.Module, seed: int) -> nn.Module:
     """A is N(0, 1 / in), drawn for each tensor by itself, and B is 0: the network computes what it did before."""
     with torch.no_grad():
         for name, module in network.named_modules():
-            if isinstance(module, LowRank):
+            if isinstance(module, LoRALinear):
                 drawn = torch.randn(module.A.shape, generator=generator_of(seed, f"{name}.A"), dtype=torch.float64)
                 module.A.copy_(drawn * module.in_features**-0.5)
                 module.B.zero_()
@@ -77,7 +77,7 @@ def start_adapters(network: nn.Module, seed: int) -> nn.Module:
 def merge(network: nn.Module) -> nn.Module:
     """The plain network that computes the same: W + (alpha / r) B A in the place of W; everything trains again."""
     for name, module in list(network.named_modules()):
-        if isinstance(module, LowRank):
+        if isinstance(module, LoRALinear):
             network.set_submodule(name, module.merged())
     return network.requires_grad_(True)
 
