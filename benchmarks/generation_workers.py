@@ -23,7 +23,7 @@ def pellucid(option: str) -> Write:
     """option: loaded, float32, float16, bfloat16, int8; with +speculate, guessing ahead."""
     from pellucid.architecture import Architecture, Attention
     from pellucid.generate import Sampling, generate_ids
-    from pellucid.generate.prepare import network_for
+    from pellucid.generate.pack_weights import network_for
     from pellucid.model import Transformer
     from pellucid.model.weights import initialise
 

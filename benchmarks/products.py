@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.side_by_side import header, interleave, memory_read, seconds, show, spread
-from pellucid.generate.products import PRODUCTS, available
+from pellucid.generate.packed_linear import PRODUCTS, available
 
 #: n_out, n_in of a block's matrices, and how many blocks; then the readout's
 BLOCK, N_BLOCKS, READOUT = [(768, 768)] * 4 + [(3072, 768), (768, 3072)], 12, (50257, 768)

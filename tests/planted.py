@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import pellucid.generate.prepare as prepare
-import pellucid.generate.products as products
+import pellucid.generate.pack_weights as prepare
+import pellucid.generate.packed_linear as products
 from pellucid.architecture import Architecture
 from pellucid.model import OFF, Cache, Transformer
 from pellucid.model.attention import Attention
@@ -562,7 +562,7 @@ def product(kind: str, made: type) -> Plant:
 
 def stale(network: Transformer, patch: pytest.MonkeyPatch) -> None:
     """A weight is changed behind the back of what was packed before."""
-    prepare.prepared(network, "float32")
+    prepare.packed_network(network, "float32")
     network.blocks[1].mlp.up[0].weight.data.mul_(1.01)
 
 

@@ -16,10 +16,10 @@ from pellucid.adapters import base_of, base_weights, write_adapter
 from pellucid.architecture import Architecture
 from pellucid.destination import check_destination
 from pellucid.edits import Edit
-from pellucid.generate.filling import Filling, fill
-from pellucid.generate.samples import write_sample, write_target
+from pellucid.generate.fill import Filling, fill
+from pellucid.generate.samples import sample_target, sample_text
 from pellucid.generate.scoring import Score, score
-from pellucid.generate.text import Generated, Piece, generate, stream_generate
+from pellucid.generate.text import Generated, TextPiece, generate, stream_generate
 from pellucid.hub.families import FamilyError
 from pellucid.hub.read import LoadWarning, find_folder, open_folder
 from pellucid.hub.read import fill as fill_network
@@ -99,7 +99,7 @@ class LanguageModel(Opened):
         """n continuations of every prompt, in one batch, those of the first prompt first; `source` may be a list."""
         return generate(self.network, self.tokenizer, prompts, n=n, **self._edited(edits), **options)
 
-    def stream(self, prompt: str = "", *, edits: Sequence[Edit] = (), **options: Any) -> Iterator[Piece]:
+    def stream(self, prompt: str = "", *, edits: Sequence[Edit] = (), **options: Any) -> Iterator[TextPiece]:
         """The continuation piece by piece; the pieces' texts joined are the text that `generate` gives."""
         return stream_generate(self.network, self.tokenizer, prompt, **self._edited(edits), **options)
 
@@ -150,7 +150,7 @@ class LanguageModel(Opened):
         return mixed_with(self.network, self.tokenizer, other, weight)
 
     def fill(self, text: str, *, top: int = 5) -> list[Filling]:
-        """What may stand at each [MASK] in `text`; for masked models (`pellucid.generate.filling.fill`)."""
+        """What may stand at each [MASK] in `text`; for masked models (`pellucid.generate.fill.fill`)."""
         return fill(self.network, self.tokenizer, text, top=top)
 
     def circuits(self, **options: Any) -> Circuits:
@@ -423,4 +423,4 @@ def kind_of(run: Path) -> str:
 
 def sampler_of(recipe: Recipe) -> runs.Sampler | None:
     """What writes samples during training; a masked model writes none, an encoder-decoder the target of a source."""
-    return {"masked": None, "source-target": write_target}.get(recipe.train.objective, write_sample)
+    return {"masked": None, "source-target": sample_target}.get(recipe.train.objective, sample_text)

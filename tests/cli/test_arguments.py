@@ -17,7 +17,7 @@ from pellucid.cli.options import CheckpointOptions, OptionError, check_arguments
 from pellucid.conversion import convert
 from pellucid.destination import DestinationError, check_destination
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.prepare import Weights
+from pellucid.generate.pack_weights import Weights
 from pellucid.generate.sampling import Sampling
 from pellucid.hub.families import FamilyError
 from pellucid.hub.files import FolderError

@@ -9,7 +9,7 @@ from scripted import scripted
 from drawing import make_network
 from pellucid.architecture import Architecture, Attention
 from pellucid.generate import GenerationError, Sampling, generate_ids, window_start
-from pellucid.generate.reading import Cached, Row
+from pellucid.generate.readers import CachedReader, SequenceState
 from pellucid.model import Cache, Transformer
 
 SMALL = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2)
@@ -69,8 +69,8 @@ def test_only_rows_that_outgrow_the_context_are_read_again(monkeypatch):
 
 def test_the_columns_of_a_long_row_that_is_gone_are_given_back():
     network = make_network(SMALL)
-    reader = Cached(network, 12)
-    rows = [Row(0, 0, 0, (1,) * 7), Row(1, 0, 0, (2, 3))]
+    reader = CachedReader(network, 12)
+    rows = [SequenceState(0, 0, 0, (1,) * 7), SequenceState(1, 0, 0, (2, 3))]
     with torch.no_grad():
         reader.read(rows)
     assert reader.cache is not None
@@ -95,9 +95,9 @@ def finished(network, cache):
 
 def test_memory_is_taken_for_what_is_needed():
     network = make_network(SMALL)
-    assert Cached(network, 5).capacity == 5
-    assert Cached(network, 10_000).capacity == 12
-    cache = Cached(network, 5).make_cache(2, 5)
+    assert CachedReader(network, 5).capacity == 5
+    assert CachedReader(network, 10_000).capacity == 12
+    cache = CachedReader(network, 5).make_cache(2, 5)
     assert isinstance(cache, Cache)
     ids = 2 * 5 * 8
     assert cache.nbytes == 2 * 2 * 2 * 4 * 5 * 2 * 8 + ids

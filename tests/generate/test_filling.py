@@ -8,7 +8,7 @@ from tests.drawing import make_network
 
 from pellucid.architecture import Architecture, Attention
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.filling import fill
+from pellucid.generate.fill import fill
 from pellucid.text.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer().with_special("<|mask|>")

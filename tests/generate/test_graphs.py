@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
 from pellucid.generate import Sampling, decode, generate_ids
-from pellucid.generate.graphs import Graphed, stands_still
+from pellucid.generate.cuda_graphs import GraphedReader, has_fixed_shapes
 from pellucid.model import Transformer
 
 SMALL = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2)
@@ -26,7 +26,7 @@ def written(network: Transformer, prompts: list[list[int]], devices: frozenset[s
 def agree(network: Transformer, prompts: list[list[int]], device: str, tolerance: float) -> None:
     found, logits = written(network, prompts, frozenset({device}))
     plain, expected = written(network, prompts, frozenset())
-    assert isinstance(found.reader, Graphed)
+    assert isinstance(found.reader, GraphedReader)
     assert [row.generated for row in found.rows] == [row.generated for row in plain.rows]
     assert all(difference(x, y) <= tolerance for x, y in zip(logits, expected, strict=True))
 
@@ -39,15 +39,15 @@ def test_a_recordable_step_is_the_ordinary_one(a, lengths):
     """In batches of different lengths, rows ending before others, beyond the context."""
     network = make_network(a)
     prompts = [[(3 * n + i) % 11 for i in range(n)] for n in lengths]
-    if stands_still(network):
+    if has_fixed_shapes(network):
         agree(network, prompts, "cpu", 1e-10)
     else:
-        assert not isinstance(written(network, prompts, frozenset({"cpu"}))[0].reader, Graphed)
+        assert not isinstance(written(network, prompts, frozenset({"cpu"}))[0].reader, GraphedReader)
 
 
 def test_plain_networks_are_recordable():
     agree(make_network(SMALL), [[1, 2, 4], [5]], "cpu", 1e-10)
-    assert not stands_still(make_network(Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2, ngrams=(2,))))
+    assert not has_fixed_shapes(make_network(Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2, ngrams=(2,))))
 
 
 @pytest.mark.gpu

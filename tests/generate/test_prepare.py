@@ -10,10 +10,11 @@ from torch import nn
 
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
-from pellucid.generate import GenerationError, Sampling, generate_ids, products
-from pellucid.generate import prepare as prepare_module
-from pellucid.generate.prepare import network_for, prepare, prepared
-from pellucid.generate.products import PRODUCTS, Int8
+from pellucid.generate import GenerationError, Sampling, generate_ids
+from pellucid.generate import pack_weights as prepare_module
+from pellucid.generate import packed_linear as products
+from pellucid.generate.pack_weights import network_for, pack_network, packed_network
+from pellucid.generate.packed_linear import PRODUCTS, Int8
 from pellucid.model import Transformer
 
 KINDS = [kind for kind in PRODUCTS if products.available(kind)]
@@ -73,7 +74,7 @@ def kept_of(made: Transformer, name: str) -> torch.Tensor | None:
 def test_a_prepared_network_computes_the_network_of_the_kept_weights(kind, a, data):
     """Every word, cached, in batches of different lengths, beyond the context; the other recomputes in float64."""
     network = make_network(a, dtype=torch.float32)
-    made = prepare(network, kind).network
+    made = pack_network(network, kind).network
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
     prompts = [[(3 * n + i) % 11 for i in range(n)] for n in lengths]
     options = {"max_tokens": a.n_ctx + 2, "sampling": Sampling(temperature=0)}
@@ -93,7 +94,7 @@ def replace_generated(row) -> list[int]:
 
 def test_weights_are_shared_but_for_what_is_packed():
     network = make_network(SMALL, dtype=torch.float32)
-    made = prepare(network, "float32").network
+    made = pack_network(network, "float32").network
     assert made.embed.token.weight is network.embed.token.weight
     assert isinstance(network.blocks[0].attn.query, nn.Linear)
     assert network.blocks[0].attn.mix == network.blocks[0].attn.fused
@@ -101,16 +102,16 @@ def test_weights_are_shared_but_for_what_is_packed():
 
 def test_a_change_of_the_weights_is_seen():
     network = make_network(SMALL, dtype=torch.float32)
-    first = prepared(network, "int8")
-    assert prepared(network, "int8") is first
+    first = packed_network(network, "int8")
+    assert packed_network(network, "int8") is first
     with torch.no_grad():
         network.blocks[0].mlp.down.weight.mul_(2)
-    assert prepared(network, "int8") is not first
+    assert packed_network(network, "int8") is not first
 
 
 def test_errors_are_reported_and_auto_leaves_small_networks_alone():
     network = make_network(SMALL, dtype=torch.float32)
-    made = prepare(network, "int8")
+    made = pack_network(network, "int8")
     assert 0.001 < made.errors["unembed"] < 0.02
     assert "int8" in made.said
     assert "%" in made.said

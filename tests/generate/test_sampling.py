@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from pellucid.generate import sampling as module
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.sampling import Sampling, choose, draw, keep_top_k, keep_top_p, penalise, probabilities, uniform
+from pellucid.generate.sampling import (
+    Sampling,
+    choose_tokens,
+    draw_tokens,
+    keep_top_k,
+    keep_top_p,
+    penalise,
+    probabilities,
+    uniform,
+)
 
 GREEDY = Sampling(temperature=0)
 
@@ -28,12 +37,12 @@ def logits_rows(draw):
 
 @pytest.mark.item("S0-4.3-d")
 def test_greedy_takes_the_lowest_id_among_equals():
-    assert choose(rows([0, 3, 3, 1], [5, 5, 5, 5], [-9, -9, -2, -2]), GREEDY).tolist() == [1, 0, 2]
+    assert choose_tokens(rows([0, 3, 3, 1], [5, 5, 5, 5], [-9, -9, -2, -2]), GREEDY).tolist() == [1, 0, 2]
 
 
 def test_temperature_near_zero_is_greedy_and_does_not_overflow():
     logits = rows([1.0, 1.1, 1e10])
-    assert choose(logits, Sampling(temperature=1e-300), [0.999]).tolist() == [2]
+    assert choose_tokens(logits, Sampling(temperature=1e-300), [0.999]).tolist() == [2]
 
 
 def test_temperature_divides_the_logits():
@@ -105,8 +114,8 @@ def test_frequency_penalty_by_hand_counts_generated_tokens_only():
 
 def test_penalties_change_what_greedy_takes():
     logits = rows([2.0, 1.9])
-    assert choose(logits, Sampling(temperature=0, frequency_penalty=0.2), generated=[[0]]).tolist() == [1]
-    assert choose(logits, Sampling(temperature=0, repetition_penalty=1.1), prompts=[[0]]).tolist() == [1]
+    assert choose_tokens(logits, Sampling(temperature=0, frequency_penalty=0.2), generated=[[0]]).tolist() == [1]
+    assert choose_tokens(logits, Sampling(temperature=0, repetition_penalty=1.1), prompts=[[0]]).tolist() == [1]
 
 
 @settings(max_examples=60)
@@ -117,10 +126,10 @@ def test_logits_of_the_caller_stay_and_forbidden_ids_never_come(logits, top_p, t
     tokens = [[0, logits.size(1) - 1]] * len(logits)
     for step in range(3):
         numbers = [uniform(seed, row, step) for row in range(len(logits))]
-        chosen = choose(logits, sampling, numbers, tokens, tokens, n_allowed=n_allowed)
+        chosen = choose_tokens(logits, sampling, numbers, tokens, tokens, n_allowed=n_allowed)
         assert (chosen < n_allowed).all()
         assert (chosen < logits.size(1)).all()
-    choose(logits, GREEDY, n_allowed=n_allowed)
+    choose_tokens(logits, GREEDY, n_allowed=n_allowed)
     assert torch.equal(logits, before)
 
 
@@ -128,16 +137,16 @@ def test_logits_of_the_caller_stay_and_forbidden_ids_never_come(logits, top_p, t
 def test_a_row_does_not_depend_on_the_other_rows(logits, numbers):
     numbers = numbers[: len(logits)]
     sampling = Sampling(top_k=3, top_p=0.9)
-    together = choose(logits, sampling, numbers).tolist()
-    assert together == [choose(logits[i : i + 1], sampling, [u]).item() for i, u in enumerate(numbers)]
+    together = choose_tokens(logits, sampling, numbers).tolist()
+    assert together == [choose_tokens(logits[i : i + 1], sampling, [u]).item() for i, u in enumerate(numbers)]
 
 
 def test_the_ends_of_the_unit_interval_reach_only_possible_ids():
     p = rows([0.0, 0.3, 0.0, 0.7, 0.0])
     just_below_one = math.nextafter(1.0, 0.0)
-    assert draw(p.repeat(2, 1), torch.tensor([0.0, just_below_one], dtype=torch.float64)).tolist() == [1, 3]
+    assert draw_tokens(p.repeat(2, 1), torch.tensor([0.0, just_below_one], dtype=torch.float64)).tolist() == [1, 3]
     many = torch.full((1, 1000), 0.001, dtype=torch.float64)
-    assert draw(many, torch.tensor([just_below_one], dtype=torch.float64)).item() == 999
+    assert draw_tokens(many, torch.tensor([just_below_one], dtype=torch.float64)).item() == 999
 
 
 @pytest.mark.item("S0-4.3-e")
@@ -147,7 +156,7 @@ def test_draws_follow_the_distribution():
     n = 100_000
     numbers = torch.tensor([uniform(11, 0, step) for step in range(n)], dtype=torch.float64)
     p = probabilities(logits[None], Sampling())
-    counts = draw(p.expand(n, 8), numbers).bincount(minlength=8)
+    counts = draw_tokens(p.expand(n, 8), numbers).bincount(minlength=8)
     expected = n * p[0]
     assert ((counts - expected) ** 2 / expected).sum() < 24.3
 
@@ -185,9 +194,9 @@ def test_values_out_of_range_are_named(option, value):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_no_numbers_are_refused(bad):
     with pytest.raises(GenerationError, match="NaN or infinity"):
-        choose(rows([0.0, bad]), GREEDY)
+        choose_tokens(rows([0.0, bad]), GREEDY)
 
 
 def test_chance_without_a_number_is_refused():
     with pytest.raises(GenerationError, match="one random number per row"):
-        choose(rows([0.0, 1.0]), Sampling())
+        choose_tokens(rows([0.0, 1.0]), Sampling())

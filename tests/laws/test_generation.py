@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawing import architectures, difference, make_network
-from pellucid.generate import Sampling, generate_ids, score_tokens, token_losses
+from pellucid.generate import Sampling, generate_ids, score_losses, score_tokens
 from pellucid.model import Cache
 from pellucid.model.mask import prefix_mask
 
@@ -181,7 +181,7 @@ def test_losses_in_chunks_are_the_losses(a, chunk):
     network = make_network(a)
     inputs, targets = torch.tensor(some_prompts(a, [4, 4])), torch.tensor(some_prompts(a, [3, 4, 4][1:]))
     targets[0, 1] = -100
-    losses = token_losses(network, inputs, targets, chunk=chunk)
+    losses = score_losses(network, inputs, targets, chunk=chunk)
     plain = torch.nn.functional.cross_entropy(network(inputs).transpose(1, 2), targets, reduction="none")
     assert difference(losses.detach(), plain.detach()) <= TOLERANCE
     ours = torch.autograd.grad(losses.sum(), list(network.parameters()), allow_unused=True)

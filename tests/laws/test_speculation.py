@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from drawing import architectures, difference, make_network
 from pellucid.generate import Sampling, generate_ids
-from pellucid.generate.speculation import Speculating, look_up
+from pellucid.generate.speculation import SpeculatingReader, look_up
 from pellucid.model import Transformer
 
 CHOICES = st.sampled_from(
@@ -37,7 +37,7 @@ def test_speculation_changes_no_token_and_no_logit(a, prompts, sampling, seed, n
     plain, expected, _ = run(network, prompts, **options)
     found, logits, reader = run(network, prompts, **options, speculate=n_guesses)
     assert found == plain
-    assert isinstance(reader, Speculating)
+    assert isinstance(reader, SpeculatingReader)
     for ours, theirs in zip(logits, expected, strict=True):
         for x, y in zip(ours, theirs, strict=True):
             assert difference(x, y) <= 1e-12

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiny import Heard, assert_same_run, make_training, recipe_for, resume, rows, start
 
 from pellucid import cli
-from pellucid.generate.samples import write_sample
+from pellucid.generate.samples import sample_text
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import (
     CheckpointError,
@@ -120,7 +120,7 @@ def test_a_sample_of_diverged_weights_is_skipped_and_the_exit_code_is_3(text, tm
     heard = Heard()
 
     def train() -> int:
-        return runs.start(recipe_for(text, **fields), tmp_path / "run", heard, write_sample).exit_code
+        return runs.start(recipe_for(text, **fields), tmp_path / "run", heard, sample_text).exit_code
 
     monkeypatch.setitem(cli.COMMANDS, "train", train)
     assert cli.main(["train"]) == 3

@@ -234,9 +234,9 @@ def test_epochs_are_passes_over_the_pairs(pairs, tmp_path):
 
 
 def test_a_sample_is_a_held_out_source_and_its_target(pairs, tmp_path):
-    from pellucid.language_model import write_target
+    from pellucid.language_model import sample_target
 
-    run = start(pairs, tmp_path / "run", write_target, steps=2, evaluate_every=2)
+    run = start(pairs, tmp_path / "run", sample_target, steps=2, evaluate_every=2)
     [row] = [row for row in rows(run.path) if "sample" in row]
     split = tokens_of(run).split
     assert row["sample"].partition(" -> ")[0] == split.corpus.sources[split.numbers("held_out")[0]]

@@ -1,28 +1,28 @@
 """Writing text with a network, and scoring text under it."""
 
-from pellucid.generate.decode import Decoding, Step, generate_ids
+from pellucid.generate.decode import DecodeStep, Decoding, generate_ids
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.reading import window_start
+from pellucid.generate.readers import window_start
 from pellucid.generate.sampling import Sampling
-from pellucid.generate.scoring import Score, ScoringError, score, score_continuation, score_tokens, token_losses
-from pellucid.generate.text import Generated, Piece, PromptCut, generate, stream_generate
+from pellucid.generate.scoring import Score, ScoringError, score, score_continuation, score_losses, score_tokens
+from pellucid.generate.text import Generated, PromptCut, TextPiece, generate, stream_generate
 
 __all__ = [
+    "DecodeStep",
     "Decoding",
     "Generated",
     "GenerationError",
-    "Piece",
     "PromptCut",
     "Sampling",
     "Score",
     "ScoringError",
-    "Step",
+    "TextPiece",
     "generate",
     "generate_ids",
     "score",
     "score_continuation",
+    "score_losses",
     "score_tokens",
     "stream_generate",
-    "token_losses",
     "window_start",
 ]

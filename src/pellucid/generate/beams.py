@@ -6,9 +6,18 @@ from dataclasses import dataclass
 import torch
 
 from pellucid.generate.decode import check_counts, check_prompt
+from pellucid.generate.encoder_inputs import read_sources
 from pellucid.generate.errors import GenerationError, LogitsError
-from pellucid.generate.reading import NO_TAPS, Cached, NextLogits, NoTaps, Recomputing, Row, check_readable, reading
-from pellucid.generate.source import read_sources
+from pellucid.generate.readers import (
+    NO_TAPS,
+    CachedReader,
+    NextLogits,
+    RecomputingReader,
+    SequenceState,
+    TapFactory,
+    check_readable,
+    evaluation_mode,
+)
 from pellucid.model import Transformer
 
 #: digits of log P, nats, that tell texts apart: the same terms added in another order differ in later ones
@@ -19,7 +28,7 @@ DIGITS = 9
 class Hypothesis:
     """A text on its way: its row, and log P of what it has generated, nats."""
 
-    row: Row
+    row: SequenceState
     log_prob: float
 
     @property
@@ -32,7 +41,7 @@ class Hypothesis:
 class Retold:
     """A token more for each text that is not finished."""
 
-    rows: list[Row]
+    rows: list[SequenceState]
     tokens: list[int]
 
 
@@ -46,7 +55,7 @@ class BeamSearch:
     def __init__(self, found: list[Hypothesis]):
         self.found = found
         self.scores = [hypothesis.score for hypothesis in found]
-        self.rows = [Row(h.row.prompt, h.row.sample, 0, h.row.given) for h in found]
+        self.rows = [SequenceState(h.row.prompt, h.row.sample, 0, h.row.given) for h in found]
         for row, told in zip(self.rows, found, strict=True):
             row.finish_reason = None if told.row.generated else told.row.finish_reason
 
@@ -61,7 +70,7 @@ class BeamSearch:
                     row.finish_reason = whole.finish_reason
             yield Retold([self.rows[k] for k in going], tokens)
 
-    def stop(self, row: Row) -> None:
+    def stop(self, row: SequenceState) -> None:
         """End this row here; what it has told stays."""
         row.finish_reason = "stop"
 
@@ -77,7 +86,7 @@ def search_beams(
     cache: bool = True,
     n_allowed: int | None = None,
     sources: Sequence[Sequence[int]] | None = None,
-    taps: NoTaps = NO_TAPS,
+    taps: TapFactory = NO_TAPS,
 ) -> BeamSearch:
     """The `n` best of the texts that `beams` beams find for every prompt   (Sutskever et al. 2014, section 3.2)
 
@@ -92,12 +101,12 @@ def search_beams(
         raise GenerationError(f"beams = {beams}, n = {n}: expected at least one beam, and 1 <= n <= beams")
     a = network.architecture
     given = [check_prompt(prompt, k, a.n_vocab)[-a.n_ctx :] for k, prompt in enumerate(prompts)]
-    alive = [Hypothesis(Row(k, 0, 0, ids), 0.0) for k, ids in enumerate(given)]
+    alive = [Hypothesis(SequenceState(k, 0, 0, ids), 0.0) for k, ids in enumerate(given)]
     complete: list[list[Hypothesis]] = [[] for _ in given]
     longest = max(map(len, given), default=0) + max_tokens
-    with reading(network):
+    with evaluation_mode(network):
         encoded = read_sources(network, sources, len(prompts), taps.of_sources)
-        reader = Cached(network, longest, encoded, taps) if cache else Recomputing(network, encoded, taps)
+        reader = CachedReader(network, longest, encoded, taps) if cache else RecomputingReader(network, encoded, taps)
         for length in range(1, max_tokens + 1):
             if not alive:
                 break
@@ -141,7 +150,7 @@ def _extend(
         for place in places[candidates[places].sort(descending=True, stable=True).indices[:room]].tolist():
             k, token = own[place // sums.size(1)], place % sums.size(1)
             before = alive[k].row
-            row = Row(prompt, 0, 0, before.given, [*before.generated, token])
+            row = SequenceState(prompt, 0, 0, before.given, [*before.generated, token])
             extended.append(Hypothesis(row, float(sums[k, token])))
             parents.append(k)
     return extended, parents

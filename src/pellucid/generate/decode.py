@@ -4,23 +4,32 @@ import operator
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from pellucid.generate.cuda_graphs import GraphedReader, has_fixed_shapes
+from pellucid.generate.encoder_inputs import NO_SOURCES, NoSources, read_sources
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.graphs import Graphed, stands_still
-from pellucid.generate.reading import NO_TAPS, Cached, NextLogits, NoTaps, Recomputing, Row, check_readable, reading
-from pellucid.generate.sampling import Sampling, choose, uniform
-from pellucid.generate.source import NO_SOURCES, NoSources, read_sources
-from pellucid.generate.speculation import Speculating
+from pellucid.generate.readers import (
+    NO_TAPS,
+    CachedReader,
+    NextLogits,
+    RecomputingReader,
+    SequenceState,
+    TapFactory,
+    check_readable,
+    evaluation_mode,
+)
+from pellucid.generate.sampling import Sampling, choose_tokens, uniform
+from pellucid.generate.speculation import SpeculatingReader
 from pellucid.model import Transformer
 
-#: devices on which a step is recorded and played back (`pellucid.generate.graphs`)
+#: devices on which a step is recorded and played back (`pellucid.generate.cuda_graphs`)
 RECORDED = frozenset({"cuda"})
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodeStep:
     """One token more for each row that was going on, and the logits [rows, n_vocab] it was chosen from."""
 
-    rows: list[Row]
+    rows: list[SequenceState]
     tokens: list[int]
     logits: NextLogits
 
@@ -35,14 +44,14 @@ class Decoding:
     def __init__(
         self,
         network: Transformer,
-        rows: list[Row],
+        rows: list[SequenceState],
         max_tokens: int,
         sampling: Sampling,
         stop_ids: Collection[int],
         cache: bool,
         n_allowed: int | None,
         sources: NoSources = NO_SOURCES,
-        taps: NoTaps = NO_TAPS,
+        taps: TapFactory = NO_TAPS,
         speculate: int = 0,
     ):
         self.network, self.rows, self.max_tokens, self.sampling = network, rows, max_tokens, sampling
@@ -55,14 +64,14 @@ class Decoding:
         for row in rows:
             row.finish_reason = None if max_tokens else "length"
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[DecodeStep]:
         return self
 
-    def __next__(self) -> Step:
+    def __next__(self) -> DecodeStep:
         going = [r for r, row in enumerate(self.active) if row.finish_reason is None]
         if not going:
             raise StopIteration
-        with reading(self.network):
+        with evaluation_mode(self.network):
             logits = self.read(going)
             chosen = self.choose(logits).tolist()
         for row, token in zip(self.active, chosen, strict=True):
@@ -71,7 +80,7 @@ class Decoding:
                 row.finish_reason = "end"
             elif len(row.generated) == self.max_tokens:
                 row.finish_reason = "length"
-        return Step(list(self.active), chosen, logits)
+        return DecodeStep(list(self.active), chosen, logits)
 
     def read(self, going: list[int]) -> NextLogits:
         """The next logits of the rows that go on, the others having been dropped."""
@@ -82,7 +91,7 @@ class Decoding:
             return self.reader.read(self.active)
         self.started = True
         # every prompt is read once, whatever the number of its samples
-        first: dict[int, Row] = {}
+        first: dict[int, SequenceState] = {}
         for row in self.active:
             first.setdefault(row.prompt, row)
         place = {prompt: r for r, prompt in enumerate(first)}
@@ -96,7 +105,7 @@ class Decoding:
 
     def choose(self, logits: NextLogits):
         """The next id of every active row."""
-        return choose(
+        return choose_tokens(
             logits,
             self.sampling,
             [uniform(row.seed, row.sample, len(row.generated)) for row in self.active],
@@ -105,14 +114,14 @@ class Decoding:
             self.n_allowed,
         )
 
-    def stop(self, row: Row) -> None:
+    def stop(self, row: SequenceState) -> None:
         """End this row here; what it has generated stays."""
         row.finish_reason = "stop"
 
 
 def make_reader(
-    network: Transformer, longest: int, sources: NoSources, taps: NoTaps, cache: bool, speculate: int
-) -> Cached | Recomputing:
+    network: Transformer, longest: int, sources: NoSources, taps: TapFactory, cache: bool, speculate: int
+) -> CachedReader | RecomputingReader:
     """What reads the tokens; GenerationError where guesses have no cache to go to, or somebody looks on."""
     if isinstance(speculate, bool) or not isinstance(speculate, int) or speculate < 0:
         raise GenerationError(f"speculate = {speculate!r}: expected how many tokens to guess at once, or 0")
@@ -121,11 +130,11 @@ def make_reader(
     if speculate and taps is not NO_TAPS:
         raise GenerationError(f"speculate = {speculate} reads tokens that may not stay, and taps would see them too")
     if speculate:
-        return Speculating(network, longest, sources, speculate)
+        return SpeculatingReader(network, longest, sources, speculate)
     plain = cache and sources is NO_SOURCES and taps is NO_TAPS
-    if plain and network.embed.token.weight.device.type in RECORDED and stands_still(network):
-        return Graphed(network, longest)
-    return Cached(network, longest, sources, taps) if cache else Recomputing(network, sources, taps)
+    if plain and network.embed.token.weight.device.type in RECORDED and has_fixed_shapes(network):
+        return GraphedReader(network, longest)
+    return CachedReader(network, longest, sources, taps) if cache else RecomputingReader(network, sources, taps)
 
 
 def generate_ids(
@@ -140,7 +149,7 @@ def generate_ids(
     cache: bool = True,
     n_allowed: int | None = None,
     sources: Sequence[Sequence[int]] | None = None,
-    taps: NoTaps = NO_TAPS,
+    taps: TapFactory = NO_TAPS,
     speculate: int = 0,
 ) -> Decoding:
     """Continue every prompt by up to `max_tokens` ids, step by step.
@@ -168,8 +177,8 @@ def generate_ids(
     if len(each) != len(prompts):
         raise GenerationError(f"{len(each)} seeds for {len(prompts)} prompts: give one for each, or one for all")
     read = [check_prompt(prompt, n, a.n_vocab)[-a.n_ctx :] for n, prompt in enumerate(prompts)]
-    rows = [Row(n, sample, each[n], read[n]) for n in range(len(prompts)) for sample in samples]
-    with reading(network):
+    rows = [SequenceState(n, sample, each[n], read[n]) for n in range(len(prompts)) for sample in samples]
+    with evaluation_mode(network):
         encoded = read_sources(network, sources, len(prompts), taps.of_sources)
     return Decoding(network, rows, max_tokens, sampling, stop_ids, cache, n_allowed, encoded, taps, speculate)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from pellucid.generate.errors import LogitsError
-from pellucid.generate.text import Piece, stream_generate
+from pellucid.generate.text import TextPiece, stream_generate
 from pellucid.model import Transformer
 from pellucid.text.interface import Tokenizer
 
@@ -13,7 +13,7 @@ SAMPLE_TOKENS = 100
 Poll = Callable[[int, int], object]
 
 
-def write_sample(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: int, poll: Poll) -> str | None:
+def sample_text(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: int, poll: Poll) -> str | None:
     """What the network writes after `prompt`, at temperature 0.8; None where its logits are not finite.
 
     The network's training mode is put back.
@@ -27,7 +27,7 @@ def write_sample(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: 
     return None if text is None else prompt + text
 
 
-def write_target(network: Transformer, tokenizer: Tokenizer, source: str, seed: int, poll: Poll) -> str | None:
+def sample_target(network: Transformer, tokenizer: Tokenizer, source: str, seed: int, poll: Poll) -> str | None:
     """The source and the likeliest target token by token; None where the network's logits are not finite.
 
     The network's training mode is put back.
@@ -38,7 +38,7 @@ def write_target(network: Transformer, tokenizer: Tokenizer, source: str, seed: 
     return None if text is None else f"{source} -> {text}"
 
 
-def text_of(pieces: Iterable[Piece], poll: Poll) -> str | None:
+def text_of(pieces: Iterable[TextPiece], poll: Poll) -> str | None:
     """The text of pieces that are still to be written; None where the network's logits are not finite."""
     shown = []
     try:

@@ -72,7 +72,7 @@ def uniform(seed: int, sample: int, step: int) -> float:
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
-def choose(
+def choose_tokens(
     logits: Scores,
     sampling: Sampling,
     numbers: Sequence[float] | None = None,
@@ -101,7 +101,7 @@ def choose(
         return x.argmax(-1)
     if numbers is None:
         raise GenerationError("temperature above 0 needs one random number per row: pass numbers")
-    return draw(probabilities(x, sampling), torch.tensor(numbers, dtype=torch.float64, device=x.device))
+    return draw_tokens(probabilities(x, sampling), torch.tensor(numbers, dtype=torch.float64, device=x.device))
 
 
 def penalise(
@@ -159,7 +159,7 @@ def _largest(x: Scores, k: int | Tensor, kth: Tensor) -> Bool[Tensor, "rows n_vo
     return above | (equal & (equal.cumsum(-1) <= room))
 
 
-def draw(p: Scores, numbers: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+def draw_tokens(p: Scores, numbers: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
     """The first id whose cumulative probability exceeds the row's number; an id of probability 0 never is."""
     cumulative = p.cumsum(-1)
     # below the total even when rounded, a number being 1 - 2^-53 at most

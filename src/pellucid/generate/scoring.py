@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from pellucid.generate.encoder_inputs import NoSources, encode_source, read_sources
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.reading import check_readable, reading
-from pellucid.generate.source import NoSources, encode_source, read_sources
+from pellucid.generate.readers import check_readable, evaluation_mode
 from pellucid.model import Transformer
 from pellucid.model.mask import prefix_mask
 from pellucid.model.shapes import Encoded, SourceVisible, Tokens, Visible
@@ -240,7 +240,7 @@ def score_tokens(
     tokens = torch.as_tensor(np.asarray(ids, dtype=np.int64))
     if tokens.min() < 0 or tokens.max() >= a.n_vocab:
         raise ScoringError(f"ids from {tokens.min()} to {tokens.max()}: this network knows 0 to {a.n_vocab - 1}")
-    with reading(network):
+    with evaluation_mode(network):
         encoded = read_sources(network, None if source is None else [source], 1)
     found = np.full(len(ids), np.nan)
     windows = list(lay_windows(len(ids) - 1, a.n_ctx, stride, first))
@@ -276,12 +276,12 @@ def _window_losses(
     if n_prefix and network.architecture.attention.mask == "prefix":
         lengths = torch.tensor([max(0, n_prefix - begin) for begin, _, _ in windows], device=device)
         mask = prefix_mask(lengths, inputs.size(1))
-    with reading(network):
+    with evaluation_mode(network):
         source = sources.of([0] * len(windows), inputs.size(1))
-        return token_losses(network, inputs, targets, mask=mask, **source).cpu().double().numpy()
+        return score_losses(network, inputs, targets, mask=mask, **source).cpu().double().numpy()
 
 
-def token_losses(
+def score_losses(
     network: Transformer,
     inputs: Tokens,
     targets: Tokens,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from pellucid.generate.reading import Cached, NextLogits, Row
-from pellucid.generate.source import NO_SOURCES, NoSources
+from pellucid.generate.encoder_inputs import NO_SOURCES, NoSources
+from pellucid.generate.readers import CachedReader, NextLogits, SequenceState
 from pellucid.model import Transformer
 from pellucid.model.transformer import Backbone
 
@@ -29,7 +29,7 @@ def look_up(tokens: Sequence[int], n: int) -> list[int]:
     return []
 
 
-class Speculating(Cached):
+class SpeculatingReader(CachedReader):
     """A cached reader that reads guessed tokens along while a single text goes on; the logits are the same.
 
     n_guesses   the most tokens that one pass guesses
@@ -43,7 +43,7 @@ class Speculating(Cached):
         self.guesses: list[int] = []
         self.logits: list[NextLogits] = []
 
-    def read(self, rows: Sequence[Row]) -> NextLogits:
+    def read(self, rows: Sequence[SequenceState]) -> NextLogits:
         """The logits of each row's next token; without a pass where the newest token was guessed."""
         if self.guesses and rows[0].generated[-1] == self.guesses[0]:
             self.lengths[0] += 1

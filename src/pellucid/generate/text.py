@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from pellucid.generate.beams import BeamSearch, search_beams
 from pellucid.generate.decode import Decoding, generate_ids
+from pellucid.generate.encoder_inputs import encode_source
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.prepare import network_for
-from pellucid.generate.reading import NO_TAPS, NoTaps, Row
+from pellucid.generate.pack_weights import network_for
+from pellucid.generate.readers import NO_TAPS, SequenceState, TapFactory
 from pellucid.generate.sampling import Sampling
-from pellucid.generate.source import encode_source
 from pellucid.generate.stopping import StopStrings
 from pellucid.model import Transformer
 from pellucid.text.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ class Generated:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """A piece of one text: of prompt number `prompt`, sample number `sample`; the last one brings the result.
 
     The pieces of a text, joined, are exactly `result.text`; none of them ends inside a character.
@@ -90,11 +90,11 @@ def stream_generate(
     n: int = 1,
     beams: int = 0,
     cache: bool = True,
-    taps: NoTaps = NO_TAPS,
+    taps: TapFactory = NO_TAPS,
     weights: str = "auto",
     speculate: int = 0,
     report: Callable[[str], object] | None = None,
-) -> Iterator[Piece]:
+) -> Iterator[TextPiece]:
     """Continue prompts piece by piece, all of them together; closing the iterator stops the work.
 
     source         what an encoder-decoder reads, one for each prompt or one for all; the prompt is then how
@@ -112,7 +112,7 @@ def stream_generate(
     taps           are handed every named tensor of every call (`pellucid.lens.generating`)
     weights        what the matrices are kept in while writing: float32, float16, bfloat16 (sums in float32) or
                    int8 with a scale for each output; loaded: as they are; auto: as they are, packed for reading
-                   where that saves time. On the CPU, for float32 networks (`pellucid.generate.prepare`)
+                   where that saves time. On the CPU, for float32 networks (`pellucid.generate.pack_weights`)
     speculate      guess up to this many tokens at once from what followed the same words before, while a
                    single text goes on; the text is the same (`pellucid.generate.speculation`)
     report         is told in a sentence which weights are used, and how far they are from the network's
@@ -202,7 +202,7 @@ def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str], sources: Sequence
     return [[tokenizer.start, *tokenizer.encode(text)] for text in texts]
 
 
-def pieces(decoding: Decoding | BeamSearch, writers: "list[Writer]") -> Iterator[Piece]:
+def pieces(decoding: Decoding | BeamSearch, writers: "list[Writer]") -> Iterator[TextPiece]:
     """Each step's characters of each text, and a result where one is finished."""
     writer_of = {id(writer.row): writer for writer in writers}
     for writer in writers:
@@ -221,7 +221,9 @@ def pieces(decoding: Decoding | BeamSearch, writers: "list[Writer]") -> Iterator
 class Writer:
     """One row's tokens as text."""
 
-    def __init__(self, row: Row, prompt: str, prompt_ids: list[int], tokenizer: Tokenizer, stops: Sequence[str]):
+    def __init__(
+        self, row: SequenceState, prompt: str, prompt_ids: list[int], tokenizer: Tokenizer, stops: Sequence[str]
+    ):
         self.row, self.prompt, self.prompt_ids, self.tokenizer = row, prompt, prompt_ids, tokenizer
         self.stream, self.stops = tokenizer.stream(), StopStrings(stops)
         self.shown: list[str] = []
@@ -234,10 +236,10 @@ class Writer:
         self.shown.append(shown)
         return shown
 
-    def piece(self, text: str) -> Piece:
+    def piece(self, text: str) -> TextPiece:
         """What to hand out, with the result if the row is finished."""
         result = self.result() if self.row.finish_reason else None
-        return Piece(self.row.prompt, self.row.sample, text, result)
+        return TextPiece(self.row.prompt, self.row.sample, text, result)
 
     def result(self) -> Generated:
         row = self.row

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pellucid.edits import Edit, EditError
-from pellucid.generate.reading import NoTaps
+from pellucid.generate.readers import TapFactory
 from pellucid.generate.text import Generated, generate
 from pellucid.lens.editing import Frame, functions, resolve
 from pellucid.lens.inputs import InputError
@@ -16,7 +16,7 @@ from pellucid.names import axes, select
 from pellucid.text.interface import Tokenizer
 
 
-class Watch(NoTaps):
+class Watch(TapFactory):
     """Edits every call of a generation, and keeps the tensors named in `keep`.
 
     A position is the place of a token in its text, counted from the first that was read; `row` is the number of the

@@ -3,7 +3,7 @@
 import numpy as np
 from torch import nn
 
-from pellucid.generate.reading import reading
+from pellucid.generate.readers import evaluation_mode
 from pellucid.generate.scoring import score_tokens
 from pellucid.model import Transformer
 from pellucid.model.shapes import Logits, Tokens
@@ -29,7 +29,7 @@ class Windowed(nn.Module):
 
     def forward(self, tokens: Tokens, *, mask: None = None, positions: None = None) -> Logits:
         plain_forward(mask, positions)
-        with reading(self.transformer):
+        with evaluation_mode(self.transformer):
             return self.transformer(tokens)
 
     def log_probs(self, ids: np.ndarray) -> np.ndarray:

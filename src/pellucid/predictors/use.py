@@ -12,10 +12,10 @@ from torch import nn
 
 from pellucid.generate.decode import Decoding
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.reading import Row
+from pellucid.generate.readers import SequenceState
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.scoring import Score, ScoringError, token_pieces, why_not_comparable
-from pellucid.generate.text import Generated, Piece, Writer, pieces
+from pellucid.generate.text import Generated, TextPiece, Writer, pieces
 from pellucid.predictors.on_text import Progress, score_given, with_baselines
 from pellucid.text.files import Reading
 from pellucid.text.tokenizer import Tokenizer
@@ -55,7 +55,7 @@ class Predictor:
         seed: int | None = None,
         n: int = 1,
         **sampling: Any,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[TextPiece]:
         """Continue prompts together, as `pellucid.generate.stream_generate` does for a transformer.
 
         `sampling` are further fields of `Sampling`. Raises GenerationError, and UnseenContextError where
@@ -67,7 +67,7 @@ class Predictor:
                 raise GenerationError(f"{name} = {value!r}: expected a whole number of at least {least}")
         seed = secrets.randbits(32) if seed is None else seed
         encoded = [self.tokenizer.encode(text) or [self.tokenizer.separator] for text in texts]
-        rows = [Row(k, sample, seed, tuple(ids)) for k, ids in enumerate(encoded) for sample in range(n)]
+        rows = [SequenceState(k, sample, seed, tuple(ids)) for k, ids in enumerate(encoded) for sample in range(n)]
         chosen = Sampling(temperature=temperature, **sampling)
         decoding = Decoding(self.network, rows, max_tokens, chosen, [self.tokenizer.separator], False, None)  # type: ignore[arg-type]
         decoding.reader = Reader(self.network)  # type: ignore[assignment]
@@ -126,7 +126,7 @@ class Reader:
     def __init__(self, network: Any):
         self.network, self.reach = network, max(int(network.reach), 1)
 
-    def read(self, rows: Sequence[Row]) -> torch.Tensor:
+    def read(self, rows: Sequence[SequenceState]) -> torch.Tensor:
         """Logits of each row's next token, [rows, n_vocab]; rows of one length are read together."""
         kept = [[*row.given, *row.generated][-self.reach :] for row in rows]
         if len({len(tokens) for tokens in kept}) == 1:

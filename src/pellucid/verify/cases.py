@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.generate.reading import visible_keys
+from pellucid.generate.readers import visible_keys
 from pellucid.model import OFF, Tap, Transformer
 from pellucid.model.mask import padding_mask
 from pellucid.names import axes

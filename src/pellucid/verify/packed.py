@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.generate.prepare import prepare, prepared
-from pellucid.generate.products import PRODUCTS, available
+from pellucid.generate.pack_weights import pack_network, packed_network
+from pellucid.generate.packed_linear import PRODUCTS, available
 from pellucid.model import Transformer
 from pellucid.verify.comparison import Subject
 from pellucid.verify.reads import Defined, Plan, compare_reads
@@ -59,7 +59,7 @@ def compare_packed(s: Subject, plan: Plan) -> Iterator[Kind]:
     loaded = list(compare_reads(s.network, expected, WITHOUT))
     for kind in kinds_of(s):
         # float32 is what `generate` takes by itself and keeps, so that what it has kept is read
-        packed = (prepared if kind == "float32" else prepare)(s.network, kind).network
+        packed = (packed_network if kind == "float32" else pack_network)(s.network, kind).network
         if (wrong := first_far_from_the_weights(s, packed, kind)) is not None:
             yield Kind(kind, float("inf"), wrong)
             continue

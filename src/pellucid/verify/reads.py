@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.generate.reading import Cached, NoTaps, reading
-from pellucid.generate.reading import Row as Text
-from pellucid.generate.source import read_sources
+from pellucid.generate.encoder_inputs import read_sources
+from pellucid.generate.readers import CachedReader, TapFactory, evaluation_mode
+from pellucid.generate.readers import SequenceState as Text
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.names import names
 from pellucid.reference.masks import prefix_mask
@@ -72,7 +72,7 @@ class Call:
     kept: Recorder
 
 
-class Watch(NoTaps):
+class Watch(TapFactory):
     """Keeps the named tensors of every call, and where the rows stand in it."""
 
     def __init__(self, keep: Iterable[str]):
@@ -117,9 +117,9 @@ class Read:
 def read(network: Transformer, plan: Plan, keep: Iterable[str]) -> list[Read]:
     """The plan read by the reader that `generate` writes with, step by step and row by row."""
     watch, rows, n_ctx, found = Watch(keep), plan.texts(), network.architecture.n_ctx, []
-    with reading(network):
+    with evaluation_mode(network):
         sources = read_sources(network, plan.sources, len(rows), watch.of_sources)
-        reader = Cached(network, len(plan.prompts[0]) + STEPS, sources, watch)
+        reader = CachedReader(network, len(plan.prompts[0]) + STEPS, sources, watch)
         for step in range(STEPS + 1):
             watch.calls.clear()
             logits = reader.read(rows)

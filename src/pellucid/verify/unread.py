@@ -1,6 +1,6 @@
 """What `verify` does not read: the report says it, so that nobody takes it for verified."""
 
-from pellucid.generate.products import PRODUCTS, available
+from pellucid.generate.packed_linear import PRODUCTS, available
 from pellucid.verify.comparison import Subject
 from pellucid.verify.packed import kinds_of, refusal
 from pellucid.verify.reference_laws import POSITIONS, generated_tokens, spread_positions

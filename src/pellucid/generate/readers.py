@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pellucid.generate.encoder_inputs import NO_SOURCES, NoSources
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.source import NO_SOURCES, NoSources
 from pellucid.model import OFF, Cache, Tap, Transformer
 from pellucid.model.embed import NoReadout
 from pellucid.model.transformer import Backbone
@@ -35,7 +35,7 @@ def window_start(n_prompt: int, n_tokens: int, n_ctx: int) -> int:
 
 
 @dataclass(eq=False)
-class Row:
+class SequenceState:
     """One text on its way: `sample` number so-and-so of prompt number `prompt`."""
 
     prompt: int
@@ -53,7 +53,7 @@ class Row:
 
 
 @contextmanager
-def reading(network: Transformer) -> Iterator[None]:
+def evaluation_mode(network: Transformer) -> Iterator[None]:
     """Without gradients and without dropout; a network in training goes back to it."""
     training = network.training
     if training:
@@ -72,7 +72,7 @@ def last_logits(network: Transformer, tokens: Tensor, **given) -> NextLogits:
     return tap("logits", network.unembed(Backbone.forward(network, tokens, **given)[:, -1:]))[:, 0]
 
 
-class NoTaps:
+class TapFactory:
     """What is handed the named tensors of each call; this one does nothing, and is the default."""
 
     def of(
@@ -90,20 +90,20 @@ class NoTaps:
         return OFF
 
 
-NO_TAPS = NoTaps()
+NO_TAPS = TapFactory()
 
 
-class Recomputing:
+class RecomputingReader:
     """Every window read from its beginning at every step, one row at a time: the definition."""
 
-    def __init__(self, network: Transformer, sources: NoSources = NO_SOURCES, taps: NoTaps = NO_TAPS):
+    def __init__(self, network: Transformer, sources: NoSources = NO_SOURCES, taps: TapFactory = NO_TAPS):
         self.network, self.sources, self.taps = network, sources, taps
 
-    def read(self, rows: Sequence[Row]) -> NextLogits:
+    def read(self, rows: Sequence[SequenceState]) -> NextLogits:
         """The logits of each row's next token."""
         return torch.cat([self.read_one(row) for row in rows])
 
-    def read_one(self, row: Row) -> NextLogits:
+    def read_one(self, row: SequenceState) -> NextLogits:
         start, tokens = row.window(self.network.architecture.n_ctx)
         device = self.network.embed.token.weight.device
         mask = visible_keys([len(tokens)], [prefix_length(self.network, row, start)], device)
@@ -115,14 +115,14 @@ class Recomputing:
         """Go on with these rows; there is nothing to copy."""
 
 
-class Cached:
+class CachedReader:
     """Windows kept in one preallocated cache; a row whose window moves is read afresh, alone.
 
     capacity   columns of the cache: n_ctx // 2 more than the context where texts outgrow it, so that
                rows which outgrow it at different times seldom have everything moved to the left
     """
 
-    def __init__(self, network: Transformer, longest: int, sources: NoSources = NO_SOURCES, taps: NoTaps = NO_TAPS):
+    def __init__(self, network: Transformer, longest: int, sources: NoSources = NO_SOURCES, taps: TapFactory = NO_TAPS):
         """`longest`: the tokens that the longest text may come to."""
         self.network, self.n_ctx, self.sources, self.taps = network, network.architecture.n_ctx, sources, taps
         self.capacity = min(longest, self.n_ctx + self.n_ctx // 2)
@@ -131,7 +131,7 @@ class Cached:
         self.starts: list[int] = []
         self.lengths: list[int] = []
 
-    def read(self, rows: Sequence[Row]) -> NextLogits:
+    def read(self, rows: Sequence[SequenceState]) -> NextLogits:
         """The logits of each row's next token; since the last call every row has grown by one token."""
         windows = [row.window(self.n_ctx) for row in rows]
         prefixes = [prefix_length(self.network, row, start) for row, (start, _) in zip(rows, windows, strict=True)]
@@ -215,7 +215,7 @@ class Cached:
             self.cache.keep_last(max(needed))
 
 
-def prefix_length(network: Transformer, row: Row, start: int) -> int:
+def prefix_length(network: Transformer, row: SequenceState, start: int) -> int:
     """How much of a window is read as a prefix: what it holds of the prompt, where the mask's word is prefix."""
     return max(0, len(row.given) - start) if network.architecture.attention.mask == "prefix" else 0
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.reading import reading
+from pellucid.generate.readers import evaluation_mode
 from pellucid.model import Transformer
 from pellucid.model.embed import NoReadout
 from pellucid.text.interface import Tokenizer
@@ -47,7 +47,7 @@ def fill(network: Transformer, tokenizer: Tokenizer, text: str, *, top: int = 5)
         raise GenerationError(f"the text has {len(ids)} tokens, more than the context of {a.n_ctx}: make it shorter")
     tokens = torch.tensor([ids], device=network.embed.token.weight.device)
     special = sorted(set(tokenizer.special.values()))  # a blank hides text, not these
-    with reading(network):
+    with evaluation_mode(network):
         logits = network(tokens)[0, tokens[0] == tokenizer.mask].double()
         logits = logits.index_fill(1, torch.tensor(special, device=tokens.device), -torch.inf)
         likeliest = logits.softmax(-1).topk(min(top, a.n_vocab - len(special)))

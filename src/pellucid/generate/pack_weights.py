@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.products import PRODUCTS, available
+from pellucid.generate.packed_linear import PRODUCTS, available
 from pellucid.model import Transformer
 from pellucid.model.attention import Attention
 from pellucid.model.cache import NO_CACHE, NoCache
@@ -30,7 +30,7 @@ LEAST_PARAMETERS, LEAST_TOKENS, MOST_BYTES = 10_000_000, 32, 4 << 30
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PackedNetwork:
     """A network with packed products.
 
     weights   in what they are kept
@@ -44,7 +44,7 @@ class Prepared:
     said: str
 
 
-def prepare(network: Transformer, weights: str) -> Prepared:
+def pack_network(network: Transformer, weights: str) -> PackedNetwork:
     """A copy of a float32 network on the CPU whose matrix products are packed; it shares all other weights.
 
     The rows that tokens are looked up in stay as they are, tied or not: only what a step reads as a whole is
@@ -68,7 +68,7 @@ def prepare(network: Transformer, weights: str) -> Prepared:
         a = made.architecture
         if (a.readout, a.logit_cap, a.logit_scale) == ("linear", 0.0, "1"):
             made.unembed = packed(made.unembed.weight, None, weights, "unembed", errors)
-    return Prepared(made, weights, errors, sentence(weights, errors))
+    return PackedNetwork(made, weights, errors, sentence(weights, errors))
 
 
 def packed(weight: Tensor, bias: Tensor | None, weights: str, name: str, errors: dict[str, float]) -> nn.Module:
@@ -121,17 +121,17 @@ def sentence(weights: str, errors: dict[str, float]) -> str:
     return f"weights: {weights}, {sum(errors.values()) / len(errors):.2%} from float32 ({worst}: {errors[worst]:.2%})"
 
 
-_KEPT: "weakref.WeakKeyDictionary[Transformer, dict[str, tuple[tuple[int, ...], Prepared]]]" = (
+_KEPT: "weakref.WeakKeyDictionary[Transformer, dict[str, tuple[tuple[int, ...], PackedNetwork]]]" = (
     weakref.WeakKeyDictionary()
 )
 
 
-def prepared(network: Transformer, weights: str) -> Prepared:
+def packed_network(network: Transformer, weights: str) -> PackedNetwork:
     """`prepare`, kept as long as the network lives and nobody changes its weights."""
     versions = tuple(p._version for p in network.parameters() if not p.is_inference())
     kept = _KEPT.setdefault(network, {})
     if weights not in kept or kept[weights][0] != versions:
-        kept[weights] = versions, prepare(network, weights)
+        kept[weights] = versions, pack_network(network, weights)
     return kept[weights][1]
 
 
@@ -143,7 +143,7 @@ def network_for(network: Transformer, weights: str, n_tokens: int) -> tuple[Tran
         weights = "float32" if packing_pays(network, n_tokens) else "loaded"
     if weights == "loaded":
         return network, "weights: as loaded"
-    made = prepared(network, weights)
+    made = packed_network(network, weights)
     return made.network, made.said
 
 

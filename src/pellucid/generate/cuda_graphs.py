@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pellucid.generate.reading import Cached, NextLogits, last_logits
+from pellucid.generate.readers import CachedReader, NextLogits, last_logits
 from pellucid.model import Cache, Transformer
 from pellucid.model.attention import Attention
 from pellucid.model.cache import NoCache
@@ -19,7 +19,7 @@ from pellucid.model.shapes import Keys, NewKeys
 
 
 @dataclass
-class StandingLayer(NoCache):
+class StaticCacheLayer(NoCache):
     """One layer's keys and values, all columns of them; the new ones are written at column `at`, int64 [1]."""
 
     keys: Tensor
@@ -35,17 +35,17 @@ class StandingLayer(NoCache):
         return self.keys, self.values
 
 
-class Standing(NoCache):
+class StaticCache(NoCache):
     """A Cache as the recorded step sees it: nothing but tensors, which stay where they are."""
 
     def __init__(self, cache: Cache, at: Tensor):
         self.store, self.at = cache.store, at
 
-    def __getitem__(self, layer: int) -> StandingLayer:
-        return StandingLayer(self.store[0, layer], self.store[1, layer], self.at)
+    def __getitem__(self, layer: int) -> StaticCacheLayer:
+        return StaticCacheLayer(self.store[0, layer], self.store[1, layer], self.at)
 
 
-class Step:
+class FixedShapeStep:
     """One token more for every row of one cache.
 
     inputs   int64 [3, rows]: the tokens, their positions, and each row's first column
@@ -58,7 +58,7 @@ class Step:
         self.inputs = torch.zeros((3, rows), dtype=torch.int64, device=device)
         self.at = torch.full((1,), cache.length, device=device)
         self.columns = torch.arange(cache.capacity, device=device)
-        self.standing = Standing(cache, self.at)
+        self.standing = StaticCache(cache, self.at)
         self.graph = None
         if device.type == "cuda":
             self.record()
@@ -98,21 +98,21 @@ class Step:
         return logits
 
 
-class Graphed(Cached):
+class GraphedReader(CachedReader):
     """A cached reader whose steps are played back; a new cache (rows were dropped, a text outgrew it) is a new step."""
 
-    recorded: Step | None = None
+    recorded: FixedShapeStep | None = None
 
     def step(self, tokens: Sequence[int], prompts: Sequence[int]) -> NextLogits:
         """Read one more token of every row."""
         assert self.cache is not None
         if self.recorded is None or self.recorded.cache is not self.cache:
-            self.recorded = Step(self.network, self.cache)
+            self.recorded = FixedShapeStep(self.network, self.cache)
         positions = [min(n, self.n_ctx - 1) for n in self.lengths]
         return self.recorded(tokens, positions, [self.cache.length - n for n in self.lengths])
 
 
-def stands_still(network: Transformer) -> bool:
+def has_fixed_shapes(network: Transformer) -> bool:
     """Whether a step is the same function of tensors alone for every length: no encoder, no n-grams (which look back
     at tokens), and masks that do not depend on a distance."""
     layers = [m for m in network.modules() if isinstance(m, Attention)]
