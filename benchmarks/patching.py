@@ -2,7 +2,7 @@
 
     python -m benchmarks.patching
 
-Naive: a run of the whole network for each of the 192 places. Exact: `pellucid.lens.patching` (one batch a block, from
+Naive: a run of the whole network for each of the 192 places. Exact: `pellucid.lens.analysis.patching` (one batch a block, from
 that block and from the patched position on). Attribution: one backward pass. Rounds alternate; medians.
 """
 
@@ -12,8 +12,8 @@ import time
 import torch
 
 from pellucid import edits
-from pellucid.lens.metrics import Prepared, logit_diff
-from pellucid.lens.patching import patch
+from pellucid.lens.analysis.metrics import PreparedMetric, logit_diff
+from pellucid.lens.analysis.patching import patch
 from pellucid.lens.trace import trace
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise
@@ -25,7 +25,7 @@ LENGTH, ROUNDS = 16, 3
 def naive(network: Transformer, clean: list[int], corrupt: list[int]) -> torch.Tensor:
     """The metric of a whole run for each place [layer, pos]."""
     good, metric = trace(network, None, clean), logit_diff(7, 8)
-    prepared, found = Prepared(metric, trace(network, None, corrupt)), torch.zeros(12, LENGTH)
+    prepared, found = PreparedMetric(metric, trace(network, None, corrupt)), torch.zeros(12, LENGTH)
     for layer in range(12):
         for place in range(LENGTH):
             name = f"blocks.{layer}.resid_pre"

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 import svg
 from pellucid.architecture import MLP, Architecture, Attention, Positions
-from pellucid.lens.ablation import ablate
-from pellucid.lens.metrics import log_probability, logit_diff
-from pellucid.lens.patching import Patching, patch
+from pellucid.lens.analysis.ablation import ablate
+from pellucid.lens.analysis.metrics import log_probability, logit_diff
+from pellucid.lens.analysis.patching import Patching, patch
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise
 from sparse import head_sizes

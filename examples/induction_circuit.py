@@ -23,10 +23,10 @@ import svg
 from induction import LENGTH, N_VOCAB, repeated
 from pellucid import edits
 from pellucid.architecture import MLP, Architecture, Attention, Norm
-from pellucid.lens.circuits import Circuits
-from pellucid.lens.composition import Composition
-from pellucid.lens.heads import Heads, detect_heads, repeated_tokens
+from pellucid.lens.analysis.heads import Heads, detect_heads, repeated_tokens
 from pellucid.lens.trace import trace
+from pellucid.lens.weights.circuits import Circuits
+from pellucid.lens.weights.composition import Composition
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise
 from sparse import head_sizes

@@ -3,7 +3,7 @@
 An edit names a tensor of `pellucid.names` (`*` stands for anything) and applies everywhere in it unless head,
 kv_head, pos, key, neuron or row narrow it down. Positions are absolute: the first token that is fed is 0, in a
 trace and in generation alike, with a cache and without one. The same edit is understood by the engine
-(`pellucid.lens.editing`) and by the definition (`pellucid.reference.edits`).
+(`pellucid.lens.core.interventions`) and by the definition (`pellucid.reference.edits`).
 
     zero         0
     mean         the mean of x over the rows of the batch, or over the positions, or one that was measured

@@ -26,14 +26,14 @@ from pellucid.hub.read import fill as fill_network
 from pellucid.hub.targets import PRESET_FOR, Target, check_target
 from pellucid.images.run import KIND as IMAGES
 from pellucid.images.run import ImageModel, ImageRun, load_images, train_images
-from pellucid.lens.circuits import Circuits
-from pellucid.lens.embeddings import Embeddings
-from pellucid.lens.folding import WeightsView, weights_view
-from pellucid.lens.generating import Watch, generate_traced
-from pellucid.lens.heads import Heads
-from pellucid.lens.matrices import Head
+from pellucid.lens.analysis.heads import Heads
+from pellucid.lens.generation_trace import GenerationTrace, generate_traced
 from pellucid.lens.opened import Opened
-from pellucid.lens.weights import with_edits
+from pellucid.lens.weights.circuits import Circuits
+from pellucid.lens.weights.embeddings import Embeddings
+from pellucid.lens.weights.folding import WeightsView, weights_view
+from pellucid.lens.weights.head_weights import Head
+from pellucid.lens.weights.weight_edits import with_edits
 from pellucid.model import Transformer
 from pellucid.model.weights import check_finite, save_weights
 from pellucid.plan.sizing import sizing_of
@@ -110,10 +110,10 @@ class LanguageModel(Opened):
         return generate_traced(self.network, self.tokenizer, prompt, keep, edits, **options)
 
     def _edited(self, edits: Sequence[Edit]) -> dict[str, Any]:
-        return {"taps": Watch(self.network, edits)} if edits else {}
+        return {"taps": GenerationTrace(self.network, edits)} if edits else {}
 
     def with_edits(self, edits: Sequence[Edit]) -> "LanguageModel":
-        """The model whose weights do what the edits do (`pellucid.lens.weights.with_edits`); this one stays."""
+        """The model whose weights do what the edits do (`pellucid.lens.weights.weight_edits.with_edits`); this one stays."""
         changed = with_edits(self.network, edits)
         return LanguageModel(changed, self.tokenizer, self.provenance | {"edits": [e.to_dict() for e in edits]})
 
@@ -154,19 +154,19 @@ class LanguageModel(Opened):
         return fill(self.network, self.tokenizer, text, top=top)
 
     def circuits(self, **options: Any) -> Circuits:
-        """Heads and neurons as matrices, from the weights alone (`pellucid.lens.circuits.Circuits`)."""
+        """Heads and neurons as matrices, from the weights alone (`pellucid.lens.weights.circuits.Circuits`)."""
         return Circuits(self.network, self.tokenizer, **options)
 
     def head(self, layer: int, head: int) -> Head:
-        """One attention head as matrices, on raw weights (`pellucid.lens.matrices.Head`)."""
+        """One attention head as matrices, on raw weights (`pellucid.lens.weights.head_weights.Head`)."""
         return self.circuits()[layer, head]
 
     def embeddings(self, of: Literal["embed", "unembed", "positions"] = "embed") -> Embeddings:
-        """A table of embeddings as a cloud of points (`pellucid.lens.embeddings.Embeddings`)."""
+        """A table of embeddings as a cloud of points (`pellucid.lens.weights.embeddings.Embeddings`)."""
         return Embeddings(self.network, self.tokenizer, of)
 
     def weights(self, *, fold_norms: bool = False, centre: bool = False) -> WeightsView:
-        """The weights by name, read-only, with the norms folded in or the mean taken out (`pellucid.lens.folding`)."""
+        """The weights by name, read-only, with the norms folded in or the mean taken out (`pellucid.lens.weights.folding`)."""
         return weights_view(self.network, fold_norms=fold_norms, centre=centre)
 
     def verify(self, prompts: list[str] | None = None, *, progress: Callable[[str], None] | None = None) -> Report:

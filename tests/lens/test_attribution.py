@@ -12,8 +12,8 @@ from drawing import architectures, difference, make_network
 from pellucid import edits as change
 from pellucid.architecture import Architecture
 from pellucid.lens import InputError, trace
-from pellucid.lens.attribution import points_of_stream
-from pellucid.lens.logit_lens import lens_logits
+from pellucid.lens.analysis.attribution import points_of_stream
+from pellucid.lens.analysis.logit_lens import lens_logits
 from pellucid.names import names
 from running import any_architectures, draw_tokens, source_tokens
 

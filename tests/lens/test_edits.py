@@ -17,8 +17,8 @@ from pellucid.generate.decode import generate_ids
 from pellucid.generate.sampling import Sampling
 from pellucid.language_model import LanguageModel, load
 from pellucid.lens import InputError, trace
-from pellucid.lens.generating import Watch
-from pellucid.lens.weights import with_edits
+from pellucid.lens.generation_trace import GenerationTrace
+from pellucid.lens.weights.weight_edits import with_edits
 from pellucid.model import Transformer
 from pellucid.model.weights import load_state, state_of
 from pellucid.names import axes, names
@@ -115,7 +115,7 @@ def test_edits_in_generation_do_not_depend_on_the_cache(a, data):
     found = []
     for cache in (True, False):
         options = {"max_tokens": 6, "sampling": Sampling(temperature=0), "cache": cache, "sources": sources}
-        decoding = generate_ids(network, prompts, taps=Watch(network, edits), **options)
+        decoding = generate_ids(network, prompts, taps=GenerationTrace(network, edits), **options)
         found.append([(step.tokens, step.logits) for step in decoding])
     for (tokens, logits), (others, expected) in zip(*found, strict=True):
         assert difference(logits, expected) <= 1e-9
@@ -131,7 +131,7 @@ def test_what_is_kept_while_generating_is_what_a_trace_shows(a, data):
     assume(not any(edit.name.endswith(("scores", "pattern")) for edit in edits))
     prompt, n = draw_tokens(a, 1, 2)[0].tolist(), a.n_ctx - 2
     keep = [name for name in names(a) if name != "logits"]
-    watch = Watch(network, edits, keep)
+    watch = GenerationTrace(network, edits, keep)
     decoding = generate_ids(network, [prompt], max_tokens=n, sampling=Sampling(temperature=0), taps=watch)
     for _ in decoding:
         pass
@@ -151,7 +151,7 @@ def test_a_generation_s_logits_are_those_of_a_trace_with_its_edits(a, data, cach
     network = make_network(a)
     edits = data.draw(drawn_edits(a, n=8, in_generation=True))
     source = None if a.encoder is None else [draw_tokens(a.encoder, 1, 3)[0].tolist()]
-    watch = Watch(network, edits, "*")
+    watch = GenerationTrace(network, edits, "*")
     options = {"max_tokens": 4, "sampling": Sampling(temperature=0), "taps": watch, "cache": cache, "sources": source}
     decoding = generate_ids(network, [[1, 2, 3]], **options)
     for _ in decoding:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
 from pellucid.lens import InputError
-from pellucid.lens.embeddings import Embeddings
+from pellucid.lens.weights.embeddings import Embeddings
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=1).with_fields({"attention.n_heads": 2})
 

@@ -10,8 +10,8 @@ from pellucid import edits as change
 from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
 from pellucid.language_model import LanguageModel, heads_over, train
 from pellucid.lens import InputError, trace
-from pellucid.lens.heads import KINDS, detect_heads, head_scores, repeated_tokens
-from pellucid.lens.steering import activations, direction, fit_probe, mean_activation
+from pellucid.lens.analysis.heads import KINDS, detect_heads, head_scores, repeated_tokens
+from pellucid.lens.analysis.steering import activations, direction, fit_probe, mean_activation
 from pellucid.model import Transformer
 from pellucid.names import axes, names
 from pellucid.text.tokenizer import train_tokenizer
@@ -130,7 +130,7 @@ def test_a_probe_finds_what_is_there_and_nothing_where_nothing_is():
 
 def test_the_penalty_is_the_best_of_leaving_one_out():
     """The shortcut through leverages against the loop that it stands for."""
-    from pellucid.lens.steering import PENALTIES, _ridge
+    from pellucid.lens.analysis.steering import PENALTIES, _ridge
 
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn(12, n, generator=generator, dtype=torch.float64) for n in (5, 1))

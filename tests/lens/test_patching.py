@@ -9,11 +9,20 @@ from drawing import architectures, difference, make_network
 from pellucid import edits as change
 from pellucid.architecture import Architecture
 from pellucid.lens import InputError, trace
-from pellucid.lens.ablation import ablate
-from pellucid.lens.metrics import Prepared, kl, log_probability, logit, logit_diff, loss, measure, probability
-from pellucid.lens.patching import patch
-from pellucid.lens.paths import path_patch
-from pellucid.lens.steering import mean_activation
+from pellucid.lens.analysis.ablation import ablate
+from pellucid.lens.analysis.metrics import (
+    PreparedMetric,
+    apply_metric,
+    kl,
+    log_probability,
+    logit,
+    logit_diff,
+    loss,
+    probability,
+)
+from pellucid.lens.analysis.patching import patch
+from pellucid.lens.analysis.path_patching import path_patch
+from pellucid.lens.analysis.steering import mean_activation
 from pellucid.names import axes, names
 from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
@@ -37,7 +46,7 @@ def naive(network, clean, corrupt, metric, name, place, head, **options):
     where = {"kv_head" if "g" in axes(name) else "head": head} if set("hg") & set(axes(name)) else {}
     edit = change.resample(name, good, pos=place, **where)
     bad = trace(network, None, corrupt, **options)
-    return Prepared(metric, bad)(trace(network, None, corrupt, edits=[edit], **options).logits)[0]
+    return PreparedMetric(metric, bad)(trace(network, None, corrupt, edits=[edit], **options).logits)[0]
 
 
 @settings(max_examples=40)
@@ -80,7 +89,9 @@ def test_exact_patching_of_encoder_decoders_is_the_naive_loop(a, data, site, two
     bad = trace(network, None, corrupt, source=other)
     for place in range(n):
         edit = change.resample(name, good, pos=place, **where)
-        expected = Prepared(logit_diff(3, 5), bad)(trace(network, None, corrupt, edits=[edit], source=other).logits)[0]
+        expected = PreparedMetric(logit_diff(3, 5), bad)(
+            trace(network, None, corrupt, edits=[edit], source=other).logits
+        )[0]
         value = found.exact[layer, place, head] if where else found.exact[layer, place]
         assert difference(value, expected) <= 1e-9
 
@@ -102,7 +113,7 @@ def test_what_an_encoder_s_head_says_takes_the_paths_it_is_given():
     edits += [change.resample("encoder.blocks.0.attn.z", other, head=0)]
     heard = trace(network, None, text, source=[1, 2, 3], edits=edits)[ends[0][0]]
     told = trace(network, None, text, source=[1, 2, 3], edits=[change.set_to(ends[0][0], heard)])
-    assert abs(direct.patched - float(Prepared(logit_diff(3, 5), told)(told.logits)[0])) <= 1e-9
+    assert abs(direct.patched - float(PreparedMetric(logit_diff(3, 5), told)(told.logits)[0])) <= 1e-9
     with pytest.raises(InputError, match="differ in length"):
         path_patch(
             network,
@@ -188,10 +199,10 @@ def test_ablations_are_edits(a, kind, data):
     for head in range(a.n_heads) if x.ndim == 4 else [None]:
         edits = [change.Edit(name=name, head=head, **edit)]
         t = trace(network, None, rows, edits=edits)
-        expected = Prepared(log_probability(3), clean)(t.logits).mean()
+        expected = PreparedMetric(log_probability(3), clean)(t.logits).mean()
         value = found.values[layer] if head is None else found.values[layer, head]
         assert difference(value, expected) <= 1e-9
-    assert abs(found.baseline - float(Prepared(log_probability(3), clean)(clean.logits).mean())) <= 1e-9
+    assert abs(found.baseline - float(PreparedMetric(log_probability(3), clean)(clean.logits).mean())) <= 1e-9
 
 
 @settings(max_examples=20)
@@ -214,13 +225,13 @@ def test_ablations_of_encoder_decoders_are_edits(a, kind, site):
         where = {"kv_head" if "g" in axes(name) else "head": head} if x.ndim == 4 else {}
         edits = [change.Edit(kind, name, value, **where)]
         t = trace(network, None, rows, edits=edits, source=sources)
-        expected = Prepared(log_probability(3), clean)(t.logits).mean()
+        expected = PreparedMetric(log_probability(3), clean)(t.logits).mean()
         assert difference(found.values[0] if head is None else found.values[0, head], expected) <= 1e-9
 
 
 def test_a_metric_of_one_s_own_and_gradients_of_metrics():
     network, (clean, corrupt) = make_network(A), two_texts(A, 2)
-    own = measure(lambda logits: logits[:, 3] - logits[:, 5], name="mine")
+    own = apply_metric(lambda logits: logits[:, 3] - logits[:, 5], name="mine")
     found = patch(network, None, clean, corrupt, own)
     assert torch.equal(found.exact, patch(network, None, clean, corrupt, logit_diff(3, 5)).exact)
     assert found.metric == "mine"
@@ -274,7 +285,7 @@ def test_a_path_is_what_its_two_runs_make_by_hand(a):
     found = path_patch(
         network, None, clean, corrupt, metric, sender=("blocks.0.attn.z", 0), receivers=[(receiver, 0)], mlps="frozen"
     )
-    assert abs(found.patched - float(Prepared(metric, patched)(patched.logits)[0])) <= 1e-9
+    assert abs(found.patched - float(PreparedMetric(metric, patched)(patched.logits)[0])) <= 1e-9
 
 
 @settings(max_examples=10)
@@ -282,14 +293,14 @@ def test_a_path_is_what_its_two_runs_make_by_hand(a):
 def test_metrics(a):
     t = trace(make_network(a), None, [[1, 2, 3], [4, 3]])
     logits, at = t.logits, torch.stack([t.logits[0, 2], t.logits[1, 1]])
-    assert torch.equal(Prepared(logit(3), t)(logits), at[:, 3])
-    assert torch.equal(Prepared(logit_diff(3, 5), t)(logits), at[:, 3] - at[:, 5])
-    assert difference(Prepared(probability(3), t)(logits), at.softmax(-1)[:, 3]) <= 1e-12
-    assert difference(Prepared(log_probability(3), t)(logits), at.softmax(-1)[:, 3].log()) <= 1e-9
-    assert difference(Prepared(loss(), t)(logits), t.loss.nanmean(1)) <= 1e-12
-    assert Prepared(kl(), t)(logits).abs().max() <= 1e-12
+    assert torch.equal(PreparedMetric(logit(3), t)(logits), at[:, 3])
+    assert torch.equal(PreparedMetric(logit_diff(3, 5), t)(logits), at[:, 3] - at[:, 5])
+    assert difference(PreparedMetric(probability(3), t)(logits), at.softmax(-1)[:, 3]) <= 1e-12
+    assert difference(PreparedMetric(log_probability(3), t)(logits), at.softmax(-1)[:, 3].log()) <= 1e-9
+    assert difference(PreparedMetric(loss(), t)(logits), t.loss.nanmean(1)) <= 1e-12
+    assert PreparedMetric(kl(), t)(logits).abs().max() <= 1e-12
     p, q = at.softmax(-1), torch.full_like(at, 1 / a.n_vocab)
-    away = Prepared(kl(t), t)(torch.zeros_like(logits))
+    away = PreparedMetric(kl(t), t)(torch.zeros_like(logits))
     assert difference(away, (p * (p.clamp(min=1e-300) / q).log()).sum(-1)) <= 1e-9
 
 

@@ -16,10 +16,10 @@ from pellucid.architecture import Architecture
 from pellucid.cli import main
 from pellucid.language_model import LanguageModel
 from pellucid.lens import Circuits, InputError, trace
-from pellucid.lens.ablation import ablate
-from pellucid.lens.heads import detect_heads, head_scores
-from pellucid.lens.metrics import logit_diff
-from pellucid.lens.patching import patch
+from pellucid.lens.analysis.ablation import ablate
+from pellucid.lens.analysis.heads import detect_heads, head_scores
+from pellucid.lens.analysis.metrics import logit_diff
+from pellucid.lens.analysis.patching import patch
 from pellucid.lens.show import Figure, inspect_page, packing
 from pellucid.lens.show.figure import SCRIPTS, asset
 from pellucid.lens.show.panels import attribute_everywhere

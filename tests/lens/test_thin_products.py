@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawing import difference
-from pellucid.lens.low_rank import LowRank
+from pellucid.lens.weights.factored_matrix import FactoredMatrix
 
 
 @st.composite
@@ -16,7 +16,7 @@ def products(draw, square=False):
     k = n if square else draw(st.integers(1, 9))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     left, right = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((n, r), (r, k)))
-    return LowRank(left, right), left @ right
+    return FactoredMatrix(left, right), left @ right
 
 
 @settings(deadline=None, max_examples=40)
@@ -36,7 +36,9 @@ def test_products_norms_and_parts_are_the_dense_matrix_s(one, other):
     x = torch.ones(k, 2, dtype=torch.float64)
     assert difference(M @ x, dense @ x) <= 1e-12
     assert difference(torch.ones(3, n, dtype=torch.float64) @ M, torch.ones(3, n, dtype=torch.float64) @ dense) <= 1e-12
-    N = LowRank(torch.ones(k, 2, dtype=torch.float64), other[0].left[:2].reshape(-1)[:2].repeat(3)[:2].reshape(2, 1))
+    N = FactoredMatrix(
+        torch.ones(k, 2, dtype=torch.float64), other[0].left[:2].reshape(-1)[:2].repeat(3)[:2].reshape(2, 1)
+    )
     assert difference((M @ N).dense(), dense @ N.dense()) <= 1e-12
 
 
@@ -68,9 +70,9 @@ def test_eigenvalues_are_the_dense_matrix_s_that_are_not_zero(product):
 
 
 def test_half_precision_factors_are_raised_and_misfits_refused():
-    M = LowRank(torch.ones(3, 2, dtype=torch.bfloat16), torch.ones(2, 4, dtype=torch.bfloat16))
+    M = FactoredMatrix(torch.ones(3, 2, dtype=torch.bfloat16), torch.ones(2, 4, dtype=torch.bfloat16))
     assert M.dense().dtype == torch.float32
     with pytest.raises(ValueError, match="only a square one"):
         M.eigenvalues()
     with pytest.raises(ValueError, match="no product"):
-        LowRank(torch.ones(3, 2), torch.ones(3, 2))
+        FactoredMatrix(torch.ones(3, 2), torch.ones(3, 2))

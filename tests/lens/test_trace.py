@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
 from pellucid.lens import InputError, trace
-from pellucid.lens.inputs import read_inputs
+from pellucid.lens.core.inputs import read_inputs
 from pellucid.model import Recorder
 from pellucid.model.weights import state_of
 from pellucid.names import names

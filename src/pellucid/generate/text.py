@@ -109,7 +109,7 @@ def stream_generate(
     beams          0 draws samples; k > 0 searches for the likeliest text with k beams (`search_beams`),
                    which leaves nothing to chance and goes with none of the choices above it up to seed
     cache          False recomputes every step, slower and the same
-    taps           are handed every named tensor of every call (`pellucid.lens.generating`)
+    taps           are handed every named tensor of every call (`pellucid.lens.generation_trace`)
     weights        what the matrices are kept in while writing: float32, float16, bfloat16 (sums in float32) or
                    int8 with a scale for each output; loaded: as they are; auto: as they are, packed for reading
                    where that saves time. On the CPU, for float32 networks (`pellucid.generate.pack_weights`)

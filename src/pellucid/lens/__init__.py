@@ -1,32 +1,32 @@
 """Looking inside: the network that was trained or loaded opens as it is, and every tensor has one name."""
 
-from pellucid.lens.ablation import Ablation, ablate
-from pellucid.lens.attribution import Attribution, Why, attribute, value_weighted, why
-from pellucid.lens.circuits import Circuits
-from pellucid.lens.embeddings import Embeddings
-from pellucid.lens.folding import FoldError, WeightsView, weights_view
-from pellucid.lens.inputs import InputError, Inputs
-from pellucid.lens.logit_lens import Lens, logit_lens
-from pellucid.lens.low_rank import LowRank
-from pellucid.lens.matrices import CircuitError, Head
-from pellucid.lens.patching import Patching, patch
-from pellucid.lens.paths import PathEffect, path_patch
-from pellucid.lens.stream import Parts, decompose
+from pellucid.lens.analysis.ablation import Ablation, ablate
+from pellucid.lens.analysis.attribution import Attribution, Why, attribute, value_weighted, why
+from pellucid.lens.analysis.logit_lens import Lens, logit_lens
+from pellucid.lens.analysis.patching import Patching, patch
+from pellucid.lens.analysis.path_patching import PathEffect, path_patch
+from pellucid.lens.analysis.residual import Decomposition, decompose
+from pellucid.lens.core.inputs import InputError, Inputs
 from pellucid.lens.trace import Trace, trace
+from pellucid.lens.weights.circuits import Circuits
+from pellucid.lens.weights.embeddings import Embeddings
+from pellucid.lens.weights.factored_matrix import FactoredMatrix
+from pellucid.lens.weights.folding import FoldError, WeightsView, weights_view
+from pellucid.lens.weights.head_weights import CircuitError, Head
 
 __all__ = [
     "Ablation",
     "Attribution",
     "CircuitError",
     "Circuits",
+    "Decomposition",
     "Embeddings",
+    "FactoredMatrix",
     "FoldError",
     "Head",
     "InputError",
     "Inputs",
     "Lens",
-    "LowRank",
-    "Parts",
     "Patching",
     "PathEffect",
     "Trace",

@@ -7,43 +7,43 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pellucid.lens.attribution import Attribution, Why
-    from pellucid.lens.logit_lens import Lens
+    from pellucid.lens.analysis.attribution import Attribution, Why
+    from pellucid.lens.analysis.logit_lens import Lens
+    from pellucid.lens.analysis.residual import Decomposition
     from pellucid.lens.show.figure import Figure
     from pellucid.lens.show.pages import PanelName
-    from pellucid.lens.stream import Parts
 
 
 class Asking:
     """Methods of `Trace`, each one a function of this room."""
 
-    def decompose(self, point: str | None = None, by: str = "component", **options: Any) -> "Parts":
-        """The residual stream at a point as an exact sum (`pellucid.lens.stream.decompose`)."""
-        from pellucid.lens.stream import decompose
+    def decompose(self, point: str | None = None, by: str = "component", **options: Any) -> "Decomposition":
+        """The residual stream at a point as an exact sum (`pellucid.lens.analysis.residual.decompose`)."""
+        from pellucid.lens.analysis.residual import decompose
 
         return decompose(self, point, by, **options)  # type: ignore[arg-type]
 
     def attribute(self, token: str | int, vs: str | int | None = None, **options: Any) -> "Attribution":
-        """A logit, or the difference of two, as an exact sum (`pellucid.lens.attribution.attribute`)."""
-        from pellucid.lens.attribution import attribute
+        """A logit, or the difference of two, as an exact sum (`pellucid.lens.analysis.attribution.attribute`)."""
+        from pellucid.lens.analysis.attribution import attribute
 
         return attribute(self, token, vs, **options)  # type: ignore[arg-type]
 
     def lens(self, **options: Any) -> "Lens":
-        """The logit lens at every point of the stream (`pellucid.lens.logit_lens.logit_lens`)."""
-        from pellucid.lens.logit_lens import logit_lens
+        """The logit lens at every point of the stream (`pellucid.lens.analysis.logit_lens.logit_lens`)."""
+        from pellucid.lens.analysis.logit_lens import logit_lens
 
         return logit_lens(self, **options)  # type: ignore[arg-type]
 
     def why(self, layer: int, head: int, query: int = -1, **options: Any) -> "Why":
-        """The scores of one query by what earlier parts wrote (`pellucid.lens.attribution.why`)."""
-        from pellucid.lens.attribution import why
+        """The scores of one query by what earlier parts wrote (`pellucid.lens.analysis.attribution.why`)."""
+        from pellucid.lens.analysis.attribution import why
 
         return why(self, layer, head, query, **options)  # type: ignore[arg-type]
 
     def value_weighted(self, layer: int, scope: Literal["attn", "cross"] = "attn") -> Tensor:
-        """A_ij |v_j W_O^T| [b, h, i, j] (`pellucid.lens.attribution.value_weighted`)."""
-        from pellucid.lens.attribution import value_weighted
+        """A_ij |v_j W_O^T| [b, h, i, j] (`pellucid.lens.analysis.attribution.value_weighted`)."""
+        from pellucid.lens.analysis.attribution import value_weighted
 
         return value_weighted(self, layer, scope)  # type: ignore[arg-type]
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.lens.inputs import InputError
+from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
 from pellucid.names import ALIASES, axes, canonical, module_hooks, names
 

@@ -4,12 +4,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from pellucid.lens.ablation import Ablation, ablate
-from pellucid.lens.heads import Heads, detect_heads
-from pellucid.lens.metrics import Metric
-from pellucid.lens.patching import Patching, patch
-from pellucid.lens.paths import PathEffect, path_patch
-from pellucid.lens.steering import Probe, activations, direction, fit_probe, mean_activation
+from pellucid.lens.analysis.ablation import Ablation, ablate
+from pellucid.lens.analysis.heads import Heads, detect_heads
+from pellucid.lens.analysis.metrics import Metric
+from pellucid.lens.analysis.patching import Patching, patch
+from pellucid.lens.analysis.path_patching import PathEffect, path_patch
+from pellucid.lens.analysis.steering import Probe, activations, direction, fit_probe, mean_activation
 from pellucid.lens.trace import Trace, trace
 from pellucid.model import Transformer
 from pellucid.text.interface import Tokenizer
@@ -26,27 +26,27 @@ class Opened:
         return trace(self.network, self.tokenizer, given, **options)
 
     def patch(self, clean: Any, corrupt: Any, metric: Metric, **options: Any) -> Patching:
-        """Activation patching, exact or by attribution, place by place (`pellucid.lens.patching.patch`)."""
+        """Activation patching, exact or by attribution, place by place (`pellucid.lens.analysis.patching.patch`)."""
         return patch(self.network, self.tokenizer, clean, corrupt, metric, **options)
 
     def path_patch(self, clean: Any, corrupt: Any, metric: Metric, **options: Any) -> PathEffect:
-        """What one part says to others, by no other way (`pellucid.lens.paths.path_patch`)."""
+        """What one part says to others, by no other way (`pellucid.lens.analysis.path_patching.path_patch`)."""
         return path_patch(self.network, self.tokenizer, clean, corrupt, metric, **options)
 
     def ablate(self, texts: Any, metric: Metric, **options: Any) -> Ablation:
-        """What is lost without each head, attention or MLP (`pellucid.lens.ablation.ablate`)."""
+        """What is lost without each head, attention or MLP (`pellucid.lens.analysis.ablation.ablate`)."""
         return ablate(self.network, self.tokenizer, texts, metric, **options)
 
     def heads(self, text: Any = None, **options: Any) -> Heads:
-        """Every head's scores on repeated random tokens, or on a text (`pellucid.lens.heads.detect_heads`)."""
+        """Every head's scores on repeated random tokens, or on a text (`pellucid.lens.analysis.heads.detect_heads`)."""
         return detect_heads(self.network, self.tokenizer, text, **options)
 
     def direction(self, towards: Any, away: Any, at: str, **options: Any) -> Tensor:
-        """A difference of means to steer by, with `edits.add` (`pellucid.lens.steering.direction`)."""
+        """A difference of means to steer by, with `edits.add` (`pellucid.lens.analysis.steering.direction`)."""
         return direction(self.network, self.tokenizer, towards, away, at, **options)
 
     def mean_activation(self, texts: Any, at: str, **options: Any) -> Tensor:
-        """The mean of a tensor over texts, to ablate with: `edits.mean(at, over=found)` (`pellucid.lens.steering`)."""
+        """The mean of a tensor over texts, to ablate with: `edits.mean(at, over=found)` (`pellucid.lens.analysis.steering`)."""
         return mean_activation(self.network, self.tokenizer, texts, at, **options)
 
     def probe(
@@ -61,6 +61,6 @@ class Opened:
         seed: int = 0,
         **reading: Any,
     ) -> Probe:
-        """What a tensor says about the texts, by ridge regression (`pellucid.lens.steering.fit_probe`)."""
+        """What a tensor says about the texts, by ridge regression (`pellucid.lens.analysis.steering.fit_probe`)."""
         x = activations(self.network, self.tokenizer, texts, at, pos, **reading)
         return fit_probe(x, targets, held_out=held_out, shuffles=shuffles, seed=seed)

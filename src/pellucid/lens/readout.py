@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pellucid.lens.running import still
-from pellucid.lens.stream import Frozen
+from pellucid.lens.analysis.residual import Frozen
+from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.trace import Trace
 from pellucid.model import Recorder
 from pellucid.model.norm import Identity, LayerNorm
@@ -57,7 +57,7 @@ def readout_of(t: Trace) -> Readout:
     if a.readout != "bert":
         return Readout(W_U, b_U)
     recorder = Recorder(["norm.scale"])
-    with still(t.network):
+    with frozen_network(t.network):
         h = unembed.dense(t.read_out.detach())
         y = unembed.f(h)
         unembed.norm(y, recorder, "norm")

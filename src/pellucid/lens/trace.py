@@ -11,16 +11,16 @@ from torch.nn import functional as F
 from pellucid.architecture import Architecture
 from pellucid.edits import Edit
 from pellucid.lens.asking import Asking
-from pellucid.lens.editing import Functions, frame_of, frozen, functions, refers_to_clean, resolve
-from pellucid.lens.fed import Fed
-from pellucid.lens.inputs import InputError, Inputs, read_inputs
-from pellucid.lens.running import Pass, run, still
+from pellucid.lens.core.forward import ForwardPass, frozen_network, run_forward
+from pellucid.lens.core.input_view import Fed
+from pellucid.lens.core.inputs import InputError, Inputs, read_inputs
+from pellucid.lens.core.interventions import Functions, edit_context, frozen, functions, refers_to_clean, resolve
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.names import TEMPLATES_BEFORE, canonical, names, of_symbol, select
 from pellucid.text.interface import Tokenizer
 
 if TYPE_CHECKING:
-    from pellucid.lens.metrics import Metric
+    from pellucid.lens.analysis.metrics import Metric
 
     Measured = Metric | Callable[[Tensor], Tensor]
 
@@ -62,10 +62,10 @@ class Trace(Fed, Asking):
             resolved = frozen(resolved, clean.values)
         self.edits = tuple(resolved)
         source = None if inputs.source is None else inputs.source.real
-        self.functions: Functions = functions(resolved, frame_of(inputs.real, source))
-        self.passes: dict[str, Pass] = {}
+        self.functions: Functions = functions(resolved, edit_context(inputs.real, source))
+        self.passes: dict[str, ForwardPass] = {}
         self.values: dict[str, Tensor] = {}
-        with still(network, grad):
+        with frozen_network(network, grad):
             self._run(asked)
 
     def _run(self, asked: frozenset[str]) -> None:
@@ -74,12 +74,12 @@ class Trace(Fed, Asking):
         recorder = Recorder(base | asked - {"logits"}, self.functions, self.grad)
         if self.inputs.source is not None:
             assert self.network.encoder is not None
-            encoder = Pass(self.network.encoder, self.inputs.source)
+            encoder = ForwardPass(self.network.encoder, self.inputs.source)
             self.passes["encoder."] = encoder
             encoded = encoder.whole(recorder.at("encoder"))
         else:
             encoded = None
-        self.passes[""] = Pass(self.network, self.inputs, encoded)
+        self.passes[""] = ForwardPass(self.network, self.inputs, encoded)
         self._final = self.passes[""].whole(recorder)
         self.values = recorder.values
         if "logits" in asked:
@@ -139,7 +139,7 @@ class Trace(Fed, Asking):
         for name in missing:
             groups.setdefault(_segment(name), []).append(name)
         found: dict[str, Tensor] = {}
-        with still(self.network):
+        with frozen_network(self.network):
             for segment, wanted in groups.items():
                 recorder = Recorder(wanted, self.functions)
                 self._run_segment(segment, recorder)
@@ -168,7 +168,7 @@ class Trace(Fed, Asking):
         part = self.passes[prefix].part
         layers = part.architecture.n_layers
         if not layers:
-            with still(self.network):
+            with frozen_network(self.network):
                 return self.passes[prefix].embed(self._edits().at("encoder") if prefix else self._edits())
         return self.values[f"{prefix}blocks.{layers - 1}.resid_post"]
 
@@ -184,14 +184,14 @@ class Trace(Fed, Asking):
         """
         if not self.architecture.logit_cap:
             return self.logits
-        with still(self.network, self.grad):
+        with frozen_network(self.network, self.grad):
             return self.network.unembed.before_cap(self._final)
 
     def _edits(self) -> Tap:
         return Recorder(edits=self.functions)
 
     def _read_out(self) -> Tensor:
-        with still(self.network, self.grad):
+        with frozen_network(self.network, self.grad):
             return self._edits()("logits", self.network.unembed(self._final))
 
     @property
@@ -243,7 +243,7 @@ class Trace(Fed, Asking):
     def gradient(self, metric: "Measured", patterns: str | Sequence[str]) -> dict[str, Tensor]:
         """d metric(logits) / d tensor for every tensor that the patterns choose, by name.
 
-        `metric` is one of `pellucid.lens.metrics`, or maps logits [b, n, v] to a number or to one a row, which are
+        `metric` is one of `pellucid.lens.analysis.metrics`, or maps logits [b, n, v] to a number or to one a row, which are
         summed. The pass is run again, with
         this trace's edits; each tensor's gradient is taken where its edits have been made. Weights need not
         require gradients.
@@ -262,8 +262,8 @@ class Trace(Fed, Asking):
         edits = {name: list(made) for name, made in self.functions.items()}
         for name in chosen:
             edits.setdefault(name, []).append(shifted(name))
-        with still(self.network, grad=True):
-            value = measured(run(self.network, self.inputs, Recorder(edits=edits))).sum()
+        with frozen_network(self.network, grad=True):
+            value = measured(run_forward(self.network, self.inputs, Recorder(edits=edits))).sum()
             found = torch.autograd.grad(value, [shifts[name] for name in chosen], materialize_grads=True)
         return dict(zip(chosen, found, strict=True))
 
@@ -310,7 +310,7 @@ def trace(
     keep    names (`*` stands for anything) of what is held in memory besides the block inputs
     edits   changes (`pellucid.edits`), made in order
     grad    whether the tensors that are kept stay in the autograd graph
-    bos, source, segments, prefix   see `pellucid.lens.inputs.read_inputs`; nothing is fed that `tokens` does not show
+    bos, source, segments, prefix   see `pellucid.lens.core.inputs.read_inputs`; nothing is fed that `tokens` does not show
 
     Keeping changes no logit by a bit. Raises KeyError with the reason for names that the architecture has not,
     InputError for texts that it cannot read, EditError for edits that do not fit.

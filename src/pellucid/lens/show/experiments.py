@@ -5,22 +5,22 @@ from typing import TYPE_CHECKING
 import torch
 
 from pellucid.lens.show.figure import Figure
-from pellucid.lens.show.packing import pack
-from pellucid.lens.show.panels import Panel, bars_panel, short
+from pellucid.lens.show.packing import pack_tensor
+from pellucid.lens.show.panels import Panel, bars_panel, short_label
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pellucid.lens.ablation import Ablation
-    from pellucid.lens.attribution import Why
-    from pellucid.lens.patching import Patching
+    from pellucid.lens.analysis.ablation import Ablation
+    from pellucid.lens.analysis.attribution import Why
+    from pellucid.lens.analysis.patching import Patching
 
 
 def matrix_panel(title: str, note: str, values: "Tensor", rows: list[str], columns: list[str], between: str) -> Panel:
     """Signed numbers with names on both sides; `between` stands between a row's name and a column's."""
     most = max(float(values.nan_to_num(0).abs().max()), 1e-9)
     sides = {"rows": rows, "columns": columns, "between": between, "low": -most, "high": most, "ramp": "signed"}
-    return {"kind": "matrix", "title": title, "note": note, "values": pack(values)} | sides
+    return {"kind": "matrix", "title": title, "note": note, "values": pack_tensor(values)} | sides
 
 
 def show_patching(found: "Patching") -> Figure:
@@ -57,7 +57,7 @@ def show_why(found: "Why") -> Figure:
     """The scores of one query: what each part adds at each key it may read, largest parts first."""
     values = found.values.detach().cpu()
     order = values.abs().amax(1).argsort(descending=True).tolist()
-    rows = [short(found.labels[i]) if found.side != "pair" else found.labels[i] for i in order]
+    rows = [short_label(found.labels[i]) if found.side != "pair" else found.labels[i] for i in order]
     columns = list(found.tokens)
     title = f"Why head {found.head} of block {found.layer} looks where it looks from {found.query}"
     note = "A column is a key; its parts sum to its score. Keys with a higher score than others are read more."

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 PATTERN_BYTES = 6_000_000
 
 
-def pack(x: Tensor) -> dict[str, Any]:
+def pack_tensor(x: Tensor) -> dict[str, Any]:
     """Float32 or int32 numbers of any shape."""
     whole = not x.is_floating_point()
     return _packed(x.to(torch.int32 if whole else torch.float32), "int32" if whole else "float32")

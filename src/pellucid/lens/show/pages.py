@@ -6,16 +6,12 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from pellucid.lens.attribution import Attribution
-from pellucid.lens.circuits import Circuits
-from pellucid.lens.composition import Composition
-from pellucid.lens.heads import Heads
-from pellucid.lens.inputs import InputError
-from pellucid.lens.low_rank import LowRank
-from pellucid.lens.matrices import CircuitError, Head
+from pellucid.lens.analysis.attribution import Attribution
+from pellucid.lens.analysis.heads import Heads
+from pellucid.lens.core.inputs import InputError
 from pellucid.lens.show.experiments import matrix_panel
 from pellucid.lens.show.figure import Figure
-from pellucid.lens.show.packing import pack, plain
+from pellucid.lens.show.packing import pack_tensor, plain
 from pellucid.lens.show.panels import (
     Glossary,
     Panel,
@@ -24,10 +20,14 @@ from pellucid.lens.show.panels import (
     bars_panel,
     heads_panel,
     lens_panel,
-    short,
+    short_label,
     tokens_panel,
 )
 from pellucid.lens.trace import Trace
+from pellucid.lens.weights.circuits import Circuits
+from pellucid.lens.weights.composition import Composition
+from pellucid.lens.weights.factored_matrix import FactoredMatrix
+from pellucid.lens.weights.head_weights import CircuitError, Head
 
 PanelName = Literal["tokens", "attention", "lens", "attribution", "heads"]
 
@@ -69,14 +69,14 @@ def show_trace(
 def inspect_page(t: Trace, row: int = 0, name: str = "") -> Figure:
     """The shareable page about one prompt: everything `show_trace` can draw, and the table of heads."""
     figure = show_trace(t, get_args(PanelName), row)
-    prompt = read_text(t, row).strip().replace("\n", " ")
+    prompt = describe_inputs(t, row).strip().replace("\n", " ")
     figure.title = f"\u201c{prompt[:77] + '...' if len(prompt) > 80 else prompt}\u201d"
     figure.head = _telling(figure.panels[-1]["rows"])
     figure.facts = ([("model", Path(name).name)] if name else []) + figure.facts
     return figure
 
 
-def read_text(t: Trace, row: int) -> str:
+def describe_inputs(t: Trace, row: int) -> str:
     """The text that was fed, without special tokens; of a network without a tokenizer its ids."""
     ids = t.ids[row, : t.inputs.lengths[row]].tolist()
     if t.tokenizer is None:
@@ -116,7 +116,7 @@ def show_attribution(found: Attribution, k: int = 24) -> Figure:
     top = found.top(k)
     rest = found.total - sum(x for _, x in top)
     left = len(found.labels) - len(top)
-    labels, values = [short(label) for label, _ in top], [x for _, x in top]
+    labels, values = [short_label(label) for label, _ in top], [x for _, x in top]
     if left:
         labels, values = [*labels, f"{left} other parts"], [*values, rest]
     said = "the network says" if found.after_cap is None else "the logit before the cap is"
@@ -202,7 +202,7 @@ def show_head(head: Head, offset: int | None = None, n: int = 6, k: int = 5) -> 
     return Figure(f"Head {head.index} of block {head.layer}", panels, facts=back)
 
 
-def _spectrum(title: str, circuit: LowRank) -> Panel:
+def _spectrum(title: str, circuit: FactoredMatrix) -> Panel:
     values = circuit.singular_values()
     return bars_panel(title, [str(i + 1) for i in range(min(16, len(values)))], values[:16])
 
@@ -214,7 +214,7 @@ def _eigenvalues(head: Head) -> list[Panel]:
         return []
     note = f"Eigenvalues of W_U W_OV W_E in the complex plane; to the right is copying (score {head.copying:.3g})."
     points = torch.stack([values.real, values.imag], -1)
-    return [{"kind": "points", "title": "Full OV circuit", "note": note, "points": pack(points)}]
+    return [{"kind": "points", "title": "Full OV circuit", "note": note, "points": pack_tensor(points)}]
 
 
 def show_composition(found: Composition) -> Figure:

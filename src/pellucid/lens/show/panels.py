@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pellucid.lens.attribution import points_of_stream
-from pellucid.lens.circuits import Circuits
-from pellucid.lens.heads import looked_for, share
-from pellucid.lens.matrices import CircuitError
+from pellucid.lens.analysis.attribution import points_of_stream
+from pellucid.lens.analysis.heads import looked_for, share
+from pellucid.lens.analysis.residual import by_head, frozen_norm, writes
 from pellucid.lens.readout import about_the_readout, readout_of
-from pellucid.lens.show.packing import pack, pack_pattern, plain, side_of
-from pellucid.lens.stream import by_head, frozen_norm, writes
+from pellucid.lens.show.packing import pack_pattern, pack_tensor, plain, side_of
 from pellucid.lens.trace import Trace
+from pellucid.lens.weights.circuits import Circuits
+from pellucid.lens.weights.head_weights import CircuitError
 
 Panel = dict[str, Any]
 
@@ -43,9 +43,9 @@ def tokens_panel(t: Trace, row: int, words: Glossary, k: int = 10) -> Panel:
     panel = {
         "kind": "tokens",
         "title": "Tokens",
-        "entropy": pack(-(log_p.exp() * log_p).sum(-1) / torch.log(torch.tensor(2.0))),
-        "top": pack(words(best.indices)),
-        "probability": pack(best.values.exp()),
+        "entropy": pack_tensor(-(log_p.exp() * log_p).sum(-1) / torch.log(torch.tensor(2.0))),
+        "top": pack_tensor(words(best.indices)),
+        "probability": pack_tensor(best.values.exp()),
         "masked": t.architecture.attention.mask == "bidirectional",
     }
     if not panel["masked"]:
@@ -96,12 +96,12 @@ def lens_panel(t: Trace, row: int, words: Glossary) -> Panel:
         "title": "Logit lens",
         "masked": t.architecture.attention.mask == "bidirectional",
         "points": ["embedding" if p.endswith("resid_pre") else f"block {p.split('.')[1]}" for p in points],
-        "top": pack(words(found.tokens[:, row, :n])),
-        "probability": pack(found.probabilities[:, row, :n]),
-        "target": pack(found.probability[:, row, :n].nan_to_num(-1)),
-        "rank": pack(found.rank[:, row, :n]),
-        "entropy": pack(found.entropy[:, row, :n] / torch.log(torch.tensor(2.0))),
-        "kl": pack(found.kl[:, row, :n].clamp(min=0) / torch.log(torch.tensor(2.0))),
+        "top": pack_tensor(words(found.tokens[:, row, :n])),
+        "probability": pack_tensor(found.probabilities[:, row, :n]),
+        "target": pack_tensor(found.probability[:, row, :n].nan_to_num(-1)),
+        "rank": pack_tensor(found.rank[:, row, :n]),
+        "entropy": pack_tensor(found.entropy[:, row, :n] / torch.log(torch.tensor(2.0))),
+        "kl": pack_tensor(found.kl[:, row, :n].clamp(min=0) / torch.log(torch.tensor(2.0))),
     }
 
 
@@ -112,8 +112,8 @@ def attribution_panel(t: Trace, row: int, words: Glossary) -> Panel:
     return {
         "kind": "attribution",
         "title": "Direct logit attribution",
-        "labels": [short(label) for label in labels],
-        "values": pack(values),
+        "labels": [short_label(label) for label in labels],
+        "values": pack_tensor(values),
         "target": words(target[:n]).tolist(),
         "guessed": t.architecture.attention.mask != "bidirectional",
         "held": about_the_readout(t),
@@ -193,7 +193,7 @@ def bars_panel(title: str, labels: Sequence[str], values: Tensor, note: str = ""
     return {"kind": "bars", "title": title, "labels": list(labels), "values": plain(values), "note": note}
 
 
-def short(label: str) -> str:
+def short_label(label: str) -> str:
     """`blocks.3.attn.head.2` as 3.2, `blocks.3.mlp_out` as mlp 3."""
     parts = label.split(".")
     if parts[0] != "blocks":

@@ -5,8 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pellucid.lens.inputs import InputError
-from pellucid.lens.spelling import Spelling
+from pellucid.lens.core.inputs import InputError
+from pellucid.lens.core.spelling import Spelling
 from pellucid.model import Transformer
 from pellucid.text.interface import Tokenizer
 

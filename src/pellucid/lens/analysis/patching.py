@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from pellucid.lens.inputs import InputError, Inputs, read_inputs
-from pellucid.lens.metrics import Metric, Prepared
-from pellucid.lens.running import still
+from pellucid.lens.analysis.metrics import Metric, PreparedMetric
+from pellucid.lens.core.forward import frozen_network
+from pellucid.lens.core.inputs import InputError, Inputs, read_inputs
 from pellucid.lens.trace import Trace
 from pellucid.model import Cache, Recorder, Transformer
 from pellucid.model.block import BlockInputs
@@ -127,7 +127,7 @@ def patch(
     good = Trace(network, tokenizer, one, names)
     bad = (Trace if mode == "exact" else _Graph)(network, tokenizer, other, names)
     names = [bad.full_name(name) for name in names]
-    prepared = Prepared(metric, bad)
+    prepared = PreparedMetric(metric, bad)
     check_alike(good, bad, names)
     along = bad.inputs_of(names[0]) if names else bad.inputs
     fed = bad.source_tokens[0] if along is bad.inputs.source else bad.spelled()
@@ -169,9 +169,9 @@ class _Graph(Trace):
             super()._run(asked)
 
 
-def _metric(metric: Prepared, t: Trace, grad: bool = False) -> Tensor:
+def _metric(metric: PreparedMetric, t: Trace, grad: bool = False) -> Tensor:
     """Of a trace of one row []; only what is read is read out."""
-    with still(t.network, grad):
+    with frozen_network(t.network, grad):
         return metric.of_stream(t.stream(), torch.zeros(1, dtype=torch.long, device=t.ids.device))[0]
 
 
@@ -187,7 +187,7 @@ def _places(positions: Sequence[int] | str, n: int) -> list[int | None]:
 
 
 def _estimate(
-    good: Trace, bad: Trace, metric: Prepared, names: list[str], places: list[int | None], corrupt: Tensor
+    good: Trace, bad: Trace, metric: PreparedMetric, names: list[str], places: list[int | None], corrupt: Tensor
 ) -> Tensor:
     """corrupt + (clean - corrupt activation) . gradient, from one backward pass [layer, pos(, head)]."""
     value = _metric(metric, bad, grad=True)
@@ -203,10 +203,10 @@ def _estimate(
 
 
 def _exact(
-    good: Trace, bad: Trace, metric: Prepared, names: list[str], places: list[int | None], corrupt: Tensor
+    good: Trace, bad: Trace, metric: PreparedMetric, names: list[str], places: list[int | None], corrupt: Tensor
 ) -> Tensor:
     """The metric of a run for each place [layer, pos(, head)]."""
-    with still(bad.network):
+    with frozen_network(bad.network):
         past = past_of(bad)
         return torch.stack([_block(good, bad, metric, name, places, past, corrupt) for name in names])
 
@@ -214,7 +214,7 @@ def _exact(
 def _block(
     good: Trace,
     bad: Trace,
-    metric: Prepared,
+    metric: PreparedMetric,
     name: str,
     places: list[int | None],
     past: Cache | None,
@@ -243,7 +243,7 @@ def _cell(x: Tensor, letters: list[str], place: int | None, head: int) -> Tensor
 
 
 def _run(
-    good: Trace, bad: Trace, metric: Prepared, name: str, cells: list[tuple[int | None, int]], past: Cache | None
+    good: Trace, bad: Trace, metric: PreparedMetric, name: str, cells: list[tuple[int | None, int]], past: Cache | None
 ) -> Tensor:
     """The metric of one batch, a row for each cell, from the tensor's own block on [cell]."""
     letters, layer = axes(name), int(name.split(".")[1])

@@ -5,12 +5,22 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pellucid.lens.inputs import InputError
-from pellucid.lens.stream import Parts, Write, by_head, decompose, down, edited, module_of, norm_out, writes
+from pellucid.lens.analysis.residual import (
+    Decomposition,
+    Write,
+    by_head,
+    decompose,
+    down,
+    edited_writes,
+    module_of,
+    norm_out,
+    writes,
+)
+from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
 
 
-def decompose_at(t: Trace, point: str | None, by: str, pos: int, row: int = 0) -> Parts:
+def decompose_at(t: Trace, point: str | None, by: str, pos: int, row: int = 0) -> Decomposition:
     """The stream at a point and a position as the sum of what was written before it: `values` [part, m].
 
     neuron   every neuron of the last hidden layer of each MLP by itself, a_n W_out e_n (S4; Geva et al. 2021)
@@ -24,7 +34,7 @@ def decompose_at(t: Trace, point: str | None, by: str, pos: int, row: int = 0) -
     place = t.position(pos, row, end or "logits")
     if by in ("component", "head"):
         whole = decompose(t, point, by)
-        return Parts(whole.point, whole.labels, whole.values[:, row, place])
+        return Decomposition(whole.point, whole.labels, whole.values[:, row, place])
     labels: list[str] = []
     values: list[Tensor] = []
     for w in writes(t, end, prefix):
@@ -35,7 +45,7 @@ def decompose_at(t: Trace, point: str | None, by: str, pos: int, row: int = 0) -
             for norm in norms:
                 x = norm(x)
             values.append(x)
-    return Parts(end or "the stream that is read out", labels, torch.cat(values))
+    return Decomposition(end or "the stream that is read out", labels, torch.cat(values))
 
 
 def _pieces(t: Trace, w: Write, by: str, row: int, place: int) -> Iterator[tuple[str, Tensor]]:
@@ -57,7 +67,7 @@ def _pieces(t: Trace, w: Write, by: str, row: int, place: int) -> Iterator[tuple
             if b is not None:
                 yield label, b
                 rest = rest - b
-        if edited(t, w.name):
+        if edited_writes(t, w.name):
             yield f"{w.name} (edited)", rest
     else:
         yield w.name, w.value()[row, place]

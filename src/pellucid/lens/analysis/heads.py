@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pellucid.lens.inputs import InputError, Inputs, read_inputs
+from pellucid.lens.core.inputs import InputError, Inputs, read_inputs
 from pellucid.lens.trace import Trace
 from pellucid.model import Transformer
 from pellucid.text.interface import Tokenizer

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.lens.composition import Composition, compose
-from pellucid.lens.folding import weights_view
-from pellucid.lens.low_rank import LowRank
-from pellucid.lens.matrices import CircuitError, Head, exact, ratio
-from pellucid.lens.memories import Neuron
-from pellucid.lens.spelling import Spelling
+from pellucid.lens.core.spelling import Spelling
+from pellucid.lens.weights.composition import Composition, compose
+from pellucid.lens.weights.factored_matrix import FactoredMatrix
+from pellucid.lens.weights.folding import weights_view
+from pellucid.lens.weights.head_weights import CircuitError, Head, exact, ratio
+from pellucid.lens.weights.neurons import Neuron
 from pellucid.model import Transformer
 from pellucid.text.interface import Tokenizer
 
@@ -32,7 +32,7 @@ class Circuits(Spelling):
         circuits.neuron(3, 17).writes()        what a neuron adds to the logits
 
     part        attn: the blocks' own attention; cross: to an encoder's output; encoder: the encoder's own
-    fold_norms  read the weights with the norms' gains folded in (`pellucid.lens.folding`); centre likewise. Without
+    fold_norms  read the weights with the norms' gains folded in (`pellucid.lens.weights.folding`); centre likewise. Without
                 them the weights are the raw ones, and a norm's gain stands between what is written and what is read
 
     Every matrix is a view of the network's own memory unless something is folded. Heads of grouped queries share
@@ -85,7 +85,7 @@ class Circuits(Spelling):
         """One neuron of a block's MLP, as a key and a value; `hidden` says of which hidden layer."""
         return Neuron(self, layer, neuron, hidden)
 
-    def virtual(self, first: tuple[int, int], second: tuple[int, int]) -> LowRank:
+    def virtual(self, first: tuple[int, int], second: tuple[int, int]) -> FactoredMatrix:
         """W_OV of the virtual head that `second` makes of what `first` wrote: W_OV^second W_OV^first [m, m].
 
         With patterns A_1 and A_2 held fixed it moves along A_2 A_1 (S0 Remark 3.1, erratum E-20; Elhage et al. 2021).
@@ -110,7 +110,7 @@ class Circuits(Spelling):
         return torch.stack(rows) if rows else torch.zeros(0, self.architecture.n_heads)
 
     def compose(self, kind: Literal["Q", "K", "V"], offset: int | None = None, draws: int = 64) -> Composition:
-        """How much every head reads what every earlier head wrote (`pellucid.lens.composition.compose`)."""
+        """How much every head reads what every earlier head wrote (`pellucid.lens.weights.composition.compose`)."""
         return compose(self, kind, offset, draws)
 
     def show(self) -> "Figure":

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor
 
-from pellucid.lens.low_rank import triangle
-from pellucid.lens.matrices import CircuitError
+from pellucid.lens.weights.factored_matrix import triangle
+from pellucid.lens.weights.head_weights import CircuitError
 
 if TYPE_CHECKING:
-    from pellucid.lens.circuits import Circuits
     from pellucid.lens.show.figure import Figure
+    from pellucid.lens.weights.circuits import Circuits
 
 Kind = Literal["Q", "K", "V"]
 

@@ -7,14 +7,14 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from pellucid.lens.inputs import Inputs
+from pellucid.lens.core.inputs import Inputs
 from pellucid.model import OFF, Tap, Transformer
 from pellucid.model.block import BlockInputs
 from pellucid.model.transformer import Backbone
 
 
 @contextmanager
-def still(network: Transformer, grad: bool = False) -> Iterator[None]:
+def frozen_network(network: Transformer, grad: bool = False) -> Iterator[None]:
     """Without dropout and uncompiled, with gradients only where asked; a network in training goes back to it."""
     training = network.training
     # loading the compiler takes a second, and where nothing loaded it nothing is compiled
@@ -29,7 +29,7 @@ def still(network: Transformer, grad: bool = False) -> Iterator[None]:
             network.train()
 
 
-class Pass:
+class ForwardPass:
     """One part of a network, the decoder or its encoder, and what it reads.
 
     `whole` is the part's own forward; `embed`, `block` and `normalise` are the three steps that it is made of.
@@ -70,10 +70,10 @@ class Pass:
         return BlockInputs(r.turn, more(r.visible), more(r.source), more(r.source_visible))
 
 
-def run(network: Transformer, inputs: Inputs, tap: Tap) -> Tensor:
+def run_forward(network: Transformer, inputs: Inputs, tap: Tap) -> Tensor:
     """The logits of one pass [b, n, v]; to be called inside `still`."""
     encoded = None
     if inputs.source is not None:
         assert network.encoder is not None
-        encoded = Pass(network.encoder, inputs.source).whole(tap.at("encoder"))
-    return tap("logits", network.unembed(Pass(network, inputs, encoded).whole(tap)))
+        encoded = ForwardPass(network.encoder, inputs.source).whole(tap.at("encoder"))
+    return tap("logits", network.unembed(ForwardPass(network, inputs, encoded).whole(tap)))

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from pellucid.lens.inputs import InputError, Inputs
-from pellucid.lens.spelling import Spelling
+from pellucid.lens.core.inputs import InputError, Inputs
+from pellucid.lens.core.spelling import Spelling
 from pellucid.names import axes
 
 

@@ -15,7 +15,7 @@ Functions = dict[str, list[Callable[[Tensor], Tensor]]]
 
 
 @dataclass(frozen=True)
-class Frame:
+class EditContext:
     """Which token each column of a call is.
 
     queries  absolute position of each column that is computed [b, n], -1 for padding
@@ -39,7 +39,7 @@ class Frame:
         return places[:, -n:]  # in generation the logits are made for the last column alone
 
 
-def frame_of(real: Tensor, source_real: Tensor | None = None) -> Frame:
+def edit_context(real: Tensor, source_real: Tensor | None = None) -> EditContext:
     """The frame of a whole pass over rows padded on the right; `real` is True at tokens [b, n]."""
 
     def places(real: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def frame_of(real: Tensor, source_real: Tensor | None = None) -> Frame:
 
     queries = places(real)
     rows = torch.arange(real.size(0), device=real.device)
-    return Frame(queries, queries, None if source_real is None else places(source_real), rows)
+    return EditContext(queries, queries, None if source_real is None else places(source_real), rows)
 
 
 def resolve(edits: Sequence[Edit], a: Architecture) -> list[Edit]:
@@ -73,7 +73,7 @@ def resolve(edits: Sequence[Edit], a: Architecture) -> list[Edit]:
     return resolved
 
 
-def functions(edits: Sequence[Edit], frame: Frame) -> Functions:
+def functions(edits: Sequence[Edit], frame: EditContext) -> Functions:
     """Resolved edits as functions of the tensors, by name."""
     made: Functions = {}
     for edit in edits:
@@ -81,7 +81,7 @@ def functions(edits: Sequence[Edit], frame: Frame) -> Functions:
     return made
 
 
-def apply(edit: Edit, x: Tensor, frame: Frame) -> Tensor:
+def apply(edit: Edit, x: Tensor, frame: EditContext) -> Tensor:
     """x with the edit made where it applies."""
     chosen = _chosen(edit, x, frame)
     if edit.name.endswith(".scores"):
@@ -93,7 +93,7 @@ def apply(edit: Edit, x: Tensor, frame: Frame) -> Tensor:
     return torch.where(chosen, _changed(edit, x, value, frame).to(x.dtype), x)
 
 
-def _changed(edit: Edit, x: Tensor, value: Tensor | None, frame: Frame) -> Tensor:
+def _changed(edit: Edit, x: Tensor, value: Tensor | None, frame: EditContext) -> Tensor:
     """What x would be if the edit applied everywhere."""
     if edit.op == "zero":
         return torch.zeros_like(x)
@@ -112,7 +112,7 @@ def _changed(edit: Edit, x: Tensor, value: Tensor | None, frame: Frame) -> Tenso
     return value.expand_as(x)
 
 
-def _mean(edit: Edit, x: Tensor, frame: Frame) -> Tensor:
+def _mean(edit: Edit, x: Tensor, frame: EditContext) -> Tensor:
     """The mean over the rows, or over the positions, of what is no padding."""
     letters = axes(edit.name)
     along = letters.index("i" if "i" in letters else "j")
@@ -122,7 +122,7 @@ def _mean(edit: Edit, x: Tensor, frame: Frame) -> Tensor:
     return total.expand_as(x)
 
 
-def _chosen(edit: Edit, x: Tensor, frame: Frame) -> Tensor:
+def _chosen(edit: Edit, x: Tensor, frame: EditContext) -> Tensor:
     """Where the edit applies, to be broadcast against x."""
     letters = axes(edit.name)
     chosen = torch.ones([1] * x.ndim, dtype=torch.bool, device=x.device)
@@ -156,7 +156,7 @@ def _along(x: Tensor, axis: int, ndim: int) -> Tensor:
     return x.view(shape)
 
 
-def _aligned(edit: Edit, x: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
+def _aligned(edit: Edit, x: Tensor, frame: EditContext) -> tuple[Tensor, Tensor]:
     """The value at each column's absolute position and row, and where it reaches."""
     value = torch.as_tensor(edit.value, dtype=x.dtype, device=x.device)
     reached = torch.ones([1] * x.ndim, dtype=torch.bool, device=x.device)

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from pellucid.lens.inputs import InputError
-from pellucid.lens.readout import about_the_readout, readout_of
-from pellucid.lens.running import still
-from pellucid.lens.stream import (
+from pellucid.lens.analysis.residual import (
+    Decomposition,
     Frozen,
-    Parts,
     Write,
     by_head,
     decompose,
     down,
-    edited,
+    edited_writes,
     frozen_norm,
     module_of,
     norm_out,
     writes,
 )
+from pellucid.lens.core.forward import frozen_network
+from pellucid.lens.core.inputs import InputError
+from pellucid.lens.readout import about_the_readout, readout_of
 from pellucid.lens.trace import Trace
 from pellucid.names import names
 
@@ -162,7 +162,7 @@ def _shares(t: Trace, write: Write, u: Tensor, row: int, place: int, by: By) -> 
         if norm.bias is not None:
             yield f"{name} (norm's bias)", (norm.bias @ behind)[None]
             rest = rest - norm.bias @ behind
-        if edited(t, name):
+        if edited_writes(t, name):
             yield f"{name} (edited)", rest[None]
     else:
         yield name, (write.value()[row, place] @ u)[None]
@@ -275,7 +275,7 @@ def _scores_before_cap(t: Trace, scope: str) -> Tensor:
     if rotated:
         q, k = t[f"{scope}.rot_q"], t[f"{scope}.rot_k"]
     else:
-        with still(t.network):
+        with frozen_network(t.network):
             q, k = attention.query_norm(t[f"{scope}.q"]), attention.key_norm(t[f"{scope}.k"])
     return torch.einsum("bhid,bhjd->bhij", q * attention.scale, attention.shared(k))
 
@@ -304,7 +304,7 @@ def _sides(t: Trace, scope: str, head: int, row: int, by: str, side: str) -> tup
     return [*parts.labels, "bias"], made
 
 
-def _read(t: Trace, scope: str, by: str, side: str) -> tuple[Parts, Frozen]:
+def _read(t: Trace, scope: str, by: str, side: str) -> tuple[Decomposition, Frozen]:
     """The stream that queries or keys are read from, as a sum, and the norm that stands before them."""
     block, _, kind = scope.rpartition(".")
     post = t.architecture.block == "post"

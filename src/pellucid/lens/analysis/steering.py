@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pellucid.lens.inputs import InputError, read_inputs
+from pellucid.lens.core.inputs import InputError, read_inputs
 from pellucid.lens.trace import Trace
 from pellucid.model import Transformer
 from pellucid.names import axes

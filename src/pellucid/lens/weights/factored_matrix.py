@@ -15,7 +15,7 @@ class SVD(NamedTuple):
     V: Tensor
 
 
-class LowRank:
+class FactoredMatrix:
     """M = left right, of rank at most r, for `left` [n, r] and `right` [r, k].
 
     What is asked of M is computed from the factors: M[rows, columns] costs r times its size, norm, eigenvalues and
@@ -40,25 +40,25 @@ class LowRank:
         return min(*self.shape, self.left.size(1))
 
     @property
-    def T(self) -> "LowRank":  # noqa: N802
+    def T(self) -> "FactoredMatrix":  # noqa: N802
         """The transpose."""
-        return LowRank(self.right.T, self.left.T)
+        return FactoredMatrix(self.right.T, self.left.T)
 
-    def __matmul__(self, other: "Tensor | LowRank") -> Any:
+    def __matmul__(self, other: "Tensor | FactoredMatrix") -> Any:
         """M x for a vector [k] or matrix [k, ...]; a LowRank again where `other` is one."""
-        if not isinstance(other, LowRank):
+        if not isinstance(other, FactoredMatrix):
             return self.left @ (self.right @ other.to(self.left.dtype))
         inner = self.right @ other.left
         if inner.size(0) <= inner.size(1):
-            return LowRank(self.left, inner @ other.right)
-        return LowRank(self.left @ inner, other.right)
+            return FactoredMatrix(self.left, inner @ other.right)
+        return FactoredMatrix(self.left @ inner, other.right)
 
     def __rmatmul__(self, other: Tensor) -> Tensor:
         """x M for rows x [..., n]."""
         return (other.to(self.left.dtype) @ self.left) @ self.right
 
-    def __mul__(self, factor: float) -> "LowRank":
-        return LowRank(self.left * factor, self.right)
+    def __mul__(self, factor: float) -> "FactoredMatrix":
+        return FactoredMatrix(self.left * factor, self.right)
 
     __rmul__ = __mul__
 

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from pellucid.lens.low_rank import exact
-from pellucid.lens.matrices import CircuitError
+from pellucid.lens.weights.factored_matrix import exact
+from pellucid.lens.weights.head_weights import CircuitError
 
 if TYPE_CHECKING:
-    from pellucid.lens.circuits import Circuits
+    from pellucid.lens.weights.circuits import Circuits
 
 
 class Neuron:

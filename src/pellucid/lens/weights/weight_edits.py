@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pellucid.architecture import Architecture
 from pellucid.edits import Edit, EditError
-from pellucid.lens.editing import among, resolve
+from pellucid.lens.core.interventions import among, resolve
 from pellucid.model import Transformer
 from pellucid.model.norm import Identity
 from pellucid.model.positions import Learned

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pellucid.lens.inputs import InputError
+from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
 from pellucid.model.norm import Identity, LayerNorm
 from pellucid.names import names
@@ -153,7 +153,7 @@ class _Writer:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Decomposition:
     """The stream at one point as a sum: `values` [part, b, i, m], named one by one in `labels`.
 
     Of one position, [part, m].
@@ -174,7 +174,7 @@ class Parts:
 
 def decompose(
     t: Trace, point: str | None = None, by: str = "component", *, pos: int | None = None, row: int = 0
-) -> Parts:
+) -> Decomposition:
     """The residual stream at a point as the sum of what was written before it, exactly.
 
     point  a tensor of the stream, such as blocks.3.resid_mid; what is read out (before the final norm) unless given
@@ -189,7 +189,7 @@ def decompose(
     if by not in ("component", "head", "neuron", "source"):
         raise InputError(f"by = {by!r}: say component, head, neuron or source")
     if pos is not None:
-        from pellucid.lens.pieces import decompose_at
+        from pellucid.lens.analysis.residual_parts import decompose_at
 
         return decompose_at(t, point, by, pos, row)
     if by in ("neuron", "source"):
@@ -202,7 +202,7 @@ def decompose(
         for label, value in (pieces or {w.name: w.value()}).items():
             labels.append(label)
             values.append(w.arrived(value))
-    return Parts(end or "the stream that is read out", labels, torch.stack(values))
+    return Decomposition(end or "the stream that is read out", labels, torch.stack(values))
 
 
 NORM_OUT = {"attn_out": "norm_1_out", "mlp_out": "norm_2_out"}
@@ -232,10 +232,10 @@ def by_head(t: Trace, name: str) -> dict[str, Tensor] | None:
 
 def _rest(t: Trace, name: str, found: Tensor) -> dict[str, Tensor]:
     """What edits of the sum itself have changed."""
-    return {f"{name} (edited)": t[name] - found} if edited(t, name) else {}
+    return {f"{name} (edited)": t[name] - found} if edited_writes(t, name) else {}
 
 
-def edited(t: Trace, name: str) -> bool:
+def edited_writes(t: Trace, name: str) -> bool:
     """Whether an edit has changed attn_out, cross_out or mlp_out behind the parts that it is made of."""
     block, _, what = name.rpartition(".")
     norm = f"{block}.{NORM_OUT.get(what)}"

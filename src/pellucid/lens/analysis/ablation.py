@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from pellucid.lens.inputs import InputError, read_inputs
-from pellucid.lens.metrics import Metric, Prepared
-from pellucid.lens.patching import MOST
-from pellucid.lens.running import still
+from pellucid.lens.analysis.metrics import Metric, PreparedMetric
+from pellucid.lens.analysis.patching import MOST
+from pellucid.lens.core.forward import frozen_network
+from pellucid.lens.core.inputs import InputError, read_inputs
 from pellucid.lens.trace import Trace
 from pellucid.model import Recorder, Transformer
 from pellucid.names import axes
@@ -78,8 +78,8 @@ def ablate(
         raise InputError("resample takes what another text had: give at least two texts, or a reference")
     if kind == "resample" and len({n for x in (t, other) for name in names for n in x.inputs_of(name).lengths}) > 1:
         raise InputError("resample takes what another text had at the same position: give texts of equally many tokens")
-    prepared = Prepared(metric, t)
-    with still(network):
+    prepared = PreparedMetric(metric, t)
+    with frozen_network(network):
         values = torch.stack([_layer(t, prepared, name, _substitute(t, other, name, kind)) for name in names])
     return Ablation(site, kind, metric.name, float(prepared(t.logits.detach()).mean()), chosen, values)
 
@@ -97,7 +97,7 @@ def _substitute(t: Trace, other: Trace, name: str, kind: str) -> Tensor:
     return mean[None, :, None] if x.ndim == 4 else mean[None, None]
 
 
-def _layer(t: Trace, metric: Prepared, name: str, value: Tensor) -> Tensor:
+def _layer(t: Trace, metric: PreparedMetric, name: str, value: Tensor) -> Tensor:
     """The metric without each head of one tensor, or without the tensor, averaged over the rows [] or [head]."""
     letters, layer, n_rows = axes(name), int(name.split(".")[1]), t.ids.size(0)
     by_head = letters[1] in "hg"

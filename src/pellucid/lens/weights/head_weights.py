@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from pellucid.lens.low_rank import LowRank, exact
+from pellucid.lens.weights.factored_matrix import FactoredMatrix, exact
 
 if TYPE_CHECKING:
-    from pellucid.lens.circuits import Circuits
     from pellucid.lens.show.figure import Figure
+    from pellucid.lens.weights.circuits import Circuits
 
 
 class CircuitError(ValueError):
@@ -73,13 +73,13 @@ class Head:
     # In the stream --------------------------------------------------------------------------
 
     @property
-    def ov(self) -> LowRank:
+    def ov(self) -> FactoredMatrix:
         """W_OV = W_O W_V [m, m]: what attending to a position writes, as a function of what is read there."""
-        return LowRank(self.W_O, self.W_V)
+        return FactoredMatrix(self.W_O, self.W_V)
 
     W_OV = ov
 
-    def qk(self, offset: int | None = None) -> LowRank:
+    def qk(self, offset: int | None = None) -> FactoredMatrix:
         """W_QK = W_Q^T W_K [m, m]; with rotary positions W_Q^T R_offset^T W_K for a key `offset` positions back.
 
         Where q and k are normalised (attention.qk_norm = rms), their gains are in it and their divisors, which depend
@@ -87,10 +87,10 @@ class Head:
         one matrix for each, and for an offset where nothing depends on it.
         """
         q, k = self.normed(self.W_Q, "query_norm", self.index), self.normed(self.W_K, "key_norm", self.kv_index)
-        return LowRank(self.turned(q, offset).T, k)
+        return FactoredMatrix(self.turned(q, offset).T, k)
 
     @property
-    def W_QK(self) -> LowRank:  # noqa: N802
+    def W_QK(self) -> FactoredMatrix:  # noqa: N802
         return self.qk()
 
     def normed(self, W: Tensor, norm: str, number: int) -> Tensor:
@@ -124,15 +124,15 @@ class Head:
 
     # Through the vocabulary -----------------------------------------------------------------
 
-    def full_ov(self) -> LowRank:
+    def full_ov(self) -> FactoredMatrix:
         """W_U W_OV (c W_E)^T [v, v]: entry (s, t) is what attending to token t adds to the logit of s, norms aside."""
         c = self.circuits
-        return LowRank(exact(c.W_U) @ exact(self.W_O), exact(self.W_V) @ exact(c.read_E).T)
+        return FactoredMatrix(exact(c.W_U) @ exact(self.W_O), exact(self.W_V) @ exact(c.read_E).T)
 
-    def full_qk(self, offset: int | None = None) -> LowRank:
+    def full_qk(self, offset: int | None = None) -> FactoredMatrix:
         """(c W_E) W_QK (c W_E)^T [v, v]: entry (s, t) is how a query at token s scores a key at t, norms aside."""
         E, qk = exact(self.circuits.read_E), self.qk(offset)
-        return LowRank(E @ qk.left, qk.right @ E.T)
+        return FactoredMatrix(E @ qk.left, qk.right @ E.T)
 
     @property
     def copying(self) -> float:

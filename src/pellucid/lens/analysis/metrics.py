@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pellucid.lens.inputs import InputError
+from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
 
 Measure = Callable[[Tensor, Tensor], Tensor]
@@ -25,18 +25,18 @@ class Metric:
     pos: int | None
     prepare: Callable[[Trace], Measure]
 
-    def of(self, t: Trace) -> "Prepared":
+    def of(self, t: Trace) -> "PreparedMetric":
         """The same for the rows of a trace: a function of logits [b, n, v]."""
-        return Prepared(self, t)
+        return PreparedMetric(self, t)
 
 
-class Prepared:
+class PreparedMetric:
     """A metric that knows its rows: their ids, their lengths, and the ids of its tokens."""
 
     def __init__(self, metric: Metric, t: Trace):
         if not isinstance(metric, Metric):
             raise InputError(
-                f"expected a metric of pellucid.lens.metrics, such as logit_diff(one, other), got "
+                f"expected a metric of pellucid.lens.analysis.metrics, such as logit_diff(one, other), got "
                 f"{type(metric).__name__}: measure(f) makes one of a function of logits"
             )
         self.metric, self.t = metric, t
@@ -140,7 +140,7 @@ def loss() -> Metric:
     return Metric("loss", None, prepare)
 
 
-def measure(of: Callable[[Tensor], Tensor], pos: int | None = -1, name: str = "") -> Metric:
+def apply_metric(of: Callable[[Tensor], Tensor], pos: int | None = -1, name: str = "") -> Metric:
     """A metric of one's own: `of` maps the logits of a position [row, v] to a number for each row [row].
 
     With pos=None it is given those of all positions [row, i, v], padding among them.

@@ -9,14 +9,14 @@ from torch import Tensor
 from pellucid.edits import Edit, EditError
 from pellucid.generate.readers import TapFactory
 from pellucid.generate.text import Generated, generate
-from pellucid.lens.editing import Frame, functions, resolve
-from pellucid.lens.inputs import InputError
+from pellucid.lens.core.inputs import InputError
+from pellucid.lens.core.interventions import EditContext, functions, resolve
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.names import axes, select
 from pellucid.text.interface import Tokenizer
 
 
-class Watch(TapFactory):
+class GenerationTrace(TapFactory):
     """Edits every call of a generation, and keeps the tensors named in `keep`.
 
     A position is the place of a token in its text, counted from the first that was read; `row` is the number of the
@@ -37,7 +37,7 @@ class Watch(TapFactory):
         self.keep = select(keep, a) if keep else []
         self.device = network.embed.token.weight.device
         self.source: Tensor | None = None
-        self.calls: list[tuple[Frame, Recorder]] = []
+        self.calls: list[tuple[EditContext, Recorder]] = []
 
     def of(
         self, prompts: Sequence[int], starts: Sequence[int], lengths: Sequence[int], width: int, n_queries: int
@@ -48,15 +48,15 @@ class Watch(TapFactory):
         keys = torch.where(columns >= first, columns - first + start, -1)
         rows = torch.tensor(list(prompts), device=self.device)
         source = None if self.source is None else self.source[rows]
-        return self._tap(Frame(keys[:, width - n_queries :], keys, source, rows))
+        return self._tap(EditContext(keys[:, width - n_queries :], keys, source, rows))
 
     def of_sources(self, lengths: Sequence[int]) -> Tap:
         places = torch.arange(max(lengths), device=self.device).expand(len(lengths), -1)
         self.source = torch.where(places < torch.tensor(list(lengths), device=self.device)[:, None], places, -1)
         rows = torch.arange(len(lengths), device=self.device)
-        return self._tap(Frame(self.source, self.source, self.source, rows))
+        return self._tap(EditContext(self.source, self.source, self.source, rows))
 
-    def _tap(self, frame: Frame) -> Tap:
+    def _tap(self, frame: EditContext) -> Tap:
         recorder = Recorder(self.keep, functions(self.edits, frame))
         if self.keep:
             self.calls.append((frame, recorder))
@@ -117,7 +117,7 @@ def generate_traced(
         raise InputError(
             "tensors are kept of one text, and beams or n read several: generate, and trace what came of it"
         )
-    watch = Watch(network, edits, keep)
+    watch = GenerationTrace(network, edits, keep)
     made = generate(network, tokenizer, prompt, taps=watch, **options)[0]
     return made, watch.tensors()
 

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from pellucid import edits as change
 from pellucid.edits import Edit
-from pellucid.lens.inputs import InputError
-from pellucid.lens.metrics import Metric, Prepared
-from pellucid.lens.patching import check_alike, read_pair
+from pellucid.lens.analysis.metrics import Metric, PreparedMetric
+from pellucid.lens.analysis.patching import check_alike, read_pair
+from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
 from pellucid.model import Transformer
 from pellucid.names import axes, names
@@ -69,7 +69,7 @@ def path_patch(
     if receivers:
         told = [_at(change.set_to, n, heard[n], head) for n, (_, head) in zip(ends, receivers, strict=True)]
         heard = Trace(network, tokenizer, one, (), told)
-    measured = [float(Prepared(metric, t)(t.logits.detach()).mean()) for t in (good, bad, heard)]
+    measured = [float(PreparedMetric(metric, t)(t.logits.detach()).mean()) for t in (good, bad, heard)]
     return PathEffect(metric.name, *measured)
 
 

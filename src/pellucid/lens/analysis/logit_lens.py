@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pellucid.lens.attribution import points_of_stream
-from pellucid.lens.inputs import InputError
-from pellucid.lens.running import still
+from pellucid.lens.analysis.attribution import points_of_stream
+from pellucid.lens.core.forward import frozen_network
+from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
 
 
@@ -54,7 +54,7 @@ def logit_lens(t: Trace, *, mid: bool = True, target: str | int | None = None, k
 
 def lens_logits(t: Trace, point: str) -> Tensor:
     """The logits read off the stream at a point [b, i, v]."""
-    with still(t.network):
+    with frozen_network(t.network):
         return t.network.unembed(t.network.final_norm(t[point]))
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pellucid.lens.inputs import InputError, one_token
+from pellucid.lens.core.inputs import InputError, one_token
 from pellucid.text.interface import Tokenizer
 
 
