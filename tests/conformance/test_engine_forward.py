@@ -18,7 +18,7 @@ from pellucid.names import ROWS, axes, names, row
 from pellucid.reference import transformer as reference
 from pellucid.reference.functions import softmax
 from pellucid.reference.learning import next_token_loss
-from pellucid.reference.tap import Tap
+from pellucid.reference.tap import TensorRecorder
 from running import any_architectures, call, draw_tokens, source_tokens, with_encoder
 
 TOLERANCE = 1e-10
@@ -58,7 +58,7 @@ def check_same(name, given, expected):
 
 def check_forward(a, tokens, seed=0, **reading):
     """Every tensor of names(a), from one run of each."""
-    network, recorder, tap = make_network(a, seed), Recorder(names(a)), Tap()
+    network, recorder, tap = make_network(a, seed), Recorder(names(a)), TensorRecorder()
     weights = numpy_weights(network)
     logits = call(network, tokens, tap=recorder, **reading).detach()
     given = arrays(reading)

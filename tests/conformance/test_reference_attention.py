@@ -143,7 +143,7 @@ def test_only_the_circuits_matter(rng, same):
     R, S = rng.normal(size=(2, D, D))
     old = A.multi_head_sum(X, A.heads_of(W_Q, W_K, W_V, W_O), causal_mask(N), 0.7)
     new = [
-        A.Head(R @ h.W_Q, np.linalg.inv(R).T @ h.W_K, S @ h.W_V, h.W_O @ np.linalg.inv(S))
+        A.HeadMatrices(R @ h.W_Q, np.linalg.inv(R).T @ h.W_K, S @ h.W_V, h.W_O @ np.linalg.inv(S))
         for h in A.heads_of(W_Q, W_K, W_V, W_O)
     ]
     same(A.multi_head_sum(X, new, causal_mask(N), 0.7), old, 1e-10)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from pellucid.architecture import Architecture, Attention, Norm, Positions, count_parameters
 from pellucid.reference import embedding as E
 from pellucid.reference.functions import softmax
-from pellucid.reference.generation import Cache, transformer_step
+from pellucid.reference.generation import ReferenceCache, transformer_step
 from pellucid.reference.layers import rotary_frequencies
 from pellucid.reference.learning import loss_and_gradient, next_token_loss
 from pellucid.reference.masks import causal_mask
-from pellucid.reference.tap import Tap
+from pellucid.reference.tap import TensorRecorder
 from pellucid.reference.tape import gradient
 from pellucid.reference.transformer import forward
 from pellucid.reference.weights import random_weights, weight_shapes
@@ -93,7 +93,7 @@ def test_learned_positions_are_added_alike_to_every_row_of_the_batch(rng, same):
     a = small()
     w = random_weights(a, rng)
     tokens = rng.integers(0, 7, (3, 6))
-    tap = Tap()
+    tap = TensorRecorder()
     logits = forward(a, w, tokens, tap=tap)
     added = tap.values["pos_embed"]
     assert np.array_equal(added[0], added[1])
@@ -119,7 +119,7 @@ def test_every_kind_of_position_is_causal_and_can_be_cached(kind, rng, same):
     logits = forward(a, w, tokens)
     changed = np.concatenate([tokens[:4], (tokens[4:] + 1) % 7])
     assert np.array_equal(forward(a, w, changed)[:4], logits[:4])
-    first, cache = transformer_step(a, w, tokens[:4], Cache())
+    first, cache = transformer_step(a, w, tokens[:4], ReferenceCache())
     second, _ = transformer_step(a, w, tokens[4:], cache)
     same(np.concatenate([first, second]), logits)
     if kind != "none":
@@ -235,7 +235,7 @@ def test_addition_is_one_way_to_combine(rng, same):
         E.combine_positions(e, p, "concatenate")
     a = small()
     w = random_weights(a, rng)
-    tokens, tap = rng.integers(0, 7, 6), Tap()
+    tokens, tap = rng.integers(0, 7, 6), TensorRecorder()
     forward(a, w, tokens, tap=tap)
     same(
         tap.values["blocks.0.resid_pre"][0],

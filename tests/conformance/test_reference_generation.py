@@ -25,7 +25,7 @@ def test_greedy_text_with_and_without_a_cache(rng):
     for kind in ("learned", "rotary", "alibi", "relative"):
         a = small(positions__kind=kind)
         w = random_weights(a, rng)
-        plain = G.generate(lambda tokens, a=a, w=w: forward(a, w, np.array(tokens))[-1], [3, 1], 10)
+        plain = G.generate_by_definition(lambda tokens, a=a, w=w: forward(a, w, np.array(tokens))[-1], [3, 1], 10)
         assert len(plain) == 12
         assert plain == G.generate_with_cache(a, w, [3, 1], 10)
         assert plain[2] == forward(a, w, np.array([3, 1]))[-1].argmax()
@@ -40,11 +40,11 @@ def test_the_cache_in_any_chunks(a, seed):
     source = encode(a, w, tokens) if a.encoder else None
     if a.attention.mask == "bidirectional":
         with pytest.raises(ValueError, match="no cache"):
-            G.transformer_step(a, w, tokens, G.Cache(), source=source)
+            G.transformer_step(a, w, tokens, G.ReferenceCache(), source=source)
         return
     whole = forward(a, w, tokens, source=source)
     borders = sorted({0, *rng.integers(0, a.n_ctx, 2).tolist(), a.n_ctx})
-    cache, rows = G.Cache(), []
+    cache, rows = G.ReferenceCache(), []
     for start, end in pairwise(borders):
         logits, cache = G.transformer_step(a, w, tokens[start:end], cache, source=source)
         rows.append(logits)
@@ -61,7 +61,7 @@ def test_the_cache_in_any_chunks(a, seed):
 @pytest.mark.item("S1-1.1.2-h", "S1-1.1.2-d")
 def test_the_size_of_the_cache(rng):
     a = small()
-    _, cache = G.transformer_step(a, random_weights(a, rng), [1, 2, 3], G.Cache())
+    _, cache = G.transformer_step(a, random_weights(a, rng), [1, 2, 3], G.ReferenceCache())
     assert sum(x.nbytes for x in cache.kept.values()) == G.cache_size(a, 3, 8)
     assert G.cache_size(small(n_kv_heads=1), 100) * a.n_heads == G.cache_size(a, 100)
 
@@ -72,7 +72,7 @@ def test_the_size_of_the_cache(rng):
 def test_the_size_of_the_cache_for_every_word(a, n):
     """Heads of any width, grouped keys and values, any number of layers: what the formula says is what is kept."""
     rng = np.random.default_rng(0)
-    _, cache = G.transformer_step(a, random_weights(a, rng), draw_tokens(rng, a, batch=1, n=n)[0], G.Cache())
+    _, cache = G.transformer_step(a, random_weights(a, rng), draw_tokens(rng, a, batch=1, n=n)[0], G.ReferenceCache())
     assert sum(x.size for x in cache.kept.values()) * 4 == G.cache_size(a, n)
     assert G.cache_size(a, n, 2) * 2 == G.cache_size(a, n)
 
@@ -87,13 +87,13 @@ def test_writing_is_sequential_and_reading_is_not(rng):
         calls.append(len(tokens))
         return forward(a, w, np.array(tokens))[-1]
 
-    G.generate(next_logits, [1], 5)
+    G.generate_by_definition(next_logits, [1], 5)
     assert calls == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.item("S3-1-d")
 def test_an_end_token_ends_the_text():
-    out = G.generate(lambda tokens: np.eye(5)[min(len(tokens), 4)], [0], 10, eos=3)
+    out = G.generate_by_definition(lambda tokens: np.eye(5)[min(len(tokens), 4)], [0], 10, eos=3)
     assert out == [0, 1, 2, 3]
 
 
@@ -107,7 +107,9 @@ def test_an_end_token_ends_the_text_of_a_cache_too(rng):
         ended = G.generate_with_cache(a, w, [3, 1], 10, eos=eos)
         n = free[2:].index(eos) + 3 if eos in free[2:] else 12
         assert ended == free[:n]
-        assert ended == G.generate(lambda tokens: forward(a, w, np.array(tokens))[-1], [3, 1], 10, eos=eos)
+        assert ended == G.generate_by_definition(
+            lambda tokens: forward(a, w, np.array(tokens))[-1], [3, 1], 10, eos=eos
+        )
 
 
 @pytest.mark.item("S0-4.3-e")

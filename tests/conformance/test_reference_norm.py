@@ -13,7 +13,7 @@ from pellucid.reference.circuits import dropout_sites, fold_layer_norm, fold_nor
 from pellucid.reference.functions import dropout, keep_mask, layer_norm, relu, rms_norm, softmax
 from pellucid.reference.learning import adamw_step, loss_and_gradient
 from pellucid.reference.masks import causal_mask
-from pellucid.reference.tap import Tap
+from pellucid.reference.tap import TensorRecorder
 from pellucid.reference.tape import gradient
 from pellucid.reference.transformer import forward
 from pellucid.reference.weights import random_weights
@@ -216,7 +216,8 @@ def test_dropout_has_one_site_and_three_for_each_layer(a):
     assert len(sites) == 1 + 3 * a.n_layers
     logits = forward(a, w, tokens)
     with_rate = {
-        p: Tap({s: lambda x, p=p: dropout(x, p, keep_mask(np.shape(x), p, rng)) for s in sites}) for p in (0.0, 0.5)
+        p: TensorRecorder({s: lambda x, p=p: dropout(x, p, keep_mask(np.shape(x), p, rng)) for s in sites})
+        for p in (0.0, 0.5)
     }
     assert np.array_equal(forward(a, w, tokens, tap=with_rate[0.0]), logits)
     assert set(sites) <= set(with_rate[0.0].values)

@@ -18,9 +18,9 @@ from pellucid.reference.embedding import one_hot, sinusoidal_positions, unembed
 from pellucid.reference.functions import gelu_tanh, layer_norm, log_softmax, relu, softmax, tanh
 from pellucid.reference.learning import next_token_logits, next_token_probabilities
 from pellucid.reference.masks import bidirectional_mask, causal_mask
-from pellucid.reference.tap import Tap
+from pellucid.reference.tap import TensorRecorder
 from pellucid.reference.tape import gradient
-from pellucid.reference.transformer import encode, encoder_decoder, forward, soft_forward, trace
+from pellucid.reference.transformer import encode, encoder_decoder, forward, soft_forward, trace_by_definition
 from pellucid.reference.weights import flatten, random_weights, unflatten, weight_shapes
 
 
@@ -95,7 +95,7 @@ def test_the_transformer_is_defined_on_all_matrices(rng, same):
 @pytest.mark.item("S0-3.3-a", "S0-4.1-a", "S0-4.1-b", "S2-1-b", "S2-1-c", "S2-1-d", "S4-res-a")
 def test_a_block_is_attention_then_mlp(rng, same):
     a = seed_0(n_layers=1, activation="tanh")
-    w, tokens, tap = random_weights(a, rng), rng.integers(0, 9, 7), Tap()
+    w, tokens, tap = random_weights(a, rng), rng.integers(0, 9, 7), TensorRecorder()
     forward(a, w, tokens, tap=tap)
     X = w["embed.token.weight"][tokens]
     heads = heads_of_layer(a, w, 0)
@@ -127,7 +127,7 @@ def test_a_block_is_attention_then_mlp(rng, same):
 def test_the_parallel_block_counts_the_stream_once(rng, same):
     """E-05: with FF and ATTN as defined the printed form has 3X."""
     a = seed_0(n_layers=1, block="parallel", activation="relu")
-    w, tokens, tap = random_weights(a, rng), rng.integers(0, 9, 7), Tap()
+    w, tokens, tap = random_weights(a, rng), rng.integers(0, 9, 7), TensorRecorder()
     forward(a, w, tokens, tap=tap)
     X, heads = w["embed.token.weight"][tokens], heads_of_layer(a, w, 0)
 
@@ -147,7 +147,7 @@ def test_the_parallel_block_counts_the_stream_once(rng, same):
 @given(architectures(encoder=False))
 def test_the_stream_is_the_embedding_plus_what_was_added(a):
     rng = np.random.default_rng(0)
-    w, tokens, tap = random_weights(a, rng), draw_tokens(rng, a), Tap()
+    w, tokens, tap = random_weights(a, rng), draw_tokens(rng, a), TensorRecorder()
     logits = forward(a, w, tokens, tap=tap)
     values = tap.values
     embedded = [values[name] for name in ("embed", "pos_embed", "seg_embed", "ngram_embed") if name in values]
@@ -179,7 +179,7 @@ def test_without_blocks_it_is_a_table_of_bigrams(rng, same):
 @pytest.mark.item("S0-4.3-b", "S0-4.3-c", "S0-4.3-d", "S1-1.1-i", "S3-6-a", "S3-6-b", "S2-1-e", "S4-ntp-a", "S4-ntp-b")
 def test_logits_are_relative_log_probabilities(rng, same):
     a = seed_0()
-    w, tokens, tap = random_weights(a, rng), rng.integers(0, 9, 7), Tap()
+    w, tokens, tap = random_weights(a, rng), rng.integers(0, 9, 7), TensorRecorder()
     logits = forward(a, w, tokens, tap=tap)
     stream = tap.values[f"blocks.{a.n_layers - 1}.resid_post"][0]
     same(logits, unembed(stream, w["unembed.weight"]))
@@ -224,7 +224,7 @@ def test_a_bidirectional_model_reads_to_the_right(rng):
 def test_every_tensor_of_the_table_that_the_architecture_has_is_named(a):
     rng = np.random.default_rng(0)
     w, tokens = random_weights(a, rng), draw_tokens(rng, a)
-    values = trace(a, w, tokens, source=encode(a, w, tokens) if a.encoder else None)
+    values = trace_by_definition(a, w, tokens, source=encode(a, w, tokens) if a.encoder else None)
     sizes = dict(b=2, i=a.n_ctx, j=a.n_ctx, h=a.n_heads, g=a.n_kv_heads, m=a.d_model, d=a.d_head, f=a.d_ff, v=a.n_vocab)
     sizes["1"] = 1
     encoded = {name for name in names(a) if name.startswith("encoder.")}
@@ -240,7 +240,7 @@ def test_a_probability_too_small_for_a_float_has_its_loss(rng, same):
     w = random_weights(a, rng)
     w["embed.token.weight"] = np.eye(9, 8)
     w["unembed.weight"] = 2000.0 * np.eye(9, 8)
-    values = trace(a, w, np.array([0, 1, 1]))
+    values = trace_by_definition(a, w, np.array([0, 1, 1]))
     assert values["probs"][0, 0, 1] == 0
     same(values["loss"], np.array([[2000.0, 0.0]]))
 
@@ -283,7 +283,7 @@ def test_all_positions_at_once_are_each_position_by_itself(mask, rng, same):
         n_layers=1, block="post", norm__kind="layer", norm__eps_at="outside", mask=mask, activation="relu",
         scale="1/sqrt(d_head)",
     )  # fmt: skip
-    w, tokens, tap = random_weights(a, rng), rng.integers(0, 9, 7), Tap()
+    w, tokens, tap = random_weights(a, rng), rng.integers(0, 9, 7), TensorRecorder()
     forward(a, w, tokens, tap=tap)
     X, heads = w["embed.token.weight"][tokens], heads_of_layer(a, w, 0)
 
@@ -312,7 +312,7 @@ def test_all_positions_at_once_are_each_position_by_itself(mask, rng, same):
 def test_a_block_that_adds_nothing_is_the_identity(rng):
     a = seed_0()
     zeros = {name: np.zeros(shape) for name, shape in weight_shapes(a).items() if name.startswith("blocks.")}
-    w, tokens, tap = random_weights(a, rng) | zeros, rng.integers(0, 9, 7), Tap()
+    w, tokens, tap = random_weights(a, rng) | zeros, rng.integers(0, 9, 7), TensorRecorder()
     forward(a, w, tokens, tap=tap)
     assert np.array_equal(tap.values["blocks.1.resid_post"], tap.values["embed"])
     x = rng.normal(size=(2, 8))
@@ -325,12 +325,12 @@ def test_a_pass_can_be_changed_from_within(rng, same):
     a = seed_0()
     w = random_weights(a, rng)
     ours, theirs = rng.integers(0, 9, (2, 7))
-    kept = Tap()
+    kept = TensorRecorder()
     logits, other = forward(a, w, ours), forward(a, w, theirs, tap=kept)
-    assert np.array_equal(forward(a, w, ours, tap=Tap({"blocks.0.attn.pattern": lambda x: x})), logits)
-    transplanted = Tap({"blocks.0.resid_post": lambda x: kept.values["blocks.0.resid_post"]})
+    assert np.array_equal(forward(a, w, ours, tap=TensorRecorder({"blocks.0.attn.pattern": lambda x: x})), logits)
+    transplanted = TensorRecorder({"blocks.0.resid_post": lambda x: kept.values["blocks.0.resid_post"]})
     assert np.array_equal(forward(a, w, ours, tap=transplanted), other)
-    silent = Tap({f"blocks.{l}.attn.result": np.zeros_like for l in range(2)})
+    silent = TensorRecorder({f"blocks.{l}.attn.result": np.zeros_like for l in range(2)})
     without = w | {f"blocks.{l}.attn.out.weight": np.zeros((8, 8)) for l in range(2)}
     same(forward(a, w, ours, tap=silent), forward(a, without, ours))
 
@@ -357,7 +357,7 @@ def test_logits_are_a_sum_over_the_parts(a):
 def test_every_part_of_the_logits_has_its_own_name(a):
     """What a part is called, found without it: by silencing weights, and by differences of the stream."""
     rng = np.random.default_rng(0)
-    w, tokens, tap = random_weights(a, rng), draw_tokens(rng, a), Tap()
+    w, tokens, tap = random_weights(a, rng), draw_tokens(rng, a), TensorRecorder()
     forward(a, w, tokens, tap=tap)
     seen, expected = tap.values, {}
     for l in range(a.n_layers):
@@ -366,7 +366,7 @@ def test_every_part_of_the_logits_has_its_own_name(a):
         for h in range(a.n_heads):
             silenced = np.array(w[out])
             silenced[:, h * a.d_head : (h + 1) * a.d_head] = 0
-            without = Tap()
+            without = TensorRecorder()
             forward(a, w | {out: silenced}, tokens, tap=without)
             expected[f"{at}attn.head.{h}"] = seen[f"{at}attn_out"] - without.values[f"{at}attn_out"]
         if f"{at}attn.out.bias" in w:
@@ -440,7 +440,7 @@ def test_encoder_and_decoder_are_torchs(block, rng, same):
             8, 2, 2, 2, 10, 0.0, "relu", batch_first=True, norm_first=block == "pre", dtype=torch.float64
         ).eval()
     theirs.load_state_dict({name: torch.tensor(x) for name, x in torch_names(w).items()})
-    source, tokens, tap = rng.integers(0, 9, (2, 5)), rng.integers(0, 9, (2, 6)), Tap()
+    source, tokens, tap = rng.integers(0, 9, (2, 5)), rng.integers(0, 9, (2, 6)), TensorRecorder()
     encoder_decoder(a, w, source, tokens, tap=tap)
     src, tgt = w["encoder.embed.token.weight"][source], w["embed.token.weight"][tokens]
     with torch.no_grad():
@@ -528,7 +528,7 @@ def test_the_algorithms_of_phuong_and_hutter_have_one_function_each():
         1: embedding.embed, 2: embedding.sinusoidal_positions, 3: A.attention_head_at, 4: A.attention_head,
         5: A.multi_head_concat, 6: functions.layer_norm, 7: embedding.unembed, 8: transformer.encoder_decoder,
         9: transformer.encode, 10: transformer.forward, 11: learning.loss_and_gradient, 12: learning.masked_lm_loss,
-        13: learning.next_token_loss, 14: generation.generate,
+        13: learning.next_token_loss, 14: generation.generate_by_definition,
     }  # fmt: skip
     assert sorted(algorithms) == list(range(1, 15))
     assert all(f.__doc__ for f in algorithms.values())

@@ -24,8 +24,8 @@ from pellucid.model.weights import load_state, state_of
 from pellucid.names import axes, names
 from pellucid.names import writers as names_of_writers
 from pellucid.reference import transformer as reference
-from pellucid.reference.edits import edit_functions, edited
-from pellucid.reference.tap import Tap
+from pellucid.reference.edits import apply_edit, edit_functions
+from pellucid.reference.tap import TensorRecorder
 from pellucid.text.tokenizer import train_tokenizer
 from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
@@ -39,7 +39,7 @@ def define(network, tokens, edits, source=None):
     a, weights = network.architecture, {name: p.numpy() for name, p in state_of(network).items()}
 
     def run(functions):
-        tap, given = Tap(functions), {}
+        tap, given = TensorRecorder(functions), {}
         if source is not None:
             given["source"] = reference.encode(a, weights, source.numpy(), tap=tap)
         reference.forward(a, weights, tokens.numpy(), tap=tap, **given)
@@ -70,15 +70,15 @@ def test_edits_by_definition_on_one_tensor():
     x = np.random.default_rng(0).normal(size=(2, 3, 4))
     rows = np.random.default_rng(1).normal(size=(2, 3, 4))
     name = "blocks.0.resid_pre"
-    assert np.array_equal(edited(change.clamp(name, low=0.5), x), np.maximum(x, 0.5))
-    assert np.array_equal(edited(change.clamp(name, high=0.5), x), np.minimum(x, 0.5))
+    assert np.array_equal(apply_edit(change.clamp(name, low=0.5), x), np.maximum(x, 0.5))
+    assert np.array_equal(apply_edit(change.clamp(name, high=0.5), x), np.minimum(x, 0.5))
     # a direction for each position of each row
-    projected = edited(change.project_out(name, rows), x)
+    projected = apply_edit(change.project_out(name, rows), x)
     for b, i in np.ndindex(2, 3):
         u = rows[b, i] / np.linalg.norm(rows[b, i])
         assert np.allclose(projected[b, i], x[b, i] - (x[b, i] @ u) * u, atol=1e-14)
     # what is not named stays, whichever axis the place is on
-    only = edited(change.zero(name, row=1, pos=[0, 2]), x)
+    only = apply_edit(change.zero(name, row=1, pos=[0, 2]), x)
     assert np.array_equal(only[0], x[0])
     assert np.array_equal(only[1], x[1] * [[0], [1], [0]])
 

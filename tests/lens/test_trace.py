@@ -13,7 +13,7 @@ from pellucid.model import Recorder
 from pellucid.model.weights import state_of
 from pellucid.names import names
 from pellucid.reference import transformer as reference
-from pellucid.reference.tap import Tap
+from pellucid.reference.tap import TensorRecorder
 from pellucid.text.tokenizer import train_tokenizer
 from running import any_architectures, call, draw_tokens, source_tokens
 
@@ -32,7 +32,7 @@ def look(network, tokens, **options):
 @given(any_architectures(), st.sampled_from([(), "*"]))
 def test_every_name_is_the_reference_s(a, keep):
     """Kept or recomputed, a trace's tensor is the definition's."""
-    network, tokens, tap = make_network(a), draw_tokens(a, 2, 4), Tap()
+    network, tokens, tap = make_network(a), draw_tokens(a, 2, 4), TensorRecorder()
     weights = {name: p.numpy() for name, p in state_of(network).items()}
     given = {}
     if a.encoder is not None:

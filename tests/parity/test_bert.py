@@ -11,7 +11,7 @@ from pellucid.model import Recorder, Transformer
 from pellucid.model.weights import state_of
 from pellucid.presets import preset
 from pellucid.reference import transformer as reference
-from pellucid.reference.tap import Tap
+from pellucid.reference.tap import TensorRecorder
 
 SIZES = {"vocab_size": 13, "max_position_embeddings": 9, "hidden_size": 12, "num_hidden_layers": 3}
 VARIANTS = {
@@ -76,7 +76,7 @@ def test_the_stream_is_that_of_the_bare_model():
     tokens, (segments, kept) = draw(a), reading(a)
     mask = kept[:, None, :].expand(-1, a.n_ctx, -1)
     names = ["embed_norm", *(f"blocks.{i}.resid_post" for i in range(a.n_layers))]
-    recorder, tap = Recorder(names), Tap()
+    recorder, tap = Recorder(names), TensorRecorder()
     network(tokens, segments=segments, mask=mask, tap=recorder)
     reference.forward(a, numpy_weights(network), tokens.numpy(), segments=segments.numpy(), mask=mask.numpy(), tap=tap)
     found = bare(tokens, token_type_ids=segments, attention_mask=kept.long(), output_hidden_states=True)

@@ -15,7 +15,7 @@ from pellucid.hub.tables import Family, Field, Row
 from pellucid.model import Recorder, Transformer
 from pellucid.model.weights import load_state
 from pellucid.reference import transformer as reference
-from pellucid.reference.tap import Tap
+from pellucid.reference.tap import TensorRecorder
 
 N_HEADS, D_MODEL, D_FF = 3, 12, 20
 
@@ -107,7 +107,7 @@ def test_encoder_and_decoder(block, activation, monkeypatch):
     with torch.enable_grad():
         x, logits = theirs(source, tokens, kept)
 
-    recorder, tap = Recorder(["final_norm", "encoder.final_norm"]), Tap()
+    recorder, tap = Recorder(["final_norm", "encoder.final_norm"]), TensorRecorder()
     mask, source_mask = kept[:, None, :].expand(-1, 9, -1), kept[:, None, :].expand(-1, 7, -1)
     encoded = network.encode(source, mask, tap=recorder)
     ours = network(tokens, source=encoded, source_mask=source_mask, tap=recorder)

@@ -7,13 +7,13 @@ They are slow and plain; the engine is tested against them. Read `transformer` f
 """
 
 from pellucid.reference.learning import loss_and_gradient, next_token_loss
-from pellucid.reference.tap import Tap
+from pellucid.reference.tap import TensorRecorder
 from pellucid.reference.tape import gradient
-from pellucid.reference.transformer import encode, encoder_decoder, forward, trace
+from pellucid.reference.transformer import encode, encoder_decoder, forward, trace_by_definition
 from pellucid.reference.weights import random_weights, weight_shapes
 
 __all__ = [
-    "Tap",
+    "TensorRecorder",
     "encode",
     "encoder_decoder",
     "forward",
@@ -21,6 +21,6 @@ __all__ = [
     "loss_and_gradient",
     "next_token_loss",
     "random_weights",
-    "trace",
+    "trace_by_definition",
     "weight_shapes",
 ]

@@ -16,7 +16,7 @@ from pellucid.reference.tape import Array, real
 Mask = np.ndarray | None
 
 
-class Head(NamedTuple):
+class HeadMatrices(NamedTuple):
     """The four matrices of one attention head: S0 3.2.   W_Q, W_K, W_V [d, m], W_O [m, d]"""
 
     W_Q: np.ndarray
@@ -84,13 +84,15 @@ def attention_head_at(
     return sum((math.exp(scores[j]) / total * (W_V @ X[j]) for j in seen), np.zeros(len(W_V)))
 
 
-def multi_head_sum(X: Array, heads: list[Head], mask: Mask = None, scale: float = 1.0, Z: Array | None = None) -> Array:
+def multi_head_sum(
+    X: Array, heads: list[HeadMatrices], mask: Mask = None, scale: float = 1.0, Z: Array | None = None
+) -> Array:
     """sum_h h(X)   X [i, m] -> [i, m].   S0 3.4 (the sum inside ATTN_H), S2 H(x) = sum_j h_j(x)."""
     parts = (attention_head(X, qk_circuit(h.W_Q, h.W_K), ov_circuit(h.W_O, h.W_V), mask, scale, Z) for h in heads)
     return sum(parts, np.zeros(np.shape(X)))
 
 
-def attention_layer(X: Array, heads: list[Head], mask: Mask = None, scale: float = 1.0) -> Array:
+def attention_layer(X: Array, heads: list[HeadMatrices], mask: Mask = None, scale: float = 1.0) -> Array:
     """ATTN_H(X) = X + sum_h h(X)   [i, m] -> [i, m].   S0 3.4; S2 x1 = H(x0) + x0; S4 e <- e + e'."""
     return real(X) + multi_head_sum(X, heads, mask, scale)
 
@@ -122,14 +124,14 @@ def _rows(b: Array | float) -> Array:
     return b if np.ndim(b) == 0 else np.asarray(b)[:, None, :]
 
 
-def heads_of(W_Q: Array, W_K: Array, W_V: Array, W_O: Array) -> list[Head]:
+def heads_of(W_Q: Array, W_K: Array, W_V: Array, W_O: Array) -> list[HeadMatrices]:
     """The heads of stacked matrices [H, d, m] x 3 and W_O [m, H d_v]: the columns of W_O in blocks, head-major.
 
     S1 1.1.2 (concatenation), S4 "Expressivity" W'_o = (W'_o,1; W'_o,2). Erratum E-29.
     """
     blocks = np.split(np.asarray(W_O), len(W_Q), axis=1)
     shared = np.arange(len(W_Q)) * len(W_K) // len(W_Q)
-    return [Head(W_Q[h], W_K[g], W_V[g], blocks[h]) for h, g in enumerate(shared)]
+    return [HeadMatrices(W_Q[h], W_K[g], W_V[g], blocks[h]) for h, g in enumerate(shared)]
 
 
 def compose_heads(A1: Array, W1: Array, A2: Array, W2: Array) -> tuple[Array, Array]:

@@ -5,21 +5,21 @@ from collections.abc import Mapping
 import numpy as np
 
 from pellucid.architecture import Architecture
-from pellucid.reference.attention import Head
+from pellucid.reference.attention import HeadMatrices
 from pellucid.reference.layers import gain, normalise
-from pellucid.reference.tap import OFF, Tap
+from pellucid.reference.tap import OFF, TensorRecorder
 from pellucid.reference.tape import Array, real
 from pellucid.reference.transformer import forward, readout
 from pellucid.reference.weights import Weights, part
 
 
-def heads_of_layer(a: Architecture, weights: Weights, layer: int) -> list[Head]:
+def heads_of_layer(a: Architecture, weights: Weights, layer: int) -> list[HeadMatrices]:
     """The four matrices of each head of a block, W_Q, W_K, W_V [d, m] and W_O [m, d].   S0 3.2; S1 1.1.2 Q_dea"""
     w = part(weights, f"blocks.{layer}.attn")
     q, k, v = (real(w[f"{name}.weight"]).reshape(-1, a.d_head, a.d_model) for name in ("query", "key", "value"))
     out = real(w["out.weight"]).reshape(a.d_model, a.n_heads, a.d_head)
     shared = np.arange(a.n_heads) * a.n_kv_heads // a.n_heads
-    return [Head(q[h], k[g], v[g], out[:, h]) for h, g in enumerate(shared)]
+    return [HeadMatrices(q[h], k[g], v[g], out[:, h]) for h, g in enumerate(shared)]
 
 
 def fold_layer_norm(gain: Array, bias: Array, W: Array, b: Array) -> tuple[Array, Array]:
@@ -97,7 +97,7 @@ def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarr
         raise ValueError(
             "the stream is a sum of parts only without norms on it: no post blocks, embed_norm = none, linear readout"
         )
-    tap = Tap()
+    tap = TensorRecorder()
     forward(a, weights, np.atleast_2d(tokens), tap=tap, **reading)
     parts = _parts(a, weights, tap.values)
     if a.final_norm == "norm":

@@ -19,7 +19,7 @@ def edit_functions(edits: Sequence[Edit]) -> dict[str, Callable[[Array], Array]]
     def in_order(several: list[Edit]) -> Callable[[Array], Array]:
         def change(x: Array) -> Array:
             for edit in several:
-                x = edited(edit, constant(x))
+                x = apply_edit(edit, constant(x))
             return x
 
         return change
@@ -27,7 +27,7 @@ def edit_functions(edits: Sequence[Edit]) -> dict[str, Callable[[Array], Array]]
     return {name: in_order(several) for name, several in by_name.items()}
 
 
-def edited(edit: Edit, x: np.ndarray) -> np.ndarray:
+def apply_edit(edit: Edit, x: np.ndarray) -> np.ndarray:
     """x with one edit made   [...] -> [...]. S4 "Drawbacks": interventions via modifying representations.
 
     The columns of x are the positions 0, 1, ...; a value is laid over them from position 0 on and reaches as far as

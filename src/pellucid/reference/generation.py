@@ -7,7 +7,7 @@ import numpy as np
 
 from pellucid.architecture import Architecture
 from pellucid.reference.functions import softmax
-from pellucid.reference.tap import Tap
+from pellucid.reference.tap import TensorRecorder
 from pellucid.reference.transformer import forward
 from pellucid.reference.weights import Weights
 
@@ -57,7 +57,7 @@ def sample(rng: np.random.Generator, temperature: float = 1.0, top_k: int = 0, t
     return choose
 
 
-def generate(
+def generate_by_definition(
     next_logits: Callable[[list[int]], np.ndarray], tokens: Sequence[int], n_new: int, choose: Choice = greedy,
     eos: int | None = None,
 ) -> list[int]:  # fmt: skip
@@ -78,21 +78,21 @@ def generate(
 
 
 @dataclass(frozen=True)
-class Cache:
+class ReferenceCache:
     """Keys and values of the positions so far, name -> [1, g, length, d], and tokens.   S1 1.1.2, S4 "KV caching"."""
 
     length: int = 0
     kept: Mapping[str, np.ndarray] = field(default_factory=dict)
     tokens: tuple[int, ...] = ()
 
-    def crop(self, length: int) -> "Cache":
+    def crop(self, length: int) -> "ReferenceCache":
         """The cache as it was after `length` positions: going back costs nothing.   S4 "backtracking mistakes"."""
-        return Cache(length, {name: x[:, :, :length] for name, x in self.kept.items()}, self.tokens[:length])
+        return ReferenceCache(length, {name: x[:, :, :length] for name, x in self.kept.items()}, self.tokens[:length])
 
 
 def transformer_step(
-    architecture: Architecture, weights: Weights, tokens: Sequence[int], cache: Cache, **reading
-) -> tuple[np.ndarray, Cache]:
+    architecture: Architecture, weights: Weights, tokens: Sequence[int], cache: ReferenceCache, **reading
+) -> tuple[np.ndarray, ReferenceCache]:
     """Logits [n, v] of the next n tokens, given what the cache keeps of those before; and the cache after them
 
     S1 1.1.2 "key-value pairs do not need to be re-computed", S4 "Next Token Prediction". The same as the last n rows
@@ -113,11 +113,11 @@ def transformer_step(
     key = "rot_k" if a.positions.kind == "rotary" else "k"
     names = [f"blocks.{l}.attn.{x}" for l in range(a.n_layers) for x in (key, "v")]
     end = cache.length + len(tokens)
-    tap = Tap({name: extended(name) for name in names})
+    tap = TensorRecorder({name: extended(name) for name in names})
     before = np.asarray(cache.tokens, np.int64)
     places = np.arange(cache.length, end)
     logits = forward(a, weights, np.asarray(tokens), positions=places, before=before, tap=tap, **reading)
-    return logits, Cache(end, kept, (*cache.tokens, *tokens))
+    return logits, ReferenceCache(end, kept, (*cache.tokens, *tokens))
 
 
 def generate_with_cache(
@@ -125,7 +125,7 @@ def generate_with_cache(
     eos: int | None = None,
 ) -> list[int]:  # fmt: skip
     """`generate` for a transformer, each position computed once.   S1 1.1.2 (kv-cache), S4 "KV caching"."""
-    out, seen, cache = list(tokens), 0, Cache()
+    out, seen, cache = list(tokens), 0, ReferenceCache()
     for _ in range(n_new):
         logits, cache = transformer_step(architecture, weights, out[seen:], cache)
         seen = len(out)

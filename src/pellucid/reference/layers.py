@@ -19,13 +19,13 @@ from pellucid.reference.embedding import (
 )
 from pellucid.reference.functions import ACTIVATION, layer_scale, rms_norm, rms_scale, soft_cap, softmax
 from pellucid.reference.masks import bidirectional_mask, causal_mask, window_mask
-from pellucid.reference.tap import Off
+from pellucid.reference.tap import NoRecorder
 from pellucid.reference.tape import Array, real
 from pellucid.reference.weights import Weights, part
 
 
 @dataclass(frozen=True)
-class Reading:
+class LayerInputs:
     """What all blocks of one call read besides the stream: positions, a mask, an encoder's output and its mask, and
     the table of relative positions that they share."""
 
@@ -36,7 +36,7 @@ class Reading:
     relative: Array | None = None
 
 
-def normalise(a: Architecture, w: Weights, name: str, x: Array, tap: Off) -> Array:
+def normalise(a: Architecture, w: Weights, name: str, x: Array, tap: NoRecorder) -> Array:
     """x, layer_norm(x) or rms_norm(x) with the gain and bias called `name`, and its inner tensors   [..., m]
 
     Where nothing is normalised there is no tensor of that name, as pellucid.names says.
@@ -65,7 +65,7 @@ def linear(w: Weights, name: str, x: Array) -> Array:
     return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
 
 
-def mlp(a: Architecture, w: Weights, x: Array, tap: Off) -> Array:
+def mlp(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
     """m(x): a_l = f(a_{l-1} W_l^T + b_l) for each hidden layer, then W_out; gated: (f(gate) * up) W_out   [b, n, m]
 
     S0 (2.5) to (2.7), S1 1.1 step 4, S2 "MLP Layer", S3 slide 10, S4 "MLP layers". Errata E-02, E-52, E-56.
@@ -82,7 +82,7 @@ def mlp(a: Architecture, w: Weights, x: Array, tap: Off) -> Array:
 # Attention ----------------------------------------------------------------------------------------
 
 
-def self_attention(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+def self_attention(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """concat_h(sum_j A^h_ij v_j) W_O^T + b_O, the stream reading itself   [b, i, m] -> [b, i, m]
 
     S0 3.4, S1 1.1.2, S2 H(x), S3 slides 11 to 13, S4 "Value -> Embedding & Multi-Head".
@@ -124,7 +124,7 @@ def rotary_frequencies(a: Architecture, layer: int) -> np.ndarray:
     return scaled_frequencies(w, p.scaling, p.factor, p.low, p.high, p.n_trained)
 
 
-def cross_attention(a: Architecture, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+def cross_attention(a: Architecture, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """The same with keys and values read from an encoder's output, without rotation, distance or window
 
     S4 figure (Vaswani et al. 2017)   [b, i, m] reads [b, j, m] -> [b, i, m].
@@ -154,7 +154,9 @@ def _with_heads(mask: np.ndarray) -> np.ndarray:
     return mask[None, None] if mask.ndim == 2 else mask[:, None]
 
 
-def _queries_keys_values(a: Architecture, w: Weights, x: Array, y: Array, tap: Off) -> tuple[Array, Array, Array]:
+def _queries_keys_values(
+    a: Architecture, w: Weights, x: Array, y: Array, tap: NoRecorder
+) -> tuple[Array, Array, Array]:
     """q from x, k and v from y, split into heads [b, h, i, d]; q and k normalised where the architecture says so."""
 
     def heads(name: str, z: Array) -> Array:
@@ -176,7 +178,9 @@ def _normalised_heads(a: Architecture, q: Array, g: Array) -> Array:
     return np.swapaxes(np.reshape(rms_norm(whole, g, a.norm.eps), (b, n, h, d)), 1, 2)
 
 
-def _mix(a: Architecture, w: Weights, q: Array, k: Array, v: Array, visible: np.ndarray, distance, tap: Off) -> Array:
+def _mix(
+    a: Architecture, w: Weights, q: Array, k: Array, v: Array, visible: np.ndarray, distance, tap: NoRecorder
+) -> Array:
     """sum_h (sum_j softmax_j(scale q_i . k_j + distance) v_j) W_O^h^T + b_O."""
     shared = np.arange(a.n_heads) * a.n_kv_heads // a.n_heads
     scores = soft_cap(a.score_scale * np.einsum("bhid,bhjd->bhij", q, k[:, shared]), a.attention.score_cap) + distance

@@ -7,20 +7,20 @@ from pellucid.reference.tape import Array, constant
 Edit = Callable[[Array], Array]
 
 
-class Off:
+class NoRecorder:
     """Hands every tensor back as it is."""
 
     def __call__(self, name: str, value: Array) -> Array:
         return value
 
-    def at(self, scope: str) -> "Off":
+    def at(self, scope: str) -> "NoRecorder":
         return self
 
 
-OFF = Off()
+OFF = NoRecorder()
 
 
-class Tap(Off):
+class TensorRecorder(NoRecorder):
     """Keeps every named tensor in `values`, by full name (pellucid.names), after applying the edit of that name.
 
     S4 "Drawbacks": interventions via modifying representations. `edits` maps a full name to a function whose result
@@ -39,8 +39,8 @@ class Tap(Off):
         self.values[full] = constant(value)
         return value
 
-    def at(self, scope: str) -> "Tap":
+    def at(self, scope: str) -> "TensorRecorder":
         """The same tap, with names below prefixed by `scope.`"""
-        inner = Tap()
+        inner = TensorRecorder()
         inner.edits, inner.values, inner.prefix = self.edits, self.values, f"{self.prefix}{scope}."
         return inner

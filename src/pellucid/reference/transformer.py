@@ -9,8 +9,8 @@ import numpy as np
 from pellucid.architecture import Architecture
 from pellucid.reference.embedding import check_tokens, ngram_embed, sinusoid_at
 from pellucid.reference.functions import ACTIVATION, log_softmax, soft_cap, softmax
-from pellucid.reference.layers import Reading, cross_attention, linear, mlp, normalise, self_attention
-from pellucid.reference.tap import OFF, Off, Tap
+from pellucid.reference.layers import LayerInputs, cross_attention, linear, mlp, normalise, self_attention
+from pellucid.reference.tap import OFF, NoRecorder, TensorRecorder
 from pellucid.reference.tape import Array, real
 from pellucid.reference.weights import Weights, check_weights, part
 
@@ -19,7 +19,7 @@ def forward(
     architecture: Architecture, weights: Weights, tokens: np.ndarray | None = None, *,
     positions: np.ndarray | None = None, mask: np.ndarray | None = None, segments: np.ndarray | None = None,
     source: Array | None = None, source_mask: np.ndarray | None = None, embeddings: Array | None = None,
-    before: np.ndarray | None = None, tap: Off = OFF,
+    before: np.ndarray | None = None, tap: NoRecorder = OFF,
 ) -> Array:  # fmt: skip
     """T = unembedding . decoder stack . embedding: logits of the token after each position
 
@@ -51,7 +51,7 @@ def hidden(
     architecture: Architecture, weights: Weights, tokens: np.ndarray | None = None, *,
     positions: np.ndarray | None = None, mask: np.ndarray | None = None, segments: np.ndarray | None = None,
     source: Array | None = None, source_mask: np.ndarray | None = None, embeddings: Array | None = None,
-    before: np.ndarray | None = None, tap: Off = OFF,
+    before: np.ndarray | None = None, tap: NoRecorder = OFF,
 ) -> Array:  # fmt: skip
     """decoder stack . embedding: the stream that is read out, all there is where readout = none   [.., n, m]
 
@@ -64,12 +64,17 @@ def hidden(
     x, batched = _first_stream(a, w, tokens, positions, segments, embeddings, tap, before)
     places = _places(a, positions, x.shape[1])
     source = None if source is None else real(source) if np.ndim(source) == 3 else real(source)[None]
-    x = _blocks(a, w, x, Reading(places, mask, source, source_mask, w.get("relative.weight")), tap)
+    x = _blocks(a, w, x, LayerInputs(places, mask, source, source_mask, w.get("relative.weight")), tap)
     return x if batched else x[0]
 
 
 def encode(
-    architecture: Architecture, weights: Weights, tokens: np.ndarray, *, mask: np.ndarray | None = None, tap: Off = OFF
+    architecture: Architecture,
+    weights: Weights,
+    tokens: np.ndarray,
+    *,
+    mask: np.ndarray | None = None,
+    tap: NoRecorder = OFF,
 ) -> Array:
     """The encoder's stream behind its last block and its final norm, for cross-attention   [n] or [b, n] -> [.., n, m]
 
@@ -82,12 +87,12 @@ def encode(
     if architecture.source_embed == "shared":
         w["embed.token.weight"] = weights["embed.token.weight"]
     x, batched = _first_stream(a, w, tokens, None, None, None, tap)
-    x = _blocks(a, w, x, Reading(_places(a, None, x.shape[1]), mask, relative=w.get("relative.weight")), tap)
+    x = _blocks(a, w, x, LayerInputs(_places(a, None, x.shape[1]), mask, relative=w.get("relative.weight")), tap)
     return x if batched else x[0]
 
 
 def encoder_decoder(
-    architecture: Architecture, weights: Weights, source: np.ndarray, tokens: np.ndarray, tap: Off = OFF
+    architecture: Architecture, weights: Weights, source: np.ndarray, tokens: np.ndarray, tap: NoRecorder = OFF
 ) -> Array:
     """Logits of the target tokens given the source tokens   [n'] , [n] -> [n, v].   S4 figure (Vaswani et al. 2017)."""
     return forward(architecture, weights, tokens, source=encode(architecture, weights, source, tap=tap), tap=tap)
@@ -98,12 +103,14 @@ def soft_forward(architecture: Architecture, weights: Weights, t: Array) -> Arra
     return forward(architecture, weights, embeddings=real(t) @ real(weights["embed.token.weight"]))
 
 
-def trace(architecture: Architecture, weights: Weights, tokens: np.ndarray, **reading) -> dict[str, np.ndarray]:
+def trace_by_definition(
+    architecture: Architecture, weights: Weights, tokens: np.ndarray, **reading
+) -> dict[str, np.ndarray]:
     """Every named tensor of one pass, by name, with probs and (from the second token on) loss   pellucid.names
 
     probs = softmax(logits) [b, i, v]; loss [b, i] = -log P(t_{i+1} | t_0 ... t_i) for i < n - 1. S0 4.3, S4.
     """
-    tap = Tap()
+    tap = TensorRecorder()
     forward(architecture, weights, tokens, tap=tap, **reading)
     logits = tap.values["logits"]
     tap("probs", softmax(logits))
@@ -143,7 +150,7 @@ def _places(a: Architecture, positions: np.ndarray | None, n: int) -> np.ndarray
 
 
 def embed(
-    a: Architecture, w: Weights, e: Array, positions: np.ndarray, segments: np.ndarray | None, tap: Off,
+    a: Architecture, w: Weights, e: Array, positions: np.ndarray, segments: np.ndarray | None, tap: NoRecorder,
     history: np.ndarray | None = None,
 ) -> Array:  # fmt: skip
     """x_i = norm(c e_i + position_i + W_S[s_i] + n-grams_i),  e_i = W_E[t_i]   [b, n, m] -> [b, n, m]
@@ -187,14 +194,14 @@ def readout(a: Architecture, w: Weights, x: Array) -> Array:
 # Blocks -------------------------------------------------------------------------------------------
 
 
-def _blocks(a: Architecture, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+def _blocks(a: Architecture, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """The decoder stack, then the final norm.   S0 4.2 D, S3 slide 3. The final norm is in no text: erratum E-57."""
     for layer in range(a.n_layers):
         x = BLOCK[a.block](a, layer, part(w, f"blocks.{layer}"), x, reading, tap.at(f"blocks.{layer}"))
     return normalise(a, w, "final_norm", x, tap) if a.final_norm == "norm" else x
 
 
-def pre_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+def pre_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """x += attn(norm_1(x));  [x += cross(norm_cross(x), source);]  x += mlp(norm_2(x))
 
     S1 1.1.1.1, S4 "Normalization and Dropout"; S0 (4.1), (4.2) where norm is none. Errata E-04, E-57, E-66.
@@ -209,7 +216,7 @@ def pre_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Readin
     return tap("resid_post", x + tap("mlp_out", mlp(a, w, normed, tap)))
 
 
-def post_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+def post_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """x = norm_1(x + attn(x));  [x = norm_cross(x + cross(x, source));]  x = norm_2(x + mlp(x))
 
     S3 slide 8; S4 figure (Vaswani et al. 2017). Errata E-57, E-58.
@@ -224,7 +231,7 @@ def post_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Readi
     return tap("resid_post", normalise(a, w, "norm_2", x, tap))
 
 
-def parallel_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+def parallel_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """x += attn(norm_1(x)) + mlp(norm_2(x)).   S0 Remark 4.1, counting X once: erratum E-05."""
     x = tap("resid_pre", x)
     normed = normalise(a, w, "norm_1", x, tap)
@@ -233,7 +240,7 @@ def parallel_block(a: Architecture, layer: int, w: Weights, x: Array, reading: R
     return tap("resid_post", x + read + tap("mlp_out", mlp(a, w, normed, tap)))
 
 
-def shared_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+def shared_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """x += attn(norm_1(x)) + mlp(norm_1(x)).   S0 Remark 4.1 with one norm; Wang and Komatsuzaki 2021 (GPT-J)."""
     x = tap("resid_pre", x)
     normed = normalise(a, w, "norm_1", x, tap)
@@ -241,7 +248,7 @@ def shared_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Rea
     return tap("resid_post", x + read + tap("mlp_out", mlp(a, w, normed, tap)))
 
 
-def inner_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+def inner_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """x += norm_1_out(attn(x));  x += norm_2_out(mlp(x)).   Liu et al. 2021 (Swin v2), section 3.2."""
     x = tap("resid_pre", x)
     read = normalise(a, w, "norm_1_out", self_attention(a, layer, w, x, reading, tap), tap)
@@ -249,7 +256,7 @@ def inner_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Read
     return tap("resid_post", x + tap("mlp_out", normalise(a, w, "norm_2_out", mlp(a, w, x, tap), tap)))
 
 
-def sandwich_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Reading, tap: Off) -> Array:
+def sandwich_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """x += norm_1_out(attn(norm_1(x)));  x += norm_2_out(mlp(norm_2(x))).   Ding et al. 2021, section 3.3."""
     x = tap("resid_pre", x)
     read = self_attention(a, layer, w, normalise(a, w, "norm_1", x, tap), reading, tap)

@@ -15,8 +15,8 @@ from pellucid.model.weights import state_of
 from pellucid.names import names
 from pellucid.reference import transformer as reference
 from pellucid.reference.learning import loss_and_gradient, next_token_loss
-from pellucid.reference.tap import Off
-from pellucid.reference.tap import Tap as ReferenceTap
+from pellucid.reference.tap import NoRecorder
+from pellucid.reference.tap import TensorRecorder as ReferenceTap
 from pellucid.reference.weights import weight_shapes
 from pellucid.text.interface import Tokenizer
 from pellucid.verify.cases import Case, Place, Row, alone
@@ -62,7 +62,7 @@ def run(network: Transformer, tokens: Tensor, tap: Tap = OFF) -> Tensor:
     return alone(network.architecture, tokens).run(network, tap)
 
 
-def define(a: Architecture, weights: Weights, row: Row, tap: Off) -> np.ndarray:
+def define(a: Architecture, weights: Weights, row: Row, tap: NoRecorder) -> np.ndarray:
     """The logits of a row by definition."""
     given: dict[str, Any] = {}
     for name in ("segments", "positions", "mask", "source_mask"):

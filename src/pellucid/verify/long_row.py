@@ -12,7 +12,7 @@ import numpy as np
 from pellucid.architecture import Architecture
 from pellucid.model import Recorder, Transformer
 from pellucid.names import names
-from pellucid.reference.tap import Off
+from pellucid.reference.tap import NoRecorder
 from pellucid.verify.cases import Case
 from pellucid.verify.comparison import Weights, compare, define
 from pellucid.verify.report import Difference
@@ -20,7 +20,7 @@ from pellucid.verify.report import Difference
 Compute = Callable[[Iterable[str]], Mapping[str, Any]]
 
 
-class Keep(Off):
+class Keep(NoRecorder):
     """The definition's tap that keeps the tensors of these names and no others."""
 
     def __init__(self, keep: Iterable[str]):
