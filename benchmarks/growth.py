@@ -22,8 +22,8 @@ import torch
 from benchmarks.looking import Peak, give_back
 from benchmarks.side_by_side import BenchmarkError, Worker, header, serve, show
 from pellucid.presets import with_vocabulary
-from pellucid.training import setup
-from pellucid.training.objectives import Pass, precise
+from pellucid.training import build as setup
+from pellucid.training.objectives import MicroBatch, autocast
 from pellucid.training.recipe import make_recipe
 
 BASE = {"n_ctx": 128, "d_model": 128, "n_layers": 4, "batch": 8}
@@ -43,10 +43,10 @@ def passes(sizes: dict[str, int]) -> dict[str, Callable[[], object]]:
     chosen = {"n_heads": sizes["d_model"] // D_HEAD, "dropout": 0.0, "precision": "float32", "device": "cpu"}
     recipe = make_recipe(("ids",), "modern", {**sizes, **chosen, "steps": 1})
     recipe = replace(recipe, model=with_vocabulary(recipe.model, N_VOCAB))
-    network = setup.build(recipe, device).train()
-    optimizer, loss = setup.make_optimizer(recipe, network), precise(network, device, "float32")
+    network = setup.build_network(recipe, device).train()
+    optimizer, loss = setup.make_optimizer(recipe, network), autocast(network, device, "float32")
     ids = torch.randint(N_VOCAB, (sizes["batch"], sizes["n_ctx"] + 1), generator=torch.Generator().manual_seed(0))
-    given, good = Pass(ids[:, :-1], ids[:, 1:]), torch.tensor(False)
+    given, good = MicroBatch(ids[:, :-1], ids[:, 1:]), torch.tensor(False)
 
     def forward() -> None:
         with torch.inference_mode():

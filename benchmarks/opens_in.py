@@ -26,9 +26,9 @@ from benchmarks.side_by_side import header, show
 from benchmarks.sizing import CORPORA, held_out, known_of
 from pellucid.plan import sizing
 from pellucid.plan.speed import in_turn, stepper
-from pellucid.training.display import QuietReporter
 from pellucid.training.recipe import Recipe, make_recipe, with_train
-from pellucid.training.resolve import with_length
+from pellucid.training.reporter import QuietReporter
+from pellucid.training.resolve_recipe import with_length
 from pellucid.training.run import start
 
 TEXTS = ("shakespeare", "austen", "udhr")

@@ -30,9 +30,9 @@ from pellucid.demo import bundled
 from pellucid.plan import sizing
 from pellucid.plan.sizing import CONTEXT, DROPOUT, PASSES_WITHOUT_DROPOUT, STEPPING
 from pellucid.text import read_corpus, split_corpus
-from pellucid.training.display import QuietReporter
 from pellucid.training.recipe import Recipe, make_recipe
-from pellucid.training.resolve import with_length
+from pellucid.training.reporter import QuietReporter
+from pellucid.training.resolve_recipe import with_length
 from pellucid.training.run import start
 
 #: of a text, kept for measuring: a tenth, or this many bytes where that is less

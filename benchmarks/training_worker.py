@@ -104,10 +104,12 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     from pellucid.presets import with_vocabulary
     from pellucid.text.batches import Batches
     from pellucid.text.tokens import Part
-    from pellucid.training import loop, resolve, setup
+    from pellucid.training import build as setup
+    from pellucid.training import loop
+    from pellucid.training import resolve_recipe as resolve
     from pellucid.training.interrupt import Interruption
     from pellucid.training.metrics import MetricsFile
-    from pellucid.training.objectives import Pass, precise
+    from pellucid.training.objectives import MicroBatch, autocast
     from pellucid.training.recipe import make_recipe
 
     n_layers, n_heads, d_model, n_ctx, batch, n_vocab = given["shape"]
@@ -123,12 +125,14 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     batches = Batches(Part.from_ids(ids, n_vocab), n_ctx, batch, 0)
 
     class Data:
-        def at(self, step: int, micro: int, of: int) -> Pass:
+        def at(self, step: int, micro: int, of: int) -> MicroBatch:
             cut = batches.at(step, micro, of)
-            return Pass(*(torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (cut.inputs, cut.targets)))
+            return MicroBatch(
+                *(torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (cut.inputs, cut.targets))
+            )
 
-    network = setup.build(recipe, device).train()
-    loss = precise(network, device, given["precision"])
+    network = setup.build_network(recipe, device).train()
+    loss = autocast(network, device, given["precision"])
     folder = Path(tempfile.mkdtemp())
     training = loop.Training(
         run=folder, recipe=recipe, network=network, optimizer=setup.make_optimizer(recipe, network),

@@ -18,7 +18,7 @@ from pellucid.images.learning import ImageTraining, classify, initialise, train_
 from pellucid.images.network import ImageClassifier, ImagesError, patchify, unpatchify, vision
 from pellucid.reference import images as reference
 from pellucid.text.batches import permute
-from pellucid.training import display
+from pellucid.training import reporter as display
 from pellucid.training.checkpoint import steps_of
 
 SIZES = st.tuples(*(st.integers(1, 3) for _ in range(4)))

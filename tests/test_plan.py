@@ -24,7 +24,7 @@ from pellucid.presets import preset
 from pellucid.training import memory
 from pellucid.training.memory import first_in_chunks, training_memory, walk, without_numbers
 from pellucid.training.recipe import Recipe, RecipeError, make_recipe, with_train
-from pellucid.training.resolve import training_bytes
+from pellucid.training.resolve_recipe import training_bytes
 from running import any_architectures, call, draw_tokens
 
 SMALL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "n_ctx": 16, "ngram_rows": 64, "batch": 4, "precision": "float32"}

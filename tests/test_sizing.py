@@ -27,10 +27,10 @@ from pellucid.plan.sizing import (
     variety,
 )
 from pellucid.text import bundled, read_corpus, split_corpus
-from pellucid.training import setup
-from pellucid.training.choices import TrainChoices
+from pellucid.training import build as setup
+from pellucid.training.config import TrainOptions
 from pellucid.training.recipe import RecipeError, make_recipe
-from pellucid.training.resolve import with_length
+from pellucid.training.resolve_recipe import with_length
 
 texts = st.builds(Text, st.integers(2_000, 10**9), st.floats(*sizing.VARIETIES))
 minutes = st.floats(0.1, 600)
@@ -205,7 +205,7 @@ def test_a_run_is_sized_and_says_so(tmp_path, monkeypatch, capsys):
     a = run.recipe.model
     assert f"size: width {a.d_model}, {a.n_layers} layers, vocabulary {kept['text']['vocabulary']:,}" in said
     assert "<- chosen" in said
-    assert kept["train"]["batch"] == run.recipe.train.batch != TrainChoices().batch
+    assert kept["train"]["batch"] == run.recipe.train.batch != TrainOptions().batch
 
 
 def test_explaining_needs_sizes_that_are_open(tmp_path):

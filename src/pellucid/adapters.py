@@ -16,9 +16,9 @@ from pellucid.hub.tables import FAMILIES, Family
 from pellucid.hub.write import families_for
 from pellucid.model.lora import factors
 from pellucid.training.checkpoint import named_checkpoint
-from pellucid.training.choices import Base
-from pellucid.training.folder import load_run, read_recipe
+from pellucid.training.config import Base
 from pellucid.training.recipe import Recipe, RecipeError
+from pellucid.training.run_dir import load_run, read_recipe
 
 Weights = Mapping[str, Tensor]
 

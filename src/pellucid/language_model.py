@@ -48,8 +48,6 @@ from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizer import Tokenizer
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import steps_of
-from pellucid.training.display import PlainReporter, QuietReporter, make_reporter
-from pellucid.training.folder import read_json
 from pellucid.training.recipe import (
     Recipe,
     RecipeError,
@@ -60,8 +58,10 @@ from pellucid.training.recipe import (
     overlay,
     take_length,
 )
-from pellucid.training.resolve import resolve_device, with_length
+from pellucid.training.reporter import PlainReporter, QuietReporter, make_reporter
+from pellucid.training.resolve_recipe import resolve_device, with_length
 from pellucid.training.run import Run
+from pellucid.training.run_dir import read_json
 from pellucid.training.text_parts import HeldOut, add_held_out
 from pellucid.verify import Report, verify
 

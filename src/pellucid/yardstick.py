@@ -17,9 +17,9 @@ from pellucid.predictors.ngram import NGram
 from pellucid.predictors.repeats import Repeats, repeats
 from pellucid.text.pair_tokens import PairTokens
 from pellucid.text.tokens import Part, Tokens
-from pellucid.training.folder import read_json
 from pellucid.training.recipe import Recipe
 from pellucid.training.run import Run
+from pellucid.training.run_dir import read_json
 
 FILE = "yardstick.json"
 #: held-out tokens that are scored at most

@@ -20,7 +20,7 @@ from pellucid.cli.completion import completion
 from pellucid.cli.fields import fitted, meanings, sections
 from pellucid.images.run import PARTS as IMAGE_PARTS
 from pellucid.predictors.recipe import KINDS, predictor_fields
-from pellucid.training.recipe import PARTS, TextChoices, recipe_fields
+from pellucid.training.recipe import PARTS, TextOptions, recipe_fields
 
 SOURCE = Path(pellucid.__file__).parent
 ROOT = SOURCE.parent.parent
@@ -144,7 +144,7 @@ def test_a_meaning_is_the_comment_above_or_beside():
         nothing: float = 0.5
 
     assert meanings(Choices) == {"above": "two lines\nabove", "beside": "at the end of its line", "nothing": ""}
-    assert meanings(TextChoices).keys() == {f.name for f in dataclasses.fields(TextChoices)}
+    assert meanings(TextOptions).keys() == {f.name for f in dataclasses.fields(TextOptions)}
 
 
 def test_rows_of_a_table_stay_rows():

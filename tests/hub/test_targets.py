@@ -16,7 +16,7 @@ from pellucid.presets import PRESETS, preset
 from pellucid.report.page import write_page
 from pellucid.text.tokenizer import train_tokenizer
 from pellucid.training.recipe import RecipeError, make_recipe
-from pellucid.training.resolve import with_length
+from pellucid.training.resolve_recipe import with_length
 
 TINY = {"n_layers": 1, "d_model": 16, "n_heads": 2, "n_ctx": 16, "d_ff": 32, "vocabulary": 270, "sample_every": -1}
 

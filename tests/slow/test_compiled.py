@@ -19,7 +19,7 @@ from pellucid.language_model import train
 from pellucid.training import muon
 from pellucid.training.checkpoint import load_checkpoint
 from pellucid.training.metrics import read_metrics
-from pellucid.training.resolve import can_compile, resolve_device
+from pellucid.training.resolve_recipe import can_compile, resolve_device
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

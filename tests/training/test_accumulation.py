@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tiny import make_training
 from torch.nn import functional as F
 
-from pellucid.training.objectives import Pass, summed_loss
+from pellucid.training.objectives import MicroBatch, summed_loss
 from pellucid.training.recipe import make_recipe
-from pellucid.training.resolve import MAPPED, SMALLEST_PASS, resolve_batch, widest_row
+from pellucid.training.resolve_recipe import MAPPED, SMALLEST_PASS, resolve_batch, widest_row
 
 WAYS = [(8, 1), (4, 2), (2, 4), (1, 8)]
 
@@ -52,9 +52,9 @@ def test_passes_of_different_sizes_add_up_by_their_tokens(text, tmp_path):
     training = make_training(text, tmp_path / "run", torch.float64, batch=4, accumulate=1, dropout=0.0)
     given = training.data.at(0, 0, 1)
     whole = summed_loss(training.network, given)
-    parts = [Pass(given.inputs[a:b], given.targets[a:b]) for a, b in ((0, 1), (1, 4))]
+    parts = [MicroBatch(given.inputs[a:b], given.targets[a:b]) for a, b in ((0, 1), (1, 4))]
     assert sum(summed_loss(training.network, part) for part in parts).item() == pytest.approx(whole.item(), rel=1e-13)
-    short = [Pass(given.inputs[:, :5], given.targets[:, :5]), given]
+    short = [MicroBatch(given.inputs[:, :5], given.targets[:, :5]), given]
     sizes = [5 * 4, 16 * 4]
     direct = [summed_loss(training.network, p).item() / n for p, n in zip(short, sizes, strict=True)]
     assert all(3 < value < 8 for value in direct)  # nats per token, whatever the size

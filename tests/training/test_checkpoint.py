@@ -27,7 +27,7 @@ from pellucid.training.checkpoint import (
     save_checkpoint,
     set_aside,
     steps_of,
-    verify,
+    verify_files,
 )
 from pellucid.training.loop import Training
 from pellucid.training.run import load_run
@@ -93,7 +93,7 @@ def test_every_flipped_bit_is_found_and_the_one_before_is_taken(run):
 def test_white_space_and_order_in_the_manifest_are_part_of_it(run):
     path = folder_of(run, 3) / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text())))
-    assert "checksum" in verify(folder_of(run, 3))
+    assert "checksum" in verify_files(folder_of(run, 3))
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json", "model-00001-of-00001.safetensors"])
@@ -301,7 +301,7 @@ def test_with_one_checkpoint_kept_a_damaged_one_costs_no_good_one(text, tmp_path
     (done.path / "recipe.json").write_text(json.dumps(written))
     assert resume(done.path).step == 12
     assert steps_of(done.path) == [12]
-    assert not verify(folder_of(done.path, 12))
+    assert not verify_files(folder_of(done.path, 12))
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_left_as_it_is(text, tmp_path):
@@ -337,7 +337,7 @@ def test_the_best_is_chosen_by_one_part_of_the_held_out_text_and_never_pruned(te
     # all of the text at the end is another measure than a part before it: 1.5 is no better than 2.0
     assert json.loads((run / "checkpoints" / "best.json").read_bytes()) == {"step": 4, "held_out_loss": 2.0}
     assert steps_of(run) == [4, 12]
-    assert not verify(folder_of(run, 4))
+    assert not verify_files(folder_of(run, 4))
     assert [row["held_out_loss"] for row in rows(run) if "held_out_loss" in row] == [2.0, 3.0, 1.5]
     resume(run, steps=20)
     assert best_step(run) == 16

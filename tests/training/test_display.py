@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tiny import FIELDS, rows, start, write_text
 
-from pellucid.training import display, resolve
+from pellucid.training import reporter as display
+from pellucid.training import resolve_recipe as resolve
 from pellucid.training import run as runs
-from pellucid.training.display import LiveReporter, PlainReporter
 from pellucid.training.recipe import make_recipe
-from pellucid.training.resolve import LONGEST, SHORTEST, evaluation_interval
+from pellucid.training.reporter import LiveReporter, PlainReporter
+from pellucid.training.resolve_recipe import LONGEST, SHORTEST, evaluation_interval
 
 
 class Clock:

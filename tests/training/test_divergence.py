@@ -133,7 +133,7 @@ def test_a_sample_of_diverged_weights_is_skipped_and_the_exit_code_is_3(text, tm
 
 def test_measured_and_interrupted_the_checkpoint_becomes_good_later(text, tmp_path, monkeypatch):
     """That a checkpoint was measured is known again when the run goes on."""
-    real = Training.look
+    real = Training.evaluate_and_sample
 
     def look(self: Training, whole: bool) -> None:
         real(self, whole)
@@ -141,7 +141,7 @@ def test_measured_and_interrupted_the_checkpoint_becomes_good_later(text, tmp_pa
             self.interruption.signal = 2
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "look", look)
+        patch.setattr(Training, "evaluate_and_sample", look)
         start(text, tmp_path / "run")
     assert good_step(tmp_path / "run") is None
     training = make_training(text, tmp_path / "other")

@@ -8,7 +8,8 @@ import pytest
 from tiny import Heard, assert_same_run, forked, recipe_for, resume, sample_text, start
 
 from pellucid import cli
-from pellucid.training import checkpoint, setup
+from pellucid.training import build as setup
+from pellucid.training import checkpoint
 from pellucid.training import loop as loop_module
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import steps_of

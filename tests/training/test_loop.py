@@ -14,17 +14,17 @@ from torch.nn import functional as F
 from pellucid.architecture import count_parameters
 from pellucid.text.tokens import Tokens
 from pellucid.training import loop as loop_module
-from pellucid.training import resolve
+from pellucid.training import resolve_recipe as resolve
 from pellucid.training import run as runs
-from pellucid.training.checkpoint import best_step, folder_of, steps_of, verify
-from pellucid.training.display import LiveReporter, PlainReporter, Speed, clock, make_reporter
-from pellucid.training.folder import cache_folder
+from pellucid.training.build import build_network
+from pellucid.training.checkpoint import best_step, folder_of, steps_of, verify_files
 from pellucid.training.loop import Training
 from pellucid.training.memory import check_memory
 from pellucid.training.metrics import read_metrics
-from pellucid.training.objectives import Pass, summed_loss
+from pellucid.training.objectives import MicroBatch, summed_loss
 from pellucid.training.recipe import RecipeError, make_recipe
-from pellucid.training.setup import build
+from pellucid.training.reporter import LiveReporter, PlainReporter, ProgressRate, clock, make_reporter
+from pellucid.training.run_dir import cache_folder
 
 CPU = torch.device("cpu")
 
@@ -41,13 +41,13 @@ def test_the_last_save_comes_before_the_last_evaluation_and_sample(text, tmp_pat
     real = Training.held_out_loss
 
     def held_out_loss(self, whole):
-        seen.append((self.step, whole, verify(folder_of(self.run, self.step))))
+        seen.append((self.step, whole, verify_files(folder_of(self.run, self.step))))
         return real(self, whole)
 
     monkeypatch.setattr(Training, "held_out_loss", held_out_loss)
 
     def sampler(network, tokenizer, prompt, seed, poll):
-        seen.append(("sample", verify(folder_of(tmp_path / "run", max(steps_of(tmp_path / "run"))))))
+        seen.append(("sample", verify_files(folder_of(tmp_path / "run", max(steps_of(tmp_path / "run"))))))
         raise RuntimeError("no sample")
 
     with pytest.raises(RuntimeError, match="no sample"):
@@ -124,8 +124,8 @@ def test_the_held_out_loss_is_the_mean_over_every_token_but_the_first(text, tmp_
 
 def test_only_a_part_is_read_on_the_way_and_all_of_it_at_the_end(text, tmp_path, monkeypatch):
     read = []
-    real = loop_module.judged
-    monkeypatch.setattr(loop_module, "judged", lambda n, g: (read.append(int(g.counts.sum())), real(n, g))[1])
+    real = loop_module.losses_and_hits
+    monkeypatch.setattr(loop_module, "losses_and_hits", lambda n, g: (read.append(int(g.counts.sum())), real(n, g))[1])
     done = start(text, tmp_path / "run", steps=2, evaluate_every=1, evaluate_tokens=100)
     ends = [row["whole"] for row in held_out(done.path)]
     assert ends == [False, True]
@@ -218,7 +218,7 @@ def test_attention_is_computed_the_way_that_was_measured_to_be_faster(text, tmp_
     monkeypatch.setattr(resolve, "mix_seconds", lambda mix, *_: fused if mix.__name__ == "fused" else 0.6)
     run = start(text, tmp_path / "run", attention="auto", steps=2).path
     assert json.loads((run / "recipe.json").read_bytes())["train"]["attention"] == chosen
-    network = build(make_recipe((str(text),), None, FIELDS | {"attention": chosen}), CPU)
+    network = build_network(make_recipe((str(text),), None, FIELDS | {"attention": chosen}), CPU)
     assert all(block.attn.mix.__name__ == chosen for block in network.blocks)
 
 
@@ -291,16 +291,16 @@ def test_inside_documents_nothing_is_read_across_a_border(text, tmp_path):
     positions = torch.tensor([[*range(6), *range(7), *range(3)]] * 2)
 
     def losses(inputs: torch.Tensor, counts: torch.Tensor) -> list[float]:
-        given = Pass(inputs, targets, documents, positions, counts)
+        given = MicroBatch(inputs, targets, documents, positions, counts)
         with torch.no_grad():
-            return loop_module.judged(network, given)[0][counts].tolist()
+            return loop_module.losses_and_hits(network, given)[0][counts].tolist()
 
     for document in range(3):
         mine = documents == document
         other = torch.where(mine, inputs, (inputs + 1) % 256)
         assert losses(other, mine) == losses(inputs, mine)
     # and the middle one alone, at its own positions, is as it is among the others
-    alone = Pass(inputs[:, 6:13], targets[:, 6:13])
+    alone = MicroBatch(inputs[:, 6:13], targets[:, 6:13])
     whole = losses(inputs, documents == 1)
     assert sum(whole) == pytest.approx(summed_loss(network, alone).item(), rel=1e-12)
 
@@ -367,7 +367,7 @@ def test_the_panel_shows_what_a_run_is_about(text, tmp_path):
     reporter.begin(recipe, 0)
     try:
         assert "first step" in str(reporter.__rich__())
-        reporter.speed = Speed(recipe, 0)
+        reporter.speed = ProgressRate(recipe, 0)
         for step, now in ((10, 5.0), (60, 10.0)):
             reporter.step({"step": step, "loss": 2.5, "learning_rate": 1.5e-3}, 100)
             reporter.speed.now = (step, now)

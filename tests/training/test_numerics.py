@@ -8,7 +8,7 @@ import torch
 from tiny import assert_same_tensors, make_training, resume, rows, start, tensors
 
 from pellucid import cli
-from pellucid.training.checkpoint import folder_of, steps_of, verify
+from pellucid.training.checkpoint import folder_of, steps_of, verify_files
 from pellucid.training.loop import NumericsError, Training
 
 BAD = [math.nan, math.inf, -math.inf]
@@ -112,7 +112,7 @@ def test_three_in_a_row_end_the_run_and_keep_its_checkpoints(text, tmp_path, mon
         with pytest.raises(NumericsError, match="3 steps in a row, up to step 8"):
             start(text, run)
     assert steps_of(run) == [4]
-    assert not verify(folder_of(run, 4))
+    assert not verify_files(folder_of(run, 4))
     assert [row["step"] for row in rows(run) if row.get("skipped")] == [6, 7, 8]
     whole = start(text, tmp_path / "whole").path
     resume(run)

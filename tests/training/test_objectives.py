@@ -12,9 +12,9 @@ from pellucid.model.weights import initialise
 from pellucid.text.batches import noise
 from pellucid.training import objectives
 from pellucid.training.data import MASK
-from pellucid.training.folder import load_run
-from pellucid.training.objectives import Pass, after_prefix, hide, logits_of, summed_loss, summed_loss_in_chunks
+from pellucid.training.objectives import MicroBatch, after_prefix, hide, logits_of, summed_loss, summed_loss_in_chunks
 from pellucid.training.recipe import RecipeError
+from pellucid.training.run_dir import load_run
 
 
 @pytest.mark.item("S3-2-b")
@@ -52,7 +52,7 @@ def test_one_network_is_measured_under_both_alignments():
     """The same logits, judged by the token that stands there and by the next: the shift is the pass's alone."""
     network = initialise(Transformer(Architecture(n_vocab=7, n_ctx=6, d_model=8, n_layers=1)), seed=0, std=1.0)
     tokens = torch.tensor([[3, 1, 4, 1, 5, 0]])
-    there, behind = Pass(tokens, tokens), Pass(tokens[:, :-1], tokens[:, 1:])
+    there, behind = MicroBatch(tokens, tokens), MicroBatch(tokens[:, :-1], tokens[:, 1:])
     log_probs = network(tokens).log_softmax(-1)[0]
     assert summed_loss(network, there).item() == pytest.approx(
         -sum(log_probs[i, t].item() for i, t in enumerate(tokens[0]))
@@ -155,7 +155,7 @@ def test_cross_entropy_in_chunks_is_the_same_loss_with_the_same_gradients(readou
     network = initialise(Transformer(a), 0).double()
     network.unembed.requires_grad_(trained)
     ids = torch.randint(50, (2, 8), generator=torch.Generator().manual_seed(1))
-    given = Pass(ids, ids.roll(-1, 1), counts=torch.arange(8).expand(2, 8) > 2)
+    given = MicroBatch(ids, ids.roll(-1, 1), counts=torch.arange(8).expand(2, 8) > 2)
     found = []
     for loss_of in (summed_loss, summed_loss_in_chunks):
         network.zero_grad()

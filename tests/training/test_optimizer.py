@@ -5,8 +5,8 @@ import torch
 from tiny import make_training, recipe_for
 
 from pellucid.architecture import count_parameters
+from pellucid.training.build import make_optimizer
 from pellucid.training.muon import Muon, orthogonal
-from pellucid.training.setup import make_optimizer
 
 GOOD = torch.tensor(False)
 
@@ -101,7 +101,7 @@ def test_the_factor_scales_both_peaks(text):
     import pellucid.training.run as runs
 
     recipe = recipe_for(text, learning_rate=0.5, muon_learning_rate=0.25)
-    network = runs.build(recipe, torch.device("cpu"))
+    network = runs.build_network(recipe, torch.device("cpu"))
     optimizer = make_optimizer(recipe, network)
     for factor in (0.5, 0.1, 1.0):
         optimizer.set_factor(factor)

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import Heard, assert_same_tensors, recipe_for, resume, rows, sample_text, start, tensors
 
+from pellucid.training import build as setup
 from pellucid.training import pace as pace_module
 from pellucid.training import run as runs
-from pellucid.training import setup
 from pellucid.training.checkpoint import folder_of, steps_of
 from pellucid.training.loop import Training
 from pellucid.training.pace import HARD_STOP, Pace
-from pellucid.training.schedule import factor, position
+from pellucid.training.schedule import position, rate_factor
 
 QUICK = {"d_model": 8, "n_layers": 1, "n_heads": 1, "n_ctx": 8, "ngrams": (), "accumulate": 1, "steps": 0}
 
@@ -246,7 +246,7 @@ def test_a_moved_end_makes_no_jump_and_the_last_step_stands_at_the_end(end, move
     for step, _ in moved:  # where the plan before it would have put the step as well, unless it is the only one left
         before = position(step, 0, end, [m for m in moved if m[0] < step])
         assert places[step] == pytest.approx(before) or step == last - 1 or places[step] == end - 1
-    rates = [factor(p, end, shape=shape, warmup=0, floor=0.1) for p in places]
+    rates = [rate_factor(p, end, shape=shape, warmup=0, floor=0.1) for p in places]
     assert rates[-1] == pytest.approx(0.1 if end > 2 or shape == "cosine" else rates[-1])
     assert all(a >= b - 1e-9 for a, b in itertools.pairwise(rates))
 

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from pellucid.training import interrupt
-from pellucid.training.display import LiveReporter, PlainReporter, how_far
 from pellucid.training.interrupt import Interrupted, Interruption, Phase
+from pellucid.training.reporter import LiveReporter, PlainReporter, how_far
 
 
 def phase_of(name="encoding", unit="bytes", done=0, total=0):

@@ -21,7 +21,7 @@ from pellucid.training.recipe import (
     recipe_fields,
     take_length,
 )
-from pellucid.training.resolve import with_length
+from pellucid.training.resolve_recipe import with_length
 
 OTHER = {
     "text.tokenizer": "char",

@@ -27,9 +27,9 @@ from tiny import (
 import pellucid
 from pellucid import cli
 from pellucid.training import checkpoint as module
-from pellucid.training import resolve
+from pellucid.training import resolve_recipe as resolve
 from pellucid.training import run as runs
-from pellucid.training.checkpoint import folder_of, load_checkpoint, steps_of, verify
+from pellucid.training.checkpoint import folder_of, load_checkpoint, steps_of, verify_files
 from pellucid.training.loop import Training
 from pellucid.training.recipe import RecipeError
 
@@ -77,7 +77,7 @@ def test_killed_at_any_moment_it_ends_the_same(whole, text, tmp_path):
         go = (lambda: begin(whole, text, run).exit_code) if not run.exists() else (lambda: resume(run).exit_code)
         code, _, errors = forked(go, tmp_path, kill_after=rng.uniform(0.02, 0.25))
         assert code in (-signal.SIGKILL, 0), errors
-        assert all(not verify(folder_of(run, step)) for step in steps_of(run))
+        assert all(not verify_files(folder_of(run, step)) for step in steps_of(run))
     assert (resume(run) if run.exists() else begin(whole, text, run)).step == STEPS
     assert_same_run(run, whole)
 
@@ -137,7 +137,7 @@ def test_killed_at_every_write_flush_and_rename_it_ends_the_same(tmp_path):
         if code == 0:
             break
         assert code == -signal.SIGKILL, errors
-        assert all(not verify(folder_of(run, step)) for step in steps_of(run))
+        assert all(not verify_files(folder_of(run, step)) for step in steps_of(run))
         if run.exists():  # whole from the moment it has its name
             there = {p.name for p in run.iterdir()}
             assert there >= {"recipe.json", "architecture.json", "data.json", "tokenizer.json"}
@@ -319,7 +319,7 @@ def test_a_choice_that_contradicts_the_run_is_named_itself(text, tmp_path, capsy
     ids=str,
 )
 def test_what_a_batch_of_0_means_is_said(text, tmp_path, asked, said, monkeypatch):
-    monkeypatch.setattr("pellucid.training.resolve.widest_row", lambda a: resolve.MAPPED // 4 // 64)
+    monkeypatch.setattr("pellucid.training.resolve_recipe.widest_row", lambda a: resolve.MAPPED // 4 // 64)
     heard = Heard()
     start(text, tmp_path / "run", heard, steps=1, evaluate_every=1, **asked)
     assert said in heard.lines

@@ -23,10 +23,11 @@ from pellucid.plan import sizing
 from pellucid.predictors import baselines, counts
 from pellucid.text import documents, encoding
 from pellucid.text import split as split_module
-from pellucid.training import loop, measure, setup
+from pellucid.training import build as setup
+from pellucid.training import loop, measure
 from pellucid.training.checkpoint import steps_of
 from pellucid.training.loop import Training
-from pellucid.training.resolve import resolve_batch
+from pellucid.training.resolve_recipe import resolve_batch
 
 #: seconds after which a process that should have stopped is taken for hung
 HANG = 60
@@ -178,7 +179,7 @@ def test_before_the_first_step_nothing_is_left_behind(child, tmp_path, monkeypat
 
 
 def evaluating(patch, child):
-    patch.setattr(loop, "judged", child.slowed(loop.judged, 0.3, after=3))
+    patch.setattr(loop, "losses_and_hits", child.slowed(loop.losses_and_hits, 0.3, after=3))
     return "--set=evaluate_every=2"
 
 
@@ -220,8 +221,8 @@ def test_a_step_of_a_hundred_million_sequences_is_left_unfinished(child, tmp_pat
     """Of its passes, which would take days, those that remain are left."""
     write_text(tmp_path)
     with monkeypatch.context() as patch:
-        precise = setup.precise
-        patch.setattr("pellucid.training.run.precise", lambda *given: child.slowed(precise(*given), 0.01, after=3))
+        precise = setup.autocast
+        patch.setattr("pellucid.training.run.autocast", lambda *given: child.slowed(precise(*given), 0.01, after=3))
         command = ["train", "text.txt", *TINY, "--set=accumulate=50000000", "--steps", "3", "--out", "run"]
         code, said = child.run(command, signal.SIGINT)
     assert code == 130, said
@@ -273,7 +274,7 @@ def test_what_cannot_be_left_is_said_to_be_finished(child, tmp_path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr("pellucid.training.run.compiled", compiled)
-        patch.setattr("pellucid.training.resolve.can_compile", lambda device: True)
+        patch.setattr("pellucid.training.resolve_recipe.can_compile", lambda device: True)
         command = ["train", "text.txt", *TINY, "--set=compile=yes", "--steps", "3", "--out", "run"]
         code, said = child.run(command, signal.SIGTERM)
     assert code == 143, said

@@ -19,11 +19,11 @@ from pellucid.text.pair_tokens import encode_pairs
 from pellucid.text.pairs import PairsError, read_pairs, split_pairs
 from pellucid.text.tokenizer import load_tokenizer
 from pellucid.training import run as runs
+from pellucid.training.build import build_network
 from pellucid.training.encoder import with_model_fields
-from pellucid.training.folder import load_run
-from pellucid.training.objectives import Pass, encoded, logits_of, summed_loss, token_losses
+from pellucid.training.objectives import MicroBatch, encoded, logits_of, summed_loss, token_losses
 from pellucid.training.recipe import RecipeError, differences, make_recipe, overlay, read_recipe_file
-from pellucid.training.setup import build
+from pellucid.training.run_dir import load_run
 from pellucid.training.source_target import SourceTargetData
 
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def data_of(run):
 
 def exact(run):
     """The run's network before its first step, in float64 and without dropout."""
-    return build(run.recipe, CPU).double().eval()
+    return build_network(run.recipe, CPU).double().eval()
 
 
 def test_what_is_read_and_what_is_predicted(pairs, tmp_path):
@@ -109,7 +109,7 @@ def with_seed(recipe, seed):
     return replace(recipe, train=replace(recipe.train, seed=seed))
 
 
-def widened(given: Pass, n_source: int, n_target: int) -> Pass:
+def widened(given: MicroBatch, n_source: int, n_target: int) -> MicroBatch:
     """The same rows with more padding, other ids in it than before."""
 
     def wide(x, n, fill):

@@ -20,16 +20,16 @@ from pellucid.text.preparation import prepare
 from pellucid.text.split import split_corpus
 from pellucid.text.tokenizer import ByteTokenizer
 from pellucid.training import run as runs
+from pellucid.training.build import build_network, make_optimizer
 from pellucid.training.checkpoint import folder_of, steps_of
 from pellucid.training.data import TokenData
-from pellucid.training.display import PlainReporter
 from pellucid.training.interrupt import Interruption
 from pellucid.training.loop import Training
 from pellucid.training.metrics import WALL_CLOCK, MetricsFile, read_metrics
-from pellucid.training.objectives import precise
+from pellucid.training.objectives import autocast
 from pellucid.training.recipe import Recipe, make_recipe
-from pellucid.training.resolve import resolve_intervals
-from pellucid.training.setup import build, make_optimizer
+from pellucid.training.reporter import PlainReporter
+from pellucid.training.resolve_recipe import resolve_intervals
 
 SHAKESPEARE = Path(__file__).parent.parent / "data" / "shakespeare.txt"
 
@@ -112,7 +112,7 @@ def make_training(
     recipe = replace(
         recipe, model=replace(recipe.model, n_vocab=tokenizer.n_vocab), segments=((0, recipe.train.steps),)
     )
-    network = build(recipe, torch.device("cpu")).to(dtype)
+    network = build_network(recipe, torch.device("cpu")).to(dtype)
     out.mkdir(parents=True, exist_ok=True)
     reporter = Heard()
     reporter.begin(recipe, 0)
@@ -122,7 +122,7 @@ def make_training(
         recipe=resolve_intervals(recipe),
         network=network,
         optimizer=make_optimizer(recipe, network),
-        loss=precise(network, torch.device("cpu"), recipe.train.precision),
+        loss=autocast(network, torch.device("cpu"), recipe.train.precision),
         data=data or TokenData(prepare(corpus, tokenizer, out.parent / "cache"), recipe, torch.device("cpu")),
         reporter=reporter,
         metrics=OPEN[-1],

@@ -14,7 +14,7 @@ from pellucid.images.network import ImageClassifier, Images, ImagesError
 from pellucid.text.batches import permute
 from pellucid.training.loop import PATIENCE, NumericsError, step_seed
 from pellucid.training.optimizer import Optimizer
-from pellucid.training.schedule import factor
+from pellucid.training.schedule import rate_factor
 
 NOT_FINITE = "the loss or the gradient was not finite"
 REMEDY = "the checkpoints of earlier epochs are kept. Lower learning_rate"
@@ -95,7 +95,7 @@ def epochs(
         for rows in order.split(c.batch):
             poll(step, n_steps)
             torch.manual_seed(step_seed(c.seed, step))  # dropout's
-            optimizer.set_factor(factor(step, n_steps, shape="cosine", warmup=n_steps // 20, floor=0.0))
+            optimizer.set_factor(rate_factor(step, n_steps, shape="cosine", warmup=n_steps // 20, floor=0.0))
             loss = learn(model, optimizer, x[rows], y[rows])
             step, bad = step + 1, 0 if math.isfinite(loss) else bad + 1
             if bad == PATIENCE:

@@ -28,13 +28,13 @@ from pellucid.training.checkpoint import (
     sentence_on_steps,
     write_json,
 )
-from pellucid.training.display import PlainReporter, make_reporter
-from pellucid.training.folder import choose_folder, read_json
 from pellucid.training.interrupt import Interrupted, Interruption
 from pellucid.training.loop import NumericsError
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.recipe import RecipeError
-from pellucid.training.resolve import resolve_device
+from pellucid.training.reporter import PlainReporter, make_reporter
+from pellucid.training.resolve_recipe import resolve_device
+from pellucid.training.run_dir import choose_folder, read_json
 
 KIND = "image-classifier"
 

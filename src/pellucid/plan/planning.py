@@ -24,7 +24,7 @@ from pellucid.plan.accelerators import (
 from pellucid.plan.flops import Flops, flops, written
 from pellucid.plan.speed import Speed, training_speed
 from pellucid.presets import preset, with_vocabulary
-from pellucid.training import resolve
+from pellucid.training import resolve_recipe as resolve
 from pellucid.training.memory import Memory, first_in_chunks, training_memory
 from pellucid.training.recipe import OBJECTIVE_MASK, Recipe, with_train
 from pellucid.training.run import read_recipe

@@ -16,7 +16,7 @@ import torch
 from pellucid.plan.speed import in_turn, stepper
 from pellucid.presets import gated_width, with_vocabulary
 from pellucid.text.split import Split
-from pellucid.training import resolve
+from pellucid.training import resolve_recipe as resolve
 from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, full_name, with_fields, with_train
 
 #: fields that are sizes: where one of them is given, none is chosen

@@ -16,10 +16,10 @@ from pellucid.model import Transformer
 from pellucid.model.lora import adapt
 from pellucid.model.weights import initialise
 from pellucid.plan.flops import flops
-from pellucid.training.objectives import Pass, precise
+from pellucid.training.build import choose_paths, make_optimizer, n_logits
+from pellucid.training.objectives import MicroBatch, autocast
 from pellucid.training.recipe import Recipe, with_train
-from pellucid.training.resolve import resolve_batch
-from pellucid.training.setup import choose_paths, make_optimizer, n_logits
+from pellucid.training.resolve_recipe import resolve_batch
 
 #: layers of the two networks that are timed where a network has more than DEEP
 SHALLOW, DEEP = 2, 4
@@ -88,7 +88,7 @@ def stepper(recipe: Recipe, device: torch.device) -> Callable[[], None]:
     choose_paths(network, recipe)
     network.to(device).train()
     optimizer = make_optimizer(recipe, network)
-    loss = precise(network, device, recipe.train.precision, n_logits(recipe))
+    loss = autocast(network, device, recipe.train.precision, n_logits(recipe))
     good, given = torch.zeros((), dtype=torch.bool, device=device), random_pass(recipe, device)
     parameters = list(network.parameters())
 
@@ -105,14 +105,14 @@ def stepper(recipe: Recipe, device: torch.device) -> Callable[[], None]:
     return step
 
 
-def random_pass(recipe: Recipe, device: torch.device) -> Pass:
+def random_pass(recipe: Recipe, device: torch.device) -> MicroBatch:
     """A full pass of random tokens."""
     a, generator = recipe.model, torch.Generator().manual_seed(0)
 
     def draw(n: int) -> torch.Tensor:
         return torch.randint(0, a.n_vocab, (recipe.train.batch, n), generator=generator).to(device)
 
-    return Pass(draw(a.n_ctx), draw(a.n_ctx), source=None if a.encoder is None else draw(a.encoder.n_ctx))
+    return MicroBatch(draw(a.n_ctx), draw(a.n_ctx), source=None if a.encoder is None else draw(a.encoder.n_ctx))
 
 
 def in_turn(

@@ -10,7 +10,7 @@ from pellucid.predictors.neural import NeuralProbabilistic
 from pellucid.predictors.recipe import PredictorRecipe
 from pellucid.text.batches import Batches, windows
 from pellucid.text.tokens import Part
-from pellucid.training.objectives import Loss, Pass, token_losses
+from pellucid.training.objectives import Loss, MicroBatch, token_losses
 
 #: inputs of a held-out window of a predictor that reads a fixed number of tokens
 HELD_OUT_WINDOW = 1024
@@ -32,7 +32,7 @@ class PredictorData:
         self._checked = -1
         self.held_out()  # what it would refuse at the first evaluation is refused now
 
-    def at(self, step: int, micro: int, of: int) -> Pass:
+    def at(self, step: int, micro: int, of: int) -> MicroBatch:
         """Part `micro` of `of` of a step's batch."""
         if (epoch := int(self.batches.epoch(step))) != self._checked:
             self.train.check_files()
@@ -51,7 +51,7 @@ class PredictorData:
             filled += len(piece)
         return out
 
-    def held_out(self) -> Iterator[Pass]:
+    def held_out(self) -> Iterator[MicroBatch]:
         """All of the held-out text, each token after the first once."""
         stride = HELD_OUT_WINDOW if self.extra else self.n_ctx
         per_batch = max(1, self.batch * self.n_ctx // stride)
@@ -68,8 +68,8 @@ class PredictorData:
         """Tokens, separators included, per byte of the original held-out text."""
         return len(self.part) / self.part.n_bytes
 
-    def _pass(self, inputs: np.ndarray, targets: np.ndarray, counts: Tensor) -> Pass:
-        return Pass(self._tensor(inputs), self._tensor(targets), counts=counts)
+    def _pass(self, inputs: np.ndarray, targets: np.ndarray, counts: Tensor) -> MicroBatch:
+        return MicroBatch(self._tensor(inputs), self._tensor(targets), counts=counts)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
@@ -78,7 +78,7 @@ class PredictorData:
 def counted_loss(network: nn.Module, device: torch.device, precision: str) -> Loss:
     """The sum of -log P over the targets that count, in nats."""
 
-    def loss(given: Pass) -> Tensor:
+    def loss(given: MicroBatch) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
             return (token_losses(network, given) * given.counts).sum()  # type: ignore[arg-type]
 

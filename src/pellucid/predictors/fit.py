@@ -23,10 +23,10 @@ from pellucid.predictors.recipe import PredictorRecipe
 from pellucid.predictors.use import Predictor
 from pellucid.text.tokenizer import Tokenizer
 from pellucid.text.tokens import Part, Tokens
-from pellucid.training import resolve, setup
+from pellucid.training import build as setup
+from pellucid.training import resolve_recipe as resolve
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import Checkpoint, best_step, write_json
-from pellucid.training.display import PlainReporter
 from pellucid.training.interrupt import Interrupted, Interruption
 from pellucid.training.loop import Training
 from pellucid.training.measure import seconds_per_step
@@ -34,6 +34,7 @@ from pellucid.training.metrics import MetricsFile
 from pellucid.training.optimizer import Optimizer
 from pellucid.training.pace import Pace
 from pellucid.training.recipe import RecipeError, with_train
+from pellucid.training.reporter import PlainReporter
 from pellucid.training.run import Run
 
 #: the share of the training tokens that a mixture's weight is fitted on, and nothing is trained on

@@ -14,8 +14,8 @@ from pellucid.predictors.recurrent import Recurrent, RecurrentChoices
 from pellucid.predictors.use import Predictor
 from pellucid.text.tokenizer import load_tokenizer
 from pellucid.training.checkpoint import CheckpointError, named_checkpoint
-from pellucid.training.folder import read_json
-from pellucid.training.resolve import resolve_device
+from pellucid.training.resolve_recipe import resolve_device
+from pellucid.training.run_dir import read_json
 
 
 def load_predictor(

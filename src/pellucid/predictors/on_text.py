@@ -20,8 +20,8 @@ from pellucid.text.preparation import prepare
 from pellucid.text.split import split_corpus
 from pellucid.text.tokenizer import Tokenizer, load_tokenizer
 from pellucid.text.tokens import Tokens, describe_difference
-from pellucid.training.folder import cache_folder, read_json, read_recipe
 from pellucid.training.recipe import Recipe, RecipeError
+from pellucid.training.run_dir import cache_folder, read_json, read_recipe
 from pellucid.training.text_parts import read_recipe_pairs, read_recipe_text
 
 #: is told what is being done, how much of it is done, and of how much

@@ -12,12 +12,12 @@ from pellucid.predictors.neural import NeuralProbabilisticChoices
 from pellucid.predictors.ngram import NGramChoices
 from pellucid.predictors.recurrent import RecurrentChoices
 from pellucid.text.regular import read_regular
-from pellucid.training.choices import EARLIER
+from pellucid.training.config import EARLIER
 from pellucid.training.recipe import (
     LENGTHS,
     RecipeError,
-    TextChoices,
-    TrainChoices,
+    TextOptions,
+    TrainOptions,
     _part,
     planned_end,
     settle_held_out,
@@ -33,7 +33,7 @@ KINDS: dict[str, type[Description]] = {
 #: what the text decides
 FROM_TEXT = ("n_vocab", "separator", "documents")
 #: small networks without blocks: AdamW for everything, little decay, nothing to compile, compute again or divide
-TRAIN = TrainChoices(optimizer="adamw", weight_decay=0.01, precision="float32", compile="no", accumulate=1)
+TRAIN = TrainOptions(optimizer="adamw", weight_decay=0.01, precision="float32", compile="no", accumulate=1)
 #: targets of one training window of a predictor that reads a fixed number of tokens
 WINDOW = 64
 
@@ -47,8 +47,8 @@ class PredictorRecipe:
     model: Description
     #: the order of an n-gram that is mixed in, fitted on training text set aside; 0: none
     mixture: int = 0
-    text: TextChoices = field(default_factory=TextChoices)
-    train: TrainChoices = TRAIN
+    text: TextOptions = field(default_factory=TextOptions)
+    train: TrainOptions = TRAIN
     segments: tuple[tuple[int, int], ...] = ()
     replans: tuple[tuple[int, int], ...] = ()
 
@@ -66,8 +66,8 @@ class PredictorRecipe:
             kind=values["kind"],
             model=KINDS[values["kind"]].from_dict(values["model"]),
             mixture=values["mixture"],
-            text=_part(TextChoices, EARLIER | values["text"], "text"),
-            train=_part(TrainChoices, values["train"], "train"),
+            text=_part(TextOptions, EARLIER | values["text"], "text"),
+            train=_part(TrainOptions, values["train"], "train"),
             segments=tuple((a, b) for a, b in values["segments"]),
             replans=tuple((a, b) for a, b in values.get("replans", ())),
         )
@@ -92,14 +92,14 @@ def predictor_fields(kind: str) -> list[str]:
     if kind not in KINDS:
         raise RecipeError(f"predictor {kind!r}: say one of {', '.join(KINDS)}")
     names = [f"model.{f.name}" for f in dataclasses.fields(KINDS[kind]) if f.name not in FROM_TEXT]
-    names += [f"text.{f.name}" for f in dataclasses.fields(TextChoices)]
+    names += [f"text.{f.name}" for f in dataclasses.fields(TextOptions)]
     if kind == "ngram":
         return [*names, "train.seed"]
     of_transformers = (
         "optimizer muon_learning_rate ngram_weight_decay recompute init_std objective mask_share attention"
     )
     without = of_transformers.split()
-    return [*names, "mixture", *(f"train.{f.name}" for f in dataclasses.fields(TrainChoices) if f.name not in without)]
+    return [*names, "mixture", *(f"train.{f.name}" for f in dataclasses.fields(TrainOptions) if f.name not in without)]
 
 
 def make_predictor_recipe(
@@ -125,7 +125,7 @@ def make_predictor_recipe(
     length = {name: value for name, value in length.items() if value}
     if kind == "ngram" and length:
         raise RecipeError(f"an n-gram predictor counts its text once: leave out {next(iter(length))}")
-    train = _part(TrainChoices, {**vars(TRAIN), **of["train"], **length}, "train")
+    train = _part(TrainOptions, {**vars(TRAIN), **of["train"], **length}, "train")
     if kind != "ngram" and not any(getattr(train, name) for name in LENGTHS):
         train = replace(train, minutes=10.0)
     made = PredictorRecipe(
@@ -133,7 +133,7 @@ def make_predictor_recipe(
         kind=kind,  # type: ignore[arg-type]
         model=KINDS[kind](n_vocab=1, separator=0, **described),
         mixture=mixture,
-        text=_part(TextChoices, {**vars(TextChoices()), **settle_held_out(TextChoices(), of["text"])}, "text"),
+        text=_part(TextOptions, {**vars(TextOptions()), **settle_held_out(TextOptions(), of["text"])}, "text"),
         train=train,
     )
     if "alpha" in described and described.get("smoothing") != "add-alpha":

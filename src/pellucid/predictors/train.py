@@ -32,17 +32,17 @@ from pellucid.predictors.recipe import (
 )
 from pellucid.text.tokenizer import Tokenizer, load_tokenizer
 from pellucid.text.tokens import Tokens, describe_difference, read_manifest
-from pellucid.training import resolve
+from pellucid.training import resolve_recipe as resolve
 from pellucid.training import run as runs
+from pellucid.training.build import read_text
 from pellucid.training.checkpoint import load_checkpoint, set_aside, steps_of, write_json
-from pellucid.training.display import PlainReporter, QuietReporter, make_reporter
-from pellucid.training.folder import choose_folder, only_one, read_json, write_folder
 from pellucid.training.interrupt import Interrupted, Interruption
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.pace import Pace
 from pellucid.training.recipe import RecipeError, check_tokenizer
+from pellucid.training.reporter import PlainReporter, QuietReporter, make_reporter
 from pellucid.training.run import Run
-from pellucid.training.setup import read_text
+from pellucid.training.run_dir import choose_folder, only_one, read_json, write_folder
 
 
 def train_predictor(

@@ -15,8 +15,8 @@ from pellucid.report.contents import MACHINE
 from pellucid.report.page import write_page
 from pellucid.text.pair_tokens import PairTokens
 from pellucid.text.tokens import Tokens
-from pellucid.training.display import PlainReporter
 from pellucid.training.recipe import Recipe
+from pellucid.training.reporter import PlainReporter
 from pellucid.training.run import Run
 
 

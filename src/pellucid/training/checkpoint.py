@@ -60,7 +60,7 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
     """
     target = folder_of(run, checkpoint.step)
     if target.exists():
-        if not verify(target):
+        if not verify_files(target):
             return target  # training is deterministic: this step has been saved already
         shutil.rmtree(target)
     files = {
@@ -151,7 +151,7 @@ def seal(manifest: dict[str, Any]) -> bytes:
     return json.dumps(manifest | {"sha256": digest}, indent=1).encode()
 
 
-def verify(folder: Path) -> str:
+def verify_files(folder: Path) -> str:
     """What is wrong with a checkpoint folder, or "" when every file is byte for byte as it was written."""
     name = MANIFEST
     try:
@@ -189,7 +189,7 @@ def load_checkpoint(run: Path, step: int | None = None) -> tuple[Checkpoint, lis
     passed = []
     for candidate in reversed(steps):
         folder = folder_of(run, candidate)
-        wrong = verify(folder)
+        wrong = verify_files(folder)
         if not wrong:
             state = json.loads((folder / "state.json").read_bytes())
             weights, optimizer = (load_file(folder / f"{n}-00001-of-00001.safetensors") for n in ("model", "optimizer"))

@@ -11,7 +11,7 @@ from pellucid.text.batches import Batch, Batches, ScoredBatch, noise, windows
 from pellucid.text.pair_tokens import PairTokens
 from pellucid.text.tokenizer import load_tokenizer
 from pellucid.text.tokens import Tokens
-from pellucid.training.objectives import Pass, after_prefix, hide
+from pellucid.training.objectives import MicroBatch, after_prefix, hide
 from pellucid.training.recipe import Recipe, RecipeError
 from pellucid.training.source_target import SourceTargetData
 
@@ -30,11 +30,11 @@ class TokenData:
         self.part = tokens.part("held_out")
         self.windows()  # what it would refuse at the first evaluation is refused now
 
-    def at(self, step: int, micro: int, of: int) -> Pass:
+    def at(self, step: int, micro: int, of: int) -> MicroBatch:
         """Part `micro` of `of` of a step's batch."""
         return self._pass(self.batches.at(step, micro, of))
 
-    def held_out(self) -> Iterator[Pass]:
+    def held_out(self) -> Iterator[MicroBatch]:
         """All of the held-out text, in windows of the training context that do not overlap."""
         return (self._pass(batch, batch.counts) for batch in self.windows())
 
@@ -57,9 +57,9 @@ class TokenData:
         """The held-out windows, in order."""
         return windows(self.part, self.n_ctx, batch=self.batch, inside_documents=self.inside)
 
-    def _pass(self, batch: Batch, counts: np.ndarray | None = None) -> Pass:
+    def _pass(self, batch: Batch, counts: np.ndarray | None = None) -> MicroBatch:
         arrays = (batch.inputs, batch.targets, batch.documents, batch.positions, counts)
-        return Pass(*(None if a is None else self._tensor(a) for a in arrays))  # type: ignore[arg-type]
+        return MicroBatch(*(None if a is None else self._tensor(a) for a in arrays))  # type: ignore[arg-type]
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
@@ -71,7 +71,7 @@ class PrefixData(TokenData):
     Held-out text is read without a prefix: its loss compares with the next-token objective's.
     """
 
-    def at(self, step: int, micro: int, of: int) -> Pass:
+    def at(self, step: int, micro: int, of: int) -> MicroBatch:
         lengths = self.lengths(step, np.arange(self.whole))
         own = lengths[self.rows(micro, of)]
         total = int(after_prefix(lengths, self.n_ctx).sum())
@@ -94,12 +94,12 @@ class MaskedData(TokenData):
         self.mask_id = mask
         self.n_hidden = max(1, round(recipe.train.mask_share * self.n_ctx))
 
-    def at(self, step: int, micro: int, of: int) -> Pass:
+    def at(self, step: int, micro: int, of: int) -> MicroBatch:
         tokens = self.batches.at(step, micro, of).inputs
         given = self.hidden(tokens, noise(self.seed, step, self.rows(micro, of), self.n_ctx))
         return replace(given, total=self.whole * self.n_hidden)
 
-    def held_out(self) -> Iterator[Pass]:
+    def held_out(self) -> Iterator[MicroBatch]:
         """The held-out windows, the same places of them hidden every time."""
         first = 0
         for batch in self.windows():
@@ -107,10 +107,10 @@ class MaskedData(TokenData):
             first += len(rows)
             yield self.hidden(batch.inputs, noise(self.seed, -1, rows, batch.inputs.shape[1]))
 
-    def hidden(self, tokens: np.ndarray, draws: np.ndarray) -> Pass:
+    def hidden(self, tokens: np.ndarray, draws: np.ndarray) -> MicroBatch:
         """These rows with places hidden: inputs, the tokens themselves as targets, and which are scored."""
         inputs, places = hide(tokens, draws, min(self.n_hidden, tokens.shape[1]), self.mask_id, self.mask_id)
-        return Pass(self._tensor(inputs), self._tensor(tokens), counts=self._tensor(places))
+        return MicroBatch(self._tensor(inputs), self._tensor(tokens), counts=self._tensor(places))
 
 
 DATA = {"next-token": TokenData, "prefix": PrefixData, "masked": MaskedData, "source-target": SourceTargetData}

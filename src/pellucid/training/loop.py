@@ -26,12 +26,12 @@ from pellucid.training.checkpoint import (
 )
 from pellucid.training.interrupt import Interrupted, Interruption, Phase
 from pellucid.training.metrics import MetricsFile
-from pellucid.training.objectives import Loss, Pass, judged
+from pellucid.training.objectives import Loss, MicroBatch, losses_and_hits
 from pellucid.training.optimizer import Optimizer
 from pellucid.training.overfitting import Curve
 from pellucid.training.pace import Pace
 from pellucid.training.recipe import Recipe
-from pellucid.training.schedule import factor, position
+from pellucid.training.schedule import position, rate_factor
 
 #: steps whose figures may still be on the device: reading them at once would make it wait
 LAG = 4
@@ -46,11 +46,11 @@ class NumericsError(RuntimeError):
 class Data(Protocol):
     """What the loop asks of a dataset."""
 
-    def at(self, step: int, micro: int, of: int) -> Pass:
+    def at(self, step: int, micro: int, of: int) -> MicroBatch:
         """Part `micro` of `of` of a step's batch; a pure function of its arguments."""
         ...
 
-    def held_out(self) -> Iterator[Pass]:
+    def held_out(self) -> Iterator[MicroBatch]:
         """All held-out tokens in a fixed order; `counts` says which targets are scored."""
         ...
 
@@ -117,7 +117,7 @@ class Training:
         moved = [replan for replan in r.replans if start <= replan[0] < until]
         warmup = min(100, (end - start) // 50) if t.warmup < 0 else t.warmup
         at = position(step, start, end, moved) - start
-        return factor(at, end - start, shape=t.schedule, warmup=warmup, floor=t.floor)
+        return rate_factor(at, end - start, shape=t.schedule, warmup=warmup, floor=t.floor)
 
     def take_step(self) -> None:
         """One update from the batch of this step; the weights of a step that is not finite stay as they were.
@@ -214,7 +214,9 @@ class Training:
         t, first = self.recipe.train, self.step
         self.network.train()
         if self.step:
-            self.look(whole=self.step == self.recipe.n_steps)  # an interruption may have come between the save and this
+            self.evaluate_and_sample(
+                whole=self.step == self.recipe.n_steps
+            )  # an interruption may have come between the save and this
             if self.step == self.recipe.n_steps:
                 self.conclude()
         while self.step < self.recipe.n_steps and not self.interruption:
@@ -226,7 +228,7 @@ class Training:
             stop = late or self.step == self.recipe.n_steps
             if stop or any(map(self.is_due, (t.checkpoint_every, t.evaluate_every, t.sample_every))):
                 self.save()  # before anything that can fail or be interrupted
-                self.look(whole=stop)
+                self.evaluate_and_sample(whole=stop)
             if stop:
                 self.conclude()
             if late and self.step < self.recipe.n_steps:
@@ -305,7 +307,7 @@ class Training:
         if self.pace and times:
             self.pace.took[what] = (time.monotonic() - began) / times
 
-    def look(self, whole: bool) -> None:
+    def evaluate_and_sample(self, whole: bool) -> None:
         """What is due at this step and not in its metrics yet: the held-out loss, on a part or the whole; a sample."""
         t = self.recipe.train
         if (whole or self.is_due(t.evaluate_every)) and not self.has_row("held_out_loss"):
@@ -372,7 +374,7 @@ class Training:
             for given in self.data.held_out():
                 if self.interruption:
                     return None
-                losses, likeliest = judged(self.network, given)
+                losses, likeliest = losses_and_hits(self.network, given)
                 total += losses[given.counts].double().sum().item()
                 right += int(likeliest[given.counts].sum())
                 count += losses[given.counts].numel()

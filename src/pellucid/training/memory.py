@@ -20,10 +20,10 @@ from torch.utils._pytree import tree_leaves
 from pellucid.architecture import count_parameters
 from pellucid.model import Transformer
 from pellucid.model.lora import adapt
-from pellucid.training.objectives import MANY_LOGITS, Pass, precise
+from pellucid.training.build import choose_paths, make_optimizer, n_logits
+from pellucid.training.objectives import MANY_LOGITS, MicroBatch, autocast
 from pellucid.training.recipe import Recipe, RecipeError, with_train
-from pellucid.training.resolve import memory_bytes, n_trained, training_bytes
-from pellucid.training.setup import choose_paths, make_optimizer, n_logits
+from pellucid.training.resolve_recipe import memory_bytes, n_trained, training_bytes
 
 #: layers that are walked through; a deeper network needs as much more for each as the second pair does
 SHALLOW, DEEP = 2, 4
@@ -112,7 +112,7 @@ def walk(recipe: Recipe) -> Memory:
         choose_paths(network, recipe)
         weights = live.now
         optimizer = make_optimizer(recipe, network)
-        loss = precise(network.train(), device, t.precision, n_logits(recipe))
+        loss = autocast(network.train(), device, t.precision, n_logits(recipe))
         parameters = list(network.parameters())
         bad = torch.zeros((), dtype=torch.bool)
         for p in parameters:
@@ -136,12 +136,12 @@ def walk(recipe: Recipe) -> Memory:
     return Memory(weights, gradients, kept, activations, forward, backward, update)
 
 
-def _row_of(recipe: Recipe) -> Pass:
+def _row_of(recipe: Recipe) -> MicroBatch:
     """A pass of the recipe's sizes."""
     a, batch = recipe.model, recipe.train.batch
     tokens = torch.zeros((batch, a.n_ctx), dtype=torch.int64)
     source = None if a.encoder is None else torch.zeros((batch, a.encoder.n_ctx), dtype=torch.int64)
-    return Pass(tokens, tokens, source=source)
+    return MicroBatch(tokens, tokens, source=source)
 
 
 def _cut(recipe: Recipe, depth: int) -> Recipe:

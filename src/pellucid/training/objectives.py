@@ -20,7 +20,7 @@ from pellucid.model import Transformer
 from pellucid.model.mask import documents_mask, padding_mask, prefix_mask
 from pellucid.model.shapes import Logits, Tokens, Visible
 from pellucid.model.transformer import Backbone
-from pellucid.training.chunks import chunked_loss
+from pellucid.training.chunked_loss import chunked_loss
 
 #: stands in the targets where nothing is scored
 UNSCORED = -100
@@ -32,7 +32,7 @@ HIDDEN_AS = (0.8, 0.1, 0.1)
 
 
 @dataclass(frozen=True)
-class Pass:
+class MicroBatch:
     """What one pass reads and what it is to predict at each position, each [batch, pos].
 
     `documents` and `positions`, one number per position, are there where nothing is read across the
@@ -52,15 +52,15 @@ class Pass:
     real: Bool[Tensor, "batch source_pos"] | None = None
 
 
-Loss = Callable[[Pass], Tensor]
+Loss = Callable[[MicroBatch], Tensor]
 
 
-def logits_of(network: Transformer, given: Pass) -> Logits:
+def logits_of(network: Transformer, given: MicroBatch) -> Logits:
     """The network's logits, under the mask that the pass says."""
-    return network(given.inputs, **reading(network, given))
+    return network(given.inputs, **model_inputs(network, given))
 
 
-def reading(network: Transformer, given: Pass) -> dict[str, Any]:
+def model_inputs(network: Transformer, given: MicroBatch) -> dict[str, Any]:
     """Mask and positions that the pass says, and what is read of a source."""
     mask = None if given.documents is None else documents_mask(given.documents)
     if given.prefix is not None:
@@ -68,7 +68,7 @@ def reading(network: Transformer, given: Pass) -> dict[str, Any]:
     return {"mask": mask, "positions": given.positions, **encoded(network, given)}
 
 
-def encoded(network: Transformer, given: Pass) -> dict[str, Tensor]:
+def encoded(network: Transformer, given: MicroBatch) -> dict[str, Tensor]:
     """What the decoder reads of a source: the encoder's output, and what of it is no padding."""
     if given.source is None:
         return {}
@@ -78,7 +78,7 @@ def encoded(network: Transformer, given: Pass) -> dict[str, Tensor]:
     return {"source": network.encode(given.source, padding_mask(given.real)), "source_mask": readable}
 
 
-def summed_loss(network: Transformer, given: Pass) -> Float[Tensor, ""]:
+def summed_loss(network: Transformer, given: MicroBatch) -> Float[Tensor, ""]:
     """Sum over the scored positions of -log P(target | what is read), in nats (S4, empirical risk).
 
     The sum, not the mean: passes of different sizes add up to the large batch.
@@ -86,9 +86,9 @@ def summed_loss(network: Transformer, given: Pass) -> Float[Tensor, ""]:
     return summed(logits_of(network, given).flatten(0, 1), scored_targets(given))
 
 
-def summed_loss_in_chunks(network: Transformer, given: Pass) -> Float[Tensor, ""]:
+def summed_loss_in_chunks(network: Transformer, given: MicroBatch) -> Float[Tensor, ""]:
     """The same, CHUNK logits at a time: for vocabularies whose logits would be most of what training keeps."""
-    x = Backbone.forward(network, given.inputs, **reading(network, given))
+    x = Backbone.forward(network, given.inputs, **model_inputs(network, given))
     return chunked_loss(network.unembed, summed, x.flatten(0, 1), scored_targets(given), CHUNK)
 
 
@@ -97,13 +97,13 @@ def summed(logits: Float[Tensor, "pos n_vocab"], targets: Int[Tensor, " pos"]) -
     return F.cross_entropy(at_least_float32(logits), targets, ignore_index=UNSCORED, reduction="sum")
 
 
-def scored_targets(given: Pass) -> Int[Tensor, " pos"]:
+def scored_targets(given: MicroBatch) -> Int[Tensor, " pos"]:
     """The targets of all rows one after another, UNSCORED where they do not count."""
     targets = given.targets if given.counts is None else given.targets.masked_fill(~given.counts, UNSCORED)
     return targets.flatten()
 
 
-def judged(network: Transformer, given: Pass) -> tuple[Float[Tensor, "batch pos"], Visible]:
+def losses_and_hits(network: Transformer, given: MicroBatch) -> tuple[Float[Tensor, "batch pos"], Visible]:
     """-log P(target) at every position, in nats, and whether the target was the likeliest token.
 
     The two need not move together (S4, accuracy and log-loss).
@@ -113,9 +113,9 @@ def judged(network: Transformer, given: Pass) -> tuple[Float[Tensor, "batch pos"
     return flat.unflatten(0, given.targets.shape), logits.argmax(-1) == given.targets
 
 
-def token_losses(network: Transformer, given: Pass) -> Float[Tensor, "batch pos"]:
+def token_losses(network: Transformer, given: MicroBatch) -> Float[Tensor, "batch pos"]:
     """-log P(target) at every position, in nats."""
-    return judged(network, given)[0]
+    return losses_and_hits(network, given)[0]
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -123,14 +123,14 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
-def precise(network: Transformer, device: torch.device, precision: str, n_logits: int = 0) -> Loss:
+def autocast(network: Transformer, device: torch.device, precision: str, n_logits: int = 0) -> Loss:
     """The loss of `network` in the precision of the recipe; weights stay float32.
 
     `n_logits` is how many a pass has: from MANY_LOGITS on they are made in chunks.
     """
     objective = summed_loss_in_chunks if n_logits >= MANY_LOGITS else summed_loss
 
-    def loss(given: Pass) -> Tensor:
+    def loss(given: MicroBatch) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
             return objective(network, given)
 

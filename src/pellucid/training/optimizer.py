@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pellucid.training.choices import Word
+from pellucid.training.config import Word
 from pellucid.training.muon import Muon
 
 

@@ -19,9 +19,9 @@ from pellucid.architecture import Architecture, ArchitectureError, architecture_
 from pellucid.presets import gated_width, preset
 from pellucid.text.files import Reading
 from pellucid.text.tokenizer import LEARNED, Kind
-from pellucid.training.choices import ADAPTING, CONTINUING, EARLIER, AdaptChoices, Base
-from pellucid.training.choices import TextChoices as TextChoices
-from pellucid.training.choices import TrainChoices as TrainChoices
+from pellucid.training.config import ADAPTING, CONTINUING, EARLIER, AdapterOptions, Base
+from pellucid.training.config import TextOptions as TextOptions
+from pellucid.training.config import TrainOptions as TrainOptions
 from pellucid.training.encoder import PREFIX, check_encoder, with_encoder, with_model_fields
 
 #: pairs of steps
@@ -46,9 +46,9 @@ class Recipe:
 
     inputs: tuple[str, ...]
     model: Architecture
-    text: TextChoices = field(default_factory=TextChoices)
-    train: TrainChoices = field(default_factory=TrainChoices)
-    adapt: AdaptChoices = field(default_factory=AdaptChoices)
+    text: TextOptions = field(default_factory=TextOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    adapt: AdapterOptions = field(default_factory=AdapterOptions)
     base: Base | None = None
     segments: tuple[tuple[int, int], ...] = ()
     replans: tuple[tuple[int, int], ...] = ()
@@ -64,9 +64,9 @@ class Recipe:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """What `to_dict` wrote."""
         made = {
-            "text": _part(TextChoices, EARLIER | values.get("text", {}), "text"),
-            "train": _part(TrainChoices, values.get("train", {}), "train"),
-            "adapt": _part(AdaptChoices, values.get("adapt", {}), "adapt"),
+            "text": _part(TextOptions, EARLIER | values.get("text", {}), "text"),
+            "train": _part(TrainOptions, values.get("train", {}), "train"),
+            "adapt": _part(AdapterOptions, values.get("adapt", {}), "adapt"),
             "base": Base(**values["base"]) if values.get("base") else None,
         }
         return cls(
@@ -102,7 +102,7 @@ def planned_end(segments: Segments, replans: Segments) -> int:
 
 
 LENGTHS = ("steps", "tokens", "epochs", "minutes")
-PARTS = {"text": TextChoices, "train": TrainChoices, "adapt": AdaptChoices}
+PARTS = {"text": TextOptions, "train": TrainOptions, "adapt": AdapterOptions}
 
 
 def recipe_fields() -> list[str]:
@@ -132,7 +132,7 @@ def make_recipe(
     return made
 
 
-def check_tokenizer(text: TextChoices) -> None:
+def check_tokenizer(text: TextOptions) -> None:
     """Refuse a tokenizer that is neither a kind of them nor there; a run that is resumed has its own."""
     if text.tokenizer not in typing.get_args(Kind) and not Path(text.tokenizer).exists():
         near = difflib.get_close_matches(text.tokenizer, typing.get_args(Kind), 1)
@@ -178,7 +178,7 @@ def _preset_and_fields(preset_name: str | None, file: Path | None) -> tuple[str 
 
 def take_length(changes: Mapping[str, Any], length: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """`changes` without the lengths among them, and `length` with those; two that are given are refused."""
-    hints, rest, found = typing.get_type_hints(TrainChoices), {}, {}
+    hints, rest, found = typing.get_type_hints(TrainOptions), {}, {}
     for name, value in changes.items():
         bare = name.removeprefix("train.")
         if bare in LENGTHS:
@@ -227,7 +227,7 @@ OBJECTIVE_MASK = {"next-token": "causal", "prefix": "prefix", "masked": "bidirec
 MASK_OBJECTIVE = {"causal": "next-token", "prefix": "prefix", "bidirectional": "masked"}
 
 
-def settle_held_out(base: TextChoices, changes: Mapping[str, Any]) -> dict[str, Any]:
+def settle_held_out(base: TextOptions, changes: Mapping[str, Any]) -> dict[str, Any]:
     """`changes` to `base`, with what follows from them where files are held out in place of a share of the text.
 
     Raises RecipeError where a share or a rule of taking it is asked for beside the files.
@@ -264,10 +264,10 @@ def _checked(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _check_adapters(adapt: AdaptChoices) -> None:
+def _check_adapters(adapt: AdapterOptions) -> None:
     if adapt.rank < 0 or not 0 <= adapt.alpha < math.inf:
         raise RecipeError(f"adapt.rank = {adapt.rank}, adapt.alpha = {adapt.alpha}: expected numbers from 0 on")
-    if adapt != AdaptChoices() and not adapt.rank:
+    if adapt != AdapterOptions() and not adapt.rank:
         raise RecipeError("adapt.alpha and adapt.modules describe low-rank adapters: give their rank too (--lora 8)")
 
 
@@ -367,12 +367,12 @@ def _part(kind: type, values: Mapping[str, Any], part: str) -> Any:
             near = difflib.get_close_matches(name, hints, 1)
             raise RecipeError(f"there is no field {part}.{name}" + (f"; did you mean {near[0]!r}?" if near else ""))
     made = kind(**{name: parse_value(f"{part}.{name}", value, hints[name]) for name, value in values.items()})
-    if kind is not AdaptChoices:
+    if kind is not AdapterOptions:
         _check_part(made)
     return made
 
 
-def _check_text(part: TextChoices, refuse_unless: Callable[[bool, str, str], None]) -> None:
+def _check_text(part: TextOptions, refuse_unless: Callable[[bool, str, str], None]) -> None:
     files = bool(part.held_out_files)
     refuse_unless(
         0 < part.held_out < 1 or files, "text.held_out", "a share between 0 and 1, such as 0.1, or files of your own"
@@ -395,7 +395,7 @@ def _check_part(part: Any) -> None:
         if not true:
             raise RecipeError(f"{name} = {getattr(part, name.partition('.')[2])}: expected {expected}")
 
-    if isinstance(part, TextChoices):
+    if isinstance(part, TextOptions):
         _check_text(part, refuse_unless)
         return
     for f in fields(part):

@@ -17,7 +17,20 @@ from pellucid.model import Transformer
 from pellucid.text.pair_tokens import PairTokens
 from pellucid.text.tokenizer import Tokenizer, load_tokenizer
 from pellucid.text.tokens import Tokens, describe_difference
-from pellucid.training import resolve
+from pellucid.training import resolve_recipe as resolve
+from pellucid.training.build import (
+    Weights,
+    autotune,
+    build_network,
+    compiled,
+    describe_step,
+    fit_to_input,
+    make_optimizer,
+    measure_step,
+    n_logits,
+    plan_in_time,
+    read_input,
+)
 from pellucid.training.checkpoint import (
     Checkpoint,
     diverged_steps,
@@ -27,37 +40,24 @@ from pellucid.training.checkpoint import (
     write_json,
 )
 from pellucid.training.data import make_data
-from pellucid.training.display import PlainReporter, describe
-from pellucid.training.folder import choose_folder, keep_first, only_one, read_json, write_folder
-from pellucid.training.folder import load_run as load_run
-from pellucid.training.folder import read_recipe as read_recipe
 from pellucid.training.interrupt import Interrupted, Interruption
 from pellucid.training.loop import Training
 from pellucid.training.memory import check_memory
 from pellucid.training.metrics import MetricsFile
-from pellucid.training.objectives import precise
+from pellucid.training.objectives import autocast
 from pellucid.training.pace import Pace
 from pellucid.training.recipe import Recipe, RecipeError
 from pellucid.training.recipe import with_train as with_train
-from pellucid.training.setup import (
-    Weights,
-    build,
-    compiled,
-    describe_step,
-    fit_to_input,
-    make_optimizer,
-    measure_step,
-    n_logits,
-    plan_in_time,
-    read_input,
-    settle,
-)
+from pellucid.training.reporter import PlainReporter, describe
+from pellucid.training.run_dir import choose_folder, keep_first, only_one, read_json, write_folder
+from pellucid.training.run_dir import load_run as load_run
+from pellucid.training.run_dir import read_recipe as read_recipe
 
 #: writes a sample after a prompt by a seed, or gives None where the network's logits are not finite; calls what it is
 #: given last with how many tokens there are, of how many
 Sampler = Callable[[Transformer, Tokenizer, str, int, Callable[[int, int], object]], str | None]
 #: what is found out about a run before its first step: lines to print, and JSON files for its folder
-Beside = Callable[[Recipe, Tokens | PairTokens, Callable[[], None]], tuple[list[str], dict[str, Any]]]
+PreRunChecks = Callable[[Recipe, Tokens | PairTokens, Callable[[], None]], tuple[list[str], dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ def start(
             interruption.poll()
             data = make_data(tokens, recipe, device)  # refuses text too small for a window
             with interruption.phase("making the network"):
-                network = build(recipe, device, weights)
+                network = build_network(recipe, device, weights)
             interruption.poll()
-            recipe, lines = settle(recipe, network, tokens, device, weights, interruption, pace)
+            recipe, lines = autotune(recipe, network, tokens, device, weights, interruption, pace)
             with interruption.phase("counting n-grams to compare with") as phase:
                 found, files = given["beside"](recipe, tokens, phase) if "beside" in given else ([], {})
             interruption.poll()
@@ -119,7 +119,7 @@ def start(
         fill = partial(keep_first, network=network) if weights is not None and not recipe.adapt.rank else None
         write_folder(run, recipe, tokenizer, files, fill)
         with only_one(run):
-            return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, pace)
+            return run_training(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, pace)
 
 
 def resume(
@@ -161,7 +161,7 @@ def resume(
 
         def measure() -> float:
             with interruption.phase("measuring a step") as phase:
-                return measure_step(recipe, build(recipe, device, weights), tokens, device, phase)
+                return measure_step(recipe, build_network(recipe, device, weights), tokens, device, phase)
 
         minutes = length.get("minutes") or 0.0
         pace = Pace(60 * minutes, began + 60 * minutes) if minutes else None
@@ -175,13 +175,13 @@ def resume(
         recipe = longer
         if recipe != written:
             write_json(run / "recipe.json", recipe.to_dict())
-        network = build(recipe, device, weights)
+        network = build_network(recipe, device, weights)
         set_aside(run, step)
         at = f"{run} is at step {step} of {recipe.n_steps}"
         reporter.start([f"{at}: finished; --steps, --minutes, ... make it longer" if step == recipe.n_steps else at])
         if checkpoint and not any(length.values()):
             pace = continued_pace(recipe, checkpoint, make_data(tokens, recipe, device).n_held_out)
-        return train(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, pace, checkpoint)
+        return run_training(run, recipe, network, tokens, tokenizer, reporter, sampler, interruption, pace, checkpoint)
 
 
 def warnings_on_start(run: Path, step: int, passed: list[str]) -> list[str]:
@@ -234,7 +234,7 @@ def lengthen(
     return replace(recipe, segments=(*begun[0], (step, total)), replans=begun[1])
 
 
-def train(
+def run_training(
     run: Path,
     recipe: Recipe,
     network: Transformer,
@@ -248,7 +248,7 @@ def train(
 ) -> Run:
     """Train to the end from a checkpoint, or from the first weights where there is none."""
     device = torch.device(recipe.train.device)
-    loss, prompt = precise(network, device, recipe.train.precision, n_logits(recipe)), recipe.train.sample_prompt
+    loss, prompt = autocast(network, device, recipe.train.precision, n_logits(recipe)), recipe.train.sample_prompt
     training = Training(
         run=run,
         recipe=recipe,

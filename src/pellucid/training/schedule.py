@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-Shape = Literal["cosine", "wsd", "constant"]
+ScheduleName = Literal["cosine", "wsd", "constant"]
 
 
 def position(step: int, start: int, end: int, moved: Iterable[tuple[int, int]] = ()) -> float:
@@ -28,7 +28,9 @@ def _along(step: int, at: float, since: int, until: int, last: int) -> float:
     return at + (last - at) * (step - since) / n if n > 0 else float(last)
 
 
-def factor(step: float, n_steps: int, *, shape: Shape, warmup: int, floor: float, decay: float = 0.2) -> float:
+def rate_factor(
+    step: float, n_steps: int, *, shape: ScheduleName, warmup: int, floor: float, decay: float = 0.2
+) -> float:
     """The multiple of the peak learning rate for step 0 ... n_steps - 1.
 
     warm-up   (step + 1) / warmup for the first `warmup` steps

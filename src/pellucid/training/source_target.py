@@ -10,7 +10,7 @@ from torch import Tensor
 from pellucid.text.batches import permute
 from pellucid.text.pair_tokens import PairPart, PairTokens
 from pellucid.text.pairs import PairsError
-from pellucid.training.objectives import Pass
+from pellucid.training.objectives import MicroBatch
 from pellucid.training.recipe import Recipe
 
 #: widths of a batch are multiples of this, so that a compiled step is compiled for few of them
@@ -35,7 +35,7 @@ class SourceTargetData:
         self.separator, self.start = tokens.separator, tokens.start
         self.part, self.measured = tokens.part("train"), tokens.part("held_out")
 
-    def at(self, step: int, micro: int, of: int) -> Pass:
+    def at(self, step: int, micro: int, of: int) -> MicroBatch:
         """Part `micro` of `of` of a step's batch."""
         pairs = self.pairs(step)
         if self.whole % of or not 0 <= micro < of:
@@ -55,7 +55,7 @@ class SourceTargetData:
             numbers[here] = permute(places[here].astype(np.uint64), self.part.n_pairs, self.seed, int(epoch))
         return numbers
 
-    def held_out(self) -> Iterator[Pass]:
+    def held_out(self) -> Iterator[MicroBatch]:
         """Every held-out pair once, in order."""
         for first in range(0, self.measured.n_pairs, self.batch):
             yield self._pass(self.measured, np.arange(first, min(first + self.batch, self.measured.n_pairs)))
@@ -70,7 +70,7 @@ class SourceTargetData:
         """Target tokens, separators included, per byte of the original held-out targets."""
         return len(self.measured) / self.measured.n_bytes
 
-    def _pass(self, part: PairPart, pairs: np.ndarray) -> Pass:
+    def _pass(self, part: PairPart, pairs: np.ndarray) -> MicroBatch:
         wide = [
             min(-(-int(side.lengths[pairs].max()) // MULTIPLE) * MULTIPLE, most)
             for side, most in zip((part.source, part.target), self.most, strict=True)
@@ -79,7 +79,7 @@ class SourceTargetData:
         targets, counts = part.target.rows(pairs, wide[1], self.separator)
         inputs = np.roll(targets, 1, axis=1)
         inputs[:, 0] = self.start
-        return Pass(
+        return MicroBatch(
             inputs=self._tensor(inputs),
             targets=self._tensor(targets),
             counts=self._tensor(counts),

@@ -24,16 +24,16 @@ from pellucid.text.preparation import prepare
 from pellucid.text.split import Split, split_corpus
 from pellucid.text.tokenizer import LEARNED, Kind, Tokenizer, TokenizerError, load_tokenizer, train_tokenizer
 from pellucid.text.tokens import Tokens
-from pellucid.training import resolve
+from pellucid.training import resolve_recipe as resolve
 from pellucid.training.data import MASK, make_data
-from pellucid.training.display import PlainReporter
-from pellucid.training.folder import cache_folder
 from pellucid.training.interrupt import Interruption, Phase
 from pellucid.training.measure import BUDGET, seconds_per_step
-from pellucid.training.objectives import Loss, precise
+from pellucid.training.objectives import Loss, autocast
 from pellucid.training.optimizer import Optimizer
 from pellucid.training.pace import Pace
-from pellucid.training.recipe import Recipe, RecipeError, TrainChoices, with_train
+from pellucid.training.recipe import Recipe, RecipeError, TrainOptions, with_train
+from pellucid.training.reporter import PlainReporter
+from pellucid.training.run_dir import cache_folder
 from pellucid.training.text_parts import lines_on_skipped, lines_on_unknown, read_recipe_pairs, read_recipe_text
 
 #: share of the time of a run of minutes that measuring a step may take
@@ -41,7 +41,7 @@ MEASURING = 0.03
 
 Weights = Mapping[str, Tensor]
 #: decides what a recipe leaves open, from the text that is trained on; and says why, in lines
-Sized = Callable[[Recipe, Split, Phase], tuple[Recipe, list[str]]]
+ChooseSizes = Callable[[Recipe, Split, Phase], tuple[Recipe, list[str]]]
 
 
 def default_vocabulary(n_bytes: int) -> int:
@@ -93,7 +93,7 @@ def read_input(
     reporter: PlainReporter,
     tokenizer: Tokenizer | None,
     interruption: Interruption,
-    size: Sized | None = None,
+    size: ChooseSizes | None = None,
 ) -> tuple[Recipe, Corpus | Pairs, Tokens | PairTokens, Tokenizer]:
     """The recipe, sized to the text where asked; what was read, its tokens, its tokenizer, made where none is given.
 
@@ -144,7 +144,7 @@ def read_text(
     reporter: PlainReporter,
     tokenizer: Tokenizer | None,
     interruption: Interruption,
-    size: Sized | None = None,
+    size: ChooseSizes | None = None,
 ) -> tuple[Recipe, Corpus, Tokens, Tokenizer]:
     """The recipe, sized to the text where asked; the corpus, its tokens on disk, and the tokenizer."""
     with interruption.phase("reading", "bytes") as phase:
@@ -177,7 +177,7 @@ def read_text(
     return recipe, corpus, tokens, tokenizer
 
 
-def build(recipe: Recipe, device: torch.device, weights: Weights | None = None) -> Transformer:
+def build_network(recipe: Recipe, device: torch.device, weights: Weights | None = None) -> Transformer:
     """The network with its first weights, drawn from the seed or given."""
     network = Transformer(recipe.model)
     if recipe.adapt.rank:
@@ -228,7 +228,7 @@ def make_optimizer(recipe: Recipe, network: Transformer) -> Optimizer:
     )
 
 
-def settle(
+def autotune(
     recipe: Recipe,
     network: Transformer,
     tokens: Tokens | PairTokens,
@@ -306,7 +306,7 @@ def settle_kernels(
     return with_train(recipe, attention=attention), [*lines, why]
 
 
-def describe_step(asked: TrainChoices, recipe: Recipe) -> str:
+def describe_step(asked: TrainOptions, recipe: Recipe) -> str:
     """One line that says how many sequences a step has and how many passes it takes, and what of it was `asked` for."""
     t = recipe.train
     n, units = t.batch * t.accumulate, "pairs" if recipe.train.objective == "source-target" else "sequences"
@@ -347,7 +347,7 @@ def measure_step(
 ) -> float:
     """Seconds of a training step, not compiled; the weights are spoilt."""
     optimizer, data = make_optimizer(recipe, network), make_data(tokens, recipe, device)
-    t, loss = recipe.train, precise(network, device, recipe.train.precision, n_logits(recipe))
+    t, loss = recipe.train, autocast(network, device, recipe.train.precision, n_logits(recipe))
     good = torch.zeros((), dtype=torch.bool, device=device)
 
     def wait() -> None:

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pellucid.training.schedule import Shape
+from pellucid.training.schedule import ScheduleName
 
 Word = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextChoices:
+class TextOptions:
     """How the text becomes tokens."""
 
     #: bpe, word, char, byte, or the path of a tokenizer.json
@@ -52,7 +52,7 @@ EARLIER = {"split": "documents"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainChoices:
+class TrainOptions:
     """How the weights are found. Rates are per step; losses in nats per token."""
 
     #: length in updates of the weights; give at most one of steps, tokens, epochs and minutes
@@ -92,7 +92,7 @@ class TrainChoices:
     #: the largest norm of the gradient; 0: the gradient is not clipped
     clip: float = 1.0
     #: how the learning rate falls after the warm-up: as a cosine, linearly over the last fifth (wsd), or not at all
-    schedule: Shape = "cosine"
+    schedule: ScheduleName = "cosine"
     #: steps over which the learning rate rises from 0; -1: 2 % of the steps, at most 100
     warmup: int = -1
     #: the last learning rate as a share of the largest
@@ -130,7 +130,7 @@ class TrainChoices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptChoices:
+class AdapterOptions:
     """Low-rank adapters, trained in place of the weights of the model that a run starts from (Hu et al. 2021)."""
 
     #: r, the columns of B and the rows of A; 0: every weight is trained

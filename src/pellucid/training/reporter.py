@@ -47,7 +47,7 @@ class PlainReporter:
             self.line(text)
 
     def begin(self, recipe: "Recipe", step: int) -> None:
-        self.speed = Speed(recipe, step)
+        self.speed = ProgressRate(recipe, step)
         self.is_training = True
 
     def doing(self, phase: Phase) -> None:
@@ -189,7 +189,7 @@ class LiveReporter(PlainReporter):
         return Group(*parts)
 
 
-class Speed:
+class ProgressRate:
     """Tokens per second and time left, from the steps of this sitting after its first, which may compile."""
 
     def __init__(self, recipe: "Recipe", step: int):
