@@ -13,7 +13,7 @@ from tests.training.tiny import start as start_run
 
 import pellucid
 from pellucid import yardstick
-from pellucid.predictors.baselines import Baseline, baselines
+from pellucid.predictors.ngram_baselines import Baseline, baselines
 from pellucid.predictors.repeats import Repeats, repeats, window_hashes, window_length
 from pellucid.text.pair_tokens import encode_pairs
 from pellucid.text.pairs import read_pairs, split_pairs
@@ -79,7 +79,7 @@ def test_the_verdict_names_who_is_ahead():
 
 
 def test_of_long_texts_a_part_is_read_and_it_says_how_much(text, tmp_path, monkeypatch):
-    monkeypatch.setattr("pellucid.predictors.baselines.PIECE", 100)
+    monkeypatch.setattr("pellucid.predictors.ngram_baselines.PIECE", 100)
     monkeypatch.setattr(yardstick, "COUNTED", 1000)
     monkeypatch.setattr(yardstick, "SCORED", 200)
     found = measured(train(text, out=tmp_path / "run"))

@@ -38,10 +38,10 @@ from pellucid.model import Transformer
 from pellucid.model.weights import check_finite, save_weights
 from pellucid.plan.sizing import sizing_of
 from pellucid.predictors.load import load_predictor
-from pellucid.predictors.mixed import mixed_with
 from pellucid.predictors.on_text import Progress, score_given, with_baselines
+from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.train import Kind, train_predictor
-from pellucid.predictors.use import Predictor
+from pellucid.predictors.transformer_mixture import mixed_with
 from pellucid.report.ending import beside, finish
 from pellucid.text.files import Reading
 from pellucid.text.ids import IdTokenizer
@@ -146,7 +146,7 @@ class LanguageModel(Opened):
         return with_baselines(found, self.provenance.get("folder"), self.tokenizer, progress) if baselines else found
 
     def mixed_with(self, other: Predictor, weight: float = 0.5) -> Predictor:
-        """This model's probabilities by `weight` and an n-gram's by the rest (`pellucid.predictors.mixed`)."""
+        """This model's probabilities by `weight` and an n-gram's by the rest (`pellucid.predictors.transformer_mixture`)."""
         return mixed_with(self.network, self.tokenizer, other, weight)
 
     def fill(self, text: str, *, top: int = 5) -> list[Filling]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from pellucid.architecture import count_parameters
-from pellucid.predictors.baselines import COUNTED, Baseline, as_part, baseline, baselines, rows_of, spread
 from pellucid.predictors.ngram import NGram
+from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_part, baseline, baselines, rows_of, spread
 from pellucid.predictors.repeats import Repeats, repeats
 from pellucid.text.pair_tokens import PairTokens
 from pellucid.text.tokens import Part, Tokens

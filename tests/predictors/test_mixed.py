@@ -5,7 +5,7 @@ import pytest
 
 import pellucid
 from pellucid.cli import main
-from pellucid.predictors.choices import PredictorError
+from pellucid.predictors.options import PredictorError
 
 TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "ngrams": (), "batch": 4, "sample_every": -1}
 TINY |= {"compile": "no", "device": "cpu", "tokenizer": "char"}

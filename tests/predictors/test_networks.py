@@ -9,22 +9,22 @@ import torch
 from names import N_VOCAB, parts
 
 from pellucid.predictors import neural
-from pellucid.predictors.choices import PredictorError
 from pellucid.predictors.mixture import Counted, Mixture, fit_weight
-from pellucid.predictors.neural import NeuralProbabilistic, NeuralProbabilisticChoices, initialise
+from pellucid.predictors.neural import NeuralProbabilistic, NeuralProbabilisticOptions, initialise_predictor
 from pellucid.predictors.ngram import NGram, UnseenContextError
-from pellucid.predictors.recurrent import Recurrent, RecurrentChoices
+from pellucid.predictors.options import PredictorError
+from pellucid.predictors.recurrent import Recurrent, RecurrentOptions
 from pellucid.reference.predictors import neural_probabilistic_lm, recurrent_lm
 
 DESCRIBED = [
     *(
-        NeuralProbabilisticChoices(
+        NeuralProbabilisticOptions(
             n_vocab=11, separator=3, order=order, d_embed=5, d_hidden=7, direct=direct, documents=documents
         )
         for order, direct, documents in itertools.product((2, 4), ("none", "all"), ("across", "inside"))
     ),
     *(
-        RecurrentChoices(n_vocab=11, separator=3, cell=cell, d_embed=5, d_hidden=7, n_ctx=6)
+        RecurrentOptions(n_vocab=11, separator=3, cell=cell, d_embed=5, d_hidden=7, n_ctx=6)
         for cell in ("gru", "elman")
     ),
 ]
@@ -32,7 +32,7 @@ DESCRIBED = [
 
 def make(choices):
     """A network in which no parameter is invisible, float64."""
-    network = (NeuralProbabilistic if isinstance(choices, NeuralProbabilisticChoices) else Recurrent)(choices).double()
+    network = (NeuralProbabilistic if isinstance(choices, NeuralProbabilisticOptions) else Recurrent)(choices).double()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for p in network.parameters():
@@ -80,7 +80,7 @@ def test_network_is_the_reference(choices):
 )
 def test_parameters_are_counted_as_in_the_paper(order, m, h, direct, n):
     def count(direct):
-        c = NeuralProbabilisticChoices(n_vocab=27, separator=0, order=order, d_embed=m, d_hidden=h, direct=direct)
+        c = NeuralProbabilisticOptions(n_vocab=27, separator=0, order=order, d_embed=m, d_hidden=h, direct=direct)
         return sum(p.numel() for p in NeuralProbabilistic(c).parameters())
 
     assert count(direct) == n
@@ -164,7 +164,7 @@ def test_a_recurrent_predictor_is_scored_in_windows_of_its_context(choices):
 
 @pytest.mark.parametrize("choices", DESCRIBED, ids=str)
 def test_training_starts_near_the_uniform_distribution_and_from_the_seed(choices):
-    networks = [initialise(make(choices), seed) for seed in (1, 1, 2)]
+    networks = [initialise_predictor(make(choices), seed) for seed in (1, 1, 2)]
     first = [network(some_tokens()) for network in networks]
     assert torch.equal(first[0], first[1])
     assert not torch.equal(first[0], first[2])
@@ -180,12 +180,12 @@ def test_what_would_be_ignored_is_refused(choices):
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        (NeuralProbabilisticChoices, {"order": 1}, "order = 1: expected at least 2"),
-        (NeuralProbabilisticChoices, {"direct": "yes"}, "say one of none, all"),
-        (NeuralProbabilisticChoices, {"d_embed": 2.0}, "d_embed = 2.0: expected int"),
-        (RecurrentChoices, {"cell": "lstm"}, "say one of gru, elman"),
-        (RecurrentChoices, {"n_ctx": 0}, "n_ctx = 0"),
-        (RecurrentChoices, {"separator": 11}, "separator = 11: expected an id from 0 to 10"),
+        (NeuralProbabilisticOptions, {"order": 1}, "order = 1: expected at least 2"),
+        (NeuralProbabilisticOptions, {"direct": "yes"}, "say one of none, all"),
+        (NeuralProbabilisticOptions, {"d_embed": 2.0}, "d_embed = 2.0: expected int"),
+        (RecurrentOptions, {"cell": "lstm"}, "say one of gru, elman"),
+        (RecurrentOptions, {"n_ctx": 0}, "n_ctx = 0"),
+        (RecurrentOptions, {"separator": 11}, "separator = 11: expected an id from 0 to 10"),
     ],
 )
 def test_wrong_descriptions_are_refused(kind, change, message):
@@ -252,10 +252,10 @@ def test_the_weight_fitted_by_em_is_the_best_one():
 def test_names_reach_the_published_losses(order, m, n, expected):
     """Bengio's network on makemore's split: dev nats a character, within 0.02; vowels end near vowels."""
     train, dev = parts()
-    choices = NeuralProbabilisticChoices(
+    choices = NeuralProbabilisticOptions(
         n_vocab=N_VOCAB, separator=0, order=order, d_embed=m, d_hidden=200, documents="inside"
     )
-    network = initialise(NeuralProbabilistic(choices), 0)
+    network = initialise_predictor(NeuralProbabilistic(choices), 0)
     assert sum(p.numel() for p in network.parameters()) == n
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.01, betas=(0.9, 0.99))
     starts, steps = np.random.default_rng(0), 6000

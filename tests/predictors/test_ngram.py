@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from names import N_VOCAB, NAMES, parts, row
 
-from pellucid.predictors import counts, ngram
-from pellucid.predictors.ngram import FALLBACK, NGram, NGramChoices, NGramError, UnseenContextError
+from pellucid.predictors import counting as counts
+from pellucid.predictors import ngram
+from pellucid.predictors.ngram import FALLBACK, NGram, NGramError, NGramOptions, UnseenContextError
 from pellucid.reference.predictors import ngram_counts, ngram_probability
 from pellucid.text.tokenizer import train_tokenizer
 
@@ -373,7 +374,7 @@ def test_wrong_choices_and_ids_are_refused(ids, options, message):
 
 
 def test_choices_go_to_json_and_back():
-    choices = NGramChoices(n_vocab=7, order=4, smoothing="add-alpha", alpha=0.3, separator=2)
-    assert NGramChoices.from_dict(json.loads(json.dumps(choices.to_dict()))) == choices
+    choices = NGramOptions(n_vocab=7, order=4, smoothing="add-alpha", alpha=0.3, separator=2)
+    assert NGramOptions.from_dict(json.loads(json.dumps(choices.to_dict()))) == choices
     with pytest.raises(NGramError, match="colour"):
-        NGramChoices.from_dict({**choices.to_dict(), "colour": "red"})
+        NGramOptions.from_dict({**choices.to_dict(), "colour": "red"})

@@ -9,8 +9,8 @@ import pytest
 
 import pellucid
 from pellucid.cli import main
-from pellucid.predictors.baselines import ORDERS
 from pellucid.predictors.ngram import NGram
+from pellucid.predictors.ngram_baselines import ORDERS
 from pellucid.text.files import Reading
 from pellucid.text.pieces import DocumentError
 from pellucid.training.recipe import RecipeError

@@ -12,12 +12,12 @@ import torch
 
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.scoring import ScoringError
-from pellucid.predictors.baselines import baselines
 from pellucid.predictors.data import PredictorData
 from pellucid.predictors.fit import count_part
 from pellucid.predictors.load import load_predictor, make_network
 from pellucid.predictors.mixture import Mixture
 from pellucid.predictors.ngram import NGram
+from pellucid.predictors.ngram_baselines import baselines
 from pellucid.predictors.recipe import (
     PredictorRecipe,
     described_by_text,

@@ -20,7 +20,8 @@ from pellucid import cli
 from pellucid.generate import samples
 from pellucid.images import learning
 from pellucid.plan import sizing
-from pellucid.predictors import baselines, counts
+from pellucid.predictors import counting as counts
+from pellucid.predictors import ngram_baselines as baselines
 from pellucid.text import documents, encoding
 from pellucid.text import split as split_module
 from pellucid.training import build as setup

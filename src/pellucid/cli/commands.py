@@ -255,7 +255,7 @@ def print_score(found: Any, output: ScoredOptions) -> None:
         f"bits per byte    {found.bits_per_byte:.4f}{why}"
     )
     if found.baselines:
-        from pellucid.predictors.baselines import rows_of
+        from pellucid.predictors.ngram_baselines import rows_of
 
         rows = [*found.baselines, ("this model", found.loss, found.bits_per_byte)]
         print("\n".join(rows_of("this text", rows)))

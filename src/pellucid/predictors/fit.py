@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from pellucid.generate.samples import SAMPLE_TOKENS, Poll, text_of
-from pellucid.predictors.baselines import baseline
-from pellucid.predictors.counts import peak_bytes
+from pellucid.predictors.counting import peak_bytes
 from pellucid.predictors.data import PredictorData, counted_loss
 from pellucid.predictors.load import at_checkpoint, make_network
 from pellucid.predictors.mixture import Counted, Mixture, fit_weight
-from pellucid.predictors.neural import initialise
-from pellucid.predictors.ngram import NGram, NGramChoices
+from pellucid.predictors.neural import initialise_predictor
+from pellucid.predictors.ngram import NGram, NGramOptions
+from pellucid.predictors.ngram_baselines import baseline
+from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.recipe import PredictorRecipe
-from pellucid.predictors.use import Predictor
 from pellucid.text.tokenizer import Tokenizer
 from pellucid.text.tokens import Part, Tokens
 from pellucid.training import build as setup
@@ -41,7 +41,7 @@ from pellucid.training.run import Run
 SET_ASIDE = 0.05
 
 
-def as_recipe(recipe: PredictorRecipe) -> Any:
+def transformer_recipe(recipe: PredictorRecipe) -> Any:
     """A predictor's recipe where a transformer's is declared: the training room reads what both have."""
     return recipe
 
@@ -53,10 +53,10 @@ def resolved(recipe: Any) -> PredictorRecipe:
 
 def as_run(run: Path, recipe: PredictorRecipe, step: int, **given: Any) -> Run:
     """How a sitting of a predictor's run ended."""
-    return Run(run, as_recipe(recipe), step, **given)
+    return Run(run, transformer_recipe(recipe), step, **given)
 
 
-def count_part(part: Part, choices: NGramChoices, poll: Callable[[], object] = lambda: None) -> NGram:
+def count_part(part: Part, choices: NGramOptions, poll: Callable[[], object] = lambda: None) -> NGram:
     """An n-gram of a part of the text; RecipeError, before anything is allocated, where that does not fit.
 
     `poll` is called on the way and may raise.
@@ -72,12 +72,12 @@ def count_part(part: Part, choices: NGramChoices, poll: Callable[[], object] = l
     return NGram.train(ids, c.n_vocab, c.order, c.smoothing, alpha=c.alpha, separator=c.separator, poll=poll)
 
 
-def build(recipe: PredictorRecipe) -> nn.Module:
+def build_predictor(recipe: PredictorRecipe) -> nn.Module:
     """The network with its first weights, drawn from the seed."""
-    return initialise(make_network(recipe.model), recipe.train.seed)
+    return initialise_predictor(make_network(recipe.model), recipe.train.seed)
 
 
-def settle(
+def autotune_predictor(
     recipe: PredictorRecipe, tokens: Tokens, interruption: Interruption, pace: Pace | None = None
 ) -> PredictorRecipe:
     """Batch, device, precision, number of steps and intervals: everything that was left open."""
@@ -86,20 +86,22 @@ def settle(
     plain = {"precision": "float32", "compile": "no"}
     passes = recipe.train.accumulate or 1
     words = {name: word for name, word in plain.items() if getattr(recipe.train, name) == "auto"}
-    recipe = resolved(with_train(as_recipe(recipe), batch=batch, accumulate=passes, device=str(device), **words))
+    recipe = resolved(
+        with_train(transformer_recipe(recipe), batch=batch, accumulate=passes, device=str(device), **words)
+    )
     check_memory(recipe, device)
     train, _ = trained_part(recipe, tokens)
 
     def measure() -> float:
         with interruption.phase("measuring a step") as phase:
-            return measure_step(recipe, build(recipe).to(device), tokens, device, phase)
+            return measure_step(recipe, build_predictor(recipe).to(device), tokens, device, phase)
 
     if pace:
         pace.start(measure())
-        pace.know(len(tokens.part("held_out")), sum(p.numel() for p in build(recipe).parameters()))
-        return resolved(setup.plan_in_time(as_recipe(recipe), as_recipe(recipe), pace)[0])
-    n_steps, _ = resolve.resolve_steps(as_recipe(recipe), len(train), measure)
-    return resolved(resolve.resolve_intervals(as_recipe(replace(recipe, segments=((0, n_steps),)))))
+        pace.know(len(tokens.part("held_out")), sum(p.numel() for p in build_predictor(recipe).parameters()))
+        return resolved(setup.plan_in_time(transformer_recipe(recipe), transformer_recipe(recipe), pace)[0])
+    n_steps, _ = resolve.resolve_steps(transformer_recipe(recipe), len(train), measure)
+    return resolved(resolve.resolve_intervals(transformer_recipe(replace(recipe, segments=((0, n_steps),)))))
 
 
 def check_memory(recipe: PredictorRecipe, device: torch.device) -> None:
@@ -131,7 +133,7 @@ def measure_step(
 ) -> float:
     """Seconds of a training step; the weights are spoilt."""
     data = PredictorData(trained_part(recipe, tokens)[0], tokens.part("held_out"), recipe, network, device)
-    optimizer, loss = make_optimizer(recipe, network), counted_loss(network, device, recipe.train.precision)
+    optimizer, loss = make_predictor_optimizer(recipe, network), counted_loss(network, device, recipe.train.precision)
     good, t = torch.zeros((), dtype=torch.bool, device=device), recipe.train
 
     def wait() -> None:
@@ -150,12 +152,12 @@ def measure_step(
     return seconds_per_step(take_pass, update, rows=t.batch, passes=t.accumulate, poll=poll)
 
 
-def make_optimizer(recipe: PredictorRecipe, network: nn.Module) -> Optimizer:
+def make_predictor_optimizer(recipe: PredictorRecipe, network: nn.Module) -> Optimizer:
     """AdamW over everything."""
-    return setup.make_optimizer(as_recipe(recipe), network)  # type: ignore[arg-type]
+    return setup.make_optimizer(transformer_recipe(recipe), network)  # type: ignore[arg-type]
 
 
-def train(
+def fit_network(
     run: Path,
     recipe: PredictorRecipe,
     network: Any,
@@ -173,20 +175,20 @@ def train(
     loss = counted_loss(network, device, recipe.train.precision)
     training = Training(
         run=run,
-        recipe=as_recipe(recipe),
+        recipe=transformer_recipe(recipe),
         network=network,
-        optimizer=make_optimizer(recipe, network),
+        optimizer=make_predictor_optimizer(recipe, network),
         loss=setup.compiled(loss) if recipe.train.compile == "yes" else loss,
         data=PredictorData(part, tokens.part("held_out"), recipe, network, device),
         reporter=reporter,
         metrics=MetricsFile(run / "metrics.jsonl", checkpoint.step if checkpoint else 0),
         interruption=interruption,
-        sample=lambda net, seed, poll: write_sample(net, tokenizer, recipe, seed, poll),
+        sample=lambda net, seed, poll: sample_predictor(net, tokenizer, recipe, seed, poll),
         pace=pace,
     )
     if checkpoint:
         training.restore(checkpoint)
-    reporter.begin(as_recipe(recipe), training.step)
+    reporter.begin(transformer_recipe(recipe), training.step)
     try:
         with runs.deterministic_kernels(recipe.train.deterministic == "yes"):
             training.go()
@@ -218,7 +220,7 @@ def mix(
     """
     m = recipe.model
     separator = m.separator if recipe.text.inside_documents == "yes" else None
-    choices = NGramChoices(n_vocab=m.n_vocab, order=recipe.mixture, separator=separator)
+    choices = NGramOptions(n_vocab=m.n_vocab, order=recipe.mixture, separator=separator)
     counted = Counted(count_part(part, choices, poll))
     network: Any = at_checkpoint(recipe, run, "best")[0]
     weight = fit_weight(network.log_probs(aside), counted.log_probs(aside))
@@ -235,7 +237,7 @@ def mix(
     training.last_evaluation = row
 
 
-def write_sample(
+def sample_predictor(
     network: nn.Module, tokenizer: Tokenizer, recipe: PredictorRecipe, seed: int, poll: Poll
 ) -> str | None:
     """What the network writes after the recipe's prompt; None where its logits are not finite."""

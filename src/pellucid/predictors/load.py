@@ -7,11 +7,11 @@ from torch import nn
 
 from pellucid.model.weights import check_finite, load_state
 from pellucid.predictors.mixture import Counted, Mixture
-from pellucid.predictors.neural import NeuralProbabilistic, NeuralProbabilisticChoices
+from pellucid.predictors.neural import NeuralProbabilistic, NeuralProbabilisticOptions
 from pellucid.predictors.ngram import NGram
+from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.recipe import PredictorRecipe, read_predictor_recipe
-from pellucid.predictors.recurrent import Recurrent, RecurrentChoices
-from pellucid.predictors.use import Predictor
+from pellucid.predictors.recurrent import Recurrent, RecurrentOptions
 from pellucid.text.tokenizer import load_tokenizer
 from pellucid.training.checkpoint import CheckpointError, named_checkpoint
 from pellucid.training.resolve_recipe import resolve_device
@@ -51,7 +51,7 @@ def at_checkpoint(recipe: PredictorRecipe, run: Path, checkpoint: str) -> tuple[
 
 def make_network(choices: Any) -> NeuralProbabilistic | Recurrent:
     """The module that a description describes."""
-    if isinstance(choices, NeuralProbabilisticChoices):
+    if isinstance(choices, NeuralProbabilisticOptions):
         return NeuralProbabilistic(choices)
-    assert isinstance(choices, RecurrentChoices)
+    assert isinstance(choices, RecurrentOptions)
     return Recurrent(choices)

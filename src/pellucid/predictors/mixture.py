@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from pellucid.model.shapes import Logits, Tokens
-from pellucid.predictors.choices import PredictorError, plain_forward
 from pellucid.predictors.ngram import NGram
+from pellucid.predictors.options import PredictorError, plain_forward
 
 
 class Counted(nn.Module):

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from pellucid.model.shapes import Logits, Tokens
-from pellucid.predictors.choices import Choices, at_least, plain_forward
 from pellucid.predictors.ngram import checked
+from pellucid.predictors.options import PredictorOptions, at_least, plain_forward
 
 #: inputs of one window when a text is scored
 WINDOW = 1024
@@ -20,7 +20,7 @@ LOGITS = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeuralProbabilisticChoices(Choices):
+class NeuralProbabilisticOptions(PredictorOptions):
     """y = b + W x + U tanh(d + H x),  x = (C(w_t), C(w_{t-1}), ..., C(w_{t-order+2}))
 
     Bengio et al. 2003, equation 1; S4 "Distributed Representations for Language Modeling".
@@ -56,7 +56,7 @@ class NeuralProbabilistic(nn.Module):
     h d_hidden; (n - 1) m |V| fewer without.
     """
 
-    def __init__(self, choices: NeuralProbabilisticChoices):
+    def __init__(self, choices: NeuralProbabilisticOptions):
         super().__init__()
         self.choices = choices
         width = choices.reach * choices.d_embed
@@ -118,7 +118,7 @@ def window_log_probs(network: nn.Module, ids: np.ndarray, n_vocab: int, length: 
     return out
 
 
-def initialise(network: nn.Module, seed: int) -> nn.Module:
+def initialise_predictor(network: nn.Module, seed: int) -> nn.Module:
     """Embeddings N(0, 1), matrices N(0, 1 / inputs), those that give logits a hundredth of that, biases 0.
 
     The logits begin near 0, so the first loss is near log n_vocab. Drawn in float64 from `seed` alone.

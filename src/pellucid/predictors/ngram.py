@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as read_tensors
 from safetensors.numpy import save as tensors_as_bytes
 
-from pellucid.predictors.counts import Level, count, locate, older_tokens
+from pellucid.predictors.counting import NGramLevel, count, locate, older_tokens
 from pellucid.text.regular import read_regular
 
 Smoothing = Literal["maximum-likelihood", "add-alpha", "kneser-ney", "modified-kneser-ney"]
@@ -42,7 +42,7 @@ class UnseenContextError(NGramError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NGramChoices:
+class NGramOptions:
     """An n-gram predictor, h being the last `order` - 1 tokens and h' those of h but the oldest.
 
     maximum-likelihood   P(w|h) = c(hw) / c(h), undefined where c(h) = 0   (Shannon 1948; S4 "Empirical
@@ -100,8 +100,8 @@ class Weights:
 class NGram:
     """Counts and the distribution they give. `notes` says in whole sentences what had to be settled."""
 
-    choices: NGramChoices
-    levels: list[Level]
+    choices: NGramOptions
+    levels: list[NGramLevel]
     n_tokens: int = 0
     discounts: list[tuple[float, ...]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -122,7 +122,7 @@ class NGram:
 
         Raises NGramError for choices that contradict each other, ids outside the vocabulary and fewer ids than order.
         """
-        choices = NGramChoices(n_vocab=n_vocab, order=order, smoothing=smoothing, alpha=alpha, separator=separator)
+        choices = NGramOptions(n_vocab=n_vocab, order=order, smoothing=smoothing, alpha=alpha, separator=separator)
         ids = checked(ids, n_vocab)
         if len(ids) < order:
             raise NGramError(f"{len(ids)} tokens are too few for order {order}: give more text, or a lower order")
@@ -156,7 +156,7 @@ class NGram:
         """What each level adds of its own, and how much it leaves to the level below; see NGramChoices."""
         return [self._weights(k, level) for k, level in enumerate(self.levels)]
 
-    def _weights(self, k: int, level: Level) -> Weights:
+    def _weights(self, k: int, level: NGramLevel) -> Weights:
         totals = level.totals(level.counts).astype(np.float64)
         if self.is_interpolated:
             taken = np.array([0.0, *self.discounts[k]])[np.minimum(level.counts, 3)]
@@ -305,8 +305,10 @@ class NGram:
                 raise NGramError(f"{folder} is of format {about['format']}, expected {FORMAT}: train it again")
             if hashlib.sha256(content).hexdigest() != about["sha256"]:
                 raise NGramError(f"{folder}/ngram.safetensors has changed since it was written: train it again")
-            choices, arrays = NGramChoices.from_dict(about["choices"]), read_tensors(content)
-            levels = [Level(choices.n_vocab, *(arrays[f"{k}.{name}"] for name in FIELDS)) for k in range(choices.order)]
+            choices, arrays = NGramOptions.from_dict(about["choices"]), read_tensors(content)
+            levels = [
+                NGramLevel(choices.n_vocab, *(arrays[f"{k}.{name}"] for name in FIELDS)) for k in range(choices.order)
+            ]
             return cls(choices, levels, about["n_tokens"])
         except OSError as error:
             raise NGramError(f"{folder} holds no n-gram predictor: {error.filename} cannot be read") from None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pellucid.generate.scoring import Score
-from pellucid.predictors.baselines import COUNTED, as_part, baselines, spread
+from pellucid.predictors.ngram_baselines import COUNTED, as_part, baselines, spread
 from pellucid.predictors.recipe import read_predictor_recipe
 from pellucid.text.files import Reading
 from pellucid.text.one_text import OneText, read_one_text

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_type_hints
 
 from pellucid.architecture import ArchitectureError, parse_value, resolve_field
-from pellucid.predictors.neural import NeuralProbabilisticChoices
-from pellucid.predictors.ngram import NGramChoices
-from pellucid.predictors.recurrent import RecurrentChoices
+from pellucid.predictors.neural import NeuralProbabilisticOptions
+from pellucid.predictors.ngram import NGramOptions
+from pellucid.predictors.recurrent import RecurrentOptions
 from pellucid.text.regular import read_regular
 from pellucid.training.config import EARLIER
 from pellucid.training.recipe import (
@@ -24,11 +24,11 @@ from pellucid.training.recipe import (
 )
 
 Kind = Literal["ngram", "neural-probabilistic", "recurrent"]
-Description = NGramChoices | NeuralProbabilisticChoices | RecurrentChoices
+Description = NGramOptions | NeuralProbabilisticOptions | RecurrentOptions
 KINDS: dict[str, type[Description]] = {
-    "ngram": NGramChoices,
-    "neural-probabilistic": NeuralProbabilisticChoices,
-    "recurrent": RecurrentChoices,
+    "ngram": NGramOptions,
+    "neural-probabilistic": NeuralProbabilisticOptions,
+    "recurrent": RecurrentOptions,
 }
 #: what the text decides
 FROM_TEXT = ("n_vocab", "separator", "documents")
@@ -80,7 +80,7 @@ class PredictorRecipe:
     @property
     def window(self) -> int:
         """Targets of one training window."""
-        return self.model.n_ctx if isinstance(self.model, RecurrentChoices) else WINDOW
+        return self.model.n_ctx if isinstance(self.model, RecurrentOptions) else WINDOW
 
     @property
     def tokens_per_step(self) -> int:
@@ -146,9 +146,9 @@ def make_predictor_recipe(
 def described_by_text(recipe: PredictorRecipe, n_vocab: int, separator: int) -> PredictorRecipe:
     """The recipe with what the tokenizer and the choice about documents say of the predictor."""
     inside = recipe.text.inside_documents == "yes"
-    if isinstance(recipe.model, NGramChoices):
+    if isinstance(recipe.model, NGramOptions):
         model: Description = replace(recipe.model, n_vocab=n_vocab, separator=separator if inside else None)
-    elif isinstance(recipe.model, NeuralProbabilisticChoices):
+    elif isinstance(recipe.model, NeuralProbabilisticOptions):
         word: Literal["inside", "across"] = "inside" if inside else "across"
         model = replace(recipe.model, n_vocab=n_vocab, separator=separator, documents=word)
     else:

@@ -7,12 +7,12 @@ import numpy as np
 from torch import nn
 
 from pellucid.model.shapes import Logits, Tokens
-from pellucid.predictors.choices import Choices, at_least, plain_forward
 from pellucid.predictors.neural import window_log_probs
+from pellucid.predictors.options import PredictorOptions, at_least, plain_forward
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentChoices(Choices):
+class RecurrentOptions(PredictorOptions):
     """y_i = c + V h_i, the logits of the token after i, with x_i = C(w_i) and h_{-1} = 0.
 
     elman  h_i = tanh(U x_i + W h_{i-1} + b)                                     (Elman 1990)
@@ -39,7 +39,7 @@ class RecurrentChoices(Choices):
 class Recurrent(nn.Module):
     """embed C, cell (U, W and biases, as torch.nn.RNN and torch.nn.GRU keep them), out (V, c)."""
 
-    def __init__(self, choices: RecurrentChoices):
+    def __init__(self, choices: RecurrentOptions):
         super().__init__()
         self.choices = choices
         self.embed = nn.Embedding(choices.n_vocab, choices.d_embed)

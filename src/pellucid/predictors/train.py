@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.predictors.baselines import baseline
 from pellucid.predictors.data import PredictorData
 from pellucid.predictors.fit import (
-    as_recipe,
     as_run,
-    build,
+    autotune_predictor,
+    build_predictor,
     count_part,
+    fit_network,
     measure_step,
     resolved,
-    settle,
-    train,
     trained_part,
+    transformer_recipe,
 )
-from pellucid.predictors.ngram import NGramChoices
+from pellucid.predictors.ngram import NGramOptions
+from pellucid.predictors.ngram_baselines import baseline
 from pellucid.predictors.recipe import (
     Kind,
     PredictorRecipe,
@@ -78,10 +78,10 @@ def train_predictor(
         raise RecipeError("no text was named: give at least one file or folder")
     recipe = make_predictor_recipe(tuple(str(Path(p)) for p in inputs), kind, fields or {}, length)
     check_tokenizer(recipe.text)
-    return start(recipe, None if out is None else Path(out), reporter)
+    return start_predictor(recipe, None if out is None else Path(out), reporter)
 
 
-def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) -> Run:
+def start_predictor(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) -> Run:
     """Read the text, decide what is open, write the run's folder, train or count."""
     run = choose_folder(out, recipe.inputs)
     seconds = 60 * recipe.train.minutes
@@ -89,13 +89,13 @@ def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) ->
     with Interruption(reporter) as interruption:
         device = resolve.resolve_device(recipe.train.device)
         try:
-            _, corpus, tokens, tokenizer = read_text(as_recipe(recipe), reporter, None, interruption)
+            _, corpus, tokens, tokenizer = read_text(transformer_recipe(recipe), reporter, None, interruption)
             recipe = described_by_text(recipe, tokenizer.n_vocab, tokenizer.separator)
             data = read_manifest(tokens.folder) | corpus.about()
-            if isinstance(recipe.model, NGramChoices):
+            if isinstance(recipe.model, NGramOptions):
                 return count_into(run, recipe, tokens, tokenizer, data, reporter, interruption)
-            network = build(recipe)
-            recipe = settle(recipe, tokens, interruption, pace)
+            network = build_predictor(recipe)
+            recipe = autotune_predictor(recipe, tokens, interruption, pace)
             PredictorData(trained_part(recipe, tokens)[0], tokens.part("held_out"), recipe, network, device)
             interruption.poll()
         except Interrupted:
@@ -103,9 +103,9 @@ def start(recipe: PredictorRecipe, out: Path | None, reporter: PlainReporter) ->
             return as_run(run, recipe, 0, exit_code=interruption.exit_code)
         n_parameters = sum(p.numel() for p in network.parameters())
         reporter.start([f"model: {recipe.kind}, {n_parameters:,} parameters; {recipe.n_steps:,} steps", f"run: {run}"])
-        write_folder(run, as_recipe(recipe), tokenizer, {"data.json": data})
+        write_folder(run, transformer_recipe(recipe), tokenizer, {"data.json": data})
         with only_one(run):
-            return train(run, recipe, network, tokens, tokenizer, reporter, interruption, pace)
+            return fit_network(run, recipe, network, tokens, tokenizer, reporter, interruption, pace)
 
 
 def count_into(
@@ -119,14 +119,16 @@ def count_into(
 ) -> Run:
     """Count the training part, measure on the held-out part, and save; Interrupted, with nothing written."""
     began = time.monotonic()
-    assert isinstance(recipe.model, NGramChoices)
+    assert isinstance(recipe.model, NGramOptions)
     with interruption.phase("counting") as phase:
         ngram = count_part(tokens.part("train"), recipe.model, phase)
     held_out = tokens.part("held_out")
     with interruption.phase("evaluating") as phase:
         log_probs = ngram.log_probs(held_out.read(0, len(held_out)), phase)
     interruption.poll()
-    write_folder(run, as_recipe(recipe), tokenizer, {"data.json": data}, lambda folder: ngram.save(folder / "ngram"))
+    write_folder(
+        run, transformer_recipe(recipe), tokenizer, {"data.json": data}, lambda folder: ngram.save(folder / "ngram")
+    )
     _, loss, bits = baseline("", -float(log_probs.mean()), held_out)
     finite = math.isfinite(loss)
     row = {"step": 0, "held_out_loss": loss if finite else None, "bits_per_byte": bits if finite else None}
@@ -166,7 +168,7 @@ def resume_predictor(
         recipe = replace(written, inputs=inputs or written.inputs)
         device, tokenizer = resolve.resolve_device(recipe.train.device), load_tokenizer(run)
         try:
-            _, _, tokens, _ = read_text(as_recipe(recipe), reporter, tokenizer, interruption)
+            _, _, tokens, _ = read_text(transformer_recipe(recipe), reporter, tokenizer, interruption)
         except Interrupted:
             reporter.note(f"interrupted before the first step: {run} is as it was")
             return as_run(run, recipe, max(steps_of(run), default=0), exit_code=interruption.exit_code)
@@ -178,22 +180,27 @@ def resume_predictor(
 
         def measure() -> float:
             with interruption.phase("measuring a step") as phase:
-                return measure_step(recipe, build(recipe).to(device), tokens, device, phase)
+                return measure_step(recipe, build_predictor(recipe).to(device), tokens, device, phase)
 
         minutes = length.get("minutes") or 0.0
         pace = Pace(60 * minutes, began + 60 * minutes) if minutes else None
-        n_trained, n_held_out = sum(p.numel() for p in build(recipe).parameters()), len(tokens.part("held_out"))
+        n_trained, n_held_out = (
+            sum(p.numel() for p in build_predictor(recipe).parameters()),
+            len(tokens.part("held_out")),
+        )
         if checkpoint and not any(length.values()):
-            pace = Pace.resumed(as_recipe(recipe), checkpoint.state)
+            pace = Pace.resumed(transformer_recipe(recipe), checkpoint.state)
         if pace:
             pace.know(n_held_out, n_trained)
         try:
             timed = pace if minutes else None
-            longer = resolved(runs.lengthen(as_recipe(recipe), step, length, measure, tokens, timed))
+            longer = resolved(runs.lengthen(transformer_recipe(recipe), step, length, measure, tokens, timed))
         except Interrupted:
             reporter.note(f"interrupted before the first step: {run} is as it was")
             return as_run(run, recipe, step, exit_code=interruption.exit_code)
         if longer != written:
             write_json(run / "recipe.json", longer.to_dict())
         set_aside(run, step)
-        return train(run, longer, build(longer), tokens, tokenizer, reporter, interruption, pace, checkpoint)
+        return fit_network(
+            run, longer, build_predictor(longer), tokens, tokenizer, reporter, interruption, pace, checkpoint
+        )

@@ -23,7 +23,7 @@ def peak_bytes(n_tokens: int, order: int) -> int:
 
 
 @dataclass(frozen=True)
-class Level:
+class NGramLevel:
     """The contexts of one length, and what followed each of them.
 
     contexts  int64 [n_contexts], increasing: number of the context one token shorter * n_vocab + oldest token;
@@ -71,7 +71,7 @@ def count(
     separator: int | None,
     lower: "Lower",
     poll: Callable[[], object] = lambda: None,
-) -> list[Level]:
+) -> list[NGramLevel]:
     """The levels of contexts of length 0 ... order - 1, shortest first; `poll` is called on the way and may raise.
 
     The longest contexts carry what was counted. Counts of shorter ones follow from it: `sum` is how often a
@@ -93,7 +93,7 @@ def count(
     numbers += ids[len(ids) - len(numbers) :]
     poll()
     events, counts = tally(numbers, len(contexts[-1]) * n_vocab)
-    levels = [Level(n_vocab, contexts[-1], events, counts)]
+    levels = [NGramLevel(n_vocab, contexts[-1], events, counts)]
     for length in range(order - 2, -1, -1):
         poll()
         shorter, token = np.divmod(events, n_vocab)
@@ -103,7 +103,7 @@ def count(
             keys = np.append(keys, first[length])
             weights = np.append(weights, 1 if lower == "sum" else 0)
         events, counts = add_up(keys, weights)
-        levels.append(Level(n_vocab, contexts[length], events, counts))
+        levels.append(NGramLevel(n_vocab, contexts[length], events, counts))
     return levels[::-1]
 
 

@@ -12,7 +12,7 @@ class PredictorError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
+class PredictorOptions:
     """A predictor of the next of `n_vocab` tokens; `separator` is the id that stands before every text."""
 
     n_vocab: int

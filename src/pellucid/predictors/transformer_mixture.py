@@ -7,9 +7,9 @@ from pellucid.generate.readers import evaluation_mode
 from pellucid.generate.scoring import score_tokens
 from pellucid.model import Transformer
 from pellucid.model.shapes import Logits, Tokens
-from pellucid.predictors.choices import PredictorError, plain_forward
 from pellucid.predictors.mixture import Counted, Mixture
-from pellucid.predictors.use import Predictor
+from pellucid.predictors.options import PredictorError, plain_forward
+from pellucid.predictors.predictor import Predictor
 from pellucid.text.tokenizer import Tokenizer
 
 
