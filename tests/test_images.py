@@ -12,14 +12,14 @@ from torch import nn
 
 import pellucid
 from pellucid.cli import main
-from pellucid.images import learning
-from pellucid.images import run as images_run
-from pellucid.images.learning import ImageTraining, classify, initialise, train_classifier
-from pellucid.images.network import ImageClassifier, ImagesError, patchify, unpatchify, vision
 from pellucid.reference import images as reference
 from pellucid.text.batches import permute
 from pellucid.training import reporter as display
 from pellucid.training.checkpoint import steps_of
+from pellucid.vision import learning
+from pellucid.vision import run as images_run
+from pellucid.vision.learning import ImageTraining, classify, initialise_classifier, train_classifier
+from pellucid.vision.network import ImageClassifier, ImagesError, patchify, unpatchify, vision
 
 SIZES = st.tuples(*(st.integers(1, 3) for _ in range(4)))
 
@@ -70,7 +70,7 @@ def test_the_published_size():
 def test_every_patch_reaches_the_class_whatever_its_place():
     """Bidirectional; and with the positions made equal, the order of the patches does not matter."""
     model = small().double()
-    initialise(model, 1, 0.3)
+    initialise_classifier(model, 1, 0.3)
     images = torch.randn(1, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         before = model(images)

@@ -5,11 +5,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from pellucid.images.run import ImageRun
 from pellucid.language_model import LanguageModel, load, train
 from pellucid.text.documents import bundled
 from pellucid.training.metrics import read_metrics
 from pellucid.training.run import Run, read_recipe
+from pellucid.vision.run import ImageRun
 
 HERE = Path("runs/demo")
 PROMPTS = ("ROMEO:\n", "KING RICHARD III:\n", "First Citizen:\n")

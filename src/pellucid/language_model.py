@@ -24,8 +24,6 @@ from pellucid.hub.families import FamilyError
 from pellucid.hub.read import LoadWarning, find_folder, open_folder
 from pellucid.hub.read import fill as fill_network
 from pellucid.hub.targets import PRESET_FOR, Target, check_target
-from pellucid.images.run import KIND as IMAGES
-from pellucid.images.run import ImageModel, ImageRun, load_images, train_images
 from pellucid.lens.analysis.heads import Heads
 from pellucid.lens.generation_trace import GenerationTrace, generate_traced
 from pellucid.lens.opened import Opened
@@ -64,6 +62,8 @@ from pellucid.training.run import Run
 from pellucid.training.run_dir import read_json
 from pellucid.training.text_parts import HeldOut, add_held_out
 from pellucid.verify import Report, verify
+from pellucid.vision.run import KIND as IMAGES
+from pellucid.vision.run import ImageModel, ImageRun, load_images, train_images
 
 
 class ModelError(ValueError):
@@ -270,7 +270,7 @@ def train(
     """Train a language model on text files and folders, into the run folder `out` (runs/NAME unless given).
 
     predictor   transformer unless given, or ngram, neural-probabilistic, recurrent (`pellucid.predictors`), with
-                their own fields; image-classifier reads a .npz file of images and labels (`pellucid.images.run`), its
+                their own fields; image-classifier reads a .npz file of images and labels (`pellucid.vision.run`), its
                 length in epochs
     preset      an architecture of `pellucid.presets`. Without one, and without sizes among the fields, a run of
                 minutes is sized to its text and time (`pellucid.plan.sizing`), and one of another length is "small"

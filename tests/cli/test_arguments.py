@@ -238,7 +238,7 @@ def test_python_checks_the_destination_first(tmp_path, monkeypatch):
     monkeypatch.setattr("pellucid.training.run.read_input", fail)
     monkeypatch.setattr("pellucid.conversion.read_model", fail)
     monkeypatch.setattr("pellucid.text.making.read_corpus", fail)
-    monkeypatch.setattr("pellucid.images.run.read_images", fail)
+    monkeypatch.setattr("pellucid.vision.run.read_images", fail)
     monkeypatch.setattr("pellucid.predictors.train.read_text", fail)
     with pytest.raises(DestinationError):
         pellucid.train(file, out=file / "run", steps=1)

@@ -18,9 +18,9 @@ from pellucid import cli
 from pellucid.cli import TOKENIZER_COMMANDS, examples_of
 from pellucid.cli.completion import completion
 from pellucid.cli.fields import fitted, meanings, sections
-from pellucid.images.run import PARTS as IMAGE_PARTS
 from pellucid.predictors.recipe import KINDS, predictor_fields
 from pellucid.training.recipe import PARTS, TextOptions, recipe_fields
+from pellucid.vision.run import PARTS as IMAGE_PARTS
 
 SOURCE = Path(pellucid.__file__).parent
 ROOT = SOURCE.parent.parent

@@ -18,7 +18,6 @@ from tiny import assert_same_run, forked, recipe_for, resume, start, write_text
 
 from pellucid import cli
 from pellucid.generate import samples
-from pellucid.images import learning
 from pellucid.plan import sizing
 from pellucid.predictors import counting as counts
 from pellucid.predictors import ngram_baselines as baselines
@@ -29,6 +28,7 @@ from pellucid.training import loop, measure
 from pellucid.training.checkpoint import steps_of
 from pellucid.training.loop import Training
 from pellucid.training.resolve_recipe import resolve_batch
+from pellucid.vision import learning
 
 #: seconds after which a process that should have stopped is taken for hung
 HANG = 60

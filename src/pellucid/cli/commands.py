@@ -201,7 +201,7 @@ def score(
     check_run_for_baselines(model, output)
     loaded = mixed_from(model, model_options)
 
-    from pellucid.images.run import ImageModel
+    from pellucid.vision.run import ImageModel
 
     if isinstance(loaded, ImageModel):
         if wrong := [name for name, value in {**vars(input), **vars(output)}.items() if value]:

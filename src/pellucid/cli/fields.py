@@ -135,7 +135,7 @@ def predictor_sections(kind: str) -> Iterator[Section]:
 
 def image_sections() -> Iterator[Section]:
     """The fields of an image classifier."""
-    from pellucid.images.run import PARTS, ImageRecipe
+    from pellucid.vision.run import PARTS, ImageRecipe
 
     for part, choices in PARTS.items():
         yield section(part, choices, f"{part}.", [f.name for f in dataclasses.fields(choices)], choices())

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pellucid.images.learning import check_labels
-from pellucid.images.network import ImagesError
+from pellucid.vision.learning import check_labels
+from pellucid.vision.network import ImagesError
 
 
 def read_images(path: str | Path) -> tuple[np.ndarray, np.ndarray]:

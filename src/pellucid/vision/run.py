@@ -12,9 +12,6 @@ from typing import Any, Self, get_type_hints
 import numpy as np
 
 from pellucid.architecture import ArchitectureError, parse_value, resolve_field
-from pellucid.images.data import channels_first, read_images
-from pellucid.images.learning import REMEDY, ImageTraining, check_labels, class_log_probs, classify, epochs
-from pellucid.images.network import ImageClassifier, ImagesError, vision
 from pellucid.model.weights import check_finite, load_state, state_of
 from pellucid.text.batches import permute
 from pellucid.training.checkpoint import (
@@ -35,12 +32,15 @@ from pellucid.training.recipe import RecipeError
 from pellucid.training.reporter import PlainReporter, make_reporter
 from pellucid.training.resolve_recipe import resolve_device
 from pellucid.training.run_dir import choose_folder, read_json
+from pellucid.vision.data import channels_first, read_images
+from pellucid.vision.learning import REMEDY, ImageTraining, check_labels, class_log_probs, classify, epochs
+from pellucid.vision.network import ImageClassifier, ImagesError, vision
 
 KIND = "image-classifier"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageChoices:
+class ImageOptions:
     """The network: patches of `patch` x `patch` pixels, and the sizes of its blocks."""
 
     #: side of a square patch in pixels; 0: chosen by the images
@@ -59,7 +59,7 @@ class ImageRecipe:
     mean and deviation of the training pixels, by which every image is shifted and divided."""
 
     inputs: tuple[str, ...]
-    model: ImageChoices = field(default_factory=ImageChoices)
+    model: ImageOptions = field(default_factory=ImageOptions)
     train: ImageTraining = field(default_factory=ImageTraining)
     #: share of the images that is never trained on
     held_out: float = 0.1
@@ -76,7 +76,7 @@ class ImageRecipe:
         """The recipe of a run's folder; RecipeError where it is none of an image classifier."""
         values = read_json(run / "recipe.json")
         try:
-            parts = {"model": ImageChoices(**values.pop("model")), "train": ImageTraining(**values.pop("train"))}
+            parts = {"model": ImageOptions(**values.pop("model")), "train": ImageTraining(**values.pop("train"))}
             made = cls(**{**values, **parts, "inputs": tuple(values["inputs"]), "shape": tuple(values["shape"])})
         except (TypeError, KeyError, AttributeError) as error:
             raise RecipeError(f"{run / 'recipe.json'} is not the recipe of an image classifier: {error}") from None
@@ -97,7 +97,7 @@ class ImageRecipe:
         return ((images - self.mean) / self.deviation).astype(np.float32)
 
 
-PARTS: dict[str, type] = {"model": ImageChoices, "train": ImageTraining}
+PARTS: dict[str, type] = {"model": ImageOptions, "train": ImageTraining}
 
 
 def make_image_recipe(inputs: tuple[str, ...], changes: Mapping[str, Any]) -> ImageRecipe:
@@ -112,7 +112,7 @@ def make_image_recipe(inputs: tuple[str, ...], changes: Mapping[str, Any]) -> Im
             of[part][last] = parse_value(full, value, get_type_hints(PARTS[part] if part else ImageRecipe)[last])
         except ArchitectureError as error:
             raise RecipeError(str(error)) from None
-    made = ImageRecipe(inputs=inputs, model=ImageChoices(**of["model"]), train=ImageTraining(**of["train"]), **of[""])
+    made = ImageRecipe(inputs=inputs, model=ImageOptions(**of["model"]), train=ImageTraining(**of["train"]), **of[""])
     m, t = made.model, made.train
     for name, value, least in (
         ("model.patch", m.patch, 0),

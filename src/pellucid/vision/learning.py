@@ -10,11 +10,11 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pellucid.images.network import ImageClassifier, Images, ImagesError
 from pellucid.text.batches import permute
 from pellucid.training.loop import PATIENCE, NumericsError, step_seed
 from pellucid.training.optimizer import Optimizer
 from pellucid.training.schedule import rate_factor
+from pellucid.vision.network import ImageClassifier, Images, ImagesError
 
 NOT_FINITE = "the loss or the gradient was not finite"
 REMEDY = "the checkpoints of earlier epochs are kept. Lower learning_rate"
@@ -38,7 +38,7 @@ class ImageTraining:
     seed: int = 1337
 
 
-def initialise(model: ImageClassifier, seed: int, std: float) -> None:
+def initialise_classifier(model: ImageClassifier, seed: int, std: float) -> None:
     """Matrices N(0, std^2), each drawn by its own generator; biases 0 and gains 1."""
     for k, (name, p) in enumerate(model.named_parameters()):
         if p.ndim < 2:
@@ -75,7 +75,7 @@ def epochs(
     NumericsError after three steps in a row whose loss or gradient is not finite.
     """
     check_labels(images, labels, model.head.out_features)
-    initialise(model, choices.seed, choices.init_std)
+    initialise_classifier(model, choices.seed, choices.init_std)
     c, n = choices, len(images)
     optimizer = Optimizer(
         model,
