@@ -35,7 +35,7 @@ def write_checkpoint(folder: Path, megabytes: float, shards: int, layout: str) -
     from pellucid.hub.families import config_of, each_to_theirs
     from pellucid.hub.write import write_object, write_tensors
     from pellucid.presets import preset
-    from pellucid.text.tokenizer import train_tokenizer
+    from pellucid.text.tokenizers.tokenizer import train_tokenizer
 
     tokenizer = train_tokenizer("bpe", ["to be, or not to be. to be, or not to be"], 260)
     d_model = max(64, 64 * round((megabytes * 1e6 / 4 / 12 / 12) ** 0.5 / 64))

@@ -32,7 +32,7 @@ def gguf_of_the_shape(folder: Path, weights: str) -> str:
     from pellucid.model import Transformer
     from pellucid.model.weights import initialise
     from pellucid.presets import preset, with_vocabulary
-    from pellucid.text.tokenizer import train_tokenizer
+    from pellucid.text.tokenizers.tokenizer import train_tokenizer
 
     path = folder / f"{weights}.gguf"
     a = replace(with_vocabulary(preset("gpt2"), SHAPE["n_vocab"]), n_ctx=SHAPE["n_ctx"])

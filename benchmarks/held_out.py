@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from pellucid.predictors.ngram import NGram
-from pellucid.text import prepare, read_corpus, train_tokenizer
+from pellucid.text import prepare_tokens, read_corpus, train_tokenizer
 from pellucid.text.split import Rule, split_corpus
-from pellucid.text.tokens import Part
+from pellucid.text.tokens.store import Part
 
 BOOK, LANGUAGES = "austen-emma.txt", ("amh", "ell_monotonic", "hin", "jpn", "rus")
 NOTES, SHORTEST, LONGEST, RIGHTS = 90, 400, 2500, 900
@@ -68,7 +68,7 @@ def row(folder: Path, rule: Rule, seed: int) -> str:
     counts = [sum(name.startswith(start) for name in whole) for start in (BOOK, "note", "rights")]
     tokenizer = train_tokenizer("bpe", split.texts("train"), VOCABULARY)
     with tempfile.TemporaryDirectory() as cache:
-        tokens = prepare(split, tokenizer, cache, workers=0)
+        tokens = prepare_tokens(split, tokenizer, cache, workers=0)
         train, held_out = tokens.part("train"), tokens.part("held_out")
         ids = train.read(0, len(train))
         unigram, trigram = (NGram.train(ids, tokens.n_vocab, order) for order in (1, 3))

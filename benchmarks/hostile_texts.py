@@ -8,9 +8,9 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from pellucid.text.bpe import PATTERNS
-from pellucid.text.interface import Tokenizer
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text.tokenizers.bpe import PATTERNS
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 
 UNITS = {
     "one letter": "a",

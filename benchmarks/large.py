@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.side_by_side import BenchmarkError
-from pellucid.text.documents import bundled
+from pellucid.text.read.documents import bundled
 
 FILE = 1 << 24
 #: lines that are drawn from, and the share of them that has a made-up word at its end

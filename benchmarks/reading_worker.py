@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 def ours(files: list[str], tokenizer: str, out: str) -> int:
     """Counted, hashed, split, encoded, and written as tokens of two parts; separators are not counted."""
-    from pellucid.text import load_tokenizer, prepare, read_corpus, split_corpus
+    from pellucid.text import load_tokenizer, prepare_tokens, read_corpus, split_corpus
 
-    tokens = prepare(split_corpus(read_corpus(files)), load_tokenizer(tokenizer), out)
+    tokens = prepare_tokens(split_corpus(read_corpus(files)), load_tokenizer(tokenizer), out)
     return sum(part["tokens"] - part["documents"] for part in tokens.manifest["parts"].values())
 
 

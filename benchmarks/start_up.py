@@ -30,7 +30,7 @@ def save_own(folder: Path) -> Path:
     from pellucid.language_model import LanguageModel
     from pellucid.model import Transformer
     from pellucid.model.weights import initialise
-    from pellucid.text.tokenizer import train_tokenizer
+    from pellucid.text.tokenizers.tokenizer import train_tokenizer
 
     tokenizer = train_tokenizer("byte", iter(["text"]))
     a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=256, d_model=128, n_layers=4)

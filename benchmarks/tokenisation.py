@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    from pellucid.text.tokenizer import train_tokenizer
+    from pellucid.text.tokenizers.tokenizer import train_tokenizer
 
     text = options.file.read_text(encoding="utf-8")
     ours = train_tokenizer("bpe", iter([text]), options.vocabulary)

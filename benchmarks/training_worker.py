@@ -102,8 +102,8 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     from dataclasses import replace
 
     from pellucid.presets import with_vocabulary
-    from pellucid.text.batches import Batches
-    from pellucid.text.tokens import Part
+    from pellucid.text.tokens.batches import Batches
+    from pellucid.text.tokens.store import Part
     from pellucid.training import build as setup
     from pellucid.training import loop
     from pellucid.training import resolve_recipe as resolve

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pellucid import LanguageModel, load, train
-from pellucid.text.documents import bundled
+from pellucid.text.read.documents import bundled
 from pellucid.training.checkpoint import steps_of
 
 FOLDER = Path(__file__).parents[1] / "runs" / "examples" / "characters"

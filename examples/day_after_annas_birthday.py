@@ -25,7 +25,7 @@ from pellucid.lens import trace
 from pellucid.lens.show import Figure, inspect_page
 from pellucid.model import Transformer
 from pellucid.model.tap import Recorder
-from pellucid.text.words import WordTokenizer
+from pellucid.text.tokenizers.words import WordTokenizer
 
 PEOPLE = ("Anna", "Bikram")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")

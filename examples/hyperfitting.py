@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import svg
 from character_model import character_model, held_out_windows
 from pellucid import LanguageModel
-from pellucid.text.documents import bundled
+from pellucid.text.read.documents import bundled
 
 WINDOWS, STEPS, ENOUGH, RATE = 32, 600, 0.04, 2e-3
 PROMPTS, WRITTEN, RUN = 20, 192, 16

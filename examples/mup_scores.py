@@ -16,7 +16,7 @@ import svg
 from pellucid.architecture import Architecture, Attention
 from pellucid.model import Transformer
 from pellucid.model.tap import Recorder
-from pellucid.text.documents import bundled
+from pellucid.text.read.documents import bundled
 
 WIDTHS, BASE = (64, 128, 256, 512), 64
 STEPS, RATE, BATCH, LENGTH = 8, 0.01, 8, 32

@@ -19,7 +19,7 @@ import svg
 from character_model import character_model
 from pellucid import LanguageModel
 from pellucid.reference.predictors import conditional_entropies, shannon_approximation
-from pellucid.text.documents import bundled
+from pellucid.text.read.documents import bundled
 
 SAMPLE = 1_000_000
 #: what Shannon found for printed English of 27 symbols (1951, table 1)

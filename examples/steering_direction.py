@@ -18,7 +18,7 @@ from pellucid.architecture import MLP, Architecture, Attention
 from pellucid.language_model import LanguageModel
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 
 CALM, LOUD, MARKS = "abcdefghij", "ABCDEFGHIJ", " ,.;!?"
 LENGTH, STEPS, BATCH, RATE = 32, 400, 48, 3e-3

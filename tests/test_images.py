@@ -13,7 +13,7 @@ from torch import nn
 import pellucid
 from pellucid.cli import main
 from pellucid.reference import images as reference
-from pellucid.text.batches import permute
+from pellucid.text.tokens.batches import permute
 from pellucid.training import reporter as display
 from pellucid.training.checkpoint import steps_of
 from pellucid.vision import learning

@@ -20,7 +20,7 @@ from pellucid.model.attention import Attention
 from pellucid.model.mask import Mask
 from pellucid.model.norm import INNER, Identity
 from pellucid.names import ROWS, names, row
-from pellucid.text.tokenizer import SEPARATOR, ByteTokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import SEPARATOR, ByteTokenizer, train_tokenizer
 from pellucid.verify import Parts, verify
 from pellucid.verify.comparison import Subject, compare_tensors
 from pellucid.verify.examine import longest_row

@@ -15,10 +15,10 @@ import pellucid
 from pellucid import yardstick
 from pellucid.predictors.ngram_baselines import Baseline, baselines
 from pellucid.predictors.repeats import Repeats, repeats, window_hashes, window_length
-from pellucid.text.pair_tokens import encode_pairs
-from pellucid.text.pairs import read_pairs, split_pairs
-from pellucid.text.tokenizer import ByteTokenizer
-from pellucid.text.tokens import Part
+from pellucid.text.read.pairs import read_pairs, split_pairs
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer
+from pellucid.text.tokens.pairs import encode_pairs
+from pellucid.text.tokens.store import Part
 from pellucid.training.checkpoint import folder_of, steps_of
 from pellucid.training.overfitting import Curve
 

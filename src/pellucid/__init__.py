@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pellucid.language_model import load as load
     from pellucid.language_model import train as train
     from pellucid.presets import preset as preset
-    from pellucid.text.making import train_tokenizer as train_tokenizer
-    from pellucid.text.tokenizer import load_tokenizer as load_tokenizer
+    from pellucid.text.tokenizers.from_files import train_tokenizer_on_files as train_tokenizer_on_files
+    from pellucid.text.tokenizers.tokenizer import load_tokenizer as load_tokenizer
 
 __version__ = "0.1.0"
 
@@ -30,10 +30,10 @@ _HOMES = {
     "convert": "pellucid.conversion",
     "count_parameters": "pellucid.architecture",
     "load": "pellucid.language_model",
-    "load_tokenizer": "pellucid.text.tokenizer",
+    "load_tokenizer": "pellucid.text.tokenizers.tokenizer",
     "preset": "pellucid.presets",
     "train": "pellucid.language_model",
-    "train_tokenizer": "pellucid.text.making",
+    "train_tokenizer": "pellucid.text.tokenizers.from_files",
 }
 # train is a function here and also the name of a room, which importing would put in its place
 __all__ = ["__version__", *sorted(_HOMES)]

@@ -41,7 +41,7 @@ from pellucid.hub.write import (
 )
 from pellucid.model import Transformer
 from pellucid.model.weights import state_of
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.training.metrics import read_metrics
 from pellucid.training.run_dir import load_run, read_json, read_recipe
 from pellucid.verify.parity import (

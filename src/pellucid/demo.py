@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from pellucid.language_model import LanguageModel, load, train
-from pellucid.text.documents import bundled
+from pellucid.text.read.documents import bundled
 from pellucid.training.metrics import read_metrics
 from pellucid.training.run import Run, read_recipe
 from pellucid.vision.run import ImageRun

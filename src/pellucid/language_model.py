@@ -41,9 +41,9 @@ from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.train import Kind, train_predictor
 from pellucid.predictors.transformer_mixture import mixed_with
 from pellucid.report.ending import beside, finish
-from pellucid.text.files import Reading
 from pellucid.text.ids import IdTokenizer
-from pellucid.text.tokenizer import Tokenizer
+from pellucid.text.read.find import ReadOptions
+from pellucid.text.tokenizers.tokenizer import Tokenizer
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import steps_of
 from pellucid.training.recipe import (
@@ -126,7 +126,7 @@ class LanguageModel(Opened):
         start: Literal["separator", "none"] = "separator",
         stride: int | None = None,
         batch: int = 8,
-        reading: Reading | None = None,
+        reading: ReadOptions | None = None,
         baselines: bool = False,
         progress: Progress | None = None,
     ) -> Score:

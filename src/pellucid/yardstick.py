@@ -15,8 +15,8 @@ from pellucid.architecture import count_parameters
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_part, baseline, baselines, rows_of, spread
 from pellucid.predictors.repeats import Repeats, repeats
-from pellucid.text.pair_tokens import PairTokens
-from pellucid.text.tokens import Part, Tokens
+from pellucid.text.tokens.pairs import PairTokens
+from pellucid.text.tokens.store import Part, Tokens
 from pellucid.training.recipe import Recipe
 from pellucid.training.run import Run
 from pellucid.training.run_dir import read_json

@@ -21,7 +21,7 @@ from pellucid.generate.pack_weights import Weights
 from pellucid.generate.sampling import Sampling
 from pellucid.hub.families import FamilyError
 from pellucid.hub.files import FolderError
-from pellucid.text.tokenizer import TokenizerError
+from pellucid.text.tokenizers.tokenizer import TokenizerError
 
 #: what is wrong, and words of the one line that says so; `run` is a folder, `text` a file, `new` is not there
 WRONG = {
@@ -237,7 +237,7 @@ def test_python_checks_the_destination_first(tmp_path, monkeypatch):
     file.write_text("to be, or not to be")
     monkeypatch.setattr("pellucid.training.run.read_input", fail)
     monkeypatch.setattr("pellucid.conversion.read_model", fail)
-    monkeypatch.setattr("pellucid.text.making.read_corpus", fail)
+    monkeypatch.setattr("pellucid.text.tokenizers.from_files.read_corpus", fail)
     monkeypatch.setattr("pellucid.vision.run.read_images", fail)
     monkeypatch.setattr("pellucid.predictors.train.read_text", fail)
     with pytest.raises(DestinationError):
@@ -255,14 +255,14 @@ def test_python_checks_the_destination_first(tmp_path, monkeypatch):
     with pytest.raises(FolderError, match="goes with to = gguf"):
         convert(tmp_path, tmp_path / "out", weights="q8_0")
     with pytest.raises(DestinationError):
-        pellucid.train_tokenizer(file, out=file)
+        pellucid.train_tokenizer_on_files(file, out=file)
     for wrong in (
         {"kind": "char", "vocabulary": 9},
         {"kind": "word", "pattern": "gpt4"},
         {"kind": "byte", "share": 0.5},
     ):
         with pytest.raises(TokenizerError, match="leave it out"):
-            pellucid.train_tokenizer(file, **wrong)
+            pellucid.train_tokenizer_on_files(file, **wrong)
 
 
 def test_the_model_to_start_from_is_loaded_last(tmp_path, monkeypatch):

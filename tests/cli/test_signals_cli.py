@@ -11,7 +11,7 @@ from tests.training.tiny import forked, start, write_text
 
 from pellucid import cli, conversion
 from pellucid.plan import speed
-from pellucid.text import documents
+from pellucid.text.read import documents
 
 HANG = 60
 

@@ -11,7 +11,7 @@ import torch
 from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.language_model import LanguageModel
-from pellucid.text.tokenizer import ByteTokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer, train_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")

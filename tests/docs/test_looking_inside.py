@@ -9,7 +9,7 @@ from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.language_model import LanguageModel
 from pellucid.names import TABLE
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "looking-inside.md").read_text(encoding="utf-8")
 

@@ -9,7 +9,7 @@ from tests.drawing import make_network
 from pellucid.architecture import Architecture, Attention
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.fill import fill
-from pellucid.text.tokenizer import ByteTokenizer
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer().with_special("<|mask|>")
 BIDIRECTIONAL = Architecture(

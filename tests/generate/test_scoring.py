@@ -15,8 +15,8 @@ from pellucid.architecture import Architecture, Attention
 from pellucid.generate import GenerationError, ScoringError, score, score_continuation, score_tokens
 from pellucid.generate.scoring import lay_windows
 from pellucid.model import Transformer
-from pellucid.text.external import ExternalTokenizer
-from pellucid.text.tokenizer import ByteTokenizer, CharTokenizer, train_tokenizer
+from pellucid.text.tokenizers.external import ExternalTokenizer
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, train_tokenizer
 
 BYTES = ByteTokenizer()
 TEXT = "to be or not to be, naïve café — ещё 日本語 🙂 "

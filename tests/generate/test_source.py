@@ -13,7 +13,7 @@ from pellucid.architecture import Architecture
 from pellucid.generate import GenerationError, Sampling, generate, generate_ids, score, score_tokens, stream_generate
 from pellucid.generate.beams import search_beams
 from pellucid.model.transformer import Backbone
-from pellucid.text.tokenizer import ByteTokenizer
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
 TOLERANCE = 1e-12
 SAMPLINGS = st.sampled_from([Sampling(temperature=0), Sampling(), Sampling(temperature=0.7, top_k=4)])

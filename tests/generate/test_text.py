@@ -10,7 +10,7 @@ from scripted import speaking
 from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.generate import GenerationError, PromptCut, generate, stream_generate
-from pellucid.text.tokenizer import ByteTokenizer, CharTokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, train_tokenizer
 
 BYTES = ByteTokenizer()
 SAMPLE = "the cat sat on the mat, naïve café — ещё 日本語 🙂 the cat sat. " * 3

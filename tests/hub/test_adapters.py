@@ -16,7 +16,7 @@ from pellucid.cli import main
 from pellucid.hub.read import open_folder
 from pellucid.language_model import LanguageModel
 from pellucid.model.weights import state_of
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 from pellucid.training.checkpoint import folder_of, steps_of
 from pellucid.training.metrics import read_metrics
 from pellucid.training.recipe import RecipeError

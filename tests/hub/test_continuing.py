@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import pellucid
 from pellucid.cli import main
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 from pellucid.training.metrics import read_metrics
 from pellucid.training.recipe import RecipeError
 

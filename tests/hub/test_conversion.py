@@ -20,7 +20,7 @@ from pellucid.hub.write import families_for, write_tensors
 from pellucid.language_model import LanguageModel
 from pellucid.model.weights import state_of
 from pellucid.presets import preset
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 from pellucid.verify.parity import ParityError
 
 SIZES = {"n_layers": 2, "d_model": 32, "n_heads": 4, "n_ctx": 64}

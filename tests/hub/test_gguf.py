@@ -22,7 +22,7 @@ from pellucid.hub.gguf_file import apart, interleaved, read_gguf, shape_of, toke
 from pellucid.language_model import LanguageModel
 from pellucid.presets import preset
 from pellucid.reference.embedding import scaled_frequencies
-from pellucid.text.tokenizer import load_tokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 16}

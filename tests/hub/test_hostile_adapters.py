@@ -9,7 +9,7 @@ from their_folders import write_theirs
 
 from pellucid.hub.adapters import CONFIG, TENSORS, Change, write_adapter
 from pellucid.hub.read import open_folder
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 
 MODULE = "transformer.h.0.attn.c_attn"
 NAME = f"base_model.model.{MODULE}.lora_A.weight"

@@ -15,7 +15,7 @@ from pellucid.hub import config_of, to_theirs
 from pellucid.hub.read import open_folder
 from pellucid.model.weights import state_of
 from pellucid.presets import preset
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 
 SIZES = {"n_layers": 2, "d_model": 16, "n_heads": 2, "n_ctx": 16}
 
@@ -214,7 +214,7 @@ def test_nothing_outside_the_folder_is_opened_and_memory_stays(sound, tmp_path):
         import resource, sys
         from pathlib import Path
         from pellucid.hub.read import open_folder
-        import tokenizers, torch, safetensors, pellucid.text.bpe
+        import tokenizers, torch, safetensors, pellucid.text.tokenizers.bpe
         root, opened = Path(sys.argv[1]).resolve(), []
         sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" else None)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -21,7 +21,7 @@ from pellucid.language_model import LanguageModel, ModelError
 from pellucid.model.embed import ReadoutError
 from pellucid.model.weights import WeightsError
 from pellucid.text.ids import IdTokenizer
-from pellucid.text.tokenizer import TokenizerError, load_tokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import TokenizerError, load_tokenizer, train_tokenizer
 
 TEXT = "To be, or not to be: that is the question."
 

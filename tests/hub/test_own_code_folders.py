@@ -21,7 +21,7 @@ from pellucid.hub.own_code import auto_classes, model_class
 from pellucid.hub.standalone import code_files, loader
 from pellucid.language_model import LanguageModel
 from pellucid.presets import PRESETS, preset
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 from pellucid.verify.cases import segments
 from pellucid.verify.comparison import run as logits_of
 

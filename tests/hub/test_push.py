@@ -8,7 +8,7 @@ from drawing import make_network
 from pellucid.cli import main
 from pellucid.language_model import LanguageModel
 from pellucid.presets import preset
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 
 SIZES = {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 8, "mlp.activation": "gelu_tanh"}
 

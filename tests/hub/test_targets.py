@@ -14,7 +14,7 @@ from pellucid.hub.write import exported_as
 from pellucid.plan import as_dict, lines_of, make_plan, sizing
 from pellucid.presets import PRESETS, preset
 from pellucid.report.page import write_page
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 from pellucid.training.recipe import RecipeError, make_recipe
 from pellucid.training.resolve_recipe import with_length
 

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from pellucid.hub.write import write_tokenizer
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 GPT2 = {"n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4}
 LLAMA = {

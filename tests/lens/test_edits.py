@@ -26,7 +26,7 @@ from pellucid.names import writers as names_of_writers
 from pellucid.reference import transformer as reference
 from pellucid.reference.edits import apply_edit, edit_functions
 from pellucid.reference.tap import TensorRecorder
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 4, "n_kv_heads": 2})

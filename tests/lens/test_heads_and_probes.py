@@ -14,7 +14,7 @@ from pellucid.lens.analysis.heads import KINDS, detect_heads, head_scores, repea
 from pellucid.lens.analysis.steering import activations, direction, fit_probe, mean_activation
 from pellucid.model import Transformer
 from pellucid.names import axes, names
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 from running import any_architectures, draw_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=12, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})

@@ -23,7 +23,7 @@ from pellucid.lens.analysis.patching import patch
 from pellucid.lens.show import Figure, inspect_page, packing
 from pellucid.lens.show.figure import SCRIPTS, asset
 from pellucid.lens.show.panels import attribute_everywhere
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})

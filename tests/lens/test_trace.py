@@ -14,7 +14,7 @@ from pellucid.model.weights import state_of
 from pellucid.names import names
 from pellucid.reference import transformer as reference
 from pellucid.reference.tap import TensorRecorder
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 from running import any_architectures, call, draw_tokens, source_tokens
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})

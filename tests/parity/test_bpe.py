@@ -8,8 +8,8 @@ import tokenizers
 from transformers import GPT2Tokenizer
 
 from pellucid.reference.bpe import BPE, BYTES, Pair, bpe_decode, bpe_encode, read_gpt2_merges, token_bytes
-from pellucid.text.bpe import GPT2_PATTERN
-from pellucid.text.tokenizer import SEPARATOR, Tokenizer, load_tokenizer, train_tokenizer
+from pellucid.text.tokenizers.bpe import GPT2_PATTERN
+from pellucid.text.tokenizers.tokenizer import SEPARATOR, Tokenizer, load_tokenizer, train_tokenizer
 
 SAMPLES = [
     "",

@@ -22,7 +22,7 @@ from pellucid.model import Cache
 from pellucid.model.positions import Relative
 from pellucid.model.weights import state_of
 from pellucid.reference.embedding import relative_buckets
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 
 TOLERANCE = 1e-12
 OF_PAIRS = [case for case in CASES if case[0] in PAIRS]

@@ -16,7 +16,7 @@ from pellucid.predictors import counting as counts
 from pellucid.predictors import ngram
 from pellucid.predictors.ngram import FALLBACK, NGram, NGramError, NGramOptions, UnseenContextError
 from pellucid.reference.predictors import ngram_counts, ngram_probability
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 
 SMOOTHINGS = ("maximum-likelihood", "add-alpha", "kneser-ney", "modified-kneser-ney")
 

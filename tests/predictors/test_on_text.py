@@ -11,8 +11,8 @@ import pellucid
 from pellucid.cli import main
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import ORDERS
-from pellucid.text.files import Reading
-from pellucid.text.pieces import DocumentError
+from pellucid.text.read.chunks import DocumentError
+from pellucid.text.read.find import ReadOptions
 from pellucid.training.recipe import RecipeError
 
 TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "ngrams": (), "batch": 4, "sample_every": -1}
@@ -105,9 +105,9 @@ def test_a_file_is_scored_as_its_text(runs, tmp_path):
     assert model.score("text.txt").n_bytes == len("text.txt")
     rows = tmp_path / "a.jsonl"
     rows.write_text('{"a": "x", "b": "Speak"}\n')
-    assert model.score(rows, reading=Reading(field="b")).log_prob == model.score("Speak").log_prob
+    assert model.score(rows, reading=ReadOptions(field="b")).log_prob == model.score("Speak").log_prob
     with pytest.raises(DocumentError, match=r"a text was given: give a pathlib\.Path"):
-        model.score("Speak", reading=Reading(field="b"))
+        model.score("Speak", reading=ReadOptions(field="b"))
 
 
 def test_what_is_not_utf8_counts_as_the_bytes_that_it_is(runs, tmp_path):

@@ -26,7 +26,7 @@ from pellucid.predictors.recipe import (
     read_predictor_recipe,
 )
 from pellucid.predictors.train import train_predictor
-from pellucid.text.tokens import Part, Tokens
+from pellucid.text.tokens.store import Part, Tokens
 from pellucid.training.checkpoint import CheckpointError, folder_of, load_checkpoint, steps_of
 from pellucid.training.metrics import WALL_CLOCK, read_metrics
 from pellucid.training.recipe import RecipeError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pellucid.language_model import load, train
-from pellucid.text.documents import bundled
+from pellucid.text.read.documents import bundled
 from pellucid.training.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import torch
 from pellucid.generate import generate
 from pellucid.language_model import load, train
 from pellucid.predictors.ngram import NGram, UnseenContextError
-from pellucid.text.documents import bundled
+from pellucid.text.read.documents import bundled
 from pellucid.training.checkpoint import steps_of
 from pellucid.training.run import load_run
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pellucid.text.batches import Batches, BatchesError, feistel, permute, windows
-from pellucid.text.tokens import Part, TokensError
+from pellucid.text.tokens.batches import Batches, BatchesError, feistel, permute, windows
+from pellucid.text.tokens.store import Part, TokensError
 
 
 def ring(n: int, starts=(0,)) -> Part:

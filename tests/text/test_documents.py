@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pellucid.text import formats
-from pellucid.text.documents import DocumentError, bundled, read_corpus
-from pellucid.text.pieces import piece_of, pieces_of
+from pellucid.text.read import formats
+from pellucid.text.read.chunks import piece_of, pieces_of
+from pellucid.text.read.documents import DocumentError, bundled, read_corpus
 from pellucid.text.split import split_corpus
-from pellucid.text.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import train_tokenizer
 
 
 def write(folder, files: dict[str, bytes | str]):

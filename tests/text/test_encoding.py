@@ -10,20 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pellucid.text import encoding, prepare, read_corpus, split_corpus, train_tokenizer
-from pellucid.text.encoding import (
+from pellucid.text import prepare_tokens, read_corpus, split_corpus, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import TokenizerError
+from pellucid.text.tokens import encode as encoding
+from pellucid.text.tokens.encode import (
     Encoded,
     Encoders,
     EncodingError,
     Unit,
-    pack,
     pack_error,
     pack_ids,
-    unpack,
+    pack_texts,
     unpack_ids,
+    unpack_texts,
 )
-from pellucid.text.tokenizer import TokenizerError
-from pellucid.text.writing import PartWriter
+from pellucid.text.tokens.writer import PartWriter
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def assert_same(one, other):
 def test_any_number_of_workers_writes_the_same_files(kind, split, tmp_path, monkeypatch):
     tokenizer = train_tokenizer(kind, split.texts("train"), 400 if kind == "bpe" else None)
     monkeypatch.setattr(encoding, "UNIT", 3000)
-    made = [prepare(split, tokenizer, tmp_path / str(n), shard_tokens=5000, workers=n) for n in (0, 1, 3)]
+    made = [prepare_tokens(split, tokenizer, tmp_path / str(n), shard_tokens=5000, workers=n) for n in (0, 1, 3)]
     assert_same(made[0], made[1])
     assert_same(made[0], made[2])
     assert sum(len(made[0].manifest["parts"][n]["shards"]) for n in ("train", "held_out")) > 3
@@ -73,7 +74,7 @@ def interrupted(split, tokenizer, cache, when, **options):
             raise Stop
 
     with pytest.raises(Stop):
-        prepare(split, tokenizer, cache, progress=stop, **options)
+        prepare_tokens(split, tokenizer, cache, progress=stop, **options)
     return len(seen)
 
 
@@ -81,7 +82,7 @@ def interrupted(split, tokenizer, cache, when, **options):
 def test_interrupted_anywhere_at_most_one_shard_is_encoded_again(workers, split, tmp_path, monkeypatch):
     tokenizer = train_tokenizer("bpe", split.texts("train"), 400)
     monkeypatch.setattr(encoding, "UNIT", 3000)
-    whole = prepare(split, tokenizer, tmp_path / "whole", shard_tokens=7001)
+    whole = prepare_tokens(split, tokenizer, tmp_path / "whole", shard_tokens=7001)
     encoded = []
     real = Encoders.encode
 
@@ -99,7 +100,7 @@ def test_interrupted_anywhere_at_most_one_shard_is_encoded_again(workers, split,
         left = [path.name for path in cache.iterdir()]
         assert all(name.startswith(".") for name in left)
         assert len(left) == (sum(encoded) >= 7001)  # nothing is left where no shard was finished
-        again = prepare(split, tokenizer, cache, shard_tokens=7001, workers=workers)
+        again = prepare_tokens(split, tokenizer, cache, shard_tokens=7001, workers=workers)
         assert_same(again, whole)
         assert [path.name for path in cache.iterdir()] == [again.folder.name]
         assert sum(encoded) - n_tokens <= 7001 + 3 * max(encoded)
@@ -108,18 +109,19 @@ def test_interrupted_anywhere_at_most_one_shard_is_encoded_again(workers, split,
 def test_a_damaged_shard_of_an_interrupted_call_is_not_taken_over(split, tmp_path, monkeypatch):
     tokenizer = train_tokenizer("byte", [])
     monkeypatch.setattr(encoding, "UNIT", 3000)
-    whole = prepare(split, tokenizer, tmp_path / "whole", shard_tokens=9000)
+    whole = prepare_tokens(split, tokenizer, tmp_path / "whole", shard_tokens=9000)
     for name, change in (("train-00001.bin", b"\1"), ("train-00001.json", b"{"), ("train-00000.ends", b"")):
         cache = tmp_path / name
         interrupted(split, tokenizer, cache, 9, shard_tokens=9000)
         (working,) = cache.iterdir()
         (working / name).write_bytes(change)
-        assert_same(prepare(split, tokenizer, cache, shard_tokens=9000), whole)
+        assert_same(prepare_tokens(split, tokenizer, cache, shard_tokens=9000), whole)
 
 
 SCRIPT = """
 import os, signal, sys
-from pellucid.text import encoding, prepare, read_corpus, split_corpus, train_tokenizer
+from pellucid.text import prepare, read_corpus, split_corpus, train_tokenizer
+from pellucid.text.tokens import encode as encoding
 encoding.UNIT = 3000
 after, seen = int(sys.argv[3]), []
 def kill(stage, done, total):
@@ -142,11 +144,11 @@ def test_killed_it_goes_on_behind_the_last_finished_shard(after, workers, split,
     taken = []
     real = PartWriter.take_over
     monkeypatch.setattr(PartWriter, "take_over", lambda self: taken.append(real(self)))
-    again = prepare(split, tokenizer, cache, shard_tokens=9000)
+    again = prepare_tokens(split, tokenizer, cache, shard_tokens=9000)
     assert taken[1] == 0
     assert 0 < taken[0] < len(again.part("train"))
     assert taken[0] % 9000 == 0
-    assert_same(again, prepare(split, tokenizer, tmp_path / "whole", shard_tokens=9000))
+    assert_same(again, prepare_tokens(split, tokenizer, tmp_path / "whole", shard_tokens=9000))
 
 
 def test_a_worker_that_dies_is_an_error_and_not_a_wait(split, tmp_path, monkeypatch):
@@ -172,7 +174,7 @@ def test_a_worker_answers_in_words_what_it_cannot_encode():
 @settings(deadline=None)
 def test_units_and_ids_survive_the_pipe(texts):
     unit = Unit([text for text, _ in texts], [end for _, end in texts])
-    assert unpack(pack(unit)) == unit
+    assert unpack_texts(pack_texts(unit)) == unit
     ids = Encoded(np.arange(len(texts), dtype="<u4"), np.flatnonzero(unit.ends).astype("<i8"))
     back = unpack_ids(pack_ids(ids))
     assert np.array_equal(back.ids, ids.ids)

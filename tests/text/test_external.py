@@ -7,8 +7,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Engine
 from transformers import PreTrainedTokenizerFast
 
-from pellucid.text.external import ExternalTokenizer
-from pellucid.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from pellucid.text.tokenizers.external import ExternalTokenizer
+from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
 TEXTS = [
     "First Citizen: we are accounted poor citizens,\n\nthe patricians good.",

@@ -20,16 +20,17 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pellucid.text import files as finding
-from pellucid.text import formats, html, opening
-from pellucid.text.documents import DocumentError, read_corpus, read_with_held_out
-from pellucid.text.files import Reading
-from pellucid.text.html import read_html
-from pellucid.text.opening import Origin
-from pellucid.text.pieces import pieces_of
-from pellucid.text.preparation import prepared_folder
+from pellucid.text.read import decompress as opening
+from pellucid.text.read import find as finding
+from pellucid.text.read import formats, html
+from pellucid.text.read.chunks import pieces_of
+from pellucid.text.read.decompress import Origin
+from pellucid.text.read.documents import DocumentError, read_corpus, read_with_held_out
+from pellucid.text.read.find import ReadOptions
+from pellucid.text.read.html import read_html
 from pellucid.text.split import split_corpus
-from pellucid.text.tokenizer import ByteTokenizer
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer
+from pellucid.text.tokens.prepare import prepared_folder
 
 TEXTS = ['one\nline, "quoted"; é', "two\ttabs", "three 😀", "four"]
 
@@ -77,7 +78,7 @@ PACKERS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().c
 
 
 def texts_of(path, **reading):
-    corpus = read_corpus(path, reading=Reading(**reading))
+    corpus = read_corpus(path, reading=ReadOptions(**reading))
     alone = [document.text for document in corpus.documents]
     streamed = ["".join(piece.text for piece in pieces) for _, pieces in corpus.stream()]
     assert streamed == alone
@@ -87,7 +88,7 @@ def texts_of(path, **reading):
 
 def refused(path, match, **reading):
     with pytest.raises(DocumentError, match=match) as caught:
-        read_corpus(path, reading=Reading(**reading))
+        read_corpus(path, reading=ReadOptions(**reading))
     assert "\n" not in str(caught.value)
 
 
@@ -182,7 +183,7 @@ def test_standard_input(packed, tmp_path, monkeypatch):
             return False
 
     monkeypatch.setattr(sys, "stdin", Input())
-    corpus = read_corpus("-", reading=Reading(format="jsonl"))
+    corpus = read_corpus("-", reading=ReadOptions(format="jsonl"))
     assert list(corpus.texts()) == TEXTS
     assert [source.path for source in corpus.sources] == ["-"]
     Input.buffer = io.BytesIO(b"")
@@ -203,7 +204,7 @@ def test_patterns_and_what_they_leave_out(tmp_path):
     assert texts_of(tmp_path, exclude="deep/*") == ["a.txt", "b.md"]
     # what is named is read whatever the patterns say
     assert texts_of([tmp_path / "a.txt", tmp_path / "deep"], exclude="*.txt") == ["a.txt", "deep/d.log"]
-    reasons = dict(read_corpus(tmp_path, reading=Reading(include="*.txt", exclude="deep")).skipped)
+    reasons = dict(read_corpus(tmp_path, reading=ReadOptions(include="*.txt", exclude="deep")).skipped)
     assert reasons["b.md"] == "not included"
     assert reasons["deep/c.txt"] == "excluded by deep"
     assert reasons["binary.txt"] == "it is binary, expected text"
@@ -221,7 +222,7 @@ def test_the_format_can_be_said(tmp_path):
     assert len(texts_of(path)) == 1
     assert texts_of(put(tmp_path, "a.json", json_lines(TEXTS)), format="jsonl") == TEXTS
     with pytest.raises(DocumentError, match="say auto or one of plain, html"):
-        Reading(format="xml")
+        ReadOptions(format="xml")
 
 
 # Fields and columns -----------------------------------------------------------------------------
@@ -397,7 +398,7 @@ def test_a_few_packed_bytes_are_unpacked_in_parts(tmp_path):
     for name in ("a.txt.gz", "a.txt.zst"):
         path = put(tmp_path, name, PACKERS[name[-4:].lstrip("t")](b"a" * size))
         assert path.stat().st_size < size >> 9
-        origin = finding.origin_of(path, name, Reading())
+        origin = finding.origin_of(path, name, ReadOptions())
         with path.open("rb") as file:
             unpack = {".gz": opening._gunzipped, ".zst": opening._unzstd}[origin.packed]
             lengths = [len(chunk) for chunk in unpack(file, name)]
@@ -417,8 +418,8 @@ def test_a_line_without_end_is_refused_where_it_is_too_long(name, tmp_path, monk
 
 @pytest.mark.parametrize("opened", ["<!-- ", "<a href='", "<script>", "<style>"])
 def test_a_tag_without_end_is_refused_where_it_is_too_long(opened, tmp_path, monkeypatch):
-    monkeypatch.setattr("pellucid.text.html.STEP", 100)
-    monkeypatch.setattr("pellucid.text.html.LONGEST", 1000)
+    monkeypatch.setattr("pellucid.text.read.html.STEP", 100)
+    monkeypatch.setattr("pellucid.text.read.html.LONGEST", 1000)
     refused(put(tmp_path, "a.html", "one<br>\n" + opened + "a" * 2000), r"a\.html: a tag, comment or script .* line 2")
     assert texts_of(put(tmp_path, "b.html", "one<br>\n" + "a" * 2000))[0].startswith("one\naaa")
 
@@ -428,7 +429,7 @@ def test_a_tag_without_end_is_refused_where_it_is_too_long(opened, tmp_path, mon
 def test_any_bytes_are_read_or_refused_in_words(tmp_path_factory, content, kind):
     path = put(tmp_path_factory.mktemp("any"), "a.dat", content)
     with contextlib.suppress(DocumentError):
-        corpus = read_corpus(path, reading=Reading(format=kind))
+        corpus = read_corpus(path, reading=ReadOptions(format=kind))
         assert "".join(corpus.texts()) == "".join(document.text for document in corpus.documents)
 
 
@@ -470,13 +471,13 @@ def test_one_file_in_another_encoding_among_files_in_utf8(tmp_path):
     corpus = read_corpus(tmp_path)
     assert [(s.replaced, s.first_replaced) for s in corpus.sources] == [(1, "byte 122"), (0, "")]
     assert texts_of(tmp_path, encoding="latin-1") == ["plain " * 20 + "naïve", "naïve € "]
-    named = read_corpus(tmp_path, reading=Reading(encoding="latin-1"))
+    named = read_corpus(tmp_path, reading=ReadOptions(encoding="latin-1"))
     assert [(s.replaced, s.encoding) for s in named.sources] == [(0, "latin-1"), (0, "")]
     assert named.hash != corpus.hash
     refused(tmp_path, r"a\.txt: byte 122 is not ascii", encoding="ascii")
     for name in ("klingon", "zlib"):
         with pytest.raises(DocumentError, match="no such encoding"):
-            Reading(encoding=name)
+            ReadOptions(encoding=name)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-32-be", "iso-2022-jp", "utf-7", "cp037"])
@@ -484,7 +485,7 @@ def test_an_encoding_that_does_not_extend_ascii_is_that_of_every_file(encoding, 
     """Its bytes may be UTF-8 too, of another text, so it is not tried second."""
     text = "plain + text" if encoding == "cp037" else "plain + \u65e5\u672c"
     assert texts_of(put(tmp_path, "a.txt", text.encode(encoding)), encoding=encoding) == [text]
-    read = read_corpus(tmp_path, reading=Reading(encoding=encoding))
+    read = read_corpus(tmp_path, reading=ReadOptions(encoding=encoding))
     assert [(s.replaced, s.encoding) for s in read.sources] == [(0, encoding)]
     assert texts_of(put(tmp_path, "a.txt", "\ufeffmarked \xe9".encode()), encoding=encoding) == ["marked \xe9"]
 
@@ -501,7 +502,7 @@ def test_patterns_name_folders_as_people_write_them_and_say_when_they_name_nothi
     for pattern in ("drafts", "drafts/", "./drafts/,x/drafts", "*/drafts,drafts"):
         assert texts_of(tmp_path, exclude=pattern) == ["a.txt"], pattern
     assert texts_of(tmp_path, exclude="./drafts/*") == ["a.txt", "x/drafts/y/c.txt"]
-    skipped = dict(read_corpus(tmp_path, reading=Reading(exclude="draft,drafts", include="*.txt,*.md")).skipped)
+    skipped = dict(read_corpus(tmp_path, reading=ReadOptions(exclude="draft,drafts", include="*.txt,*.md")).skipped)
     assert {name for name in skipped if name.startswith("--")} == {"--exclude draft", "--include *.md"}
     assert skipped["--exclude draft"] == "it matches none of the 3 files there"
 
@@ -677,7 +678,7 @@ def test_exact_duplicates_are_dropped_where_asked_and_counted(tmp_path):
     put(tmp_path, "b.jsonl", json_lines(["one", "two", "two", "three"]))
     put(tmp_path, "c.txt", "one")
     assert texts_of(tmp_path) == ["one", "one", "two", "two", "three", "one"]
-    corpus = read_corpus(tmp_path, reading=Reading(drop_duplicates=True))
+    corpus = read_corpus(tmp_path, reading=ReadOptions(drop_duplicates=True))
     assert list(corpus.texts()) == ["one", "two", "three"]
     assert [(s.path, s.n_documents, s.duplicates) for s in corpus.sources] == [
         ("a.txt", 1, 0),
@@ -694,7 +695,7 @@ def test_the_account_names_every_input_and_the_hash_is_another_with_any_of_them(
     put(tmp_path, "a.txt", "one")
     put(tmp_path, "b.csv", table(TEXTS))
     put(tmp_path, "c.bin", b"\0")
-    reading = Reading(licence="CC0")
+    reading = ReadOptions(licence="CC0")
     about = read_corpus(tmp_path, reading=reading).about()
     assert json.loads(json.dumps(about)) == about
     assert [(s["path"], s["n_documents"]) for s in about["sources"]] == [("a.txt", 1), ("b.csv", 4)]
@@ -716,14 +717,14 @@ def test_the_account_names_every_input_and_the_hash_is_another_with_any_of_them(
 def test_a_file_that_changes_while_it_is_counted_is_refused(name, tmp_path, monkeypatch):
     make = {"a.txt": lambda t: t[0].encode(), "a.txt.gz": lambda t: gzip.compress(t[0].encode())} | WRITERS
     path = put(tmp_path, name, make[name](["before"]))
-    real = formats.READERS[finding.origin_of(path, name, Reading()).format]
+    real = formats.READERS[finding.origin_of(path, name, ReadOptions()).format]
 
     def slow(file, origin):
         for pieces in real(file, origin):
             yield pieces
             path.write_bytes(make[name](["longer than it was"]))
 
-    monkeypatch.setitem(formats.READERS, finding.origin_of(path, name, Reading()).format, slow)
+    monkeypatch.setitem(formats.READERS, finding.origin_of(path, name, ReadOptions()).format, slow)
     refused(path, rf"{name} changed while it was being read")
 
 
@@ -754,7 +755,7 @@ def test_what_was_counted_takes_little_memory_for_each_document(tmp_path):
 
 
 def test_an_origin_is_what_the_name_says():
-    read = Reading(field="body")
+    read = ReadOptions(field="body")
     found = finding.origin_of(finding.Path("x/A.CSV.GZ"), "A.CSV.GZ", read)
     assert found == Origin(finding.Path("x/A.CSV.GZ"), "A.CSV.GZ", "csv", ".gz", field="body")
 
@@ -796,7 +797,7 @@ def test_everything_that_is_wrong_with_a_folder_is_said_at_once(tmp_path):
 
 
 def test_files_that_cannot_be_read_are_left_out_where_that_is_asked_for(tmp_path):
-    corpus = read_corpus(bad_folder(tmp_path), reading=Reading(skip_bad=True))
+    corpus = read_corpus(bad_folder(tmp_path), reading=ReadOptions(skip_bad=True))
     assert [source.path for source in corpus.sources] == ["good.jsonl", "good.txt"]
     # nothing is left of the rows that were read before the broken one
     assert [document.text for document in corpus.documents] == [*TEXTS, "some text\n" * 5]
@@ -850,10 +851,10 @@ def test_a_field_where_nothing_has_fields_is_said_to_do_nothing(tmp_path):
     put(tmp_path, "a.html", "<p>text")
     assert (
         "--field body has no effect: only JSON lines and tables"
-        in read_corpus(tmp_path, reading=Reading(field="body")).notes[0]
+        in read_corpus(tmp_path, reading=ReadOptions(field="body")).notes[0]
     )
     put(tmp_path, "a.jsonl", '{"body": "text"}')
-    assert read_corpus(tmp_path, reading=Reading(field="body")).notes == []
+    assert read_corpus(tmp_path, reading=ReadOptions(field="body")).notes == []
 
 
 # Files of one's own to hold out -----------------------------------------------------------------
@@ -897,7 +898,7 @@ def test_a_file_named_for_both_parts_is_refused(tmp_path):
 def test_a_text_held_out_is_not_among_the_others_where_duplicates_are_left_out(tmp_path):
     put(tmp_path, "data/a.jsonl", json_lines(["one", "two", "three", "two"]))
     put(tmp_path, "valid.txt", "two")
-    reading = Reading(drop_duplicates=True)
+    reading = ReadOptions(drop_duplicates=True)
     corpus = read_with_held_out([tmp_path / "data"], [tmp_path / "valid.txt"], reading=reading)
     assert split_parts(corpus) == [["one", "three"], ["two"]]
     assert [source.duplicates for source in corpus.sources] == [0, 2]

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from pellucid.text.files import Reading
 from pellucid.text.one_text import read_one_text
-from pellucid.text.pieces import DocumentError
+from pellucid.text.read.chunks import DocumentError
+from pellucid.text.read.find import ReadOptions
 
 UTF16 = "the bytes in UTF-8 of the text converted from UTF-16"
 #: content of a file, its text, and what is said of its bytes
@@ -50,7 +50,7 @@ def test_what_is_counted_is_said(name, tmp_path):
 
 def test_standard_input_is_read_as_a_file_is(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(b"caf\xe9"))))
-    one = read_one_text("-", Reading(encoding="latin-1"))
+    one = read_one_text("-", ReadOptions(encoding="latin-1"))
     assert one.text == "café"
     assert one.counted.startswith(
         "the bytes in UTF-8 of the text converted from LATIN-1, unpacked from .gz; standard input"
@@ -67,7 +67,7 @@ def test_bytes_that_are_not_utf8_are_told_as_in_training_and_count_as_they_are(t
         "2 sequences of bytes are not UTF-8 and became U+FFFD, in 1 of the files, the first in a.txt at"
     )
     assert note.endswith("say which: --encoding latin-1")
-    named = read_one_text(path, Reading(encoding="latin-1"))
+    named = read_one_text(path, ReadOptions(encoding="latin-1"))
     assert named.counted == f"the bytes in UTF-8 of the text converted from LATIN-1; the file has {one.n_bytes}"
     assert named.notes == ()
 

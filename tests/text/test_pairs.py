@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pellucid.text.documents import DocumentError
-from pellucid.text.pair_tokens import encode_pairs
-from pellucid.text.pairs import PairsError, read_pairs, split_pairs
-from pellucid.text.tokenizer import ByteTokenizer, train_tokenizer
-from pellucid.text.tokens import describe_difference
+from pellucid.text.read.documents import DocumentError
+from pellucid.text.read.pairs import PairsError, read_pairs, split_pairs
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer, train_tokenizer
+from pellucid.text.tokens.pairs import encode_pairs
+from pellucid.text.tokens.store import describe_difference
 
 SIDES = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\t\n\r"), min_size=1, max_size=8)
 SIDES = SIDES.filter(lambda text: bool(text.strip()))

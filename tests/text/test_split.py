@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pellucid.text.documents import Corpus, DocumentError, read_corpus
-from pellucid.text.opening import Origin
-from pellucid.text.scan import Documents, Source
+from pellucid.text.read.decompress import Origin
+from pellucid.text.read.documents import Corpus, DocumentError, read_corpus
+from pellucid.text.read.scan import Documents, Source
 from pellucid.text.split import FEWEST, split_corpus
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import pellucid
 from pellucid.cli import main
-from pellucid.text.survey import WORD, Merged, merge_trees, script_of, survey
-from pellucid.text.tokenizer import load_tokenizer, train_tokenizer
+from pellucid.text.tokenizers.survey import WORD, Merged, merge_trees, script_of, survey
+from pellucid.text.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 
 
 def greek_of(udhr: dict[str, str]) -> str:

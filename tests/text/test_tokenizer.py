@@ -12,8 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pellucid.reference.tokens import split_words
-from pellucid.text.bpe import KNOWN_PATTERNS, PATTERNS, cut_at_borders
-from pellucid.text.tokenizer import SEPARATOR, Tokenizer, TokenizerError, evenly, load_tokenizer, train_tokenizer
+from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, PATTERNS, cut_at_borders
+from pellucid.text.tokenizers.tokenizer import (
+    SEPARATOR,
+    Tokenizer,
+    TokenizerError,
+    evenly,
+    load_tokenizer,
+    train_tokenizer,
+)
 
 KINDS = ("bpe", "word", "char", "byte")
 LEARNED = ("bpe", "word")
@@ -227,7 +234,7 @@ def test_training_options_that_mean_nothing_are_refused():
 
 def test_training_is_the_same_in_another_process(shakespeare, trained):
     script = (
-        "import sys; from pellucid.text.tokenizer import train_tokenizer;"
+        "import sys; from pellucid.text.tokenizers.tokenizer import train_tokenizer;"
         "print(train_tokenizer('bpe', [sys.stdin.read()], 900).hash)"
     )
     command = [sys.executable, "-c", script]

@@ -10,7 +10,7 @@ from tiny import FIELDS, SHAKESPEARE, Heard, assert_same_run, recipe_for, resume
 import pellucid
 from pellucid import cli
 from pellucid.predictors.recipe import make_predictor_recipe
-from pellucid.text.documents import DocumentError
+from pellucid.text.read.documents import DocumentError
 from pellucid.training.recipe import Recipe, RecipeError, make_recipe, read_recipe_file
 from pellucid.training.text_parts import add_held_out, held_out_fields
 

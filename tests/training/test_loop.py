@@ -12,7 +12,7 @@ from tiny import FIELDS, assert_same_run, assert_same_tensors, make_training, re
 from torch.nn import functional as F
 
 from pellucid.architecture import count_parameters
-from pellucid.text.tokens import Tokens
+from pellucid.text.tokens.store import Tokens
 from pellucid.training import loop as loop_module
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training import run as runs

@@ -9,7 +9,7 @@ from pellucid.architecture import Architecture, Attention
 from pellucid.model import Transformer
 from pellucid.model.mask import prefix_mask
 from pellucid.model.weights import initialise
-from pellucid.text.batches import noise
+from pellucid.text.tokens.batches import noise
 from pellucid.training import objectives
 from pellucid.training.data import MASK
 from pellucid.training.objectives import MicroBatch, after_prefix, hide, logits_of, summed_loss, summed_loss_in_chunks
@@ -78,14 +78,14 @@ def test_passes_add_up_to_the_step(objective, tmp_path):
 
 def loop_of(run):
     """The data of a finished run, made again."""
-    from pellucid.text.documents import read_corpus
-    from pellucid.text.preparation import prepare
+    from pellucid.text.read.documents import read_corpus
     from pellucid.text.split import split_corpus
-    from pellucid.text.tokenizer import load_tokenizer
+    from pellucid.text.tokenizers.tokenizer import load_tokenizer
+    from pellucid.text.tokens.prepare import prepare_tokens
     from pellucid.training.data import make_data
 
     corpus = split_corpus(read_corpus(run.recipe.inputs), run.recipe.text.held_out, run.recipe.train.seed)
-    tokens = prepare(corpus, load_tokenizer(run.path), run.path.parent / "cache")
+    tokens = prepare_tokens(corpus, load_tokenizer(run.path), run.path.parent / "cache")
     return make_data(tokens, run.recipe, torch.device("cpu"))
 
 

@@ -21,8 +21,9 @@ from pellucid.generate import samples
 from pellucid.plan import sizing
 from pellucid.predictors import counting as counts
 from pellucid.predictors import ngram_baselines as baselines
-from pellucid.text import documents, encoding
 from pellucid.text import split as split_module
+from pellucid.text.read import documents
+from pellucid.text.tokens import encode as encoding
 from pellucid.training import build as setup
 from pellucid.training import loop, measure
 from pellucid.training.checkpoint import steps_of
@@ -101,7 +102,7 @@ def many_files(child):
 
 def reading(patch, child):
     folder = many_files(child)
-    patch.setattr("pellucid.text.documents.scan", child.slowed(documents.scan, 0.3, after=3))
+    patch.setattr("pellucid.text.read.documents.scan", child.slowed(documents.scan, 0.3, after=3))
     return ["train", folder, *TINY, "--steps", "3"]
 
 

@@ -15,9 +15,9 @@ from pellucid.architecture import ArchitectureError, count_parameters
 from pellucid.generate import generate
 from pellucid.model import Transformer
 from pellucid.presets import preset
-from pellucid.text.pair_tokens import encode_pairs
-from pellucid.text.pairs import PairsError, read_pairs, split_pairs
-from pellucid.text.tokenizer import load_tokenizer
+from pellucid.text.read.pairs import PairsError, read_pairs, split_pairs
+from pellucid.text.tokenizers.tokenizer import load_tokenizer
+from pellucid.text.tokens.pairs import encode_pairs
 from pellucid.training import run as runs
 from pellucid.training.build import build_network
 from pellucid.training.encoder import with_model_fields

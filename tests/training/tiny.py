@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from pellucid.text.documents import read_corpus
-from pellucid.text.preparation import prepare
+from pellucid.text.read.documents import read_corpus
 from pellucid.text.split import split_corpus
-from pellucid.text.tokenizer import ByteTokenizer
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer
+from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.training import run as runs
 from pellucid.training.build import build_network, make_optimizer
 from pellucid.training.checkpoint import folder_of, steps_of
@@ -123,7 +123,7 @@ def make_training(
         network=network,
         optimizer=make_optimizer(recipe, network),
         loss=autocast(network, torch.device("cpu"), recipe.train.precision),
-        data=data or TokenData(prepare(corpus, tokenizer, out.parent / "cache"), recipe, torch.device("cpu")),
+        data=data or TokenData(prepare_tokens(corpus, tokenizer, out.parent / "cache"), recipe, torch.device("cpu")),
         reporter=reporter,
         metrics=OPEN[-1],
         interruption=Interruption(),

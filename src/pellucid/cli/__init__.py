@@ -145,12 +145,12 @@ def with_short_usage(page: str) -> str:
 
 def complain(what: object) -> None:
     """One line on standard error; an error of the system by its words and its file, without its number."""
-    from pellucid.text.visible import visible
+    from pellucid.text.sanitize import sanitize
 
     if isinstance(what, OSError) and what.strerror:
         what = f"{what.filename}: {what.strerror}" if what.filename is not None else what.strerror
 
-    print(f"pellucid: {visible('; '.join(str(what).splitlines()))}", file=sys.stderr)
+    print(f"pellucid: {sanitize('; '.join(str(what).splitlines()))}", file=sys.stderr)
 
 
 def overview(arguments: list[str], commands: Mapping[str, Callable[..., int]], program: str, about: str) -> int:

@@ -236,7 +236,7 @@ def _short(number: float) -> str:
 
 def print_score(found: Any, output: ScoredOptions) -> None:
     """What is known of a text, on standard output; what its reader should know of the file, on standard error."""
-    from pellucid.text.pieces import counted
+    from pellucid.text.read.chunks import counted
 
     for note in found.notes:
         print(note, file=sys.stderr)

@@ -23,7 +23,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from pellucid.destination import check_destination
 
 if TYPE_CHECKING:
-    from pellucid.text.files import Reading
+    from pellucid.text.read.find import ReadOptions
 
 Arguments = ParamSpec("Arguments")
 #: options keep their short names inside a group, and a flag has one form
@@ -138,11 +138,11 @@ class FileOptions:
     encoding: Annotated[str | None, option("NAME", default="UTF-8")] = None
     """Read files that are not UTF-8 in this encoding, such as latin-1."""
 
-    def reading(self) -> "Reading":
+    def reading(self) -> "ReadOptions":
         """The options as what reads files takes them."""
-        from pellucid.text.files import Reading
+        from pellucid.text.read.find import ReadOptions
 
-        return Reading(field=self.field or "", format=self.format or "auto", encoding=self.encoding or "")
+        return ReadOptions(field=self.field or "", format=self.format or "auto", encoding=self.encoding or "")
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class FilesOptions(FileOptions):
     skip_bad: Annotated[bool, option()] = False
     """Leave out files that cannot be read, and list them, instead of stopping."""
 
-    def reading(self) -> "Reading":
+    def reading(self) -> "ReadOptions":
         """The options as what reads files takes them."""
         found = {"include": ",".join(self.include), "exclude": ",".join(self.exclude), "skip_bad": self.skip_bad}
         return dataclasses.replace(super().reading(), **found)

@@ -14,7 +14,7 @@ from pellucid.cli.progress import progress_on_stderr
 from pellucid.destination import check_destination
 
 if TYPE_CHECKING:
-    from pellucid.text.documents import Corpus
+    from pellucid.text.read.documents import Corpus
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ def tokenizer_train(
     t = training
     how: dict[str, Any] = {"pattern": t.pattern, "share": t.share, "reading": input.reading()}
     with progress_on_stderr("reading") as progress:
-        made = pellucid.train_tokenizer(*paths, kind=t.kind, vocabulary=t.vocabulary, out=out, progress=progress, **how)
+        made = pellucid.train_tokenizer_on_files(
+            *paths, kind=t.kind, vocabulary=t.vocabulary, out=out, progress=progress, **how
+        )
     print(f"{made.n_vocab:,} ids, written to {out / 'tokenizer.json'}")
     for note in made.notes:
         print(note)
@@ -95,7 +97,7 @@ def tokenizer_encode(
         pellucid tokenizer encode runs/my_texts "To be, or not to be"
         pellucid tokenizer encode my_tokenizer/tokenizer.json < chapter.txt
     """
-    from pellucid.text.tokenizer import load_tokenizer
+    from pellucid.text.tokenizers.tokenizer import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     text = sys.stdin.read() if text == "-" else text
@@ -120,7 +122,7 @@ def tokenizer_decode(
         pellucid tokenizer decode runs/my_texts 312 88 41
         pellucid tokenizer decode my_tokenizer 0
     """
-    from pellucid.text.tokenizer import load_tokenizer
+    from pellucid.text.tokenizers.tokenizer import load_tokenizer
 
     print(load_tokenizer(tokenizer).decode(list(ids)))
     return OK
@@ -148,9 +150,9 @@ def tokenizer_show(
         pellucid tokenizer show my_tokenizer --word tokenization
     """
     from pellucid.cli.tokenizer_tables import print_survey
-    from pellucid.text.documents import read_corpus
-    from pellucid.text.survey import survey
-    from pellucid.text.tokenizer import load_tokenizer
+    from pellucid.text.read.documents import read_corpus
+    from pellucid.text.tokenizers.survey import survey
+    from pellucid.text.tokenizers.tokenizer import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     corpus = read_corpus(list(paths), reading=input.reading()) if paths else None

@@ -8,10 +8,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
-from pellucid.text.bpe import BPETokenizer
-from pellucid.text.interface import Tokenizer
-from pellucid.text.survey import Measure, Merged, Survey, merge_trees
-from pellucid.text.visible import visible as seen
+from pellucid.text.sanitize import sanitize as seen
+from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text.tokenizers.bpe import BPETokenizer
+from pellucid.text.tokenizers.survey import Measure, Merged, Survey, merge_trees
 
 #: in the place of a ratio to nothing
 NONE = "\u2013"

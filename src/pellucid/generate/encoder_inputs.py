@@ -9,7 +9,7 @@ import torch
 from pellucid.generate.errors import GenerationError
 from pellucid.model import OFF, Tap, Transformer
 from pellucid.model.mask import padding_mask
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 
 class NoSources:

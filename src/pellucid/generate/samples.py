@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pellucid.generate.errors import LogitsError
 from pellucid.generate.text import TextPiece, stream_generate
 from pellucid.model import Transformer
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 #: what a sample has at most
 SAMPLE_TOKENS = 100

@@ -25,7 +25,7 @@ from pellucid.model.mask import prefix_mask
 from pellucid.model.shapes import Encoded, SourceVisible, Tokens, Visible
 from pellucid.model.transformer import Backbone
 from pellucid.text.ids import IdTokenizer
-from pellucid.text.tokenizer import Tokenizer, TokenizerError
+from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError
 
 #: at most this many logits exist at a time, unless told otherwise: 64 MiB in float32
 CHUNK = 2**24

@@ -14,7 +14,7 @@ from pellucid.generate.readers import NO_TAPS, SequenceState, TapFactory
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.stopping import StopStrings
 from pellucid.model import Transformer
-from pellucid.text.tokenizer import Tokenizer
+from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 
 class PromptCut(UserWarning):

@@ -19,8 +19,8 @@ from pellucid.architecture import Architecture
 from pellucid.hub.families import FamilyError, _shapes, in_the_way
 from pellucid.hub.tables import FAMILIES
 from pellucid.hub.tables.rows import QKV, visible_windows
-from pellucid.text.bpe import GPT2_PATTERN, GPT4_PATTERN, QWEN_PATTERN, BPETokenizer
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text.tokenizers.bpe import GPT2_PATTERN, GPT4_PATTERN, QWEN_PATTERN, BPETokenizer
 
 #: our module, or the several that are one there; {i} counts the layers
 GPT2_NAMES = {

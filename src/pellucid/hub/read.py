@@ -20,7 +20,7 @@ from pellucid.hub.tables import Family
 from pellucid.hub.tables.entries import BOUNDS, LARGEST
 from pellucid.model import Transformer
 from pellucid.text.ids import IdTokenizer
-from pellucid.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
 LONGEST_LIST, LONGEST_TOKENIZER, LONGEST_NGRAM = 1 << 14, 1 << 26, 1 << 10
 #: numbers in a table of positions, unless the weights have more: 131,072 places of 128 coordinates

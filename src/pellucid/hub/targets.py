@@ -7,8 +7,8 @@ from pellucid.architecture import Architecture
 from pellucid.hub.families import FamilyError
 from pellucid.hub.gguf_file import shape_of, tokenizer_keys
 from pellucid.hub.write import exported_as
-from pellucid.text.interface import Tokenizer
-from pellucid.text.tokenizer import Kind, load_tokenizer, train_tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text.tokenizers.tokenizer import Kind, load_tokenizer, train_tokenizer
 
 #: what a model can be trained for, so that it opens there without code of its own
 Target = Literal["transformers", "gguf"]

@@ -15,8 +15,8 @@ from pellucid.hub.families import FAMILIES, FamilyError, config_of, in_the_way
 from pellucid.hub.own_code import code_config
 from pellucid.hub.shards import WIDTHS
 from pellucid.hub.tables import Family
-from pellucid.text.external import ExternalTokenizer
-from pellucid.text.interface import MASKS, Tokenizer
+from pellucid.text.tokenizers.base import MASKS, Tokenizer
+from pellucid.text.tokenizers.external import ExternalTokenizer
 
 Tensors = Callable[[], Iterator[tuple[str, Tensor]]]
 

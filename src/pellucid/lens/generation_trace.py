@@ -13,7 +13,7 @@ from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.interventions import EditContext, functions, resolve
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.names import axes, select
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 
 class GenerationTrace(TapFactory):

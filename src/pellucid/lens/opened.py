@@ -12,7 +12,7 @@ from pellucid.lens.analysis.path_patching import PathEffect, path_patch
 from pellucid.lens.analysis.steering import Probe, activations, direction, fit_probe, mean_activation
 from pellucid.lens.trace import Trace, trace
 from pellucid.model import Transformer
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 
 class Opened:

@@ -17,7 +17,7 @@ from pellucid.lens.core.inputs import InputError, Inputs, read_inputs
 from pellucid.lens.core.interventions import Functions, edit_context, frozen, functions, refers_to_clean, resolve
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.names import TEMPLATES_BEFORE, canonical, names, of_symbol, select
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
     from pellucid.lens.analysis.metrics import Metric

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from pellucid.predictors.neural import NeuralProbabilistic
 from pellucid.predictors.recipe import PredictorRecipe
-from pellucid.text.batches import Batches, windows
-from pellucid.text.tokens import Part
+from pellucid.text.tokens.batches import Batches, windows
+from pellucid.text.tokens.store import Part
 from pellucid.training.objectives import Loss, MicroBatch, token_losses
 
 #: inputs of a held-out window of a predictor that reads a fixed number of tokens

@@ -21,8 +21,8 @@ from pellucid.predictors.ngram import NGram, NGramOptions
 from pellucid.predictors.ngram_baselines import baseline
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.recipe import PredictorRecipe
-from pellucid.text.tokenizer import Tokenizer
-from pellucid.text.tokens import Part, Tokens
+from pellucid.text.tokenizers.tokenizer import Tokenizer
+from pellucid.text.tokens.store import Part, Tokens
 from pellucid.training import build as setup
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training import run as runs

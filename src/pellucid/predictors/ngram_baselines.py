@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from pellucid.predictors.ngram import NGram
-from pellucid.text.pair_tokens import PairTokens
-from pellucid.text.tokens import Part, Tokens
+from pellucid.text.tokens.pairs import PairTokens
+from pellucid.text.tokens.store import Part, Tokens
 
 ORDERS = {1: "unigram", 2: "bigram", 3: "trigram", 5: "5-gram"}
 #: training tokens that are counted at most: seconds, and under 1 GiB

@@ -11,15 +11,15 @@ import numpy as np
 from pellucid.generate.scoring import Score
 from pellucid.predictors.ngram_baselines import COUNTED, as_part, baselines, spread
 from pellucid.predictors.recipe import read_predictor_recipe
-from pellucid.text.files import Reading
 from pellucid.text.one_text import OneText, read_one_text
-from pellucid.text.pair_tokens import PairTokens, encode_pairs
-from pellucid.text.pairs import split_pairs
-from pellucid.text.pieces import DocumentError
-from pellucid.text.preparation import prepare
+from pellucid.text.read.chunks import DocumentError
+from pellucid.text.read.find import ReadOptions
+from pellucid.text.read.pairs import split_pairs
 from pellucid.text.split import split_corpus
-from pellucid.text.tokenizer import Tokenizer, load_tokenizer
-from pellucid.text.tokens import Tokens, describe_difference
+from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from pellucid.text.tokens.pairs import PairTokens, encode_pairs
+from pellucid.text.tokens.prepare import prepare_tokens
+from pellucid.text.tokens.store import Tokens, describe_difference
 from pellucid.training.recipe import Recipe, RecipeError
 from pellucid.training.run_dir import cache_folder, read_json, read_recipe
 from pellucid.training.text_parts import read_recipe_pairs, read_recipe_text
@@ -28,7 +28,7 @@ from pellucid.training.text_parts import read_recipe_pairs, read_recipe_text
 Progress = Callable[[str, int, int], None]
 
 
-def score_given(score: Callable[[str], Score], text: str | os.PathLike, reading: Reading | None) -> Score:
+def score_given(score: Callable[[str], Score], text: str | os.PathLike, reading: ReadOptions | None) -> Score:
     """The score of a text, or, where a path is given, of the text that the file holds."""
     if isinstance(text, str):
         if reading is not None:
@@ -106,7 +106,7 @@ def tokens_of(run: Path, recipe: Recipe, tokenizer: Tokenizer, progress: Progres
         tokens: Any = encode_pairs(split_pairs(read_recipe_pairs(recipe, progress), t.held_out, seed), tokenizer)
     else:
         split = split_corpus(read_recipe_text(recipe, progress), t.held_out, seed, t.split)
-        tokens = prepare(split, tokenizer, cache_folder(), progress=progress)
+        tokens = prepare_tokens(split, tokenizer, cache_folder(), progress=progress)
     if difference := describe_difference(read_json(run / "data.json"), tokens.manifest):
         said = "; ".join(difference.splitlines())
         raise RecipeError(f"{run} was trained on other text ({said}): put it back to count n-grams on it")

@@ -17,8 +17,8 @@ from pellucid.generate.sampling import Sampling
 from pellucid.generate.scoring import Score, ScoringError, token_pieces, why_not_comparable
 from pellucid.generate.text import Generated, TextPiece, Writer, pieces
 from pellucid.predictors.on_text import Progress, score_given, with_baselines
-from pellucid.text.files import Reading
-from pellucid.text.tokenizer import Tokenizer
+from pellucid.text.read.find import ReadOptions
+from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Predictor:
         text: str | os.PathLike,
         *,
         prefix: str = "",
-        reading: Reading | None = None,
+        reading: ReadOptions | None = None,
         baselines: bool = False,
         progress: Progress | None = None,
     ) -> Score:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pellucid.text.tokens import Part
+from pellucid.text.tokens.store import Part
 
 #: bytes of text that a window is at least as long as: shorter passages are common to texts that share nothing
 BYTES = 100

@@ -30,8 +30,8 @@ from pellucid.predictors.recipe import (
     make_predictor_recipe,
     read_predictor_recipe,
 )
-from pellucid.text.tokenizer import Tokenizer, load_tokenizer
-from pellucid.text.tokens import Tokens, describe_difference, read_manifest
+from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from pellucid.text.tokens.store import Tokens, describe_difference, read_manifest
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training import run as runs
 from pellucid.training.build import read_text

@@ -10,7 +10,7 @@ from pellucid.model.shapes import Logits, Tokens
 from pellucid.predictors.mixture import Counted, Mixture
 from pellucid.predictors.options import PredictorError, plain_forward
 from pellucid.predictors.predictor import Predictor
-from pellucid.text.tokenizer import Tokenizer
+from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 
 class Windowed(nn.Module):

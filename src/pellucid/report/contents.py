@@ -9,7 +9,7 @@ from typing import Any
 
 from pellucid.architecture import count_parameters
 from pellucid.plan.flops import Flops, flops
-from pellucid.text.files import STANDARD_INPUT
+from pellucid.text.read.find import STANDARD_INPUT
 from pellucid.training.loop import LAG
 from pellucid.training.metrics import read_metrics
 from pellucid.training.recipe import Recipe, RecipeError

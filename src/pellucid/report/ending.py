@@ -13,8 +13,8 @@ from pellucid.hub.targets import run_opens_in
 from pellucid.plan.speed import product_speed
 from pellucid.report.contents import MACHINE
 from pellucid.report.page import write_page
-from pellucid.text.pair_tokens import PairTokens
-from pellucid.text.tokens import Tokens
+from pellucid.text.tokens.pairs import PairTokens
+from pellucid.text.tokens.store import Tokens
 from pellucid.training.recipe import Recipe
 from pellucid.training.reporter import PlainReporter
 from pellucid.training.run import Run

@@ -14,7 +14,7 @@ from pellucid.plan.telling import duration, scaled
 from pellucid.report.charts import Level, Line, chart
 from pellucid.report.contents import Contents
 from pellucid.report.drawing import draw, equations
-from pellucid.text.visible import visible
+from pellucid.text.sanitize import sanitize
 from pellucid.yardstick import verdict
 
 #: no request leaves the page and no script runs, whatever a text in it says
@@ -356,7 +356,7 @@ def _bars(rows: Sequence[tuple[str, str, float, str]]) -> str:
 
 def e(text: str) -> str:
     """Text as HTML shows it; by its number what would show nothing or turn what follows."""
-    return html.escape(visible(text), quote=True)
+    return html.escape(sanitize(text), quote=True)
 
 
 @cache

@@ -1,11 +1,11 @@
 """From files to batches: documents, their split, tokenizers, tokens on disk, and a stateless order."""
 
-from pellucid.text.batches import Batch, Batches, ScoredBatch, windows
-from pellucid.text.documents import Corpus, DocumentError, bundled, read_corpus
-from pellucid.text.preparation import prepare
+from pellucid.text.read.documents import Corpus, DocumentError, bundled, read_corpus
 from pellucid.text.split import Split, split_corpus
-from pellucid.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer, train_tokenizer
-from pellucid.text.tokens import Part, Tokens, TokensError, describe_difference
+from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError, load_tokenizer, train_tokenizer
+from pellucid.text.tokens.batches import Batch, Batches, ScoredBatch, windows
+from pellucid.text.tokens.prepare import prepare_tokens
+from pellucid.text.tokens.store import Part, Tokens, TokensError, describe_difference
 
 __all__ = [
     "Batch",
@@ -22,7 +22,7 @@ __all__ = [
     "bundled",
     "describe_difference",
     "load_tokenizer",
-    "prepare",
+    "prepare_tokens",
     "read_corpus",
     "split_corpus",
     "train_tokenizer",

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 
-from pellucid.text.interface import Tokenizer, TokenizerError
+from pellucid.text.tokenizers.base import Tokenizer, TokenizerError
 
 
 class IdTokenizer(Tokenizer):

@@ -4,11 +4,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pellucid.text.documents import Corpus, read_corpus
-from pellucid.text.files import STANDARD_INPUT, Reading, find_files
-from pellucid.text.formats import ROWS
-from pellucid.text.opening import encoding_of, unpacked
-from pellucid.text.pieces import DocumentError
+from pellucid.text.read.chunks import DocumentError
+from pellucid.text.read.decompress import encoding_of, unpacked
+from pellucid.text.read.documents import Corpus, read_corpus
+from pellucid.text.read.find import STANDARD_INPUT, ReadOptions, find_files
+from pellucid.text.read.formats import ROWS
 
 #: formats as they are spoken of
 FORMATS = {"html": "HTML", "jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "arrow": "Arrow"}
@@ -29,12 +29,12 @@ class OneText:
     notes: tuple[str, ...]
 
 
-def read_one_text(path: str | os.PathLike, reading: Reading | None = None) -> OneText:
+def read_one_text(path: str | os.PathLike, reading: ReadOptions | None = None) -> OneText:
     """The text of a file that holds one document, read as training reads it; - is standard input.
 
     A folder that holds one file will do. Raises DocumentError for more than one document, and as `read_corpus` does.
     """
-    reading, path = reading or Reading(), Path(path)
+    reading, path = reading or ReadOptions(), Path(path)
     if path.is_dir() and len(files := find_files([path], [], reading)) > 1:
         raise DocumentError(
             f"{path} is a folder of {len(files):,} files, and one text is read: name one of them, such as "

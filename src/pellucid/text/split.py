@@ -23,9 +23,9 @@ from typing import Literal
 
 import numpy as np
 
-from pellucid.text.documents import Corpus
-from pellucid.text.pieces import DocumentError, Piece, counted
-from pellucid.text.scan import Documents
+from pellucid.text.read.chunks import DocumentError, TextChunk, counted
+from pellucid.text.read.documents import Corpus
+from pellucid.text.read.scan import Documents
 
 PARTS = ("train", "held_out")
 Rule = Literal["stratified", "documents", "tail", "files"]
@@ -50,7 +50,7 @@ class Split:
     cuts: array
     note: str
 
-    def documents(self, part: str) -> Iterator[Iterator[Piece]]:
+    def documents(self, part: str) -> Iterator[Iterator[TextChunk]]:
         """The documents of one part, or what the part has of each, as pieces; each is to be used up before the next."""
         if part not in PARTS:
             raise DocumentError(f"there is no part {part!r}: say one of {', '.join(PARTS)}")
@@ -247,7 +247,7 @@ CHOICES: dict[str, Callable[[Corpus, float, int], tuple[np.ndarray, np.ndarray]]
 }
 
 
-def _between(pieces: Iterator[Piece], start: int, stop: int) -> Iterator[Piece]:
+def _between(pieces: Iterator[TextChunk], start: int, stop: int) -> Iterator[TextChunk]:
     """Characters `start` to `stop` of a document; it is read to its end, so that a change is noticed."""
     at = 0
     for piece in pieces:

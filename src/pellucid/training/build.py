@@ -16,14 +16,14 @@ from pellucid.model.attention import choose_attention_kernel
 from pellucid.model.lora import adapt, start_adapters
 from pellucid.model.weights import initialise, load_state
 from pellucid.presets import with_vocabulary
-from pellucid.text.documents import Corpus
-from pellucid.text.pair_tokens import PairTokens, encode_pairs
-from pellucid.text.pairs import Pairs, PairSplit, split_pairs
-from pellucid.text.pieces import counted
-from pellucid.text.preparation import prepare
+from pellucid.text.read.chunks import counted
+from pellucid.text.read.documents import Corpus
+from pellucid.text.read.pairs import Pairs, PairSplit, split_pairs
 from pellucid.text.split import Split, split_corpus
-from pellucid.text.tokenizer import LEARNED, Kind, Tokenizer, TokenizerError, load_tokenizer, train_tokenizer
-from pellucid.text.tokens import Tokens
+from pellucid.text.tokenizers.tokenizer import LEARNED, Kind, Tokenizer, TokenizerError, load_tokenizer, train_tokenizer
+from pellucid.text.tokens.pairs import PairTokens, encode_pairs
+from pellucid.text.tokens.prepare import prepare_tokens
+from pellucid.text.tokens.store import Tokens
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.data import MASK, make_data
 from pellucid.training.interrupt import Interruption, Phase
@@ -157,7 +157,7 @@ def read_text(
     tokenizer = tokenizer or make_tokenizer(recipe, split, interruption)
     interruption.poll()
     with interruption.phase("encoding", "bytes") as phase:
-        tokens = prepare(split, tokenizer, cache_folder(), progress=phase.stage)
+        tokens = prepare_tokens(split, tokenizer, cache_folder(), progress=phase.stage)
     interruption.poll()
     n_train, n_held = (len(tokens.part(p)) for p in ("train", "held_out"))
     lines = [

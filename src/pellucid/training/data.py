@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pellucid.text.batches import Batch, Batches, ScoredBatch, noise, windows
-from pellucid.text.pair_tokens import PairTokens
-from pellucid.text.tokenizer import load_tokenizer
-from pellucid.text.tokens import Tokens
+from pellucid.text.tokenizers.tokenizer import load_tokenizer
+from pellucid.text.tokens.batches import Batch, Batches, ScoredBatch, noise, windows
+from pellucid.text.tokens.pairs import PairTokens
+from pellucid.text.tokens.store import Tokens
 from pellucid.training.objectives import MicroBatch, after_prefix, hide
 from pellucid.training.recipe import Recipe, RecipeError
 from pellucid.training.source_target import SourceTargetData

@@ -17,8 +17,8 @@ from typing import Any, Self
 
 from pellucid.architecture import Architecture, ArchitectureError, architecture_fields, parse_value, resolve_field
 from pellucid.presets import gated_width, preset
-from pellucid.text.files import Reading
-from pellucid.text.tokenizer import LEARNED, Kind
+from pellucid.text.read.find import ReadOptions
+from pellucid.text.tokenizers.tokenizer import LEARNED, Kind
 from pellucid.training.config import ADAPTING, CONTINUING, EARLIER, AdapterOptions, Base
 from pellucid.training.config import TextOptions as TextOptions
 from pellucid.training.config import TrainOptions as TrainOptions
@@ -382,7 +382,7 @@ def _check_text(part: TextOptions, refuse_unless: Callable[[bool, str, str], Non
     refuse_unless(part.vocabulary >= 0, "text.vocabulary", "a number of ids, or 0 to have it chosen")
     learned = part.tokenizer in LEARNED or not part.vocabulary
     refuse_unless(learned, "text.vocabulary", f"0 where text.tokenizer = {part.tokenizer}, which learns none")
-    Reading(format=part.format, encoding=part.encoding)
+    ReadOptions(format=part.format, encoding=part.encoding)
     refuse_unless(0 < part.sample <= 1, "text.sample", "a share above 0, and 1 for all of the text")
     sampled = part.tokenizer in LEARNED or part.sample == 1
     refuse_unless(sampled, "text.sample", f"1 where text.tokenizer = {part.tokenizer}, which learns nothing")

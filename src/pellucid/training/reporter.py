@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pellucid.architecture import Architecture
-from pellucid.text.visible import visible
+from pellucid.text.sanitize import sanitize
 from pellucid.training.interrupt import Phase
 
 if TYPE_CHECKING:  # torch would be loaded with it
@@ -33,7 +33,7 @@ class PlainReporter:
         self.is_training = False
 
     def line(self, text: str) -> None:
-        text = visible(text)
+        text = sanitize(text)
         try:
             print(text, file=self.file, flush=True)
         except UnicodeEncodeError:
@@ -113,7 +113,7 @@ class LiveReporter(PlainReporter):
         self.now = ""
 
     def line(self, text: str) -> None:
-        self.console.print(Text(visible(text)))
+        self.console.print(Text(sanitize(text)))
 
     def begin(self, recipe: "Recipe", step: int) -> None:
         super().begin(recipe, step)
@@ -158,7 +158,7 @@ class LiveReporter(PlainReporter):
             self.live.stop()
             self.live = None
             if self.text:
-                self.console.print(Panel(Text(visible(self.text)), title="sample", title_align="left"))
+                self.console.print(Panel(Text(sanitize(self.text)), title="sample", title_align="left"))
 
     def __rich__(self) -> Group | Text:
         if not self.row:
@@ -185,7 +185,7 @@ class LiveReporter(PlainReporter):
         bar.add_row(ProgressBar(total=self.n_steps, completed=self.row["step"]))
         parts: list[Any] = [Text(f"step {self.row['step']} of {self.n_steps}  {self.now}"), bar, table]
         if self.text:
-            parts.append(Panel(Text(visible(self.text[-600:])), title="sample", title_align="left"))
+            parts.append(Panel(Text(sanitize(self.text[-600:])), title="sample", title_align="left"))
         return Group(*parts)
 
 

@@ -14,9 +14,9 @@ import torch
 
 from pellucid.architecture import count_parameters
 from pellucid.model import Transformer
-from pellucid.text.pair_tokens import PairTokens
-from pellucid.text.tokenizer import Tokenizer, load_tokenizer
-from pellucid.text.tokens import Tokens, describe_difference
+from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from pellucid.text.tokens.pairs import PairTokens
+from pellucid.text.tokens.store import Tokens, describe_difference
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.build import (
     Weights,

@@ -19,7 +19,7 @@ from pellucid.model.lora import adapt, merge
 from pellucid.model.weights import load_state, load_trained, state_of
 from pellucid.text.locking import lock
 from pellucid.text.regular import read_regular
-from pellucid.text.tokenizer import Tokenizer, load_tokenizer
+from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from pellucid.training.checkpoint import (
     Checkpoint,
     flush_folder,

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pellucid.text.batches import permute
-from pellucid.text.pair_tokens import PairPart, PairTokens
-from pellucid.text.pairs import PairsError
+from pellucid.text.read.pairs import PairsError
+from pellucid.text.tokens.batches import permute
+from pellucid.text.tokens.pairs import PairPart, PairTokens
 from pellucid.training.objectives import MicroBatch
 from pellucid.training.recipe import Recipe
 

@@ -4,13 +4,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pellucid.text.documents import Corpus, read_corpus, read_with_held_out
-from pellucid.text.files import Reading, Skipped
-from pellucid.text.interface import Tokenizer
-from pellucid.text.pair_tokens import PairTokens
-from pellucid.text.pairs import Pairs, read_pairs, read_pairs_with_held_out
-from pellucid.text.pieces import counted
-from pellucid.text.tokens import Tokens
+from pellucid.text.read.chunks import counted
+from pellucid.text.read.documents import Corpus, read_corpus, read_with_held_out
+from pellucid.text.read.find import ReadOptions, Skipped
+from pellucid.text.read.pairs import Pairs, read_pairs, read_pairs_with_held_out
+from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text.tokens.pairs import PairTokens
+from pellucid.text.tokens.store import Tokens
 from pellucid.training.recipe import Recipe, RecipeError
 
 #: files that were left out, of those that are printed
@@ -57,11 +57,11 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def reading_of(recipe: Recipe) -> Reading:
+def reading_of(recipe: Recipe) -> ReadOptions:
     """How the recipe finds and reads files."""
     t = recipe.text
     named = {name: getattr(t, name) for name in ("field", "format", "encoding", "include", "exclude", "licence")}
-    return Reading(drop_duplicates=t.drop_duplicates == "yes", skip_bad=t.skip_bad == "yes", **named)
+    return ReadOptions(drop_duplicates=t.drop_duplicates == "yes", skip_bad=t.skip_bad == "yes", **named)
 
 
 def read_recipe_text(recipe: Recipe, progress: Callable | None = None) -> Corpus:

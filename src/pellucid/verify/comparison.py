@@ -18,7 +18,7 @@ from pellucid.reference.learning import loss_and_gradient, next_token_loss
 from pellucid.reference.tap import NoRecorder
 from pellucid.reference.tap import TensorRecorder as ReferenceTap
 from pellucid.reference.weights import weight_shapes
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.verify.cases import Case, Place, Row, alone
 from pellucid.verify.report import TOLERANCE, Difference
 

@@ -13,7 +13,7 @@ from pellucid.model import Transformer
 from pellucid.model.embed import NoReadout, ReadoutError
 from pellucid.model.weights import state_of
 from pellucid.reference.tap import OFF
-from pellucid.text.interface import SEPARATOR, Tokenizer
+from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer
 from pellucid.verify import laws, reference_laws
 from pellucid.verify.cases import alone
 from pellucid.verify.comparison import Subject, compare, compare_tensors, define, run

@@ -14,7 +14,7 @@ from pellucid.model import Recorder, Transformer
 from pellucid.model.weights import load_weights, save_weights
 from pellucid.names import names
 from pellucid.reference import layers
-from pellucid.text.tokenizer import load_tokenizer
+from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.verify.cached import compare_cached
 from pellucid.verify.cases import alone, source_of
 from pellucid.verify.comparison import Subject, run

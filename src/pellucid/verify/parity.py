@@ -13,7 +13,7 @@ from pellucid.model.positions import RotaryTable
 from pellucid.model.weights import state_of
 from pellucid.names import names
 from pellucid.reference.tap import OFF
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.verify.cases import Case, Place, alone, padded_batch, real_columns
 from pellucid.verify.comparison import compare, compare_case, define, defined, first_wrong
 from pellucid.verify.examine import AFFORDABLE, MOST_TOKENS, PROMPTS, longest_row, read_prompts

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pellucid.text.batches import permute
+from pellucid.text.tokens.batches import permute
 from pellucid.training.loop import PATIENCE, NumericsError, step_seed
 from pellucid.training.optimizer import Optimizer
 from pellucid.training.schedule import rate_factor

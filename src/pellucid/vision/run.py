@@ -13,7 +13,7 @@ import numpy as np
 
 from pellucid.architecture import ArchitectureError, parse_value, resolve_field
 from pellucid.model.weights import check_finite, load_state, state_of
-from pellucid.text.batches import permute
+from pellucid.text.tokens.batches import permute
 from pellucid.training.checkpoint import (
     Checkpoint,
     best_loss,

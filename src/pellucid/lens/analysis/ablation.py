@@ -14,7 +14,7 @@ from pellucid.lens.core.inputs import InputError, read_inputs
 from pellucid.lens.trace import Trace
 from pellucid.model import Recorder, Transformer
 from pellucid.names import axes
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
     from pellucid.lens.show.figure import Figure

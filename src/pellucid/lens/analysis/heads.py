@@ -13,7 +13,7 @@ from torch import Tensor
 from pellucid.lens.core.inputs import InputError, Inputs, read_inputs
 from pellucid.lens.trace import Trace
 from pellucid.model import Transformer
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
     from pellucid.lens.show.figure import Figure

@@ -22,7 +22,7 @@ from pellucid.model.block import BlockInputs
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.transformer import Backbone
 from pellucid.names import axes
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
     from pellucid.lens.show.figure import Figure

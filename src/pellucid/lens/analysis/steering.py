@@ -11,7 +11,7 @@ from pellucid.lens.core.inputs import InputError, read_inputs
 from pellucid.lens.trace import Trace
 from pellucid.model import Transformer
 from pellucid.names import axes
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 #: ridge penalties to choose among, times the mean squared singular value of the activations
 PENALTIES = tuple(10.0**k for k in range(-6, 4))

@@ -11,7 +11,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.mask import padding_mask, prefix_mask
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 #: how a blank is written in a text for a masked model, and the special token it becomes
 BLANK, MASK = "[MASK]", "<|mask|>"

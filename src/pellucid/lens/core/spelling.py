@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from pellucid.lens.core.inputs import InputError, one_token
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 
 class Spelling:

@@ -14,7 +14,7 @@ from pellucid.lens.weights.folding import weights_view
 from pellucid.lens.weights.head_weights import CircuitError, Head, exact, ratio
 from pellucid.lens.weights.neurons import Neuron
 from pellucid.model import Transformer
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
     from pellucid.lens.show.figure import Figure

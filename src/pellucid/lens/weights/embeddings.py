@@ -8,7 +8,7 @@ from torch import Tensor
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.spelling import Spelling
 from pellucid.model import Transformer
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 
 class Embeddings(Spelling):

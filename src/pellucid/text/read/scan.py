@@ -16,10 +16,10 @@ from typing import Any, BinaryIO, cast, overload
 
 import numpy as np
 
-from pellucid.text.files import Reading
-from pellucid.text.formats import READERS, ROWS, SEEKING, UNREAD
-from pellucid.text.opening import HashingFile, Origin, as_utf8, unpacked
-from pellucid.text.pieces import PIECE, ChangedError, DocumentError, Piece
+from pellucid.text.read.chunks import PIECE, ChangedError, DocumentError, TextChunk
+from pellucid.text.read.decompress import HashingFile, Origin, as_utf8, unpacked
+from pellucid.text.read.find import ReadOptions
+from pellucid.text.read.formats import READERS, ROWS, SEEKING, UNREAD
 from pellucid.text.scripts import NO_LETTERS, sampled_script_of
 
 #: how much of a file decides whether it is text, and the share of undecodable bytes it may have there
@@ -46,7 +46,7 @@ class Document:
     def path(self) -> Path:
         return self.origin.path
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[TextChunk]:
         """The text from the file again, in pieces; DocumentError at the end if it is not what was counted.
 
         A row is looked for from the beginning of its file: `Corpus.stream` reads many.
@@ -176,7 +176,7 @@ class Source:
         return (self.path, self.sha256, "held out") if self.held_out else (self.path, self.sha256)
 
 
-def documents_of(origin: Origin, file: BinaryIO | None = None) -> Iterator[Iterator[Piece]]:
+def documents_of(origin: Origin, file: BinaryIO | None = None) -> Iterator[Iterator[TextChunk]]:
     """The documents of one file, to be used up in order; `file` is the file where it is open already."""
     if file is not None:
         yield from READERS[origin.format](unpacked(file, origin), origin)
@@ -191,7 +191,7 @@ def documents_of(origin: Origin, file: BinaryIO | None = None) -> Iterator[Itera
         yield from READERS[origin.format](unpacked(own, origin), origin)
 
 
-def why_not(origin: Origin, reading: Reading) -> str:
+def why_not(origin: Origin, reading: ReadOptions) -> str:
     """Why this file cannot be read as text; nothing if it can, or if reading it will say."""
     if not origin.path.is_file():
         return "not a regular file"
@@ -217,7 +217,7 @@ def why_not(origin: Origin, reading: Reading) -> str:
 
 
 def scan(
-    origin: Origin, relative: str, documents: Documents, reading: Reading, report: Callable[[int], None]
+    origin: Origin, relative: str, documents: Documents, reading: ReadOptions, report: Callable[[int], None]
 ) -> Source:
     """Add the documents of one file that have any text, counted and hashed; the file's own account."""
     before, state = len(documents), _state(origin)
@@ -295,7 +295,7 @@ def _count(origin: Origin, file: BinaryIO, documents: Documents) -> dict[str, An
     return {"empty": empty, "replaced": replaced, "first_replaced": first}
 
 
-def _place(piece: Piece, before: int) -> str:
+def _place(piece: TextChunk, before: int) -> str:
     """Where the first byte is that is not UTF-8, counted from 0 after the byte order mark."""
     try:
         piece.raw.decode()
@@ -304,7 +304,7 @@ def _place(piece: Piece, before: int) -> str:
     return f"after byte {before}"
 
 
-def as_counted(pieces: Iterator[Piece], digest: bytes, origin: Origin) -> Iterator[Piece]:
+def as_counted(pieces: Iterator[TextChunk], digest: bytes, origin: Origin) -> Iterator[TextChunk]:
     """The pieces; DocumentError at their end if together they are not the text of that digest."""
     found = hashlib.sha256()
     for piece in pieces:
@@ -314,7 +314,7 @@ def as_counted(pieces: Iterator[Piece], digest: bytes, origin: Origin) -> Iterat
         raise changed(origin)
 
 
-def use_up(pieces: Iterator[Piece]) -> None:
+def use_up(pieces: Iterator[TextChunk]) -> None:
     """Read over what nobody asked for."""
     for _ in pieces:
         pass

@@ -16,8 +16,8 @@ import numpy as np
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.bpe import KNOWN_PATTERNS, _guarded, _steps
-from pellucid.text.interface import Tokenizer, TokenizerError, check_special
+from pellucid.text.tokenizers.base import Tokenizer, TokenizerError, check_special
+from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, _guarded, _steps
 
 MODELS = {"BPE": "sentencepiece", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
 #: what ends a text there, the first of them that is declared

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from pellucid.text.pieces import PIECE, DocumentError
+from pellucid.text.read.chunks import PIECE, DocumentError
 
 #: packed bytes that are given to zstd at once: it unpacks 4 of them to up to 128 KiB, and all of it at once
 ZSTD_READ = 1 << 10

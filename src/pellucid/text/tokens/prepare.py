@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pellucid.text import encoding
-from pellucid.text.encoding import Counter, Encoders, choose_workers, units_of
-from pellucid.text.interface import Tokenizer
 from pellucid.text.locking import lock
 from pellucid.text.split import PARTS, Split
-from pellucid.text.tokens import FORMAT, Tokens, TokensError
-from pellucid.text.writing import PartWriter, flush, remove_journal
+from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text.tokens import encode as encoding
+from pellucid.text.tokens.encode import Counter, Encoders, choose_workers, units_of
+from pellucid.text.tokens.store import FORMAT, Tokens, TokensError
+from pellucid.text.tokens.writer import PartWriter, flush, remove_journal
 
 #: ids per shard, 32 MiB in uint16: the most that an interruption loses
 SHARD_TOKENS = 1 << 24
@@ -27,7 +27,7 @@ LOCK = "lock"
 Progress = Callable[[str, int, int], None] | None
 
 
-def prepare(
+def prepare_tokens(
     split: Split,
     tokenizer: Tokenizer,
     folder: str | Path,

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.text.files import Found, Reading, Skipped, Unreadable, find_files, leave_out, refuse_or_skip
-from pellucid.text.pieces import DocumentError, counted
-from pellucid.text.scan import Source
+from pellucid.text.read.chunks import DocumentError, counted
+from pellucid.text.read.find import FoundFile, ReadOptions, Skipped, Unreadable, find_files, leave_out, refuse_or_skip
+from pellucid.text.read.scan import Source
 from pellucid.text.split import PARTS
 
 #: lines read between two reports
@@ -81,7 +81,7 @@ class Pairs:
 def read_pairs(
     paths: str | Path | list[str] | tuple[str, ...],
     progress: Progress = None,
-    reading: Reading | None = None,
+    reading: ReadOptions | None = None,
     without: Collection[Path] = (),
 ) -> Pairs:
     """Every pair of these .tsv and .jsonl files, and of those in these folders, in the order of their paths.
@@ -93,7 +93,7 @@ def read_pairs(
     named = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     if not named:
         raise PairsError("no input was named: give at least one .tsv or .jsonl file, or a folder of them")
-    reading = reading or Reading()
+    reading = reading or ReadOptions()
     skipped: list[Skipped] = []
     bad: list[Unreadable] = []
     files = find_files(named, skipped, reading, bad)
@@ -118,7 +118,7 @@ def read_pairs_with_held_out(
     paths: list[str] | tuple[str, ...],
     held_out: list[str] | tuple[str, ...],
     progress: Progress = None,
-    reading: Reading | None = None,
+    reading: ReadOptions | None = None,
 ) -> Pairs:
     """The pairs of `paths`, and those of the files `held_out`, which are marked to be held out and not trained on.
 
@@ -131,7 +131,7 @@ def read_pairs_with_held_out(
     return read_pairs(paths, progress, reading, without=resolved).with_held_out(measured)
 
 
-def _why_no_pairs(file: Found) -> str:
+def _why_no_pairs(file: FoundFile) -> str:
     """Why a file that was found holds no pairs, nothing if it may; PairsError for one that was named itself."""
     if file.path.suffix.lower() in READERS and file.path.is_file():
         return ""

@@ -17,9 +17,9 @@ import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.interface import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text
 from pellucid.text.regular import read_regular
-from pellucid.text.symbols import byte_characters
+from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text
+from pellucid.text.tokenizers.symbols import byte_characters
 
 MIN_FREQUENCY = 2
 #: pre-tokens of GPT-2 (encoder.py); the ByteLevel pre-tokenizer has it built in

@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.text.files import (
+from pellucid.text.read.chunks import ChangedError, DocumentError, TextChunk, counted
+from pellucid.text.read.decompress import Origin
+from pellucid.text.read.find import (
     STANDARD_INPUT,
     UNREADABLE,
-    Reading,
+    ReadOptions,
     Skipped,
     Unreadable,
     find_files,
@@ -28,12 +30,20 @@ from pellucid.text.files import (
     origin_of,
     refuse_or_skip,
 )
-from pellucid.text.formats import ROWS
-from pellucid.text.opening import Origin
-from pellucid.text.pieces import ChangedError, DocumentError, Piece, counted
-from pellucid.text.scan import Document, Documents, Source, as_counted, changed, documents_of, scan, use_up, why_not
+from pellucid.text.read.formats import ROWS
+from pellucid.text.read.scan import (
+    Document,
+    Documents,
+    Source,
+    as_counted,
+    changed,
+    documents_of,
+    scan,
+    use_up,
+    why_not,
+)
 
-__all__ = ["Corpus", "Document", "DocumentError", "Reading", "Skipped", "Source", "bundled", "read_corpus"]
+__all__ = ["Corpus", "Document", "DocumentError", "ReadOptions", "Skipped", "Source", "bundled", "read_corpus"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class Corpus:
     documents: Documents
     sources: tuple[Source, ...]
     skipped: tuple[Skipped, ...] = ()
-    reading: Reading = field(default_factory=Reading)
+    reading: ReadOptions = field(default_factory=ReadOptions)
 
     @property
     def n_bytes(self) -> int:
@@ -116,7 +126,7 @@ class Corpus:
             "skipped": [list(skipped) for skipped in self.skipped],
         }
 
-    def stream(self, wanted: Callable[[int], bool] | None = None) -> Iterator[tuple[int, Iterator[Piece]]]:
+    def stream(self, wanted: Callable[[int], bool] | None = None) -> Iterator[tuple[int, Iterator[TextChunk]]]:
         """The number and the pieces of every document, or of those `wanted`, each file opened once.
 
         What is left of a document's pieces is read over when the next one is asked for. Raises DocumentError, naming
@@ -128,7 +138,7 @@ class Corpus:
             first += source.n_documents
             yield from self._stream_file(origin, iter(numbers if wanted is None else filter(wanted, numbers)))
 
-    def _stream_file(self, origin: Origin, numbers: Iterator[int]) -> Iterator[tuple[int, Iterator[Piece]]]:
+    def _stream_file(self, origin: Origin, numbers: Iterator[int]) -> Iterator[tuple[int, Iterator[TextChunk]]]:
         k = next(numbers, None)
         if k is None:
             return
@@ -150,7 +160,7 @@ class Corpus:
 def read_corpus(
     paths: str | os.PathLike | Iterable[str | os.PathLike],
     progress: Callable | None = None,
-    reading: Reading | None = None,
+    reading: ReadOptions | None = None,
     without: Collection[Path] = (),
 ) -> Corpus:
     """Every document of these files and folders, counted and hashed; their text is read again when it is used.
@@ -160,7 +170,7 @@ def read_corpus(
     left out. Raises DocumentError for paths that do not exist, for input without any text, and, naming all of them, for
     files that are damaged or are named and not text, unless `reading.skip_bad` leaves these out.
     """
-    reading = reading or Reading()
+    reading = reading or ReadOptions()
     named = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
     if not named:
         raise DocumentError("no input was named: give at least one file or folder of text")
@@ -202,7 +212,7 @@ def read_with_held_out(
     paths: str | os.PathLike | Iterable[str | os.PathLike],
     held_out: Iterable[str | os.PathLike],
     progress: Callable | None = None,
-    reading: Reading | None = None,
+    reading: ReadOptions | None = None,
 ) -> Corpus:
     """The corpus of `paths`, and the files of `held_out`, which are marked to be held out and not trained on.
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.text.interface import Tokenizer
-from pellucid.text.pairs import TOGETHER, PairsError, PairSplit, Progress
+from pellucid.text.read.pairs import TOGETHER, PairsError, PairSplit, Progress
 from pellucid.text.split import PARTS
-from pellucid.text.tokens import FORMAT, check_ids, dtype_for
+from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text.tokens.store import FORMAT, check_ids, dtype_for
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 
-from pellucid.text.pieces import DocumentError, Piece, piece_of_text
+from pellucid.text.read.chunks import DocumentError, TextChunk, piece_of_text
 
 #: what these hold is not shown
 HIDDEN = frozenset(("script", "style", "template", "noscript", "svg", "object", "iframe"))
@@ -21,7 +21,7 @@ _SPACE = re.compile(r"[ \t\n\r\f]+")
 STEP, LONGEST = 1 << 16, 1 << 25
 
 
-def read_html(pieces: Iterator[Piece], name: str = "the page") -> Iterator[Piece]:
+def read_html(pieces: Iterator[TextChunk], name: str = "the page") -> Iterator[TextChunk]:
     """The page's text in pieces; a tag that is never closed hides nothing that comes behind the block it is in.
 
     Raises DocumentError, with the name, for a tag, comment or script that does not end for LONGEST characters.
@@ -38,7 +38,7 @@ def read_html(pieces: Iterator[Piece], name: str = "the page") -> Iterator[Piece
             if text := page.take():
                 yield piece_of_text(text)
         if piece.replaced:
-            yield Piece("", 0, piece.replaced)
+            yield TextChunk("", 0, piece.replaced)
     page.end()
     if text := page.take(last=True):
         yield piece_of_text(text)

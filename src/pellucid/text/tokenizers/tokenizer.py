@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
-from pellucid.text.bpe import BPETokenizer, cut_at_borders, read_merges
-from pellucid.text.external import ExternalTokenizer, read_external, wordpiece_json
-from pellucid.text.interface import SEPARATOR, Stream, Tokenizer, TokenizerError
 from pellucid.text.regular import read_regular
-from pellucid.text.symbols import ByteTokenizer, CharTokenizer, read_symbols
-from pellucid.text.words import WordTokenizer, read_words
+from pellucid.text.tokenizers.base import SEPARATOR, Stream, Tokenizer, TokenizerError
+from pellucid.text.tokenizers.bpe import BPETokenizer, cut_at_borders, read_merges
+from pellucid.text.tokenizers.external import ExternalTokenizer, read_external, wordpiece_json
+from pellucid.text.tokenizers.symbols import ByteTokenizer, CharTokenizer, read_symbols
+from pellucid.text.tokenizers.words import WordTokenizer, read_words
 
 __all__ = [
     "SEPARATOR",

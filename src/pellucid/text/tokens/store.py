@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from pellucid.text.interface import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer
 
 FORMAT = 1
 #: magic, version, bytes per id, ids in this file, n_vocab, SHA-256 of the tokenizer

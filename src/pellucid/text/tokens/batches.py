@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pellucid.text.tokens import Part, Tokens, check_ids
+from pellucid.text.tokens.store import Part, Tokens, check_ids
 
 #: rounds of the Feistel permutation, and the most windows whose order is written out instead
 ROUNDS, WRITTEN_OUT = 6, 1 << 20

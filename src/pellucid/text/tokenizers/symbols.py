@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.interface import SEPARATOR, Tokenizer, check_special, check_text
+from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, check_special, check_text
 
 UNKNOWN = "<|unknown|>"
 #: any one character, a newline too

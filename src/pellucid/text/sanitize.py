@@ -7,6 +7,6 @@ import re
 UNSEEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 
 
-def visible(text: str) -> str:
+def sanitize(text: str) -> str:
     """The text with what would show nothing, or turn what follows, by its number: \\u001b. Line ends become \\n."""
     return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))

@@ -26,7 +26,7 @@ def counted(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-class Piece(NamedTuple):
+class TextChunk(NamedTuple):
     """Part of a document: its text, the bytes of the file it stands for, and how many sequences were not UTF-8.
 
     `raw` keeps those bytes where some were not, because the text no longer tells them.
@@ -37,38 +37,38 @@ class Piece(NamedTuple):
     replaced: int = 0
     raw: bytes = b""
 
-    def cut(self, i: int) -> "tuple[Piece, Piece]":
+    def cut(self, i: int) -> "tuple[TextChunk, TextChunk]":
         """The first `i` characters and the rest."""
         if not self.raw:
             head = self.text[:i]
             n_head = len(head.encode())
-            return Piece(head, n_head), Piece(self.text[i:], self.n_bytes - n_head)
+            return TextChunk(head, n_head), TextChunk(self.text[i:], self.n_bytes - n_head)
         # a broken sequence counts as one character from its first byte on, so this count never falls
         ends = range(len(self.raw) + 1)
         end = bisect.bisect_right(ends, i, key=lambda k: len(self.raw[:k].decode("utf-8", "replace"))) - 1
         return piece_of(self.raw[:end]), piece_of(self.raw[end:])
 
 
-def piece_of(raw: bytes) -> Piece:
+def piece_of(raw: bytes) -> TextChunk:
     """Bytes as a piece; what is not UTF-8 becomes U+FFFD, one for each maximal broken sequence (Unicode 3.9, D93b)."""
     try:
-        return Piece(raw.decode(), len(raw))
+        return TextChunk(raw.decode(), len(raw))
     except UnicodeDecodeError:
         text = raw.decode("utf-8", "replace")
         genuine = raw.count("\ufffd".encode())
-        return Piece(text, len(raw), text.count("\ufffd") - genuine, raw)
+        return TextChunk(text, len(raw), text.count("\ufffd") - genuine, raw)
 
 
-def piece_of_text(text: str) -> Piece:
+def piece_of_text(text: str) -> TextChunk:
     """Text as a piece; a lone surrogate, which is half a character, becomes U+FFFD."""
     try:
-        return Piece(text, len(text.encode()))
+        return TextChunk(text, len(text.encode()))
     except UnicodeEncodeError:
         whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        return Piece(whole, len(whole.encode()), whole.count("\ufffd") - text.count("\ufffd"))
+        return TextChunk(whole, len(whole.encode()), whole.count("\ufffd") - text.count("\ufffd"))
 
 
-def pieces_of(chunks: Iterable[bytes]) -> Iterator[Piece]:
+def pieces_of(chunks: Iterable[bytes]) -> Iterator[TextChunk]:
     """UTF-8 in chunks as pieces of text, whatever the chunks cut through; a leading byte order mark is dropped."""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     first = True

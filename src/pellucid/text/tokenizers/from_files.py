@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from pellucid.destination import check_destination
-from pellucid.text.documents import read_corpus
-from pellucid.text.files import Reading
-from pellucid.text.preparation import Progress
-from pellucid.text.tokenizer import LEARNED, Tokenizer, TokenizerError, check_learning
-from pellucid.text.tokenizer import train_tokenizer as make_tokenizer
+from pellucid.text.read.documents import read_corpus
+from pellucid.text.read.find import ReadOptions
+from pellucid.text.tokenizers.tokenizer import LEARNED, Tokenizer, TokenizerError, check_learning
+from pellucid.text.tokenizers.tokenizer import train_tokenizer as make_tokenizer
+from pellucid.text.tokens.prepare import Progress
 
 
-def train_tokenizer(
+def train_tokenizer_on_files(
     *inputs: str | Path,
     kind: str = "bpe",
     vocabulary: int | None = None,
     field: str = "",
     out: str | Path | None = None,
-    reading: Reading | None = None,
+    reading: ReadOptions | None = None,
     progress: Progress = None,
     **how: Any,
 ) -> Tokenizer:
@@ -35,7 +35,7 @@ def train_tokenizer(
         check_destination(Path(out) / "tokenizer.json")
     n_vocab = vocabulary or (8192 if kind in LEARNED else None)
     check_learning(kind, n_vocab, **how)
-    reading = replace(reading or Reading(), field=field) if field else reading
+    reading = replace(reading or ReadOptions(), field=field) if field else reading
     corpus = read_corpus([str(path) for path in inputs], progress, reading)
     texts = told(corpus.texts(), sum(corpus.documents.n_characters), progress)
     made = make_tokenizer(kind, texts, n_vocab, **how)

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
-from pellucid.text.opening import Origin, extra
-from pellucid.text.pieces import PIECE, DocumentError, Piece, piece_of_text
+from pellucid.text.read.chunks import PIECE, DocumentError, TextChunk, piece_of_text
+from pellucid.text.read.decompress import Origin, extra
 
 #: the field or column that holds the text where nobody says which
 FIELD = "text"
@@ -33,7 +33,7 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "") or "none"
 
 
-def read_parquet(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
+def read_parquet(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
     """Parquet: each row's text in one column is a document."""
     parquet = extra("pyarrow.parquet", origin.name)
     with _errors(origin), _seekable(file, origin) as table:
@@ -43,7 +43,7 @@ def read_parquet(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
             yield from _rows(batch.column(0))
 
 
-def read_arrow(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
+def read_arrow(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
     """Arrow's stream or file format, as `datasets` saves them: each row's text in one column is a document."""
     ipc = extra("pyarrow.ipc", origin.name)
     with _errors(origin), _seekable(file, origin) as table:
@@ -57,7 +57,7 @@ def read_arrow(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
                 yield from _rows(batch.column(column).slice(start, ROWS_TOGETHER))
 
 
-def _rows(column: Any) -> Iterator[Iterator[Piece]]:
+def _rows(column: Any) -> Iterator[Iterator[TextChunk]]:
     for text in column.to_pylist():
         yield iter([piece_of_text(text or "")])
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.text.tokens import FORMAT, HEADER, MAGIC, check_ids, dtype_for
+from pellucid.text.tokens.store import FORMAT, HEADER, MAGIC, check_ids, dtype_for
 
 
 @dataclass

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pellucid.text.bpe import BPETokenizer
-from pellucid.text.interface import Tokenizer
 from pellucid.text.scripts import script_of
-from pellucid.text.symbols import byte_characters
+from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text.tokenizers.bpe import BPETokenizer
+from pellucid.text.tokenizers.symbols import byte_characters
 
 #: a run of letters and digits
 WORD = re.compile(r"\w+")

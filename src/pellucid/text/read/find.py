@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from pellucid.text.formats import ENDINGS, READERS
-from pellucid.text.opening import PACKED, Origin
-from pellucid.text.pieces import PIECE, DocumentError
+from pellucid.text.read.chunks import PIECE, DocumentError
+from pellucid.text.read.decompress import PACKED, Origin
+from pellucid.text.read.formats import ENDINGS, READERS
 
 #: what stands for standard input among the paths
 STANDARD_INPUT = "-"
@@ -62,7 +62,7 @@ def extends_ascii(encoding: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ReadOptions:
     """How files are found and read.
 
     field             of JSON lines, or column of a table; "": `text`, or the only one that holds text
@@ -125,7 +125,7 @@ def _matches(relative: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(part, pattern) for part in relative.split("/"))
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A file to read, and whether it was named itself."""
 
     path: Path
@@ -133,16 +133,16 @@ class Found(NamedTuple):
 
 
 def find_files(
-    named: list[Path], skipped: list[Skipped], reading: Reading | None = None, bad: list[Unreadable] | None = None
-) -> dict[str, Found]:
+    named: list[Path], skipped: list[Skipped], reading: ReadOptions | None = None, bad: list[Unreadable] | None = None
+) -> dict[str, FoundFile]:
     """Relative path -> file, of everything to read; what is left out is added to `skipped`, what is damaged to `bad`.
 
     Raises DocumentError for paths that do not exist, naming all of them, and for a damaged file where `bad` is None.
     """
-    reading = reading or Reading()
-    files: dict[str, Found] = {}
+    reading = reading or ReadOptions()
+    files: dict[str, FoundFile] = {}
     if Path(STANDARD_INPUT) in named:
-        files[STANDARD_INPUT] = Found(spool(), True)
+        files[STANDARD_INPUT] = FoundFile(spool(), True)
     paths, patterns = _expanded([path for path in named if path != Path(STANDARD_INPUT)])
     one_folder = len(paths) == 1 and paths[0].is_dir()
     parents = [os.path.abspath(path if one_folder else path.parent) for path in paths]
@@ -169,7 +169,7 @@ def find_files(
             elif relative == STANDARD_INPUT:
                 raise DocumentError(f"{file} is called as standard input is: give it another name")
             elif not reason:
-                files[relative] = Found(file, not searched or files.get(relative, (file, False))[1])
+                files[relative] = FoundFile(file, not searched or files.get(relative, (file, False))[1])
     for name, listed in (("include", reading.include), ("exclude", reading.exclude)):
         for pattern in _patterns(listed):
             if not any(_matches(relative, pattern) for relative in seen):
@@ -180,7 +180,7 @@ def find_files(
 def refuse_or_skip(
     bad: list[Unreadable],
     skipped: list[Skipped],
-    reading: Reading,
+    reading: ReadOptions,
     n_files: int,
     kind: type[DocumentError] = DocumentError,
 ) -> None:
@@ -199,7 +199,7 @@ def refuse_or_skip(
     raise kind(f"{len(bad):,} files cannot be read; mend them, or leave them out with --skip-bad\n{listed}")
 
 
-def leave_out(files: dict[str, Found], without: Collection[Path], skipped: list[Skipped]) -> None:
+def leave_out(files: dict[str, FoundFile], without: Collection[Path], skipped: list[Skipped]) -> None:
     """Take the files of `without` out of those to read; DocumentError for one that is named itself."""
     for relative, (path, explicit) in list(files.items()) if without else ():
         if path.resolve() in without:
@@ -270,7 +270,7 @@ def _relative(path: Path, base: str) -> str:
     return Path(os.path.relpath(os.path.abspath(path), base)).as_posix() if base else path.as_posix()
 
 
-def origin_of(path: Path, name: str, reading: Reading) -> Origin:
+def origin_of(path: Path, name: str, reading: ReadOptions) -> Origin:
     """How this file is read, by the ending of its name unless the format is given."""
     packed, inner = "", path.name
     if path.suffix.lower() in PACKED:

@@ -2,9 +2,9 @@
 
 import sys
 
-from pellucid.text.encoding import encode_unit, pack_error, pack_ids, read_frame, unpack, write_frame
-from pellucid.text.interface import TokenizerError
-from pellucid.text.tokenizer import load_tokenizer
+from pellucid.text.tokenizers.base import TokenizerError
+from pellucid.text.tokenizers.tokenizer import load_tokenizer
+from pellucid.text.tokens.encode import encode_unit, pack_error, pack_ids, read_frame, unpack_texts, write_frame
 
 
 def serve(folder: str, expected: str) -> None:
@@ -14,7 +14,7 @@ def serve(folder: str, expected: str) -> None:
         raise TokenizerError(f"{folder} holds another tokenizer than was asked for")
     while (content := read_frame(sys.stdin.buffer)) is not None:
         try:
-            answer = pack_ids(encode_unit(tokenizer, unpack(content)))
+            answer = pack_ids(encode_unit(tokenizer, unpack_texts(content)))
         except TokenizerError as error:
             answer = pack_error(error)
         write_frame(sys.stdout.buffer, answer)

@@ -1,7 +1,7 @@
 """Encoding on all cores: text is cut into units, each encoded by itself, in order, by one of several processes.
 
 Where a unit ends is decided by the text and the tokenizer alone, so the ids are the same for any number
-of workers. A worker is a process of its own (`python -m pellucid.text.worker`), fed through a pipe: it
+of workers. A worker is a process of its own (`python -m pellucid.text.tokens.worker`), fed through a pipe: it
 ends when its pipe does, and needs nothing of what the caller's process has done, threads among it.
 """
 
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pellucid.text.interface import Tokenizer, TokenizerError
-from pellucid.text.pieces import Piece
+from pellucid.text.read.chunks import TextChunk
+from pellucid.text.tokenizers.base import Tokenizer, TokenizerError
 
 #: characters per unit; a document longer than that is cut where its tokenizer allows it. A worker needs some 100 bytes
 #: for each while it encodes them (docs/log.md)
@@ -59,7 +59,7 @@ class Counter:
     def __init__(self):
         self.n_bytes = self.n_characters = 0
 
-    def texts(self, pieces: Iterator[Piece]) -> Iterator[str]:
+    def texts(self, pieces: Iterator[TextChunk]) -> Iterator[str]:
         """The text of pieces that have any."""
         for piece in pieces:
             self.n_bytes += piece.n_bytes
@@ -68,7 +68,7 @@ class Counter:
                 yield piece.text
 
 
-def units_of(documents: Iterable[Iterator[Piece]], tokenizer: Tokenizer, counted: Counter) -> Iterator[Unit]:
+def units_of(documents: Iterable[Iterator[TextChunk]], tokenizer: Tokenizer, counted: Counter) -> Iterator[Unit]:
     """Documents in units of about UNIT characters."""
     texts: list[str] = []
     ends: list[bool] = []
@@ -164,7 +164,7 @@ class Encoders:
             self._own.worker = self._start()
         worker = self._own.worker
         try:
-            write_frame(worker.stdin, pack(unit))
+            write_frame(worker.stdin, pack_texts(unit))
             answer = read_frame(worker.stdout)
         except BrokenPipeError:
             answer = None
@@ -175,7 +175,7 @@ class Encoders:
     def _start(self) -> subprocess.Popen:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         worker = subprocess.Popen(
-            [sys.executable, "-m", "pellucid.text.worker", str(self.folder), self.tokenizer.hash],
+            [sys.executable, "-m", "pellucid.text.tokens.worker", str(self.folder), self.tokenizer.hash],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
@@ -205,14 +205,14 @@ def read_frame(pipe: Any) -> bytes | None:
     return content if len(content) == size else None
 
 
-def pack(unit: Unit) -> bytes:
+def pack_texts(unit: Unit) -> bytes:
     """A unit as bytes: how many texts, their lengths, which end a document, the texts in UTF-8."""
     raw = [text.encode() for text in unit.texts]
     lengths = np.array([len(text) for text in raw], dtype="<u8")
     return b"".join([_SIZE.pack(len(raw)), lengths.tobytes(), bytes(unit.ends), *raw])
 
 
-def unpack(content: bytes) -> Unit:
+def unpack_texts(content: bytes) -> Unit:
     """What `pack` packed."""
     (n,) = _SIZE.unpack_from(content)
     start = 9 * n + _SIZE.size

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from pellucid.text.html import read_html
-from pellucid.text.opening import Origin, as_utf8
-from pellucid.text.pieces import PIECE, DocumentError, Piece, piece_of, piece_of_text, pieces_of
-from pellucid.text.tables import FIELD, choose_field, listed, read_arrow, read_parquet
+from pellucid.text.read.chunks import PIECE, DocumentError, TextChunk, piece_of, piece_of_text, pieces_of
+from pellucid.text.read.decompress import Origin, as_utf8
+from pellucid.text.read.html import read_html
+from pellucid.text.read.tables import FIELD, choose_field, listed, read_arrow, read_parquet
 
 #: a reader turns the content of one open file into its documents, each an iterator of pieces, to be used up in order
-Reader = Callable[[BinaryIO, Origin], Iterator[Iterator[Piece]]]
+Reader = Callable[[BinaryIO, Origin], Iterator[Iterator[TextChunk]]]
 
 #: the longest line, and cell of a table, in bytes: neither a quotation mark that is never closed nor a few packed bytes
 #: that unpack to gigabytes fill the memory
@@ -34,12 +34,12 @@ _QUOTED = re.compile(r'"(?:[^"]|"")*"\Z')
 _CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?\s*([\w-]+)", re.IGNORECASE)
 
 
-def read_plain(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
+def read_plain(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
     """Plain text: the file is one document."""
     yield pieces_of(_chunks(as_utf8(file, origin)))
 
 
-def read_page(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
+def read_page(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
     """HTML: its text is one document; its own <meta charset> is believed where it names an encoding."""
     buffered = file if hasattr(file, "peek") else io.BufferedReader(file, PIECE)  # type: ignore[arg-type]
     said = _CHARSET.search(buffered.peek(1024)[:1024])  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def _encoding_of_page(name: str) -> str:
     return LARGER.get(found.name, found.name) if known else "utf-8"
 
 
-def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
+def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
     """One JSON object a line, its text in one field; a line may also be a string by itself."""
     field = origin.field
     for number, line in enumerate(_lines(file, origin), 1):
@@ -105,17 +105,17 @@ def _text_of(row: dict, field: str, place: str) -> str:
     return text or ""
 
 
-def read_csv(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
+def read_csv(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
     """Comma-separated values (RFC 4180) with a header; semicolons or tabs where the header has them and no comma."""
     return _read_table(file, origin, ",;\t")
 
 
-def read_tsv(file: BinaryIO, origin: Origin) -> Iterator[Iterator[Piece]]:
+def read_tsv(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
     """Tab-separated values with a header."""
     return _read_table(file, origin, "\t")
 
 
-def _read_table(file: BinaryIO, origin: Origin, separators: str) -> Iterator[Iterator[Piece]]:
+def _read_table(file: BinaryIO, origin: Origin, separators: str) -> Iterator[Iterator[TextChunk]]:
     # bytes that are not UTF-8 are escaped until a cell is read
     lines = (line.decode("utf-8", "surrogateescape") for line in _lines(file, origin))
     first = next((line for line in lines if line.strip()), "")
@@ -202,7 +202,7 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: file.read(PIECE), b"")
 
 
-def _and_replaced(piece: Piece, more: int) -> Piece:
+def _and_replaced(piece: TextChunk, more: int) -> TextChunk:
     return piece._replace(replaced=piece.replaced + more) if more else piece
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.bpe import cut_at_borders
-from pellucid.text.interface import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text
-from pellucid.text.symbols import UNKNOWN
+from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text
+from pellucid.text.tokenizers.bpe import cut_at_borders
+from pellucid.text.tokenizers.symbols import UNKNOWN
 
 #: a run of letters and digits, or any other character by itself, each with the blank before it; white space by itself
 WORD_PATTERN = r" ?[\p{L}\p{N}]+| ?[^\s\p{L}\p{N}]|\s"
