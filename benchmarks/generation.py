@@ -28,7 +28,7 @@ OWN = ("loaded", "float32", "bfloat16", "int8")
 def gguf_of_the_shape(folder: Path, weights: str) -> str:
     """The path of a GGUF file of GPT-2 small's shape with random weights; its few tokens are not what is measured."""
     from pellucid.demo import bundled
-    from pellucid.hub.gguf_file import write_gguf
+    from pellucid.hub.gguf import write_gguf
     from pellucid.model import Transformer
     from pellucid.model.weights import initialise
     from pellucid.presets import preset, with_vocabulary

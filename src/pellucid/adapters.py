@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pellucid.hub.adapters import changes_of
-from pellucid.hub.adapters import write_adapter as write_files
+from pellucid.hub.open import find_folder, open_folder
 from pellucid.hub.own_code import PREFIX
-from pellucid.hub.read import find_folder, open_folder
+from pellucid.hub.peft import changes_of
+from pellucid.hub.peft import write_adapter as write_files
 from pellucid.hub.tables import FAMILIES, Family
 from pellucid.hub.write import families_for
 from pellucid.model.lora import factors
@@ -70,7 +70,7 @@ def family_of_base(recipe: Recipe) -> Family | None:
     return next(iter(families_for(recipe.model)), None)
 
 
-def write_adapter(run: Path, folder: Path, checkpoint: str = "best", family: str | None = None) -> int:
+def write_run_adapter(run: Path, folder: Path, checkpoint: str = "best", family: str | None = None) -> int:
     """The adapters of a run as a folder that peft reads; how many bytes. The folder is made, its files replaced.
 
     The modules are called as in the base's family (`family_of_base`); where there is none, as in the network itself,

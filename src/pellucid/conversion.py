@@ -13,19 +13,19 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from pellucid.adapters import base_weights, family_of_base, write_adapter
+from pellucid.adapters import base_weights, family_of_base, write_run_adapter
 from pellucid.architecture import Architecture
 from pellucid.destination import check_destination
-from pellucid.hub import source
-from pellucid.hub.adapters import Changed, read_adapter
+from pellucid.hub import transformers_bridge as source
 from pellucid.hub.card import write_card
 from pellucid.hub.families import FAMILIES, FamilyError, config_of, each_to_ours, each_to_theirs
 from pellucid.hub.files import FolderError
-from pellucid.hub.gguf_file import read_gguf, write_gguf
-from pellucid.hub.gguf_file import to_ours as gguf_to_ours
-from pellucid.hub.lazily import Ours
+from pellucid.hub.gguf import from_gguf as gguf_to_ours
+from pellucid.hub.gguf import read_gguf, write_gguf
+from pellucid.hub.lazy_state_dict import LazyStateDict
+from pellucid.hub.open import Folder, copy_parameters, find_folder, open_folder
 from pellucid.hub.own_code import MODEL_TYPE, PREFIX, model_class, write_code
-from pellucid.hub.read import Folder, fill, find_folder, open_folder
+from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.standalone import write_loader
 from pellucid.hub.tables import Family
 from pellucid.hub.write import (
@@ -68,7 +68,7 @@ CODE_TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 @dataclass(frozen=True)
-class Model:
+class SourceModel:
     """What is converted: parameters under our names, read when asked for, and all that goes with them.
 
     `folder` is where it lies, None where the weights are in memory; `about` is what the card tells of it; `run` is
@@ -91,11 +91,11 @@ class Model:
         """The parameters by name, of a folder each read when it is looked up."""
         if self.folder is None:
             return dict(self.ours())
-        return Ours(self.folder.shards, self.folder.config, self.family) if self.family else self.folder.shards
+        return LazyStateDict(self.folder.shards, self.folder.config, self.family) if self.family else self.folder.shards
 
     def network(self, dtype: torch.dtype) -> Transformer:
         """The network in memory, in eval mode."""
-        return fill(Transformer(self.architecture).to(dtype), self.ours()).eval()
+        return copy_parameters(Transformer(self.architecture).to(dtype), self.ours()).eval()
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Goal:
         if self.weights is not None and self.weights not in get_args(Kept):
             raise FolderError(f"weights = {self.weights!r}: say one of {', '.join(get_args(Kept))}")
 
-    def exported(self, model: Model) -> tuple[Family | None, Model]:
+    def exported(self, model: SourceModel) -> tuple[Family | None, SourceModel]:
         """The family to write, and the model without rates of dropout that the family lacks; None for code of our own.
 
         Raises FamilyError where the family that was asked for, or that the model comes from, cannot represent it.
@@ -238,12 +238,12 @@ class Goal:
         return family, replace(model, architecture=a)
 
 
-def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = False) -> Model:
+def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = False) -> SourceModel:
     """The model in a run, a saved folder, a Hugging Face folder, or of that name on the hub."""
     path = find_folder(given)
     if not (path / "recipe.json").exists():
         folder = open_folder(path, trust=trust)
-        return Model(folder.architecture, folder.tokenizer(), folder.ours, folder, {"source": Path(given).name})
+        return SourceModel(folder.architecture, folder.tokenizer(), folder.ours, folder, {"source": Path(given).name})
     recipe = read_json(path / "recipe.json")
     if (kind := recipe.get("kind", "transformer") if isinstance(recipe, dict) else None) != "transformer":
         raise FolderError(f"{path} is a run of kind {kind}: only transformers are converted")
@@ -253,7 +253,7 @@ def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = Fal
     about["recipe"] = recipe
     about["losses"] = losses_of(path, step)
     about["training"] = training_of(path, step)
-    return Model(network.architecture, tokenizer, lambda: iter(state.items()), None, about, path)
+    return SourceModel(network.architecture, tokenizer, lambda: iter(state.items()), None, about, path)
 
 
 def losses_of(run: Path, step: int) -> dict[str, Any]:
@@ -302,20 +302,20 @@ def aside(destination: Path, file: bool = False) -> Iterator[Path]:
 # The layouts: each writes and compares ------------------------------------------------------------
 
 
-def to_pellucid(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
+def to_pellucid(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
     """Our layout, beside the implementation that the model comes from."""
     n_bytes = write_pellucid(model, folder, goal.written)
     return n_bytes, check_import(model, folder).require() if goal.compares else None
 
 
-def to_huggingface(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
+def to_huggingface(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
     """A family's layout, or ours with code of its own, beside the implementation that it goes to."""
     family, model = goal.exported(model)
     n_bytes = write_huggingface(model, folder, family, goal.shard, goal.written)
     return n_bytes, check_export(model, folder, family).require() if goal.compares else None
 
 
-def to_gguf(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
+def to_gguf(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
     """One file for llama.cpp, read back by us: in float32 the same logits, else every tensor within rounding."""
     a, path = model.architecture, folder / goal.name
     about = {"name": Path(str(model.about.get("source", "model"))).name, "licence": goal.licence}
@@ -325,7 +325,7 @@ def to_gguf(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]
     _, tensors = read_gguf(path)
     read = dict(gguf_to_ours(tensors, a))
     probe = make_probe(a, model.tokenizer)
-    network = fill(Transformer(a).to(probe.dtype), read.items()).eval()
+    network = copy_parameters(Transformer(a).to(probe.dtype), read.items()).eval()
     ours = our_logits(model.network(probe.dtype), probe)
     parity = compare_logits(our_logits(network, probe), ours, "the model itself", probe)
     parity = parity.named(lambda n: first_of_networks(network, model.network(probe.dtype), probe.cases[n]))
@@ -335,11 +335,11 @@ def to_gguf(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]
     return n_bytes, parity
 
 
-def to_adapter(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
+def to_adapter(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
     """A run's adapters alone; merged by what was read back they give the run's logits."""
     if model.run is None:
         raise FolderError("to = adapter: the model is no run of adapters (pellucid train --from MODEL --lora 8)")
-    n_bytes = write_adapter(model.run, folder, goal.checkpoint, goal.family)
+    n_bytes = write_run_adapter(model.run, folder, goal.checkpoint, goal.family)
     if not goal.compares:
         return n_bytes, None
     recipe = read_recipe(model.run)
@@ -349,14 +349,14 @@ def to_adapter(model: Model, folder: Path, goal: Goal) -> tuple[int, Parity | No
     merged = Changed(theirs, changes, "" if family else PREFIX)
     ours = each_to_ours(merged, config_of(a, family), family) if family else merged.items()
     probe = make_probe(a, model.tokenizer)
-    network = fill(Transformer(a).to(probe.dtype), ours).eval()
+    network = copy_parameters(Transformer(a).to(probe.dtype), ours).eval()
     expected = our_logits(model.network(probe.dtype), probe)
     parity = compare_logits(our_logits(network, probe), expected, "the run itself", probe)
     parity = parity.named(lambda n: first_of_networks(network, model.network(probe.dtype), probe.cases[n]))
     return n_bytes, parity.require()
 
 
-def write_pellucid(model: Model, folder: Path, progress: Progress = no_progress) -> int:
+def write_pellucid(model: SourceModel, folder: Path, progress: Progress = no_progress) -> int:
     """Our layout, with a loader in one file that needs no Pellucid."""
     write_object(folder / "architecture.json", model.architecture.to_dict())
     if model.tokenizer is not None:
@@ -366,7 +366,7 @@ def write_pellucid(model: Model, folder: Path, progress: Progress = no_progress)
 
 
 def write_huggingface(
-    model: Model, folder: Path, family: Family | None, shard: int = SHARD, progress: Progress = no_progress
+    model: SourceModel, folder: Path, family: Family | None, shard: int = SHARD, progress: Progress = no_progress
 ) -> int:
     """config.json, generation_config.json, weights, the tokenizer's files, and code where there is no family."""
     a = model.architecture
@@ -382,17 +382,17 @@ def write_huggingface(
     return write_tensors(folder, lambda: each_to_theirs(state, a, family), shard, progress)
 
 
-def check_import(model: Model, folder: Path) -> Parity:
+def check_import(model: SourceModel, folder: Path) -> Parity:
     """What was written in our layout, beside the source implementation on the source's files, or the definition."""
     probe = make_probe(model.architecture, model.tokenizer)
     written = open_folder(folder)
-    network = fill(Transformer(model.architecture).to(probe.dtype), written.ours()).eval()
+    network = copy_parameters(Transformer(model.architecture).to(probe.dtype), written.ours()).eval()
     if model.folder is None or model.family is None or not source.is_installed(model.folder.adapter):
         return beside_definition(network, model, probe)
     return beside_theirs(network, model.folder.path, model.family, probe, model.folder.adapter)
 
 
-def check_export(model: Model, folder: Path, family: Family | None) -> Parity:
+def check_export(model: SourceModel, folder: Path, family: Family | None) -> Parity:
     """What was written for the hub, read by its own implementation, beside our logits; or read by us, the definition's.
 
     Without a family, the implementation is the code in the folder. Where transformers is not installed, the files are
@@ -400,7 +400,7 @@ def check_export(model: Model, folder: Path, family: Family | None) -> Parity:
     """
     probe = make_probe(model.architecture, model.tokenizer)
     if not source.is_installed():
-        network = fill(Transformer(model.architecture).to(probe.dtype), open_folder(folder).ours()).eval()
+        network = copy_parameters(Transformer(model.architecture).to(probe.dtype), open_folder(folder).ours()).eval()
         return beside_definition(network, model, probe)
     network = model.network(probe.dtype)
     return beside_theirs(network, folder, family, probe) if family else beside_code(network, folder, probe)
@@ -439,7 +439,7 @@ def beside_code(network: Transformer, folder: Path, probe: Probe) -> Parity:
     return parity.named(lambda n: first_of_streams(network, probe.cases[n], read(n), tolerance))
 
 
-def beside_definition(network: Transformer, model: Model, probe: Probe) -> Parity:
+def beside_definition(network: Transformer, model: SourceModel, probe: Probe) -> Parity:
     """A network that was read from what was written beside the definition on the model's own weights."""
     check_masks(network)
     exact = model.network(torch.float64)
@@ -459,7 +459,7 @@ def check_rounding(read: Mapping[str, Tensor], written: Mapping[str, Tensor], ke
             raise ParityError(f"{name} is {apart:.1e} from what was to be written: rounding to {kept} is less")
 
 
-WRITERS: dict[str, Callable[[Model, Path, Goal], tuple[int, Parity | None]]] = {
+WRITERS: dict[str, Callable[[SourceModel, Path, Goal], tuple[int, Parity | None]]] = {
     "pellucid": to_pellucid,
     "huggingface": to_huggingface,
     "gguf": to_gguf,

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from pellucid.adapters import base_of, base_weights, write_adapter
+from pellucid.adapters import base_of, base_weights, write_run_adapter
 from pellucid.architecture import Architecture
 from pellucid.destination import check_destination
 from pellucid.edits import Edit
@@ -21,8 +21,8 @@ from pellucid.generate.samples import sample_target, sample_text
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, TextPiece, generate, stream_generate
 from pellucid.hub.families import FamilyError
-from pellucid.hub.read import LoadWarning, find_folder, open_folder
-from pellucid.hub.read import fill as fill_network
+from pellucid.hub.open import LoadWarning, find_folder, open_folder
+from pellucid.hub.open import copy_parameters as fill_network
 from pellucid.hub.targets import PRESET_FOR, Target, check_target
 from pellucid.lens.analysis.heads import Heads
 from pellucid.lens.generation_trace import GenerationTrace, generate_traced
@@ -399,7 +399,7 @@ def continue_run(
 def with_adapter(run: Run) -> Run:
     """The run itself, its best adapters written beside its checkpoints where it has any."""
     if run.recipe.adapt.rank and steps_of(run.path):
-        write_adapter(run.path, run.path / "adapter")
+        write_run_adapter(run.path, run.path / "adapter")
     return run
 
 

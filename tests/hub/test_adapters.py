@@ -13,7 +13,7 @@ from their_folders import KINDS, write_theirs
 import pellucid
 from drawing import make_network
 from pellucid.cli import main
-from pellucid.hub.read import open_folder
+from pellucid.hub.open import open_folder
 from pellucid.language_model import LanguageModel
 from pellucid.model.weights import state_of
 from pellucid.text.tokenizers.tokenizer import train_tokenizer

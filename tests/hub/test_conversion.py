@@ -13,7 +13,7 @@ import pellucid
 from drawing import architectures, make_network
 from pellucid import conversion
 from pellucid.cli import main
-from pellucid.hub import source
+from pellucid.hub import transformers_bridge as source
 from pellucid.hub.files import FolderError
 from pellucid.hub.standalone import loader
 from pellucid.hub.write import families_for, write_tensors

@@ -18,7 +18,7 @@ from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.cli import main
 from pellucid.hub.families import FamilyError
-from pellucid.hub.gguf_file import apart, interleaved, read_gguf, shape_of, tokenizer_keys
+from pellucid.hub.gguf import apart, gguf_architecture, interleaved, read_gguf, tokenizer_keys
 from pellucid.language_model import LanguageModel
 from pellucid.presets import preset
 from pellucid.reference.embedding import scaled_frequencies
@@ -212,7 +212,7 @@ def test_what_llama_cpp_cannot_say_is_named(fields, says, tokenizer, tmp_path, c
         {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 8, "mlp.activation": "gelu_tanh"} | fields
     )
     with pytest.raises(FamilyError, match=says):
-        shape_of(Architecture.from_dict(a.to_dict()))
+        gguf_architecture(Architecture.from_dict(a.to_dict()))
     LanguageModel(make_network(a, 0, torch.float32), tokenizer, {}).save(tmp_path / "own")
     assert main(["convert", str(tmp_path / "own"), str(tmp_path / "out.gguf")]) == 2
     assert "cannot be written as GGUF" in capsys.readouterr().err

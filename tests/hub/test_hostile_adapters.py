@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from their_folders import write_theirs
 
-from pellucid.hub.adapters import CONFIG, TENSORS, Change, write_adapter
-from pellucid.hub.read import open_folder
+from pellucid.hub.open import open_folder
+from pellucid.hub.peft import CONFIG, TENSORS, Change, write_adapter
 from pellucid.text.tokenizers.tokenizer import train_tokenizer
 
 MODULE = "transformer.h.0.attn.c_attn"

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from drawing import make_network
 from pellucid.hub import config_of, to_theirs
-from pellucid.hub.read import open_folder
+from pellucid.hub.open import open_folder
 from pellucid.model.weights import state_of
 from pellucid.presets import preset
 from pellucid.text.tokenizers.tokenizer import train_tokenizer
@@ -213,7 +213,7 @@ def test_nothing_outside_the_folder_is_opened_and_memory_stays(sound, tmp_path):
     script = """if True:
         import resource, sys
         from pathlib import Path
-        from pellucid.hub.read import open_folder
+        from pellucid.hub.open import open_folder
         import tokenizers, torch, safetensors, pellucid.text.tokenizers.bpe
         root, opened = Path(sys.argv[1]).resolve(), []
         sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" else None)

@@ -126,7 +126,7 @@ def test_every_objective_with_a_preset_has_a_family(objective):
 
 def test_gpt4_splitting_is_checked_as_the_trained_tokenizer_will_be(shakespeare):
     """The check beforehand agrees with what the conversion finds afterwards, for every way to split."""
-    from pellucid.hub.gguf_file import tokenizer_keys
+    from pellucid.hub.gguf import tokenizer_keys
 
     for pattern in ("gpt2", "gpt4", "word-end", "none"):
         trained = train_tokenizer("bpe", [shakespeare[:5000]], 300, pattern=pattern)

@@ -16,7 +16,7 @@ from drawing import make_network
 from pellucid.architecture import Architecture, Attention, Positions
 from pellucid.hub import FAMILIES, FamilyError, architecture_of, config_of, to_ours, to_theirs
 from pellucid.hub.files import FolderError
-from pellucid.hub.read import open_folder
+from pellucid.hub.open import open_folder
 from pellucid.language_model import LanguageModel
 from pellucid.model import Cache
 from pellucid.model.positions import Relative

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from pellucid.architecture import Architecture
 from pellucid.hub.families import FamilyError
-from pellucid.hub.gguf_file import shape_of, tokenizer_keys
+from pellucid.hub.gguf import gguf_architecture, tokenizer_keys
 from pellucid.hub.write import exported_as
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokenizers.tokenizer import Kind, load_tokenizer, train_tokenizer
@@ -31,7 +31,7 @@ def check_target(target: Target, a: Architecture, tokenizer: str, pattern: str =
         if target == "transformers":
             exported_as(a)
             return
-        shape_of(a)
+        gguf_architecture(a)
         tokenizer_keys(_example(tokenizer, pattern), a.n_vocab)
     except FamilyError as error:
         raise FamilyError(f"{SOFTWARE[target]} cannot open this model without extra code: {error}") from None
@@ -55,7 +55,7 @@ def opens_in(a: Architecture, tokenizer: Tokenizer | None = None) -> str:
     except FamilyError:
         names = ["transformers (its own code)"]
     try:
-        shape_of(a)
+        gguf_architecture(a)
         if tokenizer is not None:
             tokenizer_keys(tokenizer, a.n_vocab)
         names.append("llama.cpp (GGUF)")

@@ -19,7 +19,7 @@ def of_both(**words: Any) -> dict[str, Any]:
     return {name: word for key, word in words.items() for name in both(key.replace("__", "."))}
 
 
-def beside(theirs: str, ours: str, modules: Mapping[str, str], **more: Any) -> tuple[Row, ...]:
+def sublayer_rows(theirs: str, ours: str, modules: Mapping[str, str], **more: Any) -> tuple[Row, ...]:
     """A row for each of the modules of a block, under their prefix and ours."""
     return tuple(Row(f"{theirs}.{name}", f"{ours}.{module}", **more) for name, module in modules.items())
 
@@ -90,15 +90,17 @@ def t5_stack(theirs: str, cross: bool) -> tuple[Row, ...]:
     rows = (
         Row(f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias", f"{ours}relative"),
         Row(f"{block}.0.layer_norm", f"{at}.norm_1"),
-        *beside(f"{block}.0.SelfAttention", f"{at}.attn", T5_ATTENTION),
+        *sublayer_rows(f"{block}.0.SelfAttention", f"{at}.attn", T5_ATTENTION),
         Row(f"{last}.layer_norm", f"{at}.norm_2"),
-        *beside(f"{last}.DenseReluDense", f"{at}.mlp", {"wi": "up.0"}, where={form: ("plain",)}),
-        *beside(f"{last}.DenseReluDense", f"{at}.mlp", {"wi_0": "gate", "wi_1": "up.0"}, where={form: ("gated",)}),
+        *sublayer_rows(f"{last}.DenseReluDense", f"{at}.mlp", {"wi": "up.0"}, where={form: ("plain",)}),
+        *sublayer_rows(
+            f"{last}.DenseReluDense", f"{at}.mlp", {"wi_0": "gate", "wi_1": "up.0"}, where={form: ("gated",)}
+        ),
         Row(f"{last}.DenseReluDense.wo", f"{at}.mlp.down"),
         Row(f"{theirs}.final_layer_norm", f"{ours}final_norm"),
     )
     crossing = (Row(f"{block}.1.layer_norm", f"{at}.norm_cross"),)
-    crossing += beside(f"{block}.1.EncDecAttention", f"{at}.cross", T5_ATTENTION)
+    crossing += sublayer_rows(f"{block}.1.EncDecAttention", f"{at}.cross", T5_ATTENTION)
     return rows + (crossing if cross else ())
 
 
@@ -197,13 +199,13 @@ def bart_stack(theirs: str, cross: bool) -> tuple[Row, ...]:
     rows = (
         Row(f"{theirs}.embed_positions", f"{ours}embed.position", unread=2),
         Row(f"{theirs}.layernorm_embedding", f"{ours}embed.norm"),
-        *beside(f"{layer}.self_attn", f"{at}.attn", BART_ATTENTION),
+        *sublayer_rows(f"{layer}.self_attn", f"{at}.attn", BART_ATTENTION),
         Row(f"{layer}.self_attn_layer_norm", f"{at}.norm_1"),
-        *beside(layer, at, BART_MLP),
+        *sublayer_rows(layer, at, BART_MLP),
         Row(f"{layer}.final_layer_norm", f"{at}.norm_2"),
     )
     crossing = (Row(f"{layer}.encoder_attn_layer_norm", f"{at}.norm_cross"),)
-    crossing += beside(f"{layer}.encoder_attn", f"{at}.cross", BART_ATTENTION)
+    crossing += sublayer_rows(f"{layer}.encoder_attn", f"{at}.cross", BART_ATTENTION)
     return rows + (crossing if cross else ())
 
 

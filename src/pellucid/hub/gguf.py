@@ -72,7 +72,7 @@ PATTERNS = {GPT2_PATTERN: ("gpt-2", False), GPT4_PATTERN: ("llama-bpe", True), Q
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 
-def shape_of(a: Architecture) -> str:
+def gguf_architecture(a: Architecture) -> str:
     """gpt2, llama or qwen3; FamilyError with the option that is in the way of each."""
     ways = {name: _in_the_way(a, name) for name in NAMES}
     for name, way in ways.items():
@@ -108,11 +108,11 @@ def tensors_of(state: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[s
         parts = [state[name] for name in ours]
         tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
         yield theirs, interleaved(tensor, a.d_head) if turned else tensor
-    if shape_of(a) == "llama" and a.positions.scaling == "llama3":
+    if gguf_architecture(a) == "llama" and a.positions.scaling == "llama3":
         yield "rope_freqs.weight", frequency_factors(a)
 
 
-def to_ours(tensors: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[str, Tensor]]:
+def from_gguf(tensors: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[str, Tensor]]:
     """Their tensors under our names: the way back, by which a file is checked."""
     shapes = _shapes(a)
     for theirs, ours, turned in _pairs(a):
@@ -122,7 +122,7 @@ def to_ours(tensors: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[st
 
 def _pairs(a: Architecture) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     """(their tensor, our tensors, whether its rows are turned coordinates in another order)."""
-    shapes, shape = _shapes(a), shape_of(a)
+    shapes, shape = _shapes(a), gguf_architecture(a)
     for theirs, ours in NAMES[shape].items():
         modules = (ours,) if isinstance(ours, str) else ours
         for i in range(a.n_layers) if "{i}" in theirs else [0]:
@@ -164,7 +164,7 @@ def keys_of(a: Architecture) -> dict[str, Any]:
         "feed_forward_length": a.d_ff,
         "attention.head_count": a.n_heads,
     }
-    shape = shape_of(a)
+    shape = gguf_architecture(a)
     if shape == "gpt2":
         return keys | {"attention.layer_norm_epsilon": a.norm.eps}
     keys |= {
@@ -249,7 +249,7 @@ def write_gguf(
     """
     import gguf
 
-    shape = shape_of(a)
+    shape = gguf_architecture(a)
     if tokenizer is None:
         raise FamilyError("GGUF holds its tokenizer: this model has none")
     said = tokenizer_keys(tokenizer, a.n_vocab)

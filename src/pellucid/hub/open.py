@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture, count_parameters
-from pellucid.hub.adapters import CONFIG as ADAPTER
-from pellucid.hub.adapters import Changed, read_adapter
 from pellucid.hub.families import FamilyError, _look_up, architecture_of, each_to_ours, family_of, unknown_entries
 from pellucid.hub.files import FolderError, inside, read_object
 from pellucid.hub.own_code import PREFIX, Unprefixed, architecture_in, is_own
+from pellucid.hub.peft import CONFIG as ADAPTER
+from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.shards import Shards
 from pellucid.hub.tables import Family
 from pellucid.hub.tables.entries import BOUNDS, LARGEST
@@ -180,7 +180,7 @@ def _adapted(path: Path, trust: bool) -> Folder:
     return replace(base, shards=Changed(base.shards, read_adapter(path), prefix), adapter=path)
 
 
-def fill(network: Transformer, each: Iterable[tuple[str, Tensor]]) -> Transformer:
+def copy_parameters(network: Transformer, each: Iterable[tuple[str, Tensor]]) -> Transformer:
     """Copy every parameter into the network, one at a time; FolderError for one too many, too few or misshapen."""
     own = dict(network.named_parameters())
     with torch.no_grad():

@@ -9,7 +9,7 @@ from pellucid.hub.families import _pairs, _shapes, _spelled, _split, _take_twins
 from pellucid.hub.tables import Family
 
 
-class Ours(Mapping[str, Tensor]):
+class LazyStateDict(Mapping[str, Tensor]):
     """Their tensors under our names, each made when it is looked up.
 
     What `each_to_ours` refuses is not found here; let it read the files first.
