@@ -21,7 +21,7 @@ from pellucid.model.mask import Mask
 from pellucid.model.norm import INNER, Identity
 from pellucid.names import ROWS, names, row
 from pellucid.text.tokenizers.tokenizer import SEPARATOR, ByteTokenizer, train_tokenizer
-from pellucid.verify import Parts, verify
+from pellucid.verify import ModelParts, verify
 from pellucid.verify.comparison import Subject, compare_tensors
 from pellucid.verify.examine import longest_row
 from planted import BASE, ROTARY, unmask
@@ -69,7 +69,7 @@ def test_every_law_holds_for_what_is_right(a, dtype):
 @pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
 def test_with_each_tokenizer(kind, shakespeare):
     tokenizer = train_tokenizer(kind, [shakespeare[:5000]], 300 if kind == "bpe" else None)
-    model = Parts(make_network(replace(BASE, n_vocab=tokenizer.n_vocab)), tokenizer)
+    model = ModelParts(make_network(replace(BASE, n_vocab=tokenizer.n_vocab)), tokenizer)
     report = verify(model, ["Speak, speak.", "", f"a {SEPARATOR} b"])
     assert report.holds, report.text()
     assert report.n_tokens[1] == 1
@@ -152,7 +152,7 @@ def test_progress_names_the_laws():
 
 
 def test_prompts_without_a_tokenizer_are_refused():
-    for model, prompts in ((make_network(BASE), ["text"]), (Parts(make_network(BASE), ByteTokenizer()), [])):
+    for model, prompts in ((make_network(BASE), ["text"]), (ModelParts(make_network(BASE), ByteTokenizer()), [])):
         with pytest.raises(ValueError, match="prompts need a tokenizer and at least one text"):
             verify(model, prompts)
 
@@ -332,20 +332,20 @@ TOKENIZER_FAULTS = {
 
 @pytest.mark.parametrize(("tokenizer", "law", "measured"), TOKENIZER_FAULTS.values(), ids=TOKENIZER_FAULTS.keys())
 def test_faults_of_the_tokenizer(tokenizer, law, measured):
-    report = verify(Parts(make_network(BASE), tokenizer), ["ABC", SEPARATOR])
+    report = verify(ModelParts(make_network(BASE), tokenizer), ["ABC", SEPARATOR])
     assert law in broken(report)
     assert check_of(report, law).measured == measured
 
 
 def test_more_ids_than_rows():
-    report = verify(Parts(make_network(replace(BASE, n_vocab=200)), ByteTokenizer()))
+    report = verify(ModelParts(make_network(replace(BASE, n_vocab=200)), ByteTokenizer()))
     assert check_of(report, "text -> tokens -> text").measured == "257 ids for an embedding of 200 rows"
     assert broken(report) == {"text -> tokens -> text"}
 
 
 def test_characters_outside_the_vocabulary_are_said():
     tokenizer = train_tokenizer("char", ["abc"])
-    model = Parts(make_network(replace(BASE, n_vocab=tokenizer.n_vocab)), tokenizer)
+    model = ModelParts(make_network(replace(BASE, n_vocab=tokenizer.n_vocab)), tokenizer)
     assert check_of(verify(model, ["abc", "xyz"]), "text -> tokens -> text").measured == (
         "1 of 2 prompts came back exactly; 1 with characters outside the vocabulary"
     )
@@ -380,7 +380,7 @@ def test_the_report_fits_a_terminal_and_is_json():
     for fault in (None, unmask):
         if fault:
             fault(network)
-        report = verify(Parts(network, ByteTokenizer()))
+        report = verify(ModelParts(network, ByteTokenizer()))
         for tensors in (False, True):
             shown = report.text(tensors=tensors)
             assert max(map(len, shown.splitlines())) <= 80

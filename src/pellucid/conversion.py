@@ -47,7 +47,7 @@ from pellucid.training.run_dir import load_run, read_json, read_recipe
 from pellucid.verify.parity import (
     Parity,
     ParityError,
-    Probe,
+    ProbeInput,
     check_masks,
     compare_logits,
     defined_logits,
@@ -407,7 +407,7 @@ def check_export(model: SourceModel, folder: Path, family: Family | None) -> Par
 
 
 def beside_theirs(
-    network: Transformer, folder: Path, family: Family, probe: Probe, adapter: Path | None = None
+    network: Transformer, folder: Path, family: Family, probe: ProbeInput, adapter: Path | None = None
 ) -> Parity:
     """Our network beside transformers on a folder; where they differ, its hidden states say from where on."""
 
@@ -421,7 +421,7 @@ def beside_theirs(
     return parity.named(lambda n: first_of_streams(network, probe.cases[n], read(n), parity.allowed))
 
 
-def beside_code(network: Transformer, folder: Path, probe: Probe) -> Parity:
+def beside_code(network: Transformer, folder: Path, probe: ProbeInput) -> Parity:
     """The same beside the code in the folder, which is the network's own source."""
     given = dict(probe.given)
     if probe.a.encoder is not None:
@@ -439,7 +439,7 @@ def beside_code(network: Transformer, folder: Path, probe: Probe) -> Parity:
     return parity.named(lambda n: first_of_streams(network, probe.cases[n], read(n), tolerance))
 
 
-def beside_definition(network: Transformer, model: SourceModel, probe: Probe) -> Parity:
+def beside_definition(network: Transformer, model: SourceModel, probe: ProbeInput) -> Parity:
     """A network that was read from what was written beside the definition on the model's own weights."""
     check_masks(network)
     exact = model.network(torch.float64)

@@ -23,7 +23,7 @@ from pellucid.language_model import LanguageModel
 from pellucid.presets import PRESETS, preset
 from pellucid.text.tokenizers.tokenizer import train_tokenizer
 from pellucid.verify.cases import segments
-from pellucid.verify.comparison import run as logits_of
+from pellucid.verify.comparison import run_engine as logits_of
 
 TINY = {
     "n_layers": 2,

@@ -5,7 +5,7 @@ report.first      # the first tensor that is not the reference's, None where all
 report.exit_code  # 0, or 1 where a law is broken
 """
 
-from pellucid.verify.examine import Parts, verify
+from pellucid.verify.examine import ModelParts, verify
 from pellucid.verify.report import TOLERANCE, Check, Difference, Report
 
-__all__ = ["TOLERANCE", "Check", "Difference", "Parts", "Report", "verify"]
+__all__ = ["TOLERANCE", "Check", "Difference", "ModelParts", "Report", "verify"]

@@ -57,7 +57,7 @@ class Subject:
         return weights_of(self.exact)
 
 
-def run(network: Transformer, tokens: Tensor, tap: Tap = OFF) -> Tensor:
+def run_engine(network: Transformer, tokens: Tensor, tap: Tap = OFF) -> Tensor:
     """The logits of one text on the CPU, without gradients."""
     return alone(network.architecture, tokens).run(network, tap)
 

@@ -16,7 +16,7 @@ from pellucid.reference.tap import OFF
 from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer
 from pellucid.verify import laws, reference_laws
 from pellucid.verify.cases import alone
-from pellucid.verify.comparison import Subject, compare, compare_tensors, define, run
+from pellucid.verify.comparison import Subject, compare, compare_tensors, define, run_engine
 from pellucid.verify.report import Check, Difference, Report, Result
 from pellucid.verify.unread import what_is_not_read
 
@@ -32,7 +32,7 @@ PROMPTS = (
 )
 
 
-class Model(Protocol):
+class VerifiedModel(Protocol):
     """What is verified: a LanguageModel, or anything with these two."""
 
     @property
@@ -42,7 +42,7 @@ class Model(Protocol):
     def tokenizer(self) -> Tokenizer | None: ...
 
 
-class Parts(NamedTuple):
+class ModelParts(NamedTuple):
     """A network and its tokenizer, None where it has none: its prompts are then tokens drawn at random."""
 
     network: Transformer
@@ -50,7 +50,9 @@ class Parts(NamedTuple):
 
 
 def verify(
-    model: Model | Transformer, prompts: Sequence[str] | None = None, progress: Callable[[str], None] | None = None
+    model: VerifiedModel | Transformer,
+    prompts: Sequence[str] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Report:
     """The laws on a model, with float64 copies of its weights where numbers are compared.
 
@@ -63,7 +65,7 @@ def verify(
 
     Raises ValueError for prompts without a tokenizer.
     """
-    parts = Parts(model) if isinstance(model, Transformer) else model
+    parts = ModelParts(model) if isinstance(model, Transformer) else model
     network, tokenizer = parts.network, parts.tokenizer
     if network.architecture.readout == "none":
         raise ReadoutError(NoReadout.why)
@@ -168,4 +170,4 @@ def _own_precision(subject: Subject) -> Difference:
     """The logits of the model as it runs."""
     row = alone(subject.a, subject.longest).rows[0]
     expected = define(subject.a, subject.weights, row, OFF)
-    return compare("logits", run(subject.network, subject.longest).double(), expected)
+    return compare("logits", run_engine(subject.network, subject.longest).double(), expected)

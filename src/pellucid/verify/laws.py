@@ -17,7 +17,7 @@ from pellucid.reference import layers
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.verify.cached import compare_cached
 from pellucid.verify.cases import alone, source_of
-from pellucid.verify.comparison import Subject, run
+from pellucid.verify.comparison import Subject, run_engine
 from pellucid.verify.reference_laws import broken_by
 from pellucid.verify.report import Result
 
@@ -32,7 +32,7 @@ def causality(s: Subject) -> Result:
     places = sorted({1, n // 2, n - 1} - {0})
     # what an encoder reads stays as it is
     source: dict[str, Any] = {} if s.a.encoder is None else {"source": source_of(s.a, s.longest)}
-    before = run(s.network, s.longest)
+    before = run_engine(s.network, s.longest)
     for place in places:
         changed = s.longest.clone()
         changed[:, place:] = (changed[:, place:] + 1) % s.a.n_vocab
@@ -45,7 +45,7 @@ def causality(s: Subject) -> Result:
 
 def tap_is_silent(s: Subject) -> Result:
     """Keeping every tensor changes no logit, bitwise."""
-    kept, plain = run(s.network, s.longest, tap=Recorder(names(s.a))), run(s.network, s.longest)
+    kept, plain = run_engine(s.network, s.longest, tap=Recorder(names(s.a))), run_engine(s.network, s.longest)
     same = _same_bits(kept, plain)
     measured = "every tensor kept, logits the same bitwise" if same else f"logits move by {_gap(kept, plain):.1e}"
     return Result(same, measured)
@@ -68,7 +68,7 @@ def cached_is_uncached(s: Subject) -> Result:
 def rows_sum_to_one(s: Subject) -> Result:
     """Each row of every pattern is a probability over what it may read, and nothing on what it may not."""
     recorder = Recorder([n for n in names(s.a) if n.endswith(".pattern")])
-    run(s.exact, s.longest, tap=recorder)
+    run_engine(s.exact, s.longest, tap=recorder)
     n, worst = s.longest.size(1), 0.0
     for name, pattern in recorder.values.items():
         gap = (pattern.sum(-1) - 1).abs().max().item()
@@ -114,7 +114,7 @@ def saved_is_loaded(s: Subject) -> Result:
             again = _loaded(s, path)
         except ValueError as error:
             return Result(False, str(error).replace(str(path), path.name))
-        loaded, own = run(again, s.longest), run(s.network, s.longest)
+        loaded, own = run_engine(again, s.longest), run_engine(s.network, s.longest)
         if not _same_bits(loaded, own):
             return Result(False, f"the loaded network's logits differ by {_gap(loaded, own):.1e}")
         if s.tokenizer is not None:

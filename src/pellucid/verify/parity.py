@@ -100,7 +100,7 @@ class Parity:
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbeInput:
     """What both implementations read, and what they do not."""
 
     a: Architecture
@@ -140,7 +140,7 @@ def their_inputs(a: Architecture, case: Case) -> dict[str, Tensor]:
     return found
 
 
-def make_probe(a: Architecture, tokenizer: Tokenizer | None) -> Probe:
+def make_probe(a: Architecture, tokenizer: Tokenizer | None) -> ProbeInput:
     """The fixed texts or random tokens, a long row, the later positions of the context, and padded batches.
 
     There are fewer tokens for larger models.
@@ -160,7 +160,7 @@ def make_probe(a: Architecture, tokenizer: Tokenizer | None) -> Probe:
     rows = [draw(a, k) for k in ((widest + 1) // 2, widest, 1)]
     cases += [padded_batch(a, rows, side) for side in ("left", "right")]
     dtype = torch.float64 if n_parameters <= EXACT_UP_TO else torch.float32
-    return Probe(a, tuple(cases), dtype, tuple(_unread(a, n_row)))
+    return ProbeInput(a, tuple(cases), dtype, tuple(_unread(a, n_row)))
 
 
 def _unread(a: Architecture, n_row: int) -> Iterator[str]:
@@ -182,7 +182,7 @@ def without_specials(a: Architecture, tokens: Tensor) -> Tensor:
     return tokens.clamp(min=min(FIRST_ID, a.n_vocab - 1))
 
 
-def our_logits(network: Transformer, probe: Probe) -> list[Tensor]:
+def our_logits(network: Transformer, probe: ProbeInput) -> list[Tensor]:
     """The engine's logits for each call, in the precision of the network."""
     return [case.run(network).double() for case in probe.cases]
 
@@ -199,7 +199,7 @@ def check_masks(network: Transformer) -> None:
         raise ParityError(f"{first.name} differs from the definition: {first}; nothing was written")
 
 
-def logits_of_float32_angles(network: Transformer, probe: Probe) -> list[Tensor] | None:
+def logits_of_float32_angles(network: Transformer, probe: ProbeInput) -> list[Tensor] | None:
     """The same with rotary angles that are float32 numbers, as far as that changes anything."""
     if probe.a.positions.kind != "rotary":
         return None
@@ -224,7 +224,7 @@ def float32_angles(network: Transformer) -> Iterator[None]:
             table.values = values
 
 
-def defined_logits(network: Transformer, probe: Probe) -> list[Tensor]:
+def defined_logits(network: Transformer, probe: ProbeInput) -> list[Tensor]:
     """The logits by definition, in NumPy float64, of each text alone; 0 where there is padding."""
     weights = {name: p.double().cpu().numpy() for name, p in state_of(network).items()}
     made = []
@@ -240,7 +240,7 @@ def compare_logits(
     ours: Sequence[Tensor],
     theirs: Sequence[Tensor | None],
     other: str,
-    probe: Probe,
+    probe: ProbeInput,
     rounded: Sequence[Tensor] | None = None,
     tolerance: float | None = None,
 ) -> Parity:
@@ -294,7 +294,7 @@ def _farthest(one: Tensor, other: Tensor) -> float:
     return max((a - b).abs().max().item() for a, b in _slabs(one.flatten(0, 1), other.flatten(0, 1)))
 
 
-def _not_taken(probe: Probe, theirs: Sequence[Tensor | None]) -> Iterator[str]:
+def _not_taken(probe: ProbeInput, theirs: Sequence[Tensor | None]) -> Iterator[str]:
     """The calls that the other implementation has no inputs for."""
     for case, logits in zip(probe.cases, theirs, strict=True):
         if logits is None:
