@@ -50,7 +50,9 @@ def relative_cost() -> tuple[float, float]:
     ratios = []
     for width in sizing.PROBES:
         size = sizing.Size(1024, width, sizing.PROBE_LAYERS, 16)
-        recipes = [with_train(sizing.as_recipe(recipe_of(1.0, name), size), **FIXED) for name in ("relu2", "qwen3")]
+        recipes = [
+            with_train(sizing.recipe_of_size(recipe_of(1.0, name), size), **FIXED) for name in ("relu2", "qwen3")
+        ]
         plain, gated = in_turn([stepper(recipe, torch.device("cpu")) for recipe in recipes], 15.0)
         ratios.append(gated / plain)
     return ratios[0], ratios[1]
@@ -70,7 +72,7 @@ def run_cell(cell: Cell, data: Path, cost: tuple[float, float]) -> dict[str, Any
     text = CORPORA[cell.corpus](data)
     recipe = recipe_of(cell.minutes, cell.options)
     scale = (1.0, 1.0) if cell.options == "relu2" else cost
-    made = sizing.choose(recipe, known_of(text), scale)
+    made = sizing.choose_size(recipe, known_of(text), scale)
     recipe = sizing.sized(recipe, made, set())
     recipe = with_length(recipe, {"steps": made.chosen.steps})
     recipe = replace(recipe, text=replace(recipe.text, held_out=held_out(text)))

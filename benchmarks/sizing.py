@@ -202,7 +202,7 @@ def neighbours(corpus: str, text: str, seconds: float) -> list[Cell]:
     """The size that is chosen, first, and those next to it in width, depth and vocabulary, each used as it would be."""
     recipe = with_length(make_recipe((), None, {}), {"minutes": seconds / 60})
     known = known_of(text)
-    c = sizing.choose(recipe, known, (1.0, 1.0)).chosen
+    c = sizing.choose_size(recipe, known, (1.0, 1.0)).chosen
     beside = [c, *(replace(c, d_model=d) for d in two_beside(c.d_model, sizing.WIDTHS))]
     beside += [replace(c, n_layers=k) for k in two_beside(c.n_layers, sizing.DEPTHS)]
     beside += [replace(c, vocabulary=v) for v in two_beside(c.vocabulary, sizing.VOCABULARIES)]

@@ -14,12 +14,12 @@ from pellucid.architecture import Architecture, count_parameters
 from pellucid.cli import main
 from pellucid.model import Cache, Transformer
 from pellucid.model.attention import choose_attention_kernel
-from pellucid.plan import ACCELERATORS, flops, largest_batch, lines_of, make_plan, speed
+from pellucid.plan import ACCELERATORS, flops, largest_batch, make_plan, plan_lines, speed
 from pellucid.plan.accelerators import PlanError
 from pellucid.plan.flops import written
+from pellucid.plan.format import duration, scaled, size
 from pellucid.plan.planning import as_dict, by_choice, cache_bytes, changes_that_help
 from pellucid.plan.speed import in_turn, training_speed
-from pellucid.plan.telling import duration, scaled, size
 from pellucid.presets import preset
 from pellucid.training import memory
 from pellucid.training.memory import first_in_chunks, training_memory, walk, without_numbers
@@ -279,7 +279,7 @@ def test_memory_is_told_by_precision_context_and_batch():
     longer = replace(made.recipe, model=replace(made.recipe.model, n_ctx=2 * n_ctx))
     assert found["bfloat16", 2 * n_ctx, 1] == training_memory(with_train(longer, precision="bfloat16", batch=1)).peak
     assert len(found) == 12
-    said = "\n".join(lines_of(made))
+    said = "\n".join(plan_lines(made))
     for peak in found.values():
         assert size(peak) in said
     assert {tuple(row.values()) for row in as_dict(made)["training_bytes_by_choice"]} == {
@@ -294,14 +294,14 @@ def test_what_does_not_fit_is_said_with_what_would(monkeypatch):
     made = make_plan(a, batch=6, precision="float32", measure=False, device="cpu", accelerators=())
     assert not made.fits
     assert 0 < made.largest_batch < 6
-    said = "\n".join(lines_of(made))
+    said = "\n".join(plan_lines(made))
     assert "this does not fit. What would help:" in said
     for change, needed in made.changes:
         assert f"  {change}: {size(needed)}, {'fits' if needed <= 0.9 * 0.8 * room else 'still too much'}" in said
     assert any(needed <= 0.72 * room for _, needed in made.changes)
     monkeypatch.setattr(planning.resolve, "memory_bytes", lambda device: 0.1 * made.memory.weights)
     made = make_plan(a, batch=1, measure=False, device="cpu", accelerators=())
-    assert "not one sequence fits" in "\n".join(lines_of(made))
+    assert "not one sequence fits" in "\n".join(plan_lines(made))
 
 
 def test_the_command_prints_the_plan_and_its_numbers(tmp_path, capsys):

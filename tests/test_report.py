@@ -24,16 +24,16 @@ from pellucid.report.charts import (
     RIGHT,
     TOP,
     WIDTH,
-    Level,
     Line,
+    ReferenceLine,
     chart,
-    short,
+    short_number,
     spaced,
     thinned,
     ticks,
 )
 from pellucid.report.contents import Contents
-from pellucid.report.drawing import draw, equations
+from pellucid.report.drawing import draw_architecture, equations
 from pellucid.report.page import e, page_of
 from pellucid.training.loop import LAG
 from pellucid.training.recipe import RecipeError, with_train
@@ -391,7 +391,7 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(run, monkeypatch):
 @settings(deadline=None, max_examples=40)
 @given(any_architectures())
 def test_every_architecture_is_drawn(a):
-    page = Page(draw(a))
+    page = Page(draw_architecture(a))
     for said in ("embedding", "attention", "MLP", "unembedding", "logits", f"{a.n_heads} heads of {a.d_head}"):
         assert said in page.text, said
     assert ("cross-attention" in page.text) == (a.encoder is not None)
@@ -401,11 +401,11 @@ def test_every_architecture_is_drawn(a):
 
 
 def test_what_is_drawn_is_what_the_words_say():
-    assert "layer norm, then attention" in Page(draw(preset("gpt2"))).text
-    post = Page(draw(preset("original"))).text
+    assert "layer norm, then attention" in Page(draw_architecture(preset("gpt2"))).text
+    post = Page(draw_architecture(preset("original"))).text
     assert "layer norm, then" not in post
     assert "reads both sides" in post
-    small = Page(draw(preset("small"))).text
+    small = Page(draw_architecture(preset("small"))).text
     assert "q and k over their RMS, rotated by position" in small
     assert "softmax(q·k / √32) v" in small
 
@@ -435,7 +435,7 @@ def test_equations_are_those_of_the_architecture():
 )
 def test_any_numbers_make_a_picture(values, levels):
     points = [(float(i), v) for i, v in enumerate(values)]
-    made = chart("a <b> & c", [Line("x", points)], [Level(f"<{i}>", v) for i, v in enumerate(levels)])
+    made = chart("a <b> & c", [Line("x", points)], [ReferenceLine(f"<{i}>", v) for i, v in enumerate(levels)])
     if not thinned(points):
         assert made == ""
         return
@@ -467,7 +467,7 @@ def test_names_do_not_lie_on_each_other():
 @given(st.lists(st.floats(0, 9), min_size=1, max_size=12), st.lists(st.floats(1, 8), min_size=2, max_size=30))
 def test_labels_of_yardsticks_never_collide(levels, values):
     """With each other, with the dashed lines, with the curve, or with the picture's edge, wherever the numbers lie."""
-    given_ = [Level(f"{i}-gram", v) for i, v in enumerate(levels)]
+    given_ = [ReferenceLine(f"{i}-gram", v) for i, v in enumerate(levels)]
     made = chart("Held-out text", [Line("held-out", list(enumerate(values)))], given_)
     tags = Page(made).tags
     names = [at for tag, at in tags if tag == "text" and at["class"].startswith("name")]
@@ -515,4 +515,4 @@ def test_a_point_outside_the_picture_is_never_passed_over_in_silence(values):
 def test_ticks_are_round_and_inside():
     assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
     assert ticks(2.1, 3.4) == pytest.approx([2.2, 2.4, 2.6, 2.8, 3.0, 3.2, 3.4])
-    assert [short(x) for x in (0, 0.5, 2000.0, 20_000.0, 3e6, 2e-5)] == ["0", "0.5", "2000", "20k", "3M", "2e-5"]
+    assert [short_number(x) for x in (0, 0.5, 2000.0, 20_000.0, 3e6, 2e-5)] == ["0", "0.5", "2000", "20k", "3M", "2e-5"]

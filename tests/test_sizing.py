@@ -13,16 +13,16 @@ from pellucid.plan.sizing import (
     Size,
     Text,
     characters_per_token,
-    choose,
+    choose_size,
     expected,
     explained,
-    is_open,
-    lines_of,
-    meetings,
+    min_token_count,
     passes_with_tables,
     seconds_of,
     size_to,
     sized,
+    sizes_are_open,
+    sizing_lines,
     text_of,
     variety,
 )
@@ -44,7 +44,7 @@ def recipe(minutes=5.0, **fields):
 @settings(deadline=None, max_examples=40)
 @given(texts, minutes, scales)
 def test_what_is_chosen_is_the_best_of_what_was_considered_and_fits_the_time(n, t, scale):
-    made = choose(recipe(t), n, scale)
+    made = choose_size(recipe(t), n, scale)
     c = made.chosen
     of_one = [s for s in made.considered if s.vocabulary == c.vocabulary]
     assert c.expected == min(s.expected for s in of_one)
@@ -53,15 +53,15 @@ def test_what_is_chosen_is_the_best_of_what_was_considered_and_fits_the_time(n, 
     n_tokens = n.n_characters / characters_per_token(c.vocabulary, n.variety)
     assert c.ngrams == (c.passes <= passes_with_tables(recipe(t), n_tokens * n.variety))
     assert all(math.isfinite(s.expected) and s.steps >= 1 for s in made.considered)
-    assert c.vocabulary == sizing.SMALLEST or c.vocabulary * meetings(c, n) <= c.steps * c.tokens
+    assert c.vocabulary == sizing.SMALLEST or c.vocabulary * min_token_count(c, n) <= c.steps * c.tokens
 
 
 @settings(deadline=None, max_examples=40)
 @given(texts, minutes, scales)
 def test_more_time_is_never_ranked_worse(n, t, scale):
     """With as many sequences in a step: twice as many halve the steps."""
-    few = choose(recipe(t, vocabulary=1024, batch=8), n, scale).chosen
-    more = choose(recipe(2 * t, vocabulary=1024, batch=8), n, scale).chosen
+    few = choose_size(recipe(t, vocabulary=1024, batch=8), n, scale).chosen
+    more = choose_size(recipe(2 * t, vocabulary=1024, batch=8), n, scale).chosen
     assert more.expected <= few.expected + sizing.TABLES[0] * n.variety**2 + 1e-9
 
 
@@ -101,7 +101,7 @@ def test_a_step_costs_more_with_all_that_is_larger():
     ],
 )
 def test_sizes_are_chosen_where_none_is_given_for_a_run_of_minutes(fields, length, open_):
-    assert is_open(with_length(make_recipe((), None, fields), length), fields) is open_
+    assert sizes_are_open(with_length(make_recipe((), None, fields), length), fields) is open_
 
 
 def a_split(folder, n):
@@ -130,10 +130,10 @@ def test_what_is_given_stays(monkeypatch, tmp_path):
 
 
 def test_a_small_text_ends_before_its_time_and_says_so():
-    made = choose(recipe(100.0), Text(20_000), (1.0, 1.0))
+    made = choose_size(recipe(100.0), Text(20_000), (1.0, 1.0))
     again = sized(recipe(100.0), made, set())
     assert (again.train.minutes, again.train.epochs) == (0.0, sizing.MOST_PASSES)
-    assert "reading on would learn this text by heart" in lines_of(made, again)[-1]
+    assert "reading on would learn this text by heart" in sizing_lines(made, again)[-1]
 
 
 def test_many_languages_are_of_more_variety_than_one(tmp_path):
@@ -149,7 +149,7 @@ def test_many_languages_are_of_more_variety_than_one(tmp_path):
 
 
 def test_of_more_variety_fewer_ids_are_chosen_and_more_is_read():
-    one, many = (choose(recipe(0.75), Text(5_000_000, v), (1.0, 1.0)).chosen for v in (1.0, 3.0))
+    one, many = (choose_size(recipe(0.75), Text(5_000_000, v), (1.0, 1.0)).chosen for v in (1.0, 3.0))
     assert many.vocabulary < one.vocabulary
     assert many.d_model <= one.d_model
     assert many.steps * many.tokens > one.steps * one.tokens
@@ -161,8 +161,8 @@ def test_tables_are_had_for_longer_where_there_is_more_to_know():
     limit = passes_with_tables(asked, 1e6)
     assert passes_with_tables(asked, 8e6) == pytest.approx(2 * limit)
     assert passes_with_tables(recipe(3.0, ngram_rows=2048), 1e6) == pytest.approx(2 * limit)
-    by_character = choose(recipe(3.0, tokenizer="char"), Text(1_000_000), (1.0, 1.0))
-    by_piece = choose(asked, Text(1_000_000), (1.0, 1.0))
+    by_character = choose_size(recipe(3.0, tokenizer="char"), Text(1_000_000), (1.0, 1.0))
+    by_piece = choose_size(asked, Text(1_000_000), (1.0, 1.0))
     assert (by_character.by_character, by_piece.by_character) == (True, False)
     assert by_character.chosen.passes <= limit
     assert by_character.chosen.ngrams
@@ -173,13 +173,19 @@ def test_tables_are_had_for_longer_where_there_is_more_to_know():
             taken_off = without - expected(sizing.replace(size, ngrams=True), text, made.by_character)
             assert taken_off == pytest.approx(worth * variety_**2)
         assert f"less {worth:g} x " in "\n".join(explained(made))
-    assert not any(size.ngrams for size in choose(recipe(3.0, ngrams=""), Text(10**7), (1.0, 1.0)).considered)
+    assert not any(size.ngrams for size in choose_size(recipe(3.0, ngrams=""), Text(10**7), (1.0, 1.0)).considered)
 
 
 def test_the_explanation_holds_the_formula_and_what_was_chosen():
-    made = choose(recipe(), Text(1_000_000), (1.5, 2.0))
+    made = choose_size(recipe(), Text(1_000_000), (1.5, 2.0))
     said = "\n".join(explained(made))
-    for value in (*sizing.FEW, *sizing.LITTLE, *sizing.SHORT, sizing.TABLES[0], sizing.PASSES_WITH_TABLES):
+    for value in (
+        *sizing.CAPACITY_FIT,
+        *sizing.DATA_FIT,
+        *sizing.STEP_FIT,
+        sizing.TABLES[0],
+        sizing.PASSES_WITH_TABLES,
+    ):
         assert f"{value:g}" in said
     chosen = next(line for line in said.splitlines() if line.endswith("<- chosen"))
     c = made.chosen
@@ -189,7 +195,7 @@ def test_the_explanation_holds_the_formula_and_what_was_chosen():
 
 
 def test_what_does_not_fit_into_memory_is_not_considered():
-    whole, little = (choose(recipe(600.0), Text(10**9), (1e-4, 1e-4), room) for room in (math.inf, 2e8))
+    whole, little = (choose_size(recipe(600.0), Text(10**9), (1e-4, 1e-4), room) for room in (math.inf, 2e8))
     assert max(s.d_model for s in little.considered) < max(s.d_model for s in whole.considered)
 
 

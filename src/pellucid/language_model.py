@@ -40,7 +40,7 @@ from pellucid.predictors.on_text import Progress, score_given, with_baselines
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.train import Kind, train_predictor
 from pellucid.predictors.transformer_mixture import mixed_with
-from pellucid.report.ending import beside, finish
+from pellucid.report.finalize import finalize, pre_run_checks
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Tokenizer
@@ -334,11 +334,11 @@ def train(
     if opens_in is not None:
         made = made_for(opens_in, made)
     folder = None if out is None else Path(out)
-    given |= {"beside": beside, "began": began}
+    given |= {"beside": pre_run_checks, "began": began}
     made = with_length(made, length)
     given |= sizing_of(made, changes, open_=preset is None and from_model is None and file is None, explain=explain)
     run = runs.start(made, folder, reporter, sampler_of(made), **given)
-    return with_adapter(finish(run, reporter))
+    return with_adapter(finalize(run, reporter))
 
 
 def made_for(target: Target, recipe: Recipe) -> Recipe:
@@ -393,7 +393,7 @@ def continue_run(
         )
     weights = base_weights(recipe) if recipe.adapt.rank else None
     run = runs.resume(Path(out), inputs, length, reporter, sampler_of(recipe), weights, held_out_files=moved)
-    return with_adapter(finish(run, reporter))
+    return with_adapter(finalize(run, reporter))
 
 
 def with_adapter(run: Run) -> Run:

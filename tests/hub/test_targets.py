@@ -11,7 +11,7 @@ from pellucid.cli import main
 from pellucid.hub.families import FamilyError
 from pellucid.hub.targets import PRESET_FOR, check_target, opens_in
 from pellucid.hub.write import exported_as
-from pellucid.plan import as_dict, lines_of, make_plan, sizing
+from pellucid.plan import as_dict, make_plan, plan_lines, sizing
 from pellucid.presets import PRESETS, preset
 from pellucid.report.page import write_page
 from pellucid.text.tokenizers.tokenizer import train_tokenizer
@@ -72,7 +72,7 @@ def test_the_end_of_a_run_the_report_and_a_plan_say_what_opens_the_model(run, te
     assert line in capsys.readouterr().out
     assert f"O{line[1:]}." in write_page(run.path).read_text()
     plan = make_plan("qwen3-mini", measure=False, accelerators=())
-    assert line in lines_of(plan)
+    assert line in plan_lines(plan)
     assert f"opens in: {as_dict(plan)['opens_in']}" == line
 
 
@@ -146,7 +146,7 @@ def test_gpt4_splitting_is_checked_as_the_trained_tokenizer_will_be(shakespeare)
 def test_sizes_for_a_target_are_architectures_that_it_opens():
     for minutes in (0.3, 3, 60):
         recipe = with_length(make_recipe((), "qwen3-mini", {}), {"minutes": minutes})
-        made = sizing.choose(recipe, sizing.Text(1_000_000), (1.0, 1.0))
+        made = sizing.choose_size(recipe, sizing.Text(1_000_000), (1.0, 1.0))
         sized = sizing.sized(recipe, made, set())
         assert "llama.cpp" in opens_in(sized.model)
         assert not made.chosen.ngrams

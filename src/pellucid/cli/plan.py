@@ -68,7 +68,7 @@ def plan(
     if not Path(what).is_dir() and Path(what).suffix != ".json":
         preset(what)  # says which there are, before torch is imported
 
-    from pellucid.plan import as_dict, lines_of, make_plan
+    from pellucid.plan import as_dict, make_plan, plan_lines
     from pellucid.plan.accelerators import USUAL
 
     t = training
@@ -85,7 +85,7 @@ def plan(
             measure=t.measure,
             progress=progress,
         )
-        said = json.dumps(as_dict(made)) if output.as_json else "\n".join(lines_of(made))
+        said = json.dumps(as_dict(made)) if output.as_json else "\n".join(plan_lines(made))
     print(said)
     return 0
 

@@ -35,7 +35,7 @@ def flops(a: Architecture, n: int | None = None) -> Flops:
         return own
     share, encoded = a.encoder.n_ctx / n, written(a.encoder, a.encoder.n_ctx)
     # an encoder has no readout, and its output is multiplied once a row
-    encoder = encoded.products - 2.0 * readout(a.encoder) + 2.0 * source_weights(a)
+    encoder = encoded.products - 2.0 * readout_flops(a.encoder) + 2.0 * source_weights(a)
     return Flops(own.products + share * encoder, own.attention + share * encoded.attention)
 
 
@@ -51,7 +51,7 @@ def source_weights(a: Architecture) -> int:
     return 0 if a.encoder is None else a.n_layers * 2 * a.d_model * a.n_kv_heads * a.d_head
 
 
-def readout(a: Architecture) -> int:
+def readout_flops(a: Architecture) -> int:
     """Weights from the last vector to the logits."""
     if a.readout == "none":
         return 0
@@ -66,7 +66,7 @@ def multiplied(a: Architecture) -> int:
     mlp = (ups + (a.mlp.n_hidden > 0)) * a.d_model * a.d_ff + max(a.mlp.n_hidden - 1, 0) * a.d_ff**2
     mlp += a.d_model**2 if a.mlp.n_hidden == 0 else 0
     reads = 1 + (a.encoder is not None)
-    return a.n_layers * (reads * attention + mlp) + readout(a)
+    return a.n_layers * (reads * attention + mlp) + readout_flops(a)
 
 
 def parameters_by_part(a: Architecture) -> list[tuple[str, int]]:

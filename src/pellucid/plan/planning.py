@@ -22,7 +22,7 @@ from pellucid.plan.accelerators import (
     accelerator,
 )
 from pellucid.plan.flops import Flops, flops, written
-from pellucid.plan.speed import Speed, training_speed
+from pellucid.plan.speed import StepSpeed, training_speed
 from pellucid.presets import preset, with_vocabulary
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.memory import Memory, first_in_chunks, training_memory
@@ -60,7 +60,7 @@ class Plan:
     device: str
     device_memory: float
     largest_batch: int
-    speed: Speed | None = None
+    speed: StepSpeed | None = None
     elsewhere: list[Elsewhere] = field(default_factory=list)
     changes: list[tuple[str, float]] = field(default_factory=list)
 

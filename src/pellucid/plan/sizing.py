@@ -33,7 +33,7 @@ PASSES_WITH_TABLES = 1.2
 FEWEST_SEQUENCES, MANY_STEPS = 8, (1000, 8000)
 #: how often an id is met in training, on average at least, without tables of n-grams, and with them at a variety of 1,
 #: as they know more of the longer texts that fewer ids make; and characters of the text for each id, at least
-MEETINGS, CHARACTERS_PER_ID = (200, 450), 140
+MIN_TOKEN_COUNT, CHARACTERS_PER_ID = (200, 450), 140
 #: passes from which on dropout is asked for, and after which nothing is gained by reading on
 PASSES_WITHOUT_DROPOUT, MOST_PASSES, DROPOUT = 12.0, 30.0, 0.1
 
@@ -48,7 +48,7 @@ WORTH = 5.1
 PROSE, VARIETIES = 22.0, (0.5, 3.0)
 #: bits per character: of too few weights, of too little read, of too few steps, and what tables of n-grams take off, of
 #: pieces of words and of characters or bytes
-FEW, LITTLE, SHORT, TABLES = (0.206, 0.49, 0.202), (0.78, 0.169), (2.123, 0.382), (0.073, 0.25)
+CAPACITY_FIT, DATA_FIT, STEP_FIT, TABLES = (0.206, 0.49, 0.202), (0.78, 0.169), (2.123, 0.382), (0.073, 0.25)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Sizing:
     by_character: bool = False
 
 
-def is_open(recipe: Recipe, given: Mapping[str, Any]) -> bool:
+def sizes_are_open(recipe: Recipe, given: Mapping[str, Any]) -> bool:
     """Whether sizes are to be chosen: none is given, and the run is one of minutes that predicts the next token."""
     t = recipe.train
     sized = {full_name(name) for name in given if name not in LENGTHS} & set(SIZES)
@@ -105,7 +105,7 @@ def sizing_of(recipe: Recipe, given: Mapping[str, Any], *, open_: bool, explain:
     """What a run's start is told: under `size` what chooses sizes, where they are `open_`; RecipeError where
     an explanation was asked of a choice that is not made.
     """
-    if open_ and is_open(recipe, given):
+    if open_ and sizes_are_open(recipe, given):
         return {"size": partial(size_to, given=given, explain=explain)}
     if explain:
         raise RecipeError("--explain says how sizes were chosen, and here none is: leave out preset, recipe and sizes")
@@ -127,10 +127,10 @@ def size_to(
     """
     device = resolve.resolve_device(recipe.train.device)
     room = 0.5 * resolve.memory_bytes(device)
-    made = choose(recipe, text_of(split), scale_of(recipe, device, poll), room)
+    made = choose_size(recipe, text_of(split), scale_of(recipe, device, poll), room)
     known = {full_name(name) for name in given if name not in LENGTHS}
     final = sized(recipe, made, known)
-    return final, [*lines_of(made, final), *(explained(made) if explain else [])]
+    return final, [*sizing_lines(made, final), *(explained(made) if explain else [])]
 
 
 def text_of(split: Split) -> Text:
@@ -148,24 +148,24 @@ def variety(sample: str) -> float:
     return min(max(different / (PROSE * math.sqrt(max(len(sample), 1))), low), high)
 
 
-def choose(recipe: Recipe, text: Text, scale: tuple[float, float], room: float = math.inf) -> Sizing:
+def choose_size(recipe: Recipe, text: Text, scale: tuple[float, float], room: float = math.inf) -> Sizing:
     """The size that is expected to do best; `scale` is how many times longer than COST a step of either probe takes."""
     seconds, fixed = STEPPING * 60 * recipe.train.minutes, fixed_vocabulary(recipe)
     considered = [
         within(size, text, recipe, seconds, scale)
         for vocabulary in ((fixed,) if fixed else vocabularies(text.n_characters))
         for size in candidates(vocabulary)
-        if resolve.training_bytes(as_recipe(recipe, size).model, size.batch, "float32") < room
+        if resolve.training_bytes(recipe_of_size(recipe, size).model, size.batch, "float32") < room
     ]
     best = [min(of_one, key=lambda size: size.expected) for of_one in by_vocabulary(considered)]
     # the largest vocabulary whose ids are met often enough
-    met = [size for size in best if meetings(size, text) * size.vocabulary <= size.steps * size.tokens]
+    met = [size for size in best if min_token_count(size, text) * size.vocabulary <= size.steps * size.tokens]
     return Sizing((met or best[:1])[-1], considered, text, seconds, scale, is_by_character(recipe))
 
 
-def meetings(size: Size, text: Text) -> float:
+def min_token_count(size: Size, text: Text) -> float:
     """How often an id is to be met in training, on average, at least."""
-    return MEETINGS[size.ngrams] * (text.variety**2 if size.ngrams else 1.0)
+    return MIN_TOKEN_COUNT[size.ngrams] * (text.variety**2 if size.ngrams else 1.0)
 
 
 def by_vocabulary(sizes: list[Size]) -> list[list[Size]]:
@@ -226,7 +226,7 @@ def expected(size: Size, text: Text, by_character: bool = False) -> float:
     of n-grams. The characters are those that are read; of passes after the first each is worth less (Muennighoff et al.
     2023).
     """
-    (a, b, c), (d, e), (f, g) = FEW, LITTLE, SHORT
+    (a, b, c), (d, e), (f, g) = CAPACITY_FIT, DATA_FIT, STEP_FIT
     again = max(size.passes - 1, 0.0)
     read = text.n_characters * (min(size.passes, 1.0) + WORTH * (1 - math.exp(-again / WORTH)))
     weights = 12 * size.n_layers**c * size.d_model**2
@@ -256,14 +256,14 @@ def scale_of(recipe: Recipe, device: torch.device, poll: Callable[[], object] = 
     # a run of less than half a minute is not to spend much of it here
     sequences, least = (16, 3) if budget >= 1 else (4, 1)
     probes = [Size(1024, d, PROBE_LAYERS, sequences) for d in PROBES]
-    recipes = [with_train(as_recipe(recipe, probe), precision=precision) for probe in probes]
+    recipes = [with_train(recipe_of_size(recipe, probe), precision=precision) for probe in probes]
     recipes = [with_train(r, attention=resolve.resolve_attention(r, device, poll)[0]) for r in recipes]
     taken = in_turn([stepper(r, device) for r in recipes], budget, poll, least)
     low, high = (t / seconds_of(probe, (1.0, 1.0)) for t, probe in zip(taken, probes, strict=True))
     return low, high
 
 
-def as_recipe(recipe: Recipe, size: Size) -> Recipe:
+def recipe_of_size(recipe: Recipe, size: Size) -> Recipe:
     """The recipe at a size, all other fields unchanged."""
     sized_recipe = with_fields(recipe, size_fields(recipe, size))
     return replace(sized_recipe, model=with_vocabulary(sized_recipe.model, size.vocabulary))
@@ -305,7 +305,7 @@ def sized(recipe: Recipe, made: Sizing, known: set[str]) -> Recipe:
     return made_recipe
 
 
-def lines_of(made: Sizing, final: Recipe) -> list[str]:
+def sizing_lines(made: Sizing, final: Recipe) -> list[str]:
     """What was chosen and why, in a few lines; of fields that were given, what was given."""
     c, n, a = made.chosen, made.text.n_characters, final.model
     tables = "with tables of n-grams" if a.ngrams else f"without tables of n-grams ({c.passes:.1f} passes)"
@@ -326,7 +326,7 @@ def lines_of(made: Sizing, final: Recipe) -> list[str]:
 
 def explained(made: Sizing) -> list[str]:
     """The formula with its constants, and the best size of each width."""
-    (a, b, c), (d, e), (f, g) = FEW, LITTLE, SHORT
+    (a, b, c), (d, e), (f, g) = CAPACITY_FIT, DATA_FIT, STEP_FIT
     same = [size for size in made.considered if size.vocabulary == made.chosen.vocabulary]
     of_width = itertools.groupby(same, key=lambda size: size.d_model)  # they stand in that order
     best = [min(sizes, key=lambda size: size.expected) for _, sizes in of_width]
@@ -337,8 +337,8 @@ def explained(made: Sizing) -> list[str]:
         f"(bits per character, from runs of benchmarks/sizing.py); those are left out above {PASSES_WITH_TABLES:g} x "
         f"({varied} x tokens of the text / rows of the tables)^(1/3) passes",
         f"a step takes {made.scale[0]:.2f} times what it took there at width {PROBES[0]}, {made.scale[1]:.2f} times at "
-        f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MEETINGS[0]} times on average, "
-        f"{MEETINGS[1]} x {varied}^2 with tables",
+        f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MIN_TOKEN_COUNT[0]} times on average, "
+        f"{MIN_TOKEN_COUNT[1]} x {varied}^2 with tables",
         f"{varied} is the text's variety: different runs of three characters in a sample, beside English prose",
         "  width  layers  batch  ms a step   steps  passes  n-grams  ranked by",
         *(

@@ -30,7 +30,7 @@ CUBE = 1024
 
 
 @dataclass(frozen=True)
-class Speed:
+class StepSpeed:
     """Seconds of a training step, tokens per second, FLOP/s of products at best, and how that was found."""
 
     seconds: float
@@ -55,7 +55,9 @@ def product_speed(device: torch.device, precision: str, n: int = CUBE) -> float:
     return 2 * n**3 / min(times)
 
 
-def training_speed(recipe: Recipe, device: torch.device, budget: float = 4.0, memory: float = float("inf")) -> Speed:
+def training_speed(
+    recipe: Recipe, device: torch.device, budget: float = 4.0, memory: float = float("inf")
+) -> StepSpeed:
     """Tokens per second of training on this machine, eager, from about `budget` seconds of steps.
 
     Batch, precision and attention of the recipe are resolved. Where the products alone of a step of the shallow
@@ -70,12 +72,12 @@ def training_speed(recipe: Recipe, device: torch.device, budget: float = 4.0, me
     if 4 * sum(at_least) > budget or weights > memory:
         seconds = tokens * flops(recipe.model).training / peak / ASSUMED_SHARE
         how = f"estimated: {ASSUMED_SHARE:.0%} of the speed of a {CUBE}-cube product, as it is too large to be tried"
-        return Speed(seconds, tokens / seconds, peak, how)
+        return StepSpeed(seconds, tokens / seconds, peak, how)
     steps = [stepper(_cut(recipe, depth), device) for depth in depths]
     times = in_turn(steps, budget)
     seconds = times[0] if n <= DEEP else times[0] + (n - SHALLOW) / (DEEP - SHALLOW) * (times[1] - times[0])
     of = f"{n} layers" if n <= DEEP else f"networks of {SHALLOW} and {DEEP} layers"
-    return Speed(seconds, tokens / seconds, peak, f"measured for a few seconds, by {of}")
+    return StepSpeed(seconds, tokens / seconds, peak, f"measured for a few seconds, by {of}")
 
 
 def stepper(recipe: Recipe, device: torch.device) -> Callable[[], None]:

@@ -26,7 +26,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Level:
+class ReferenceLine:
     """A horizontal line, named beside the picture."""
 
     name: str
@@ -57,7 +57,7 @@ def ticks(low: float, high: float, n: int = 5) -> list[float]:
     return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def short(x: float) -> str:
+def short_number(x: float) -> str:
     """A tick's number: 2k, 0.005, 1.5."""
     if x and abs(x) < 1e-3:
         return f"{x:.0e}".replace("e-0", "e-")
@@ -87,7 +87,9 @@ class Frame:
         return HEIGHT - BOTTOM - min(max(share, -3.0), 4.0) * (HEIGHT - TOP - BOTTOM)
 
 
-def chart(title: str, lines: Sequence[Line], levels: Sequence[Level] = (), unit: str = "", zero: bool = False) -> str:
+def chart(
+    title: str, lines: Sequence[Line], levels: Sequence[ReferenceLine] = (), unit: str = "", zero: bool = False
+) -> str:
     """An SVG of the lines that have points; nothing where none has.
 
     What the first twentieth of the steps has above or below the rest is cut off, and levels far above the lines are not
@@ -139,7 +141,7 @@ def _caption(title: str, unit: str, lines: Sequence[Line]) -> str:
     return made + named
 
 
-def _frame(lines: Sequence[Line], levels: Sequence[Level], zero: bool) -> tuple[Frame, list[Level]]:
+def _frame(lines: Sequence[Line], levels: Sequence[ReferenceLine], zero: bool) -> tuple[Frame, list[ReferenceLine]]:
     xs = [x for line in lines for x, _ in line.points]
     late = min(xs) + (max(xs) - min(xs)) / 20
     ys = [y for line in lines for x, y in line.points if x >= late] or [y for line in lines for _, y in line.points]
@@ -154,7 +156,7 @@ def _frame(lines: Sequence[Line], levels: Sequence[Level], zero: bool) -> tuple[
     return Frame(min(xs), max(xs), 0.0 if zero else low - pad, high + pad, edge), beyond
 
 
-def _ordered(levels: Sequence[Level], frame: Frame) -> list[Level]:
+def _ordered(levels: Sequence[ReferenceLine], frame: Frame) -> list[ReferenceLine]:
     return sorted(levels, key=lambda level: frame.y(level.value))
 
 
@@ -174,19 +176,19 @@ def spaced(places: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
 def _axes(frame: Frame) -> str:
     rows = "".join(
         f'<line class="grid" x1="{LEFT}" x2="{frame.edge:g}" y1="{frame.y(v):.1f}" y2="{frame.y(v):.1f}"/>'
-        f'<text class="tick" x="{LEFT - 5}" y="{frame.y(v) + 3.5:.1f}" text-anchor="end">{short(round(v, 10))}</text>'
+        f'<text class="tick" x="{LEFT - 5}" y="{frame.y(v) + 3.5:.1f}" text-anchor="end">{short_number(round(v, 10))}</text>'
         for v in ticks(frame.y_low, frame.y_high)
     )
     columns = "".join(
         f'<text class="tick" x="{frame.x(v):.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">'
-        f"{short(round(v, 10))}</text>"
+        f"{short_number(round(v, 10))}</text>"
         for v in ticks(frame.x_low, frame.x_high, 5)
         if LEFT - 1 <= frame.x(v) <= frame.edge - 8
     )
     return rows + columns + f'<text class="tick" x="{frame.edge:g}" y="{HEIGHT - 3}" text-anchor="end">step</text>'
 
 
-def _level(frame: Frame, level: Level, name_at: float) -> str:
+def _level(frame: Frame, level: ReferenceLine, name_at: float) -> str:
     """A dashed line, and its name behind the edge, led to where the name had to move."""
     y, edge = frame.y(level.value), frame.edge
     lead = f'x1="{edge:.1f}" y1="{y:.1f}" x2="{edge + LEADER - 3:.1f}" y2="{name_at - 3.5:.1f}"'

@@ -77,7 +77,7 @@ class Picture:
         )
 
 
-def draw(a: Architecture) -> str:
+def draw_architecture(a: Architecture) -> str:
     """SVG of the architecture, an encoder first where there is one."""
     picture = Picture()
     if a.encoder is not None:

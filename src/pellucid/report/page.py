@@ -10,10 +10,10 @@ from typing import Any
 
 from pellucid.generate.samples import SAMPLE_TOKENS
 from pellucid.hub.targets import run_opens_in
-from pellucid.plan.telling import duration, scaled
-from pellucid.report.charts import Level, Line, chart
+from pellucid.plan.format import duration, scaled
+from pellucid.report.charts import Line, ReferenceLine, chart
 from pellucid.report.contents import Contents
-from pellucid.report.drawing import draw, equations
+from pellucid.report.drawing import draw_architecture, equations
 from pellucid.text.sanitize import sanitize
 from pellucid.yardstick import verdict
 
@@ -103,7 +103,7 @@ def _warnings(run: Contents) -> str:
 
 def _losses(run: Contents) -> str:
     """Held-out text is measured by its beginning on the way, by all of it at the end: told apart where they differ."""
-    levels = [Level(p.name, p.bits_per_byte) for p in run.yardstick.predictors] if run.yardstick else []
+    levels = [ReferenceLine(p.name, p.bits_per_byte) for p in run.yardstick.predictors] if run.yardstick else []
     (begun, bits), (whole, all_bits) = run.held_out()
     first, everything, note = _measured(run) if whole else ("held-out", "", "")
     of_bits = [Line(first, bits), Line(everything, all_bits)]
@@ -171,7 +171,7 @@ def _architecture(run: Contents) -> str:
         for title, stack in (*stacks, ("In symbols" if not stacks else "Decoder", a))
     )
     beside = f"<div><h3>Parameters by part, {total:,} in all</h3>{bars}{symbols}</div>"
-    return _section("What it computes", "", f"<div class=two><div>{draw(a)}</div>{beside}</div>")
+    return _section("What it computes", "", f"<div class=two><div>{draw_architecture(a)}</div>{beside}</div>")
 
 
 def _course(run: Contents) -> str:

@@ -20,7 +20,9 @@ from pellucid.training.reporter import PlainReporter
 from pellucid.training.run import Run
 
 
-def beside(recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], None]) -> tuple[list[str], dict[str, Any]]:
+def pre_run_checks(
+    recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], None]
+) -> tuple[list[str], dict[str, Any]]:
     """What is found out about a run before its first step: the yardstick and the machine, as lines and as files."""
     found = yardstick.measure(recipe, tokens, poll)
     return found.lines, {yardstick.FILE: found.to_dict(), MACHINE: machine(recipe)}
@@ -49,7 +51,7 @@ def processor() -> str:
         return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
-def finish(run: Run, reporter: PlainReporter) -> Run:
+def finalize(run: Run, reporter: PlainReporter) -> Run:
     """The run, after its table is printed and its report written; a report that cannot be written costs nothing."""
     reporter.start(yardstick.table(run))
     if (run.path / "recipe.json").exists():

@@ -8,7 +8,7 @@ from pellucid.plan.planning import Elsewhere, Plan, by_choice, cache_bytes
 UNITS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def lines_of(plan: Plan) -> list[str]:
+def plan_lines(plan: Plan) -> list[str]:
     """Everything, section by section."""
     return [*_network(plan), opens_in(plan.recipe.model), "", *_memory(plan), "", *_time(plan), *_elsewhere(plan)]
 
