@@ -43,7 +43,7 @@ def train(*paths, out, steps=2, **fields):
 
 def measured(run):
     """The yardstick in the run's folder, which has one."""
-    found = yardstick.read_yardstick(run.path)
+    found = yardstick.read_baselines(run.path)
     assert found is not None
     return found
 
@@ -69,13 +69,13 @@ def test_a_run_stores_and_prints_what_counting_makes_of_its_held_out_text(text, 
 
 
 def test_the_verdict_names_who_is_ahead():
-    found = yardstick.Yardstick(
+    found = yardstick.Baselines(
         [Baseline("uniform", 5.0, 8.0), Baseline("bigram", 2.0, 3.0)], 10, 10, 5, 5, Repeats(0, 0, 16, 0), 1.0
     )
     assert "better than each" in yardstick.verdict(found, 2.9)
     assert "behind bigram (" in yardstick.verdict(found, 3.1)
     assert "behind uniform, bigram (" in yardstick.verdict(found, 8.5)
-    assert yardstick.Yardstick.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert yardstick.Baselines.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 def test_of_long_texts_a_part_is_read_and_it_says_how_much(text, tmp_path, monkeypatch):
@@ -106,7 +106,7 @@ def test_pairs_are_measured_on_their_targets(tmp_path):
     run = pellucid.train(
         path, out=tmp_path / "run", steps=2, preset="original", fields=TINY | {"objective": "source-target"}
     )
-    found = yardstick.read_yardstick(run.path)
+    found = yardstick.read_baselines(run.path)
     tokens = encode_pairs(split_pairs(read_pairs([str(path)]), 0.1, run.recipe.train.seed), ByteTokenizer())
     train_ids, held_out = (tokens.part(name).target.ids.astype(np.int64) for name in ("train", "held_out"))
     # every token of a target counts, the first one given the separator before it
@@ -118,7 +118,7 @@ def test_pairs_are_measured_on_their_targets(tmp_path):
 def test_an_older_run_has_no_yardstick_and_a_damaged_one_is_none(text, tmp_path):
     run = train(text, out=tmp_path / "run")
     (run.path / yardstick.FILE).write_text('{"predictors": 3}')
-    assert yardstick.read_yardstick(run.path) is None
+    assert yardstick.read_baselines(run.path) is None
     (run.path / yardstick.FILE).unlink()
     assert yardstick.table(run) == []
 

@@ -14,7 +14,7 @@ from pellucid.training.loop import LAG
 from pellucid.training.metrics import read_metrics
 from pellucid.training.recipe import Recipe, RecipeError
 from pellucid.training.run import read_recipe
-from pellucid.yardstick import Yardstick, read_yardstick
+from pellucid.yardstick import Baselines, read_baselines
 
 #: steps over which a speed is taken, where as many follow each other
 STEPS_TOGETHER = 8
@@ -34,7 +34,7 @@ class Contents:
     run: Path
     recipe: Recipe
     rows: list[dict[str, Any]]
-    yardstick: Yardstick | None = None
+    yardstick: Baselines | None = None
     data: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
 
@@ -45,7 +45,7 @@ class Contents:
         if kind != "transformer":
             raise RecipeError(f"{run} is a run of kind {kind}: a report is of a transformer's run")
         recipe, rows = read_recipe(run), read_metrics(run / "metrics.jsonl")
-        return cls(run, recipe, rows, read_yardstick(run), _json(run / "data.json"), _json(run / MACHINE))
+        return cls(run, recipe, rows, read_baselines(run), _json(run / "data.json"), _json(run / MACHINE))
 
     def series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) of every row that has the number."""

@@ -24,7 +24,7 @@ def pre_run_checks(
     recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], None]
 ) -> tuple[list[str], dict[str, Any]]:
     """What is found out about a run before its first step: the yardstick and the machine, as lines and as files."""
-    found = yardstick.measure(recipe, tokens, poll)
+    found = yardstick.measure_baselines(recipe, tokens, poll)
     return found.lines, {yardstick.FILE: found.to_dict(), MACHINE: machine(recipe)}
 
 

@@ -37,7 +37,7 @@ BITS_PER_PARAMETER = 3.6
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class Baselines:
     """What was measured before a run's first step. `warnings` are whole sentences, for whoever started it."""
 
     predictors: list[Baseline]
@@ -74,13 +74,15 @@ class Yardstick:
         return {**asdict(self), "predictors": [p._asdict() for p in self.predictors]}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Yardstick":
+    def from_dict(cls, values: dict[str, Any]) -> "Baselines":
         """What `to_dict` wrote."""
         predictors = [Baseline(**p) for p in values["predictors"]]
         return cls(**{**values, "predictors": predictors, "repeats": Repeats(**values["repeats"])})
 
 
-def measure(recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], object] = lambda: None) -> Yardstick:
+def measure_baselines(
+    recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], object] = lambda: None
+) -> Baselines:
     """The yardstick of a run that is about to begin; the recipe is resolved. `poll` is called on the way.
 
     Costs seconds whatever the size of the text: of long ones a part is read, evenly spread, and `reach` says how much.
@@ -107,7 +109,7 @@ def measure(recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], obje
         *warn_of_too_few(recipe, passes, train, found[-1].bits_per_byte),
     ]
     note = "a masked model reads both sides, n-grams what came before: uniform and unigram are its measure"
-    return Yardstick(
+    return Baselines(
         found,
         len(counted),
         len(train),
@@ -182,26 +184,26 @@ def warn_of_too_few(recipe: Recipe, passes: float, train: Part, bits_per_byte: f
     return []
 
 
-def read_yardstick(run: Path) -> Yardstick | None:
+def read_baselines(run: Path) -> Baselines | None:
     """The yardstick in a run's folder; None for a run that has none, or one that cannot be understood."""
     if not (run / FILE).exists():
         return None
     try:
-        return Yardstick.from_dict(read_json(run / FILE))
+        return Baselines.from_dict(read_json(run / FILE))
     except (ValueError, TypeError, KeyError):
         return None
 
 
 def table(run: Run) -> list[str]:
     """The run's last held-out loss among those of the yardstick, one line each; nothing where one is missing."""
-    found = read_yardstick(run.path)
+    found = read_baselines(run.path)
     if found is None or run.held_out_loss is None or run.bits_per_byte is None:
         return []
     rows = [*found.predictors, Baseline(f"this model, step {run.step:,}", run.held_out_loss, run.bits_per_byte)]
     return [*rows_of("held-out text", rows), verdict(found, run.bits_per_byte)]
 
 
-def verdict(found: Yardstick, bits_per_byte: float) -> str:
+def verdict(found: Baselines, bits_per_byte: float) -> str:
     """One sentence: which of the predictors the model is better than."""
     ahead = [p.name for p in found.predictors if p.bits_per_byte <= bits_per_byte]
     if not ahead:
