@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pellucid
-from pellucid.cli.commands import SamplingOptions, WritingModelOptions, score
+from pellucid.cli.commands import SamplingOptions, WritingModelOptions, score_command
 from pellucid.cli.options import CheckpointOptions, OptionError, check_arguments
 from pellucid.conversion import convert
 from pellucid.destination import DestinationError, check_destination
@@ -181,9 +181,9 @@ def test_values_that_are_right_are_taken(tmp_path):
     file = tmp_path / "text"
     file.write_text("x")
     options = CheckpointOptions(checkpoint="12", device="cuda:1")
-    check_arguments(score, {"model": str(tmp_path), "file": str(file), "model_options": options})
-    check_arguments(score, {"model": "gpt2", "file": "-"})
-    check_arguments(score, {"model": "openai-community/gpt2", "file": "-"})
+    check_arguments(score_command, {"model": str(tmp_path), "file": str(file), "model_options": options})
+    check_arguments(score_command, {"model": "gpt2", "file": "-"})
+    check_arguments(score_command, {"model": "openai-community/gpt2", "file": "-"})
 
 
 # Destinations -----------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction
 
-from pellucid.cli.conversion import convert
-from pellucid.cli.inspect import inspect
+from pellucid.cli.conversion import convert_command
+from pellucid.cli.inspect import inspect_command
 from pellucid.cli.loading import loaded_from, mixed_from, transformer_of
 from pellucid.cli.options import (
     CHECKPOINT,
@@ -27,7 +27,7 @@ from pellucid.cli.options import (
     command,
     option,
 )
-from pellucid.cli.plan import plan, report
+from pellucid.cli.plan import plan_command, report_command
 from pellucid.cli.progress import progress_on_stderr
 from pellucid.cli.train import train
 
@@ -83,7 +83,7 @@ class GeneratedOptions:
 
 
 @command
-def generate(
+def generate_command(
     model: Annotated[Positional[str], option("MODEL"), MODEL],
     prompt: Annotated[Positional[str], option("[PROMPT]")] = "",
     *,
@@ -180,7 +180,7 @@ class ScoredOptions:
 
 
 @command
-def score(
+def score_command(
     model: Annotated[Positional[str], option("MODEL"), MODEL],
     file: Annotated[Positional[str], option("FILE"), INPUT_FILE],
     *,
@@ -262,7 +262,7 @@ def print_score(found: Any, output: ScoredOptions) -> None:
 
 
 @command
-def fill(
+def fill_command(
     model: Annotated[Positional[str], option("MODEL"), MODEL],
     text: Annotated[
         Positional[str], option("TEXT"), Expected(lambda text: "[MASK]" in text, "a text with [MASK] in it")
@@ -300,7 +300,7 @@ class VerifiedOptions:
 
 
 @command
-def verify(
+def verify_command(
     model: Annotated[Positional[str], option("MODEL"), MODEL],
     *,
     prompt: Annotated[UseAppendAction[tuple[str, ...]], option("TEXT", repeatable=True)] = (),
@@ -335,12 +335,12 @@ def verify(
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
-    "generate": generate,
-    "score": score,
-    "fill": fill,
-    "verify": verify,
-    "inspect": inspect,
-    "convert": convert,
-    "plan": plan,
-    "report": report,
+    "generate": generate_command,
+    "score": score_command,
+    "fill": fill_command,
+    "verify": verify_command,
+    "inspect": inspect_command,
+    "convert": convert_command,
+    "plan": plan_command,
+    "report": report_command,
 }

@@ -47,7 +47,7 @@ class WrittenOptions:
 
 
 @command
-def convert(
+def convert_command(
     source: Annotated[Positional[str], option("MODEL"), MODEL],
     destination: Annotated[Positional[Path], option("OUT"), NewPath()],
     *,

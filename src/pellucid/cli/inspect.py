@@ -30,7 +30,7 @@ class PageOptions:
 
 
 @command
-def inspect(
+def inspect_command(
     model: Annotated[Positional[str], option("MODEL"), MODEL],
     prompt: Annotated[Positional[str], option("PROMPT")],
     *,

@@ -49,7 +49,7 @@ class PlanOptions:
 
 
 @command
-def plan(
+def plan_command(
     what: Annotated[Positional[str], option("[PRESET|FILE|RUN]")] = "small",
     *,
     model: PlannedModelOptions,
@@ -91,7 +91,7 @@ def plan(
 
 
 @command
-def report(run: Annotated[Positional[Path], option("RUN"), FOLDER]) -> int:
+def report_command(run: Annotated[Positional[Path], option("RUN"), FOLDER]) -> int:
     """Write the report of a run: report.html in its folder.
 
     The report is one file that opens from disk and fetches nothing.

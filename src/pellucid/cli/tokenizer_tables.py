@@ -80,7 +80,7 @@ def tokens_table(title: str, found: Survey, ids: list[int]) -> Table:
     if counted:
         table.add_column("came", justify="right")
     for i in ids:
-        cells = [str(i), visible(found.tokenizer.token_str(i)), str(len(found.tokenizer.token_bytes(i)))]
+        cells = [str(i), printable_token(found.tokenizer.token_str(i)), str(len(found.tokenizer.token_bytes(i)))]
         table.add_row(*cells, *([f"{found.counts[i]:,}"] if counted else []))
     return table
 
@@ -88,10 +88,10 @@ def tokens_table(title: str, found: Survey, ids: list[int]) -> Table:
 def word_tree(tokenizer: Tokenizer, word: str) -> Tree:
     """The tokens of a word, each with what it was merged from; merges are numbered in the order they were learned."""
     trees = merge_trees(tokenizer, word)
-    root = Tree(f"{visible(word)}  [dim]{len(trees)} token{'s' * (len(trees) != 1)}[/dim]")
+    root = Tree(f"{printable_token(word)}  [dim]{len(trees)} token{'s' * (len(trees) != 1)}[/dim]")
 
     def grow(branch: Tree, node: Merged) -> None:
-        label = visible(node.token.decode("utf-8", "backslashreplace"))
+        label = printable_token(node.token.decode("utf-8", "backslashreplace"))
         here = branch.add(label if node.rank is None else f"{label}  [dim]merge {node.rank + 1:,}[/dim]")
         for part in node.parts:
             grow(here, part)
@@ -101,7 +101,7 @@ def word_tree(tokenizer: Tokenizer, word: str) -> Tree:
     return root
 
 
-def visible(text: str) -> str:
+def printable_token(text: str) -> str:
     """Blanks as middle dots and line ends as arrows, markup as it is written, what a terminal would obey by number."""
     text = text.replace(" ", "\u00b7").replace("\n", "\u21b5").replace("\t", "\u21e5").replace("\r", "\u240d")
     return escape(seen(text))
