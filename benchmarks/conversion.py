@@ -35,9 +35,9 @@ def write_checkpoint(folder: Path, megabytes: float, shards: int, layout: str) -
     from pellucid.hub.families import config_of, each_to_theirs
     from pellucid.hub.write import write_object, write_tensors
     from pellucid.presets import preset
-    from pellucid.text.tokenizers.tokenizer import train_tokenizer
+    from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
-    tokenizer = train_tokenizer("bpe", ["to be, or not to be. to be, or not to be"], 260)
+    tokenizer = learn_tokenizer("bpe", ["to be, or not to be. to be, or not to be"], 260)
     d_model = max(64, 64 * round((megabytes * 1e6 / 4 / 12 / 12) ** 0.5 / 64))
     a = preset("gpt2", tokenizer.n_vocab).with_fields({"d_model": d_model, "n_heads": d_model // 64, "n_layers": 12})
     folder.mkdir(parents=True)

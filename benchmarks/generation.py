@@ -32,11 +32,11 @@ def gguf_of_the_shape(folder: Path, weights: str) -> str:
     from pellucid.model import Transformer
     from pellucid.model.weights import initialise
     from pellucid.presets import preset, with_vocabulary
-    from pellucid.text.tokenizers.tokenizer import train_tokenizer
+    from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
     path = folder / f"{weights}.gguf"
     a = replace(with_vocabulary(preset("gpt2"), SHAPE["n_vocab"]), n_ctx=SHAPE["n_ctx"])
-    tokenizer = train_tokenizer("bpe", [bundled("shakespeare").read_text(encoding="utf-8")[:10_000]], 300)
+    tokenizer = learn_tokenizer("bpe", [bundled("shakespeare").read_text(encoding="utf-8")[:10_000]], 300)
     write_gguf(path, initialise(Transformer(a), 0).state_dict(), a, tokenizer, weights)
     return str(path)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from pellucid.predictors.ngram import NGram
-from pellucid.text import prepare_tokens, read_corpus, train_tokenizer
+from pellucid.text import learn_tokenizer, prepare_tokens, read_corpus
 from pellucid.text.split import Rule, split_corpus
 from pellucid.text.tokens.store import Part
 
@@ -66,7 +66,7 @@ def row(folder: Path, rule: Rule, seed: int) -> str:
     lengths, cuts = np.array(split.corpus.documents.n_characters), np.array(split.cuts)
     whole = [document.path.name for document, cut in zip(split.corpus.documents, cuts, strict=True) if not cut]
     counts = [sum(name.startswith(start) for name in whole) for start in (BOOK, "note", "rights")]
-    tokenizer = train_tokenizer("bpe", split.texts("train"), VOCABULARY)
+    tokenizer = learn_tokenizer("bpe", split.texts("train"), VOCABULARY)
     with tempfile.TemporaryDirectory() as cache:
         tokens = prepare_tokens(split, tokenizer, cache, workers=0)
         train, held_out = tokens.part("train"), tokens.part("held_out")

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokenizers.bpe import PATTERNS
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
 UNITS = {
     "one letter": "a",
@@ -26,7 +26,7 @@ WAYS = {f"bpe, {pattern}": ("bpe", {"pattern": pattern}) for pattern in PATTERNS
 def measure(text: str, kind: str, options: dict[str, str]) -> tuple[float, float]:
     """Seconds to learn 1,024 ids and to encode; the round trip is checked."""
     start = time.perf_counter()
-    tokenizer: Tokenizer = train_tokenizer(kind, [text], 1024, **options)  # type: ignore[arg-type]
+    tokenizer: Tokenizer = learn_tokenizer(kind, [text], 1024, **options)  # type: ignore[arg-type]
     learned = time.perf_counter()
     ids = [i for piece in tokenizer.encode_pieces([text]) for i in piece.tolist()]
     encoded = time.perf_counter()

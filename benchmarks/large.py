@@ -118,12 +118,12 @@ def watch(command: list[str], folder: Path, cache: Path) -> dict[str, Family]:
 
 
 def stage(folder: Path, cache: Path, below: list[int]) -> str:
-    """What a training command is at: reading, encoding, measuring the yardstick or training."""
+    """What a training command is at: reading, encoding, measuring the baselines or training."""
     metrics = folder / "run" / "metrics.jsonl"
     if metrics.exists() and metrics.stat().st_size:
         return "training"
     if list(cache.glob("**/manifest.json")):
-        return "yardstick and set-up"
+        return "baselines and set-up"
     return "encoding" if below else "reading, counting, merges"
 
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.patching
 
-Naive: a run of the whole network for each of the 192 places. Exact: `pellucid.lens.analysis.patching` (one batch a block, from
-that block and from the patched position on). Attribution: one backward pass. Rounds alternate; medians.
+Naive: a run of the whole network for each of the 192 positions. Exact: `pellucid.lens.analysis.patching` (one batch
+a block, from that block and from the patched position on). Attribution: one backward pass. Rounds alternate; medians.
 """
 
 import statistics

@@ -65,12 +65,12 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    from pellucid.text import read_corpus, train_tokenizer
+    from pellucid.text import learn_tokenizer, read_corpus
 
     corpus, found = read_corpus(options.files), {}
     with tempfile.TemporaryDirectory() as folder:
         sample = itertools.islice(corpus.texts(), 5000)
-        train_tokenizer("bpe", sample, options.vocabulary).save(folder)
+        learn_tokenizer("bpe", sample, options.vocabulary).save(folder)
         turns = {name: lambda name=name: turn(name, options.files, folder, found) for name in WORK}
         measured = interleave(turns, options.rounds, warm_up=0)
     if len({one["ids"] for each in found.values() for one in each}) != 1:

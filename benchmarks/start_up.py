@@ -30,9 +30,9 @@ def save_own(folder: Path) -> Path:
     from pellucid.language_model import LanguageModel
     from pellucid.model import Transformer
     from pellucid.model.weights import initialise
-    from pellucid.text.tokenizers.tokenizer import train_tokenizer
+    from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
-    tokenizer = train_tokenizer("byte", iter(["text"]))
+    tokenizer = learn_tokenizer("byte", iter(["text"]))
     a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=256, d_model=128, n_layers=4)
     return LanguageModel(initialise(Transformer(a), 0), tokenizer, {}).save(folder)
 

@@ -22,10 +22,10 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    from pellucid.text.tokenizers.tokenizer import train_tokenizer
+    from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
     text = options.file.read_text(encoding="utf-8")
-    ours = train_tokenizer("bpe", iter([text]), options.vocabulary)
+    ours = learn_tokenizer("bpe", iter([text]), options.vocabulary)
     ids = ours.encode(text)
     turns = {
         "pellucid, encode": seconds(lambda: ours.encode(text)),

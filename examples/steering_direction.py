@@ -18,7 +18,7 @@ from pellucid.architecture import MLP, Architecture, Attention
 from pellucid.language_model import LanguageModel
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
 CALM, LOUD, MARKS = "abcdefghij", "ABCDEFGHIJ", " ,.;!?"
 LENGTH, STEPS, BATCH, RATE = 32, 400, 48, 3e-3
@@ -39,7 +39,7 @@ def text(generator: torch.Generator, mood: int | None = None) -> str:
 
 def train() -> LanguageModel:
     """The network with its characters."""
-    tokenizer = train_tokenizer("char", [CALM + LOUD + MARKS], None)
+    tokenizer = learn_tokenizer("char", [CALM + LOUD + MARKS], None)
     a = Architecture(
         n_vocab=tokenizer.n_vocab,
         n_ctx=64,

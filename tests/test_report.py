@@ -139,7 +139,7 @@ def test_a_run_ends_with_its_report(trained):
     charts = sum(tag == "figure" and at.get("class") == "chart" for tag, at in page.tags)
     assert charts == 4 + (len(about.speeds()) > 1)  # how fast it is takes more than one measured stretch
     assert sum(tag == "svg" and at.get("class") == "drawing" for tag, at in page.tags) == 1
-    for line in about.yardstick.predictors if about.yardstick else ():
+    for line in about.baselines.predictors if about.baselines else ():
         assert f"{line.bits_per_byte:.3f}" in page.text
 
 
@@ -301,7 +301,7 @@ def test_what_came_through_a_pipe_cannot_be_trained_again_by_a_command(run):
 
 
 @pytest.mark.parametrize(
-    "missing", ["yardstick.json", "machine.json", "data.json", "metrics.jsonl", "tokenizer.json", "checkpoints"]
+    "missing", ["baselines.json", "machine.json", "data.json", "metrics.jsonl", "tokenizer.json", "checkpoints"]
 )
 def test_what_is_missing_is_left_out(run, missing):
     path = run / missing
@@ -310,12 +310,12 @@ def test_what_is_missing_is_left_out(run, missing):
     assert_self_contained(text)
     assert "What it computes" in text
     assert "Train it again" in text
-    assert ("Beside counting" in text) == (missing != "yardstick.json")
+    assert ("Beside counting" in text) == (missing != "baselines.json")
     assert ("What it writes" in text) == (missing != "metrics.jsonl")
     assert ("What it read" in text) == (missing != "data.json")
 
 
-@pytest.mark.parametrize("name", ["yardstick.json", "machine.json", "data.json", "metrics.jsonl"])
+@pytest.mark.parametrize("name", ["baselines.json", "machine.json", "data.json", "metrics.jsonl"])
 @pytest.mark.parametrize("content", ["", "[1, 2", "[]", "{}", '{"sources": 3}', '"text"', '{"step": 1, "loss": null}'])
 def test_damaged_parts_do_not_break_it(run, name, content):
     (run / name).write_text(content)
@@ -465,7 +465,7 @@ def test_names_do_not_lie_on_each_other():
 
 @settings(deadline=None, max_examples=80)
 @given(st.lists(st.floats(0, 9), min_size=1, max_size=12), st.lists(st.floats(1, 8), min_size=2, max_size=30))
-def test_labels_of_yardsticks_never_collide(levels, values):
+def test_labels_of_baselines_never_collide(levels, values):
     """With each other, with the dashed lines, with the curve, or with the picture's edge, wherever the numbers lie."""
     given_ = [ReferenceLine(f"{i}-gram", v) for i, v in enumerate(levels)]
     made = chart("Held-out text", [Line("held-out", list(enumerate(values)))], given_)

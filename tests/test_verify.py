@@ -19,8 +19,8 @@ from pellucid.model import Recorder
 from pellucid.model.attention import Attention
 from pellucid.model.mask import Mask
 from pellucid.model.norm import INNER, Identity
-from pellucid.names import ROWS, names, row
-from pellucid.text.tokenizers.tokenizer import SEPARATOR, ByteTokenizer, train_tokenizer
+from pellucid.tensor_names import ROWS, names, row
+from pellucid.text.tokenizers.tokenizer import SEPARATOR, ByteTokenizer, learn_tokenizer
 from pellucid.verify import ModelParts, verify
 from pellucid.verify.comparison import Subject, compare_tensors
 from pellucid.verify.examine import longest_row
@@ -68,7 +68,7 @@ def test_every_law_holds_for_what_is_right(a, dtype):
 
 @pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
 def test_with_each_tokenizer(kind, shakespeare):
-    tokenizer = train_tokenizer(kind, [shakespeare[:5000]], 300 if kind == "bpe" else None)
+    tokenizer = learn_tokenizer(kind, [shakespeare[:5000]], 300 if kind == "bpe" else None)
     model = ModelParts(make_network(replace(BASE, n_vocab=tokenizer.n_vocab)), tokenizer)
     report = verify(model, ["Speak, speak.", "", f"a {SEPARATOR} b"])
     assert report.holds, report.text()
@@ -344,7 +344,7 @@ def test_more_ids_than_rows():
 
 
 def test_characters_outside_the_vocabulary_are_said():
-    tokenizer = train_tokenizer("char", ["abc"])
+    tokenizer = learn_tokenizer("char", ["abc"])
     model = ModelParts(make_network(replace(BASE, n_vocab=tokenizer.n_vocab)), tokenizer)
     assert check_of(verify(model, ["abc", "xyz"]), "text -> tokens -> text").measured == (
         "1 of 2 prompts came back exactly; 1 with characters outside the vocabulary"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pellucid.language_model import load as load
     from pellucid.language_model import train as train
     from pellucid.presets import preset as preset
-    from pellucid.text.tokenizers.from_files import train_tokenizer_on_files as train_tokenizer_on_files
+    from pellucid.text.tokenizers.from_files import train_tokenizer as train_tokenizer
     from pellucid.text.tokenizers.tokenizer import load_tokenizer as load_tokenizer
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The yardstick of a run: what simpler predictors make of the same held-out text, and what is amiss with the data.
+"""The baselines of a run: what simpler predictors make of the same held-out text, and what is amiss with the data.
 
 Everything is in bits per byte of the original text, so that predictors with any tokenizer compare.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from pellucid.architecture import count_parameters
 from pellucid.predictors.ngram import NGram
-from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_part, baseline, baselines, rows_of, spread
+from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_part, baseline, rows_of, score_baselines, spread
 from pellucid.predictors.repeats import Repeats, repeats
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Part, Tokens
@@ -21,7 +21,9 @@ from pellucid.training.recipe import Recipe
 from pellucid.training.run import Run
 from pellucid.training.run_dir import read_json
 
-FILE = "yardstick.json"
+FILE = "baselines.json"
+#: what runs of version 0.1.0 call this file
+EARLIER_FILE = "yardstick.json"
 #: held-out tokens that are scored at most
 SCORED = 1 << 20
 #: the share of held-out windows in the training text from which the loss says less than it seems to
@@ -64,13 +66,13 @@ class Baselines:
         """What is printed before the first step."""
         said = ", ".join(f"{p.name} {p.bits_per_byte:.3f}" for p in self.predictors)
         return [
-            f"yardstick, bits per byte of the held-out text: {said} ({self.reach}; {self.seconds:.1f} s)",
+            f"baselines, bits per byte of the held-out text: {said} ({self.reach}; {self.seconds:.1f} s)",
             *([self.note] if self.note else []),
             *(f"warning: {sentence}" for sentence in self.warnings),
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, as they stand in a run's yardstick.json."""
+        """Plain JSON values, as they stand in a run's baselines.json."""
         return {**asdict(self), "predictors": [p._asdict() for p in self.predictors]}
 
     @classmethod
@@ -83,7 +85,7 @@ class Baselines:
 def measure_baselines(
     recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], object] = lambda: None
 ) -> Baselines:
-    """The yardstick of a run that is about to begin; the recipe is resolved. `poll` is called on the way.
+    """The baselines of a run that is about to begin; the recipe is resolved. `poll` is called on the way.
 
     Costs seconds whatever the size of the text: of long ones a part is read, evenly spread, and `reach` says how much.
     """
@@ -95,7 +97,7 @@ def measure_baselines(
     counted = spread(train, COUNTED)
     # of a pair's target the first token is predicted too, from the separator
     scored = np.append(tokens.separator, text) if pairs else text
-    found = baselines(
+    found = score_baselines(
         counted, scored, held_out, tokens.n_vocab, longest=1 if masked else 5, separator=separator, poll=poll
     )
     again = repeats(train, held_out, poll)
@@ -185,17 +187,18 @@ def warn_of_too_few(recipe: Recipe, passes: float, train: Part, bits_per_byte: f
 
 
 def read_baselines(run: Path) -> Baselines | None:
-    """The yardstick in a run's folder; None for a run that has none, or one that cannot be understood."""
-    if not (run / FILE).exists():
+    """The baselines in a run's folder; None for a run that has none, or one that cannot be understood."""
+    path = next((run / name for name in (FILE, EARLIER_FILE) if (run / name).exists()), None)
+    if path is None:
         return None
     try:
-        return Baselines.from_dict(read_json(run / FILE))
+        return Baselines.from_dict(read_json(path))
     except (ValueError, TypeError, KeyError):
         return None
 
 
 def table(run: Run) -> list[str]:
-    """The run's last held-out loss among those of the yardstick, one line each; nothing where one is missing."""
+    """The run's last held-out loss among those of the baselines, one line each; nothing where one is missing."""
     found = read_baselines(run.path)
     if found is None or run.held_out_loss is None or run.bits_per_byte is None:
         return []

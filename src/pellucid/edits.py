@@ -1,6 +1,6 @@
 """What to change in a forward pass, as data: which tensor, where in it, and to what.
 
-An edit names a tensor of `pellucid.names` (`*` stands for anything) and applies everywhere in it unless head,
+An edit names a tensor of `pellucid.tensor_names` (`*` stands for anything) and applies everywhere in it unless head,
 kv_head, pos, key, neuron or row narrow it down. Positions are absolute: the first token that is fed is 0, in a
 trace and in generation alike, with a cache and without one. The same edit is understood by the engine
 (`pellucid.lens.core.interventions`) and by the definition (`pellucid.reference.edits`).
@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 
 Op = Literal["zero", "mean", "resample", "set", "add", "scale", "project_out", "clamp", "freeze"]
 Where = int | Sequence[int] | range | slice | None
-#: the places that narrow an edit down, and the axis letters (`pellucid.names`) they belong to
+#: the places that narrow an edit down, and the axis letters (`pellucid.tensor_names`) they belong to
 PLACES = {"row": "b", "head": "h", "kv_head": "g", "pos": "ij", "key": "j", "neuron": "f"}
 
 

@@ -113,7 +113,7 @@ class LanguageModel(Opened):
         return {"taps": GenerationTrace(self.network, edits)} if edits else {}
 
     def with_edits(self, edits: Sequence[Edit]) -> "LanguageModel":
-        """The model whose weights do what the edits do (`pellucid.lens.weights.weight_edits.with_edits`); this one stays."""
+        """A model whose weights do what the edits do (`pellucid.lens.weights.weight_edits`), a copy."""
         changed = with_edits(self.network, edits)
         return LanguageModel(changed, self.tokenizer, self.provenance | {"edits": [e.to_dict() for e in edits]})
 
@@ -146,7 +146,7 @@ class LanguageModel(Opened):
         return with_baselines(found, self.provenance.get("folder"), self.tokenizer, progress) if baselines else found
 
     def mixed_with(self, other: Predictor, weight: float = 0.5) -> Predictor:
-        """This model's probabilities by `weight` and an n-gram's by the rest (`pellucid.predictors.transformer_mixture`)."""
+        """Mix with an n-gram: `weight` is the model's share (`pellucid.predictors.transformer_mixture`)."""
         return mixed_with(self.network, self.tokenizer, other, weight)
 
     def fill(self, text: str, *, top: int = 5) -> list[Filling]:
@@ -166,7 +166,7 @@ class LanguageModel(Opened):
         return Embeddings(self.network, self.tokenizer, of)
 
     def weights(self, *, fold_norms: bool = False, centre: bool = False) -> WeightsView:
-        """The weights by name, read-only, with the norms folded in or the mean taken out (`pellucid.lens.weights.folding`)."""
+        """Read-only weights by name, with norms folded in or means removed (`pellucid.lens.weights.folding`)."""
         return weights_view(self.network, fold_norms=fold_norms, centre=centre)
 
     def verify(self, prompts: list[str] | None = None, *, progress: Callable[[str], None] | None = None) -> Report:

@@ -397,7 +397,7 @@ def of_symbol(symbol: str, layer: int | None = None) -> str:
     if layer is not None:
         found = [name for name in found if name.startswith("blocks.i.")] or found
     if not found:
-        raise KeyError(f"no source text has a symbol {symbol!r}; pellucid.names.symbols() lists them")
+        raise KeyError(f"no source text has a symbol {symbol!r}; pellucid.tensor_names.symbols() lists them")
     if len(found) > 1:
         raise KeyError(f"{symbol!r} stands for several tensors: say one of {', '.join(found)}")
     if found[0].startswith("blocks.i.") == (layer is None):
@@ -418,7 +418,7 @@ def _why_not(pattern: str, a: Architecture) -> str:
     except KeyError:
         near = difflib.get_close_matches(name, names(a), 1)
         hint = f", such as {near[0]!r}" if near else ""
-        return f"there is no tensor {pattern!r}; pellucid.names.names(architecture) lists them{hint}"
+        return f"there is no tensor {pattern!r}; pellucid.tensor_names.names(architecture) lists them{hint}"
     part = a.encoder if name.startswith("encoder.") else a
     if part is None:
         why = "no encoder is read"

@@ -255,14 +255,14 @@ def test_python_checks_the_destination_first(tmp_path, monkeypatch):
     with pytest.raises(FolderError, match="goes with to = gguf"):
         convert(tmp_path, tmp_path / "out", weights="q8_0")
     with pytest.raises(DestinationError):
-        pellucid.train_tokenizer_on_files(file, out=file)
+        pellucid.train_tokenizer(file, out=file)
     for wrong in (
         {"kind": "char", "vocabulary": 9},
         {"kind": "word", "pattern": "gpt4"},
         {"kind": "byte", "share": 0.5},
     ):
         with pytest.raises(TokenizerError, match="leave it out"):
-            pellucid.train_tokenizer_on_files(file, **wrong)
+            pellucid.train_tokenizer(file, **wrong)
 
 
 def test_the_model_to_start_from_is_loaded_last(tmp_path, monkeypatch):

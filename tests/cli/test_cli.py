@@ -63,7 +63,7 @@ def test_training_says_what_it_does(trained):
         "recipe.json",
         "report.html",
         "tokenizer.json",
-        "yardstick.json",
+        "baselines.json",
     }
     assert json.loads((trained / "recipe.json").read_bytes())["train"]["steps"] == 4
 

@@ -14,11 +14,11 @@ from pellucid.architecture import Architecture, words
 from pellucid.model import Recorder
 from pellucid.model.embed import ReadoutError
 from pellucid.model.weights import state_of
-from pellucid.names import ROWS, axes, names, row
 from pellucid.reference import transformer as reference
 from pellucid.reference.functions import softmax
 from pellucid.reference.learning import next_token_loss
 from pellucid.reference.tap import TensorRecorder
+from pellucid.tensor_names import ROWS, axes, names, row
 from running import any_architectures, call, draw_tokens, source_tokens, with_encoder
 
 TOLERANCE = 1e-10

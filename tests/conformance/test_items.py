@@ -63,7 +63,7 @@ def test_every_function_of_the_reference_cites_its_source():
     for name, f in functions():
         assert f.__doc__, name
         if not any(part in name for part in bookkeeping):
-            assert re.search(r"\bS[0-4]\b|et al\. \d{4}|pellucid\.names", f.__doc__), name
+            assert re.search(r"\bS[0-4]\b|et al\. \d{4}|pellucid\.tensor_names", f.__doc__), name
         for erratum in re.findall(r"E-(\d+)", f.__doc__):
             assert int(erratum) in {*range(1, 80), 81, 82}, name
 
@@ -78,7 +78,7 @@ def test_the_reference_is_short_enough_to_read():
 
 @pytest.mark.item("S0-0-c")
 def test_the_reference_imports_numpy_and_the_vocabulary_alone():
-    allowed = ("numpy", "pellucid.architecture", "pellucid.names", "pellucid.edits", "pellucid.reference")
+    allowed = ("numpy", "pellucid.architecture", "pellucid.tensor_names", "pellucid.edits", "pellucid.reference")
     standard = {
         "ast",
         "collections",

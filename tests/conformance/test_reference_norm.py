@@ -7,7 +7,6 @@ from drawn_architectures import architectures, draw_tokens
 from hypothesis import assume, given, settings
 
 from pellucid.architecture import Architecture, count_parameters
-from pellucid.names import names
 from pellucid.reference.blocks import block
 from pellucid.reference.circuits import dropout_sites, fold_layer_norm, fold_norms
 from pellucid.reference.functions import dropout, keep_mask, layer_norm, relu, rms_norm, softmax
@@ -17,6 +16,7 @@ from pellucid.reference.tap import TensorRecorder
 from pellucid.reference.tape import gradient
 from pellucid.reference.transformer import forward
 from pellucid.reference.weights import random_weights
+from pellucid.tensor_names import names
 
 
 @pytest.mark.item("S1-1.1.1.1-b", "S3-8-a", "S4-norm-b")

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pellucid.architecture import Architecture, Attention, count_parameters
-from pellucid.names import axes, names
 from pellucid.reference import attention as A
 from pellucid.reference import blocks as B
 from pellucid.reference.circuits import direct_logit_attribution, heads_of_layer, logit_lens
@@ -22,6 +21,7 @@ from pellucid.reference.tap import TensorRecorder
 from pellucid.reference.tape import gradient
 from pellucid.reference.transformer import encode, encoder_decoder, forward, soft_forward, trace_by_definition
 from pellucid.reference.weights import flatten, random_weights, unflatten, weight_shapes
+from pellucid.tensor_names import axes, names
 
 
 def seed_0(**changes):

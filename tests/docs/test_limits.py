@@ -11,7 +11,7 @@ import torch
 from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.language_model import LanguageModel
-from pellucid.text.tokenizers.tokenizer import ByteTokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer, learn_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def test_a_smooth_gain_looks_sudden_in_whole_answers():
 
 @pytest.mark.item("S4-iss-c", "S4-iss-b")
 def test_the_tokens_of_the_page(shakespeare):
-    tokenizer = train_tokenizer("bpe", [shakespeare[:100_000]], 1000)
+    tokenizer = learn_tokenizer("bpe", [shakespeare[:100_000]], 1000)
 
     def shown(text):
         pieces = (tokenizer.token_bytes(i).decode("utf-8", "backslashreplace") for i in tokenizer.encode(text))

@@ -8,15 +8,15 @@ import pytest
 from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.language_model import LanguageModel
-from pellucid.names import TABLE
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.tensor_names import TABLE
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "looking-inside.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def model():
-    tokenizer = train_tokenizer("char", ["abcdefghijklmnopqrstuvwxyz "], None)
+    tokenizer = learn_tokenizer("char", ["abcdefghijklmnopqrstuvwxyz "], None)
     a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=32, d_model=16, n_layers=2).with_fields({"n_heads": 2})
     return LanguageModel(make_network(a), tokenizer, {})
 

@@ -16,11 +16,11 @@ from pellucid.generate import GenerationError, ScoringError, score, score_contin
 from pellucid.generate.scoring import lay_windows
 from pellucid.model import Transformer
 from pellucid.text.tokenizers.external import ExternalTokenizer
-from pellucid.text.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, learn_tokenizer
 
 BYTES = ByteTokenizer()
 TEXT = "to be or not to be, naïve café — ещё 日本語 🙂 "
-BPE = train_tokenizer("bpe", [TEXT * 5], 320)
+BPE = learn_tokenizer("bpe", [TEXT * 5], 320)
 
 
 def network_for(tokenizer, n_ctx=16, **words):
@@ -186,7 +186,7 @@ def test_a_prefix_that_a_window_has_left_behind_is_a_shorter_prefix():
 
 # What a text's bytes are, whatever the tokenizer makes of them ------------------------------------
 
-WORDS = train_tokenizer("word", ["to be, or not to be: "] * 3, 12)
+WORDS = learn_tokenizer("word", ["to be, or not to be: "] * 3, 12)
 
 
 def wordpiece() -> ExternalTokenizer:

@@ -10,11 +10,11 @@ from scripted import speaking
 from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.generate import GenerationError, PromptCut, generate, stream_generate
-from pellucid.text.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, learn_tokenizer
 
 BYTES = ByteTokenizer()
 SAMPLE = "the cat sat on the mat, naïve café — ещё 日本語 🙂 the cat sat. " * 3
-BPE = train_tokenizer("bpe", [SAMPLE], 300)
+BPE = learn_tokenizer("bpe", [SAMPLE], 300)
 
 
 def network_for(tokenizer, n_ctx=16, seed=0):

@@ -14,11 +14,11 @@ SOURCE = Path(pellucid.__file__).parent
 #: from the ground up: a room may use the rooms in earlier rows and itself
 FLOORS = (
     ("architecture",),
-    ("names", "presets", "edits", "destination"),
+    ("tensor_names", "presets", "edits", "destination"),
     ("text", "reference", "model"),
     ("predictors", "training", "generate", "lens", "hub"),
-    # images train a network of their own, so they stand above training
-    ("plan", "verify", "images", "yardstick"),
+    # vision trains a network of their own, so it stands above training
+    ("plan", "verify", "vision", "baselines"),
     # adapters are trained in one room and named for other projects in another
     ("adapters",),
     # a conversion is checked before it is given its name
@@ -40,7 +40,7 @@ NEIGHBOURS: dict[tuple[str, str], str] = {
     ("lens", "generate"): "tensors are kept and edited while text is generated",
     ("predictors", "generate"): "any predictor is sampled and scored by the same code",
 }
-TORCHLESS = ("architecture", "names", "presets", "edits", "destination", "text", "reference")
+TORCHLESS = ("architecture", "tensor_names", "presets", "edits", "destination", "text", "reference")
 #: packages of others, by the rooms that may use them at all; loaded where they are used
 #: what is written into converted folders and imported there alone, by transformers
 WRITTEN_OUT = "hub/transformers_code/"
@@ -132,7 +132,7 @@ def loaded_by(code):
 
 
 HEAVY = {"torch", "numpy", "transformers", "fastapi", "uvicorn", "matplotlib", "wandb", "tokenizers", "safetensors"}
-LIGHT = ("import pellucid", "import pellucid.names, pellucid.presets", "import pellucid; dir(pellucid)")
+LIGHT = ("import pellucid", "import pellucid.tensor_names, pellucid.presets", "import pellucid; dir(pellucid)")
 
 
 @pytest.mark.parametrize("code", LIGHT)

@@ -16,7 +16,7 @@ from pellucid.cli import main
 from pellucid.hub.open import open_folder
 from pellucid.language_model import LanguageModel
 from pellucid.model.weights import state_of
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from pellucid.training.checkpoint import folder_of, steps_of
 from pellucid.training.metrics import read_metrics
 from pellucid.training.recipe import RecipeError
@@ -32,7 +32,7 @@ FIELDS |= {"adapt.rank": 3, "sample_every": -1, "learning_rate": 1e-2}
 def desk(tmp_path, monkeypatch, shakespeare):
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text(shakespeare[20_000:32_000])
-    return tmp_path, train_tokenizer("bpe", [shakespeare[:20_000]], 300)
+    return tmp_path, learn_tokenizer("bpe", [shakespeare[:20_000]], 300)
 
 
 def adapt(folder, base, name="run", steps=12, **fields):

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import pellucid
 from pellucid.cli import main
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from pellucid.training.metrics import read_metrics
 from pellucid.training.recipe import RecipeError
 
@@ -31,7 +31,7 @@ def desk(tmp_path, monkeypatch, shakespeare):
     """A folder with a text, and the tokenizer of another text."""
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text(shakespeare[20_000:40_000])
-    return tmp_path, train_tokenizer("bpe", [shakespeare[:20_000]], 300)
+    return tmp_path, learn_tokenizer("bpe", [shakespeare[:20_000]], 300)
 
 
 def losses(run):

@@ -20,7 +20,7 @@ from pellucid.hub.write import families_for, write_tensors
 from pellucid.language_model import LanguageModel
 from pellucid.model.weights import state_of
 from pellucid.presets import preset
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from pellucid.verify.parity import ParityError
 
 SIZES = {"n_layers": 2, "d_model": 32, "n_heads": 4, "n_ctx": 64}
@@ -33,7 +33,7 @@ FAMILY = {"gpt2": {}, "gpt_neox": NEOX}
 
 
 def make_model(text, kind="bpe", **fields):
-    tokenizer = train_tokenizer(kind, [text], 300 if kind == "bpe" else None)
+    tokenizer = learn_tokenizer(kind, [text], 300 if kind == "bpe" else None)
     a = preset("gpt2", tokenizer.n_vocab).with_fields(SIZES | fields)
     return LanguageModel(make_network(a, 0, torch.float32), tokenizer, {})
 

@@ -22,7 +22,7 @@ from pellucid.hub.gguf import apart, gguf_architecture, interleaved, read_gguf, 
 from pellucid.language_model import LanguageModel
 from pellucid.presets import preset
 from pellucid.reference.embedding import scaled_frequencies
-from pellucid.text.tokenizers.tokenizer import load_tokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer, load_tokenizer
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 16}
@@ -102,7 +102,7 @@ def their_keys(family, config):
 
 @pytest.fixture(scope="module")
 def tokenizer(shakespeare):
-    return train_tokenizer("bpe", [shakespeare[:20_000]], 300)
+    return learn_tokenizer("bpe", [shakespeare[:20_000]], 300)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -222,7 +222,7 @@ def test_what_llama_cpp_cannot_say_is_named(fields, says, tokenizer, tmp_path, c
 def test_tokenizers_that_llama_cpp_cannot_follow(tokenizer, tmp_path, shakespeare):
     for kind in ("char", "byte"):
         with pytest.raises(FamilyError, match=f"of kind {kind} cannot be said"):
-            tokenizer_keys(train_tokenizer(kind, [shakespeare[:1000]]), 1000)
+            tokenizer_keys(learn_tokenizer(kind, [shakespeare[:1000]]), 1000)
     content = json.loads(tokenizer.to_json())
     content["pre_tokenizer"]["add_prefix_space"] = True
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))

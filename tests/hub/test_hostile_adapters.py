@@ -9,7 +9,7 @@ from their_folders import write_theirs
 
 from pellucid.hub.open import open_folder
 from pellucid.hub.peft import CONFIG, TENSORS, Change, write_adapter
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
 MODULE = "transformer.h.0.attn.c_attn"
 NAME = f"base_model.model.{MODULE}.lora_A.weight"
@@ -67,7 +67,7 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory, shakespeare):
     folder = tmp_path_factory.mktemp("adapters")
-    base = write_theirs(folder / "base", "gpt2", train_tokenizer("bpe", [shakespeare[:5000]], 280))
+    base = write_theirs(folder / "base", "gpt2", learn_tokenizer("bpe", [shakespeare[:5000]], 280))
     write_adapter(folder / "adapter", {MODULE: Change(torch.ones(2, 32), torch.ones(96, 2), 0.5, True)}, 2, str(base))
     return folder / "adapter"
 

@@ -15,7 +15,7 @@ from pellucid.hub import config_of, to_theirs
 from pellucid.hub.open import open_folder
 from pellucid.model.weights import state_of
 from pellucid.presets import preset
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
 SIZES = {"n_layers": 2, "d_model": 16, "n_heads": 2, "n_ctx": 16}
 
@@ -163,7 +163,7 @@ HOSTILE = {
 def sound(tmp_path_factory, shakespeare):
     folder = tmp_path_factory.mktemp("sound") / "model"
     folder.mkdir()
-    made = train_tokenizer("bpe", [shakespeare[:5_000]], 280)
+    made = learn_tokenizer("bpe", [shakespeare[:5_000]], 280)
     a = preset("gpt2", made.n_vocab).with_fields(SIZES)
     (folder / "config.json").write_text(json.dumps(config_of(a, end_token=made.separator)))
     save_file(to_theirs(state_of(make_network(a, 0, torch.float32)), a), folder / "model.safetensors")

@@ -21,14 +21,14 @@ from pellucid.language_model import LanguageModel, ModelError
 from pellucid.model.embed import ReadoutError
 from pellucid.model.weights import WeightsError
 from pellucid.text.ids import IdTokenizer
-from pellucid.text.tokenizers.tokenizer import TokenizerError, load_tokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import TokenizerError, learn_tokenizer, load_tokenizer
 
 TEXT = "To be, or not to be: that is the question."
 
 
 @pytest.fixture(scope="module")
 def tokenizer(shakespeare):
-    return train_tokenizer("bpe", [shakespeare[:5_000]], 300)
+    return learn_tokenizer("bpe", [shakespeare[:5_000]], 300)
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_special_ids_without_a_row_are_said_and_others_refused(folder, tokenizer
         in said[0]
     )
     assert len(model.generate("to be", max_tokens=3).ids) <= 3
-    train_tokenizer("bpe", [shakespeare[:5_000]], 310).save(folder)
+    learn_tokenizer("bpe", [shakespeare[:5_000]], 310).save(folder)
     with pytest.raises(ValueError, match="the tokenizer has 310 ids, the embedding 300 rows: the two are not of one"):
         pellucid.load(folder)
 

@@ -21,7 +21,7 @@ from pellucid.hub.own_code import auto_classes, model_class
 from pellucid.hub.standalone import code_files, loader
 from pellucid.language_model import LanguageModel
 from pellucid.presets import PRESETS, preset
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from pellucid.verify.cases import segments
 from pellucid.verify.comparison import run_engine as logits_of
 
@@ -48,7 +48,7 @@ def tiny(name, n_vocab, **fields):
 
 def write(folder, text, name="small", kind="bpe", special=(), **fields):
     """A random model of the preset, converted by code of its own; the model, and its folder."""
-    tokenizer = train_tokenizer(kind, [text[:20_000]], 300 if kind in ("bpe", "word") else None).with_special(*special)
+    tokenizer = learn_tokenizer(kind, [text[:20_000]], 300 if kind in ("bpe", "word") else None).with_special(*special)
     a = tiny(name, tokenizer.n_vocab, **fields)
     model = LanguageModel(make_network(a, 0, torch.float32), tokenizer, {})
     model.save(folder / "own")

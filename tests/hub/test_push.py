@@ -8,7 +8,7 @@ from drawing import make_network
 from pellucid.cli import main
 from pellucid.language_model import LanguageModel
 from pellucid.presets import preset
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
 SIZES = {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 8, "mlp.activation": "gelu_tanh"}
 
@@ -33,7 +33,7 @@ class Client:
 def own(tmp_path, shakespeare, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", Client)
     Client.asked.clear()
-    tokenizer = train_tokenizer("bpe", [shakespeare[:5000]], 280)
+    tokenizer = learn_tokenizer("bpe", [shakespeare[:5000]], 280)
     a = preset("gpt2", tokenizer.n_vocab).with_fields(SIZES)
     LanguageModel(make_network(a, 0, torch.float32), tokenizer, {}).save(tmp_path / "own")
     return tmp_path

@@ -14,7 +14,7 @@ from pellucid.hub.write import exported_as
 from pellucid.plan import as_dict, make_plan, plan_lines, sizing
 from pellucid.presets import PRESETS, preset
 from pellucid.report.page import write_page
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from pellucid.training.recipe import RecipeError, make_recipe
 from pellucid.training.resolve_recipe import with_length
 
@@ -50,7 +50,7 @@ def test_what_opens_an_architecture(name, line):
 
 
 def test_a_tokenizer_that_llama_cpp_lacks_is_counted():
-    characters = train_tokenizer("char", ["some text"])
+    characters = learn_tokenizer("char", ["some text"])
     a = preset("qwen3-mini", characters.n_vocab)
     assert opens_in(a, characters).endswith("transformers (as qwen3), pellucid; for llama.cpp train with --for gguf")
 
@@ -129,7 +129,7 @@ def test_gpt4_splitting_is_checked_as_the_trained_tokenizer_will_be(shakespeare)
     from pellucid.hub.gguf import tokenizer_keys
 
     for pattern in ("gpt2", "gpt4", "word-end", "none"):
-        trained = train_tokenizer("bpe", [shakespeare[:5000]], 300, pattern=pattern)
+        trained = learn_tokenizer("bpe", [shakespeare[:5000]], 300, pattern=pattern)
         outcomes = []
         for check in (
             lambda p=pattern: check_target("gguf", preset("qwen3-mini"), "bpe", p),

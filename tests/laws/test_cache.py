@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from pellucid.model import Cache, Recorder
 from pellucid.model.mask import prefix_mask
-from pellucid.names import names
+from pellucid.tensor_names import names
 from running import call, draw_tokens, with_encoder
 
 pytestmark = pytest.mark.usefixtures("no_gradients")

@@ -18,7 +18,7 @@ import pellucid.model
 from drawing import architectures, make_network
 from pellucid.architecture import Architecture
 from pellucid.model import Recorder
-from pellucid.names import names
+from pellucid.tensor_names import names
 from running import draw_tokens, source_tokens, with_encoder
 
 MODEL = Path(pellucid.model.__file__).parent

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
 from pellucid.model import Recorder, Tap
-from pellucid.names import names
+from pellucid.tensor_names import names
 from running import any_architectures, call, draw_tokens
 
 INNER = ("scores", "pattern")

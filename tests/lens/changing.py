@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pellucid import edits as change
 from pellucid.architecture import Architecture
 from pellucid.edits import Edit
-from pellucid.names import axes, names
+from pellucid.tensor_names import axes, names
 
 #: a run of its own batch has these two, generation has not
 OF_A_RUN = ("mean", "freeze")

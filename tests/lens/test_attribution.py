@@ -14,7 +14,7 @@ from pellucid.architecture import Architecture
 from pellucid.lens import InputError, trace
 from pellucid.lens.analysis.attribution import points_of_stream
 from pellucid.lens.analysis.logit_lens import lens_logits
-from pellucid.names import names
+from pellucid.tensor_names import names
 from running import any_architectures, draw_tokens, source_tokens
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 4, "n_kv_heads": 2})

@@ -21,12 +21,12 @@ from pellucid.lens.generation_trace import GenerationTrace
 from pellucid.lens.weights.weight_edits import with_edits
 from pellucid.model import Transformer
 from pellucid.model.weights import load_state, state_of
-from pellucid.names import axes, names
-from pellucid.names import writers as names_of_writers
 from pellucid.reference import transformer as reference
 from pellucid.reference.edits import apply_edit, edit_functions
 from pellucid.reference.tap import TensorRecorder
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.tensor_names import axes, names
+from pellucid.tensor_names import writers as names_of_writers
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 4, "n_kv_heads": 2})
@@ -288,7 +288,7 @@ def test_what_writes_to_the_stream_is_all_that_does(block):
 
 
 def model():
-    tokenizer = train_tokenizer("char", ["abcdefghi"], None)
+    tokenizer = learn_tokenizer("char", ["abcdefghi"], None)
     return LanguageModel(make_network(A, dtype=torch.float32), tokenizer, {})
 
 

@@ -13,8 +13,8 @@ from pellucid.lens import InputError, trace
 from pellucid.lens.analysis.heads import KINDS, detect_heads, head_scores, repeated_tokens
 from pellucid.lens.analysis.steering import activations, direction, fit_probe, mean_activation
 from pellucid.model import Transformer
-from pellucid.names import axes, names
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.tensor_names import axes, names
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from running import any_architectures, draw_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=12, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
@@ -195,7 +195,7 @@ def test_patterns_have_no_mean():
 
 
 def test_a_probe_of_an_encoder_decoder_reads_its_sources():
-    tokenizer = train_tokenizer("char", ["abcdefgh "], None)
+    tokenizer = learn_tokenizer("char", ["abcdefgh "], None)
     model = LanguageModel(make_network(with_encoder(A)), tokenizer, {})
     sources = ["ab", "cd", "ef", "gh", "ba", "dc"]
     probe = model.probe(["a"] * 6, ["x", "y"] * 3, "encoder.final_norm", source=sources, shuffles=2)

@@ -23,7 +23,7 @@ from pellucid.lens.analysis.metrics import (
 from pellucid.lens.analysis.patching import patch
 from pellucid.lens.analysis.path_patching import path_patch
 from pellucid.lens.analysis.steering import mean_activation
-from pellucid.names import axes, names
+from pellucid.tensor_names import axes, names
 from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=3).with_fields({"attention.n_heads": 4, "n_kv_heads": 2})

@@ -23,7 +23,7 @@ from pellucid.lens.analysis.patching import patch
 from pellucid.lens.show import Figure, inspect_page, packing
 from pellucid.lens.show.figure import SCRIPTS, asset
 from pellucid.lens.show.panels import attribute_everywhere
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
@@ -106,7 +106,7 @@ def test_attributions_sum_to_the_logit_above_the_average(a):
 
 def test_the_heading_is_the_text_without_what_was_put_before_it():
     """Also where a character is split over tokens, and where an encoder-decoder's target begins with the separator."""
-    tokenizer = train_tokenizer("byte", ["a"], None)
+    tokenizer = learn_tokenizer("byte", ["a"], None)
     a = A.with_fields({"n_vocab": tokenizer.n_vocab, "n_ctx": 32})
     t = trace(make_network(a), tokenizer, "na\u00efve \u65e5", bos=True)
     assert inspect_page(t).title == "\u201cna\u00efve \u65e5\u201d"
@@ -248,7 +248,7 @@ def test_long_patterns_keep_the_largest_of_each_cell(n, side, seed):
 
 
 def test_the_command_writes_a_page(tmp_path, capsys):
-    tokenizer = train_tokenizer("char", ["to be or not to be"])
+    tokenizer = learn_tokenizer("char", ["to be or not to be"])
     network = make_network(A.with_fields({"n_vocab": tokenizer.n_vocab, "n_ctx": 16}), dtype=torch.float32)
     LanguageModel(network, tokenizer, {}).save(tmp_path / "model")
     page = tmp_path / "page.html"

@@ -11,10 +11,10 @@ from pellucid.lens import InputError, trace
 from pellucid.lens.core.inputs import read_inputs
 from pellucid.model import Recorder
 from pellucid.model.weights import state_of
-from pellucid.names import names
 from pellucid.reference import transformer as reference
 from pellucid.reference.tap import TensorRecorder
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.tensor_names import names
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from running import any_architectures, call, draw_tokens, source_tokens
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
@@ -121,7 +121,7 @@ def test_rows_of_a_padded_batch_are_themselves(a, data):
 
 
 def test_texts_are_fed_as_they_are():
-    tokenizer = train_tokenizer("char", ["abcd "], None)
+    tokenizer = learn_tokenizer("char", ["abcd "], None)
     network = make_network(A)
     t = trace(network, tokenizer, "abba")
     assert t.tokens == ["a", "b", "b", "a"]

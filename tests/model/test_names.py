@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from drawing import architectures
 from pellucid.architecture import Architecture
-from pellucid.names import (
+from pellucid.tensor_names import (
     ALIASES,
     ROWS,
     TABLE,

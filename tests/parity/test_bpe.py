@@ -9,7 +9,7 @@ from transformers import GPT2Tokenizer
 
 from pellucid.reference.bpe import BPE, BYTES, Pair, bpe_decode, bpe_encode, read_gpt2_merges, token_bytes
 from pellucid.text.tokenizers.bpe import GPT2_PATTERN
-from pellucid.text.tokenizers.tokenizer import SEPARATOR, Tokenizer, load_tokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import SEPARATOR, Tokenizer, learn_tokenizer, load_tokenizer
 
 SAMPLES = [
     "",
@@ -60,7 +60,7 @@ def _merged(tokenizer):
 
 @pytest.fixture(scope="module")
 def trained(shakespeare, udhr):
-    return train_tokenizer("bpe", [shakespeare[:30_000], *(text[:2000] for text in udhr.values())], 900)
+    return learn_tokenizer("bpe", [shakespeare[:30_000], *(text[:2000] for text in udhr.values())], 900)
 
 
 @pytest.mark.item("S0-1.1-j")

@@ -22,7 +22,7 @@ from pellucid.model import Cache
 from pellucid.model.positions import Relative
 from pellucid.model.weights import state_of
 from pellucid.reference.embedding import relative_buckets
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
 TOLERANCE = 1e-12
 OF_PAIRS = [case for case in CASES if case[0] in PAIRS]
@@ -159,7 +159,7 @@ def same(one, other):
 @pytest.mark.parametrize("unembed", ["tied", "untied"])
 def test_what_is_written_opens_in_transformers(name, unembed, tmp_path, shakespeare):
     """Our logits, our greedy target of a source, and back again bit for bit."""
-    model = make_pair(name, unembed, train_tokenizer("bpe", [shakespeare[:5_000]], 300))
+    model = make_pair(name, unembed, learn_tokenizer("bpe", [shakespeare[:5_000]], 300))
     model.save(tmp_path / "own")
     done = pellucid.convert(tmp_path / "own", tmp_path / "hf")
     assert done.parity.holds

@@ -16,7 +16,7 @@ from theirs import TOLERANCE, as_ours, draw, perturb
 
 from pellucid.lens import InputError, trace
 from pellucid.lens.compatibility import their_names
-from pellucid.names import canonical, module_hooks, names, select
+from pellucid.tensor_names import canonical, module_hooks, names, select
 from running import with_encoder
 
 #: a family for each arrangement of norms: pre, parallel, shared, post, inner, sandwich; and a norm behind the embedding

@@ -16,7 +16,7 @@ from pellucid.predictors import counting as counts
 from pellucid.predictors import ngram
 from pellucid.predictors.ngram import FALLBACK, NGram, NGramError, NGramOptions, UnseenContextError
 from pellucid.reference.predictors import ngram_counts, ngram_probability
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
 SMOOTHINGS = ("maximum-likelihood", "add-alpha", "kneser-ney", "modified-kneser-ney")
 
@@ -291,7 +291,7 @@ def backed_off(ids, held_out, n_vocab, order, penalty=0.4):
 
 @pytest.mark.parametrize("order", [3, 4, 5])
 def test_kneser_ney_beats_simpler_smoothing_on_shakespeare(shakespeare, order):
-    tokenizer = train_tokenizer("char", [shakespeare])
+    tokenizer = learn_tokenizer("char", [shakespeare])
     ids, v = np.array(tokenizer.encode(shakespeare)), tokenizer.n_vocab
     train, held_out = ids[:90_000], ids[90_000:]
     loss = {s: -NGram.train(train, v, order, s).log_probs(held_out).mean() for s in SMOOTHINGS[2:]}

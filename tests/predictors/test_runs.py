@@ -17,7 +17,7 @@ from pellucid.predictors.fit import count_part
 from pellucid.predictors.load import load_predictor, make_network
 from pellucid.predictors.mixture import Mixture
 from pellucid.predictors.ngram import NGram
-from pellucid.predictors.ngram_baselines import baselines
+from pellucid.predictors.ngram_baselines import score_baselines
 from pellucid.predictors.recipe import (
     PredictorRecipe,
     described_by_text,
@@ -246,7 +246,7 @@ def test_scores_add_up_and_count_bytes(predictor):
         predictor.score("")
 
 
-# The yardstick ------------------------------------------------------------------------------
+# The baselines ------------------------------------------------------------------------------
 
 
 def test_baselines_are_the_counts_on_the_held_out_part(tmp_path, text):
@@ -254,7 +254,7 @@ def test_baselines_are_the_counts_on_the_held_out_part(tmp_path, text):
     tokens = prepared(tmp_path)
     train, part = (tokens.part(name) for name in ("train", "held_out"))
     ids, text = train.read(0, len(train)), part.read(0, len(part))
-    found = {b.name: b for b in baselines(ids, text, part, tokens.n_vocab)}
+    found = {b.name: b for b in score_baselines(ids, text, part, tokens.n_vocab)}
     assert list(found) == ["uniform", "unigram", "bigram", "trigram", "5-gram"]
     assert found["uniform"].nats_per_token == math.log(tokens.n_vocab)
     assert found["trigram"].nats_per_token == read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["held_out_loss"]
@@ -262,7 +262,7 @@ def test_baselines_are_the_counts_on_the_held_out_part(tmp_path, text):
     assert losses == sorted(losses, reverse=True)
     for b in found.values():
         assert b.bits_per_byte == pytest.approx(b.nats_per_token / math.log(2) * len(part) / part.n_bytes)
-    fewer = baselines(ids[:5000], text, part, tokens.n_vocab, longest=2)
+    fewer = score_baselines(ids[:5000], text, part, tokens.n_vocab, longest=2)
     assert [b.name for b in fewer] == ["uniform", "unigram", "bigram"]
     assert fewer[-1].nats_per_token > found["bigram"].nats_per_token
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from pellucid.text import train_tokenizer
+from pellucid.text import learn_tokenizer
 
 #: reads and encodes a folder with two workers, and says how much anonymous memory that took beyond the imports
 SCRIPT = """
@@ -48,7 +48,7 @@ def write(folder, shakespeare, n_bytes):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(shakespeare, tmp_path):
-    train_tokenizer("bpe", [shakespeare], 1024).save(tmp_path / "tokenizer")
+    learn_tokenizer("bpe", [shakespeare], 1024).save(tmp_path / "tokenizer")
     grown = {}
     for megabytes in (12, 60):
         write(tmp_path / f"text-{megabytes}", shakespeare, megabytes * 1_000_000)
@@ -75,7 +75,7 @@ def made_up(n_bytes):
 @pytest.mark.slow
 @pytest.mark.item("S4-tok-b")
 def test_a_vocabulary_of_gpt2s_size_is_learned_from_100_megabytes():
-    made = train_tokenizer("bpe", made_up(100_000_000), 50_257)
+    made = learn_tokenizer("bpe", made_up(100_000_000), 50_257)
     assert made.n_vocab == 50_257
     text = next(made_up(1))
     assert made.decode(made.encode(text)) == text

@@ -12,7 +12,7 @@ from pellucid.text.read import formats
 from pellucid.text.read.chunks import piece_of, pieces_of
 from pellucid.text.read.documents import DocumentError, bundled, read_corpus
 from pellucid.text.split import split_corpus
-from pellucid.text.tokenizers.tokenizer import train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
 
 def write(folder, files: dict[str, bytes | str]):
@@ -170,7 +170,7 @@ def test_tiny_shakespeare_is_split_and_numbered_as_nanogpt_does():
     assert split.rule == "tail"
     assert part(split, "train") == [data[: int(n * 0.9)]]
     assert part(split, "held_out") == [data[int(n * 0.9) :]]
-    tokenizer = train_tokenizer("char", split.texts("train"))
+    tokenizer = learn_tokenizer("char", split.texts("train"))
     assert tokenizer.n_vocab == 65 + 2
     assert tokenizer.encode("\n A") == [0, 1, 13]
 

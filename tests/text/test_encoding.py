@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pellucid.text import prepare_tokens, read_corpus, split_corpus, train_tokenizer
+from pellucid.text import learn_tokenizer, prepare_tokens, read_corpus, split_corpus
 from pellucid.text.tokenizers.tokenizer import TokenizerError
 from pellucid.text.tokens import encode as encoding
 from pellucid.text.tokens.encode import (
@@ -50,7 +50,7 @@ def assert_same(one, other):
 
 @pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
 def test_any_number_of_workers_writes_the_same_files(kind, split, tmp_path, monkeypatch):
-    tokenizer = train_tokenizer(kind, split.texts("train"), 400 if kind == "bpe" else None)
+    tokenizer = learn_tokenizer(kind, split.texts("train"), 400 if kind == "bpe" else None)
     monkeypatch.setattr(encoding, "UNIT", 3000)
     made = [prepare_tokens(split, tokenizer, tmp_path / str(n), shard_tokens=5000, workers=n) for n in (0, 1, 3)]
     assert_same(made[0], made[1])
@@ -80,7 +80,7 @@ def interrupted(split, tokenizer, cache, when, **options):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_interrupted_anywhere_at_most_one_shard_is_encoded_again(workers, split, tmp_path, monkeypatch):
-    tokenizer = train_tokenizer("bpe", split.texts("train"), 400)
+    tokenizer = learn_tokenizer("bpe", split.texts("train"), 400)
     monkeypatch.setattr(encoding, "UNIT", 3000)
     whole = prepare_tokens(split, tokenizer, tmp_path / "whole", shard_tokens=7001)
     encoded = []
@@ -107,7 +107,7 @@ def test_interrupted_anywhere_at_most_one_shard_is_encoded_again(workers, split,
 
 
 def test_a_damaged_shard_of_an_interrupted_call_is_not_taken_over(split, tmp_path, monkeypatch):
-    tokenizer = train_tokenizer("byte", [])
+    tokenizer = learn_tokenizer("byte", [])
     monkeypatch.setattr(encoding, "UNIT", 3000)
     whole = prepare_tokens(split, tokenizer, tmp_path / "whole", shard_tokens=9000)
     for name, change in (("train-00001.bin", b"\1"), ("train-00001.json", b"{"), ("train-00000.ends", b"")):
@@ -140,7 +140,7 @@ def test_killed_it_goes_on_behind_the_last_finished_shard(after, workers, split,
     killed = subprocess.run(arguments, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     monkeypatch.setattr(encoding, "UNIT", 3000)
-    tokenizer = train_tokenizer("byte", [])
+    tokenizer = learn_tokenizer("byte", [])
     taken = []
     real = PartWriter.take_over
     monkeypatch.setattr(PartWriter, "take_over", lambda self: taken.append(real(self)))
@@ -152,7 +152,7 @@ def test_killed_it_goes_on_behind_the_last_finished_shard(after, workers, split,
 
 
 def test_a_worker_that_dies_is_an_error_and_not_a_wait(split, tmp_path, monkeypatch):
-    tokenizer = train_tokenizer("byte", [])
+    tokenizer = learn_tokenizer("byte", [])
     tokenizer.save(tmp_path)
     with Encoders(tokenizer, tmp_path, 1) as encoders:
         units = (Unit(["text"], [True]) for _ in range(9))

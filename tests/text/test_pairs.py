@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pellucid.text.read.documents import DocumentError
 from pellucid.text.read.pairs import PairsError, read_pairs, split_pairs
-from pellucid.text.tokenizers.tokenizer import ByteTokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer, learn_tokenizer
 from pellucid.text.tokens.pairs import encode_pairs
 from pellucid.text.tokens.store import describe_difference
 
@@ -119,7 +119,7 @@ def test_the_share_held_out_is_the_share_asked_for(tmp_path):
 def test_ids_are_those_of_each_text_and_the_separator(tmp_path, kind):
     found = read_pairs(tsv(tmp_path, numbered(50)))
     split = split_pairs(found, 0.2, 3)
-    tokenizer = train_tokenizer(kind, split.texts("train"), 280 if kind == "bpe" else None)
+    tokenizer = learn_tokenizer(kind, split.texts("train"), 280 if kind == "bpe" else None)
     tokens = encode_pairs(split, tokenizer)
     for name in ("train", "held_out"):
         part = tokens.part(name)
@@ -140,7 +140,7 @@ def test_ids_are_those_of_each_text_and_the_separator(tmp_path, kind):
 def test_characters_never_seen_are_counted(tmp_path):
     found = read_pairs(tsv(tmp_path, numbered(50)))
     split = split_pairs(found, 0.2, 3)
-    tokens = encode_pairs(split, train_tokenizer("char", ["word "]))
+    tokens = encode_pairs(split, learn_tokenizer("char", ["word "]))
     digits = sum(c.isdigit() for side in (found.sources, found.targets) for text in side for c in text)
     assert sum(part["unknown"] for part in tokens.manifest["parts"].values()) == digits
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import pellucid
 from pellucid.cli import main
 from pellucid.text.tokenizers.survey import WORD, Merged, merge_trees, script_of, survey
-from pellucid.text.tokenizers.tokenizer import load_tokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer, load_tokenizer
 
 
 def greek_of(udhr: dict[str, str]) -> str:
@@ -21,7 +21,7 @@ def greek_of(udhr: dict[str, str]) -> str:
 @pytest.mark.parametrize("kind", ["bpe", "word", "char", "byte"])
 def test_sums_are_those_of_the_texts(kind, udhr, shakespeare):
     texts = [("one", udhr["eng"]), ("two", udhr["fra"]), ("two", shakespeare), ("three", greek_of(udhr))]
-    tokenizer = train_tokenizer(kind, [shakespeare, udhr["eng"]], 500 if kind in ("bpe", "word") else None)
+    tokenizer = learn_tokenizer(kind, [shakespeare, udhr["eng"]], 500 if kind in ("bpe", "word") else None)
     found = survey(tokenizer, texts)
     ids = [tokenizer.encode(text) for _, text in texts]
     assert found.total.n_tokens == sum(map(len, ids)) == found.counts.sum()
@@ -44,7 +44,7 @@ def test_sums_are_those_of_the_texts(kind, udhr, shakespeare):
 
 
 def test_nothing_measured_divides_by_nothing():
-    found = survey(train_tokenizer("byte", []), [])
+    found = survey(learn_tokenizer("byte", []), [])
     assert math.isnan(found.total.bytes_per_token)
     assert math.isnan(found.total.tokens_per_word)
     assert found.rarest() == []
@@ -71,7 +71,7 @@ def test_trees_spell_the_word_from_bytes_by_earlier_merges(word):
         check(node)
 
 
-BPE = train_tokenizer("bpe", ["the theme there then é éé café thé " * 40], 300)
+BPE = learn_tokenizer("bpe", ["the theme there then é éé café thé " * 40], 300)
 
 
 def test_the_merges_of_a_word():
@@ -79,7 +79,7 @@ def test_the_merges_of_a_word():
     assert (first.token, others) == (b" the", [])
     assert b"".join(part.token for part in first.parts) == b" the"
     assert first.rank is not None
-    assert merge_trees(train_tokenizer("char", ["abc"]), "ab") == [Merged(b"a"), Merged(b"b")]
+    assert merge_trees(learn_tokenizer("char", ["abc"]), "ab") == [Merged(b"a"), Merged(b"b")]
 
 
 def test_scripts_are_told_by_their_letters():
@@ -97,7 +97,7 @@ def test_the_command_shows_all_of_it(tmp_path, udhr, shakespeare, capsys):
     (tmp_path / "texts" / "greek.txt").write_text(greek_of(udhr), encoding="utf-8")
     made = tmp_path / "made"
     made.mkdir()
-    train_tokenizer("bpe", [shakespeare], 400).save(made)
+    learn_tokenizer("bpe", [shakespeare], 400).save(made)
     command = [
         "tokenizer",
         "show",
@@ -125,7 +125,7 @@ def test_the_command_shows_all_of_it(tmp_path, udhr, shakespeare, capsys):
 def test_a_text_without_words_shows_no_nan(kind, tmp_path, shakespeare, capsys, monkeypatch):
     """There is nothing to divide by: a dash, and what it stands for; also where a text has no token at all."""
     monkeypatch.setenv("COLUMNS", "200")
-    train_tokenizer(kind, [shakespeare], 400).save(tmp_path / "made")
+    learn_tokenizer(kind, [shakespeare], 400).save(tmp_path / "made")
     texts = {"marks.txt": "!!! ... ???\n", "blanks.txt": "   \n\n  ", "words.txt": "to be\n"}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
@@ -160,7 +160,7 @@ def test_the_command_prints_tokens_per_word_which_depend_on_text_and_vocabulary(
     found = {}
     for n in (1024, 8192):
         folder = tmp_path / str(n)
-        train_tokenizer("bpe", [text[:start]], n).save(folder)
+        learn_tokenizer("bpe", [text[:start]], n).save(folder)
         files = [str(tmp_path / name) for name in ("held_out.txt", "declaration.txt")]
         assert main(["tokenizer", "show", str(folder), *files]) == 0
         out = capsys.readouterr().out
@@ -189,8 +189,8 @@ def test_with_gpt2s_vocabulary_prose_has_a_token_and_a_third_per_word(needs_data
 def test_the_command_shows_the_letters_that_tokens_hide(tmp_path, capsys):
     """Three r, all inside tokens of several letters, which are one id each; by characters all three are seen."""
     merges = ["st st st st", "raw raw raw", "berry berry berry"]
-    train_tokenizer("bpe", merges, 270).save(tmp_path / "bpe")
-    train_tokenizer("char", merges).save(tmp_path / "char")
+    learn_tokenizer("bpe", merges, 270).save(tmp_path / "bpe")
+    learn_tokenizer("char", merges).save(tmp_path / "char")
     tokenizer = load_tokenizer(tmp_path / "bpe")
     spelt = [tokenizer.token_str(i) for i in tokenizer.encode("strawberry")]
     assert spelt == ["st", "raw", "berry"]

@@ -18,8 +18,8 @@ from pellucid.text.tokenizers.tokenizer import (
     Tokenizer,
     TokenizerError,
     evenly,
+    learn_tokenizer,
     load_tokenizer,
-    train_tokenizer,
 )
 
 KINDS = ("bpe", "word", "char", "byte")
@@ -45,10 +45,10 @@ def strings() -> list[str]:
 @pytest.fixture(scope="module")
 def trained(strings, shakespeare, udhr) -> dict[str, Tokenizer]:
     return {
-        "bpe": train_tokenizer("bpe", [shakespeare, *udhr.values()], 1200),
-        "char": train_tokenizer("char", [*strings, shakespeare]),
-        "word": train_tokenizer("word", [*strings, shakespeare, *udhr.values(), "ab", "cd", "a"], 1 << 20),
-        "byte": train_tokenizer("byte", []),
+        "bpe": learn_tokenizer("bpe", [shakespeare, *udhr.values()], 1200),
+        "char": learn_tokenizer("char", [*strings, shakespeare]),
+        "word": learn_tokenizer("word", [*strings, shakespeare, *udhr.values(), "ab", "cd", "a"], 1 << 20),
+        "byte": learn_tokenizer("byte", []),
     }
 
 
@@ -120,7 +120,7 @@ def test_named_special_tokens_are_found(kind, trained):
 
 @pytest.mark.parametrize("kind", ["bpe", "char", "word"])
 def test_separators_in_the_training_text_are_ordinary_text(kind):
-    tokenizer = train_tokenizer(kind, [f"one{SEPARATOR}two " * 200], 400 if kind in LEARNED else None)
+    tokenizer = learn_tokenizer(kind, [f"one{SEPARATOR}two " * 200], 400 if kind in LEARNED else None)
     ids = tokenizer.encode(f"one{SEPARATOR}two")
     assert tokenizer.separator not in ids
     assert tokenizer.decode(ids) == f"one{SEPARATOR}two"
@@ -151,7 +151,7 @@ def test_saved_is_loaded_and_is_the_same_in_hugging_face(kind, trained, strings,
 
 
 def test_characters_never_seen_become_the_unknown_and_do_not_crash(tmp_path):
-    tokenizer = train_tokenizer("char", ["banana"])
+    tokenizer = learn_tokenizer("char", ["banana"])
     assert tokenizer.characters == "abn"
     assert tokenizer.n_vocab == 5
     assert tokenizer.encode("band") == [1, 0, 2, tokenizer.unknown]
@@ -164,7 +164,7 @@ def test_characters_never_seen_become_the_unknown_and_do_not_crash(tmp_path):
 
 @pytest.mark.item("S4-sym-b")
 def test_words_never_seen_become_the_unknown(tmp_path):
-    tokenizer = train_tokenizer("word", ["the cat, the dog; the cat", " the"], 6)
+    tokenizer = learn_tokenizer("word", ["the cat, the dog; the cat", " the"], 6)
     assert tokenizer.words == [" the", " cat", " dog", ","]
     assert tokenizer.notes == ("2 rarer words, 22.2% of all, became unknown",)
     assert tokenizer.encode(" the bird, the dog") == [0, tokenizer.unknown, 3, 0, 2]
@@ -179,20 +179,20 @@ def test_words_never_seen_become_the_unknown(tmp_path):
 
 @pytest.mark.item("S4-sym-b")
 def test_words_are_those_of_the_definition_and_the_blanks_between_them(shakespeare, udhr):
-    tokenizer = train_tokenizer("word", [shakespeare, *udhr.values()], 1 << 20)
+    tokenizer = learn_tokenizer("word", [shakespeare, *udhr.values()], 1 << 20)
     for text in (shakespeare, udhr["eng"], udhr["fra"]):
         pieces = [tokenizer.token_bytes(i).decode() for i in tokenizer.encode(text)]
         assert "".join(pieces) == text
         assert [word for piece in pieces if (word := piece.strip())] == split_words(text)
-    assert len(tokenizer.encode(shakespeare)) < len(train_tokenizer("bpe", [shakespeare], 1000).encode(shakespeare))
+    assert len(tokenizer.encode(shakespeare)) < len(learn_tokenizer("bpe", [shakespeare], 1000).encode(shakespeare))
 
 
 def test_a_vocabulary_of_words_says_what_it_left_out_and_where_it_stopped():
-    assert train_tokenizer("word", ["a b"], 100).notes == (
+    assert learn_tokenizer("word", ["a b"], 100).notes == (
         "the vocabulary stopped at 4 of the 100 ids asked for: there are no more words",
     )
     with pytest.raises(TokenizerError, match="at least 3"):
-        train_tokenizer("word", ["a b"], 2)
+        learn_tokenizer("word", ["a b"], 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -212,24 +212,24 @@ def test_ids_outside_the_vocabulary_are_refused(kind, trained):
 
 @pytest.mark.item("S0-1.1-g")
 def test_training_stops_where_pairs_are_exhausted_and_says_so():
-    tokenizer = train_tokenizer("bpe", ["hello hello world"], 1000)
+    tokenizer = learn_tokenizer("bpe", ["hello hello world"], 1000)
     assert tokenizer.n_vocab < 300
     assert f"stopped at {tokenizer.n_vocab} of the 1000" in tokenizer.notes[0]
     assert tokenizer.separator == tokenizer.n_vocab - 1
-    assert train_tokenizer("bpe", ["hello hello world"], 260).notes == ()
+    assert learn_tokenizer("bpe", ["hello hello world"], 260).notes == ()
 
 
 def test_training_options_that_mean_nothing_are_refused():
     with pytest.raises(TokenizerError, match="at least 257"):
-        train_tokenizer("bpe", ["text"], 256)
+        learn_tokenizer("bpe", ["text"], 256)
     with pytest.raises(TokenizerError, match="needs n_vocab"):
-        train_tokenizer("bpe", ["text"])
+        learn_tokenizer("bpe", ["text"])
     with pytest.raises(TokenizerError, match="leave it out"):
-        train_tokenizer("char", ["text"], 100)
+        learn_tokenizer("char", ["text"], 100)
     with pytest.raises(TokenizerError, match="say one of bpe, word, char, byte"):
-        train_tokenizer("morpheme", ["text"])
+        learn_tokenizer("morpheme", ["text"])
     with pytest.raises(TokenizerError, match="U\\+DFFF"):
-        train_tokenizer("bpe", ["text", "\udfff"], 300)
+        learn_tokenizer("bpe", ["text", "\udfff"], 300)
 
 
 def test_training_is_the_same_in_another_process(shakespeare, trained):
@@ -241,7 +241,7 @@ def test_training_is_the_same_in_another_process(shakespeare, trained):
     hashes = {
         subprocess.run(command, input=shakespeare, capture_output=True, text=True, check=True).stdout for _ in range(2)
     }
-    assert hashes == {train_tokenizer("bpe", [shakespeare], 900).hash + "\n"}
+    assert hashes == {learn_tokenizer("bpe", [shakespeare], 900).hash + "\n"}
 
 
 @pytest.mark.item("S0-1.1-h")
@@ -256,7 +256,7 @@ def test_every_token_is_the_concatenation_of_the_two_it_was_merged_from(trained)
 
 def test_tokens_of_part_of_a_character_are_shown_as_escapes(trained):
     tokenizer = trained["bpe"]
-    euro = train_tokenizer("bpe", ["a"], 257).encode("€")
+    euro = learn_tokenizer("bpe", ["a"], 257).encode("€")
     assert [tokenizer.token_str(i) for i in euro] == ["\\xe2", "\\x82", "\\xac"]
 
 
@@ -304,8 +304,8 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_megabyte_of_one_character_is_learned_and_encoded(name, trained):
     text = HOSTILE[name] * (1_000_000 // len(HOSTILE[name].encode()))
-    learned = train_tokenizer("bpe", [text], 300)
-    for tokenizer in (learned, trained["byte"], train_tokenizer("char", [text])):
+    learned = learn_tokenizer("bpe", [text], 300)
+    for tokenizer in (learned, trained["byte"], learn_tokenizer("char", [text])):
         assert tokenizer.decode(tokenizer.encode_batch([text])[0]) == text
 
 
@@ -394,7 +394,7 @@ def test_gpt2_itself(needs_data, udhr):
 @pytest.mark.parametrize("kind", ["bpe", "word", "char", "byte"])
 def test_more_special_tokens(kind: str, shakespeare: str, tmp_path):
     """A special id added later changes no other, is never read from text, and is saved with the rest."""
-    plain = train_tokenizer(kind, [shakespeare[:20_000]], 300 if kind in LEARNED else None)
+    plain = learn_tokenizer(kind, [shakespeare[:20_000]], 300 if kind in LEARNED else None)
     masked = plain.with_special("<|mask|>")
     assert masked.n_vocab == plain.n_vocab + 1
     assert masked.special == {**plain.special, "<|mask|>": plain.n_vocab}
@@ -415,7 +415,7 @@ def test_more_special_tokens(kind: str, shakespeare: str, tmp_path):
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_patterns_divide_text_and_lose_nothing(pattern, shakespeare, udhr, strings, tmp_path):
-    tokenizer = train_tokenizer("bpe", [shakespeare, udhr["fra"]], 700, pattern=pattern)
+    tokenizer = learn_tokenizer("bpe", [shakespeare, udhr["fra"]], 700, pattern=pattern)
     again = load_tokenizer(tokenizer.save(tmp_path))
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     for text in (*strings[:300], udhr["fra"], "x = 12345;\r\n\r\n  y", "  two  blanks  "):
@@ -438,7 +438,7 @@ def _blank_last(token: bytes) -> bool:
 
 
 TEXT = "ab ab. 12 12\\n\\nab 12 don't don't  ab.\\r\\n" * 30
-PATTERNED = {pattern: train_tokenizer("bpe", [TEXT], 280, pattern=pattern) for pattern in PATTERNS}
+PATTERNED = {pattern: learn_tokenizer("bpe", [TEXT], 280, pattern=pattern) for pattern in PATTERNS}
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -467,7 +467,7 @@ def test_a_sample_is_spread_evenly_and_said(shakespeare):
     assert list(evenly(["abc"], 0.1)) == ["abc"]
     assert "".join(evenly([shakespeare], 1.0)) == shakespeare
     assert len(list(evenly([shakespeare[:41_000]], 0.1))) == 2
-    whole, part = (train_tokenizer("bpe", [shakespeare], 600, share=share) for share in (1.0, 0.25))
+    whole, part = (learn_tokenizer("bpe", [shakespeare], 600, share=share) for share in (1.0, 0.25))
     assert part.hash != whole.hash
     assert part.notes[-1] == "the tokenizer was trained on 0.25 of the training text, evenly spread"
     assert part.decode(part.encode(shakespeare)) == shakespeare
@@ -485,7 +485,7 @@ def test_a_sample_is_spread_evenly_and_said(shakespeare):
 )
 def test_choices_that_mean_nothing_say_why(kind, options, reason):
     with pytest.raises(TokenizerError, match=reason):
-        train_tokenizer(kind, ["text"], **options)
+        learn_tokenizer(kind, ["text"], **options)
 
 
 @pytest.mark.timeout(60)
@@ -494,5 +494,5 @@ def test_choices_that_mean_nothing_say_why(kind, options, reason):
 def test_hostile_texts_end_with_every_pattern(name, pattern):
     unit = HOSTILE.get(name) or "".join(chr(ord("a") + i * i % 23) for i in range(997))
     text = unit * (100_000 // len(unit.encode()))
-    for tokenizer in (train_tokenizer("bpe", [text], 400, pattern=pattern), train_tokenizer("word", [text], 400)):
+    for tokenizer in (learn_tokenizer("bpe", [text], 400, pattern=pattern), learn_tokenizer("word", [text], 400)):
         assert tokenizer.decode(tokenizer.encode(text)) == text

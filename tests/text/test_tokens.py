@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pellucid.text import prepare_tokens, read_corpus, split_corpus, train_tokenizer
+from pellucid.text import learn_tokenizer, prepare_tokens, read_corpus, split_corpus
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.text.tokens.store import HEADER, Part, Tokens, TokensError, describe_difference, dtype_for
 from pellucid.text.tokens.writer import PartWriter
@@ -32,13 +32,13 @@ def split(corpus):
 
 @pytest.fixture
 def tokens(split, tmp_path):
-    return prepare_tokens(split, train_tokenizer("byte", []), tmp_path / "cache", shard_tokens=10_000)
+    return prepare_tokens(split, learn_tokenizer("byte", []), tmp_path / "cache", shard_tokens=10_000)
 
 
 @pytest.mark.item("S0-1.1-a")
 @pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
 def test_every_document_comes_back_followed_by_one_separator(kind, split, tmp_path):
-    tokenizer = train_tokenizer(kind, split.texts("train"), 600 if kind == "bpe" else None)
+    tokenizer = learn_tokenizer(kind, split.texts("train"), 600 if kind == "bpe" else None)
     tokens = prepare_tokens(split, tokenizer, tmp_path / "cache", shard_tokens=999)
     for name in ("train", "held_out"):
         part = tokens.part(name)
@@ -59,13 +59,13 @@ def test_byte_counts_are_of_the_files_even_where_they_are_not_utf8(tmp_path):
     raw = "caf\xe9 and plain text ".encode("latin-1") * 40
     (tmp_path / "a.txt").write_bytes(raw)
     split = split_corpus(read_corpus(tmp_path / "a.txt"), 0.1)
-    tokens = prepare_tokens(split, train_tokenizer("byte", []), tmp_path / "cache")
+    tokens = prepare_tokens(split, learn_tokenizer("byte", []), tmp_path / "cache")
     cut = int(len(raw.decode("utf-8", "replace")) * 0.9)
     assert [tokens.part(name).n_bytes for name in ("train", "held_out")] == [cut, len(raw) - cut]
 
 
 def test_documents_larger_than_a_batch_of_small_ones_are_streamed_the_same(split, tmp_path, monkeypatch):
-    tokenizer = train_tokenizer("bpe", split.texts("train"), 500)
+    tokenizer = learn_tokenizer("bpe", split.texts("train"), 500)
     whole = prepare_tokens(split, tokenizer, tmp_path / "one")
     monkeypatch.setattr("pellucid.text.tokens.encode.UNIT", 100)
     monkeypatch.setattr("pellucid.text.read.formats.PIECE", 640)
@@ -79,7 +79,7 @@ def test_documents_larger_than_a_batch_of_small_ones_are_streamed_the_same(split
 
 @pytest.mark.item("S4-copy-a")
 def test_the_same_input_is_prepared_once_and_any_other_is_prepared_anew(corpus, tmp_path):
-    cache, tokenizer = tmp_path / "cache", train_tokenizer("byte", [])
+    cache, tokenizer = tmp_path / "cache", learn_tokenizer("byte", [])
     first = prepare_tokens(split_corpus(corpus, 0.25), tokenizer, cache)
     stamp = (first.folder / "manifest.json").stat().st_mtime_ns
     calls = []
@@ -91,7 +91,7 @@ def test_the_same_input_is_prepared_once_and_any_other_is_prepared_anew(corpus, 
         prepare_tokens(split_corpus(corpus, 0.3), tokenizer, cache),
         prepare_tokens(split_corpus(corpus, 0.25, 7), tokenizer, cache),
     ]
-    others.append(prepare_tokens(split_corpus(corpus, 0.25), train_tokenizer("char", ["abc"]), cache))
+    others.append(prepare_tokens(split_corpus(corpus, 0.25), learn_tokenizer("char", ["abc"]), cache))
     (tmp_path / "texts" / "eng.txt").write_text("changed " * 400)
     others.append(prepare_tokens(split_corpus(read_corpus(tmp_path / "texts"), 0.25), tokenizer, cache))
     assert len({tokens.folder for tokens in (first, *others)}) == 5
@@ -100,7 +100,7 @@ def test_the_same_input_is_prepared_once_and_any_other_is_prepared_anew(corpus, 
 
 def test_progress_counts_the_bytes_of_the_text_up_to_all_of_them(split, tmp_path):
     told = []
-    prepare_tokens(split, train_tokenizer("byte", []), tmp_path / "cache", progress=lambda *call: told.append(call))
+    prepare_tokens(split, learn_tokenizer("byte", []), tmp_path / "cache", progress=lambda *call: told.append(call))
     done = [call[1] for call in told]
     assert done == sorted(done)
     assert told[-1] == ("encoding", split.corpus.n_bytes, split.corpus.n_bytes)
@@ -108,12 +108,12 @@ def test_progress_counts_the_bytes_of_the_text_up_to_all_of_them(split, tmp_path
 
 @pytest.mark.item("S4-copy-a")
 def test_differences_are_told_by_file_and_choice(corpus, tmp_path):
-    one = prepare_tokens(split_corpus(corpus, 0.25), train_tokenizer("byte", []), tmp_path / "cache").manifest
+    one = prepare_tokens(split_corpus(corpus, 0.25), learn_tokenizer("byte", []), tmp_path / "cache").manifest
     (tmp_path / "texts" / "fra.txt").unlink()
     (tmp_path / "texts" / "new.txt").write_text("new text " * 300)
     (tmp_path / "texts" / "eng.txt").write_text("changed " * 300)
     split = split_corpus(read_corpus(tmp_path / "texts"), 0.25, seed=9)
-    other = prepare_tokens(split, train_tokenizer("char", split.texts("train")), tmp_path / "cache").manifest
+    other = prepare_tokens(split, learn_tokenizer("char", split.texts("train")), tmp_path / "cache").manifest
     told = describe_difference(one, other).split("\n")
     for line in ("fra.txt is gone", "new.txt is new", "the split's seed changed, from 0 to 9"):
         assert line in told
@@ -125,7 +125,7 @@ def test_differences_are_told_by_file_and_choice(corpus, tmp_path):
 def test_a_damaged_cache_is_made_again(tmp_path):
     """What the tokens were made from is at hand: no run reads other ids, and nobody has to delete a folder."""
     (tmp_path / "a.txt").write_text("to be or not to be " * 50)
-    split, tokenizer = split_corpus(read_corpus(tmp_path / "a.txt"), 0.25), train_tokenizer("byte", [])
+    split, tokenizer = split_corpus(read_corpus(tmp_path / "a.txt"), 0.25), learn_tokenizer("byte", [])
     tokens = prepare_tokens(split, tokenizer, tmp_path / "cache")
     files = {path.name: path.read_bytes() for path in tokens.folder.iterdir()}
     for name in ("train-00000.bin", "manifest.json", "train.documents.npy"):
@@ -214,7 +214,7 @@ def test_a_flipped_bit_is_found_when_asked(tokens):
 
 def test_tokens_of_another_tokenizer_are_refused(tokens):
     with pytest.raises(TokensError, match="not by the char tokenizer"):
-        Tokens.open(tokens.folder, train_tokenizer("char", ["abc"]))
+        Tokens.open(tokens.folder, learn_tokenizer("char", ["abc"]))
 
 
 def test_a_file_cut_short_in_use_is_noticed_before_it_is_read(tokens):
@@ -267,7 +267,7 @@ def test_a_failure_half_way_leaves_nothing_and_spoils_nothing(corpus, tokens, tm
 
     with pytest.raises(KeyboardInterrupt):
         prepare_tokens(
-            split_corpus(corpus, 0.25, seed=5), train_tokenizer("byte", []), tmp_path / "cache", progress=stop
+            split_corpus(corpus, 0.25, seed=5), learn_tokenizer("byte", []), tmp_path / "cache", progress=stop
         )
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == before
     assert json.dumps(Tokens.open(tokens.folder).manifest) == manifest
@@ -285,11 +285,11 @@ def test_killed_half_way_nothing_is_published_and_the_next_run_completes(corpus,
     killed = subprocess.run([sys.executable, "-c", script, tmp_path / "texts", cache], capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not [path for path in cache.iterdir() if path.name.startswith("tokens-")]
-    prepare_tokens(split_corpus(corpus, 0.25), train_tokenizer("byte", []), cache).verify()
+    prepare_tokens(split_corpus(corpus, 0.25), learn_tokenizer("byte", []), cache).verify()
 
 
 def test_two_preparing_at_once_agree(split, tmp_path):
-    tokenizer = train_tokenizer("byte", [])
+    tokenizer = learn_tokenizer("byte", [])
     inner = []
 
     def meanwhile(stage, done, total):

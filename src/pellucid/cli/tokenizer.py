@@ -57,9 +57,7 @@ def tokenizer_train(
     t = training
     how: dict[str, Any] = {"pattern": t.pattern, "share": t.share, "reading": input.reading()}
     with progress_on_stderr("reading") as progress:
-        made = pellucid.train_tokenizer_on_files(
-            *paths, kind=t.kind, vocabulary=t.vocabulary, out=out, progress=progress, **how
-        )
+        made = pellucid.train_tokenizer(*paths, kind=t.kind, vocabulary=t.vocabulary, out=out, progress=progress, **how)
     print(f"{made.n_vocab:,} ids, written to {out / 'tokenizer.json'}")
     for note in made.notes:
         print(note)

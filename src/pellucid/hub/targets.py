@@ -8,7 +8,7 @@ from pellucid.hub.families import FamilyError
 from pellucid.hub.gguf import gguf_architecture, tokenizer_keys
 from pellucid.hub.write import exported_as
 from pellucid.text.tokenizers.base import Tokenizer
-from pellucid.text.tokenizers.tokenizer import Kind, load_tokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import Kind, learn_tokenizer, load_tokenizer
 
 #: what a model can be trained for, so that it opens there without code of its own
 Target = Literal["transformers", "gguf"]
@@ -42,7 +42,7 @@ def _example(tokenizer: str, pattern: str) -> Tokenizer:
     if tokenizer not in get_args(Kind):
         return load_tokenizer(Path(tokenizer))
     n_vocab = 300 if tokenizer in ("bpe", "word") else None
-    return train_tokenizer(tokenizer, ["a model that opens, a model that opens"], n_vocab, pattern=pattern)
+    return learn_tokenizer(tokenizer, ["a model that opens, a model that opens"], n_vocab, pattern=pattern)
 
 
 def opens_in(a: Architecture, tokenizer: Tokenizer | None = None) -> str:

@@ -5,7 +5,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
-from pellucid.names import ALIASES, axes, canonical, module_hooks, names
+from pellucid.tensor_names import ALIASES, axes, canonical, module_hooks, names
 
 
 def as_transformer_lens(t: Trace) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from pellucid.generate.text import Generated, generate
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.interventions import EditContext, functions, resolve
 from pellucid.model import Recorder, Tap, Transformer
-from pellucid.names import axes, select
+from pellucid.tensor_names import axes, select
 from pellucid.text.tokenizers.base import Tokenizer
 
 

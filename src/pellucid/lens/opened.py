@@ -46,7 +46,7 @@ class Opened:
         return direction(self.network, self.tokenizer, towards, away, at, **options)
 
     def mean_activation(self, texts: Any, at: str, **options: Any) -> Tensor:
-        """The mean of a tensor over texts, to ablate with: `edits.mean(at, over=found)` (`pellucid.lens.analysis.steering`)."""
+        """The mean of a tensor over texts, for `edits.mean(at, over=...)` (`pellucid.lens.analysis.steering`)."""
         return mean_activation(self.network, self.tokenizer, texts, at, **options)
 
     def probe(

@@ -16,7 +16,7 @@ from pellucid.lens.core.input_view import Fed
 from pellucid.lens.core.inputs import InputError, Inputs, read_inputs
 from pellucid.lens.core.interventions import Functions, edit_context, frozen, functions, refers_to_clean, resolve
 from pellucid.model import Recorder, Tap, Transformer
-from pellucid.names import TEMPLATES_BEFORE, canonical, names, of_symbol, select
+from pellucid.tensor_names import TEMPLATES_BEFORE, canonical, names, of_symbol, select
 from pellucid.text.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -243,10 +243,9 @@ class Trace(Fed, Asking):
     def gradient(self, metric: "Measured", patterns: str | Sequence[str]) -> dict[str, Tensor]:
         """d metric(logits) / d tensor for every tensor that the patterns choose, by name.
 
-        `metric` is one of `pellucid.lens.analysis.metrics`, or maps logits [b, n, v] to a number or to one a row, which are
-        summed. The pass is run again, with
-        this trace's edits; each tensor's gradient is taken where its edits have been made. Weights need not
-        require gradients.
+        `metric` is one of `pellucid.lens.analysis.metrics`, or maps logits [b, n, v] to a number or to one number
+        for each row, which are summed. The pass is run again, with this trace's edits; each tensor's gradient is
+        taken where its edits have been made. Weights need not require gradients.
         """
         measured = metric if callable(metric) else metric.of(self)
         chosen = select(patterns, self.architecture)
@@ -310,7 +309,7 @@ def trace(
     keep    names (`*` stands for anything) of what is held in memory besides the block inputs
     edits   changes (`pellucid.edits`), made in order
     grad    whether the tensors that are kept stay in the autograd graph
-    bos, source, segments, prefix   see `pellucid.lens.core.inputs.read_inputs`; nothing is fed that `tokens` does not show
+    bos, source, segments, prefix   see `pellucid.lens.core.inputs.read_inputs`; `tokens` shows everything that is fed
 
     Keeping changes no logit by a bit. Raises KeyError with the reason for names that the architecture has not,
     InputError for texts that it cannot read, EditError for edits that do not fit.

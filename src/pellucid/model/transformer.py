@@ -108,7 +108,7 @@ class Transformer(Backbone):
         source_mask  which of its positions may be read
         embeddings   [batch, pos, d_model] in place of W_E[tokens]
         cache        a Cache, which is read and extended; what blocks read of `source` is kept from its first call on
-        tap          is handed every named tensor (`pellucid.names`)
+        tap          is handed every named tensor (`pellucid.tensor_names`)
 
         Raises ReadoutError where readout = none: `hidden` gives the stream. Raises ValueError when the positions do
         not fit into n_ctx, when an encoder's output is missing where

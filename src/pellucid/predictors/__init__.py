@@ -1,1 +1,1 @@
-"""Predictors of the next token that are no transformers: counts, fixed contexts, recurrence. Also the yardstick."""
+"""Predictors of the next token that are no transformers: counts, fixed contexts, recurrence. Also the baselines."""

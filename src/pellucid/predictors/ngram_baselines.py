@@ -33,7 +33,7 @@ class Baseline(NamedTuple):
     bits_per_byte: float
 
 
-def baselines(
+def score_baselines(
     train: np.ndarray,
     held_out: np.ndarray,
     part: Sized,

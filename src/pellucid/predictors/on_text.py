@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pellucid.generate.scoring import Score
-from pellucid.predictors.ngram_baselines import COUNTED, as_part, baselines, spread
+from pellucid.predictors.ngram_baselines import COUNTED, as_part, score_baselines, spread
 from pellucid.predictors.recipe import read_predictor_recipe
 from pellucid.text.one_text import OneText, read_one_text
 from pellucid.text.read.chunks import DocumentError
@@ -47,7 +47,7 @@ def of_file(score: Score, one: OneText) -> Score:
 def with_baselines(
     score: Score, run: str | os.PathLike | None, tokenizer: Tokenizer, progress: Progress | None = None
 ) -> Score:
-    """The score with those of n-grams that are counted on the training text of a run, as its yardstick counts them.
+    """The score with those of n-grams that are counted on the training text of a run, as its baselines counts them.
 
     The run's text is read again. Raises RecipeError where the folder is no run, where the text is not what it was, and
     where the run has another tokenizer; DocumentError where the text is not there.
@@ -70,7 +70,7 @@ def with_baselines(
         if progress:
             progress("counting n-grams", 0, 0)
 
-    found = baselines(
+    found = score_baselines(
         spread(as_part(tokens, "train"), COUNTED),
         ids,
         _Scored(score),

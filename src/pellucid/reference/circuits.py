@@ -146,7 +146,9 @@ def dropout_sites(a: Architecture) -> list[str]:
     within = ("attn.pattern", "attn_out", "mlp_out")
     normed = a.embed_norm == "norm" and a.norm.kind != "none"
     if not a.n_layers and not normed:
-        raise ValueError("n_layers = 0 and embed_norm = none: the embedded stream is no tensor of pellucid.names")
+        raise ValueError(
+            "n_layers = 0 and embed_norm = none: the embedded stream is no tensor of pellucid.tensor_names"
+        )
     return [
         "embed_norm" if normed else "blocks.0.resid_pre",
         *(f"blocks.{l}.{site}" for l in range(a.n_layers) for site in within),

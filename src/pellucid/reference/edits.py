@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from pellucid.edits import PLACES, Edit
-from pellucid.names import axes
 from pellucid.reference.tape import Array, constant
+from pellucid.tensor_names import axes
 
 
 def edit_functions(edits: Sequence[Edit]) -> dict[str, Callable[[Array], Array]]:
-    """Edits of tensors of pellucid.names, as `pellucid.reference.tap.Tap` takes them: functions by name, in order."""
+    """Edits of named tensors as functions by name, in order, for `pellucid.reference.tap.TensorRecorder`."""
     by_name: dict[str, list[Edit]] = {}
     for edit in edits:
         by_name.setdefault(edit.name, []).append(edit)

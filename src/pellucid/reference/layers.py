@@ -1,7 +1,7 @@
 """The layers of a block: norm, multi-layer perceptron and attention, for every word of an Architecture.
 
 S0 sections 2 and 3, S1 1.1, S3 slides 9 to 13, S4 "Matrix Representation". Inside, every array has a batch axis b
-first; letters as in pellucid.names.
+first; letters as in pellucid.tensor_names.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class LayerInputs:
 def normalise(a: Architecture, w: Weights, name: str, x: Array, tap: NoRecorder) -> Array:
     """x, layer_norm(x) or rms_norm(x) with the gain and bias called `name`, and its inner tensors   [..., m]
 
-    Where nothing is normalised there is no tensor of that name, as pellucid.names says.
+    Where nothing is normalised there is no tensor of that name, as pellucid.tensor_names says.
 
     S1 1.1.1.1, S3 slide 9, S4 "Normalization and Dropout". Errata E-26, E-51.
     """

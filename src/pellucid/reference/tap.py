@@ -21,7 +21,7 @@ OFF = NoRecorder()
 
 
 class TensorRecorder(NoRecorder):
-    """Keeps every named tensor in `values`, by full name (pellucid.names), after applying the edit of that name.
+    """Keeps every named tensor in `values`, by full name (pellucid.tensor_names), after applying the edit of that name.
 
     S4 "Drawbacks": interventions via modifying representations. `edits` maps a full name to a function whose result
     the computation goes on with.

@@ -1,7 +1,7 @@
 """The transformer: tokens to logits, for every word of an Architecture.
 
 S0 section 4, S1 1.1, S2, S3 slides 3 to 13, S4 "Matrix Representation", with the corrections of the errata.
-Inside, every array has a batch axis b first; letters as in pellucid.names.
+Inside, every array has a batch axis b first; letters as in pellucid.tensor_names.
 """
 
 import numpy as np
@@ -106,7 +106,7 @@ def soft_forward(architecture: Architecture, weights: Weights, t: Array) -> Arra
 def trace_by_definition(
     architecture: Architecture, weights: Weights, tokens: np.ndarray, **reading
 ) -> dict[str, np.ndarray]:
-    """Every named tensor of one pass, by name, with probs and (from the second token on) loss   pellucid.names
+    """Every named tensor of one pass, by name, with probs and (from the second token on) loss   pellucid.tensor_names
 
     probs = softmax(logits) [b, i, v]; loss [b, i] = -log P(t_{i+1} | t_0 ... t_i) for i < n - 1. S0 4.3, S4.
     """

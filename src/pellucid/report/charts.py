@@ -176,7 +176,8 @@ def spaced(places: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
 def _axes(frame: Frame) -> str:
     rows = "".join(
         f'<line class="grid" x1="{LEFT}" x2="{frame.edge:g}" y1="{frame.y(v):.1f}" y2="{frame.y(v):.1f}"/>'
-        f'<text class="tick" x="{LEFT - 5}" y="{frame.y(v) + 3.5:.1f}" text-anchor="end">{short_number(round(v, 10))}</text>'
+        f'<text class="tick" x="{LEFT - 5}" y="{frame.y(v) + 3.5:.1f}" text-anchor="end">'
+        f"{short_number(round(v, 10))}</text>"
         for v in ticks(frame.y_low, frame.y_high)
     )
     columns = "".join(

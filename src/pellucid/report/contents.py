@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from pellucid.architecture import count_parameters
+from pellucid.baselines import Baselines, read_baselines
 from pellucid.plan.flops import Flops, flops
 from pellucid.text.read.find import STANDARD_INPUT
 from pellucid.training.loop import LAG
 from pellucid.training.metrics import read_metrics
 from pellucid.training.recipe import Recipe, RecipeError
 from pellucid.training.run import read_recipe
-from pellucid.yardstick import Baselines, read_baselines
 
 #: steps over which a speed is taken, where as many follow each other
 STEPS_TOGETHER = 8
@@ -34,7 +34,7 @@ class Contents:
     run: Path
     recipe: Recipe
     rows: list[dict[str, Any]]
-    yardstick: Baselines | None = None
+    baselines: Baselines | None = None
     data: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
 

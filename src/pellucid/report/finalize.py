@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pellucid import yardstick
+from pellucid import baselines
 from pellucid.hub.targets import run_opens_in
 from pellucid.plan.speed import product_speed
 from pellucid.report.contents import MACHINE
@@ -23,9 +23,9 @@ from pellucid.training.run import Run
 def pre_run_checks(
     recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], None]
 ) -> tuple[list[str], dict[str, Any]]:
-    """What is found out about a run before its first step: the yardstick and the machine, as lines and as files."""
-    found = yardstick.measure_baselines(recipe, tokens, poll)
-    return found.lines, {yardstick.FILE: found.to_dict(), MACHINE: machine(recipe)}
+    """What is found out about a run before its first step: the baselines and the machine, as lines and as files."""
+    found = baselines.measure_baselines(recipe, tokens, poll)
+    return found.lines, {baselines.FILE: found.to_dict(), MACHINE: machine(recipe)}
 
 
 def machine(recipe: Recipe) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def processor() -> str:
 
 def finalize(run: Run, reporter: PlainReporter) -> Run:
     """The run, after its table is printed and its report written; a report that cannot be written costs nothing."""
-    reporter.start(yardstick.table(run))
+    reporter.start(baselines.table(run))
     if (run.path / "recipe.json").exists():
         reporter.note(run_opens_in(run.path, run.recipe.model))
         try:

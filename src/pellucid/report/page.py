@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pellucid.baselines import verdict
 from pellucid.generate.samples import SAMPLE_TOKENS
 from pellucid.hub.targets import run_opens_in
 from pellucid.plan.format import duration, scaled
@@ -15,7 +16,6 @@ from pellucid.report.charts import Line, ReferenceLine, chart
 from pellucid.report.contents import Contents
 from pellucid.report.drawing import draw_architecture, equations
 from pellucid.text.sanitize import sanitize
-from pellucid.yardstick import verdict
 
 #: no request leaves the page and no script runs, whatever a text in it says
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -51,7 +51,7 @@ PAGE = """<!doctype html>
 
 def page_of(run: Contents) -> str:
     """The whole page."""
-    sections = (_head, _warnings, _losses, _yardstick, _samples, _architecture, _course, _speed, _data, _again)
+    sections = (_head, _warnings, _losses, _baselines, _samples, _architecture, _course, _speed, _data, _again)
     body = "\n".join(made for section in sections if (made := section(run)))
     return PAGE.format(policy=POLICY, title=e(f"{run.run.name}: a training run"), style=style(), body=body)
 
@@ -95,7 +95,7 @@ def _last(run: Contents) -> dict[str, Any]:
 
 
 def _warnings(run: Contents) -> str:
-    said = [*(run.yardstick.warnings if run.yardstick else []), *(text for _, text in run.texts("warning"))]
+    said = [*(run.baselines.warnings if run.baselines else []), *(text for _, text in run.texts("warning"))]
     skipped = sum(1 for row in run.rows if row.get("skipped") is True)
     said += [f"{skipped} steps were passed over: their loss or gradient was not finite"] if skipped else []
     return "".join(f'<p class="warning">{e(text)}</p>' for text in said)
@@ -103,7 +103,7 @@ def _warnings(run: Contents) -> str:
 
 def _losses(run: Contents) -> str:
     """Held-out text is measured by its beginning on the way, by all of it at the end: told apart where they differ."""
-    levels = [ReferenceLine(p.name, p.bits_per_byte) for p in run.yardstick.predictors] if run.yardstick else []
+    levels = [ReferenceLine(p.name, p.bits_per_byte) for p in run.baselines.predictors] if run.baselines else []
     (begun, bits), (whole, all_bits) = run.held_out()
     first, everything, note = _measured(run) if whole else ("held-out", "", "")
     of_bits = [Line(first, bits), Line(everything, all_bits)]
@@ -124,8 +124,8 @@ def _measured(run: Contents) -> tuple[str, str, str]:
     return f"held-out, its first {read:,} tokens", f"all of it, {total} tokens" if total else "all of it", note
 
 
-def _yardstick(run: Contents) -> str:
-    found, last = run.yardstick, _last(run)
+def _baselines(run: Contents) -> str:
+    found, last = run.baselines, _last(run)
     if found is None:
         return ""
     rows = [(p.name, p.bits_per_byte, "") for p in found.predictors]

@@ -2,7 +2,7 @@
 
 from pellucid.text.read.documents import Corpus, DocumentError, bundled, read_corpus
 from pellucid.text.split import Split, split_corpus
-from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError, load_tokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError, learn_tokenizer, load_tokenizer
 from pellucid.text.tokens.batches import Batch, Batches, ScoredBatch, windows
 from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.text.tokens.store import Part, Tokens, TokensError, describe_difference
@@ -21,10 +21,10 @@ __all__ = [
     "TokensError",
     "bundled",
     "describe_difference",
+    "learn_tokenizer",
     "load_tokenizer",
     "prepare_tokens",
     "read_corpus",
     "split_corpus",
-    "train_tokenizer",
     "windows",
 ]

@@ -20,7 +20,7 @@ from pellucid.text.read.chunks import counted
 from pellucid.text.read.documents import Corpus
 from pellucid.text.read.pairs import Pairs, PairSplit, split_pairs
 from pellucid.text.split import Split, split_corpus
-from pellucid.text.tokenizers.tokenizer import LEARNED, Kind, Tokenizer, TokenizerError, load_tokenizer, train_tokenizer
+from pellucid.text.tokenizers.tokenizer import LEARNED, Kind, Tokenizer, TokenizerError, learn_tokenizer, load_tokenizer
 from pellucid.text.tokens.pairs import PairTokens, encode_pairs
 from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.text.tokens.store import Tokens
@@ -62,17 +62,19 @@ def make_tokenizer(recipe: Recipe, split: Split | PairSplit, interruption: Inter
     how = {"pattern": recipe.text.pattern, "share": recipe.text.sample}
     if own:
         with interruption.phase("making the tokenizer", "characters") as phase:
-            made = learn_tokenizer(asked, split, n_vocab, phase, **how)
+            made = learn_run_tokenizer(asked, split, n_vocab, phase, **how)
     else:
         made = load_tokenizer(asked)
     hides = recipe.train.objective == "masked" and made.mask is None
     return made.with_special(MASK) if hides else made
 
 
-def learn_tokenizer(kind: str, split: Split | PairSplit, n_vocab: int | None, phase: Phase, **how: Any) -> Tokenizer:
+def learn_run_tokenizer(
+    kind: str, split: Split | PairSplit, n_vocab: int | None, phase: Phase, **how: Any
+) -> Tokenizer:
     """A tokenizer trained on the training part; Interrupted where a signal comes while the text is read."""
     try:
-        return train_tokenizer(kind, watched(split.texts("train"), phase), n_vocab, **how)
+        return learn_tokenizer(kind, watched(split.texts("train"), phase), n_vocab, **how)
     except TokenizerError:
         phase()  # the engine says of every error that it is its own
         raise

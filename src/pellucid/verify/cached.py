@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.model import Cache, Recorder, Transformer
-from pellucid.names import axes
+from pellucid.tensor_names import axes
 from pellucid.verify.cases import alone
 from pellucid.verify.comparison import Subject
 from pellucid.verify.long_row import Compute, by_engine, first_difference

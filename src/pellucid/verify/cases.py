@@ -12,7 +12,7 @@ from pellucid.architecture import Architecture
 from pellucid.generate.readers import visible_keys
 from pellucid.model import OFF, Tap, Transformer
 from pellucid.model.mask import padding_mask
-from pellucid.names import axes
+from pellucid.tensor_names import axes
 
 ALL = slice(None)
 

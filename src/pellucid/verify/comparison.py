@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from pellucid.architecture import Architecture
 from pellucid.model import OFF, Recorder, Tap, Transformer
 from pellucid.model.weights import state_of
-from pellucid.names import names
 from pellucid.reference import transformer as reference
 from pellucid.reference.learning import loss_and_gradient, next_token_loss
 from pellucid.reference.tap import NoRecorder
 from pellucid.reference.tap import TensorRecorder as ReferenceTap
 from pellucid.reference.weights import weight_shapes
+from pellucid.tensor_names import names
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.verify.cases import Case, Place, Row, alone
 from pellucid.verify.report import TOLERANCE, Difference

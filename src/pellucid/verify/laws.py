@@ -12,8 +12,8 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.model import Recorder, Transformer
 from pellucid.model.weights import load_weights, save_weights
-from pellucid.names import names
 from pellucid.reference import layers
+from pellucid.tensor_names import names
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.verify.cached import compare_cached
 from pellucid.verify.cases import alone, source_of

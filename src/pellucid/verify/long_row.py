@@ -11,8 +11,8 @@ import numpy as np
 
 from pellucid.architecture import Architecture
 from pellucid.model import Recorder, Transformer
-from pellucid.names import names
 from pellucid.reference.tap import NoRecorder
+from pellucid.tensor_names import names
 from pellucid.verify.cases import Case
 from pellucid.verify.comparison import Weights, compare, define
 from pellucid.verify.report import Difference

@@ -11,8 +11,8 @@ from pellucid.architecture import Architecture, count_parameters
 from pellucid.model import Recorder, Transformer
 from pellucid.model.positions import RotaryTable
 from pellucid.model.weights import state_of
-from pellucid.names import names
 from pellucid.reference.tap import OFF
+from pellucid.tensor_names import names
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.verify.cases import Case, Place, alone, padded_batch, real_columns
 from pellucid.verify.comparison import compare, compare_case, define, defined, first_wrong

@@ -12,8 +12,8 @@ from pellucid.generate.encoder_inputs import read_sources
 from pellucid.generate.readers import CachedReader, TapFactory, evaluation_mode
 from pellucid.generate.readers import SequenceState as Text
 from pellucid.model import Recorder, Tap, Transformer
-from pellucid.names import names
 from pellucid.reference.masks import prefix_mask
+from pellucid.tensor_names import names
 from pellucid.verify.cases import ALL, Place, Row, is_by_key, source_of
 from pellucid.verify.comparison import Weights, compare, compare_at, defined
 from pellucid.verify.report import Difference

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pellucid.names import row
+from pellucid.tensor_names import row
 
 #: of max(1, largest entry), in float64
 TOLERANCE = 1e-10

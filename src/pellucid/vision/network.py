@@ -59,7 +59,7 @@ class ImageClassifier(nn.Module):
         if a.n_vocab != 1 or a.attention.mask != "bidirectional" or a.encoder is not None:
             raise ImagesError(
                 f"n_vocab = {a.n_vocab}, attention.mask = {a.attention.mask}: expected 1, the class token, and "
-                "bidirectional, without an encoder; see pellucid.images.vision"
+                "bidirectional, without an encoder; see pellucid.vision.network.vision"
             )
         self.patch = patch
         self.embed = nn.Linear(channels * patch * patch, a.d_model)

@@ -13,7 +13,7 @@ from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.core.inputs import InputError, read_inputs
 from pellucid.lens.trace import Trace
 from pellucid.model import Recorder, Transformer
-from pellucid.names import axes
+from pellucid.tensor_names import axes
 from pellucid.text.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:

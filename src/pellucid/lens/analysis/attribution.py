@@ -24,7 +24,7 @@ from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.readout import about_the_readout, readout_of
 from pellucid.lens.trace import Trace
-from pellucid.names import names
+from pellucid.tensor_names import names
 
 if TYPE_CHECKING:
     from pellucid.lens.show.figure import Figure

@@ -21,7 +21,7 @@ from pellucid.model import Cache, Recorder, Transformer
 from pellucid.model.block import BlockInputs
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.transformer import Backbone
-from pellucid.names import axes
+from pellucid.tensor_names import axes
 from pellucid.text.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:

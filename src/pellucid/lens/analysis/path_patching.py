@@ -11,7 +11,7 @@ from pellucid.lens.analysis.patching import check_alike, read_pair
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
 from pellucid.model import Transformer
-from pellucid.names import axes, names
+from pellucid.tensor_names import axes, names
 from pellucid.text.tokenizers.base import Tokenizer
 
 #: a tensor of one block and one of its heads, or None for the whole tensor

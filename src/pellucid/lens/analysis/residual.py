@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
 from pellucid.model.norm import Identity, LayerNorm
-from pellucid.names import names
+from pellucid.tensor_names import names
 
 
 @dataclass(frozen=True)

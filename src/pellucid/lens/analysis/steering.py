@@ -10,7 +10,7 @@ from torch import Tensor
 from pellucid.lens.core.inputs import InputError, read_inputs
 from pellucid.lens.trace import Trace
 from pellucid.model import Transformer
-from pellucid.names import axes
+from pellucid.tensor_names import axes
 from pellucid.text.tokenizers.base import Tokenizer
 
 #: ridge penalties to choose among, times the mean squared singular value of the activations

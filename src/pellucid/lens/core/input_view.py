@@ -4,7 +4,7 @@ from torch import Tensor
 
 from pellucid.lens.core.inputs import InputError, Inputs
 from pellucid.lens.core.spelling import Spelling
-from pellucid.names import axes
+from pellucid.tensor_names import axes
 
 
 class Fed(Spelling):

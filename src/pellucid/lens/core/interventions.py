@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.edits import PLACES, Edit, EditError
-from pellucid.names import axes, row, select
+from pellucid.tensor_names import axes, row, select
 
 Functions = dict[str, list[Callable[[Tensor], Tensor]]]
 

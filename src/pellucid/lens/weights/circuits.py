@@ -32,8 +32,9 @@ class Circuits(Spelling):
         circuits.neuron(3, 17).writes()        what a neuron adds to the logits
 
     part        attn: the blocks' own attention; cross: to an encoder's output; encoder: the encoder's own
-    fold_norms  read the weights with the norms' gains folded in (`pellucid.lens.weights.folding`); centre likewise. Without
-                them the weights are the raw ones, and a norm's gain stands between what is written and what is read
+    fold_norms  read the weights with the norms' gains folded in (`pellucid.lens.weights.folding`); centre likewise.
+                Without them the weights are the raw ones, and a norm's gain stands between what one part writes
+                and another reads
 
     Every matrix is a view of the network's own memory unless something is folded. Heads of grouped queries share
     their key and value matrices.

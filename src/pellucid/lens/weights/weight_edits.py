@@ -16,7 +16,7 @@ from pellucid.model import Transformer
 from pellucid.model.norm import Identity
 from pellucid.model.positions import Learned
 from pellucid.model.transformer import Backbone
-from pellucid.names import axes, is_stream, writers
+from pellucid.tensor_names import axes, is_stream, writers
 
 #: operations that are x -> M x + shift with one matrix M, whatever x is
 AFFINE = ("zero", "scale", "add", "set", "mean", "resample", "freeze", "project_out")

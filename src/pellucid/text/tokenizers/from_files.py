@@ -9,11 +9,11 @@ from pellucid.destination import check_destination
 from pellucid.text.read.documents import read_corpus
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import LEARNED, Tokenizer, TokenizerError, check_learning
-from pellucid.text.tokenizers.tokenizer import train_tokenizer as make_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer as make_tokenizer
 from pellucid.text.tokens.prepare import Progress
 
 
-def train_tokenizer_on_files(
+def train_tokenizer(
     *inputs: str | Path,
     kind: str = "bpe",
     vocabulary: int | None = None,

@@ -22,8 +22,8 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "WordTokenizer",
+    "learn_tokenizer",
     "load_tokenizer",
-    "train_tokenizer",
 ]
 
 Kind = Literal["bpe", "word", "char", "byte"]
@@ -33,7 +33,7 @@ LEARNED = ("bpe", "word")
 SAMPLED = 4096
 
 
-def train_tokenizer(
+def learn_tokenizer(
     kind: str, texts: Iterable[str], n_vocab: int | None = None, *, pattern: str = "gpt2", share: float = 1.0
 ) -> Tokenizer:
     """A tokenizer made from `texts`, or from an evenly spread `share` of them (its `notes` say so).

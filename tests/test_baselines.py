@@ -1,4 +1,4 @@
-"""The yardstick of a run, and each of its warnings on a run that has the fault and on one that has not."""
+"""The baselines of a run, and each of its warnings on a run that has the fault and on one that has not."""
 
 import json
 import shutil
@@ -12,8 +12,8 @@ from tests.training.tiny import FIELDS, SHAKESPEARE, recipe_for, rows
 from tests.training.tiny import start as start_run
 
 import pellucid
-from pellucid import yardstick
-from pellucid.predictors.ngram_baselines import Baseline, baselines
+from pellucid import baselines
+from pellucid.predictors.ngram_baselines import Baseline
 from pellucid.predictors.repeats import Repeats, repeats, window_hashes, window_length
 from pellucid.text.read.pairs import read_pairs, split_pairs
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
@@ -42,8 +42,8 @@ def train(*paths, out, steps=2, **fields):
 
 
 def measured(run):
-    """The yardstick in the run's folder, which has one."""
-    found = yardstick.read_baselines(run.path)
+    """The baselines in the run's folder, which has one."""
+    found = baselines.read_baselines(run.path)
     assert found is not None
     return found
 
@@ -64,34 +64,34 @@ def test_a_run_stores_and_prints_what_counting_makes_of_its_held_out_text(text, 
     for p in (*expected, Baseline("this model, step 2", run.held_out_loss, run.bits_per_byte)):
         assert f"{p.name:<18}  {p.nats_per_token:>10.4f}  {p.bits_per_byte:>9.4f}" in said
         assert p.bits_per_byte / p.nats_per_token == pytest.approx(run.bits_per_byte / run.held_out_loss)
-    assert said.index("yardstick, bits per byte") < said.index("step 2/2") < said.index("held-out text ")
+    assert said.index("baselines, bits per byte") < said.index("step 2/2") < said.index("held-out text ")
     assert "warning" not in said
 
 
 def test_the_verdict_names_who_is_ahead():
-    found = yardstick.Baselines(
+    found = baselines.Baselines(
         [Baseline("uniform", 5.0, 8.0), Baseline("bigram", 2.0, 3.0)], 10, 10, 5, 5, Repeats(0, 0, 16, 0), 1.0
     )
-    assert "better than each" in yardstick.verdict(found, 2.9)
-    assert "behind bigram (" in yardstick.verdict(found, 3.1)
-    assert "behind uniform, bigram (" in yardstick.verdict(found, 8.5)
-    assert yardstick.Baselines.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert "better than each" in baselines.verdict(found, 2.9)
+    assert "behind bigram (" in baselines.verdict(found, 3.1)
+    assert "behind uniform, bigram (" in baselines.verdict(found, 8.5)
+    assert baselines.Baselines.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 def test_of_long_texts_a_part_is_read_and_it_says_how_much(text, tmp_path, monkeypatch):
     monkeypatch.setattr("pellucid.predictors.ngram_baselines.PIECE", 100)
-    monkeypatch.setattr(yardstick, "COUNTED", 1000)
-    monkeypatch.setattr(yardstick, "SCORED", 200)
+    monkeypatch.setattr(baselines, "COUNTED", 1000)
+    monkeypatch.setattr(baselines, "SCORED", 200)
     found = measured(train(text, out=tmp_path / "run"))
     assert (found.counted, found.scored) == (1000, 200)
     assert "counted on 1,000 of 3," in found.reach
     assert "scored on 200 of " in found.reach
     part = Part.from_ids(np.arange(1050))
-    assert yardstick.spread(part, 200).tolist() == [*range(100), *range(950, 1050)]
-    assert yardstick.spread(part, 1050).tolist() == list(range(1050))
+    assert baselines.spread(part, 200).tolist() == [*range(100), *range(950, 1050)]
+    assert baselines.spread(part, 1050).tolist() == list(range(1050))
 
 
-def test_each_objective_has_the_yardstick_that_fits_it(text, tmp_path):
+def test_each_objective_has_the_baselines_that_fits_it(text, tmp_path):
     masked = measured(train(text, out=tmp_path / "masked", objective="masked"))
     assert [p.name for p in masked.predictors] == ["uniform", "unigram"]
     assert "both sides" in masked.note
@@ -106,7 +106,7 @@ def test_pairs_are_measured_on_their_targets(tmp_path):
     run = pellucid.train(
         path, out=tmp_path / "run", steps=2, preset="original", fields=TINY | {"objective": "source-target"}
     )
-    found = yardstick.read_baselines(run.path)
+    found = baselines.read_baselines(run.path)
     tokens = encode_pairs(split_pairs(read_pairs([str(path)]), 0.1, run.recipe.train.seed), ByteTokenizer())
     train_ids, held_out = (tokens.part(name).target.ids.astype(np.int64) for name in ("train", "held_out"))
     # every token of a target counts, the first one given the separator before it
@@ -115,12 +115,12 @@ def test_pairs_are_measured_on_their_targets(tmp_path):
     assert expected[2].nats_per_token < 1.5  # three letters of four each, and the end of the word
 
 
-def test_an_older_run_has_no_yardstick_and_a_damaged_one_is_none(text, tmp_path):
+def test_an_older_run_has_no_baselines_and_a_damaged_one_is_none(text, tmp_path):
     run = train(text, out=tmp_path / "run")
-    (run.path / yardstick.FILE).write_text('{"predictors": 3}')
-    assert yardstick.read_baselines(run.path) is None
-    (run.path / yardstick.FILE).unlink()
-    assert yardstick.table(run) == []
+    (run.path / baselines.FILE).write_text('{"predictors": 3}')
+    assert baselines.read_baselines(run.path) is None
+    (run.path / baselines.FILE).unlink()
+    assert baselines.table(run) == []
 
 
 # The held-out text also stands in the training text -------------------------------------------
@@ -190,15 +190,15 @@ def test_held_out_text_that_is_unlike_the_training_text_is_warned_of(tmp_path, u
 def test_a_unigram_needs_its_entropy_of_its_own_text():
     """Of equally frequent ids: as many bits as there are, in tokens that are two bytes each."""
     part = Part.from_ids(np.arange(64_000) % 64, 64, (0,), 128_000)
-    assert yardstick.unigram_of(part.read(0, len(part)), part, 64) == pytest.approx(3, rel=1e-3)
+    assert baselines.unigram_of(part.read(0, len(part)), part, 64) == pytest.approx(3, rel=1e-3)
     found = [Baseline("uniform", 6.0, 4.0), Baseline("unigram", 5.0, 3.59)]
-    assert not yardstick.warn_of_unlike(3.0, found)
-    assert yardstick.warn_of_unlike(2.99, found)
+    assert not baselines.warn_of_unlike(3.0, found)
+    assert baselines.warn_of_unlike(2.99, found)
 
 
-def test_the_yardstick_of_an_older_run_says_nothing_of_its_training_text(text, tmp_path):
+def test_the_baselines_of_an_older_run_says_nothing_of_its_training_text(text, tmp_path):
     run = train(text, out=tmp_path / "run")
-    path = run.path / yardstick.FILE
+    path = run.path / baselines.FILE
     values = json.loads(path.read_bytes())
     del values["unigram_of_training"]
     path.write_text(json.dumps(values))
@@ -222,9 +222,9 @@ def test_a_model_that_can_hold_the_text_by_heart_is_warned_of(text):
     part = Part.from_ids(np.zeros(4000, dtype=np.int64), 257, (0,), 100_000)
     small = replace(recipe_for(text), model=recipe_for(text).model.with_fields({"n_vocab": 257}))
     large = replace(small, model=small.model.with_fields({"d_model": 64}))
-    assert not yardstick.warn_of_too_few(small, 30.0, part, 1.0)
-    assert not yardstick.warn_of_too_few(large, 3.0, part, 1.0)
-    (said,) = yardstick.warn_of_too_few(large, 30.0, part, 1.0)
+    assert not baselines.warn_of_too_few(small, 30.0, part, 1.0)
+    assert not baselines.warn_of_too_few(large, 3.0, part, 1.0)
+    (said,) = baselines.warn_of_too_few(large, 30.0, part, 1.0)
     assert "by heart" in said
     assert "read 30 times" in said
 
