@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,7 @@ def read_with_held_out(
 
 def bundled(name: str) -> Path:
     """The path of a text that ships with the package: shakespeare."""
-    folder = Path(__file__).parent.parent / "data"
+    folder = Path(str(resources.files("pellucid"))) / "data"
     path = folder / f"{name}.txt"
     if not path.is_file():
         raise DocumentError(

@@ -25,7 +25,7 @@ from pellucid.text.tokenizers.base import Tokenizer
 FORMAT = 1
 #: magic, version, bytes per id, ids in this file, n_vocab, SHA-256 of the tokenizer
 HEADER = struct.Struct("<8sIIQQ32s")
-MAGIC = b"pellucidTOK\0"
+MAGIC = b"PLCDTOK\0"
 
 
 class TokensError(ValueError):
