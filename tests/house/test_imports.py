@@ -113,8 +113,8 @@ def test_foreign_packages_stay_in_their_rooms(path):
         assert not foreign & {"torch", "jaxtyping", "safetensors"}
     if here == "reference":
         assert foreign <= {"numpy", "pellucid", *sys.stdlib_module_names}
-        assert {used for used in rooms_used(path)} <= {"reference", "architecture", "names", "edits"}
-    if here in ("architecture", "names", "presets", "edits", "destination"):
+        assert {used for used in rooms_used(path)} <= {"reference", "architecture", "tensor_names", "edits"}
+    if here in ("architecture", "tensor_names", "presets", "edits", "destination"):
         assert foreign <= {"pellucid", *sys.stdlib_module_names}
     for package, rooms in FOREIGN.items():
         assert package not in foreign or here in rooms, f"{here} imports {package}"

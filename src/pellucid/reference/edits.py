@@ -11,7 +11,7 @@ from pellucid.tensor_names import axes
 
 
 def edit_functions(edits: Sequence[Edit]) -> dict[str, Callable[[Array], Array]]:
-    """Edits of named tensors as functions by name, in order, for `pellucid.reference.tap.TensorRecorder`."""
+    """Edits of `pellucid.tensor_names` tensors as functions by name, in order, for `reference.tap.TensorRecorder`."""
     by_name: dict[str, list[Edit]] = {}
     for edit in edits:
         by_name.setdefault(edit.name, []).append(edit)
