@@ -11,13 +11,14 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 benchmark-%: setup
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(ARGUMENTS)
 
-.PHONY: demo test test-slow mutants check docs format lint types fast setup clean
+.PHONY: demo test test-slow mutants check docs site format lint types fast setup clean
 
 .venv/.ready: $(REQUIREMENTS) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, found " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/pyright --version > /dev/null 2>&1 || echo "pyright could not fetch Node.js: make types will try again"
 	touch $@
 
 setup: .venv/.ready
@@ -33,7 +34,7 @@ test: setup
 	$(TEST) -m "not slow and not gpu" $(addprefix --ignore=,$(SHAPES))
 
 # two trainings side by side, a thread each: two threads for one training are no twice as fast
-test-slow: setup
+test-slow: setup .venv/.docs
 	$(TEST) --dist loadgroup -m slow
 
 # is the code tested? make mutants ARGUMENTS="reference --count 300 --seed 0" (tests/mutants.py; some minutes a room)
@@ -47,8 +48,11 @@ lint: setup
 	$(BIN)/ruff format --check src tests examples docs benchmarks
 	$(BIN)/ruff check src tests examples docs benchmarks
 
+# the source, and every line of Python in README.md and docs/*.md
 types: setup
 	$(BIN)/pyright
+	$(BIN)/python docs/collect_python.py build/pages
+	$(BIN)/pyright --pythonpath $(BIN)/python --project build/pages/pyrightconfig.json
 
 fast: setup
 	$(TEST) -q -m "not slow and not gpu"  # all in one, shapes unchecked
@@ -58,5 +62,14 @@ check: format lint types fast
 docs: setup
 	$(BIN)/python docs/build_mathematics.py
 
+.venv/.docs: .venv/.ready requirements/docs.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt
+	touch $@
+
+# the documentation as pages that open offline: build/site/index.html
+site: .venv/.docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/site
+	@echo "open build/site/index.html"
+
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build .pytest_cache .ruff_cache .hypothesis

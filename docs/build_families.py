@@ -1,4 +1,4 @@
-"""Writes docs/families.md: every family of the tables, its words, and how far its logits are from transformers'."""
+"""Writes docs/families.md: each family, its fixed options, and how far its logits are from those of transformers."""
 
 import importlib
 import sys
@@ -13,33 +13,32 @@ from pellucid.model import Transformer
 from pellucid.model.weights import load_state
 
 ROOT = Path(__file__).parent.parent
-PAGE, README = ROOT / "docs" / "families.md", ROOT / "README.md"
-#: the table stands between them in the README
-MARKS = ("<!-- families -->\n", "<!-- /families -->")
+PAGE = ROOT / "docs" / "families.md"
 HEAD = """# Families
 
-This page is written by `python docs/build_families.py` (which asks for transformers). Their config.json and tensors
-become ours and ours theirs by one table each, in `src/pellucid/hub/tables`; what a table cannot say is refused with the
-entry or the word that is in the way. The differences are the largest in the logits of tiny random models with every
-gain and bias perturbed, all of the family's options in `tests/parity/random_models.py`: with every float32 in their
-code read as float64, and as published, where rotary tables, the mean square of Llama's norms or the softmax are
-float32 whatever the precision of the weights. BLOOM's own gelu writes sqrt(2/pi) with eight digits. Of T5 and BART the
-words of the encoder are those of the decoder but where they are named.
+This page is written by `python docs/build_families.py`, which needs transformers. One table for each family, in
+`src/pellucid/hub/tables`, translates its config.json and its tensors in both directions. If a table cannot represent a
+model, Pellucid refuses it and names the entry or the option.
 
-A model that no family can represent is written with code of its own, made from the network's own source. Its folder
-has `model_type = "pellucid"`; transformers opens it with `trust_remote_code=True` and gives the same logits, to 1e-12
-in float64. These work as in any model of transformers: `generate` (with and without a cache, with beams, in batches
-padded on the left, and beyond the context as `pellucid generate`), pipelines, `save_pretrained`, losses of `labels`,
-hidden states and attention patterns. These are not offered, and refused in a sentence: static, quantised and offloaded
-caches, a vocabulary of another size, gradient checkpointing, and tokens guessed ahead beyond the context.
+The last two columns are the largest differences of logits from transformers', over tiny random models with every gain and
+bias perturbed, under all options of the family in `tests/parity/random_models.py`. For "in float64", every float32 in
+transformers' code is read as float64. "As published" leaves that code unchanged: there the rotary tables, the mean square of
+Llama's norms or the softmax are float32 whatever the precision of the weights. BLOOM's own gelu writes sqrt(2/pi) with
+eight digits. The encoders of T5 and BART have the options of their decoders unless the table names others.
 
-A folder of a class without a head (`BertModel`) opens too: its traces and hidden states can be asked for, and what
-needs probabilities says that there are none (`readout = none`). A folder without a tokenizer takes and gives ids in
-digits, unless `load(folder, tokenizer=PATH)` names one; a `vocab.txt` is read as WordPiece, with the options of
-`tokenizer_config.json`. Weights that hold NaN or infinity are refused, unless `load(folder, allow_nan=True)` asks for
-them.
+If no family can represent a model, its folder holds code made from the network's own source, with `model_type =
+"pellucid"`. transformers opens it with `trust_remote_code=True` and computes the same logits, to 1e-12 in float64. As with
+any model of transformers, you can use `generate` (with and without a cache, with beams, in batches padded on the left, and
+beyond the context as in `pellucid generate`), pipelines, `save_pretrained`, losses of `labels`, hidden states and attention
+patterns. These raise an error with a reason: static, quantised and offloaded caches, a vocabulary of another size,
+gradient checkpointing, and assisted generation beyond the context.
 
-| family | class of transformers | words it fixes | directions | in float64 | as published |
+A folder of a class without a head (`BertModel`) opens too: you can ask for its traces and hidden states; what needs
+probabilities raises an error (`readout = none`). A folder without a tokenizer takes and gives ids in digits, unless
+`load(folder, tokenizer=PATH)` names one; a `vocab.txt` is read as WordPiece, with the options of `tokenizer_config.json`.
+Weights that hold NaN or infinity are refused, unless you pass `allow_nan=True`.
+
+| family | class of transformers | fixed options | directions | in float64 | as published |
 |---|---|---|---|---|---|
 """
 LEFT_OUT = {
@@ -49,20 +48,20 @@ LEFT_OUT = {
     "Phi and StableLM with normalised queries and keys (qk_layernorm)": "theirs are layer norms",
     "Phi and StableLM with an odd number of rotated coordinates": "transformers cuts off an odd number of coordinates "
     "and rotates them by tables of an even width, which fails; GPT-NeoX rotates one coordinate more, and is read",
-    "Gemma 3 with images (gemma3), and Gemma 3n": "the text model alone (gemma3_text) is read; 3n has words of its own",
-    "OPT 350m": "no word for embeddings narrower than the stream",
+    "Gemma 3 with images (gemma3), and Gemma 3n": "only the text model (gemma3_text) is read; 3n has options of its own",
+    "OPT 350m": "no option for embeddings narrower than the residual stream",
     "T5 with a tied readout that is not scaled, or the other way round": "transformers 5 writes the same entries for a "
     "tied and an untied one; scale_decoder_outputs = false is read as untied, as in v1.1",
     "UMT5, mBART, Pegasus, Marian and other pairs": "no table yet; UMT5's biases differ from layer to layer",
-    "dropout inside of MLPs and of whole layers (T5's there, BART's activation_dropout and layerdrop)": "no word, and "
+    "dropout inside of MLPs and of whole layers (T5's there, BART's activation_dropout and layerdrop)": "no option, and "
     "only training reads them",
 }
 PASSED_OVER = """
-## Entries that decide nothing
+## Entries without effect
 
-Every entry of config.json that changes a logit is read, or refused by its name where it has another value than the one
-that is read. The following are passed over: whatever they hold, the logits are the same. An entry that is neither read
-nor in this list is named in a warning.
+Pellucid reads every entry of config.json that changes a logit; if it cannot represent the entry's value, it stops and names
+the entry. The following entries change no logit and are ignored. An entry that is neither read nor in this list is named in
+a warning.
 
 """
 #: what cannot come back: rows of position tables that only padding reads
@@ -70,13 +69,13 @@ ONE_WAY = "both; rows before the first position come back as 0"
 
 
 def own_words(family: Any) -> list[tuple[str, Any]]:
-    """The family's words, those of an encoder where they are others than the decoder's."""
+    """The family's fixed options; an encoder's only where they differ from the decoder's."""
     own = ((name, word, name.removeprefix("encoder.")) for name, word in family.words.items())
     return [(name, word) for name, word, same in own if same == name or family.words.get(same) != word]
 
 
 def rows() -> list[str]:
-    """What the tables alone say, a line for each family, without the two measured columns."""
+    """A line for each family, without the two measured columns."""
     lines = []
     for name, family in FAMILIES.items():
         words = ", ".join(f"{field} = {word}" for field, word in own_words(family)) or "none"
@@ -86,13 +85,13 @@ def rows() -> list[str]:
 
 
 def left_out() -> str:
-    """The families that cannot be said, each with what is in the way."""
+    """What is not supported, each with its reason."""
     lines = (f"- {name}: {why}" for name, why in LEFT_OUT.items())
     return "\n## Left out\n\n" + "\n".join(lines) + "\n"
 
 
 def without_effect() -> str:
-    """The entries of config.json that are passed over because no logit depends on them, by the reason."""
+    """The entries of config.json that are ignored because no logit depends on them, by the reason."""
     reasons: dict[str, list[str]] = {}
     for name, why in WITHOUT_EFFECT.items():
         reasons.setdefault(why, []).append(name)
@@ -129,18 +128,5 @@ def build() -> str:
     return HEAD + "\n".join(lines) + "\n" + left_out() + without_effect()
 
 
-def in_readme(page: str) -> str:
-    """README.md with the page's table, without the column of classes."""
-    lines = [line for line in page.splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    table = [f"| {' | '.join([row[0], *row[2:]])} |" for row in cells]
-    table[1] = "|" + "---|" * (len(cells[0]) - 1)
-    text = README.read_text(encoding="utf-8")
-    before, after = text.index(MARKS[0]) + len(MARKS[0]), text.index(MARKS[1])
-    head = "Largest difference of logits from transformers', tiny random models, every option (docs/families.md):"
-    return "\n".join([text[:before], head, "", *table, ""]) + text[after:]
-
-
 if __name__ == "__main__":
-    PAGE.write_text(made := build(), encoding="utf-8")
-    README.write_text(in_readme(made), encoding="utf-8")
+    PAGE.write_text(build(), encoding="utf-8")

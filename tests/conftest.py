@@ -1,6 +1,7 @@
 """Shared by every room's tests: reproducible property tests, the `item` marker, and the data that is not shipped."""
 
 import atexit
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -21,6 +22,9 @@ hypothesis.settings.load_profile("pellucid")
 DATA = Path(__file__).parent / "data"
 #: the first browser that is installed, by the names of Chromium and Chrome; None where there is none
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+
+#: whether what requirements/docs.txt names is installed
+SITE_TOOLS = all(map(importlib.util.find_spec, ("sphinx", "furo", "myst_parser", "latex2mathml", "ziamath")))
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +52,11 @@ def needs_browser() -> str:
     return BROWSER
 
 
+@pytest.fixture(scope="session")
+def needs_site_tools() -> None:
+    """Tests asking for it build the site: they run where `make site` or `make test-slow` has installed its tools."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "item(*ids): the items of tests/conformance/items.toml that this test shows")
 
@@ -58,9 +67,9 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of data that is not shipped where PELLUCID_DATA does not name its folder, and those in a
-    browser where none is installed."""
-    there = {"needs_data": os.environ.get("PELLUCID_DATA"), "needs_browser": BROWSER}
+    """Leave out the tests of data that is not shipped where PELLUCID_DATA does not name its folder, those in a browser
+    where none is installed, and those of the site where its tools are not."""
+    there = {"needs_data": os.environ.get("PELLUCID_DATA"), "needs_browser": BROWSER, "needs_site_tools": SITE_TOOLS}
     missing = {fixture for fixture, found in there.items() if not found}
     needing = [item for item in items if missing & {*getattr(item, "fixturenames", ())}]
     if needing:

@@ -1,0 +1,75 @@
+"""What the tests of README and docs share: the blocks of a page, made short, and run as a reader would run them."""
+
+import contextlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pellucid.cli import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+#: what takes minutes on a page, and what is run in its place
+SHORTER = {
+    r"--minutes [\d.]+": "--steps 3 --set n_layers=1 --set d_model=48 --set n_ctx=32",
+    r"--steps \d+": "--steps 3",
+    r"n_layers=\d+": "n_layers=1",
+    r"d_model=\d+": "d_model=48",
+    r"n_ctx=\d+": "n_ctx=32",
+    r"minutes=[\d.]+": "steps=3, fields={'n_layers': 1, 'd_model': 48, 'n_ctx': 32}",
+    r"max_tokens=\d+": "max_tokens=5",
+    r"--max-tokens \d+": "--max-tokens 5",
+    r"^(pellucid plan small.*)": r"\1 --no-measure",
+    r"^(pellucid generate .*?)(?= +#|$)": r"\1 --max-tokens 5",
+    r"^(pellucid train [^-\n]*--objective source-target.*)": r"\1 --set n_layers=1 --set d_model=48 --set n_ctx=32",
+}
+
+
+def page(name: str) -> str:
+    """The text of a page, such as README.md or docs/tutorial.md."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def shortened(text: str) -> str:
+    """The text with every training and every generated text cut short."""
+    for pattern, replacement in SHORTER.items():
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    return text
+
+
+def blocks(text: str, *languages: str) -> Iterator[tuple[str, str]]:
+    """The language and the content of each fenced block in one of these languages, in the order of the page."""
+    for language, content in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        if language in languages:
+            yield language, content
+
+
+def commands(content: str) -> list[str]:
+    """The commands of a block, each on one line."""
+    return [line for line in content.replace("\\\n", " ").splitlines() if line.strip() and not line.startswith("#")]
+
+
+def run_command(command: str) -> int:
+    """The exit code of a `pellucid` command, run in this process: new ones would spend most of their time on imports."""
+    program, *arguments = shlex.split(command, comments=True)
+    assert program == "pellucid", command
+    if ">" in arguments:  # a shell would write what is printed into the file
+        arguments, file = arguments[: arguments.index(">")], arguments[arguments.index(">") + 1]
+        with open(file, "w") as output, contextlib.redirect_stdout(output):
+            return main(arguments)
+    return main(arguments)
+
+
+def run_page(text: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Run the page's `sh` and `python` blocks in their order, in the present folder; return the names they defined."""
+    names = {} if names is None else names
+    for language, content in blocks(text, "sh", "python"):
+        if language == "python":
+            exec(compile(shortened(content), "<page>", "exec"), names)
+            continue
+        for command in commands(shortened(content)):
+            assert run_command(command) == 0, command
+    return names

@@ -1,0 +1,52 @@
+"""Every command and every line of Python on the pages runs, with lengths cut short."""
+
+import re
+from pathlib import Path
+
+import pytest
+from doc_pages import ROOT, blocks, page, run_page
+
+
+def test_tutorial(desk: Path, capfd: pytest.CaptureFixture[str]):
+    names = run_page(page("docs/tutorial.md"))
+    assert names["parts"].total == pytest.approx(names["parts"].logit, abs=1e-5)
+    assert (desk / "page.html").exists()
+    assert (desk / "runs" / "my_texts" / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["install", "other-software"])
+def test_a_page_about_runs_that_are_there(name: str, desk_with_runs: Path, capfd: pytest.CaptureFixture[str]):
+    run_page(page(f"docs/{name}.md"))
+
+
+def test_training(desk: Path, capfd: pytest.CaptureFixture[str]):
+    names = run_page(page("docs/training.md"))
+    score = names["score"]
+    assert names["bits"] / score.n_bytes == pytest.approx(score.bits_per_byte, rel=1e-12)
+    assert (desk / "runs" / "masked" / "report.html").exists()
+    written = re.findall(r"^\| `([\w.]+)/?` \| .* \|$", page("docs/training.md"), re.MULTILINE)
+    assert len(written) == 8
+    assert not [file for file in written if not (desk / "runs" / "my_texts" / file).exists()]
+
+
+RECIPES = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page("docs/recipes.md"), re.DOTALL | re.MULTILINE))
+
+
+def test_there_are_ten_recipes():
+    assert len(RECIPES) == 10
+    assert all(list(blocks(text, "sh", "python")) for text in RECIPES.values())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe(name: str, desk_with_runs: Path, capfd: pytest.CaptureFixture[str]):
+    """Each by itself, in a folder of its own; " Paris" and " Rome" are no tokens of the tiny GPT-2."""
+    run_page(RECIPES[name].replace('" Paris"', '" the"').replace('" Rome"', '" to"'))
+
+
+def test_every_block_names_its_language():
+    """A block without one is not executed: it is output, or `make`."""
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        if path.name in ("log.md", "mathematics.md"):
+            continue
+        plain = re.findall(r"^```\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        assert not [block for block in plain if re.match(r"pellucid |import |from |>>>", block)], path

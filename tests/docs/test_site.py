@@ -1,0 +1,88 @@
+"""The site: built without a warning, whole, and with nothing fetched from outside. `make site` installs its tools."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from doc_pages import ROOT
+from test_links import FETCHED, STYLES
+
+
+@pytest.fixture(scope="module")
+def site(needs_site_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All pages, built as `make site` builds them."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, str]:
+    return {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+class TestSite:
+    def test_every_page_is_there(self, site: Path):
+        written = {path.stem for path in site.glob("*.html")}
+        assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= written
+        assert "api" in written
+
+    def test_nothing_is_fetched(self, site: Path, pages: dict[Path, str]):
+        for path, text in pages.items():
+            assert not FETCHED.search(text), path.name
+            assert not STYLES.search(text), path.name
+        for style in site.rglob("*.css"):
+            assert not STYLES.search(style.read_text(encoding="utf-8")), style.name
+
+    def test_every_link_leads_somewhere(self, pages: dict[Path, str]):
+        ids = {path: set(re.findall(r'id="([^"]+)"', text)) for path, text in pages.items()}
+        for path, text in pages.items():
+            for link in map(unescape, re.findall(r'<a [^>]*href="([^"]+)"', text)):
+                if re.match(r"\w+:", link):
+                    continue
+                file, _, anchor = unquote(link).partition("#")
+                target = (path.parent / file).resolve() if file else path
+                assert target.exists(), f"{path.name}: {link}"
+                if anchor and target in ids:
+                    assert anchor in ids[target], f"{path.name}: {link}"
+
+    def test_mathematics_is_mathml(self, site: Path):
+        """It needs no script; the font of its signs ships with the site."""
+        training = (site / "training.html").read_text(encoding="utf-8")
+        assert training.count("<math ") >= 3
+        assert "<mfrac>" in training
+        assert "$$" not in training
+        assert (site / "_static" / "STIXTwoMath-Regular.ttf").exists()
+
+    def test_the_reference_has_the_public_names(self, site: Path):
+        import pellucid
+
+        reference = (site / "api.html").read_text(encoding="utf-8")
+        assert not [name for name in pellucid.__all__ if f">{name}<" not in reference and name != "__version__"]
+        assert 'id="pellucid.language_model.LanguageModel' in reference or 'id="pellucid.LanguageModel' in reference
+
+
+def test_docstrings_become_rest():
+    """Paragraphs stay as they are, lines that describe a parameter become definitions, indented ones literal."""
+    spec = importlib.util.spec_from_file_location("site_extension", ROOT / "docs" / "site_extension.py")
+    assert spec is not None
+    assert spec.loader is not None
+    extension = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(extension)
+    docstring = (
+        "Score a text* by `score`.\n\nstride    moves\n          the window\nn_ctx     its length\n\n    y = x\n"
+    )
+    assert extension.as_rest(docstring) == (
+        "Score a text\\* by ``score``.\n\n"
+        "``stride``\n    moves\n    the window\n``n_ctx``\n    its length\n\n"
+        "::\n\n    y = x\n"
+    )
