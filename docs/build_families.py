@@ -17,26 +17,27 @@ PAGE = ROOT / "docs" / "families.md"
 HEAD = """# Families
 
 This page is written by `python docs/build_families.py`, which needs transformers. One table for each family, in
-`src/pellucid/hub/tables`, translates its config.json and its tensors in both directions. If a table cannot represent a
-model, Pellucid refuses it and names the entry or the option.
+`src/pellucid/hub/tables`, translates its config.json and its tensors in both directions. If a table cannot represent
+a model, Pellucid refuses it and names the entry or the option.
 
-The last two columns are the largest differences of logits from transformers', over tiny random models with every gain and
-bias perturbed, under all options of the family in `tests/parity/random_models.py`. For "in float64", every float32 in
-transformers' code is read as float64. "As published" leaves that code unchanged: there the rotary tables, the mean square of
-Llama's norms or the softmax are float32 whatever the precision of the weights. BLOOM's own gelu writes sqrt(2/pi) with
-eight digits. The encoders of T5 and BART have the options of their decoders unless the table names others.
+The last two columns are the largest differences of logits from transformers', over tiny random models with every gain
+and bias perturbed, under all options of the family in `tests/parity/random_models.py`. For "in float64", every
+float32 in transformers' code is read as float64. "As published" leaves that code unchanged: there the rotary tables,
+the mean square of Llama's norms or the softmax are float32 whatever the precision of the weights. BLOOM's own gelu
+writes sqrt(2/pi) with eight digits. The encoders of T5 and BART have the options of their decoders unless the table
+names others.
 
 If no family can represent a model, its folder holds code made from the network's own source, with `model_type =
-"pellucid"`. transformers opens it with `trust_remote_code=True` and computes the same logits, to 1e-12 in float64. As with
-any model of transformers, you can use `generate` (with and without a cache, with beams, in batches padded on the left, and
-beyond the context as in `pellucid generate`), pipelines, `save_pretrained`, losses of `labels`, hidden states and attention
-patterns. These raise an error with a reason: static, quantised and offloaded caches, a vocabulary of another size,
-gradient checkpointing, and assisted generation beyond the context.
+"pellucid"`. transformers opens it with `trust_remote_code=True` and computes the same logits, to 1e-12 in float64. As
+with any model of transformers, you can use `generate` (with and without a cache, with beams, in batches padded on the
+left, and beyond the context as in `pellucid generate`), pipelines, `save_pretrained`, losses of `labels`, hidden
+states and attention patterns. These raise an error with a reason: static, quantised and offloaded caches, a
+vocabulary of another size, gradient checkpointing, and assisted generation beyond the context.
 
 A folder of a class without a head (`BertModel`) opens too: you can ask for its traces and hidden states; what needs
 probabilities raises an error (`readout = none`). A folder without a tokenizer takes and gives ids in digits, unless
-`load(folder, tokenizer=PATH)` names one; a `vocab.txt` is read as WordPiece, with the options of `tokenizer_config.json`.
-Weights that hold NaN or infinity are refused, unless you pass `allow_nan=True`.
+`load(folder, tokenizer=PATH)` names one; a `vocab.txt` is read as WordPiece, with the options of
+`tokenizer_config.json`. Weights that hold NaN or infinity are refused, unless you pass `allow_nan=True`.
 
 | family | class of transformers | fixed options | directions | in float64 | as published |
 |---|---|---|---|---|---|
@@ -48,20 +49,21 @@ LEFT_OUT = {
     "Phi and StableLM with normalised queries and keys (qk_layernorm)": "theirs are layer norms",
     "Phi and StableLM with an odd number of rotated coordinates": "transformers cuts off an odd number of coordinates "
     "and rotates them by tables of an even width, which fails; GPT-NeoX rotates one coordinate more, and is read",
-    "Gemma 3 with images (gemma3), and Gemma 3n": "only the text model (gemma3_text) is read; 3n has options of its own",
+    "Gemma 3 with images (gemma3), and Gemma 3n": "only the text model (gemma3_text) is read; 3n has options of its "
+    "own",
     "OPT 350m": "no option for embeddings narrower than the residual stream",
     "T5 with a tied readout that is not scaled, or the other way round": "transformers 5 writes the same entries for a "
     "tied and an untied one; scale_decoder_outputs = false is read as untied, as in v1.1",
     "UMT5, mBART, Pegasus, Marian and other pairs": "no table yet; UMT5's biases differ from layer to layer",
-    "dropout inside of MLPs and of whole layers (T5's there, BART's activation_dropout and layerdrop)": "no option, and "
-    "only training reads them",
+    "dropout inside of MLPs and of whole layers (T5's there, BART's activation_dropout and layerdrop)": "no option, "
+    "and only training reads them",
 }
 PASSED_OVER = """
 ## Entries without effect
 
-Pellucid reads every entry of config.json that changes a logit; if it cannot represent the entry's value, it stops and names
-the entry. The following entries change no logit and are ignored. An entry that is neither read nor in this list is named in
-a warning.
+Pellucid reads every entry of config.json that changes a logit; if it cannot represent the entry's value, it stops and
+names the entry. The following entries change no logit and are ignored. An entry that is neither read nor in this list
+is named in a warning.
 
 """
 #: what cannot come back: rows of position tables that only padding reads

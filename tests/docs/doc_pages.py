@@ -53,7 +53,7 @@ def commands(content: str) -> list[str]:
 
 
 def run_command(command: str) -> int:
-    """The exit code of a `pellucid` command, run in this process: new ones would spend most of their time on imports."""
+    """The exit code of a `pellucid` command, run in this process: a new one would mostly import."""
     program, *arguments = shlex.split(command, comments=True)
     assert program == "pellucid", command
     if ">" in arguments:  # a shell would write what is printed into the file
