@@ -23,7 +23,7 @@ def ran(desk: Path, capfd: pytest.CaptureFixture[str]) -> dict:
 
 
 @pytest.mark.item("S1-1.1-m", "S4-learn-a")
-def test_every_block_runs(desk: Path, ran: dict):
+def test_commands(desk: Path, ran: dict):
     """In the order they stand: later ones use the runs of earlier ones."""
     assert len([line for _, block in blocks(README, "sh") for line in block.splitlines()]) == 6
     for file in ("runs/my_texts/recipe.json", "page.html", "trace.html", "adapted.gguf"):
@@ -36,7 +36,7 @@ def test_every_block_runs(desk: Path, ran: dict):
 
 
 @pytest.mark.item("S1-1.1-a")
-def test_the_python_alone(desk: Path):
+def test_python(desk: Path):
     """The first block of Python in a process of its own, as somebody would paste it."""
     code = next(content for _, content in blocks(README, "python"))
     done = subprocess.run([sys.executable, "-c", shortened(code)], capture_output=True, text=True, timeout=240)
