@@ -19,6 +19,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my_texts").mkdir()
     for i in range(10):
         (folder / "my_texts" / f"{i}.txt").write_text(text[2000 * i : 2000 * (i + 1)], encoding="utf-8")
+    (folder / "shakespeare.txt").write_text(text[:20_000], encoding="utf-8")
     (folder / "chapter.txt").write_text(text[:1000], encoding="utf-8")
     numbers = ["one", "two", "three", "four", "five"]
     pairs = [f"{a} {b} {c}\t{c} {b} {a}" for a in numbers for b in numbers for c in numbers]

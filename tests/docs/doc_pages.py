@@ -16,6 +16,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 SHORTER = {
     r"--minutes [\d.]+": "--steps 3 --set n_layers=1 --set d_model=48 --set n_ctx=32",
     r"--steps \d+": "--steps 3",
+    r"--vocabulary \d+": "--vocabulary 300",
     r"n_layers=\d+": "n_layers=1",
     r"d_model=\d+": "d_model=48",
     r"n_ctx=\d+": "n_ctx=32",
