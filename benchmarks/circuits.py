@@ -13,7 +13,7 @@ import torch
 
 from pellucid.architecture import Architecture
 from pellucid.lens import Circuits, trace
-from pellucid.lens.show import inspect_page
+from pellucid.lens.show.pages import inspect_page
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise
 from pellucid.presets import preset

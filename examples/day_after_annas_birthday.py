@@ -22,7 +22,8 @@ from rich.table import Table
 import svg
 from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
 from pellucid.lens import trace
-from pellucid.lens.show import Figure, inspect_page
+from pellucid.lens.show import Figure
+from pellucid.lens.show.pages import inspect_page
 from pellucid.model import Transformer
 from pellucid.model.tap import Recorder
 from pellucid.text.tokenizers.words import WordTokenizer

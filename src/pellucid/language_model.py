@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, Unpack, cast, get_args
 
 import torch
 from torch import Tensor
@@ -24,9 +24,16 @@ from pellucid.hub.families import FamilyError
 from pellucid.hub.open import LoadWarning, find_folder, open_folder
 from pellucid.hub.open import copy_parameters as fill_network
 from pellucid.hub.targets import PRESET_FOR, Target, check_target
-from pellucid.lens.analysis.heads import Heads
+from pellucid.lens.analysis.ablation import Ablation, ablate
+from pellucid.lens.analysis.heads import Heads, detect_heads
+from pellucid.lens.analysis.metrics import Metric
+from pellucid.lens.analysis.patching import Patching, patch
+from pellucid.lens.analysis.path_patching import End, PathEffect, path_patch
+from pellucid.lens.analysis.steering import Probe, activations, direction, fit_probe, mean_activation
+from pellucid.lens.core.inputs import InputOptions, Texts
 from pellucid.lens.generation_trace import GenerationTrace, generate_traced
-from pellucid.lens.opened import Opened
+from pellucid.lens.trace import Trace, trace
+from pellucid.lens.weights.circuit_weights import Part
 from pellucid.lens.weights.circuits import Circuits
 from pellucid.lens.weights.embeddings import Embeddings
 from pellucid.lens.weights.folding import WeightsView, weights_view
@@ -71,7 +78,7 @@ class ModelError(ValueError):
 
 
 @dataclass
-class LanguageModel(Opened):
+class LanguageModel:
     """A network with its tokenizer. Texts go in, texts and probabilities come out.
 
     `provenance` says where the weights come from: the folder, and the step of a run.
@@ -153,9 +160,145 @@ class LanguageModel(Opened):
         """What may stand at each [MASK] in `text`; for masked models (`pellucid.generate.fill.fill`)."""
         return fill(self.network, self.tokenizer, text, top=top)
 
-    def circuits(self, **options: Any) -> Circuits:
+    # Looking inside -------------------------------------------------------------------------
+
+    def trace(
+        self,
+        texts: Texts,
+        *,
+        keep: str | Sequence[str] = (),
+        edits: Sequence[Edit] = (),
+        grad: bool = False,
+        **options: Unpack[InputOptions],
+    ) -> Trace:
+        """One forward pass over texts or ids, with a name for every tensor (`pellucid.lens.trace.trace`)."""
+        return trace(self.network, self.tokenizer, texts, keep=keep, edits=edits, grad=grad, **options)
+
+    def patch(
+        self,
+        clean: Texts,
+        corrupt: Texts,
+        metric: Metric,
+        *,
+        site: str = "resid_pre",
+        mode: Literal["exact", "attribution", "both"] = "exact",
+        layers: Sequence[int] | None = None,
+        positions: Sequence[int] | Literal["each", "all"] = "each",
+        corrupt_source: Texts | None = None,
+        **options: Unpack[InputOptions],
+    ) -> Patching:
+        """Activation patching, exact or by attribution, by position (`pellucid.lens.analysis.patching.patch`)."""
+        return patch(
+            self.network,
+            self.tokenizer,
+            clean,
+            corrupt,
+            metric,
+            site=site,
+            mode=mode,
+            layers=layers,
+            positions=positions,
+            corrupt_source=corrupt_source,
+            **options,
+        )
+
+    def path_patch(
+        self,
+        clean: Texts,
+        corrupt: Texts,
+        metric: Metric,
+        *,
+        sender: End,
+        receivers: Sequence[End],
+        mlps: Literal["free", "frozen"] = "free",
+        corrupt_source: Texts | None = None,
+        **options: Unpack[InputOptions],
+    ) -> PathEffect:
+        """The effect of one part on others along direct paths (`pellucid.lens.analysis.path_patching.path_patch`)."""
+        return path_patch(
+            self.network,
+            self.tokenizer,
+            clean,
+            corrupt,
+            metric,
+            sender=sender,
+            receivers=receivers,
+            mlps=mlps,
+            corrupt_source=corrupt_source,
+            **options,
+        )
+
+    def ablate(
+        self,
+        texts: Texts,
+        metric: Metric,
+        *,
+        site: str = "attn.z",
+        kind: Literal["zero", "mean", "resample"] = "mean",
+        layers: Sequence[int] | None = None,
+        reference: Texts | None = None,
+        **options: Unpack[InputOptions],
+    ) -> Ablation:
+        """The metric without each head, attention or MLP (`pellucid.lens.analysis.ablation.ablate`)."""
+        return ablate(
+            self.network,
+            self.tokenizer,
+            texts,
+            metric,
+            site=site,
+            kind=kind,
+            layers=layers,
+            reference=reference,
+            **options,
+        )
+
+    def heads(
+        self,
+        text: Texts | None = None,
+        *,
+        rows: int = 4,
+        period: int | None = None,
+        seed: int = 0,
+        **options: Unpack[InputOptions],
+    ) -> Heads:
+        """Every head's scores on repeated random tokens, or on a text (`pellucid.lens.analysis.heads.detect_heads`)."""
+        return detect_heads(self.network, self.tokenizer, text, rows=rows, period=period, seed=seed, **options)
+
+    def direction(
+        self,
+        towards: Texts,
+        away: Texts,
+        at: str,
+        pos: int | Literal["mean"] = -1,
+        at_once: int = 32,
+        **options: Unpack[InputOptions],
+    ) -> Tensor:
+        """A difference of means [m] to steer by, with `edits.add` (`pellucid.lens.analysis.steering.direction`)."""
+        return direction(self.network, self.tokenizer, towards, away, at, pos, at_once, **options)
+
+    def mean_activation(self, texts: Texts, at: str, at_once: int = 32, **options: Unpack[InputOptions]) -> Tensor:
+        """The mean of a tensor over texts, for `edits.mean(at, over=...)` (`pellucid.lens.analysis.steering`)."""
+        return mean_activation(self.network, self.tokenizer, texts, at, at_once, **options)
+
+    def probe(
+        self,
+        texts: Texts,
+        targets: Sequence[Any] | Tensor,
+        at: str,
+        *,
+        pos: int | Literal["mean"] = -1,
+        held_out: float = 0.3,
+        shuffles: int = 5,
+        seed: int = 0,
+        **options: Unpack[InputOptions],
+    ) -> Probe:
+        """A ridge regression from a tensor to targets, one for each text (`pellucid.lens.analysis.steering`)."""
+        x = activations(self.network, self.tokenizer, texts, at, pos, **options)
+        return fit_probe(x, targets, held_out=held_out, shuffles=shuffles, seed=seed)
+
+    def circuits(self, *, part: Part = "attn", fold_norms: bool = False, centre: bool = False) -> Circuits:
         """Heads and neurons as matrices, from the weights alone (`pellucid.lens.weights.circuits.Circuits`)."""
-        return Circuits(self.network, self.tokenizer, **options)
+        return Circuits(self.network, self.tokenizer, part=part, fold_norms=fold_norms, centre=centre)
 
     def head(self, layer: int, head: int) -> Head:
         """One attention head as matrices, on raw weights (`pellucid.lens.weights.head_weights.Head`)."""

@@ -238,7 +238,7 @@ def test_gradient_times_input_is_the_change_to_first_order():
     [
         (lambda t: t.attribute(1, by="layer"), "say component, head, neuron or source"),
         (lambda t: t.attribute(1, pos=9), "row 0 has 4 tokens"),
-        (lambda t: t.attribute("a"), "without a tokenizer"),
+        (lambda t: t.attribute("a"), "has no tokenizer"),
         (lambda t: t.decompose(by="neuron"), "say which one, such as pos=-1"),
         (lambda t: t.decompose(by="layer"), "say component, head, neuron or source"),
         (lambda t: t.decompose(by="source", pos=4), "row 0 has 4 tokens"),

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
 from pellucid.lens import trace
+from pellucid.lens.weights.circuit_weights import CircuitError
 from pellucid.lens.weights.circuits import Circuits
 from pellucid.lens.weights.folding import FoldError, weights_view
-from pellucid.lens.weights.head_weights import CircuitError
 from pellucid.model.weights import state_of
 from pellucid.reference.attention import compose_heads, ov_circuit, qk_circuit
 from pellucid.reference.circuits import heads_of_layer

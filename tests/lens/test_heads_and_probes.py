@@ -190,7 +190,7 @@ def test_the_mean_over_a_data_set_counts_every_token_once_and_is_the_value_of_an
 def test_patterns_have_no_mean():
     with pytest.raises(InputError, match="have no mean"):
         mean_activation(make_network(A), None, [[1, 2]], "blocks.0.attn.pattern")
-    with pytest.raises(InputError, match="nothing was given"):
+    with pytest.raises(InputError, match="no text was given"):
         mean_activation(make_network(A), None, [], "embed")
 
 

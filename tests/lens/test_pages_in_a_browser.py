@@ -11,7 +11,7 @@ import torch
 from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.lens import trace
-from pellucid.lens.show import inspect_page
+from pellucid.lens.show.pages import inspect_page
 from running import draw_tokens
 
 #: a desktop and a telephone, in CSS pixels

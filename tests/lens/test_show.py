@@ -20,8 +20,9 @@ from pellucid.lens.analysis.ablation import ablate
 from pellucid.lens.analysis.heads import detect_heads, head_scores
 from pellucid.lens.analysis.metrics import logit_diff
 from pellucid.lens.analysis.patching import patch
-from pellucid.lens.show import Figure, inspect_page, packing
+from pellucid.lens.show import Figure, packing
 from pellucid.lens.show.figure import SCRIPTS, asset
+from pellucid.lens.show.pages import inspect_page
 from pellucid.lens.show.panels import attribute_everywhere
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from running import any_architectures, draw_tokens, source_tokens, with_encoder

@@ -140,7 +140,7 @@ def test_texts_are_fed_as_they_are():
 @pytest.mark.parametrize(
     ("given", "options", "reason"),
     [
-        ([], {}, "nothing was given"),
+        ([], {}, "no text was given"),
         ([[]], {}, "text 0 has 0 tokens"),
         ([1] * 9, {}, "expected 1 to n_ctx = 8"),
         ([11], {}, "this network knows 0 to 10"),

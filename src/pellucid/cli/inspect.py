@@ -52,7 +52,7 @@ def inspect_command(
     """
     loaded = transformer_of(loaded_from(model, model_options), model)
 
-    from pellucid.lens.show import inspect_page
+    from pellucid.lens.show.pages import inspect_page
 
     text = sys.stdin.read() if prompt == "-" else prompt
     given = {"source": input.source, "bos": input.bos or None}

@@ -8,11 +8,12 @@ from pellucid.lens.analysis.path_patching import PathEffect, path_patch
 from pellucid.lens.analysis.residual import Decomposition, decompose
 from pellucid.lens.core.inputs import InputError, Inputs
 from pellucid.lens.trace import Trace, trace
+from pellucid.lens.weights.circuit_weights import CircuitError
 from pellucid.lens.weights.circuits import Circuits
 from pellucid.lens.weights.embeddings import Embeddings
 from pellucid.lens.weights.factored_matrix import FactoredMatrix
 from pellucid.lens.weights.folding import FoldError, WeightsView, weights_view
-from pellucid.lens.weights.head_weights import CircuitError, Head
+from pellucid.lens.weights.head_weights import Head
 
 __all__ = [
     "Ablation",

@@ -4,11 +4,11 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.lens.core.inputs import InputError
-from pellucid.lens.trace import Trace
+from pellucid.lens.core.recording import Recording
 from pellucid.tensor_names import ALIASES, axes, canonical, module_hooks, names
 
 
-def as_transformer_lens(t: Trace) -> dict[str, Tensor]:
+def as_transformer_lens(t: Recording) -> dict[str, Tensor]:
     """Every tensor that TransformerLens has a name for, under each of its names and with its axes in its order.
 
     The names are the classic ones (`blocks.0.attn.hook_q`) and those of version 3 (`blocks.0.attn.q.hook_out`); both

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -10,14 +10,12 @@ from torch import Tensor
 from pellucid.lens.analysis.metrics import Metric, PreparedMetric
 from pellucid.lens.analysis.patching import MOST
 from pellucid.lens.core.forward import frozen_network
-from pellucid.lens.core.inputs import InputError, read_inputs
-from pellucid.lens.trace import Trace
+from pellucid.lens.core.inputs import InputError, InputOptions, Texts, read_inputs
+from pellucid.lens.core.recording import Recording
+from pellucid.lens.show.figure import Figure, show
 from pellucid.model import Recorder, Transformer
 from pellucid.tensor_names import axes
 from pellucid.text.tokenizers.base import Tokenizer
-
-if TYPE_CHECKING:
-    from pellucid.lens.show.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -39,24 +37,22 @@ class Ablation:
     def effect(self) -> Tensor:
         return self.values - self.baseline
 
-    def show(self) -> "Figure":
+    def show(self) -> Figure:
         """What is lost without each part, as a picture."""
-        from pellucid.lens.show import show_ablation
-
-        return show_ablation(self)
+        return show(self)
 
 
 def ablate(
     network: Transformer,
     tokenizer: Tokenizer | None,
-    texts: Any,
+    texts: Texts,
     metric: Metric,
     *,
     site: str = "attn.z",
     kind: Literal["zero", "mean", "resample"] = "mean",
     layers: Sequence[int] | None = None,
-    reference: Any = None,
-    **reading: Any,
+    reference: Texts | None = None,
+    **options: Unpack[InputOptions],
 ) -> Ablation:
     """Ablate every part in turn, at every position, and measure.
 
@@ -71,9 +67,11 @@ def ablate(
         raise InputError(f"kind = {kind!r}: say zero, mean or resample")
     chosen = list(range(network.architecture.n_layers)) if layers is None else list(layers)
     names = [f"blocks.{layer}.{site}" for layer in chosen]
-    t = Trace(network, tokenizer, read_inputs(network, tokenizer, texts, **reading))
+    t = Recording(network, tokenizer, read_inputs(network, tokenizer, texts, **options))
     names = [t.full_name(name) for name in names]
-    other = t if reference is None else Trace(network, tokenizer, read_inputs(network, tokenizer, reference, **reading))
+    other = (
+        t if reference is None else Recording(network, tokenizer, read_inputs(network, tokenizer, reference, **options))
+    )
     if kind == "resample" and other is t and len(t.inputs.lengths) < 2:
         raise InputError("resample takes what another text had: give at least two texts, or a reference")
     if kind == "resample" and len({n for x in (t, other) for name in names for n in x.inputs_of(name).lengths}) > 1:
@@ -84,7 +82,7 @@ def ablate(
     return Ablation(site, kind, metric.name, float(prepared(t.logits.detach()).mean()), chosen, values)
 
 
-def _substitute(t: Trace, other: Trace, name: str, kind: str) -> Tensor:
+def _substitute(t: Recording, other: Recording, name: str, kind: str) -> Tensor:
     """What stands in for the tensor, to be broadcast against it."""
     x = other[name]
     if kind == "zero":
@@ -97,7 +95,7 @@ def _substitute(t: Trace, other: Trace, name: str, kind: str) -> Tensor:
     return mean[None, :, None] if x.ndim == 4 else mean[None, None]
 
 
-def _layer(t: Trace, metric: PreparedMetric, name: str, value: Tensor) -> Tensor:
+def _layer(t: Recording, metric: PreparedMetric, name: str, value: Tensor) -> Tensor:
     """The metric without each head of one tensor, or without the tensor, averaged over the rows [] or [head]."""
     letters, layer, n_rows = axes(name), int(name.split(".")[1]), t.ids.size(0)
     by_head = letters[1] in "hg"

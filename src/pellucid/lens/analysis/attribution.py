@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from pellucid.lens.analysis.readout import about_the_readout, readout_of
 from pellucid.lens.analysis.residual import (
+    By,
     Decomposition,
     Frozen,
     Write,
@@ -22,14 +24,11 @@ from pellucid.lens.analysis.residual import (
 )
 from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.core.inputs import InputError
-from pellucid.lens.readout import about_the_readout, readout_of
-from pellucid.lens.trace import Trace
+from pellucid.lens.core.recording import Recording
+from pellucid.lens.show.figure import Figure, show
 from pellucid.tensor_names import names
 
-if TYPE_CHECKING:
-    from pellucid.lens.show.figure import Figure
-
-By = Literal["component", "head", "neuron", "source"]
+Side = Literal["query", "key"]
 
 
 @dataclass(frozen=True)
@@ -62,18 +61,16 @@ class Attribution:
         order = self.values.abs().topk(min(k, len(self.labels))).indices.tolist()
         return [(self.labels[i], float(self.values[i])) for i in order]
 
-    def show(self, k: int = 24) -> "Figure":
+    def show(self, k: int = 24) -> Figure:
         """The k largest parts as a picture."""
-        from pellucid.lens.show import show_attribution
-
-        return show_attribution(self, k)
+        return show(self, k=k)
 
     def __getitem__(self, label: str) -> float:
         return float(self.values[self.labels.index(label)])
 
 
 def attribute(
-    t: Trace, token: str | int, vs: str | int | None = None, *, pos: int = -1, row: int = 0, by: By = "component"
+    t: Recording, token: str | int, vs: str | int | None = None, *, pos: int = -1, row: int = 0, by: By = "component"
 ) -> Attribution:
     """Direct logit attribution: what each part of the stream adds to a token's logit, or to the difference of two.
 
@@ -138,7 +135,7 @@ def _numbered(labels: list[str], values: list[Tensor]) -> list[str]:
     return made + labels[len(values) :]
 
 
-def _shares(t: Trace, write: Write, u: Tensor, row: int, place: int, by: By) -> Iterator[tuple[str, Tensor]]:
+def _shares(t: Recording, write: Write, u: Tensor, row: int, place: int, by: By) -> Iterator[tuple[str, Tensor]]:
     """What one write adds along u [m] at one position, split as asked: labels with vectors of one or more entries."""
     name = write.name
     if by in ("head", "source") and name.endswith(("attn_out", "cross_out")):
@@ -168,7 +165,7 @@ def _shares(t: Trace, write: Write, u: Tensor, row: int, place: int, by: By) -> 
         yield name, (write.value()[row, place] @ u)[None]
 
 
-def _by_source(t: Trace, scope: str, head: int, u: Tensor, row: int, place: int) -> Tensor:
+def _by_source(t: Recording, scope: str, head: int, u: Tensor, row: int, place: int) -> Tensor:
     """A_ij v_j W_O^T . u for every j [j]."""
     attention = module_of(t, scope)
     W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))[:, head]
@@ -200,11 +197,9 @@ class Why:
     scores: Tensor
     after_cap: Tensor | None = None
 
-    def show(self) -> "Figure":
+    def show(self) -> Figure:
         """The scores by who wrote what was read, as a picture."""
-        from pellucid.lens.show import show_why
-
-        return show_why(self)
+        return show(self)
 
     def top(self, key: int, k: int = 10) -> list[tuple[str, float]]:
         """The k parts that matter most for the score of one key position."""
@@ -214,7 +209,7 @@ class Why:
 
 
 def why(
-    t: Trace,
+    t: Recording,
     layer: int,
     head: int,
     query: int = -1,
@@ -269,7 +264,7 @@ def why(
     return Why(layer, head, place, side, labels, keys.tolist(), fed, values, scores[keys], after_cap)
 
 
-def _scores_before_cap(t: Trace, scope: str) -> Tensor:
+def _scores_before_cap(t: Recording, scope: str) -> Tensor:
     """scale q_i . k_j, with queries and keys normalised and turned as they were [b, h, i, j]."""
     attention, rotated = module_of(t, scope), t.architecture.positions.kind == "rotary" and scope.endswith("attn")
     if rotated:
@@ -280,7 +275,7 @@ def _scores_before_cap(t: Trace, scope: str) -> Tensor:
     return torch.einsum("bhid,bhjd->bhij", q * attention.scale, attention.shared(k))
 
 
-def _sides(t: Trace, scope: str, head: int, row: int, by: str, side: str) -> tuple[list[str], Tensor]:
+def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) -> tuple[list[str], Tensor]:
     """The queries or keys of one head as sums over the parts of the stream [part, pos, d], turned to their places."""
     attention = module_of(t, scope)
     parts, norm = _read(t, scope, by, side)
@@ -304,7 +299,7 @@ def _sides(t: Trace, scope: str, head: int, row: int, by: str, side: str) -> tup
     return [*parts.labels, "bias"], made
 
 
-def _read(t: Trace, scope: str, by: str, side: str) -> tuple[Decomposition, Frozen]:
+def _read(t: Recording, scope: str, by: By, side: Side) -> tuple[Decomposition, Frozen]:
     """The stream that queries or keys are read from, as a sum, and the norm that stands before them."""
     block, _, kind = scope.rpartition(".")
     post = t.architecture.block == "post"
@@ -318,7 +313,7 @@ def _read(t: Trace, scope: str, by: str, side: str) -> tuple[Decomposition, Froz
     return decompose(t, f"{block}.{point}", by), norm
 
 
-def value_weighted(t: Trace, layer: int, scope: Literal["attn", "cross"] = "attn") -> Tensor:
+def value_weighted(t: Recording, layer: int, scope: Literal["attn", "cross"] = "attn") -> Tensor:
     """A_ij |v_j W_O^T|: how much each head brings from j to i, not only where it looks [b, h, i, j].
 
     Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3.
@@ -331,7 +326,7 @@ def value_weighted(t: Trace, layer: int, scope: Literal["attn", "cross"] = "attn
     return t[f"{full}.pattern"] * size[:, :, None]
 
 
-def points_of_stream(t: Trace, mid: bool) -> list[str]:
+def points_of_stream(t: Recording, mid: bool) -> list[str]:
     """The stream behind the embedding, behind attention where it exists (`mid`), and behind each block, by name."""
     a, known = t.architecture, set(names(t.architecture))
     middle = "norm_1" if a.block == "post" and a.norm.kind != "none" else "resid_mid"

@@ -5,18 +5,16 @@ one's own shows what the heads do there.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from pellucid.lens.core.inputs import InputError, Inputs, read_inputs
-from pellucid.lens.trace import Trace
+from pellucid.lens.core.inputs import InputError, InputOptions, Inputs, Texts, read_inputs
+from pellucid.lens.core.recording import Recording
+from pellucid.lens.show.figure import Figure, show
 from pellucid.model import Transformer
 from pellucid.text.tokenizers.base import Tokenizer
-
-if TYPE_CHECKING:
-    from pellucid.lens.show.figure import Figure
 
 #: what is scored, in the order of the table
 KINDS = ("previous", "duplicate", "first", "induction", "copying")
@@ -58,11 +56,9 @@ class Heads:
         ]
         return rows if by is None else sorted(rows, key=lambda r: -r[by] if r[by] == r[by] else torch.inf)
 
-    def show(self) -> "Figure":
+    def show(self) -> Figure:
         """The table as a page of HTML, to be sorted by any kind."""
-        from pellucid.lens.show import show_scores
-
-        return show_scores(self)
+        return show(self)
 
     def _check(self, kind: str) -> None:
         if kind not in self.scores:
@@ -72,12 +68,12 @@ class Heads:
 def detect_heads(
     network: Transformer,
     tokenizer: Tokenizer | None = None,
-    text: Any = None,
+    text: Texts | None = None,
     *,
     rows: int = 4,
     period: int | None = None,
     seed: int = 0,
-    **reading: Any,
+    **options: Unpack[InputOptions],
 ) -> Heads:
     """Score every head on `rows` sequences of random tokens, each repeated once after `period` tokens, or on a text.
 
@@ -88,7 +84,7 @@ def detect_heads(
     """
     if text is not None:
         shown = text if isinstance(text, str) else "texts"
-        return head_scores(Trace(network, tokenizer, read_inputs(network, tokenizer, text, **reading)), shown)
+        return head_scores(Recording(network, tokenizer, read_inputs(network, tokenizer, text, **options)), shown)
     a = network.architecture
     if a.encoder is not None:
         raise InputError("an encoder-decoder has no random text of its own: give text=... and source=...")
@@ -97,7 +93,7 @@ def detect_heads(
         raise InputError(f"period = {n}: two of them have to fit into the context of {a.n_ctx}")
     n_tokens = a.n_vocab if tokenizer is None else min(a.n_vocab, tokenizer.n_vocab)
     tokens = repeated_tokens(n_tokens, rows, n, seed).to(network.embed.token.weight.device)
-    return head_scores(Trace(network, tokenizer, Inputs(tokens, (2 * n,) * rows)), f"{n} random tokens, twice")
+    return head_scores(Recording(network, tokenizer, Inputs(tokens, (2 * n,) * rows)), f"{n} random tokens, twice")
 
 
 def repeated_tokens(n_vocab: int, rows: int, period: int, seed: int) -> Tensor:
@@ -110,7 +106,7 @@ def repeated_tokens(n_vocab: int, rows: int, period: int, seed: int) -> Tensor:
     return torch.cat([once, once], 1)
 
 
-def head_scores(t: Trace, text: str = "") -> Heads:
+def head_scores(t: Recording, text: str = "") -> Heads:
     """The scores of every head on the tokens of a trace."""
     layers = range(t.architecture.n_layers)
     if not layers:
@@ -149,7 +145,7 @@ def share(pattern: Tensor, keys: Tensor) -> Tensor:
     return on_them.transpose(0, 1)[:, occasions].mean(-1)
 
 
-def _copying(t: Trace, layer: int, pattern: Tensor, v: Tensor) -> Tensor:
+def _copying(t: Recording, layer: int, pattern: Tensor, v: Tensor) -> Tensor:
     """Twice the share of the vocabulary that the attended token stands above in what is written of it, less 1."""
     network: Any = t.network
     attention = network.blocks[layer].attn

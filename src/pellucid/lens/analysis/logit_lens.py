@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from pellucid.lens.analysis.attribution import points_of_stream
 from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.core.inputs import InputError
-from pellucid.lens.trace import Trace
+from pellucid.lens.core.recording import Recording
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Lens:
     kl: Tensor
 
 
-def logit_lens(t: Trace, *, mid: bool = True, target: str | int | None = None, k: int = 5) -> Lens:
+def logit_lens(t: Recording, *, mid: bool = True, target: str | int | None = None, k: int = 5) -> Lens:
     """Read the stream out at every point: final norm at its own scale, then the readout.
 
     mid     also between attention and MLP, where a block has such a point
@@ -52,18 +52,18 @@ def logit_lens(t: Trace, *, mid: bool = True, target: str | int | None = None, k
     return Lens(points, columns[0], columns[1], wanted, *columns[2:])
 
 
-def lens_logits(t: Trace, point: str) -> Tensor:
+def lens_logits(t: Recording, point: str) -> Tensor:
     """The logits read off the stream at a point [b, i, v]."""
     with frozen_network(t.network):
         return t.network.unembed(t.network.final_norm(t[point]))
 
 
-def _log_probs(t: Trace, point: str) -> Tensor:
+def _log_probs(t: Recording, point: str) -> Tensor:
     logits = lens_logits(t, point)
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
-def _targets(t: Trace, target: str | int | None) -> Tensor:
+def _targets(t: Recording, target: str | int | None) -> Tensor:
     """The id to follow at each position [b, i], -1 where there is none."""
     if target is not None:
         return torch.full_like(t.ids, t.token_id(target)).masked_fill(~t.inputs.real, -1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pellucid.lens.core.inputs import InputError
-from pellucid.lens.trace import Trace
+from pellucid.lens.core.recording import Recording
 
 Measure = Callable[[Tensor, Tensor], Tensor]
 
@@ -23,9 +23,9 @@ class Metric:
 
     name: str
     pos: int | None
-    prepare: Callable[[Trace], Measure]
+    prepare: Callable[[Recording], Measure]
 
-    def of(self, t: Trace) -> "PreparedMetric":
+    def of(self, t: Recording) -> "PreparedMetric":
         """The same for the rows of a trace: a function of logits [b, n, v]."""
         return PreparedMetric(self, t)
 
@@ -33,7 +33,7 @@ class Metric:
 class PreparedMetric:
     """A metric that knows its rows: their ids, their lengths, and the ids of its tokens."""
 
-    def __init__(self, metric: Metric, t: Trace):
+    def __init__(self, metric: Metric, t: Recording):
         if not isinstance(metric, Metric):
             raise InputError(
                 f"expected a metric of pellucid.lens.analysis.metrics, such as logit_diff(one, other), got "
@@ -67,7 +67,7 @@ class PreparedMetric:
 def logit_diff(one: str | int, other: str | int, pos: int = -1) -> Metric:
     """logit(one) - logit(other) at a position."""
 
-    def prepare(t: Trace) -> Measure:
+    def prepare(t: Recording) -> Measure:
         a, b = t.token_id(one), t.token_id(other)
         return lambda logits, rows: logits[..., a] - logits[..., b]
 
@@ -77,7 +77,7 @@ def logit_diff(one: str | int, other: str | int, pos: int = -1) -> Metric:
 def logit(token: str | int, pos: int = -1) -> Metric:
     """The logit of a token at a position."""
 
-    def prepare(t: Trace) -> Measure:
+    def prepare(t: Recording) -> Measure:
         a = t.token_id(token)
         return lambda logits, rows: logits[..., a]
 
@@ -87,7 +87,7 @@ def logit(token: str | int, pos: int = -1) -> Metric:
 def probability(token: str | int, pos: int = -1) -> Metric:
     """P(token) at a position."""
 
-    def prepare(t: Trace) -> Measure:
+    def prepare(t: Recording) -> Measure:
         a = t.token_id(token)
         return lambda logits, rows: logits.softmax(-1)[..., a]
 
@@ -97,17 +97,17 @@ def probability(token: str | int, pos: int = -1) -> Metric:
 def log_probability(token: str | int, pos: int = -1) -> Metric:
     """log P(token) at a position, nats."""
 
-    def prepare(t: Trace) -> Measure:
+    def prepare(t: Recording) -> Measure:
         a = t.token_id(token)
         return lambda logits, rows: logits.log_softmax(-1)[..., a]
 
     return Metric(f"log probability of {token!r}", pos, prepare)
 
 
-def kl(to: Trace | None = None, pos: int = -1) -> Metric:
+def kl(to: Recording | None = None, pos: int = -1) -> Metric:
     """sum_v P_to log(P_to / P) at a position, nats; `to` is a trace of as many rows, the run itself unless given."""
 
-    def prepare(t: Trace) -> Measure:
+    def prepare(t: Recording) -> Measure:
         other = t if to is None else to
         if len(other.inputs.lengths) != len(t.inputs.lengths):
             raise InputError(f"KL to a trace of {len(other.inputs.lengths)} rows from {len(t.inputs.lengths)} rows")
@@ -125,7 +125,7 @@ def kl(to: Trace | None = None, pos: int = -1) -> Metric:
 def loss() -> Metric:
     """The mean -log P of each row's tokens after the first, nats."""
 
-    def prepare(t: Trace) -> Measure:
+    def prepare(t: Recording) -> Measure:
         if t.architecture.attention.mask == "bidirectional":
             raise InputError("attention.mask = bidirectional: there is no next-token loss; use log_probability")
         ids, real = t.ids, t.inputs.real

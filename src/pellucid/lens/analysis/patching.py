@@ -8,24 +8,22 @@ keys and values of those before being the corrupt run's own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from pellucid.lens.analysis.metrics import Metric, PreparedMetric
 from pellucid.lens.core.forward import frozen_network
-from pellucid.lens.core.inputs import InputError, Inputs, read_inputs
-from pellucid.lens.trace import Trace
+from pellucid.lens.core.inputs import InputError, InputOptions, Inputs, Texts, read_inputs
+from pellucid.lens.core.recording import Recording
+from pellucid.lens.show.figure import Figure, show
 from pellucid.model import Cache, Recorder, Transformer
 from pellucid.model.block import BlockInputs
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.transformer import Backbone
 from pellucid.tensor_names import axes
 from pellucid.text.tokenizers.base import Tokenizer
-
-if TYPE_CHECKING:
-    from pellucid.lens.show.figure import Figure
 
 #: numbers of one batch's widest tensor at most: 64 MiB in float32
 MOST = 2**24
@@ -78,11 +76,9 @@ class Patching:
         constant = bool((pair.amax(1) - pair.amin(1) <= 1e-12 * pair.abs().amax(1)).any())
         return {"correlation": float("nan") if constant else float(torch.corrcoef(pair)[0, 1]), "largest": apart}
 
-    def show(self) -> "Figure":
+    def show(self) -> Figure:
         """What each place brings back, as a picture."""
-        from pellucid.lens.show import show_patching
-
-        return show_patching(self)
+        return show(self)
 
     def best(self) -> tuple[int, ...]:
         """The place with the largest recovered share: (layer, position) or (layer, position, head)."""
@@ -95,16 +91,16 @@ class Patching:
 def patch(
     network: Transformer,
     tokenizer: Tokenizer | None,
-    clean: Any,
-    corrupt: Any,
+    clean: Texts,
+    corrupt: Texts,
     metric: Metric,
     *,
     site: str = "resid_pre",
     mode: Literal["exact", "attribution", "both"] = "exact",
     layers: Sequence[int] | None = None,
     positions: Sequence[int] | Literal["each", "all"] = "each",
-    corrupt_source: Any = None,
-    **reading: Any,
+    corrupt_source: Texts | None = None,
+    **options: Unpack[InputOptions],
 ) -> Patching:
     """Patch the clean run's activations into the corrupt run, place by place.
 
@@ -119,13 +115,13 @@ def patch(
     """
     if mode not in ("exact", "attribution", "both"):
         raise InputError(f"mode = {mode!r}: say exact, attribution or both")
-    one, other = read_pair(network, tokenizer, clean, corrupt, corrupt_source, **reading)
+    one, other = read_pair(network, tokenizer, clean, corrupt, corrupt_source, **options)
     if len(one.lengths) != 1:
         raise InputError(f"{len(one.lengths)} texts were given: patching needs one clean text and one corrupt one")
     chosen = list(range(network.architecture.n_layers)) if layers is None else list(layers)
     names = [f"blocks.{layer}.{site}" for layer in chosen]
-    good = Trace(network, tokenizer, one, names)
-    bad = (Trace if mode == "exact" else _Graph)(network, tokenizer, other, names)
+    good = Recording(network, tokenizer, one, names)
+    bad = (Recording if mode == "exact" else _Graph)(network, tokenizer, other, names)
     names = [bad.full_name(name) for name in names]
     prepared = PreparedMetric(metric, bad)
     check_alike(good, bad, names)
@@ -140,11 +136,16 @@ def patch(
 
 
 def read_pair(
-    network: Transformer, tokenizer: Tokenizer | None, clean: Any, corrupt: Any, corrupt_source: Any, **reading: Any
+    network: Transformer,
+    tokenizer: Tokenizer | None,
+    clean: Texts,
+    corrupt: Texts,
+    corrupt_source: Texts | None,
+    **options: Unpack[InputOptions],
 ) -> tuple[Inputs, Inputs]:
     """Two runs that are alike position by position; InputError where they are not."""
-    theirs = reading if corrupt_source is None else reading | {"source": corrupt_source}
-    one, other = read_inputs(network, tokenizer, clean, **reading), read_inputs(network, tokenizer, corrupt, **theirs)
+    theirs: InputOptions = options if corrupt_source is None else {**options, "source": corrupt_source}
+    one, other = read_inputs(network, tokenizer, clean, **options), read_inputs(network, tokenizer, corrupt, **theirs)
     if one.lengths != other.lengths:
         raise InputError(
             f"the clean text has {list(one.lengths)} tokens and the corrupt one {list(other.lengths)}: give texts of "
@@ -153,13 +154,13 @@ def read_pair(
     return one, other
 
 
-def check_alike(good: Trace, bad: Trace, names: list[str]) -> None:
+def check_alike(good: Recording, bad: Recording, names: list[str]) -> None:
     """InputError where two runs have tensors of other lengths."""
     if any(good[name].shape != bad[name].shape for name in names):
         raise InputError(f"the two sources differ in length, and {names[0]} with them: give sources of equally many")
 
 
-class _Graph(Trace):
+class _Graph(Recording):
     """A trace whose kept tensors are in an autograd graph, from the embedding on, whatever the weights require."""
 
     def _run(self, asked: frozenset[str]) -> None:
@@ -169,7 +170,7 @@ class _Graph(Trace):
             super()._run(asked)
 
 
-def _metric(metric: PreparedMetric, t: Trace, grad: bool = False) -> Tensor:
+def _metric(metric: PreparedMetric, t: Recording, grad: bool = False) -> Tensor:
     """Of a trace of one row []; only what is read is read out."""
     with frozen_network(t.network, grad):
         return metric.of_stream(t.stream(), torch.zeros(1, dtype=torch.long, device=t.ids.device))[0]
@@ -187,7 +188,7 @@ def _places(positions: Sequence[int] | str, n: int) -> list[int | None]:
 
 
 def _estimate(
-    good: Trace, bad: Trace, metric: PreparedMetric, names: list[str], places: list[int | None], corrupt: Tensor
+    good: Recording, bad: Recording, metric: PreparedMetric, names: list[str], places: list[int | None], corrupt: Tensor
 ) -> Tensor:
     """corrupt + (clean - corrupt activation) . gradient, from one backward pass [layer, pos(, head)]."""
     value = _metric(metric, bad, grad=True)
@@ -203,7 +204,7 @@ def _estimate(
 
 
 def _exact(
-    good: Trace, bad: Trace, metric: PreparedMetric, names: list[str], places: list[int | None], corrupt: Tensor
+    good: Recording, bad: Recording, metric: PreparedMetric, names: list[str], places: list[int | None], corrupt: Tensor
 ) -> Tensor:
     """The metric of a run for each place [layer, pos(, head)]."""
     with frozen_network(bad.network):
@@ -212,8 +213,8 @@ def _exact(
 
 
 def _block(
-    good: Trace,
-    bad: Trace,
+    good: Recording,
+    bad: Recording,
     metric: PreparedMetric,
     name: str,
     places: list[int | None],
@@ -243,7 +244,12 @@ def _cell(x: Tensor, letters: list[str], place: int | None, head: int) -> Tensor
 
 
 def _run(
-    good: Trace, bad: Trace, metric: PreparedMetric, name: str, cells: list[tuple[int | None, int]], past: Cache | None
+    good: Recording,
+    bad: Recording,
+    metric: PreparedMetric,
+    name: str,
+    cells: list[tuple[int | None, int]],
+    past: Cache | None,
 ) -> Tensor:
     """The metric of one batch, a row for each cell, from the tensor's own block on [cell]."""
     letters, layer = axes(name), int(name.split(".")[1])
@@ -271,7 +277,7 @@ def _run(
     return metric.of_stream(x, rows, start)
 
 
-def past_of(t: Trace) -> Cache | None:
+def past_of(t: Recording) -> Cache | None:
     """Every layer's keys and values as the trace's own run has them; None where later positions change earlier ones."""
     a = t.architecture
     if a.attention.mask != "causal" or t.inputs.mask is not None:
@@ -300,7 +306,7 @@ class Past(NoCache):
         return tuple(torch.cat(pair, 2) for pair in zip(before, (k, v), strict=True))  # type: ignore[return-value]
 
 
-def reading_from(t: Trace, rows: int, start: int, past: Cache | None, layer: int) -> tuple[BlockInputs, NoCache]:
+def reading_from(t: Recording, rows: int, start: int, past: Cache | None, layer: int) -> tuple[BlockInputs, NoCache]:
     """What blocks read when a one-row trace is run again for `rows` rows from position `start` on."""
     if not start or past is None:
         return t.passes[""].repeated(rows), NO_CACHE

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from pellucid import edits as change
 from pellucid.edits import Edit
 from pellucid.lens.analysis.metrics import Metric, PreparedMetric
 from pellucid.lens.analysis.patching import check_alike, read_pair
-from pellucid.lens.core.inputs import InputError
-from pellucid.lens.trace import Trace
+from pellucid.lens.core.inputs import InputError, InputOptions, Texts
+from pellucid.lens.core.recording import Recording
 from pellucid.model import Transformer
 from pellucid.tensor_names import axes, names
 from pellucid.text.tokenizers.base import Tokenizer
@@ -35,15 +35,15 @@ class PathEffect:
 def path_patch(
     network: Transformer,
     tokenizer: Tokenizer | None,
-    clean: Any,
-    corrupt: Any,
+    clean: Texts,
+    corrupt: Texts,
     metric: Metric,
     *,
     sender: End,
     receivers: Sequence[End],
     mlps: Literal["free", "frozen"] = "free",
-    corrupt_source: Any = None,
-    **reading: Any,
+    corrupt_source: Texts | None = None,
+    **options: Unpack[InputOptions],
 ) -> PathEffect:
     """Let the sender say what it says in the corrupt run, to the receivers alone.
 
@@ -57,18 +57,18 @@ def path_patch(
     """
     if mlps not in ("free", "frozen"):
         raise InputError(f"mlps = {mlps!r}: say free or frozen")
-    one, other = read_pair(network, tokenizer, clean, corrupt, corrupt_source, **reading)
-    good, bad = Trace(network, tokenizer, one), Trace(network, tokenizer, other)
+    one, other = read_pair(network, tokenizer, clean, corrupt, corrupt_source, **options)
+    good, bad = Recording(network, tokenizer, one), Recording(network, tokenizer, other)
     name = good.full_name(sender[0])
     check_alike(good, bad, [name])
     held = (".attn.z", ".cross.z", ".mlp_out") if mlps == "frozen" else (".attn.z", ".cross.z")
     edits = [change.freeze(n, good) for n in names(network.architecture) if n.endswith(held)]
     edits += [_at(change.resample, name, bad[name], sender[1])]
     ends = [good.full_name(receiver) for receiver, _ in receivers]
-    heard = Trace(network, tokenizer, one, ends, edits)
+    heard = Recording(network, tokenizer, one, ends, edits)
     if receivers:
         told = [_at(change.set_to, n, heard[n], head) for n, (_, head) in zip(ends, receivers, strict=True)]
-        heard = Trace(network, tokenizer, one, (), told)
+        heard = Recording(network, tokenizer, one, (), told)
     measured = [float(PreparedMetric(metric, t)(t.logits.detach()).mean()) for t in (good, bad, heard)]
     return PathEffect(metric.name, *measured)
 

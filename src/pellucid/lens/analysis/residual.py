@@ -6,15 +6,17 @@ it is at its own scale, and its bias becomes a part. With edits in the stream, w
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from pellucid.lens.core.inputs import InputError
-from pellucid.lens.trace import Trace
+from pellucid.lens.core.recording import Recording
 from pellucid.model.norm import Identity, LayerNorm
 from pellucid.tensor_names import names
+
+By = Literal["component", "head", "neuron", "source"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Frozen:
         return u - u.mean(-1, keepdim=True) if self.centred else u
 
 
-def frozen_norm(t: Trace, module: nn.Module, name: str) -> Frozen:
+def frozen_norm(t: Recording, module: nn.Module, name: str) -> Frozen:
     """The norm called `name` at the scale that it had in the trace."""
     if isinstance(module, Identity):
         return Frozen()
@@ -83,7 +85,7 @@ class Write:
         return u
 
 
-def writes(t: Trace, end: str | None = None, prefix: str = "") -> list[Write]:
+def writes(t: Recording, end: str | None = None, prefix: str = "") -> list[Write]:
     """Everything that was written into the stream up to the tensor `end`, the last block's output unless given."""
     return _Writer(t, prefix).up_to(end)
 
@@ -91,7 +93,7 @@ def writes(t: Trace, end: str | None = None, prefix: str = "") -> list[Write]:
 class _Writer:
     """Follows the stream of a trace from the embedding on, in the order in which the blocks compute."""
 
-    def __init__(self, t: Trace, prefix: str):
+    def __init__(self, t: Recording, prefix: str):
         self.t, self.prefix, self.found = t, prefix, []
         self.part = t.passes[prefix].part
         self.known = set(names(t.architecture))
@@ -173,7 +175,7 @@ class Decomposition:
 
 
 def decompose(
-    t: Trace, point: str | None = None, by: str = "component", *, pos: int | None = None, row: int = 0
+    t: Recording, point: str | None = None, by: By = "component", *, pos: int | None = None, row: int = 0
 ) -> Decomposition:
     """The residual stream at a point as the sum of what was written before it, exactly.
 
@@ -189,8 +191,6 @@ def decompose(
     if by not in ("component", "head", "neuron", "source"):
         raise InputError(f"by = {by!r}: say component, head, neuron or source")
     if pos is not None:
-        from pellucid.lens.analysis.residual_parts import decompose_at
-
         return decompose_at(t, point, by, pos, row)
     if by in ("neuron", "source"):
         raise InputError(f"by = {by!r} gives very many parts at every position: say which one, such as pos=-1")
@@ -208,14 +208,14 @@ def decompose(
 NORM_OUT = {"attn_out": "norm_1_out", "mlp_out": "norm_2_out"}
 
 
-def norm_out(t: Trace, name: str) -> Frozen:
+def norm_out(t: Recording, name: str) -> Frozen:
     """The norm between a sublayer and the stream, for the tensor attn_out, cross_out or mlp_out."""
     block, _, what = name.rpartition(".")
     norm = NORM_OUT.get(what)
     return Frozen() if norm is None else frozen_norm(t, getattr(module_of(t, block), norm), f"{block}.{norm}")
 
 
-def by_head(t: Trace, name: str) -> dict[str, Tensor] | None:
+def by_head(t: Recording, name: str) -> dict[str, Tensor] | None:
     """attn_out or cross_out as its heads' results, the output bias and what edits changed; None for other writes."""
     if not name.endswith(("attn_out", "cross_out")):
         return None
@@ -230,24 +230,24 @@ def by_head(t: Trace, name: str) -> dict[str, Tensor] | None:
     return made | _rest(t, name, torch.stack(list(made.values())).sum(0))
 
 
-def _rest(t: Trace, name: str, found: Tensor) -> dict[str, Tensor]:
+def _rest(t: Recording, name: str, found: Tensor) -> dict[str, Tensor]:
     """What edits of the sum itself have changed."""
     return {f"{name} (edited)": t[name] - found} if edited_writes(t, name) else {}
 
 
-def edited_writes(t: Trace, name: str) -> bool:
+def edited_writes(t: Recording, name: str) -> bool:
     """Whether an edit has changed attn_out, cross_out or mlp_out behind the parts that it is made of."""
     block, _, what = name.rpartition(".")
     norm = f"{block}.{NORM_OUT.get(what)}"
     return any(e.name == name or e.name.startswith(norm) for e in t.edits)
 
 
-def module_of(t: Trace, path: str) -> Any:
+def module_of(t: Recording, path: str) -> Any:
     """The module of the network with this path."""
     return cast(Any, t.network.get_submodule(path))
 
 
-def down(t: Trace, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
+def down(t: Recording, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
     """What the last hidden layer of an MLP holds [b, i, f], and W_out [m, f] and b_out, for the tensor mlp_out."""
     mlp = module_of(t, name.removesuffix("_out"))
     last = len(mlp.up) - 1
@@ -257,3 +257,66 @@ def down(t: Trace, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
     post = t[names_[0] if last == 0 else names_[1]]
     bias = None if mlp.down.bias is None else mlp.down.bias.detach()
     return post, mlp.down.weight.detach(), bias
+
+
+def decompose_at(t: Recording, point: str | None, by: By, pos: int, row: int = 0) -> Decomposition:
+    """The stream at a point and a position as the sum of what was written before it: `values` [part, m].
+
+    neuron   every neuron of the last hidden layer of each MLP by itself, a_n W_out e_n (S4; Geva et al. 2021)
+    source   every head by the token it read from, A_ij W_OV x_j (S0 (3.6); Elhage et al. 2021)
+
+    Everything else that was written, and biases, are parts of their own. Raises InputError where an edit of z or of a
+    head's result has made of a head what no source token accounts for.
+    """
+    end = None if point is None else t.full_name(point)
+    prefix = "encoder." if end is not None and end.startswith("encoder.") else ""
+    place = t.position(pos, row, end or "logits")
+    if by in ("component", "head"):
+        whole = decompose(t, point, by)
+        return Decomposition(whole.point, whole.labels, whole.values[:, row, place])
+    labels: list[str] = []
+    values: list[Tensor] = []
+    for w in writes(t, end, prefix):
+        norms = [norm.at(row, place) for norm in w.norms]
+        for label, pieces in _pieces(t, w, by, row, place):
+            labels += [label] if pieces.ndim == 1 else [f"{label}{k}" for k in range(len(pieces))]
+            x = pieces[None] if pieces.ndim == 1 else pieces
+            for norm in norms:
+                x = norm(x)
+            values.append(x)
+    return Decomposition(end or "the stream that is read out", labels, torch.cat(values))
+
+
+def _pieces(t: Recording, w: Write, by: str, row: int, place: int) -> Iterator[tuple[str, Tensor]]:
+    """One write as vectors [m], and as rows of vectors [k, m] that are numbered."""
+    if by == "source" and w.name.endswith(("attn_out", "cross_out")):
+        for label, value in (by_head(t, w.name) or {}).items():
+            scope, _, head = label.rpartition(".head.")
+            if scope:
+                yield f"{label} <- ", norm_out(t, w.name).at(row, place)(_by_source(t, scope, int(head), row, place))
+            else:
+                yield label, value[row, place]
+    elif by == "neuron" and w.name.endswith("mlp_out") and module_of(t, w.name.removesuffix("_out")).up:
+        post, W_out, bias = down(t, w.name)
+        mlp, norm = w.name.removesuffix("_out"), norm_out(t, w.name).at(row, place)
+        neurons = norm(post[row, place, :, None] * W_out.T)
+        rest = w.value()[row, place] - neurons.sum(0)
+        yield f"{mlp}.neuron.", neurons
+        for label, b in ((f"{mlp}.bias", None if bias is None else norm(bias)), (f"{w.name} (norm's bias)", norm.bias)):
+            if b is not None:
+                yield label, b
+                rest = rest - b
+        if edited_writes(t, w.name):
+            yield f"{w.name} (edited)", rest
+    else:
+        yield w.name, w.value()[row, place]
+
+
+def _by_source(t: Recording, scope: str, head: int, row: int, place: int) -> Tensor:
+    """A_ij v_j W_O^T for every j [j, m]"""
+    if any(e.name in (f"{scope}.z", f"{scope}.result") for e in t.edits):
+        raise InputError(f"{scope} has an edited z or result, which no source token accounts for: ask by='head'")
+    attention = module_of(t, scope)
+    W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))[:, head]
+    v = t[f"{scope}.v"][row, head // attention.group]
+    return t[f"{scope}.pattern"][row, head, place, :, None] * (v @ W_O.T)

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 
-from pellucid.lens.core.inputs import InputError, read_inputs
-from pellucid.lens.trace import Trace
+from pellucid.lens.core.inputs import InputError, InputOptions, Texts, read_inputs
+from pellucid.lens.core.recording import Recording
 from pellucid.model import Transformer
 from pellucid.tensor_names import axes
 from pellucid.text.tokenizers.base import Tokenizer
@@ -20,15 +20,15 @@ PENALTIES = tuple(10.0**k for k in range(-6, 4))
 def activations(
     network: Transformer,
     tokenizer: Tokenizer | None,
-    texts: Any,
+    texts: Texts,
     name: str,
     pos: int | Literal["mean"] = -1,
     at_once: int = 32,
-    **reading: Any,
+    **options: Unpack[InputOptions],
 ) -> Tensor:
     """A vector for each text: what a tensor has at one position, or its mean over the positions [text, m]."""
     rows = []
-    for t in _traces(network, tokenizer, texts, at_once, reading):
+    for t in _recordings(network, tokenizer, texts, at_once, options):
         full = t.full_name(name)
         if len(axes(full)) != 3:
             raise InputError(f"{full} has axes {' '.join(axes(full))}: expected one vector for each position")
@@ -39,7 +39,12 @@ def activations(
 
 
 def mean_activation(
-    network: Transformer, tokenizer: Tokenizer | None, texts: Any, at: str, at_once: int = 32, **reading: Any
+    network: Transformer,
+    tokenizer: Tokenizer | None,
+    texts: Texts,
+    at: str,
+    at_once: int = 32,
+    **options: Unpack[InputOptions],
 ) -> Tensor:
     """The mean of a tensor over every position of every text of a data set, padding aside.
 
@@ -47,7 +52,7 @@ def mean_activation(
     InputError for scores and patterns, whose rows have other lengths at each position.
     """
     total, count = torch.zeros(()), 0
-    for t in _traces(network, tokenizer, texts, at_once, reading):
+    for t in _recordings(network, tokenizer, texts, at_once, options):
         full = t.full_name(at)
         letters = axes(full)
         if {"i", "j"} <= {*letters}:
@@ -59,35 +64,43 @@ def mean_activation(
     return mean[None, :, None] if mean.ndim == 2 else mean[None, None]
 
 
-def _traces(
-    network: Transformer, tokenizer: Tokenizer | None, texts: Any, at_once: int, reading: dict[str, Any]
-) -> Iterator[Trace]:
-    """Texts, some at a time, with what belongs to each."""
-    listed = [texts] if isinstance(texts, str) else texts.tolist() if isinstance(texts, Tensor) else list(texts)
+def _recordings(
+    network: Transformer, tokenizer: Tokenizer | None, texts: Any, at_once: int, options: InputOptions
+) -> Iterator[Recording]:
+    """Recordings of the texts, `at_once` at a time, each with the options of its own texts."""
+    listed: Any = [texts] if isinstance(texts, str) else texts.tolist() if isinstance(texts, Tensor) else list(texts)
     if listed and not isinstance(listed[0], str | list | tuple | Tensor):
         listed = [listed]
     for first in range(0, max(len(listed), 1), at_once):
         span = slice(first, first + at_once)
-        given = {name: x[span] if _one_each(name, x, len(listed)) else x for name, x in reading.items()}
-        yield Trace(network, tokenizer, read_inputs(network, tokenizer, listed[span], **given))
+        here: dict[str, Any] = {**options}
+        here |= {name: x[span] for name, x in here.items() if _one_each(name, x, len(listed))}
+        yield Recording(network, tokenizer, read_inputs(network, tokenizer, listed[span], **here))
 
 
-def _one_each(name: str, given: Any, n: int) -> bool:
+def _one_each(name: str, value: Any, n: int) -> bool:
     """Whether an option has an entry for each of n texts: sources as texts or rows of ids, lengths of prefixes."""
-    if not isinstance(given, list | tuple | Tensor) or len(given) != n:
+    if not isinstance(value, list | tuple | Tensor) or len(value) != n:
         return False
-    return name in ("prefix", "segments") or (name == "source" and isinstance(given[0], str | list | tuple | Tensor))
+    return name in ("prefix", "segments") or (name == "source" and isinstance(value[0], str | list | tuple | Tensor))
 
 
 def direction(
-    network: Transformer, tokenizer: Tokenizer | None, towards: Any, away: Any, at: str, **options: Any
+    network: Transformer,
+    tokenizer: Tokenizer | None,
+    towards: Texts,
+    away: Texts,
+    at: str,
+    pos: int | Literal["mean"] = -1,
+    at_once: int = 32,
+    **options: Unpack[InputOptions],
 ) -> Tensor:
     """mean(activations of `towards`) - mean(activations of `away`) [m]: the vector to steer by.
 
     `edits.add(at, direction, factor=...)` steers, in a trace and while text is generated (Turner et al. 2023; Marks
-    and Tegmark 2023). Options are those of `activations`.
+    and Tegmark 2023). The options are those of `activations`.
     """
-    one, other = (activations(network, tokenizer, texts, at, **options) for texts in (towards, away))
+    one, other = (activations(network, tokenizer, texts, at, pos, at_once, **options) for texts in (towards, away))
     return one.mean(0) - other.mean(0)
 
 

@@ -1,51 +1,76 @@
-"""What a trace was fed, for people to read, and the tokens and positions that they name."""
+"""What a recording was fed, as readable text, and the tokens and positions that a user names."""
 
 from torch import Tensor
 
-from pellucid.lens.core.inputs import InputError, Inputs
-from pellucid.lens.core.spelling import Spelling
+from pellucid.lens.core.inputs import InputError, Inputs, one_token
 from pellucid.tensor_names import axes
+from pellucid.text.tokenizers.base import Tokenizer
 
 
-class Fed(Spelling):
+class VocabularyView:
+    """Token ids to readable text and back. Without a tokenizer, a token is shown as its id."""
+
+    tokenizer: Tokenizer | None
+
+    def spell(self, token: int) -> str:
+        """A token as readable text; its id where there is no tokenizer, or the tokenizer has no such id."""
+        if self.tokenizer is None or token >= self.tokenizer.n_vocab:
+            return str(token)
+        return self.tokenizer.token_str(token)
+
+    def token_id(self, token: str | int) -> int:
+        """The id of a token given as text or id; InputError where the text is not exactly one token."""
+        if not isinstance(token, str):
+            return int(token)
+        if self.tokenizer is None:
+            raise InputError(f"the token {token!r} was given as text, but this network has no tokenizer: give its id")
+        return one_token(self.tokenizer, token)
+
+    def largest(self, values: Tensor, k: int) -> list[tuple[str, float]]:
+        """The k tokens with the largest of `values` [v], as text, with the values."""
+        best = values.topk(min(k, values.numel()))
+        return [(self.spell(int(i)), float(x)) for x, i in zip(best.values, best.indices, strict=True)]
+
+
+class InputView(VocabularyView):
     """The tokens of a batch: `ids` and `tokens` are exactly what was fed."""
 
     inputs: Inputs
 
     @property
     def ids(self) -> Tensor:
-        """Exactly what was fed [b, n]; rows shorter than the longest end in padding."""
+        """The ids that were fed [b, n]. Rows shorter than the longest end in padding."""
         return self.inputs.tokens
 
     @property
     def tokens(self) -> list[str] | list[list[str]]:
-        """Exactly what was fed, for people to read: one text's tokens, or a list of lists for a batch."""
+        """The tokens that were fed, as text: a list for one text, a list of lists for a batch."""
         rows = [self._spelled(ids, n) for ids, n in zip(self.ids, self.inputs.lengths, strict=True)]
         return rows[0] if len(rows) == 1 else rows
 
     @property
     def source_tokens(self) -> list[list[str]]:
-        """What the encoder was fed, row by row; nothing where there is none."""
+        """The tokens that the encoder was fed, row by row; empty without an encoder."""
         source = self.inputs.source
         if source is None:
             return []
         return [self._spelled(ids, n) for ids, n in zip(source.tokens, source.lengths, strict=True)]
 
     def spelled(self, row: int = 0) -> list[str]:
-        """The tokens of one row, for people to read."""
+        """The tokens of one row, as text."""
         return self._spelled(self.ids[row], self.inputs.lengths[row])
 
     def _spelled(self, ids: Tensor, n: int) -> list[str]:
         return [self.spell(int(i)) for i in ids[:n]]
 
     def inputs_of(self, full: str) -> Inputs:
-        """The text whose positions a tensor has: the source for an encoder's and for what is read of its output."""
+        """The inputs whose positions a tensor has: the encoder's for its own tensors and for cross-attention's keys."""
         of_source = full.startswith("encoder.") or (".cross." in full and "i" not in axes(full))
         return self.inputs.source if of_source and self.inputs.source is not None else self.inputs
 
     def position(self, pos: int, row: int = 0, of: str = "logits") -> int:
-        """A position of the tensor `of` counted from the row's start; negative ones from its end, padding aside."""
+        """A position of the tensor `of`, counted from the row's start; negative `pos` counts from its last token."""
         n = self.inputs_of(of).lengths[row]
         if not -n <= pos < n:
-            raise InputError(f"position {pos}: row {row} has {n} tokens, so say {-n} to {n - 1}")
+            raise InputError(f"position {pos}: row {row} has {n} tokens, so give {-n} to {n - 1}")
         return pos % n

@@ -1,24 +1,29 @@
-"""What is fed: texts or ids, padded to one length, with everything else that a pass reads, all of it visible."""
+"""Texts or ids as one padded batch, with everything else that a forward pass reads."""
 
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
+from pellucid.generate.text import Generated
 from pellucid.model import Transformer
 from pellucid.model.mask import padding_mask, prefix_mask
 from pellucid.text.tokenizers.base import Tokenizer
 
-#: how a blank is written in a text for a masked model, and the special token it becomes
+#: how a user writes a blank in a text for a masked model, and the special token it becomes
 BLANK, MASK = "[MASK]", "<|mask|>"
 
 
+#: what a network can be shown: a text, texts, ids, rows of ids, or what `generate` returned
+Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor] | Tensor | Generated
+
+
 class InputError(ValueError):
-    """Texts or ids that this model cannot be shown."""
+    """Texts, ids or options that this model cannot be given."""
 
 
 @dataclass(frozen=True)
@@ -52,45 +57,55 @@ class Inputs:
         return self.source.real[:, None].expand(-1, self.tokens.size(1), -1)
 
 
+class InputOptions(TypedDict, total=False):
+    """How texts are read, for every function that takes texts; see `read_inputs`."""
+
+    bos: bool | None
+    source: Texts | None
+    segments: Sequence[int] | Sequence[Sequence[int]] | Tensor | None
+    prefix: int | Sequence[int]
+
+
 def read_inputs(
     network: Transformer,
     tokenizer: Tokenizer | None,
-    given: Any,
+    texts: Texts,
     *,
     bos: bool | None = None,
-    source: Any = None,
-    segments: Any = None,
+    source: Texts | None = None,
+    segments: Sequence[int] | Sequence[Sequence[int]] | Tensor | None = None,
     prefix: int | Sequence[int] = 0,
 ) -> Inputs:
-    """Texts, ids, a batch of either, or what `generate` returned, as they are fed.
+    """Turn texts, ids, a batch of either, or what `generate` returned into one padded batch.
 
-    bos       True puts the separator before every text. None: before the target of an encoder-decoder what its
-              training began with (`Tokenizer.start`), and nothing before another text. Ids are taken as they are
-    source    what an encoder-decoder reads, with the separator behind a text, as in its training
-    segments  kinds of the tokens, where the architecture has n_segments
-    prefix    how many tokens of each row are read as a prefix, where the mask's word is prefix
+    bos       True puts the separator before every text. None puts the start token of training (`Tokenizer.start`)
+              before the target of an encoder-decoder, and nothing before other texts. Ids are never changed
+    source    what an encoder-decoder reads; the separator is appended to a text, as in training
+    segments  the segment number of each token, where the architecture has n_segments
+    prefix    how many tokens of each row are read as a prefix, where attention.mask = prefix
 
     Raises InputError.
     """
-    a, place = network.architecture, network.embed.token.weight.device
+    a, device = network.architecture, network.embed.token.weight.device
     if (source is not None) != (a.encoder is not None):
-        has = "reads no source: leave source out" if a.encoder is None else "reads a source: pass source=..."
-        raise InputError(f"this architecture {has}")
-    if hasattr(given, "prompt_ids"):
-        given, prefix = [*given.prompt_ids, *given.ids], len(given.prompt_ids) if a.attention.mask == "prefix" else 0
+        remedy = "has no encoder: leave source out" if a.encoder is None else "reads a source: pass source=..."
+        raise InputError(f"this architecture {remedy}")
+    if isinstance(texts, Generated):
+        prefix = len(texts.prompt_ids) if a.attention.mask == "prefix" else 0
+        texts = [*texts.prompt_ids, *texts.ids]
     target = "target" if a.encoder is not None else "text"
-    rows = _rows(given, tokenizer, target if bos is None else "separated" if bos else "text")
-    tokens, lengths = _padded(rows, a, place)
+    rows = _rows(texts, tokenizer, target if bos is None else "separated" if bos else "text")
+    tokens, lengths = _padded(rows, a, device)
     mask = _mask(a, lengths, prefix, tokens)
-    kinds = None if segments is None else torch.as_tensor(segments, device=place).expand_as(tokens)
+    kinds = None if segments is None else torch.as_tensor(segments, device=device).expand_as(tokens)
     if source is None:
         return Inputs(tokens, lengths, mask, kinds)
     assert a.encoder is not None
-    read = _rows(source, tokenizer, "source")
-    read = read * len(rows) if len(read) == 1 else read
-    if len(read) != len(rows):
-        raise InputError(f"{len(read)} sources for {len(rows)} targets: give one for each, or one for all")
-    source_tokens, source_lengths = _padded(read, a.encoder, place)
+    source_rows = _rows(source, tokenizer, "source")
+    source_rows = source_rows * len(rows) if len(source_rows) == 1 else source_rows
+    if len(source_rows) != len(rows):
+        raise InputError(f"{len(source_rows)} sources for {len(rows)} targets: give one for each, or one for all")
+    source_tokens, source_lengths = _padded(source_rows, a.encoder, device)
     encoded = Inputs(source_tokens, source_lengths, _mask(a.encoder, source_lengths, 0, source_tokens))
     return Inputs(tokens, lengths, mask, kinds, encoded)
 
@@ -98,16 +113,16 @@ def read_inputs(
 Role = Literal["text", "separated", "target", "source"]
 
 
-def _rows(given: Any, tokenizer: Tokenizer | None, role: Role) -> list[list[int]]:
+def _rows(texts: Any, tokenizer: Tokenizer | None, role: Role) -> list[list[int]]:
     """Ids row by row."""
-    if isinstance(given, str):
-        given = [given]
-    if isinstance(given, Tensor):
-        given = given.tolist()
-    many = list(given)
-    if many and not isinstance(many[0], str | list | tuple | Tensor):
-        many = [many]
-    return [_ids(text, tokenizer, role) for text in many]
+    if isinstance(texts, str):
+        texts = [texts]
+    if isinstance(texts, Tensor):
+        texts = texts.tolist()
+    rows = list(texts)
+    if rows and not isinstance(rows[0], str | list | tuple | Tensor):
+        rows = [rows]
+    return [_ids(row, tokenizer, role) for row in rows]
 
 
 def _ids(text: Any, tokenizer: Tokenizer | None, role: Role) -> list[int]:
@@ -115,7 +130,7 @@ def _ids(text: Any, tokenizer: Tokenizer | None, role: Role) -> list[int]:
     if not isinstance(text, str):
         return [operator.index(i) for i in text]
     if tokenizer is None:
-        raise InputError("a text was given to a network without a tokenizer: give ids")
+        raise InputError("a text was given, but this network has no tokenizer: give ids")
     parts = text.split(BLANK) if MASK in tokenizer.special else [text]
     ids = {"separated": [tokenizer.separator], "target": [tokenizer.start]}.get(role, [])
     for i, part in enumerate(parts):
@@ -123,10 +138,10 @@ def _ids(text: Any, tokenizer: Tokenizer | None, role: Role) -> list[int]:
     return tokenizer.source_ids(ids) if role == "source" else ids
 
 
-def _padded(rows: list[list[int]], a: Architecture, place: torch.device) -> tuple[Tensor, tuple[int, ...]]:
+def _padded(rows: list[list[int]], a: Architecture, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
     """Rows as one tensor, and their lengths; InputError for empty or overlong ones and ids outside the vocabulary."""
     if not rows:
-        raise InputError("nothing was given: pass a text, ids, or a list of either")
+        raise InputError("no text was given: pass a text, ids, or a list of either")
     for r, ids in enumerate(rows):
         if not 1 <= len(ids) <= a.n_ctx:
             raise InputError(f"text {r} has {len(ids)} tokens: expected 1 to n_ctx = {a.n_ctx}; bos=True adds one")
@@ -134,17 +149,19 @@ def _padded(rows: list[list[int]], a: Architecture, place: torch.device) -> tupl
             raise InputError(f"text {r} holds id {outside[0]}: this network knows 0 to {a.n_vocab - 1}")
     lengths = tuple(len(ids) for ids in rows)
     padded = [ids + [0] * (max(lengths) - len(ids)) for ids in rows]
-    return torch.tensor(padded, device=place), lengths
+    return torch.tensor(padded, device=device), lengths
 
 
 def _mask(a: Architecture, lengths: tuple[int, ...], prefix: int | Sequence[int], tokens: Tensor) -> Tensor | None:
-    """The mask that padding or a prefix needs; under a causal rule nothing reads padding on the right."""
+    """The mask that padding or a prefix needs; under a causal mask no token reads padding, which is on the right."""
     if prefix:
         if a.attention.mask != "prefix":
-            raise InputError(f"a prefix was given and attention.mask = {a.attention.mask}: leave prefix out")
+            raise InputError(f"prefix was given, but attention.mask = {a.attention.mask}: leave prefix out")
         ends = torch.tensor([prefix] * len(lengths) if isinstance(prefix, int) else list(prefix), device=tokens.device)
         if len(ends) != len(lengths) or (ends > torch.tensor(lengths, device=tokens.device)).any():
-            raise InputError(f"prefix = {prefix} for rows of {list(lengths)} tokens: one for each, none longer")
+            raise InputError(
+                f"prefix = {prefix} for rows of {list(lengths)} tokens: give one number for each row, none longer"
+            )
         return prefix_mask(ends, tokens.size(1))
     if a.attention.mask == "bidirectional" and len(set(lengths)) > 1:
         real = torch.arange(tokens.size(1), device=tokens.device) < torch.tensor(lengths, device=tokens.device)[:, None]

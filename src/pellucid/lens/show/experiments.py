@@ -1,29 +1,25 @@
 """Pictures of experiments: what patching brought back, what ablation cost, why a head looked where it looked."""
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
-from pellucid.lens.show.figure import Figure
+from pellucid.lens.analysis.ablation import Ablation
+from pellucid.lens.analysis.attribution import Why
+from pellucid.lens.analysis.patching import Patching
+from pellucid.lens.show.figure import Figure, show
 from pellucid.lens.show.packing import pack_tensor
 from pellucid.lens.show.panels import Panel, bars_panel, short_label
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-    from pellucid.lens.analysis.ablation import Ablation
-    from pellucid.lens.analysis.attribution import Why
-    from pellucid.lens.analysis.patching import Patching
-
-
-def matrix_panel(title: str, note: str, values: "Tensor", rows: list[str], columns: list[str], between: str) -> Panel:
+def matrix_panel(title: str, note: str, values: Tensor, rows: list[str], columns: list[str], between: str) -> Panel:
     """Signed numbers with names on both sides; `between` stands between a row's name and a column's."""
     most = max(float(values.nan_to_num(0).abs().max()), 1e-9)
     sides = {"rows": rows, "columns": columns, "between": between, "low": -most, "high": most, "ramp": "signed"}
     return {"kind": "matrix", "title": title, "note": note, "values": pack_tensor(values)} | sides
 
 
-def show_patching(found: "Patching") -> Figure:
+@show.register(Patching)
+def show_patching(found: Patching) -> Figure:
     """The share of the clean run's answer that each place brings back: a row for each layer, or head."""
     values = found.recovered.detach().cpu()
     n_heads = values.size(2) if values.ndim == 3 else 0
@@ -43,7 +39,8 @@ def show_patching(found: "Patching") -> Figure:
     return Figure(title, [panel | ({"places": places} if places else {})])
 
 
-def show_ablation(found: "Ablation") -> Figure:
+@show.register(Ablation)
+def show_ablation(found: Ablation) -> Figure:
     """What the metric loses or gains without each head, or each block's part."""
     title, effect = f"Without {found.site}, by {found.kind}", found.effect.detach().cpu()
     note = f"{found.metric}: {found.baseline:.4g} with everything there; shown is the change."
@@ -53,7 +50,8 @@ def show_ablation(found: "Ablation") -> Figure:
     return Figure(title, [matrix_panel(title, note, effect, rows, columns, ", ")])
 
 
-def show_why(found: "Why") -> Figure:
+@show.register(Why)
+def show_why(found: Why) -> Figure:
     """The scores of one query: what each part adds at each key it may read, largest parts first."""
     values = found.values.detach().cpu()
     order = values.abs().amax(1).argsort(descending=True).tolist()

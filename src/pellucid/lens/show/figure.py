@@ -3,10 +3,10 @@
 import html
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, singledispatch
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack
 
 SCRIPTS = ("core.js", "tokens.js", "attention.js", "lens.js", "tables.js", "start.js")
 #: no request leaves the page, whatever a token's text says
@@ -33,6 +33,9 @@ PAGE = """<!doctype html>
 </body>
 </html>
 """
+
+
+PanelName = Literal["tokens", "attention", "lens", "attribution", "heads"]
 
 
 class Figure:
@@ -107,6 +110,33 @@ class Figure:
     def __repr__(self) -> str:
         kinds = ", ".join(panel["kind"] for panel in self.panels)
         return f"Figure({self.title!r}: {kinds}); .save(path) writes it"
+
+
+class ShowOptions(TypedDict, total=False):
+    """What a picture can be asked for; each kind of result takes the options of its own method `show`.
+
+    panels, row, title  of a trace: which panels, of which text of the batch, under which heading
+    k                   of an attribution: how many parts
+    offset              of a head with rotary positions: how far back the key is
+    """
+
+    panels: Sequence[PanelName]
+    row: int
+    title: str
+    k: int
+    offset: int | None
+
+
+@singledispatch
+def show(result: object, **options: Unpack[ShowOptions]) -> Figure:
+    """The picture of a result: of a trace, an attribution, a patching, an ablation, heads, circuits, a composition.
+
+    Raises TypeError for an object that has no picture, and for an option that its picture does not have.
+    """
+    raise TypeError(
+        f"there is no picture of a {type(result).__name__}: pass a trace, or a result of attribute, why, patch, "
+        "ablate, heads, circuits or compose"
+    )
 
 
 def as_json(value: Any) -> str:

@@ -9,8 +9,9 @@ import torch
 from pellucid.lens.analysis.attribution import Attribution
 from pellucid.lens.analysis.heads import Heads
 from pellucid.lens.core.inputs import InputError
+from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.experiments import matrix_panel
-from pellucid.lens.show.figure import Figure
+from pellucid.lens.show.figure import Figure, PanelName, show
 from pellucid.lens.show.packing import pack_tensor, plain
 from pellucid.lens.show.panels import (
     Glossary,
@@ -23,21 +24,18 @@ from pellucid.lens.show.panels import (
     short_label,
     tokens_panel,
 )
-from pellucid.lens.trace import Trace
+from pellucid.lens.weights.circuit_weights import CircuitError
 from pellucid.lens.weights.circuits import Circuits
 from pellucid.lens.weights.composition import Composition
 from pellucid.lens.weights.factored_matrix import FactoredMatrix
-from pellucid.lens.weights.head_weights import CircuitError, Head
+from pellucid.lens.weights.head_weights import Head
 
-PanelName = Literal["tokens", "attention", "lens", "attribution", "heads"]
+#: the panels of a trace's page unless others are named
+TRACE_PANELS: tuple[PanelName, ...] = ("tokens", "attention", "lens", "attribution")
 
 
-def show_trace(
-    t: Trace,
-    panels: Sequence[PanelName] = ("tokens", "attention", "lens", "attribution"),
-    row: int = 0,
-    title: str = "",
-) -> Figure:
+@show.register(Recording)
+def show_trace(t: Recording, panels: Sequence[PanelName] = TRACE_PANELS, *, row: int = 0, title: str = "") -> Figure:
     """A trace of one text: its tokens with their surprisal, all patterns, the logit lens, direct logit attribution.
 
     InputError for a panel or a row that there is not.
@@ -66,9 +64,9 @@ def show_trace(
     return Figure(title or f"{n} tokens", made, tokens=fed, facts=facts_of(t, row), **options)
 
 
-def inspect_page(t: Trace, row: int = 0, name: str = "") -> Figure:
+def inspect_page(t: Recording, row: int = 0, name: str = "") -> Figure:
     """The shareable page about one prompt: everything `show_trace` can draw, and the table of heads."""
-    figure = show_trace(t, get_args(PanelName), row)
+    figure = show_trace(t, get_args(PanelName), row=row)
     prompt = describe_inputs(t, row).strip().replace("\n", " ")
     figure.title = f"\u201c{prompt[:77] + '...' if len(prompt) > 80 else prompt}\u201d"
     figure.head = _telling(figure.panels[-1]["rows"])
@@ -76,7 +74,7 @@ def inspect_page(t: Trace, row: int = 0, name: str = "") -> Figure:
     return figure
 
 
-def describe_inputs(t: Trace, row: int) -> str:
+def describe_inputs(t: Recording, row: int) -> str:
     """The text that was fed, without special tokens; of a network without a tokenizer its ids."""
     ids = t.ids[row, : t.inputs.lengths[row]].tolist()
     if t.tokenizer is None:
@@ -93,7 +91,7 @@ def _telling(rows: list[list[Any]]) -> tuple[int, int]:
     return int(layer), int(head)
 
 
-def facts_of(t: Trace, row: int) -> list[tuple[str, str]]:
+def facts_of(t: Recording, row: int) -> list[tuple[str, str]]:
     """The model's sizes and the prompt's surprisal."""
     a, n = t.architecture, t.inputs.lengths[row]
     parameters = sum(p.numel() for p in t.network.parameters())
@@ -111,6 +109,7 @@ def facts_of(t: Trace, row: int) -> list[tuple[str, str]]:
     return facts
 
 
+@show.register(Attribution)
 def show_attribution(found: Attribution, k: int = 24) -> Figure:
     """The k largest parts of a logit, or of a difference of two."""
     top = found.top(k)
@@ -127,6 +126,7 @@ def show_attribution(found: Attribution, k: int = 24) -> Figure:
     return Figure(f"Logit of {found.target}", [panel], height=60 + 18 * len(labels) + 120)
 
 
+@show.register(Circuits)
 def show_heads(circuits: Circuits) -> Figure:
     """Every head by its weights: copying score, sizes of its two circuits."""
     a = circuits.architecture
@@ -154,6 +154,7 @@ def show_heads(circuits: Circuits) -> Figure:
     return Figure("Heads by their weights", [panel])
 
 
+@show.register(Heads)
 def show_scores(found: Heads) -> Figure:
     """A table of what every head does, from random tokens or a text."""
     kinds = list(found.scores)
@@ -172,12 +173,14 @@ def show_scores(found: Heads) -> Figure:
     return Figure("Heads by what they do", [panel])
 
 
+@show.register(Head)
 def show_head(head: Head, offset: int | None = None, n: int = 6, k: int = 5) -> Figure:
     """One head by its weights: spectra of its circuits, and their strongest directions through the vocabulary."""
     panels: list[Panel] = []
     if head.circuits.architecture.positions.kind == "rotary" and head.circuits.part != "cross" and offset is None:
         offset = 1
-    for of, circuit in (("ov", head.ov), ("qk", head.qk(offset))):
+    circuits: list[tuple[Literal["ov", "qk"], FactoredMatrix]] = [("ov", head.ov), ("qk", head.qk(offset))]
+    for of, circuit in circuits:
         panels.append(_spectrum(f"Singular values of W_{of.upper()}", circuit))
         try:
             found = head.directions(of, n, k, None if of == "ov" else offset)
@@ -217,6 +220,7 @@ def _eigenvalues(head: Head) -> list[Panel]:
     return [{"kind": "points", "title": "Full OV circuit", "note": note, "points": pack_tensor(points)}]
 
 
+@show.register(Composition)
 def show_composition(found: Composition) -> Figure:
     """Composition scores of all pairs of heads, above or below what random matrices have."""
     layers, heads = found.scores.shape[:2]

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from pellucid.lens.analysis.attribution import points_of_stream
 from pellucid.lens.analysis.heads import looked_for, share
+from pellucid.lens.analysis.logit_lens import logit_lens
+from pellucid.lens.analysis.readout import about_the_readout, readout_of
 from pellucid.lens.analysis.residual import by_head, frozen_norm, writes
-from pellucid.lens.readout import about_the_readout, readout_of
+from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.packing import pack_pattern, pack_tensor, plain, side_of
-from pellucid.lens.trace import Trace
+from pellucid.lens.weights.circuit_weights import CircuitError
 from pellucid.lens.weights.circuits import Circuits
-from pellucid.lens.weights.head_weights import CircuitError
 
 Panel = dict[str, Any]
 
@@ -22,7 +23,7 @@ Panel = dict[str, Any]
 class Glossary:
     """The texts of the ids that the panels of a figure mention, each once."""
 
-    def __init__(self, t: Trace):
+    def __init__(self, t: Recording):
         self.trace, self.places, self.texts = t, {}, []
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -35,7 +36,7 @@ class Glossary:
         return torch.tensor([self.places[token] for token in found.tolist()])[inverse.cpu()]
 
 
-def tokens_panel(t: Trace, row: int, words: Glossary, k: int = 10) -> Panel:
+def tokens_panel(t: Recording, row: int, words: Glossary, k: int = 10) -> Panel:
     """Every token with its surprisal, and what was expected in its place."""
     n = t.inputs.lengths[row]
     log_p = t.logits[row, :n].float().log_softmax(-1)
@@ -56,7 +57,7 @@ def tokens_panel(t: Trace, row: int, words: Glossary, k: int = 10) -> Panel:
     return panel
 
 
-def attention_panels(t: Trace, row: int, scores: list[Tensor] | None = None) -> list[Panel]:
+def attention_panels(t: Recording, row: int, scores: list[Tensor] | None = None) -> list[Panel]:
     """The pattern of every head: of an encoder-decoder the encoder's, the decoder's, and between the two.
 
     What the table of heads needs of each layer's patterns is added to `scores`, while they are there.
@@ -85,12 +86,12 @@ def attention_panels(t: Trace, row: int, scores: list[Tensor] | None = None) -> 
     return made
 
 
-def lens_panel(t: Trace, row: int, words: Glossary) -> Panel:
+def lens_panel(t: Recording, row: int, words: Glossary) -> Panel:
     """What the network would say after every block."""
     points = points_of_stream(t, mid=False)
     if not points:
         return {"kind": "note", "title": "Logit lens", "text": "This network has no blocks to look between."}
-    n, found = t.inputs.lengths[row], t.lens(mid=False, k=5)
+    n, found = t.inputs.lengths[row], logit_lens(t, mid=False, k=5)
     return {
         "kind": "lens",
         "title": "Logit lens",
@@ -105,7 +106,7 @@ def lens_panel(t: Trace, row: int, words: Glossary) -> Panel:
     }
 
 
-def attribution_panel(t: Trace, row: int, words: Glossary) -> Panel:
+def attribution_panel(t: Recording, row: int, words: Glossary) -> Panel:
     """What every part adds to the logit of the token that follows, at every position, above the average token's."""
     n = t.inputs.lengths[row]
     labels, values, target = attribute_everywhere(t, row)
@@ -120,7 +121,7 @@ def attribution_panel(t: Trace, row: int, words: Glossary) -> Panel:
     }
 
 
-def attribute_everywhere(t: Trace, row: int) -> tuple[list[str], Tensor, Tensor]:
+def attribute_everywhere(t: Recording, row: int) -> tuple[list[str], Tensor, Tensor]:
     """Direct logit attribution at every position at once: labels, [part, i], and the ids it is about [i].
 
     The token is the one that follows, at the end (and for masked models everywhere) the likeliest one; its logit is
@@ -156,7 +157,7 @@ def attribute_everywhere(t: Trace, row: int) -> tuple[list[str], Tensor, Tensor]
 LOOKS = ("previous", "first", "duplicate", "induction")
 
 
-def pattern_scores(t: Trace, row: int, pattern: Tensor) -> Tensor:
+def pattern_scores(t: Recording, row: int, pattern: Tensor) -> Tensor:
     """Where the heads of one layer look [kind, head], their entropy in bits last, by their pattern [head, i, j]."""
     ids, pattern = t.ids[row : row + 1, : pattern.size(1)], pattern.float()
     wanted = looked_for(ids, torch.ones_like(ids, dtype=torch.bool))
@@ -164,7 +165,7 @@ def pattern_scores(t: Trace, row: int, pattern: Tensor) -> Tensor:
     return torch.stack([*(share(pattern[None], wanted[kind]).nan_to_num(0) for kind in LOOKS), entropy])
 
 
-def heads_panel(t: Trace, row: int, scores: Sequence[Tensor] = ()) -> Panel:
+def heads_panel(t: Recording, row: int, scores: Sequence[Tensor] = ()) -> Panel:
     """A row for every head: where it looks in this text, and what its weights copy; `scores` of layers if known."""
     a, n, rows = t.architecture, t.inputs.lengths[row], []
     copying = None

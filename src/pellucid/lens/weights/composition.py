@@ -1,17 +1,15 @@
 """How much the heads of later blocks read what heads of earlier blocks wrote."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from pellucid.lens.show.figure import Figure, show
+from pellucid.lens.weights.circuit_weights import CircuitError, CircuitWeights
 from pellucid.lens.weights.factored_matrix import triangle
-from pellucid.lens.weights.head_weights import CircuitError
-
-if TYPE_CHECKING:
-    from pellucid.lens.show.figure import Figure
-    from pellucid.lens.weights.circuits import Circuits
+from pellucid.lens.weights.head_weights import Head
 
 Kind = Literal["Q", "K", "V"]
 
@@ -34,11 +32,9 @@ class Composition:
         """The scores above the baseline."""
         return self.scores - self.baseline
 
-    def show(self) -> "Figure":
+    def show(self) -> Figure:
         """The scores above the baseline as a picture."""
-        from pellucid.lens.show import show_composition
-
-        return show_composition(self)
+        return show(self)
 
     def top(self, k: int = 10) -> list[tuple[tuple[int, int], tuple[int, int], float]]:
         """The k strongest pairs: ((layer, head) of the writer, of the reader, score)."""
@@ -49,7 +45,7 @@ class Composition:
         return [((r[0], r[1]), (r[2], r[3]), float(x)) for r, x in zip(rows, best.values, strict=True)]
 
 
-def compose(circuits: "Circuits", kind: Kind, offset: int | None = None, draws: int = 64) -> Composition:
+def compose(circuits: CircuitWeights, kind: Kind, offset: int | None = None, draws: int = 64) -> Composition:
     """Composition scores (Elhage et al. 2021, "Q-, K- and V-composition"), writer 1 in an earlier block than reader 2.
 
         Q  |W_QK2^T W_OV1| / (|W_QK2| |W_OV1|)      queries are read from what head 1 wrote
@@ -68,7 +64,7 @@ def compose(circuits: "Circuits", kind: Kind, offset: int | None = None, draws: 
     if kind == "V" and offset is not None:
         raise CircuitError("V-composition does not depend on an offset: leave it out")
     a = circuits.architecture
-    heads = [[circuits[l, h] for h in range(a.n_heads)] for l in range(a.n_layers)]
+    heads = [[Head(circuits, l, h) for h in range(a.n_heads)] for l in range(a.n_layers)]
     scores = torch.full((a.n_layers, a.n_heads) * 2, torch.nan)
     writers = [torch.stack([_writer(head.ov.left, head.ov.right) for head in row]) for row in heads]
     for reader in range(1, a.n_layers):
@@ -84,7 +80,7 @@ def _writer(W_O: Tensor, W_V: Tensor) -> Tensor:
     return factor / factor.norm()
 
 
-def _reader(head, kind: Kind, offset: int | None) -> Tensor:
+def _reader(head: Head, kind: Kind, offset: int | None) -> Tensor:
     """R B / |A B| [r, m] for the reading circuit A B [m, m] with A = Q R"""
     circuit = {"Q": lambda: head.qk(offset).T, "K": lambda: head.qk(offset), "V": lambda: head.ov}[kind]()
     factor = triangle(circuit.left) @ circuit.right

@@ -5,13 +5,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pellucid.lens.core.input_view import VocabularyView
 from pellucid.lens.core.inputs import InputError
-from pellucid.lens.core.spelling import Spelling
 from pellucid.model import Transformer
 from pellucid.text.tokenizers.base import Tokenizer
 
 
-class Embeddings(Spelling):
+class Embeddings(VocabularyView):
     """The rows of W_E (`of = "embed"`), of W_U ("unembed") or of the learned positions ("positions").
 
     table   [n, m], the network's own memory

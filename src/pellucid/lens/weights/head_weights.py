@@ -1,19 +1,13 @@
 """One attention head as matrices: what it reads, what it looks for, what it writes."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pellucid.lens.show.figure import Figure, show
+from pellucid.lens.weights.circuit_weights import CircuitError, CircuitWeights
 from pellucid.lens.weights.factored_matrix import FactoredMatrix, exact
-
-if TYPE_CHECKING:
-    from pellucid.lens.show.figure import Figure
-    from pellucid.lens.weights.circuits import Circuits
-
-
-class CircuitError(ValueError):
-    """A circuit that this architecture does not have."""
 
 
 class Direction(NamedTuple):
@@ -37,7 +31,7 @@ class Head:
     W_Q W_K^T for [m, d] matrices, the same [m, m] matrix, and its W_OV is the transpose of this one.
     """
 
-    def __init__(self, circuits: "Circuits", layer: int, index: int):
+    def __init__(self, circuits: CircuitWeights, layer: int, index: int):
         self.circuits, self.layer, self.index = circuits, layer, index
 
     @property
@@ -151,7 +145,9 @@ class Head:
         wanted = exact(c.read_E[c.token_id(token)]) @ self.qk(offset)
         return c.largest(self.scale * (exact(c.read_E) @ wanted), k)
 
-    def directions(self, of: str = "ov", n: int = 4, k: int = 8, offset: int | None = None) -> list[Direction]:
+    def directions(
+        self, of: Literal["ov", "qk"] = "ov", n: int = 4, k: int = 8, offset: int | None = None
+    ) -> list[Direction]:
         """The n strongest singular directions of a circuit in the stream, read through the vocabulary.
 
         ov   `into`: tokens that are read; `out`: tokens that are then promoted (Millidge and Black 2022)
@@ -165,11 +161,9 @@ class Head:
         rows = zip(found.S[:n], found.U.T, found.V.T, strict=False)
         return [Direction(float(s), c.largest(out @ u, k), c.largest(into @ v, k)) for s, u, v in rows]
 
-    def show(self, offset: int | None = None) -> "Figure":
+    def show(self, offset: int | None = None) -> Figure:
         """Spectra and strongest directions as a picture; with rotary positions for keys `offset` (1) back."""
-        from pellucid.lens.show import show_head
-
-        return show_head(self, offset)
+        return show(self, offset=offset)
 
     def _weight(self, which: str) -> Tensor:
         return self.circuits.weights[f"{self.circuits.prefix(self.layer)}{which}.weight"]

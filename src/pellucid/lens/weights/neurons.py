@@ -1,14 +1,11 @@
 """A neuron of an MLP as a memory: a key that is matched with the stream, a value that is added to it."""
 
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from torch import Tensor
 
+from pellucid.lens.weights.circuit_weights import CircuitError, CircuitWeights
 from pellucid.lens.weights.factored_matrix import exact
-from pellucid.lens.weights.head_weights import CircuitError
-
-if TYPE_CHECKING:
-    from pellucid.lens.weights.circuits import Circuits
 
 
 class Neuron:
@@ -19,7 +16,7 @@ class Neuron:
     its first, values to its last. Raises CircuitError for neurons that there are not.
     """
 
-    def __init__(self, circuits: "Circuits", layer: int, index: int, hidden: int = 0):
+    def __init__(self, circuits: CircuitWeights, layer: int, index: int, hidden: int = 0):
         a = circuits.architecture
         if circuits.part == "cross":
             raise CircuitError("part = cross holds attention alone: neurons are of part = attn or encoder")
@@ -53,7 +50,7 @@ class Neuron:
             raise CircuitError(f"hidden layer {self.hidden} is read by neurons: values are of hidden layer {last}")
         return self.circuits.weights[f"{self._prefix}down.weight"][:, self.index]
 
-    def reads(self, k: int = 10, through: str = "key") -> list[tuple[str, float]]:
+    def reads(self, k: int = 10, through: Literal["key", "gate"] = "key") -> list[tuple[str, float]]:
         """The tokens whose embeddings have the largest product with its key, or with its gate."""
         if through not in ("key", "gate"):
             raise CircuitError(f"through = {through!r}: say key or gate")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pellucid.lens.analysis.residual import Frozen
 from pellucid.lens.core.forward import frozen_network
-from pellucid.lens.trace import Trace
+from pellucid.lens.core.recording import Recording
 from pellucid.model import Recorder
 from pellucid.model.norm import Identity, LayerNorm
 
@@ -49,7 +49,7 @@ class Readout:
         return found
 
 
-def readout_of(t: Trace) -> Readout:
+def readout_of(t: Recording) -> Readout:
     """The readout at the activations and the scale that it had in the trace."""
     a, unembed = t.architecture, cast(Any, t.network.unembed)
     W_U = a.unembed_scale * unembed.weight.detach()
@@ -74,7 +74,7 @@ def readout_of(t: Trace) -> Readout:
     return Readout(W_U, b_U, unembed.dense, slope, norm)
 
 
-def about_the_readout(t: Trace) -> str:
+def about_the_readout(t: Recording) -> str:
     """What to say beside the parts of a logit: which logit it is, and what was held; "" where the readout is linear."""
     a, said = t.architecture, []
     if a.readout == "bert":

@@ -1,0 +1,289 @@
+"""A recording: one forward pass, every tensor of which can be asked for by name."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pellucid.architecture import Architecture
+from pellucid.edits import Edit
+from pellucid.lens.core.forward import ForwardPass, frozen_network
+from pellucid.lens.core.input_view import InputView
+from pellucid.lens.core.inputs import InputError, Inputs
+from pellucid.lens.core.interventions import Functions, edit_context, frozen, functions, refers_to_clean, resolve
+from pellucid.model import Recorder, Tap, Transformer
+from pellucid.tensor_names import TEMPLATES_BEFORE, canonical, names, of_symbol, select
+from pellucid.text.tokenizers.base import Tokenizer
+
+#: what is computed from the logits: softmax and -log P of the next token
+DERIVED = ("probs", "loss")
+
+
+class Recording(InputView):
+    """The tensors of one forward pass. `recording[name]` is a tensor, with a batch axis first.
+
+        t["blocks.5.attn.pattern"]   t[5].attn.pattern   t["A", 5]   t["blocks.5.attn.hook_pattern"]
+
+    are one tensor: our name, the same by block, the source texts' symbol, TransformerLens's classic name. The
+    inputs of all blocks are kept, and so is every tensor named in `keep`. Any other tensor is recomputed from them
+    when it is asked for, which costs one block. A name that the architecture lacks raises KeyError with the reason.
+
+    inputs   what was fed; `tokens` shows it
+    edits    what was changed, resolved to one full name each
+    values   the tensors that are kept, by full name
+    """
+
+    def __init__(
+        self,
+        network: Transformer,
+        tokenizer: Tokenizer | None,
+        inputs: Inputs,
+        keep: Iterable[str] = (),
+        edits: Sequence[Edit] = (),
+        grad: bool = False,
+    ):
+        self.network, self.tokenizer, self.inputs, self.grad = network, tokenizer, inputs, grad
+        self.keep = frozenset([keep] if isinstance(keep, str) else keep)
+        a = network.architecture
+        asked = frozenset(select(sorted(self.keep - set(DERIVED)), a)) if self.keep else frozenset()
+        resolved = resolve(edits, a)
+        if clean_names := refers_to_clean(resolved):
+            clean = Recording(network, tokenizer, inputs, clean_names)
+            resolved = frozen(resolved, clean.values)
+        self.edits = tuple(resolved)
+        source = None if inputs.source is None else inputs.source.real
+        self.functions: Functions = functions(resolved, edit_context(inputs.real, source))
+        self.passes: dict[str, ForwardPass] = {}
+        self.values: dict[str, Tensor] = {}
+        with frozen_network(network, grad):
+            self._run(asked)
+
+    def _run(self, asked: frozenset[str]) -> None:
+        """Run the forward pass and keep the block inputs, the last block's output, and what was asked for."""
+        base = {name for name in names(self.architecture) if name.endswith(".resid_pre") or self._is_last(name)}
+        recorder = Recorder(base | asked - {"logits"}, self.functions, self.grad)
+        if self.inputs.source is not None:
+            assert self.network.encoder is not None
+            encoder = ForwardPass(self.network.encoder, self.inputs.source)
+            self.passes["encoder."] = encoder
+            encoded = encoder.whole(recorder.at("encoder"))
+        else:
+            encoded = None
+        self.passes[""] = ForwardPass(self.network, self.inputs, encoded)
+        self._final = self.passes[""].whole(recorder)
+        self.values = recorder.values
+        if "logits" in asked:
+            self.values["logits"] = self._read_out()
+
+    def _is_last(self, name: str) -> bool:
+        """Whether this is the stream that is read out, of the decoder or the encoder."""
+        part = self.architecture.encoder if name.startswith("encoder.") else self.architecture
+        return part is not None and name.removeprefix("encoder.") == f"blocks.{part.n_layers - 1}.resid_post"
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.network.architecture
+
+    # Tensors --------------------------------------------------------------------------------
+
+    @overload
+    def __getitem__(self, key: int) -> "BlockTensors": ...
+    @overload
+    def __getitem__(self, key: str | tuple[str, int]) -> Tensor: ...
+    def __getitem__(self, key: str | int | tuple[str, int]) -> "Tensor | BlockTensors":
+        if isinstance(key, int):
+            if not 0 <= key < self.architecture.n_layers:
+                raise KeyError(f"block {key}: the architecture has {self.architecture.n_layers}, numbered from 0")
+            return BlockTensors(self, f"blocks.{key}.")
+        name = self.full_name(key)
+        return self.tensors([name])[name]
+
+    def full_name(self, key: str | tuple[str, int]) -> str:
+        """Our name of the one tensor that `key` stands for; KeyError with the reason where there is none."""
+        if isinstance(key, tuple):
+            return self.full_name(of_symbol(*key))
+        if key in DERIVED or key in self.values:
+            return key
+        try:
+            chosen = select(key, self.architecture)
+        except KeyError as error:
+            template = of_symbol_or_none(key)
+            if template is None:
+                raise error from None
+            return self.full_name(template)
+        if len(chosen) != 1:
+            raise KeyError(f"{key!r} stands for {len(chosen)} tensors: tensors({key!r}) gives all of them by name")
+        return chosen[0]
+
+    def tensors(self, patterns: str | Sequence[str]) -> dict[str, Tensor]:
+        """Every tensor that the patterns choose (`*` stands for anything), by full name, in order of computation."""
+        listed = [patterns] if isinstance(patterns, str) else list(patterns)
+        derived = [name for name in listed if name in DERIVED]
+        others = [name for name in listed if name not in DERIVED]
+        chosen = select(others, self.architecture) if others else []
+        missing = [name for name in chosen if name not in self.values]
+        recomputed = self._recompute(missing) if missing else {}
+        return {name: self.values[name] if name in self.values else recomputed[name] for name in chosen} | {
+            name: getattr(self, name) for name in derived
+        }
+
+    def _recompute(self, missing: list[str]) -> dict[str, Tensor]:
+        """Tensors that were not kept, from the kept input of the part of the pass that they belong to."""
+        if "logits" in missing:
+            self.values["logits"] = self._read_out()
+            missing = [name for name in missing if name != "logits"]
+        if self.grad and missing:
+            raise KeyError(
+                f"{missing[0]} is not in the graph of this trace: trace with keep=[{missing[0]!r}] and grad=True"
+            )
+        groups: dict[str, list[str]] = {}
+        for name in missing:
+            groups.setdefault(_segment(name), []).append(name)
+        recomputed: dict[str, Tensor] = {}
+        with frozen_network(self.network):
+            for segment, wanted in groups.items():
+                recorder = Recorder(wanted, self.functions)
+                self._run_segment(segment, recorder)
+                recomputed |= recorder.values
+        return recomputed | {"logits": self.values["logits"]} if "logits" in self.values else recomputed
+
+    def _run_segment(self, segment: str, recorder: Recorder) -> None:
+        """Run the embedding, one block or the final norm again on its own input."""
+        prefix = "encoder." if segment.startswith("encoder.") else ""
+        part, tap = self.passes[prefix], recorder.at("encoder") if prefix else recorder
+        inner = segment.removeprefix(prefix)
+        if inner == "embed":
+            part.embed(tap)
+        elif inner.startswith("blocks."):
+            layer = int(inner.split(".")[1])
+            name = f"{segment}.resid_pre"
+            # the kept input has been edited already
+            without = Recorder(recorder.keep, {n: f for n, f in recorder.edits.items() if n != name})
+            without.values = recorder.values
+            part.block(layer, self.values[name], without.at("encoder") if prefix else without)
+        else:
+            part.normalise(self.stream(prefix), tap)
+
+    def stream(self, prefix: str = "") -> Tensor:
+        """The residual stream after the last block, before the final norm [b, n, m]; `prefix` is "" or "encoder."."""
+        part = self.passes[prefix].part
+        layers = part.architecture.n_layers
+        if not layers:
+            with frozen_network(self.network):
+                return self.passes[prefix].embed(self._edits().at("encoder") if prefix else self._edits())
+        return self.values[f"{prefix}blocks.{layers - 1}.resid_post"]
+
+    @property
+    def read_out(self) -> Tensor:
+        """What the unembedding reads: the stream after the final norm, where there is one [b, n, m]."""
+        return self._final
+
+    def logits_before_cap(self) -> Tensor:
+        """The logits as they are before `logit_cap` [b, n, v], where edits of the logits have not been made yet.
+
+        Without a cap these are the logits, with their edits.
+        """
+        if not self.architecture.logit_cap:
+            return self.logits
+        with frozen_network(self.network, self.grad):
+            return self.network.unembed.before_cap(self._final)
+
+    def _edits(self) -> Tap:
+        return Recorder(edits=self.functions)
+
+    def _read_out(self) -> Tensor:
+        with frozen_network(self.network, self.grad):
+            return self._edits()("logits", self.network.unembed(self._final))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the kept tensors take."""
+        return sum(x.nbytes for x in self.values.values()) + self._final.nbytes
+
+    # What follows from the logits -----------------------------------------------------------
+
+    @property
+    def logits(self) -> Tensor:
+        """[b, n, v], of the token after each position; for a masked model, of the token at it."""
+        return self["logits"]
+
+    @property
+    def probs(self) -> Tensor:
+        """softmax(logits) [b, n, v]"""
+        return self.logits.softmax(-1)
+
+    @property
+    def loss(self) -> Tensor:
+        """-log P of each token after the first, nats [b, n - 1]; nan at padding.
+
+        Raises InputError for masked models, which have read the token that they would predict.
+        """
+        if self.architecture.attention.mask == "bidirectional":
+            raise InputError(
+                "attention.mask = bidirectional: each position has read the next token, so its loss means nothing; "
+                "hide a token with [MASK] and look at probs there"
+            )
+        logits = self.logits[:, :-1].to(torch.promote_types(self.logits.dtype, torch.float32))
+        loss = F.cross_entropy(logits.transpose(1, 2), self.ids[:, 1:], reduction="none")
+        return loss.masked_fill(~self.inputs.real[:, 1:], torch.nan)
+
+    def surprisal(self, unit: Literal["bits", "nats"] = "bits") -> Tensor:
+        """-log P of each token after the first, given those before it [b, n - 1]; nan at padding."""
+        if unit not in ("bits", "nats"):
+            raise InputError(f"unit = {unit!r}: give bits or nats")
+        return self.loss / math.log(2) if unit == "bits" else self.loss
+
+    def top(self, pos: int = -1, k: int = 10, row: int = 0) -> list[tuple[str, float]]:
+        """The k likeliest tokens at a position, as text, with their probabilities; -1 is the row's last token."""
+        probs = self.probs[row, self.position(pos, row)]
+        best = probs.topk(min(k, probs.numel()))
+        return [(self.spell(int(i)), float(p)) for p, i in zip(best.values, best.indices, strict=True)]
+
+    def __repr__(self) -> str:
+        rows, width = self.ids.shape
+        kind = type(self).__name__
+        return f"{kind}({rows} x {width} tokens, {len(self.values)} tensors kept, {len(self.edits)} edits)"
+
+
+class BlockTensors:
+    """The tensors of one block: `trace[5].attn.pattern`, `trace[5]["norm_1.scale"]`."""
+
+    def __init__(self, recording: Recording, prefix: str):
+        self._recording, self._prefix = recording, prefix
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._recording[self._prefix + name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        full, a = self._prefix + name, self._recording.architecture
+        inside = any(n.startswith(full + ".") for n in names(a))
+        if inside and canonical(full, a) not in names(a):
+            return BlockTensors(self._recording, full + ".")
+        try:
+            return self._recording[full]
+        except KeyError as error:
+            raise AttributeError(error.args[0]) from None
+
+
+def of_symbol_or_none(symbol: str) -> str | None:
+    """The tensor outside the blocks that a symbol of the source texts stands for."""
+    try:
+        return of_symbol(symbol)
+    except KeyError as error:
+        if "no source text" in error.args[0]:
+            return None
+        raise
+
+
+def _segment(name: str) -> str:
+    """The part of a pass that computes a tensor: embed, blocks.i or final_norm, with the prefix encoder. if needed."""
+    prefix = "encoder." if name.startswith("encoder.") else ""
+    inner = name.removeprefix(prefix)
+    if inner in TEMPLATES_BEFORE:
+        return prefix + "embed"
+    return prefix + (".".join(inner.split(".")[:2]) if inner.startswith("blocks.") else "final_norm")

@@ -1,0 +1,93 @@
+"""The weights that attention heads and neurons are read from, with the two tables of the vocabulary."""
+
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from pellucid.architecture import Architecture
+from pellucid.lens.core.input_view import VocabularyView
+from pellucid.lens.weights.factored_matrix import exact
+from pellucid.lens.weights.folding import weights_view
+from pellucid.model import Transformer
+from pellucid.text.tokenizers.base import Tokenizer
+
+Part = Literal["attn", "cross", "encoder"]
+
+
+class CircuitError(ValueError):
+    """A circuit that this architecture does not have."""
+
+
+class CircuitWeights(VocabularyView):
+    """The weights of one part of a network, raw or folded, with the embedding and the unembedding it is read through.
+
+    Every matrix is a view of the network's own memory unless something is folded.
+    """
+
+    def __init__(
+        self,
+        network: Transformer,
+        tokenizer: Tokenizer | None = None,
+        *,
+        part: Part = "attn",
+        fold_norms: bool = False,
+        centre: bool = False,
+    ):
+        if part not in get_args(Part):
+            raise CircuitError(f"part = {part!r}: give one of {', '.join(get_args(Part))}")
+        if part != "attn" and network.architecture.encoder is None:
+            raise CircuitError(f"part = {part}: this architecture has no encoder; leave part out")
+        self.network, self.tokenizer, self.part = network, tokenizer, part
+        self.weights = weights_view(network, fold_norms=fold_norms, centre=centre)
+        self.folded = fold_norms or centre
+
+    @property
+    def architecture(self) -> Architecture:
+        """The architecture of the part that is looked at."""
+        a = self.network.architecture
+        return a.encoder if self.part == "encoder" and a.encoder is not None else a
+
+    @property
+    def engine(self) -> Any:
+        """The module of the part that is looked at: the network, or its encoder."""
+        return self.network.encoder if self.part == "encoder" else self.network
+
+    def prefix(self, layer: int) -> str:
+        """What the names of a block's attention weights begin with."""
+        scope = "cross" if self.part == "cross" else "attn"
+        return f"{'encoder.' if self.part == 'encoder' else ''}blocks.{layer}.{scope}."
+
+    @cached_property
+    def W_E(self) -> Tensor:  # noqa: N802
+        """[v, m], a row for each token, as it enters the stream of this part: before embed_scale and a norm."""
+        own = self.part == "encoder" and self.network.architecture.source_embed == "own"
+        return self.weights["encoder.embed.token.weight" if own else "embed.token.weight"]
+
+    @cached_property
+    def W_U(self) -> Tensor:  # noqa: N802
+        """[v, m], times logit_scale: logits = x W_U^T. CircuitError where the stream is not read out linearly."""
+        a = self.architecture
+        if self.part == "encoder":
+            raise CircuitError("an encoder's stream is read by the decoder's blocks, not by an unembedding")
+        if a.readout == "none":
+            raise CircuitError("readout = none: this model has no unembedding; ask for its circuits in the stream")
+        if a.readout == "bert":
+            raise CircuitError(
+                "readout = bert: a non-linear map stands between the stream and W_U, so nothing written there has "
+                "a logit of its own; ask for the circuits in the stream, .ov and .qk()"
+            )
+        name = "unembed.weight" if self.weights.architecture.unembed == "untied" else "embed.token.weight"
+        return self.weights[name] if a.logit_scale == "1" else self.weights[name] * a.unembed_scale
+
+    @cached_property
+    def read_E(self) -> Tensor:  # noqa: N802
+        """c W_E [v, m] with c = embed_scale: what a head of the blocks reads of a token."""
+        if self.part == "cross":
+            raise CircuitError("cross-attention reads the encoder's output, which no embedding matrix gives")
+        return self.W_E if self.architecture.embed_scale == "1" else self.W_E * self.architecture.d_model**0.5
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """G = (c W_E)^T W_U [m, m], float32 or better"""
+        return exact(self.read_E).T @ exact(self.W_U)
