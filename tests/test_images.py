@@ -153,7 +153,7 @@ def test_a_run_is_trained_saved_loaded_and_scored(tmp_path, capsys, monkeypatch)
     assert {"recipe.json", "architecture.json", "data.json", "metrics.jsonl", "checkpoints"} <= {
         p.name for p in run.iterdir()
     }
-    model = pellucid.load(run)
+    model = pellucid.load_images(run)
     images, labels = bars(9)
     assert (model.classify(images) == labels).all()
     assert model.score(images, labels).accuracy == 1.0
@@ -201,9 +201,9 @@ def test_weights_that_diverge_end_the_run_with_3_and_what_was_good_stays(tmp_pat
         assert says in error
         assert steps_of(tmp_path / name)
         assert "NaN" not in (tmp_path / name / "metrics.jsonl").read_text()
-        assert pellucid.load(tmp_path / name).score(*bars(9)).n == 9
+        assert pellucid.load_images(tmp_path / name).score(*bars(9)).n == 9
     with pytest.raises(ValueError, match="has no checkpoint of step 9: say best, last, or one of the steps 2"):
-        pellucid.load(tmp_path / "a", checkpoint="9")
+        pellucid.load_images(tmp_path / "a", checkpoint="9")
 
 
 def test_a_run_that_cannot_be_is_refused_before_anything_is_written(tmp_path, capsys):

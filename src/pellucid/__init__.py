@@ -4,44 +4,126 @@
     model = pellucid.load(run.path)
     model.generate("Once upon a time", max_tokens=200, seed=1).text
     model.score("To be, or not to be").bits_per_byte
+    model.trace("To be, or not to be").show().save("trace.html")
 
-Names are loaded when they are first used: importing the package costs nothing.
+    train, load               train a model; open a run, a saved model or a Hugging Face model
+    load_predictor            open a run of an n-gram, a neural probabilistic or a recurrent predictor
+    load_images               open a run of an image classifier
+    convert                   write a model in another layout: Hugging Face, GGUF, an adapter
+    train_tokenizer, load_tokenizer
+    preset, Architecture      a described architecture, by name or option by option
+    Recipe                    everything that decides a run
+    show                      a picture of a trace or of a result
+
+Each name is imported when it is first used, so importing the package is fast.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pellucid.architecture import MLP as MLP
     from pellucid.architecture import Architecture as Architecture
+    from pellucid.architecture import Attention as Attention
+    from pellucid.architecture import Dropout as Dropout
+    from pellucid.architecture import Norm as Norm
+    from pellucid.architecture import Positions as Positions
     from pellucid.architecture import count_parameters as count_parameters
     from pellucid.conversion import convert as convert
+    from pellucid.edits import Edit as Edit
+    from pellucid.generate.scoring import Score as Score
+    from pellucid.generate.text import Generated as Generated
     from pellucid.language_model import LanguageModel as LanguageModel
     from pellucid.language_model import load as load
     from pellucid.language_model import train as train
+    from pellucid.lens.show.figure import show as show
+    from pellucid.lens.trace import Trace as Trace
+    from pellucid.lens.weights.circuits import Circuits as Circuits
+    from pellucid.lens.weights.head_weights import Head as Head
+    from pellucid.predictors.load import load_predictor as load_predictor
+    from pellucid.predictors.predictor import Predictor as Predictor
     from pellucid.presets import preset as preset
     from pellucid.text.tokenizers.from_files import train_tokenizer as train_tokenizer
     from pellucid.text.tokenizers.tokenizer import load_tokenizer as load_tokenizer
+    from pellucid.training.config import TextOptions as TextOptions
+    from pellucid.training.config import TrainOptions as TrainOptions
+    from pellucid.training.recipe import Recipe as Recipe
+    from pellucid.training.run import Run as Run
+    from pellucid.vision.run import ImageModel as ImageModel
+    from pellucid.vision.run import load_images as load_images
 
 __version__ = "0.1.0"
 
-_HOMES = {
+#: the module that each public name is imported from
+_MODULES = {
     "Architecture": "pellucid.architecture",
+    "Attention": "pellucid.architecture",
+    "Circuits": "pellucid.lens.weights.circuits",
+    "Dropout": "pellucid.architecture",
+    "Edit": "pellucid.edits",
+    "Generated": "pellucid.generate.text",
+    "Head": "pellucid.lens.weights.head_weights",
+    "ImageModel": "pellucid.vision.run",
     "LanguageModel": "pellucid.language_model",
+    "MLP": "pellucid.architecture",
+    "Norm": "pellucid.architecture",
+    "Positions": "pellucid.architecture",
+    "Predictor": "pellucid.predictors.predictor",
+    "Recipe": "pellucid.training.recipe",
+    "Run": "pellucid.training.run",
+    "Score": "pellucid.generate.scoring",
+    "TextOptions": "pellucid.training.config",
+    "Trace": "pellucid.lens.trace",
+    "TrainOptions": "pellucid.training.config",
     "convert": "pellucid.conversion",
     "count_parameters": "pellucid.architecture",
     "load": "pellucid.language_model",
+    "load_images": "pellucid.vision.run",
+    "load_predictor": "pellucid.predictors.load",
     "load_tokenizer": "pellucid.text.tokenizers.tokenizer",
     "preset": "pellucid.presets",
+    "show": "pellucid.lens.show.figure",
     "train": "pellucid.language_model",
     "train_tokenizer": "pellucid.text.tokenizers.from_files",
 }
-# train is a function here and also the name of a room, which importing would put in its place
-__all__ = ["__version__", *sorted(_HOMES)]
+# written out, not taken from _MODULES, because type checkers do not run this file
+__all__ = [
+    "MLP",
+    "Architecture",
+    "Attention",
+    "Circuits",
+    "Dropout",
+    "Edit",
+    "Generated",
+    "Head",
+    "ImageModel",
+    "LanguageModel",
+    "Norm",
+    "Positions",
+    "Predictor",
+    "Recipe",
+    "Run",
+    "Score",
+    "TextOptions",
+    "Trace",
+    "TrainOptions",
+    "__version__",
+    "convert",
+    "count_parameters",
+    "load",
+    "load_images",
+    "load_predictor",
+    "load_tokenizer",
+    "preset",
+    "show",
+    "train",
+    "train_tokenizer",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'pellucid' has no attribute {name!r}")
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Unpack, cast, get_args
+from typing import Any, Literal, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -42,7 +42,6 @@ from pellucid.lens.weights.weight_edits import with_edits
 from pellucid.model import Transformer
 from pellucid.model.weights import check_finite, save_weights
 from pellucid.plan.sizing import sizing_of
-from pellucid.predictors.load import load_predictor
 from pellucid.predictors.on_text import Progress, score_given, with_baselines
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.train import Kind, train_predictor
@@ -53,6 +52,7 @@ from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 from pellucid.training import run as runs
 from pellucid.training.checkpoint import steps_of
+from pellucid.training.kinds import check_loader, kind_of
 from pellucid.training.recipe import (
     Recipe,
     RecipeError,
@@ -66,11 +66,10 @@ from pellucid.training.recipe import (
 from pellucid.training.reporter import PlainReporter, QuietReporter, make_reporter
 from pellucid.training.resolve_recipe import resolve_device, with_length
 from pellucid.training.run import Run
-from pellucid.training.run_dir import read_json
 from pellucid.training.text_parts import HeldOut, add_held_out
 from pellucid.verify import Report, verify
 from pellucid.vision.run import KIND as IMAGES
-from pellucid.vision.run import ImageModel, ImageRun, load_images, train_images
+from pellucid.vision.run import ImageRun, train_images
 
 
 class ModelError(ValueError):
@@ -343,53 +342,60 @@ def load(
     trust: bool = False,
     tokenizer: Tokenizer | str | Path | None = None,
     allow_nan: bool = False,
-) -> "LanguageModel | Predictor | ImageModel":
-    """The model in a run's folder, at its best (lowest held-out loss), last or numbered checkpoint, or in a saved one.
+) -> LanguageModel:
+    """Open a transformer: a run's folder, a saved model, a Hugging Face folder, or a name on the Hugging Face hub.
 
-    A Hugging Face folder is read as it is, and a name that is no folder here (`gpt2`, `OWNER/NAME`) is fetched from
-    the hub; nothing in it is run, and `trust` is needed for pickled weights and for tokenizers whose patterns are
-    not known to be safe. A run of another kind than transformer gives a Predictor, which is used the same way, or an
-    ImageModel. Raises ValueError when there is no model, or it is damaged.
+    A name that is no folder here (`gpt2`, `OWNER/NAME`) is fetched from the hub. Runs of other kinds are opened by
+    `load_predictor` and `load_images`. Raises ValueError when there is no model, it is damaged, or it is of another
+    kind.
 
-    tokenizer   a tokenizer, or its file or folder, in place of the model's own. A folder that holds none, and none
-                given: texts are ids in digits ("17 4 250")
+    checkpoint  of a run: best (lowest held-out loss), last, or the number of a step
+    device      auto, cpu, cuda, ...
+    dtype       of the weights; a run is trained and saved in float32
+    trust       open pickled weights, and tokenizers whose patterns are not known to be safe. No code is ever run
+    tokenizer   a tokenizer, or its file or folder, in place of the model's own. Where a folder has none and none is
+                given, texts are ids in digits ("17 4 250")
     allow_nan   open a model although its weights hold NaN or infinity, to look into it
     """
-    folder, place = find_folder(model), resolve_device(device)
+    folder, torch_device = find_folder(model), resolve_device(device)
     if (folder / "recipe.json").exists():
-        if (kind := kind_of(folder)) == IMAGES:
-            return load_images(folder, checkpoint=checkpoint, device=str(place), allow_nan=allow_nan)
+        check_loader(folder, "load")
         if tokenizer is not None:
             raise ModelError(
                 f"{folder} is a run, which has the tokenizer that it was trained with: leave tokenizer out"
             )
-        if kind != "transformer":
-            return load_predictor(folder, checkpoint=checkpoint, device=str(place), allow_nan=allow_nan)
-        network, own, step = runs.load_run(folder, checkpoint, place, base_weights, dtype)
+        network, own, step = runs.load_run(folder, checkpoint, torch_device, base_weights, dtype)
         check_finite(network, f"{folder}, step {step}", allow_nan)
         return LanguageModel(network, own, {"folder": str(folder), "step": step})
-    found = open_folder(folder, trust=trust)
-    if (reads := found.tokenizer(tokenizer)) is None:
-        reads = found.ids()
-    for sentence in found.notes(reads):
+    opened = open_folder(folder, trust=trust)
+    if (reads := opened.tokenizer(tokenizer)) is None:
+        reads = opened.ids()
+    for sentence in opened.notes(reads):
         warnings.warn(sentence, LoadWarning, stacklevel=2)
-    network = fill_network(Transformer(found.architecture).to(dtype), found.ours())
+    network = fill_network(Transformer(opened.architecture).to(dtype), opened.ours())
     check_finite(network, str(folder), allow_nan)
-    return LanguageModel(network.to(place).eval(), reads, {"folder": str(folder)})
+    return LanguageModel(network.to(torch_device).eval(), reads, {"folder": str(folder)})
 
 
-def heads_over(run: str | Path, *, steps: Sequence[int] | None = None, **options: Any) -> dict[int, Heads]:
+def heads_over(
+    run: str | Path,
+    *,
+    steps: Sequence[int] | None = None,
+    text: Texts | None = None,
+    rows: int = 4,
+    period: int | None = None,
+    seed: int = 0,
+    **options: Unpack[InputOptions],
+) -> dict[int, Heads]:
     """The scores of the heads at each checkpoint of a run, by step: how they came to do what they do.
 
-    `steps` picks checkpoints; options are those of `LanguageModel.heads`.
+    `steps` picks checkpoints, all of them unless given; the other options are those of `LanguageModel.heads`.
     """
-    found = {}
-    for step in steps_of(Path(run)) if steps is None else steps:
-        model = load(run, checkpoint=str(step))
-        if not isinstance(model, LanguageModel):
-            raise ModelError(f"{run} holds no transformer, so there are no heads: give the run of one")
-        found[step] = model.heads(**options)
-    return found
+    check_loader(Path(run), "load")
+    return {
+        step: load(run, checkpoint=str(step)).heads(text, rows=rows, period=period, seed=seed, **options)
+        for step in (steps_of(Path(run)) if steps is None else steps)
+    }
 
 
 def train(
@@ -500,9 +506,9 @@ def start_from(
     if preset:
         raise RecipeError(f"--from takes the architecture of {model}: leave out --preset {preset}")
     check_changes(changes, file)
+    if (Path(model) / "recipe.json").exists() and (kind := kind_of(Path(model))) != "transformer":
+        raise ModelError(f"{model} is a run of kind {kind}: --from needs a transformer")
     source = load(model, device="cpu")
-    if not isinstance(source, LanguageModel):
-        raise ModelError(f"{model} holds a predictor of kind {source.kind}: --from needs a transformer")
     weights = dict(source.network.named_parameters())
     base = base_of(model, source.provenance, weights)
     made = replace(make_recipe_on(source.architecture, paths, changes, file), base=base)
@@ -544,24 +550,6 @@ def with_adapter(run: Run) -> Run:
     if run.recipe.adapt.rank and steps_of(run.path):
         write_run_adapter(run.path, run.path / "adapter")
     return run
-
-
-def kind_of(run: Path) -> str:
-    """What a run's folder holds: transformer, ngram, neural-probabilistic or recurrent.
-
-    Raises RecipeError where recipe.json is missing, is damaged, or names another kind.
-    """
-    if not (path := run / "recipe.json").exists():
-        what = "has no recipe.json" if run.exists() else "does not exist"
-        raise RecipeError(f"{run} {what}: give the folder of a run, such as runs/NAME")
-    values = read_json(path)
-    kind = values.get("kind", "transformer") if isinstance(values, dict) else None
-    if not isinstance(kind, str) or kind not in ("transformer", IMAGES, *get_args(Kind)):
-        raise RecipeError(
-            f"{path} is no recipe: expected an object whose kind is transformer, {', '.join(get_args(Kind))} or "
-            f"{IMAGES}, found {kind!r}; was the file written by a later version, or damaged?"
-        )
-    return kind
 
 
 def sampler_of(recipe: Recipe) -> runs.Sampler | None:

@@ -245,7 +245,7 @@ def test_what_is_not_there_is_refused_with_the_reason():
         plain.neuron(0, 32)
     with pytest.raises(CircuitError, match="no gate"):
         _ = plain.neuron(0, 0).gate
-    with pytest.raises(CircuitError, match="reads no encoder"):
+    with pytest.raises(CircuitError, match="has no encoder"):
         Circuits(make_network(A), part="cross")
     with pytest.raises(CircuitError, match="readout = bert"):
         Circuits(make_network(A.with_fields({"readout": "bert"}))).copying()

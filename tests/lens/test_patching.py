@@ -311,7 +311,7 @@ def test_metrics(a):
         (lambda n: patch(n, None, [[1, 2]] * 2, [[3, 4]] * 2, logit(1)), "one clean text and one corrupt one"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit(1), mode="fast"), "say exact, attribution or both"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit(1), positions=[7]), "positions from 0 to 1"),
-        (lambda n: patch(n, None, [1, 2], [3, 4], logit("a")), "without a tokenizer"),
+        (lambda n: patch(n, None, [1, 2], [3, 4], logit("a")), "no tokenizer"),
         (lambda n: patch(n, None, [1, 2], [3, 4], lambda logits: logits), r"got function: measure\(f\) makes one"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit(1, pos=5)), "row 0 has 2 tokens"),
         (lambda n: ablate(n, None, [1, 2], logit(1), kind="one"), "say zero, mean or resample"),

@@ -144,7 +144,7 @@ def test_texts_are_fed_as_they_are():
         ([[]], {}, "text 0 has 0 tokens"),
         ([1] * 9, {}, "expected 1 to n_ctx = 8"),
         ([11], {}, "this network knows 0 to 10"),
-        ("text", {}, "without a tokenizer"),
+        ("text", {}, "no tokenizer"),
         ([1], {"source": [2]}, "leave source out"),
         ([1], {"prefix": 1}, "leave prefix out"),
     ],
@@ -190,7 +190,7 @@ def test_a_trace_with_gradients_keeps_the_graph():
     t = trace(network, None, draw_tokens(A), keep=["blocks.0.attn.pattern"], grad=True)
     (slope,) = torch.autograd.grad(t.logits.square().sum(), [t["blocks.0.attn.pattern"]])
     assert slope.abs().max() > 0
-    with pytest.raises(KeyError, match="say keep="):
+    with pytest.raises(KeyError, match="trace with keep="):
         _ = t["blocks.0.attn.z"]
     assert not trace(network, None, draw_tokens(A), keep="*").logits.requires_grad
 

@@ -24,7 +24,7 @@ def runs(tmp_path_factory, shakespeare):
 
 @pytest.fixture(scope="module")
 def parts(runs):
-    return pellucid.load(runs / "learned"), pellucid.load(runs / "counted")
+    return pellucid.load(runs / "learned"), pellucid.load_predictor(runs / "counted")
 
 
 TEXT = "Speak, speak. First, you know Caius Marcius is chief enemy to the people."

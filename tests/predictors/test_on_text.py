@@ -75,7 +75,7 @@ def test_ngrams_are_counted_on_the_training_text_of_the_run(runs, shakespeare):
 
 
 def test_the_trigram_of_a_run_is_an_ngram_run_of_order_3(runs):
-    counted = pellucid.load(runs / "counted")
+    counted = pellucid.load_predictor(runs / "counted")
     found = counted.score(TEXT, baselines=True)
     assert {name: nats for name, nats, _ in found.baselines}["trigram"] == pytest.approx(found.loss, rel=1e-12)
     mixture = pellucid.load(runs / "learned").mixed_with(counted)
@@ -114,8 +114,8 @@ def test_what_is_not_utf8_counts_as_the_bytes_that_it_is(runs, tmp_path):
     """As in training, so that bits per byte compare."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"Speak, sp\xe9ak, and then speak of nothing else at all.")
-    for name in ("learned", "counted"):
-        found = pellucid.load(runs / name).score(path)
+    for model in (pellucid.load(runs / "learned"), pellucid.load_predictor(runs / "counted")):
+        found = model.score(path)
         assert found.n_bytes == len(path.read_bytes())
         assert found.bits_per_byte == pytest.approx(-found.log_prob / math.log(2) / found.n_bytes, rel=1e-12)
         assert found.notes[0].startswith("1 sequence of bytes is not UTF-8")

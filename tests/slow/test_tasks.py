@@ -8,6 +8,7 @@ import torch
 
 from pellucid.generate import generate
 from pellucid.language_model import load, train
+from pellucid.predictors.load import load_predictor
 from pellucid.predictors.ngram import NGram, UnseenContextError
 from pellucid.text.read.documents import bundled
 from pellucid.training.checkpoint import steps_of
@@ -88,7 +89,7 @@ def test_a_network_needs_fewer_bits_than_four_letters_tell(tmp_path: Path):
     print(f"F_4 {counted.bits_per_byte:.3f}, network {learned.bits_per_byte:.3f} bits per character")
     assert learned.bits_per_byte < counted.bits_per_byte
     end = bundled("shakespeare").read_text(encoding="utf-8")[-20_000:]
-    network, counts = load(learned.path), load(counted.path)
+    network, counts = load(learned.path), load_predictor(counted.path)
     losses = [predictor.score(end).loss for predictor in (network, counts, network.mixed_with(counts))]
     print("nats per character of the last 20,000: network {:.3f}, counts {:.3f}, both by half {:.3f}".format(*losses))
     assert losses[2] < min(losses[:2]) - 0.02

@@ -1,9 +1,14 @@
 """What a command was asked to work on."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pellucid.cli.options import CheckpointOptions, MixOptions, OptionError
+
+if TYPE_CHECKING:
+    from pellucid.language_model import LanguageModel
+    from pellucid.predictors.predictor import Predictor
+    from pellucid.vision.run import ImageModel
 
 
 def check_checkpoint(model: str, checkpoint: str) -> None:
@@ -12,27 +17,31 @@ def check_checkpoint(model: str, checkpoint: str) -> None:
         raise OptionError(f"--checkpoint {checkpoint} goes with a run, and {model} is none: leave it out")
 
 
-def loaded_from(model: str, options: CheckpointOptions) -> Any:
-    """What `pellucid.load` gives."""
+def loaded_from(model: str, options: CheckpointOptions) -> "LanguageModel | Predictor | ImageModel":
+    """The model at the checkpoint and on the device that were asked for."""
     check_checkpoint(model, options.checkpoint)
+    return open_any(model, options.checkpoint, options.device)
 
+
+def open_any(model: str, checkpoint: str = "best", device: str = "auto") -> "LanguageModel | Predictor | ImageModel":
+    """The model, opened by the function for its kind: load, load_predictor or load_images."""
     import pellucid
+    from pellucid.training.kinds import LOADERS, kind_of
 
-    return pellucid.load(model, checkpoint=options.checkpoint, device=options.device)
+    loader = LOADERS[kind_of(Path(model))] if (Path(model) / "recipe.json").exists() else "load"
+    return getattr(pellucid, loader)(model, checkpoint=checkpoint, device=device)
 
 
 def mixed_from(model: str, options: MixOptions) -> Any:
-    """What `pellucid.load` gives, mixed with the n-gram of the run `options.mix` where one is named."""
+    """The model, mixed with the n-gram of the run `options.mix` where one is named."""
     if not options.mix and options.mix_weight is not None:
         raise OptionError(f"--mix-weight {options.mix_weight} without --mix: name the run of an n-gram to mix with")
     loaded = loaded_from(model, options)
     if not options.mix:
         return loaded
 
-    import pellucid
-
     weight = 0.5 if options.mix_weight is None else options.mix_weight
-    return transformer_of(loaded, model).mixed_with(pellucid.load(options.mix), weight)
+    return transformer_of(loaded, model).mixed_with(open_any(options.mix), weight)
 
 
 def transformer_of(loaded: Any, name: str) -> Any:

@@ -14,19 +14,22 @@ from pellucid.predictors.recipe import PredictorRecipe, read_predictor_recipe
 from pellucid.predictors.recurrent import Recurrent, RecurrentOptions
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.training.checkpoint import CheckpointError, named_checkpoint
+from pellucid.training.kinds import check_loader
 from pellucid.training.resolve_recipe import resolve_device
 from pellucid.training.run_dir import read_json
 
 
 def load_predictor(
-    run: str | Path, *, checkpoint: str = "best", device: str = "cpu", allow_nan: bool = False
+    run: str | Path, *, checkpoint: str = "best", device: str = "auto", allow_nan: bool = False
 ) -> Predictor:
-    """The predictor in a run's folder, at its best (lowest held-out loss), last or numbered checkpoint.
+    """Open a run of an n-gram, a neural probabilistic or a recurrent predictor.
 
-    A mixture is the network at its best checkpoint with the n-gram; other checkpoints are the network alone.
-    Raises ValueError where there is no predictor, it is damaged, or, unless `allow_nan`, its weights hold NaN.
+    `checkpoint` is best (lowest held-out loss), last, or the number of a step. A mixture is the network at its best
+    checkpoint with the n-gram; other checkpoints are the network alone. Raises ValueError where there is no predictor,
+    it is damaged, or, unless `allow_nan`, its weights hold NaN or infinity.
     """
     run = Path(run)
+    check_loader(run, "load_predictor")
     recipe, tokenizer = read_predictor_recipe(run), load_tokenizer(run)
     if recipe.kind == "ngram":
         if checkpoint not in ("best", "last"):

@@ -26,6 +26,7 @@ from pellucid.training.checkpoint import (
     write_json,
 )
 from pellucid.training.interrupt import Interrupted, Interruption
+from pellucid.training.kinds import check_loader
 from pellucid.training.loop import NumericsError
 from pellucid.training.metrics import MetricsFile
 from pellucid.training.recipe import RecipeError
@@ -152,7 +153,7 @@ class ImageScore:
 
 @dataclass
 class ImageModel:
-    """What `pellucid.load` returns of an image classifier's run."""
+    """An image classifier that `load_images` opened."""
 
     network: ImageClassifier
     recipe: ImageRecipe
@@ -326,13 +327,15 @@ def keep(
 
 
 def load_images(
-    run: str | Path, *, checkpoint: str = "best", device: str = "cpu", allow_nan: bool = False
+    run: str | Path, *, checkpoint: str = "best", device: str = "auto", allow_nan: bool = False
 ) -> ImageModel:
-    """The classifier in a run's folder at its best (lowest held-out loss), last or numbered epoch.
+    """Open a run of an image classifier.
 
-    Weights that hold NaN or infinity are refused unless `allow_nan`.
+    `checkpoint` is best (lowest held-out loss), last, or the number of an epoch. Raises ValueError where there is no
+    image classifier, it is damaged, or, unless `allow_nan`, its weights hold NaN or infinity.
     """
     run = Path(run)
+    check_loader(run, "load_images")
     recipe = ImageRecipe.read(run)
     step = int(checkpoint) if checkpoint.isdigit() else best_step(run) if checkpoint == "best" else None
     if not checkpoint.isdigit() and checkpoint not in ("best", "last"):

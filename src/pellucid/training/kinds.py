@@ -1,0 +1,40 @@
+"""What a run's folder holds, and which function opens it."""
+
+from pathlib import Path
+
+from pellucid.training.recipe import RecipeError
+from pellucid.training.run_dir import read_json
+
+#: the public function that opens a run of each kind
+LOADERS = {
+    "transformer": "load",
+    "ngram": "load_predictor",
+    "neural-probabilistic": "load_predictor",
+    "recurrent": "load_predictor",
+    "image-classifier": "load_images",
+}
+
+
+def kind_of(run: Path) -> str:
+    """The kind of a run, one of LOADERS.
+
+    Raises RecipeError where recipe.json is missing, is damaged, or names another kind.
+    """
+    if not (path := run / "recipe.json").exists():
+        what = "has no recipe.json" if run.exists() else "does not exist"
+        raise RecipeError(f"{run} {what}: give the folder of a run, such as runs/NAME")
+    values = read_json(path)
+    kind = values.get("kind", "transformer") if isinstance(values, dict) else None
+    if not isinstance(kind, str) or kind not in LOADERS:
+        raise RecipeError(
+            f"{path} is no recipe: expected an object whose kind is one of {', '.join(LOADERS)}, found {kind!r}; was "
+            "the file written by a later version, or damaged?"
+        )
+    return kind
+
+
+def check_loader(run: Path, loader: str) -> None:
+    """Raise RecipeError where another function opens runs of this kind."""
+    kind = kind_of(run)
+    if LOADERS[kind] != loader:
+        raise RecipeError(f"{run} is a run of kind {kind}: open it with pellucid.{LOADERS[kind]}(...)")
