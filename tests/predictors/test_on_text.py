@@ -204,5 +204,5 @@ def test_the_command_advises_options_that_it_has(runs, tmp_path, capsys):
         capsys.readouterr()
     assert main(["score", str(runs / "learned"), str(tmp_path / "advised")]) == 2
     said = capsys.readouterr().err
-    assert "is a folder of 3 files, and one text is read: name one of them, such as" in said
+    assert "is a folder of 3 files, but this command reads one text: name one file, such as" in said
     assert "--" not in said

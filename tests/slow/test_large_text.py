@@ -13,7 +13,7 @@ from pellucid.text import learn_tokenizer
 SCRIPT = """
 import json, sys, threading, time
 from pathlib import Path
-from pellucid.text import load_tokenizer, prepare, read_corpus, split_corpus
+from pellucid.text import load_tokenizer, prepare_tokens, read_corpus, split_corpus
 
 def anonymous():
     status = Path("/proc/self/status").read_text()
@@ -27,7 +27,7 @@ def look():
         time.sleep(0.005)
 looking = threading.Thread(target=look)
 looking.start()
-tokens = prepare(split_corpus(read_corpus(sys.argv[1])), load_tokenizer(sys.argv[2]), sys.argv[3], workers=2)
+tokens = prepare_tokens(split_corpus(read_corpus(sys.argv[1])), load_tokenizer(sys.argv[2]), sys.argv[3], workers=2)
 done.set()
 looking.join()
 print(json.dumps({"grown": peak[0] - before, "tokens": len(tokens.part("train"))}))

@@ -117,7 +117,7 @@ def test_what_is_not_there_is_refused(tmp_path):
         read_corpus([])
     with pytest.raises(DocumentError, match=r"\.pdf files are not read"):
         read_corpus(write(tmp_path, {"a.pdf": b"x"}) / "a.pdf")
-    with pytest.raises(DocumentError, match="say one of shakespeare"):
+    with pytest.raises(DocumentError, match="choose one of shakespeare"):
         bundled("milton")
 
 

@@ -120,7 +120,7 @@ def test_a_damaged_shard_of_an_interrupted_call_is_not_taken_over(split, tmp_pat
 
 SCRIPT = """
 import os, signal, sys
-from pellucid.text import prepare, read_corpus, split_corpus, train_tokenizer
+from pellucid.text import learn_tokenizer, prepare_tokens, read_corpus, split_corpus
 from pellucid.text.tokens import encode as encoding
 encoding.UNIT = 3000
 after, seen = int(sys.argv[3]), []
@@ -129,7 +129,8 @@ def kill(stage, done, total):
     if len(seen) == after:
         os.kill(os.getpid(), signal.SIGKILL)
 split = split_corpus(read_corpus(sys.argv[1]), 0.2)
-prepare(split, train_tokenizer("byte", []), sys.argv[2], progress=kill, shard_tokens=9000, workers=int(sys.argv[4]))
+workers = int(sys.argv[4])
+prepare_tokens(split, learn_tokenizer("byte", []), sys.argv[2], progress=kill, shard_tokens=9000, workers=workers)
 """
 
 

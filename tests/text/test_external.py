@@ -168,7 +168,7 @@ def test_steps_that_are_not_known_need_trust(part, step, shakespeare, tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda c: c.update(added_tokens=[]), "declares no end of a text"),
+        (lambda c: c.update(added_tokens=[]), "declares no end-of-text token"),
         (lambda c: c["added_tokens"][0].update(id=2**31), "expected 0 to"),
         (lambda c: c["added_tokens"][0].update(id=-1), "engine failed"),
         (lambda c: c["model"].update(vocab=7), "damaged|engine failed"),

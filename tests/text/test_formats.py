@@ -221,7 +221,7 @@ def test_the_format_can_be_said(tmp_path):
     assert texts_of(path, format="jsonl") == TEXTS
     assert len(texts_of(path)) == 1
     assert texts_of(put(tmp_path, "a.json", json_lines(TEXTS)), format="jsonl") == TEXTS
-    with pytest.raises(DocumentError, match="say auto or one of plain, html"):
+    with pytest.raises(DocumentError, match="choose auto or one of plain, html"):
         ReadOptions(format="xml")
 
 
@@ -232,7 +232,7 @@ def test_the_field_is_chosen_or_the_only_one(tmp_path):
     rows = [{"title": "a", "body": "b"}, {"title": "c", "body": "d"}]
     many = put(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     assert texts_of(many, field="body") == ["b", "d"]
-    refused(many, "several hold text, title, body: say with --field which field")
+    refused(many, "several hold text, title, body: choose a field with --field")
     refused(many, r"a\.jsonl, line 1: no field 'boby'; the fields are title, body", field="boby")
     assert texts_of(put(tmp_path, "b.jsonl", json_lines(TEXTS, "content"))) == TEXTS
     assert texts_of(put(tmp_path, "c.jsonl", '"plain"\n"strings"\n\n')) == ["plain", "strings"]
@@ -520,7 +520,7 @@ def test_patterns_follow_no_links_to_folders(tmp_path):
 def test_a_file_called_as_standard_input_is(tmp_path):
     put(tmp_path, "d/-", "text")
     put(tmp_path, "d/e", "text")
-    refused(tmp_path / "d", "is called as standard input is")
+    refused(tmp_path / "d", "has the name that means standard input")
 
 
 @pytest.mark.parametrize(
@@ -561,7 +561,7 @@ def test_columns_of_one_name_are_refused(tmp_path):
 def test_the_field_of_json_lines_is_what_every_row_says(tmp_path):
     """Null may be a text that this row lacks; a row with `text` behind rows without it leaves the choice open."""
     refused(put(tmp_path, "a.jsonl", '{"title": "T", "body": null}\n'), "several hold text, title, body")
-    refused(put(tmp_path, "b.jsonl", '{"body": "x"}\n{"body": "y", "text": "z"}\n'), "line 2: a field 'text'")
+    refused(put(tmp_path, "b.jsonl", '{"body": "x"}\n{"body": "y", "text": "z"}\n'), "line 2: the field 'text'")
     path = put(tmp_path, "c.jsonl", '{"text": null}\n{"text": "z"}\n{"body": "y", "text": "z", "n": 1}\n')
     assert texts_of(path) == ["z", "z"]
     refused(put(tmp_path, "d.jsonl", '{"n": ' + "1" * 5000 + "}\n"), "line 1.*a number is too long")
@@ -788,7 +788,7 @@ BAD = (
 
 def test_everything_that_is_wrong_with_a_folder_is_said_at_once(tmp_path):
     with pytest.raises(
-        DocumentError, match="6 files cannot be read; mend them, or leave them out with --skip-bad"
+        DocumentError, match="6 files cannot be read; repair them, or leave them out with --skip-bad"
     ) as e:
         read_corpus(bad_folder(tmp_path))
     lines = str(e.value).splitlines()

@@ -66,7 +66,7 @@ def test_bytes_that_are_not_utf8_are_told_as_in_training_and_count_as_they_are(t
     assert note.startswith(
         "2 sequences of bytes are not UTF-8 and became U+FFFD, in 1 of the files, the first in a.txt at"
     )
-    assert note.endswith("say which: --encoding latin-1")
+    assert note.endswith("name it: --encoding latin-1")
     named = read_one_text(path, ReadOptions(encoding="latin-1"))
     assert named.counted == f"the bytes in UTF-8 of the text converted from LATIN-1; the file has {one.n_bytes}"
     assert named.notes == ()
@@ -79,11 +79,11 @@ def test_several_texts_are_refused_with_what_to_do(tmp_path):
         read_one_text(tmp_path)
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(
-        DocumentError, match=r"is a folder of 2 files, and one text is read: name one of them, such as .*a\.txt"
+        DocumentError, match=r"is a folder of 2 files, but this command reads one text: name one file, such as .*a\.txt"
     ):
         read_one_text(tmp_path)
     (tmp_path / "b.jsonl").write_text('"a"\n"b"\n')
-    with pytest.raises(DocumentError, match=r"b\.jsonl holds 2 documents, and one text is read"):
+    with pytest.raises(DocumentError, match=r"b\.jsonl holds 2 documents, but this command reads one text"):
         read_one_text(tmp_path / "b.jsonl")
     (tmp_path / "b.jsonl").unlink()
     assert read_one_text(tmp_path).text == "text"

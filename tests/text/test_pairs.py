@@ -150,7 +150,7 @@ def test_a_pair_too_long_for_the_context_is_named(tmp_path):
     pairs[7] = ("word 7", "seven" * 10)
     tokens = encode_pairs(split_pairs(read_pairs(tsv(tmp_path, pairs))), ByteTokenizer())
     tokens.check_lengths(8, 51)
-    with pytest.raises(PairsError, match=r"1 sides.*first at pairs\.tsv:8: a target of 51 tokens.* for 50.*n_ctx=51"):
+    with pytest.raises(PairsError, match=r"1 sides.*first at pairs\.tsv:8: a target of 51 tokens.* of 50.*n_ctx=51"):
         tokens.check_lengths(8, 50)
     with pytest.raises(PairsError, match=r"set model\.encoder\.n_ctx=8$"):
         tokens.check_lengths(7, 51)

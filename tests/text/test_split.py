@@ -174,5 +174,5 @@ def test_one_document_is_and_several_are(tmp_path):
 
 def test_a_rule_that_does_not_exist_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("text " * 50)
-    with pytest.raises(DocumentError, match="say one of stratified, documents, tail"):
+    with pytest.raises(DocumentError, match="choose one of stratified, documents, tail"):
         split_corpus(read_corpus(tmp_path), 0.1, rule="random")  # type: ignore[arg-type]

@@ -156,7 +156,7 @@ def test_characters_never_seen_become_the_unknown_and_do_not_crash(tmp_path):
     assert tokenizer.n_vocab == 5
     assert tokenizer.encode("band") == [1, 0, 2, tokenizer.unknown]
     assert tokenizer.decode(tokenizer.encode("b€d")) == "b\ufffd\ufffd"
-    with pytest.raises(TokenizerError, match="count the text's bytes"):
+    with pytest.raises(TokenizerError, match="count the bytes of the text"):
         tokenizer.bytes_of(tokenizer.encode("band"))
     theirs = tokenizers.Tokenizer.from_file(str(tokenizer.save(tmp_path)))
     assert theirs.encode("band\n€").ids == tokenizer.encode("band\n€")
@@ -173,7 +173,7 @@ def test_words_never_seen_become_the_unknown(tmp_path):
     with pytest.raises(TokenizerError, match="unknown words"):
         tokenizer.bytes_of(tokenizer.encode("bird"))
     assert load_tokenizer(tokenizer.save(tmp_path)).encode("the cat, the dog") == tokenizer.encode("the cat, the dog")
-    with pytest.raises(TokenizerError, match="a word of the vocabulary"):
+    with pytest.raises(TokenizerError, match="has this word already"):
         tokenizer.with_special(" cat")
 
 
@@ -189,7 +189,7 @@ def test_words_are_those_of_the_definition_and_the_blanks_between_them(shakespea
 
 def test_a_vocabulary_of_words_says_what_it_left_out_and_where_it_stopped():
     assert learn_tokenizer("word", ["a b"], 100).notes == (
-        "the vocabulary stopped at 4 of the 100 ids asked for: there are no more words",
+        "the vocabulary stopped at 4 of the 100 requested ids: there are no more words",
     )
     with pytest.raises(TokenizerError, match="at least 3"):
         learn_tokenizer("word", ["a b"], 2)
@@ -226,7 +226,7 @@ def test_training_options_that_mean_nothing_are_refused():
         learn_tokenizer("bpe", ["text"])
     with pytest.raises(TokenizerError, match="leave it out"):
         learn_tokenizer("char", ["text"], 100)
-    with pytest.raises(TokenizerError, match="say one of bpe, word, char, byte"):
+    with pytest.raises(TokenizerError, match="choose one of bpe, word, char, byte"):
         learn_tokenizer("morpheme", ["text"])
     with pytest.raises(TokenizerError, match="U\\+DFFF"):
         learn_tokenizer("bpe", ["text", "\udfff"], 300)
@@ -234,8 +234,8 @@ def test_training_options_that_mean_nothing_are_refused():
 
 def test_training_is_the_same_in_another_process(shakespeare, trained):
     script = (
-        "import sys; from pellucid.text.tokenizers.tokenizer import train_tokenizer;"
-        "print(train_tokenizer('bpe', [sys.stdin.read()], 900).hash)"
+        "import sys; from pellucid.text.tokenizers.tokenizer import learn_tokenizer;"
+        "print(learn_tokenizer('bpe', [sys.stdin.read()], 900).hash)"
     )
     command = [sys.executable, "-c", script]
     hashes = {
@@ -476,10 +476,10 @@ def test_a_sample_is_spread_evenly_and_said(shakespeare):
 @pytest.mark.parametrize(
     ("kind", "options", "reason"),
     [
-        ("bpe", {"n_vocab": 300, "pattern": "llama"}, "say one of gpt2, gpt4, word-end, none"),
+        ("bpe", {"n_vocab": 300, "pattern": "llama"}, "choose one of gpt2, gpt4, word-end, none"),
         ("char", {"pattern": "none"}, "has none; leave it out"),
         ("bpe", {"n_vocab": 300, "share": 0.0}, "above 0"),
-        ("byte", {"share": 0.5}, "wants all of the text"),
+        ("byte", {"share": 0.5}, "is trained on all of the text"),
         ("word", {}, "needs n_vocab"),
     ],
 )

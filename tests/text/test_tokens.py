@@ -201,7 +201,7 @@ def test_a_missing_shard_or_folder_is_named(tokens, tmp_path):
         Tokens.open(tokens.folder)
     with pytest.raises(TokensError, match="holds no tokens"):
         Tokens.open(tmp_path)
-    with pytest.raises(TokensError, match="say one of train, held_out"):
+    with pytest.raises(TokensError, match="choose one of train, held_out"):
         tokens.part("test")
 
 
@@ -213,7 +213,7 @@ def test_a_flipped_bit_is_found_when_asked(tokens):
 
 
 def test_tokens_of_another_tokenizer_are_refused(tokens):
-    with pytest.raises(TokensError, match="not by the char tokenizer"):
+    with pytest.raises(TokensError, match="but you gave the char tokenizer"):
         Tokens.open(tokens.folder, learn_tokenizer("char", ["abc"]))
 
 
@@ -276,10 +276,10 @@ def test_a_failure_half_way_leaves_nothing_and_spoils_nothing(corpus, tokens, tm
 def test_killed_half_way_nothing_is_published_and_the_next_run_completes(corpus, tmp_path):
     script = (
         "import os, signal, sys\n"
-        "from pellucid.text import prepare, read_corpus, split_corpus, train_tokenizer\n"
+        "from pellucid.text import learn_tokenizer, prepare_tokens, read_corpus, split_corpus\n"
         "kill = lambda stage, done, total: os.kill(os.getpid(), signal.SIGKILL) if done > total / 2 else None\n"
         "split = split_corpus(read_corpus(sys.argv[1]), 0.25)\n"
-        "prepare(split, train_tokenizer('byte', []), sys.argv[2], progress=kill)\n"
+        "prepare_tokens(split, learn_tokenizer('byte', []), sys.argv[2], progress=kill)\n"
     )
     cache = tmp_path / "cache"
     killed = subprocess.run([sys.executable, "-c", script, tmp_path / "texts", cache], capture_output=True, check=False)

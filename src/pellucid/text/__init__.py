@@ -1,4 +1,6 @@
-"""From files to batches: documents, their split, tokenizers, tokens on disk, and a stateless order."""
+"""From files to batches: reading documents, splitting them, tokenizers, token files on disk, and the order of
+batches.
+"""
 
 from pellucid.text.read.documents import Corpus, DocumentError, bundled, read_corpus
 from pellucid.text.split import Split, split_corpus

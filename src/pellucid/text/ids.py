@@ -1,4 +1,4 @@
-"""Ids in, ids out: how a model without a tokenizer is written to and read."""
+"""Read and write token ids as text: the stand-in tokenizer of a model that has none."""
 
 import hashlib
 import re
@@ -9,10 +9,10 @@ from pellucid.text.tokenizers.base import Tokenizer, TokenizerError
 
 
 class IdTokenizer(Tokenizer):
-    """A text is ids in decimal digits with white space between them: "17 4 250". Each stands for itself.
+    """A stand-in tokenizer: a text is token ids in decimal digits, separated by white space, such as "17 4 250".
 
-    `end` is the id that ends a text, None where nothing says which: then a text cannot begin with a separator, and
-    generation goes on to its last token.
+    `end` is the id that ends a text. Where it is None, a text cannot begin with a separator and generation runs until
+    `max_new_tokens`.
     """
 
     kind, units = "ids", "ids"
@@ -25,8 +25,8 @@ class IdTokenizer(Tokenizer):
     def separator(self) -> int:  # type: ignore[override]
         if self.end is None:
             raise TokenizerError(
-                "this model has no tokenizer, and nothing says which id ends a text: begin with an id of your own "
-                "(generate), or with nothing (score: start='none')"
+                "this model has no tokenizer, and its files do not say which id ends a text: start with an id of "
+                "your own (generate), or with no separator (score: start='none')"
             )
         return self.end
 
@@ -39,7 +39,7 @@ class IdTokenizer(Tokenizer):
         return hashlib.sha256(f"ids below {self.n_vocab}, end {self.end}".encode()).hexdigest()
 
     def to_json(self) -> str:
-        raise TokenizerError("this model has no tokenizer that could be written: load it with tokenizer=PATH")
+        raise TokenizerError("this model has no tokenizer to write: load it with tokenizer=PATH")
 
     def with_special(self, *names: str) -> "Tokenizer":
         raise TokenizerError(f"this model has no tokenizer to add {names[0]!r} to: load it with tokenizer=PATH")
@@ -49,14 +49,15 @@ class IdTokenizer(Tokenizer):
         for word in text.split():
             if not re.fullmatch("[0-9]{1,9}", word) or int(word) >= self.n_vocab:
                 raise TokenizerError(
-                    f"{word[:40]!r} is no id: this model has no tokenizer, so a text is ids from 0 to "
-                    f"{self.n_vocab - 1} with blanks between, such as '1 0 2'; load it with tokenizer=PATH for words"
+                    f"{word[:40]!r} is not a token id: this model has no tokenizer, so write ids from 0 to "
+                    f"{self.n_vocab - 1} separated by blanks, such as '1 0 2', or load it with tokenizer=PATH to "
+                    "write text"
                 )
             ids.append(int(word))
         return ids
 
     def pieces_of(self, text: str, ids: Sequence[int]) -> list[bytes]:
-        """The part of the text that each id is, with the white space before it, the last with what follows too."""
+        """The bytes of text for each id, with the white space before it; the last id also takes what follows it."""
         return [piece.encode() for piece in re.findall(r"\s*\S+(?:\s+$)?", text)]
 
     def _table(self) -> Sequence[bytes]:

@@ -1,11 +1,11 @@
-"""One process at a time: a lock on an open file, which the system takes back however the process ends."""
+"""A lock on an open file, for one process at a time. The operating system releases it however the process ends."""
 
 import sys
 from typing import IO
 
 
 def lock(file: IO) -> bool:
-    """Whether nobody else has the lock of this open file, which this process then has until the file is closed."""
+    """Try to lock this open file until it is closed. Returns False if another process holds the lock."""
     try:
         if sys.platform == "win32":
             import msvcrt

@@ -1,4 +1,4 @@
-"""One text: what a file, or standard input, holds as a single document, and what its bytes are."""
+"""Read a file, or standard input, that holds exactly one document, and say what its bytes are counted from."""
 
 import os
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pellucid.text.read.documents import Corpus, read_corpus
 from pellucid.text.read.find import STANDARD_INPUT, ReadOptions, find_files
 from pellucid.text.read.formats import ROWS
 
-#: formats as they are spoken of
+#: how formats are named in messages
 FORMATS = {"html": "HTML", "jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "arrow": "Arrow"}
 
 
@@ -18,9 +18,9 @@ FORMATS = {"html": "HTML", "jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "p
 class OneText:
     """The text of one document.
 
-    n_bytes   its bytes as training counts them: what is not UTF-8 counts as the bytes that it is in the file
-    counted   what these bytes are, in words
-    notes     what should be known of how the file was read, in whole sentences
+    n_bytes   its bytes as training counts them: bytes that are not UTF-8 count as they stand in the file
+    counted   a phrase that says what these bytes are
+    notes     sentences about how the file was read
     """
 
     text: str
@@ -30,26 +30,27 @@ class OneText:
 
 
 def read_one_text(path: str | os.PathLike, reading: ReadOptions | None = None) -> OneText:
-    """The text of a file that holds one document, read as training reads it; - is standard input.
+    """Read a file that holds one document, in the way training reads it; - is standard input.
 
-    A folder that holds one file will do. Raises DocumentError for more than one document, and as `read_corpus` does.
+    A folder with one file also works. Raises DocumentError for more than one document, and as `read_corpus` does.
     """
     reading, path = reading or ReadOptions(), Path(path)
     if path.is_dir() and len(files := find_files([path], [], reading)) > 1:
         raise DocumentError(
-            f"{path} is a folder of {len(files):,} files, and one text is read: name one of them, such as "
+            f"{path} is a folder of {len(files):,} files, but this command reads one text: name one file, such as "
             f"{min(file.path for file in files.values())}"
         )
     corpus = read_corpus(path, reading=reading)
     if len(corpus.documents) > 1:
         raise DocumentError(
-            f"{path} holds {len(corpus.documents):,} documents, and one text is read: give a file that holds one"
+            f"{path} holds {len(corpus.documents):,} documents, but this command reads one text: give a file that "
+            "holds one"
         )
     return OneText("".join(corpus.texts()), corpus.n_bytes, _counted(corpus), tuple(corpus.notes))
 
 
 def _counted(corpus: Corpus) -> str:
-    """What the bytes of a corpus of one document are."""
+    """Describe where the bytes of a corpus of one document come from."""
     origin, (source,) = corpus.documents.origins[corpus.documents.source[0]], corpus.sources
     steps = []
     if origin.format in ROWS:

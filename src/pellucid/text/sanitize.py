@@ -1,4 +1,4 @@
-"""Text of others, such as names of files, that a terminal or a page shows and does not obey."""
+"""Escape control characters in text from outside, such as file names, before a terminal or a page shows it."""
 
 import re
 
@@ -8,5 +8,5 @@ UNSEEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\
 
 
 def sanitize(text: str) -> str:
-    """The text with what would show nothing, or turn what follows, by its number: \\u001b. Line ends become \\n."""
-    return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
+    """The text with invisible and direction-changing characters escaped, such as \\u001b. Line ends become \\n."""
+    return UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text.replace("\r\n", "\n"))

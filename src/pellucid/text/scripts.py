@@ -1,17 +1,17 @@
-"""In which script a text is written, told by a sample of its letters."""
+"""The script that a text is written in, judged by a sample of its letters."""
 
 import unicodedata
 from collections import Counter
 from functools import lru_cache
 
-#: the name of a text's script where it holds no letters
+#: the script of a text without letters
 NO_LETTERS = "no letters"
-#: characters of a text that are looked at, evenly spread over it
+#: how many evenly spaced characters of a text are looked at
 SAMPLED = 64
 
 
 def script_of(text: str) -> str:
-    """The script that most letters of a text are written in, as Unicode calls it: Latin, Cyrillic, ..."""
+    """The Unicode name of the script that most letters of the text belong to: Latin, Cyrillic, ..."""
     if text.isascii():
         return "Latin" if any(map(str.isalpha, text)) else NO_LETTERS
     scripts: Counter[str] = Counter()
@@ -22,7 +22,9 @@ def script_of(text: str) -> str:
 
 
 def sampled_script_of(text: str) -> str:
-    """The script of a text as its sample of about SAMPLED characters has it: the same cost for every length."""
+    """The script of a text judged by about SAMPLED of its characters, so that the cost does not grow with its
+    length.
+    """
     return script_of(text[:: max(1, len(text) // SAMPLED)])
 
 

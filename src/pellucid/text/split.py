@@ -29,19 +29,23 @@ from pellucid.text.read.scan import Documents
 
 PARTS = ("train", "held_out")
 Rule = Literal["stratified", "documents", "tail", "files"]
-#: a document is held out whole only where at least so many of its size would be: a few would not resemble the rest
+#: at least this many documents of its size must be held out before a whole one is: fewer would not resemble the rest
 FEWEST = 4
-#: rule "documents": held-out bytes may be this many times less or more than asked for before tails are taken
+#: rule "documents": how many times less or more than the requested bytes may be held out before tails are taken
 REACH = 2
-#: documents that the manifest lists of those that are held out
+#: how many held-out documents the manifest lists
 LISTED = 1000
-#: characters from which a sample of a text is taken
+#: how many characters a sample of a text is taken from
 SAMPLED = 1 << 26
 
 
 @dataclass(frozen=True)
 class Split:
-    """`cuts[k]` characters of document k are training text, the rest of it is held out; `note` says why in words."""
+    """A corpus with its held-out part.
+
+    `cuts[k]` characters of document k are training text and the rest of it is held out. `note` explains the split in a
+    sentence.
+    """
 
     corpus: Corpus
     held_out: float
@@ -51,9 +55,11 @@ class Split:
     note: str
 
     def documents(self, part: str) -> Iterator[Iterator[TextChunk]]:
-        """The documents of one part, or what the part has of each, as pieces; each is to be used up before the next."""
+        """The documents of one part, each as an iterator of chunks. Use up each document before you ask for
+        the next.
+        """
         if part not in PARTS:
-            raise DocumentError(f"there is no part {part!r}: say one of {', '.join(PARTS)}")
+            raise DocumentError(f"there is no part {part!r}: choose one of {', '.join(PARTS)}")
         lengths, cuts = self.corpus.documents.n_characters, self.cuts
 
         def wanted(k: int) -> bool:
@@ -63,46 +69,48 @@ class Split:
             yield _between(pieces, *((0, cuts[k]) if part == "train" else (cuts[k], lengths[k])))
 
     def texts(self, part: str) -> Iterator[str]:
-        """The text of one part, in pieces: what a tokenizer is trained on."""
+        """The text of one part, in chunks, such as a tokenizer is trained on."""
         for pieces in self.documents(part):
             yield from (piece.text for piece in pieces)
 
     def sample(self, n: int = 50_000, runs: int = 50) -> str:
-        """`n` characters of the training text, or all it has: `runs` of them, spread over its first 67 million."""
+        """`n` characters of the training text in `runs` stretches spread over its first 67 million, or all of a shorter
+        text.
+        """
         total = min(sum(self.cuts), SAMPLED)
         starts, each = ([k * total // runs for k in range(runs)], n // runs) if total > n else ([0], total)
-        at, found = 0, []
+        at, stretches = 0, []
         for text in self.texts("train"):
             inside = [start - at for start in starts if at - each < start < at + len(text)]
-            found += [text[max(first, 0) : first + each] for first in inside]
+            stretches += [text[max(first, 0) : first + each] for first in inside]
             at += len(text)
             if at >= total:
                 break
-        return "".join(found)
+        return "".join(stretches)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the text, files that were named to be held out not among them."""
+        """Bytes of the text, without the files that were named to be held out."""
         files = (source.held_out for source in self.corpus.sources)
         named = np.fromiter(files, dtype=bool)[np.asarray(self.corpus.documents.source)]
         return int(np.asarray(self.corpus.documents.n_bytes)[~named].sum())
 
     def held_out_documents(self, most: int = LISTED) -> list[tuple[str, int, int]]:
-        """The first of the documents of which something is held out: file, number in it, first character held out."""
+        """The first `most` documents with a held-out part: (file, number in the file, first character held out)."""
         documents, lengths = self.corpus.documents, np.array(self.corpus.documents.n_characters)
-        found = np.flatnonzero(np.array(self.cuts) < lengths)[:most].tolist()
-        files = (self.corpus.sources[documents.source[k]].path for k in found)
-        return [(path, documents.index[k], self.cuts[k]) for path, k in zip(files, found, strict=True)]
+        numbers = np.flatnonzero(np.array(self.cuts) < lengths)[:most].tolist()
+        files = (self.corpus.sources[documents.source[k]].path for k in numbers)
+        return [(path, documents.index[k], self.cuts[k]) for path, k in zip(files, numbers, strict=True)]
 
     def to_dict(self) -> dict:
-        """What decides the split, in plain JSON types."""
+        """The options that decide the split, in plain JSON types."""
         return {"held_out": self.held_out, "seed": self.seed, "rule": self.rule}
 
 
 def split_corpus(corpus: Corpus, held_out: float = 0.1, seed: int = 0, rule: Rule = "stratified") -> Split:
     """Set aside about `held_out` of the bytes of `corpus`; the same corpus, share, seed and rule give the same split.
 
-    Where the corpus has files that were named to be held out, these are, and the other arguments decide nothing.
+    If files were named to be held out, exactly these are held out, and the other arguments have no effect.
     Raises DocumentError for a share outside (0, 1) and for a corpus too small to have both parts.
     """
     lengths = np.array(corpus.documents.n_characters)
@@ -111,18 +119,18 @@ def split_corpus(corpus: Corpus, held_out: float = 0.1, seed: int = 0, rule: Rul
     if not 0 < held_out < 1:
         raise DocumentError(f"held_out = {held_out}: expected a share above 0 and below 1, such as 0.1")
     if rule not in CHOICES:
-        raise DocumentError(f"text.split = {rule!r}: say one of {', '.join(CHOICES)}")
-    chosen, whole = CHOICES[rule](corpus, held_out, seed)
-    cuts = np.where(whole, np.where(chosen, 0, lengths), (lengths * (1 - held_out)).astype(np.int64))
+        raise DocumentError(f"text.split = {rule!r}: choose one of {', '.join(CHOICES)}")
+    chosen, uncut = CHOICES[rule](corpus, held_out, seed)
+    cuts = np.where(uncut, np.where(chosen, 0, lengths), (lengths * (1 - held_out)).astype(np.int64))
     if not cuts.any() or (cuts == lengths).all():
         n = lengths.sum()
         raise DocumentError(f"{n} characters are too few to hold {held_out:.1%} of them out: give more text")
-    made = Split(corpus, held_out, seed, rule if whole.any() else "tail", array("q", cuts.tobytes()), "")
-    return replace(made, note=_note(made, rule, chosen, whole))
+    split = Split(corpus, held_out, seed, rule if uncut.any() else "tail", array("q", cuts.tobytes()), "")
+    return replace(split, note=_note(split, rule, chosen, uncut))
 
 
 def _split_as_named(corpus: Corpus, lengths: np.ndarray) -> Split:
-    """Hold out the documents of the files that were named to be held out, and train on all others."""
+    """Hold out the documents of the files that were named for it, and train on all others."""
     files = [source.held_out for source in corpus.sources]
     named = np.array(files)[np.asarray(corpus.documents.source)]
     if named.all():
@@ -133,9 +141,9 @@ def _split_as_named(corpus: Corpus, lengths: np.ndarray) -> Split:
     return Split(corpus, 0.0, 0, "files", array("q", np.where(named, 0, lengths).tobytes()), note)
 
 
-def _note(split: Split, asked: Rule, chosen: np.ndarray, whole: np.ndarray) -> str:
-    """Say in words what is held out, and why where it is not what one would expect."""
-    share, n, n_chosen, n_cut = f"{split.held_out:.1%}", len(whole), int(chosen.sum()), int((~whole).sum())
+def _note(split: Split, asked: Rule, chosen: np.ndarray, uncut: np.ndarray) -> str:
+    """Describe the held-out part, and give the reason where it is not what one would expect."""
+    share, n, n_chosen, n_cut = f"{split.held_out:.1%}", len(uncut), int(chosen.sum()), int((~uncut).sum())
     if n == n_cut == 1:
         return f"the last {share} of the characters of the one document is held out"
     if n == n_cut:
@@ -148,7 +156,7 @@ def _note(split: Split, asked: Rule, chosen: np.ndarray, whole: np.ndarray) -> s
         return f"the last {share} of every document is held out: {why[asked]}"
     lengths, n_bytes = np.array(split.corpus.documents.n_characters), np.array(split.corpus.documents.n_bytes)
     reached = float(((lengths - np.array(split.cuts)) / lengths * n_bytes).sum() / n_bytes.sum())
-    reached_for = f"{reached:.1%} of the bytes for {share} asked"
+    reached_for = f"{reached:.1%} of the bytes ({share} requested)"
     if not n_cut:
         return f"{n_chosen:,} of {n:,} documents {'is' if n_chosen == 1 else 'are'} held out, {reached_for}"
     others = "1 other, which is" if n_cut == 1 else f"{n_cut:,} others, which are"
@@ -158,19 +166,20 @@ def _note(split: Split, asked: Rule, chosen: np.ndarray, whole: np.ndarray) -> s
     )
 
 
-# How documents are chosen: which are held out whole, and which are not cut, bool [documents] each --------
+# How documents are chosen. Each function returns two bool arrays [documents]: held out whole, and not cut --------
 
 
 def _choose_none(corpus: Corpus, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rule "tail": every document is cut."""
+    """Rule "tail": cut every document."""
     none = np.zeros(len(corpus.documents), dtype=bool)
     return none, none
 
 
 def _choose_near(corpus: Corpus, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rule "documents": whole documents in hashed order, all or none.
+    """Rule "documents": hold out whole documents, in the order of their hashes.
 
-    Each text is taken if that brings the share nearer; in two more rounds each is taken or put back so.
+    A text is held out if that brings the share nearer to the requested one; two more rounds add or return texts in the
+    same way.
     """
     firsts, text, sizes = _texts(corpus.documents)
     order = np.lexsort(_hashes(corpus.documents, firsts, seed)).tolist()
@@ -187,32 +196,35 @@ def _choose_near(corpus: Corpus, held_out: float, seed: int) -> tuple[np.ndarray
 
 
 def _choose_stratified(corpus: Corpus, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rule "stratified": of every script, from the smallest size to the largest, every text that brings the bytes held
-    out so far nearer to their share of the bytes seen so far.
+    """Rule "stratified": hold out the same share of every script and of every size of text.
 
-    Sizes are ordered by powers of two, texts of one size by folder, and texts of one folder by a hash with the seed.
-    At every place of this order the bytes held out differ from their share by at most half of the largest text so far.
+    Within a script, texts are visited from the smallest to the largest, and a text is held out if that brings the
+    held-out bytes nearer to their share of the bytes visited. Sizes are ordered by powers of two, texts of one size by
+    folder, and texts of one folder by a hash with the seed. At every step of this order the held-out bytes differ from
+    their share by at most half of the largest text visited.
     """
     firsts, text, sizes = _texts(corpus.documents)
     scripts = np.asarray(corpus.documents.script)[firsts]
     folders = _folders(corpus)[np.asarray(corpus.documents.source)[firsts]]
-    whole, chosen = np.zeros(len(firsts), dtype=bool), np.zeros(len(firsts), dtype=bool)
+    uncut, chosen = np.zeros(len(firsts), dtype=bool), np.zeros(len(firsts), dtype=bool)
     hashes, octaves = _hashes(corpus.documents, firsts, seed), np.frexp(sizes)[1]
     for script in np.unique(scripts):
         here = np.flatnonzero(scripts == script)
         small = here[_small_enough(sizes[here], held_out)]
-        whole[small] = True
+        uncut[small] = True
         order = small[np.lexsort((*(hashed[small] for hashed in hashes), folders[small], octaves[small]))]
         total = seen = 0
         for k, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
             seen += size
             if 2 * total + size <= 2 * held_out * seen:
                 chosen[k], total = True, total + size
-    return chosen[text], whole[text]
+    return chosen[text], uncut[text]
 
 
 def _small_enough(sizes: np.ndarray, held_out: float) -> np.ndarray:
-    """Which texts may be held out whole: the most of the smallest, with none above 1 / FEWEST of the smaller part."""
+    """Mark the texts that may be held out whole: as many of the smallest as possible, none above 1 / FEWEST of the
+    smaller part.
+    """
     order = np.argsort(sizes, kind="stable")
     least = min(held_out, 1 - held_out) / FEWEST
     fits = np.flatnonzero(sizes[order] <= least * np.cumsum(sizes[order]))
@@ -222,20 +234,20 @@ def _small_enough(sizes: np.ndarray, held_out: float) -> np.ndarray:
 
 
 def _texts(documents: Documents) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The first document with each text, each document's text, and the bytes of all documents with each text."""
+    """The number of the first document with each text, each document's text number, and the bytes of each text."""
     firsts, text = documents.same_text()
     return firsts, text, np.bincount(text, weights=documents.n_bytes).astype(np.int64)
 
 
 def _hashes(documents: Documents, firsts: np.ndarray, seed: int) -> tuple[np.ndarray, ...]:
-    """A hash of each text and the seed, as columns to sort by, the last of them first."""
+    """A hash of each text and the seed, as columns for np.lexsort, the most significant last."""
     salt = str(seed).encode() + b"\0"
     salted = b"".join(hashlib.sha256(salt + documents.digest(k)).digest() for k in firsts)
     return tuple(np.frombuffer(salted, dtype=">u8").reshape(len(firsts), -1).T[::-1])
 
 
 def _folders(corpus: Corpus) -> np.ndarray:
-    """A number for the folder of each file; a file of many documents has its own."""
+    """A number for the folder of each document's file; a file of many documents has its own number."""
     names = [s.path if s.n_documents > 1 else str(PurePosixPath(s.path).parent) for s in corpus.sources]
     return np.unique(names, return_inverse=True)[1]
 
@@ -248,7 +260,7 @@ CHOICES: dict[str, Callable[[Corpus, float, int], tuple[np.ndarray, np.ndarray]]
 
 
 def _between(pieces: Iterator[TextChunk], start: int, stop: int) -> Iterator[TextChunk]:
-    """Characters `start` to `stop` of a document; it is read to its end, so that a change is noticed."""
+    """Characters `start` to `stop` of a document. The document is read to its end, so that a change is noticed."""
     at = 0
     for piece in pieces:
         here, at = at, at + len(piece.text)

@@ -1,6 +1,6 @@
-"""Pieces of documents: text with the bytes it stands for, so that nothing larger than a piece is held in memory.
+"""Chunks of documents: text with the bytes it stands for, so that memory never holds more than a chunk.
 
-A byte that is not UTF-8 becomes U+FFFD in the text and still counts as the one byte it was.
+A byte that is not UTF-8 becomes U+FFFD in the text and still counts as one byte.
 """
 
 import bisect
@@ -9,27 +9,28 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-#: bytes per piece
+#: bytes per chunk
 PIECE = 1 << 20
 
 
 class DocumentError(ValueError):
-    """Input that is missing, empty, not text, damaged, or no longer what it was."""
+    """Input that is missing, empty, not text, damaged, or changed since it was counted."""
 
 
 class ChangedError(DocumentError):
-    """A file that was written to, or removed, while it was being read: waiting helps, leaving it out does not."""
+    """A file was changed or removed while it was being read. Waiting helps; leaving the file out does not."""
 
 
 def counted(n: int, what: str) -> str:
-    """A number of things in words: 1 document, 2 documents."""
+    """A count with its noun: 1 document, 2 documents."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 class TextChunk(NamedTuple):
-    """Part of a document: its text, the bytes of the file it stands for, and how many sequences were not UTF-8.
+    """Part of a document: its text, the bytes of the file it stands for, and the number of sequences that were not
+    UTF-8.
 
-    `raw` keeps those bytes where some were not, because the text no longer tells them.
+    `raw` keeps those bytes if there were such sequences, because the text no longer shows them.
     """
 
     text: str
@@ -38,19 +39,19 @@ class TextChunk(NamedTuple):
     raw: bytes = b""
 
     def cut(self, i: int) -> "tuple[TextChunk, TextChunk]":
-        """The first `i` characters and the rest."""
+        """Split the chunk after the first `i` characters."""
         if not self.raw:
             head = self.text[:i]
             n_head = len(head.encode())
             return TextChunk(head, n_head), TextChunk(self.text[i:], self.n_bytes - n_head)
-        # a broken sequence counts as one character from its first byte on, so this count never falls
+        # a broken sequence counts as one character from its first byte on, so this count never decreases
         ends = range(len(self.raw) + 1)
         end = bisect.bisect_right(ends, i, key=lambda k: len(self.raw[:k].decode("utf-8", "replace"))) - 1
         return piece_of(self.raw[:end]), piece_of(self.raw[end:])
 
 
 def piece_of(raw: bytes) -> TextChunk:
-    """Bytes as a piece; what is not UTF-8 becomes U+FFFD, one for each maximal broken sequence (Unicode 3.9, D93b)."""
+    """Bytes as a chunk. Each maximal broken sequence becomes one U+FFFD (Unicode 3.9, D93b)."""
     try:
         return TextChunk(raw.decode(), len(raw))
     except UnicodeDecodeError:
@@ -60,16 +61,16 @@ def piece_of(raw: bytes) -> TextChunk:
 
 
 def piece_of_text(text: str) -> TextChunk:
-    """Text as a piece; a lone surrogate, which is half a character, becomes U+FFFD."""
+    """Text as a chunk. A lone surrogate, which is half a character, becomes U+FFFD."""
     try:
         return TextChunk(text, len(text.encode()))
     except UnicodeEncodeError:
-        whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        return TextChunk(whole, len(whole.encode()), whole.count("\ufffd") - text.count("\ufffd"))
+        repaired = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return TextChunk(repaired, len(repaired.encode()), repaired.count("\ufffd") - text.count("\ufffd"))
 
 
 def pieces_of(chunks: Iterable[bytes]) -> Iterator[TextChunk]:
-    """UTF-8 in chunks as pieces of text, whatever the chunks cut through; a leading byte order mark is dropped."""
+    """Decode chunks of UTF-8 bytes, which may end inside a character, and drop a leading byte order mark."""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     first = True
     for chunk in itertools.chain(chunks, (b"",)):

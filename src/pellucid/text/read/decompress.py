@@ -1,4 +1,4 @@
-"""Opening files: the bytes as they lie on disk, hashed as they pass, unpacked, and turned into UTF-8."""
+"""Open files: hash their bytes as they are read, decompress them, and convert them to UTF-8."""
 
 import codecs
 import gzip
@@ -14,13 +14,13 @@ from typing import Any, BinaryIO, cast
 
 from pellucid.text.read.chunks import PIECE, DocumentError
 
-#: packed bytes that are given to zstd at once: it unpacks 4 of them to up to 128 KiB, and all of it at once
+#: compressed bytes given to zstd at once: 4 of them unpack to up to 128 KiB, and it unpacks all of its input at once
 ZSTD_READ = 1 << 10
-#: bytes that a frame may ask to be kept in memory: the most that there are, as `zstd --long=31` writes
+#: the largest window, in bytes, that a zstd frame may ask for: the format's limit, as `zstd --long=31` writes
 ZSTD_WINDOW = 1 << 31
-#: endings of packed files
+#: file endings of compressed files
 PACKED = (".gz", ".zst")
-#: the marks that say in which encoding a text is written, longest first
+#: byte order marks and their encodings, longest first
 MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -32,7 +32,9 @@ MARKS = (
 
 @dataclass(frozen=True)
 class Origin:
-    """One file and how it is read: `name` is shown, `format` is one of formats.READERS, `field` chooses of a row."""
+    """A file and how to read it: `name` is for messages, `format` is a key of formats.READERS, `field` holds
+    the text.
+    """
 
     path: Path
     name: str
@@ -43,7 +45,7 @@ class Origin:
 
 
 class HashingFile(io.RawIOBase):
-    """A file that keeps the SHA-256 and the count of what was read, and reports the count."""
+    """A file that hashes and counts the bytes that are read from it, and reports the count."""
 
     def __init__(self, file: BinaryIO, report: Callable[[int], None] | None = None):
         self._file, self._report = file, report
@@ -61,13 +63,13 @@ class HashingFile(io.RawIOBase):
         return n
 
     def exhaust(self) -> None:
-        """Read what nobody asked for: the hash is of the whole file."""
+        """Read the rest of the file, so that the hash covers all of it."""
         while self.read(PIECE):
             pass
 
 
 class _Unpacked(io.RawIOBase):
-    """What is inside a packed stream; DocumentError where it is damaged or ends too soon."""
+    """The content of a compressed stream. Raises DocumentError where it is damaged or truncated."""
 
     def __init__(self, chunks: Iterator[bytes]):
         self._chunks, self._left = chunks, b""
@@ -77,17 +79,17 @@ class _Unpacked(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._left:
-            found = next(self._chunks, None)
-            if found is None:
+            chunk = next(self._chunks, None)
+            if chunk is None:
                 return 0
-            self._left = found
+            self._left = chunk
         n = min(len(buffer), len(self._left))
         buffer[:n], self._left = self._left[:n], self._left[n:]
         return n
 
 
 def unpacked(file: BinaryIO, origin: Origin) -> BinaryIO:
-    """The content of an open file, to be read in turn."""
+    """The decompressed content of an open file, to be read from start to end."""
     if not origin.packed:
         return file
     unpack = {".gz": _gunzipped, ".zst": _unzstd}[origin.packed]
@@ -98,7 +100,7 @@ def _gunzipped(file: BinaryIO, name: str) -> Iterator[bytes]:
     done = 0
     try:
         with gzip.GzipFile(fileobj=file, mode="rb") as inside:
-            while chunk := inside.read1(PIECE):  # `read` would lose what stands before the place where a stream breaks
+            while chunk := inside.read1(PIECE):  # `read` would lose the content before the break
                 done += len(chunk)
                 yield chunk
     except EOFError:
@@ -117,9 +119,9 @@ def _unzstd(file: BinaryIO, name: str) -> Iterator[bytes]:
         for chunk in iter(lambda: file.read(ZSTD_READ), b""):
             while chunk:
                 unpacker = unpacker or zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj()
-                found = unpacker.decompress(chunk)
-                done += len(found)
-                yield found
+                content = unpacker.decompress(chunk)
+                done += len(content)
+                yield content
                 chunk, unpacker = (unpacker.unused_data, None) if unpacker.eof else (b"", unpacker)
     except zstandard.ZstdError as error:
         raise DocumentError(f"{name} is damaged after {done:,} bytes of content ({error}): fetch it again") from None
@@ -131,7 +133,7 @@ def _unzstd(file: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def extra(module: str, name: str) -> Any:
-    """A library of the extra `data`; DocumentError, saying how to get it, where it is missing."""
+    """A module from the extra `data`. If it is missing, DocumentError says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -140,18 +142,17 @@ def extra(module: str, name: str) -> Any:
 
 
 def encoding_of(stream: BinaryIO, origin: Origin) -> str:
-    """The encoding that a byte order mark at the stream's beginning names, or else the origin's; utf-8-sig: UTF-8 with
-    a mark."""
+    """The encoding of the stream's byte order mark, or else the origin's; utf-8-sig is UTF-8 with a mark."""
     head = stream.read(4)
     marked = next((name for mark, name in MARKS if head.startswith(mark)), origin.encoding)
     return "utf-8-sig" if head.startswith(codecs.BOM_UTF8) else marked
 
 
 def as_utf8(stream: BinaryIO, origin: Origin, errors: str = "strict") -> BinaryIO:
-    """The stream with its byte order mark dropped and in UTF-8, whatever encoding the mark or the origin names.
+    """The stream without its byte order mark, converted to UTF-8 from the encoding of the mark or of the origin.
 
-    DocumentError, with its position, for a byte that this other encoding does not have, unless `errors` is
-    surrogateescape, which leaves it as it is. What calls itself UTF-8 is passed on as it is.
+    Raises DocumentError, with the position, for a byte that the encoding does not have, unless `errors` is
+    "surrogateescape", which leaves such bytes as they are. UTF-8 input passes through unchanged.
     """
     buffered = stream if hasattr(stream, "peek") else io.BufferedReader(cast(Any, stream), PIECE)
     head = cast(Any, buffered).peek(4)[:4]
@@ -172,8 +173,8 @@ def _recoded(stream: BinaryIO, encoding: str, name: str, errors: str) -> Iterato
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
             raise DocumentError(
-                f"{name}: byte {done - held + error.start} is not {encoding} ({error.reason}): say its encoding with "
-                "--encoding NAME, or convert the file to UTF-8"
+                f"{name}: byte {done - held + error.start} is not {encoding} ({error.reason}): name the file's "
+                "encoding with --encoding NAME, or convert the file to UTF-8"
             ) from None
         done += len(chunk)
         yield text.encode("utf-8", errors)

@@ -1,9 +1,12 @@
-"""Reading text: files and folders become documents, in a fixed order, with an account of what was read.
+"""Read text: files and folders become documents, in a fixed order, with a record of what was read.
 
-A document is a file, or a row of one: a line of JSON, a row of a table. It is read in pieces, so that
-one larger than memory can be counted, hashed, split and encoded, and a few numbers are kept of each,
-not its text. Newlines stay as the file has them; a leading byte order mark is dropped. Formats are in
-formats.py, the finding of files in files.py.
+Each file is one document; in JSONL, CSV, Parquet and Arrow files, each row is. A document is read in chunks, so that
+one
+larger than memory can be counted, hashed, split and encoded; memory holds a few numbers for each document, not its
+text.
+Line ends stay as they are in the file; a leading byte order mark is dropped. Formats are in formats.py, and find.py
+finds
+the files.
 """
 
 import hashlib
@@ -49,7 +52,7 @@ __all__ = ["Corpus", "Document", "DocumentError", "ReadOptions", "Skipped", "Sou
 
 @dataclass(frozen=True)
 class Corpus:
-    """What was read: documents in the order of their paths, the files they are from, and what was left out."""
+    """What was read: documents in the order of their paths, the files they come from, and the files left out."""
 
     documents: Documents
     sources: tuple[Source, ...]
@@ -58,50 +61,50 @@ class Corpus:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of text, byte order marks left out."""
+        """Bytes of text, without byte order marks."""
         return sum(self.documents.n_bytes)
 
     @property
     def replaced(self) -> int:
-        """How many sequences of bytes were not UTF-8 and became U+FFFD."""
+        """The number of byte sequences that were not UTF-8 and became U+FFFD."""
         return sum(source.replaced for source in self.sources)
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the files' names and contents and of how they were read: another where any file is another."""
+        """SHA-256 of the files' names and contents and of the reading options."""
         content = [[list(source.key) for source in self.sources], self.reading.to_dict()]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
     def unreadable(self) -> list[Skipped]:
-        """The files that cannot be read and were left out, as was asked for."""
+        """The unreadable files that were left out, as `skip_bad` requested."""
         return [file for file in self.skipped if file.reason.startswith(UNREADABLE)]
 
     @property
     def notes(self) -> list[str]:
-        """What whoever named the input should know of how it was read, in whole sentences."""
-        found = []
+        """Sentences about how the input was read that its owner should know."""
+        notes = []
         if bad := len(self.unreadable):
-            found.append(f"{counted(bad, 'file')} that cannot be read {'was' if bad == 1 else 'were'} left out")
+            notes.append(f"{counted(bad, 'file')} that cannot be read {'was' if bad == 1 else 'were'} left out")
         if self.replaced:
             files = [source for source in self.sources if source.replaced]
             are, first = ("is", "") if self.replaced == 1 else ("are", "the first ")
-            found.append(
+            notes.append(
                 f"{counted(self.replaced, 'sequence')} of bytes {are} not UTF-8 and became U+FFFD, in {len(files):,} "
-                f"of the files, {first}in {files[0].path} at {files[0].first_replaced}; where files are in another "
-                "encoding, say which: --encoding latin-1"
+                f"of the files, {first}in {files[0].path} at {files[0].first_replaced}; if the files have "
+                "another encoding, name it: --encoding latin-1"
             )
         if self.reading.field and not bad and not any(origin.format in ROWS for origin in self.documents.origins):
-            found.append(
-                f"--field {self.reading.field} has no effect: only JSON lines and tables have fields, and none of the "
-                "files is one; where a file's name does not say its format, say it: --format jsonl"
+            notes.append(
+                f"--field {self.reading.field} has no effect: only JSON lines and tables have fields, and none of "
+                "these files is one; if a file's name does not show its format, name it: --format jsonl"
             )
-        return found
+        return notes
 
     def with_held_out(self, other: "Corpus") -> "Corpus":
-        """The documents of `other`, marked as held out, and behind them those of this corpus.
+        """The documents of `other`, marked as held out, followed by those of this corpus.
 
-        Where duplicates are left out, a text that is held out is not among the others.
+        If duplicates are left out, a held-out text is removed from the training documents.
         """
         marked = tuple(replace(source, held_out=True) for source in other.sources)
         skipped = [Skipped(path, f"{reason} (of the files to hold out)") for path, reason in other.skipped]
@@ -114,7 +117,7 @@ class Corpus:
         return _without_duplicates(joined) if self.reading.drop_duplicates else joined
 
     def about(self) -> dict[str, Any]:
-        """The account of what was read, in plain JSON types."""
+        """A summary of what was read, in plain JSON types."""
         totals = {"documents": len(self.documents), "bytes": self.n_bytes}
         duplicates = sum(source.duplicates for source in self.sources)
         return {
@@ -128,10 +131,11 @@ class Corpus:
         }
 
     def stream(self, wanted: Callable[[int], bool] | None = None) -> Iterator[tuple[int, Iterator[TextChunk]]]:
-        """The number and the pieces of every document, or of those `wanted`, each file opened once.
+        """The number and the chunks of every document, or of those for which `wanted` is True. Each file is opened
+        once.
 
-        What is left of a document's pieces is read over when the next one is asked for. Raises DocumentError, naming
-        the file, where a text is not what was counted.
+        The rest of a document is read when the next one is requested. Raises DocumentError, naming the file, if a text
+        changed since it was counted.
         """
         first = 0
         for source, origin in zip(self.sources, self.documents.origins, strict=True):
@@ -153,7 +157,7 @@ class Corpus:
         raise changed(origin)
 
     def texts(self) -> Iterator[str]:
-        """All of the text, in pieces."""
+        """All of the text, in chunks."""
         for _, pieces in self.stream():
             yield from (piece.text for piece in pieces)
 
@@ -164,12 +168,15 @@ def read_corpus(
     reading: ReadOptions | None = None,
     without: Collection[Path] = (),
 ) -> Corpus:
-    """Every document of these files and folders, counted and hashed; their text is read again when it is used.
+    """Count and hash every document of these files and folders. Their text is read again when it is used.
 
-    Folders are searched through; hidden files and folders are left out. `paths` may hold patterns (`texts/*.md`),
-    and - for standard input. `progress(stage, done, total)` is called in bytes. Files of `without`, resolved paths, are
-    left out. Raises DocumentError for paths that do not exist, for input without any text, and, naming all of them, for
-    files that are damaged or are named and not text, unless `reading.skip_bad` leaves these out.
+    Folders are searched; hidden files and folders are left out. `paths` may hold patterns (`texts/*.md`), and - for
+    standard
+    input. `progress(stage, done, total)` is called with bytes. Files in `without` (resolved paths) are left out.
+
+    Raises DocumentError for paths that do not exist, for input without any text, and, naming all of them, for damaged
+    files
+    and for named files that are not text, unless `reading.skip_bad` leaves these out.
     """
     reading = reading or ReadOptions()
     named = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
@@ -215,9 +222,10 @@ def read_with_held_out(
     progress: Callable | None = None,
     reading: ReadOptions | None = None,
 ) -> Corpus:
-    """The corpus of `paths`, and the files of `held_out`, which are marked to be held out and not trained on.
+    """The corpus of `paths`, and the files of `held_out`, which are held out and not trained on.
 
-    A file of `held_out` that is found in a folder of `paths` is left out there; DocumentError where it is named itself.
+    A file of `held_out` inside a folder of `paths` is read once, as held out. Raises DocumentError if `paths` names it
+    too.
     """
     apart = read_corpus(held_out, progress, reading)
     files = {origin.path.resolve() for origin in apart.documents.origins}
@@ -225,27 +233,27 @@ def read_with_held_out(
 
 
 def bundled(name: str) -> Path:
-    """The path of a text that ships with the package: shakespeare."""
+    """The path of a text that ships with the package, such as shakespeare."""
     folder = Path(str(resources.files("pellucid"))) / "data"
     path = folder / f"{name}.txt"
     if not path.is_file():
         raise DocumentError(
-            f"no bundled text {name!r}: say one of {', '.join(sorted(p.stem for p in folder.glob('*.txt')))}"
+            f"no bundled text {name!r}: choose one of {', '.join(sorted(p.stem for p in folder.glob('*.txt')))}"
         )
     return path
 
 
 def _without_duplicates(corpus: Corpus) -> Corpus:
-    """The corpus with the first document of each text alone."""
+    """The corpus with only the first document of each text."""
     documents = corpus.documents
-    kept = np.zeros(len(documents), dtype=bool)
-    kept[documents.same_text()[0]] = True
-    counts = np.bincount(np.asarray(documents.source)[kept], minlength=len(corpus.sources)).tolist()
+    is_first = np.zeros(len(documents), dtype=bool)
+    is_first[documents.same_text()[0]] = True
+    counts = np.bincount(np.asarray(documents.source)[is_first], minlength=len(corpus.sources)).tolist()
     sources = [
         replace(source, n_documents=n, duplicates=source.duplicates + source.n_documents - n)
         for source, n in zip(corpus.sources, counts, strict=True)
     ]
-    return replace(corpus, documents=documents.only(kept), sources=tuple(sources))
+    return replace(corpus, documents=documents.only(is_first), sources=tuple(sources))
 
 
 def _report(progress: Callable | None, before: int, total: int, here: int) -> None:
@@ -255,5 +263,5 @@ def _report(progress: Callable | None, before: int, total: int, here: int) -> No
 
 def _nothing(named: list[Path], skipped: list[Skipped]) -> str:
     names = ", ".join(map(str, named))
-    found = "; ".join(f"{path}: {reason}" for path, reason in skipped[:3]) or "no files were found"
-    return f"{names}: there is no text to read ({found}); expected at least one non-empty file of text"
+    reasons = "; ".join(f"{path}: {reason}" for path, reason in skipped[:3]) or "no files were found"
+    return f"{names}: there is no text to read ({reasons}); expected at least one non-empty file of text"

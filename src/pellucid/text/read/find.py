@@ -1,4 +1,4 @@
-"""Finding the files to read: files, folders with all that is in them, glob patterns, and standard input."""
+"""Find the files to read: named files, folders, glob patterns, and standard input."""
 
 import codecs
 import fnmatch
@@ -16,31 +16,31 @@ from pellucid.text.read.chunks import PIECE, DocumentError
 from pellucid.text.read.decompress import PACKED, Origin
 from pellucid.text.read.formats import ENDINGS, READERS
 
-#: what stands for standard input among the paths
+#: the path that means standard input
 STANDARD_INPUT = "-"
-#: files that describe a Hugging Face data set beside its tables
+#: files that describe a Hugging Face data set, next to its tables
 DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
-#: the first bytes of packed streams, for standard input, which has no name
+#: the first bytes of compressed streams: standard input has no name that ends in .gz
 PACKED_MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
-#: standard input, kept on disk until this process ends
+#: temporary copies of standard input, kept until this process ends
 _SPOOLED: list[Any] = []
 
 
-#: how the reason begins for which a file was left out that cannot be read
+#: the beginning of the reason for leaving out an unreadable file
 UNREADABLE = "it cannot be read"
-#: files that cannot be read, of those that one error names
+#: how many unreadable files one error names
 NAMED = 20
 
 
 class Skipped(NamedTuple):
-    """A file that was found and not read, and why."""
+    """A file that was found but not read, and the reason."""
 
     path: str
     reason: str
 
 
 class Unreadable(NamedTuple):
-    """A file that cannot be read: its path as it is listed, the name by which it is shown, and what is wrong."""
+    """An unreadable file: its relative path, its name for messages, and what is wrong with it."""
 
     path: str
     name: str
@@ -48,12 +48,12 @@ class Unreadable(NamedTuple):
 
     @property
     def skipped(self) -> Skipped:
-        """The file as one that was left out."""
+        """The entry for this file in a list of files that were left out."""
         return Skipped(self.path, f"{UNREADABLE}: {self.message.removeprefix(self.name).lstrip(' ,:')}")
 
 
 def extends_ascii(encoding: str) -> bool:
-    """Whether ASCII is the same in it and spells nothing else, so that other text shows by its bytes."""
+    """Whether the encoding writes ASCII as ASCII and uses those bytes for nothing else."""
     ascii_ = bytes(range(128))
     letters = (letter.encode(encoding, "ignore") for letter in "\u00e9\u0434\u65e5\u4f60\uac00")
     return ascii_.decode(encoding, "replace") == ascii_.decode("ascii") and not any(
@@ -63,17 +63,17 @@ def extends_ascii(encoding: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How files are found and read.
+    """Options for finding and reading files.
 
-    field             of JSON lines, or column of a table; "": `text`, or the only one that holds text
-    format            one of formats.READERS for every file; auto: by the ending of its name
+    field             JSON field or table column that holds the text; "": `text`, or the only one that holds text
+    format            a key of formats.READERS for every file; auto: by the ending of each name
     encoding          of files that are neither UTF-8 nor begin with a byte order mark, or, where it does not extend
                       ASCII (UTF-16, ISO-2022, ...), of all that do not; "": what is not UTF-8 becomes U+FFFD
     include, exclude  patterns, separated by commas, of file names or of paths within the folder: what is found and
                       matches none of `include`, or one of `exclude`, is left out; a file that is named is read
-    drop_duplicates   whether a document is left out whose text is that of an earlier one
-    skip_bad          whether files that cannot be read are left out; they stop the reading otherwise
-    licence           under which the text may be used, in words; kept in the manifest
+    drop_duplicates   whether to leave out a document whose text already occurred
+    skip_bad          whether to leave out unreadable files; otherwise they raise DocumentError
+    licence           the licence of the text, as free text; the manifest keeps it
     """
 
     field: str = ""
@@ -87,16 +87,18 @@ class ReadOptions:
 
     def __post_init__(self):
         if self.format != "auto" and self.format not in READERS:
-            raise DocumentError(f"text.format = {self.format!r}: say auto or one of {', '.join(READERS)}")
+            raise DocumentError(f"text.format = {self.format!r}: choose auto or one of {', '.join(READERS)}")
         try:
             known = not self.encoding or codecs.lookup(self.encoding)._is_text_encoding  # type: ignore[attr-defined]
         except LookupError:
             known = False
         if not known:
-            raise DocumentError(f"text.encoding = {self.encoding!r}: no such encoding; say latin-1, cp1251 ...")
+            raise DocumentError(
+                f"text.encoding = {self.encoding!r}: there is no such encoding; choose latin-1, cp1251, ..."
+            )
 
     def to_dict(self) -> dict[str, Any]:
-        """What decides the documents of given files, where it is not the default."""
+        """The options that change which documents are read, where they differ from the default."""
         names = ("field", "format", "encoding", "drop_duplicates")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in names and self._is_set(f)}
 
@@ -104,7 +106,7 @@ class ReadOptions:
         return getattr(self, field.name) != field.default
 
     def why_left_out(self, relative: str) -> str:
-        """Why a file that was found is not read; nothing where it is."""
+        """Why a file in a folder is not read; empty if it is."""
         for pattern in _patterns(self.exclude):
             if _matches(relative, pattern):
                 return f"excluded by {pattern}"
@@ -117,7 +119,7 @@ def _patterns(listed: str) -> list[str]:
 
 
 def _matches(relative: str, pattern: str) -> bool:
-    """Whether the path, a folder it is in, or one of its parts where the pattern has no /, matches."""
+    """Whether the path, a folder above it, or one of its parts (for a pattern without /) matches."""
     pattern = pattern.removeprefix("./").rstrip("/")
     if "/" in pattern:
         folders = (str(folder) for folder in PurePosixPath(relative).parents)
@@ -126,7 +128,7 @@ def _matches(relative: str, pattern: str) -> bool:
 
 
 class FoundFile(NamedTuple):
-    """A file to read, and whether it was named itself."""
+    """A file to read, and whether the user named it (rather than its folder)."""
 
     path: Path
     explicit: bool
@@ -135,9 +137,9 @@ class FoundFile(NamedTuple):
 def find_files(
     named: list[Path], skipped: list[Skipped], reading: ReadOptions | None = None, bad: list[Unreadable] | None = None
 ) -> dict[str, FoundFile]:
-    """Relative path -> file, of everything to read; what is left out is added to `skipped`, what is damaged to `bad`.
+    """The files to read, by relative path. Files left out are added to `skipped`, unreadable ones to `bad`.
 
-    Raises DocumentError for paths that do not exist, naming all of them, and for a damaged file where `bad` is None.
+    Raises DocumentError for paths that do not exist, naming all of them, and for an unreadable file if `bad` is None.
     """
     reading = reading or ReadOptions()
     files: dict[str, FoundFile] = {}
@@ -167,7 +169,7 @@ def find_files(
             if reason and relative not in files:
                 skipped.append(Skipped(relative, reason))
             elif relative == STANDARD_INPUT:
-                raise DocumentError(f"{file} is called as standard input is: give it another name")
+                raise DocumentError(f"{file} has the name that means standard input: rename it")
             elif not reason:
                 files[relative] = FoundFile(file, not searched or files.get(relative, (file, False))[1])
     for name, listed in (("include", reading.include), ("exclude", reading.exclude)):
@@ -184,9 +186,9 @@ def refuse_or_skip(
     n_files: int,
     kind: type[DocumentError] = DocumentError,
 ) -> None:
-    """Add the files that cannot be read to `skipped` where `reading.skip_bad` asks for it; refuse all of them else.
+    """Add unreadable files to `skipped` if `reading.skip_bad` is set; otherwise raise an error of type `kind`.
 
-    Raises an error of this kind that names every such file and says what is wrong with it. `n_files` were found.
+    The error names each such file and what is wrong with it. `n_files` is how many files were found in all.
     """
     if not bad or reading.skip_bad:
         skipped[:0] = [file.skipped for file in bad]
@@ -196,11 +198,11 @@ def refuse_or_skip(
         raise kind(messages[0] + ("; --skip-bad leaves such files out" if n_files > 1 else ""))
     more = [f"and {len(messages) - NAMED:,} more"] if len(messages) > NAMED else []
     listed = "\n".join([*messages[:NAMED], *more])
-    raise kind(f"{len(bad):,} files cannot be read; mend them, or leave them out with --skip-bad\n{listed}")
+    raise kind(f"{len(bad):,} files cannot be read; repair them, or leave them out with --skip-bad\n{listed}")
 
 
 def leave_out(files: dict[str, FoundFile], without: Collection[Path], skipped: list[Skipped]) -> None:
-    """Take the files of `without` out of those to read; DocumentError for one that is named itself."""
+    """Remove the files of `without` from those to read. Raises DocumentError if such a file was named itself."""
     for relative, (path, explicit) in list(files.items()) if without else ():
         if path.resolve() in without:
             if explicit:
@@ -210,25 +212,25 @@ def leave_out(files: dict[str, FoundFile], without: Collection[Path], skipped: l
 
 
 def _expanded(named: list[Path]) -> tuple[list[Path], set[Path]]:
-    """The paths, patterns among them replaced by what they match, and which of them were found so."""
+    """The paths with patterns replaced by what they match, and the set of paths that a pattern matched."""
     paths, matched, missing = [], set(), []
     for path in named:
         if path.exists():
             paths.append(path)
             continue
-        found = sorted(_globbed(path)) if glob.has_magic(str(path)) else []
-        if not found:
+        matches = sorted(_globbed(path)) if glob.has_magic(str(path)) else []
+        if not matches:
             what = "no file matches this pattern" if glob.has_magic(str(path)) else "there is no such file or folder"
             missing.append(f"{path}: {what}")
-        paths += found
-        matched |= set(found)
+        paths += matches
+        matched |= set(matches)
     if missing:
         raise DocumentError("\n".join(missing))
     return paths, matched
 
 
 def _globbed(pattern: Path) -> Iterator[Path]:
-    """What a pattern matches, nothing hidden and nothing behind a link to a folder that ** would follow."""
+    """The paths that a pattern matches, without hidden files and without following links to folders for **."""
     fixed = next(k for k, part in enumerate(pattern.parts) if glob.has_magic(part))
     folder = Path(*pattern.parts[:fixed])
     for path in folder.glob(str(Path(*pattern.parts[fixed:]))):
@@ -251,7 +253,7 @@ def _walk(folder: Path, base: str, skipped: list[Skipped]) -> Iterator[Path]:
 
 
 def _why_no_table(path: Path) -> str:
-    """Why a file in the folder of a Hugging Face data set is none of its tables."""
+    """Why a file in the folder of a Hugging Face data set is not one of its tables; empty if it is."""
     if path.name in DESCRIPTIONS:
         return "describes a data set, holds no text"
     state = path.with_name("state.json")
@@ -260,7 +262,7 @@ def _why_no_table(path: Path) -> str:
     try:
         tables = [str(entry["filename"]) for entry in json.loads(state.read_bytes())["_data_files"]]
     except (ValueError, LookupError, TypeError) as error:
-        raise DocumentError(f"{state} is damaged, it does not list the data set's files ({error!r})") from None
+        raise DocumentError(f"{state} is damaged: it does not list the data set's files ({error!r})") from None
     if missing := [name for name in tables if not path.with_name(name).is_file()]:
         raise DocumentError(f"{state} lists {missing[0]}, which is not there: the data set is not complete")
     return "" if path.name in tables else "not among the files of the data set that state.json lists"
@@ -271,7 +273,7 @@ def _relative(path: Path, base: str) -> str:
 
 
 def origin_of(path: Path, name: str, reading: ReadOptions) -> Origin:
-    """How this file is read, by the ending of its name unless the format is given."""
+    """How to read this file, judged by the ending of its name unless the format is set."""
     packed, inner = "", path.name
     if path.suffix.lower() in PACKED:
         packed, inner = path.suffix.lower(), path.stem
@@ -281,16 +283,16 @@ def origin_of(path: Path, name: str, reading: ReadOptions) -> Origin:
 
 
 def spool() -> Path:
-    """Standard input, written to a temporary file: text is read more than once."""
+    """Copy standard input to a temporary file, since text is read more than once."""
     if sys.stdin is None or sys.stdin.isatty():
         raise DocumentError("standard input is a terminal: pipe text into it, or name files")
     stream = sys.stdin.buffer
     head = stream.read(4)
     suffix = next((ending for magic, ending in PACKED_MAGIC.items() if head.startswith(magic)), "")
-    kept = tempfile.NamedTemporaryFile(prefix="pellucid-", suffix=suffix)  # noqa: SIM115 (it is needed until the end)
-    _SPOOLED.append(kept)
+    copy = tempfile.NamedTemporaryFile(prefix="pellucid-", suffix=suffix)  # noqa: SIM115 (it is needed until the end)
+    _SPOOLED.append(copy)
     while head:
-        kept.write(head)
+        copy.write(head)
         head = stream.read(PIECE)
-    kept.flush()
-    return Path(kept.name)
+    copy.flush()
+    return Path(copy.name)

@@ -1,7 +1,9 @@
-"""Formats: how a file becomes documents. A whole file is one document, or each of its rows is.
+"""File formats: how a file becomes documents. Each file is one document; in JSONL and tables, each row is.
 
-plain   the file as it stands          html    the text that a reader sees
-jsonl   one JSON object, or string, a line     csv, tsv   a table whose first line names its columns
+plain            the file as it is
+html             the text that a reader of the page sees
+jsonl            one JSON object, or string, on each line
+csv, tsv         a table whose first line names its columns
 parquet, arrow   tables of Apache Arrow (tables.py)
 """
 
@@ -20,16 +22,16 @@ from pellucid.text.read.decompress import Origin, as_utf8
 from pellucid.text.read.html import read_html
 from pellucid.text.read.tables import FIELD, choose_field, listed, read_arrow, read_parquet
 
-#: a reader turns the content of one open file into its documents, each an iterator of pieces, to be used up in order
+#: a reader turns the content of one open file into its documents, each an iterator of chunks, to be used up in order
 Reader = Callable[[BinaryIO, Origin], Iterator[Iterator[TextChunk]]]
 
-#: the longest line, and cell of a table, in bytes: neither a quotation mark that is never closed nor a few packed bytes
-#: that unpack to gigabytes fill the memory
+#: the longest line and table cell, in bytes: neither an unclosed quotation mark nor a few compressed bytes that unpack
+#: to gigabytes may fill the memory
 LONGEST = 1 << 28
-#: encodings of pages, and the larger ones that browsers take for them
+#: encodings that pages name, and the larger ones that browsers use for them
 LARGER = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030", "gbk": "gb18030"}
 LARGER |= {"shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "tis-620": "cp874"}
-#: a cell that is quoted as a whole, the marks in it doubled
+#: a cell in quotation marks, with doubled marks inside
 _QUOTED = re.compile(r'"(?:[^"]|"")*"\Z')
 _CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?\s*([\w-]+)", re.IGNORECASE)
 
@@ -40,41 +42,42 @@ def read_plain(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
 
 
 def read_page(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
-    """HTML: its text is one document; its own <meta charset> is believed where it names an encoding."""
+    """HTML: its text is one document. An encoding that the page names in <meta charset> is used."""
     buffered = file if hasattr(file, "peek") else io.BufferedReader(file, PIECE)  # type: ignore[arg-type]
     said = _CHARSET.search(buffered.peek(1024)[:1024])  # type: ignore[attr-defined]
     if said and origin.encoding == "utf-8":
         origin = replace(origin, encoding=_encoding_of_page(said[1].decode("ascii", "replace")))
-    # a byte that the page's own encoding does not have stays one that is not UTF-8, and is counted as such
+    # a byte outside the page's encoding stays as it is and counts as not UTF-8
     utf8 = as_utf8(buffered, origin, "surrogateescape" if said else "strict")  # type: ignore[arg-type]
     yield read_html(pieces_of(_chunks(utf8)), origin.name)
 
 
 def _encoding_of_page(name: str) -> str:
-    """What browsers read a page in that says so (WHATWG Encoding, 4.2): often a larger set than the one named."""
+    """The encoding in which browsers read a page with this label (WHATWG Encoding, 4.2): often a larger set."""
     try:
-        found = codecs.lookup(name)
+        codec = codecs.lookup(name)
     except LookupError:
         return "utf-8"
-    known = found._is_text_encoding and not found.name.startswith(("utf-16", "utf-32", "utf-7"))  # type: ignore[attr-defined]
-    return LARGER.get(found.name, found.name) if known else "utf-8"
+    known = codec._is_text_encoding and not codec.name.startswith(("utf-16", "utf-32", "utf-7"))  # type: ignore[attr-defined]
+    return LARGER.get(codec.name, codec.name) if known else "utf-8"
 
 
 def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
-    """One JSON object a line, its text in one field; a line may also be a string by itself."""
+    """JSON lines: one object on each line, with its text in one field, or one string on each line."""
     field = origin.field
     for number, line in enumerate(_lines(file, origin), 1):
         if not line.strip():
             continue
-        whole = piece_of(line)
+        line_chunk = piece_of(line)
         try:
-            row = json.loads(whole.text)
+            row = json.loads(line_chunk.text)
         except (ValueError, RecursionError) as error:
-            place = f", character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+            position = f", character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
             nested = isinstance(error, RecursionError)
             said = "nested too deeply" if nested else getattr(error, "msg", "a number is too long")
             raise DocumentError(
-                f"{origin.name}, line {number}{place}: not valid JSON ({said}), expected one object a line; mend the "
+                f"{origin.name}, line {number}{position}: not valid JSON ({said}), expected one object a line; "
+                "mend the "
                 "line"
             ) from None
         if not isinstance(row, dict | str):
@@ -82,31 +85,31 @@ def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChu
                 f"{origin.name}, line {number}: {_kind(row)}, expected an object with a field of text, or a string"
             )
         if isinstance(row, dict):
-            place = f"{origin.name}, line {number}"
-            # null may be a text that is missing in this row
+            row_name = f"{origin.name}, line {number}"
+            # a null may be a missing text in this row
             field = field or choose_field(
-                [k for k, v in row.items() if v is None or isinstance(v, str)], list(row), place
+                [k for k, v in row.items() if v is None or isinstance(v, str)], list(row), row_name
             )
             if not origin.field and field != FIELD and isinstance(row.get(FIELD), str):
                 raise DocumentError(
-                    f"{place}: a field {FIELD!r}, which no row before has, so that {field!r} was read there: say with "
-                    "--field which is to be read"
+                    f"{row_name}: the field {FIELD!r} occurs here first, after {field!r} was read in the rows before: "
+                    "choose one with --field"
                 )
-            row = _text_of(row, field, place)
-        yield iter([_and_replaced(piece_of_text(row), whole.replaced)])
+            row = _text_of(row, field, row_name)
+        yield iter([_and_replaced(piece_of_text(row), line_chunk.replaced)])
 
 
-def _text_of(row: dict, field: str, place: str) -> str:
+def _text_of(row: dict, field: str, row_name: str) -> str:
     if field not in row:
-        raise DocumentError(f"{place}: no field {field!r}; the fields are {listed(row)}: choose with --field")
+        raise DocumentError(f"{row_name}: no field {field!r}; the fields are {listed(row)}: choose with --field")
     text = row[field]
     if text is not None and not isinstance(text, str):
-        raise DocumentError(f"{place}: field {field!r} holds {_kind(text)}, expected text")
+        raise DocumentError(f"{row_name}: field {field!r} holds {_kind(text)}, expected text")
     return text or ""
 
 
 def read_csv(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
-    """Comma-separated values (RFC 4180) with a header; semicolons or tabs where the header has them and no comma."""
+    """Comma-separated values (RFC 4180) with a header. A header without commas may use semicolons or tabs."""
     return _read_table(file, origin, ",;\t")
 
 
@@ -116,7 +119,7 @@ def read_tsv(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
 
 
 def _read_table(file: BinaryIO, origin: Origin, separators: str) -> Iterator[Iterator[TextChunk]]:
-    # bytes that are not UTF-8 are escaped until a cell is read
+    # bytes that are not UTF-8 are escaped until their cell is read
     lines = (line.decode("utf-8", "surrogateescape") for line in _lines(file, origin))
     first = next((line for line in lines if line.strip()), "")
     separator = next((s for s in separators if s in first), separators[0])
@@ -143,10 +146,11 @@ def _read_table(file: BinaryIO, origin: Origin, separators: str) -> Iterator[Ite
 
 
 class _TabbedRows:
-    """Rows of a table of tabs: a line with a cell for every column is a row as it stands, quotation marks and all.
+    """Rows of a tab-separated table. A line with one cell for each column is a row, quotation marks included.
 
-    A cell that is quoted as a whole is unquoted. Other lines with marks are read as RFC 4180 says: one whose number of
-    cells is another, and one whose last cell is opened by a mark where the line behind it is no row by itself.
+    A cell that is quoted as a whole is unquoted. Other lines with quotation marks are read by RFC 4180: those with
+    another
+    number of cells, and those whose last cell opens a quotation that the next line continues.
     """
 
     def __init__(self, lines: Iterator[str], n_cells: int, line_num: int):
@@ -180,14 +184,14 @@ class _TabbedRows:
 
 
 def _lines(file: BinaryIO, origin: Origin) -> Iterator[bytes]:
-    """Lines in UTF-8 with their ends as they are."""
+    """Lines in UTF-8, with their line ends."""
     content, number = as_utf8(file, origin), 0
     while line := content.readline(LONGEST + 1):
         number += 1
         if len(line) > LONGEST:
             raise DocumentError(
-                f"{origin.name}, line {number}: longer than {LONGEST:,} bytes, which nothing here can hold; is it of "
-                "this format? Say what the file is with --format plain"
+                f"{origin.name}, line {number}: longer than {LONGEST:,} bytes, the limit for a line; if the file "
+                "does not have this format, name its format, such as --format plain"
             )
         yield line
 
@@ -220,11 +224,11 @@ READERS: dict[str, Reader] = {
     "parquet": read_parquet,
     "arrow": read_arrow,
 }
-#: formats whose readers go back and forth in the file
+#: formats whose readers seek in the file
 SEEKING = ("parquet", "arrow")
-#: formats of many documents a file
+#: formats with many documents in a file
 ROWS = ("jsonl", "csv", "tsv", *SEEKING)
-#: the format of each ending; an ending that is not listed, and none, is plain text
+#: the format of each file ending; all other files are plain text
 ENDINGS = {
     ".htm": "html",
     ".html": "html",
@@ -235,5 +239,5 @@ ENDINGS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
-#: endings of files that hold text inside a format that plain reading would mistake for the text
+#: endings of files whose text lies inside another format, which plain reading would take for the text
 UNREAD = (".json", ".zip", ".tar", ".tgz", ".bz2", ".xz", ".7z", ".pdf", ".docx", ".odt", ".epub", ".rtf", ".ipynb")

@@ -1,4 +1,4 @@
-"""The text of an HTML page, as a reader sees it: no tags, scripts or styles, a line a block."""
+"""Extract the text of an HTML page: no tags, scripts or styles, one line for each block."""
 
 import re
 from collections.abc import Iterator
@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 from pellucid.text.read.chunks import DocumentError, TextChunk, piece_of_text
 
-#: what these hold is not shown
+#: elements whose content is not shown
 HIDDEN = frozenset(("script", "style", "template", "noscript", "svg", "object", "iframe"))
-#: these begin and end a line; those of PARAGRAPHS leave an empty line as well
+#: elements that begin and end a line; those of PARAGRAPHS also leave an empty line
 LINES = (
     "address article aside body br caption dd div dt fieldset figcaption footer form header hr html legend li main nav "
     "option section summary tbody tfoot thead title tr"
@@ -17,14 +17,14 @@ PARAGRAPHS = "blockquote details dl figure h1 h2 h3 h4 h5 h6 head ol p pre table
 BREAKS = {str(tag): "\n" for tag in LINES.split()} | {str(tag): "\n\n" for tag in PARAGRAPHS.split()}
 CELLS = frozenset(("td", "th"))
 _SPACE = re.compile(r"[ \t\n\r\f]+")
-#: characters of HTML between two looks at what has been found; the most in one tag, comment or script
+#: characters of HTML between two yields, and the longest tag, comment or script
 STEP, LONGEST = 1 << 16, 1 << 25
 
 
 def read_html(pieces: Iterator[TextChunk], name: str = "the page") -> Iterator[TextChunk]:
-    """The page's text in pieces; a tag that is never closed hides nothing that comes behind the block it is in.
+    """The page's text in chunks. An unclosed tag hides nothing after the block that it is in.
 
-    Raises DocumentError, with the name, for a tag, comment or script that does not end for LONGEST characters.
+    Raises DocumentError, with the name, for a tag, comment or script longer than LONGEST characters.
     """
     page = _Page()
     for piece in pieces:
@@ -45,20 +45,22 @@ def read_html(pieces: Iterator[TextChunk], name: str = "the page") -> Iterator[T
 
 
 class _Page(HTMLParser):
-    """Collects text; white space is one space, but in <pre>, and newlines stand between blocks."""
+    """Collects text. White space becomes one space, except in <pre>; newlines separate blocks."""
 
     def __init__(self):
         super().__init__(convert_charrefs=True)
         self._found: list[str] = []
         self._hidden: list[str] = []
         self._as_it_is = 0
-        #: newlines, or a space, to be written before the next word; nothing has been written at the very beginning
+        #: the newlines, or the space, to write before the next word; nothing precedes the first word
         self._gap, self._begun = "", False
-        #: from a < that no > has followed yet
+        #: the input from a < without a following > on
         self._open: list[str] = []
 
     def feed_closed(self, text: str) -> None:
-        """Feed what comes before the first < that no > follows; at that one the parser would look again every time."""
+        """Feed the input up to the first < without a following >, which the parser would otherwise scan again every
+        time.
+        """
         closed = text.rfind(">") + 1
         if self._open and not closed:
             self._open.append(text)
@@ -70,11 +72,11 @@ class _Page(HTMLParser):
 
     @property
     def pending(self) -> int:
-        """Characters of a tag, comment or script that has not ended."""
+        """The number of characters of a tag, comment or script that has not ended."""
         return len(self.rawdata) + sum(map(len, self._open))
 
     def end(self) -> None:
-        """A < that no > follows begins no tag."""
+        """At the end of input, a < without a following > begins no tag."""
         if self._open:
             self.feed("".join(self._open).replace("<", "&lt;"))
         self.close()
@@ -110,7 +112,7 @@ class _Page(HTMLParser):
             self._gap = " " if words.endswith(" ") else ""
 
     def take(self, last: bool = False) -> str:
-        """What has been found since the last time; the last piece ends with a newline."""
+        """The text collected since the last call; the last chunk ends with a newline."""
         text = "".join(self._found) + ("\n" if last and self._begun else "")
         self._found.clear()
         return text

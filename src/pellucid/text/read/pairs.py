@@ -1,10 +1,10 @@
-"""Pairs of texts, a source and its target: what an encoder-decoder is trained on.
+"""Pairs of texts, a source and its target, for training an encoder-decoder.
 
-    .tsv     source, a tab, target                    no quoting: a tab and a newline are never part of a side
-    .jsonl   {"source": "...", "target": "..."}       further fields are left alone
+    .tsv     source, a tab, target                    no quoting: a side cannot contain a tab or a newline
+    .jsonl   {"source": "...", "target": "..."}       other fields are ignored
 
-One pair a line, UTF-8; lines of nothing but white space are passed over. Whatever cannot be read is
-refused with its file and line.
+There is one pair on each line, in UTF-8; blank lines are skipped. An error names the file and line of an unreadable
+pair.
 """
 
 import hashlib
@@ -22,19 +22,19 @@ from pellucid.text.read.find import FoundFile, ReadOptions, Skipped, Unreadable,
 from pellucid.text.read.scan import Source
 from pellucid.text.split import PARTS
 
-#: lines read between two reports
+#: lines read between two progress reports
 TOGETHER = 4096
 
 Progress = Callable[..., None] | None
 
 
 class PairsError(DocumentError):
-    """A file of pairs that cannot be read, too few pairs, and pairs that do not fit."""
+    """A file of pairs is unreadable, or there are too few pairs, or pairs are too long."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """What was read, in the order of the files: pair k is line `lines[k]` of `files[places[k]]`, its lines from 1."""
+    """Pairs in the order of their files: pair k is line `lines[k]`, counted from 1, of `files[places[k]]`."""
 
     sources: list[str]
     targets: list[str]
@@ -45,14 +45,14 @@ class Pairs:
     licence: str = ""
 
     def about(self) -> dict[str, Any]:
-        """The account of what was read, in plain JSON types."""
+        """A summary of what was read, in plain JSON types."""
         content = [list(file.key) for file in self.files]
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         sizes = {"pairs": len(self), "bytes": self.n_bytes, "licence": self.licence}
         return {"hash": digest, **sizes, "skipped": [list(skipped) for skipped in self.skipped]}
 
     def with_held_out(self, other: "Pairs") -> "Pairs":
-        """The pairs of `other`, marked as held out, and behind them these."""
+        """The pairs of `other`, marked as held out, followed by these."""
         marked = tuple(replace(file, held_out=True) for file in other.files)
         skipped = [Skipped(path, f"{reason} (of the files to hold out)") for path, reason in other.skipped]
         return Pairs(
@@ -86,9 +86,11 @@ def read_pairs(
 ) -> Pairs:
     """Every pair of these .tsv and .jsonl files, and of those in these folders, in the order of their paths.
 
-    Of `reading`, `include` and `exclude` choose files. Files of `without`, resolved paths, are left out.
-    Raises PairsError, naming file and line, for what is not a pair (of every such file the first, unless
-    `reading.skip_bad` leaves these files out), and for input without any.
+    Of the `reading` options, `include`, `exclude` and `skip_bad` apply. Files in `without` (resolved paths) are left
+    out.
+    Raises PairsError, naming file and line, for the first line of each file that is not a pair (unless
+    `reading.skip_bad`
+    leaves such files out), and for input without pairs.
     """
     named = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     if not named:
@@ -98,20 +100,20 @@ def read_pairs(
     bad: list[Unreadable] = []
     files = find_files(named, skipped, reading, bad)
     leave_out(files, without, skipped)
-    made = _PairsSoFar()
+    pairs = _PairsSoFar()
     for relative in sorted(files):
         try:
             if reason := _why_no_pairs(files[relative]):
                 skipped.append(Skipped(relative, reason))
             else:
-                made.add(relative, files[relative].path, progress)
+                pairs.add(relative, files[relative].path, progress)
         except PairsError as error:
             bad.append(Unreadable(relative, str(files[relative].path), str(error)))
     refuse_or_skip(bad, skipped, reading, len(files), PairsError)
-    if not made.sources:
+    if not pairs.sources:
         raise PairsError(f"{', '.join(map(str, named))}: there are no pairs to read; expected .tsv or .jsonl files")
-    where = np.array(made.places, dtype=np.int32), np.array(made.lines, dtype=np.int64)
-    return Pairs(made.sources, made.targets, *where, tuple(made.files), tuple(skipped), reading.licence)
+    where = np.array(pairs.places, dtype=np.int32), np.array(pairs.lines, dtype=np.int64)
+    return Pairs(pairs.sources, pairs.targets, *where, tuple(pairs.files), tuple(skipped), reading.licence)
 
 
 def read_pairs_with_held_out(
@@ -120,9 +122,9 @@ def read_pairs_with_held_out(
     progress: Progress = None,
     reading: ReadOptions | None = None,
 ) -> Pairs:
-    """The pairs of `paths`, and those of the files `held_out`, which are marked to be held out and not trained on.
+    """The pairs of `paths`, and those of the files `held_out`, which are held out and not trained on.
 
-    A file of `held_out` that is found in a folder of `paths` is left out there.
+    A file of `held_out` inside a folder of `paths` is read once, as held out.
     """
     apart: list[Skipped] = []
     files = find_files([Path(path) for path in held_out], apart, reading)
@@ -132,7 +134,7 @@ def read_pairs_with_held_out(
 
 
 def _why_no_pairs(file: FoundFile) -> str:
-    """Why a file that was found holds no pairs, nothing if it may; PairsError for one that was named itself."""
+    """Why a file in a folder holds no pairs, empty if it may. Raises PairsError for a file that was named itself."""
     if file.path.suffix.lower() in READERS and file.path.is_file():
         return ""
     reason = "not a .tsv or .jsonl file" if file.path.exists() else "it does not exist"
@@ -142,7 +144,7 @@ def _why_no_pairs(file: FoundFile) -> str:
 
 
 class _PairsSoFar:
-    """The pairs of the files that have been read: columns, as `Pairs` has them."""
+    """The pairs read so far, as columns like those of `Pairs`."""
 
     def __init__(self):
         self.sources: list[str] = []
@@ -152,7 +154,7 @@ class _PairsSoFar:
         self.files: list[Source] = []
 
     def add(self, relative: str, path: Path, progress: Progress) -> None:
-        """Every pair of a file; PairsError, and none of them, where a line is no pair."""
+        """Add every pair of a file. Raises PairsError, and adds none, if a line is not a pair."""
         pairs, lines, hashed = [], [], _HashedLines(path)
         for number, pair in read_lines(path, hashed):
             pairs.append(pair)
@@ -167,7 +169,7 @@ class _PairsSoFar:
 
 
 class _HashedLines:
-    """The lines of a file as bytes, without their ends, hashed and counted as they are read."""
+    """The lines of a file as bytes without their line ends, hashed and counted as they are read."""
 
     def __init__(self, path: Path):
         self.path, self.digest, self.n_bytes = path, hashlib.sha256(), 0
@@ -211,16 +213,16 @@ def _columns(line: str) -> tuple[str, str]:
 
 def _fields(line: str) -> tuple[str, str]:
     try:
-        found = json.loads(line)
+        row = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"not valid JSON ({error}), expected one object a line") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{type(found).__name__}, expected an object with the fields source and target")
+    if not isinstance(row, dict):
+        raise ValueError(f"{type(row).__name__}, expected an object with the fields source and target")
     for name in ("source", "target"):
-        if not isinstance(found.get(name), str):
-            has = "no" if name not in found else f"a {type(found[name]).__name__} as"
-            raise ValueError(f"{has} field {name!r}, expected text; the fields are {', '.join(found) or 'none'}")
-    return found["source"], found["target"]
+        if not isinstance(row.get(name), str):
+            has = "no" if name not in row else f"a {type(row[name]).__name__} as"
+            raise ValueError(f"{has} field {name!r}, expected text; the fields are {', '.join(row) or 'none'}")
+    return row["source"], row["target"]
 
 
 READERS: dict[str, Callable[[str], tuple[str, str]]] = {".tsv": _columns, ".jsonl": _fields}
@@ -231,7 +233,7 @@ READERS: dict[str, Callable[[str], tuple[str, str]]] = {".tsv": _columns, ".json
 
 @dataclass(frozen=True)
 class PairSplit:
-    """Which pairs are held out, bool [pairs]; the rest is trained on. `note` says so in words."""
+    """Which pairs are held out, bool [pairs]; the rest is trained on. `note` explains the split in a sentence."""
 
     corpus: Pairs
     held_out: float
@@ -240,36 +242,36 @@ class PairSplit:
     note: str
 
     def numbers(self, part: str) -> np.ndarray:
-        """The pairs of one part, in order."""
+        """The numbers of the pairs of one part, in order."""
         if part not in PARTS:
-            raise PairsError(f"there is no part {part!r}: say one of {', '.join(PARTS)}")
+            raise PairsError(f"there is no part {part!r}: choose one of {', '.join(PARTS)}")
         return np.flatnonzero(self.held == (part == "held_out"))
 
     def texts(self, part: str) -> Iterator[str]:
-        """Both sides of every pair of one part: what the one tokenizer is trained on."""
+        """Both sides of every pair of one part, such as the shared tokenizer is trained on."""
         for pair in self.numbers(part):
             yield self.corpus.sources[pair]
             yield self.corpus.targets[pair]
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of both sides of the pairs, those of files that were named to be held out not among them."""
+        """Bytes of both sides of the pairs, without the files that were named to be held out."""
         named = any(file.held_out for file in self.corpus.files)
         return sum(len(text.encode()) for text in self.texts("train")) if named else self.corpus.n_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """What decides the split, in plain JSON types."""
+        """The options that decide the split, in plain JSON types."""
         rule = "files" if any(file.held_out for file in self.corpus.files) else "sources"
         return {"held_out": self.held_out, "seed": self.seed, "rule": rule}
 
 
 def split_pairs(pairs: Pairs, held_out: float = 0.1, seed: int = 0) -> PairSplit:
-    """Hold out about `held_out` of the bytes: whole sources, in an order drawn by hashing them with the seed.
+    """Hold out about `held_out` of the bytes: whole sources, in the order of a hash with the seed.
 
-    Where files were named to be held out, their pairs are, and the share and the seed decide nothing. Otherwise all
-    pairs of one source are on one side, and so are exact duplicates: a model cannot have seen the
-    target of a source it is measured on. Raises PairsError for a share outside (0, 1) and for pairs of
-    one source alone.
+    If files were named to be held out, exactly their pairs are, and the share and the seed have no effect. Otherwise
+    all
+    pairs of one source are on one side, so that a model never trains on a target of a source it is measured on. Raises
+    PairsError for a share outside (0, 1) and for pairs that share a single source.
     """
     if any(file.held_out for file in pairs.files):
         return _split_as_named(pairs)
@@ -289,19 +291,21 @@ def split_pairs(pairs: Pairs, held_out: float = 0.1, seed: int = 0) -> PairSplit
     held[[pair for source in order[:n] for pair in of[source]]] = True
     are = "is" if held.sum() == 1 else "are"
     note = (
-        f"{held.sum():,} of {len(pairs):,} pairs {are} held out, {reached[n - 1] / reached[-1]:.1%} of the bytes for "
-        f"{held_out:.1%} asked"
+        f"{held.sum():,} of {len(pairs):,} pairs {are} held out, {reached[n - 1] / reached[-1]:.1%} of the "
+        f"bytes ({held_out:.1%} requested)"
     )
     return PairSplit(pairs, held_out, seed, held, note)
 
 
 def _split_as_named(pairs: Pairs) -> PairSplit:
-    """Hold out the pairs of the files that were named to be held out, and train on all others."""
+    """Hold out the pairs of the files that were named for it, and train on all others."""
     files = np.array([file.held_out for file in pairs.files])
     held = files[pairs.places]
     trained = {source for source, apart in zip(pairs.sources, held, strict=True) if not apart}
     known = sum(pairs.sources[k] in trained for k in np.flatnonzero(held))
     note = f"held out: {counted(int(held.sum()), 'pair')} of {counted(int(files.sum()), 'file')} of your own"
     if known:
-        note += f"; warning: the sources of {known:,} of them are also trained on, so the loss on these says less"
+        note += (
+            f"; warning: the sources of {known:,} of them are also trained on, so the loss on these pairs is too low"
+        )
     return PairSplit(pairs, 0.0, 0, held, note)

@@ -1,6 +1,6 @@
-"""One file: its documents found, counted and hashed, and read again later as what they were.
+"""Scan one file: find, count and hash its documents, and read them again later with a check for changes.
 
-Of a document a few numbers are kept, not its text: a corpus may have millions of them.
+A few numbers are kept for each document, not its text: a corpus may have millions of documents.
 """
 
 import codecs
@@ -22,7 +22,7 @@ from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.formats import READERS, ROWS, SEEKING, UNREAD
 from pellucid.text.scripts import NO_LETTERS, sampled_script_of
 
-#: how much of a file decides whether it is text, and the share of undecodable bytes it may have there
+#: how many bytes of a file decide whether it is text, and the share of undecodable bytes allowed there
 HEAD, MOST_UNDECODABLE = 8192, 0.3
 #: bytes of a digest
 DIGEST = 32
@@ -30,9 +30,9 @@ DIGEST = 32
 
 @dataclass(frozen=True)
 class Document:
-    """One text: where it is from, its size, and a hash of its text that tells exact duplicates.
+    """One text: its file, its size, and a hash of the text that identifies exact duplicates.
 
-    `source` is the number of its file, `index` its number among the documents of that file.
+    `source` is the number of its file, `index` its number within the file.
     """
 
     origin: Origin
@@ -47,9 +47,9 @@ class Document:
         return self.origin.path
 
     def pieces(self) -> Iterator[TextChunk]:
-        """The text from the file again, in pieces; DocumentError at the end if it is not what was counted.
+        """Read the text again, in chunks. Raises DocumentError at the end if it changed since it was counted.
 
-        A row is looked for from the beginning of its file: `Corpus.stream` reads many.
+        A row is searched from the beginning of its file: use `Corpus.stream` to read many.
         """
         for index, pieces in enumerate(documents_of(self.origin)):
             if index == self.index:
@@ -66,7 +66,9 @@ class Document:
 
 @dataclass
 class Documents(Sequence[Document]):
-    """Documents as columns, some 60 bytes for each; `script` is a place in `scripts`, names in order of appearance."""
+    """Documents as columns, some 60 bytes for each; `script` is an index into `scripts`, names in order of
+    appearance.
+    """
 
     origins: list[Origin] = field(default_factory=list)
     source: array = field(default_factory=partial(array, "i"))
@@ -107,30 +109,32 @@ class Documents(Sequence[Document]):
         self.digests += digest
 
     def truncate(self, n: int) -> None:
-        """Forget all but the first `n`."""
+        """Remove all but the first `n`."""
         for column in self._columns():
             del column[n:]
         del self.digests[n * DIGEST :]
 
     def same_text(self) -> tuple[np.ndarray, np.ndarray]:
-        """The number of the first document with each text, in order of digests, and for each document its text's
-        place in that list."""
+        """The number of the first document with each text, in order of digests, and for each document the index of its
+        text
+        in that list.
+        """
         keys = np.frombuffer(bytes(self.digests), dtype=">u8").reshape(-1, DIGEST // 8)
         order = np.lexsort(keys.T[::-1])
         new = np.ones(len(order), dtype=bool)
         new[1:] = (keys[order[1:]] != keys[order[:-1]]).any(axis=1)
-        place = np.empty(len(order), dtype=np.int64)
-        place[order] = np.cumsum(new) - 1
-        return order[new], place
+        text_number = np.empty(len(order), dtype=np.int64)
+        text_number[order] = np.cumsum(new) - 1
+        return order[new], text_number
 
-    def only(self, kept: np.ndarray) -> "Documents":
-        """Those for which `kept`, bool [documents]."""
-        a, b, c, d, e = (array(c.typecode, np.asarray(c)[kept].tobytes()) for c in self._columns())
-        digests = np.frombuffer(bytes(self.digests), dtype=np.uint8).reshape(-1, DIGEST)[kept]
+    def only(self, chosen: np.ndarray) -> "Documents":
+        """The documents for which `chosen`, bool [documents], is True."""
+        a, b, c, d, e = (array(c.typecode, np.asarray(c)[chosen].tobytes()) for c in self._columns())
+        digests = np.frombuffer(bytes(self.digests), dtype=np.uint8).reshape(-1, DIGEST)[chosen]
         return Documents(self.origins, a, b, c, d, e, self.scripts, bytearray(digests.tobytes()))
 
     def followed_by(self, other: "Documents") -> "Documents":
-        """These documents, and behind them the other ones."""
+        """These documents, followed by the others."""
         joined = self.only(np.ones(len(self), dtype=bool))
         joined.origins, joined.scripts = [*self.origins, *other.origins], list(self.scripts)
         for k in range(len(other)):
@@ -150,13 +154,14 @@ class Documents(Sequence[Document]):
 
 @dataclass(frozen=True)
 class Source:
-    """One file that was read; `path` is relative to the folder named.
+    """A file that was read; `path` is relative to the folder that was named.
 
-    n_bytes, sha256   of the file as it lies there
-    n_documents       of it in the corpus; beside them `empty` rows without text and `duplicates` were left out
-    replaced          how many sequences of bytes were not text and became U+FFFD; `first_replaced` says where
-    encoding          that it was read in where it is not UTF-8 nor marked as another
-    held_out          whether it is one of the files that were named to be held out
+    n_bytes, sha256   of the file on disk
+    n_documents       documents of this file in the corpus, without `empty` rows and `duplicates`
+    replaced          how many byte sequences were not text and became U+FFFD; `first_replaced` is the position of the
+    first
+    encoding          the encoding, if it is neither UTF-8 nor given by a byte order mark
+    held_out          whether this file was named to be held out
     """
 
     path: str
@@ -172,12 +177,12 @@ class Source:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The file's name, its content, and whether it was named to be held out: what decides the tokens."""
+        """The file's name, its content hash, and whether it was named to be held out: what decides its tokens."""
         return (self.path, self.sha256, "held out") if self.held_out else (self.path, self.sha256)
 
 
 def documents_of(origin: Origin, file: BinaryIO | None = None) -> Iterator[Iterator[TextChunk]]:
-    """The documents of one file, to be used up in order; `file` is the file where it is open already."""
+    """The documents of one file, to be used up in order; `file` is the file if it is open already."""
     if file is not None:
         yield from READERS[origin.format](unpacked(file, origin), origin)
         return
@@ -192,12 +197,12 @@ def documents_of(origin: Origin, file: BinaryIO | None = None) -> Iterator[Itera
 
 
 def why_not(origin: Origin, reading: ReadOptions) -> str:
-    """Why this file cannot be read as text; nothing if it can, or if reading it will say."""
+    """Why this file cannot be read as text; empty if it can, or if only reading it can show."""
     if not origin.path.is_file():
         return "not a regular file"
     inner = Path(origin.path.stem) if origin.packed else origin.path
     if (suffix := inner.suffix.lower()) in UNREAD and reading.format == "auto":
-        return f"{suffix} files are not read: convert it to text or JSON lines, or say with --format what it is"
+        return f"{suffix} files are not read: convert it to text or JSON lines, or name its format with --format"
     try:
         with origin.path.open("rb") as file:
             if origin.format in SEEKING or origin.encoding != "utf-8":
@@ -210,8 +215,8 @@ def why_not(origin: Origin, reading: ReadOptions) -> str:
     bad = sum("\udc80" <= character <= "\udcff" for character in head.decode("utf-8", "surrogateescape"))
     if bad > MOST_UNDECODABLE * len(head) and not reading.encoding and origin.format != "html":
         return (
-            f"{bad} of its first {len(head)} bytes are not UTF-8: it is binary or in another encoding; say which with "
-            "--encoding NAME, or convert it first"
+            f"{bad} of its first {len(head)} bytes are not UTF-8: it is binary or in another encoding; name "
+            "it with --encoding NAME, or convert the file to UTF-8"
         )
     return ""
 
@@ -219,17 +224,17 @@ def why_not(origin: Origin, reading: ReadOptions) -> str:
 def scan(
     origin: Origin, relative: str, documents: Documents, reading: ReadOptions, report: Callable[[int], None]
 ) -> Source:
-    """Add the documents of one file that have any text, counted and hashed; the file's own account."""
+    """Count and hash the documents of one file, and add those with any text. Returns the entry for the file."""
     before, state = len(documents), _state(origin)
     try:
         with origin.path.open("rb") as file:
             hashed = HashingFile(file, report)
-            found = _count_hashed(origin, file, hashed, documents)
-            if found["replaced"] and reading.encoding and origin.format not in SEEKING and not _is_utf8(file, origin):
+            counts = _count_hashed(origin, file, hashed, documents)
+            if counts["replaced"] and reading.encoding and origin.format not in SEEKING and not _is_utf8(file, origin):
                 documents.truncate(before)
                 file.seek(0)
                 origin = replace(origin, encoding=reading.encoding)
-                found = _count(origin, file, documents)
+                counts = _count(origin, file, documents)
     except DocumentError:
         documents.truncate(before)
         if _state(origin) != state:
@@ -240,11 +245,11 @@ def scan(
     documents.origins.append(origin)
     n_documents, n_bytes, digest = len(documents) - before, hashed.n_bytes, hashed.digest.hexdigest()
     encoding = "" if origin.encoding == "utf-8" else origin.encoding
-    return Source(relative, n_bytes, digest, n_documents, encoding=encoding, **found)
+    return Source(relative, n_bytes, digest, n_documents, encoding=encoding, **counts)
 
 
 def _is_utf8(file: BinaryIO, origin: Origin) -> bool:
-    """Whether every byte of an open file is; a row may spell half a character, and be UTF-8 all the same."""
+    """Whether every byte of an open file is UTF-8. A JSON row may still contain half a character as an escape."""
     file.seek(0)
     decoder, content = codecs.getincrementaldecoder("utf-8")("strict"), as_utf8(unpacked(file, origin), origin)
     try:
@@ -256,7 +261,7 @@ def _is_utf8(file: BinaryIO, origin: Origin) -> bool:
 
 
 def _state(origin: Origin) -> tuple[int, int]:
-    """What changes when a file is written to; (-1, -1) where it is gone."""
+    """The file's size and modification time; (-1, -1) if it is gone."""
     try:
         state = origin.path.stat()
     except FileNotFoundError:
@@ -265,18 +270,18 @@ def _state(origin: Origin) -> tuple[int, int]:
 
 
 def _count_hashed(origin: Origin, file: BinaryIO, hashed: HashingFile, documents: Documents) -> dict[str, Any]:
-    """Count what is in a file while all of it is hashed; where its reader goes back and forth, before."""
+    """Count the documents of a file while hashing all of it. If its reader seeks, hash the file first."""
     if origin.format in SEEKING:
         hashed.exhaust()
         file.seek(0)
         return _count(origin, file, documents)
-    found = _count(origin, cast(BinaryIO, io.BufferedReader(hashed, PIECE)), documents)
+    counts = _count(origin, cast(BinaryIO, io.BufferedReader(hashed, PIECE)), documents)
     hashed.exhaust()
-    return found
+    return counts
 
 
 def _count(origin: Origin, file: BinaryIO, documents: Documents) -> dict[str, Any]:
-    """Add what is in an open file; how many rows were empty, and what was not text."""
+    """Add the documents of an open file. Returns how many rows were empty and how many sequences were not text."""
     empty = replaced = 0
     first = ""
     for index, pieces in enumerate(documents_of(origin, file)):
@@ -296,7 +301,7 @@ def _count(origin: Origin, file: BinaryIO, documents: Documents) -> dict[str, An
 
 
 def _place(piece: TextChunk, before: int) -> str:
-    """Where the first byte is that is not UTF-8, counted from 0 after the byte order mark."""
+    """The position of the first byte that is not UTF-8, counted from 0 after the byte order mark."""
     try:
         piece.raw.decode()
     except UnicodeDecodeError as error:
@@ -305,21 +310,21 @@ def _place(piece: TextChunk, before: int) -> str:
 
 
 def as_counted(pieces: Iterator[TextChunk], digest: bytes, origin: Origin) -> Iterator[TextChunk]:
-    """The pieces; DocumentError at their end if together they are not the text of that digest."""
-    found = hashlib.sha256()
+    """The chunks. Raises DocumentError at their end if the digest of their text is another."""
+    actual = hashlib.sha256()
     for piece in pieces:
-        found.update(piece.text.encode())
+        actual.update(piece.text.encode())
         yield piece
-    if found.digest() != digest:
+    if actual.digest() != digest:
         raise changed(origin)
 
 
 def use_up(pieces: Iterator[TextChunk]) -> None:
-    """Read over what nobody asked for."""
+    """Read the rest without using it."""
     for _ in pieces:
         pass
 
 
 def changed(origin: Origin) -> ChangedError:
-    """The error of a file that is another than it was when it was counted."""
+    """The error for a file that changed since it was counted."""
     return ChangedError(f"{origin.name} changed while it was being read: start again once it is complete")

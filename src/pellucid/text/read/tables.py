@@ -1,4 +1,4 @@
-"""Tables of Apache Arrow: Parquet files, and the files of a Hugging Face data set; one column holds the text."""
+"""Read tables of Apache Arrow: Parquet files, and Hugging Face data sets on disk. One column holds the text."""
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,27 +8,27 @@ from typing import Any, BinaryIO, cast
 from pellucid.text.read.chunks import PIECE, DocumentError, TextChunk, piece_of_text
 from pellucid.text.read.decompress import Origin, extra
 
-#: the field or column that holds the text where nobody says which
+#: the default name of the field or column that holds the text
 FIELD = "text"
-#: rows that are in memory at once
+#: how many rows are in memory at once
 ROWS_TOGETHER = 256
 
 
 def choose_field(of_text: Sequence[str], every: Sequence[str], name: str, asked: str = "", what: str = "field") -> str:
-    """The one to read: the one asked for, else `text`, else the only one that holds text.
+    """Choose the field to read: the requested one, else `text`, else the only one that holds text.
 
-    Raises DocumentError, naming those that there are, where it is not there or the choice is open.
+    Raises DocumentError, listing the fields, if the requested one is missing or there is more than one choice.
     """
     if asked and asked not in every:
         raise DocumentError(f"{name} has no {what} {asked!r}; the {what}s are {listed(every)}: choose with --field")
     if asked or FIELD in of_text or len(of_text) == 1:
         return asked or (FIELD if FIELD in of_text else of_text[0])
     which = f"several hold text, {listed(of_text)}" if of_text else f"none of {listed(every)} holds text"
-    raise DocumentError(f"{name}: {which}: say with --field which {what} is to be read")
+    raise DocumentError(f"{name}: {which}: choose a {what} with --field")
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for an error, the first twenty of them."""
+    """The first twenty names, for an error message."""
     shown = [str(name) for name in names]
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "") or "none"
 
@@ -44,7 +44,7 @@ def read_parquet(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]
 
 
 def read_arrow(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
-    """Arrow's stream or file format, as `datasets` saves them: each row's text in one column is a document."""
+    """Arrow's stream or file format, as `datasets` saves it: each row's text in one column is a document."""
     ipc = extra("pyarrow.ipc", origin.name)
     with _errors(origin), _seekable(file, origin) as table:
         is_file = table.read(6) == b"ARROW1"
@@ -84,7 +84,7 @@ def _column(schema: Any, origin: Origin) -> str:
 
 @contextmanager
 def _errors(origin: Origin) -> Iterator[None]:
-    """What pyarrow says of a damaged file, as DocumentError."""
+    """Turn pyarrow's errors for a damaged file into DocumentError."""
     arrow = extra("pyarrow", origin.name)
     try:
         yield
@@ -99,7 +99,7 @@ def _errors(origin: Origin) -> Iterator[None]:
 
 @contextmanager
 def _seekable(file: BinaryIO, origin: Origin) -> Iterator[BinaryIO]:
-    """The file, or where it comes packed its content in a temporary file: tables are read back and forth."""
+    """The file itself, or the content of a compressed file in a temporary file: Arrow's readers seek."""
     if not origin.packed:
         yield file
         return

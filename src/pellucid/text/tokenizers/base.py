@@ -1,9 +1,9 @@
-"""What every tokenizer offers, whatever its units: text to ids and back, without loss and without surprises.
+"""The interface of every tokenizer: text to ids and back.
 
-Two laws hold for all of them. Text never yields a special id unless the caller names it in
-`allow_special`, so nobody can type a separator into a prompt or a corpus. And bytes are the truth:
-a token is a byte string, text is what those bytes spell, and bytes are counted, never guessed
-through U+FFFD.
+Two laws hold for all of them. First, text never yields a special id unless the caller names it in `allow_special`, so
+nobody can type a separator into a prompt or a corpus. Second, a token is a byte string: text is what the bytes spell,
+and
+bytes are counted, never guessed through U+FFFD.
 """
 
 import abc
@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-#: the separator between documents, declared in every vocabulary
+#: the separator between documents, a special token of every vocabulary
 SEPARATOR = "<|endoftext|>"
-#: chunks of a text that are encoded in one call
+#: how many chunks of a text are encoded in one call
 TOGETHER = 16
 
 
-#: what stands for a hidden token, ours first, in other projects' vocabularies
+#: names of the mask token: ours first, then those of other projects
 MASKS = ("<|mask|>", "[MASK]", "<mask>")
 
 
@@ -34,14 +34,14 @@ class TokenizerError(ValueError):
 
 
 class Tokenizer(abc.ABC):
-    """Text to ids and back.
+    """Encodes text as ids and decodes ids as text.
 
     kind       bpe, word, char or byte
-    units      what the ids stand for, in the plural
-    n_vocab    how many ids there are, special ones included: 0 ... n_vocab - 1
-    special    name -> id of the ids that no text reaches by itself
-    unknown    the id of a character or word never seen in training, None where every text can be written
-    notes      what a person should know about how it was made, in whole sentences
+    units      the noun for what an id stands for, in the plural
+    n_vocab    the number of ids, special ones included: 0 ... n_vocab - 1
+    special    name -> id of the special tokens, which plain text never produces
+    unknown    the id for characters or words outside the vocabulary, None if every text can be encoded
+    notes      sentences about how it was made
     """
 
     kind: str
@@ -50,21 +50,23 @@ class Tokenizer(abc.ABC):
     special: dict[str, int]
     separator: int
     unknown: int | None = None
-    #: whether every text without unknown characters comes back as it was
+    #: whether decoding returns every text without unknown characters unchanged
     lossless: bool = True
     notes: tuple[str, ...] = ()
 
     @abc.abstractmethod
     def to_json(self) -> str:
-        """The whole tokenizer as the text of a Hugging Face tokenizer.json."""
+        """The tokenizer as the text of a Hugging Face tokenizer.json."""
 
     @abc.abstractmethod
     def with_special(self, *names: str) -> "Tokenizer":
-        """The same tokenizer with more special ids behind its last one, such as `<|mask|>`; TokenizerError if taken."""
+        """The same tokenizer with more special ids at the end, such as `<|mask|>`. Raises TokenizerError for a taken
+        name.
+        """
 
     @abc.abstractmethod
     def _encode(self, text: str) -> list[int]:
-        """Ids of text without special tokens in it; `text` has been checked."""
+        """Ids of checked text without special tokens."""
 
     @abc.abstractmethod
     def _table(self) -> Sequence[bytes]:
@@ -72,28 +74,28 @@ class Tokenizer(abc.ABC):
 
     @property
     def mask(self) -> int | None:
-        """The id that stands where a token is hidden, None where no special token is made for it."""
+        """The id of the mask token, None if the vocabulary has none."""
         return next((self.special[name] for name in MASKS if name in self.special), None)
 
     @property
     def start(self) -> int:
-        """The id with which a target begins where a source is read: the separator, or <pad> in T5's vocabularies."""
+        """The id that starts a target when there is a source: the separator, or <pad> in T5's vocabularies."""
         padded = "<extra_id_0>" in self.special and "<pad>" in self.special
         return self.special["<pad>"] if padded else self.separator
 
     @property
     def ends(self) -> list[int]:
-        """The ids at which generation ends: the separator, where there is one."""
+        """The ids that end generation: the separator, if there is one."""
         return [self.separator]
 
     def source_ids(self, ids: Sequence[int]) -> list[int]:
-        """What an encoder is given for these ids: the separator behind them, and <s> before where there is one."""
+        """The encoder's input for these ids: the separator after them, and <s> before them if the vocabulary has it."""
         first = [self.special["<s>"]] if "<s>" in self.special else []
         return [*first, *(int(i) for i in ids), self.separator]
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the content, independent of how the JSON was laid out."""
+        """SHA-256 of the content, independent of the layout of the JSON."""
         canonical = json.dumps(json.loads(self.to_json()), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -107,7 +109,7 @@ class Tokenizer(abc.ABC):
     # Text to ids ----------------------------------------------------------------------------
 
     def encode(self, text: str, allow_special: Collection[str] = ()) -> list[int]:
-        """Ids of `text`. Names of special tokens in it are ordinary text unless `allow_special` lists them.
+        """Ids of `text`. Names of special tokens are ordinary text unless `allow_special` lists them.
 
         Raises TokenizerError for lone surrogates and for names that are not special tokens.
         """
@@ -118,7 +120,7 @@ class Tokenizer(abc.ABC):
         if strange := sorted(names - set(self.special)):
             known = ", ".join(self.special)
             raise TokenizerError(
-                f"allow_special names {strange[0]!r}, which is not a special token: say one of {known}"
+                f"allow_special names {strange[0]!r}, which is not a special token: choose one of {known}"
             )
         ids: list[int] = []
         longest_first = sorted(names, key=len, reverse=True)
@@ -127,7 +129,7 @@ class Tokenizer(abc.ABC):
         return ids
 
     def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
-        """Ids of each text, int64; no special ids."""
+        """Ids of each text, int64, without special ids."""
         texts = list(texts)
         for text in texts:
             check_text(text)
@@ -138,14 +140,15 @@ class Tokenizer(abc.ABC):
         return [np.asarray(self._encode(text), dtype=np.int64) for text in texts]
 
     def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
-        """The same text cut so that the ids of the chunks, one after another, are those of the joined text."""
+        """The same text, cut so that the concatenated ids of the chunks are the ids of the whole text."""
         return iter(pieces)
 
     def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
-        """Ids of one text that comes in pieces: concatenated, the ids of the joined text.
+        """Ids of one text that arrives in chunks: concatenated, they are the ids of the whole text.
 
-        In bounded memory where it is known at which borders a text may be cut; joined first where it is not.
-        Exception: a run of more than 16 million characters without a border is cut where it stands.
+        Memory is bounded if the tokenizer knows where a text may be cut; otherwise the text is joined first. Exception:
+        a
+        stretch of more than 16 million characters without such a border is cut anyway.
         """
         chunks = self.chunks(pieces)
         while batch := list(itertools.islice(chunks, TOGETHER)):
@@ -154,14 +157,14 @@ class Tokenizer(abc.ABC):
     # Ids to text ----------------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int], *, errors: str = "replace") -> str:
-        """The text that `ids` spell; special ids add nothing.
+        """The text of `ids`, without special ids.
 
-        `errors` says what becomes of bytes that are not UTF-8, as in `bytes.decode`.
+        `errors` is what happens to bytes that are not UTF-8, as in `bytes.decode`.
         """
         return self.decode_bytes(ids).decode("utf-8", errors)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes that `ids` spell; special ids add nothing."""
+        """The bytes of `ids`, without special ids."""
         return b"".join(self.token_bytes(i) for i in _integers(ids))
 
     def token_bytes(self, token: int) -> bytes:
@@ -172,47 +175,48 @@ class Tokenizer(abc.ABC):
         return table[token]
 
     def token_str(self, token: int) -> str:
-        """One token for people to read: its text, its name if special, \\x escapes for part of a character."""
+        """One token as readable text: its text, its name if it is special, \\x escapes for part of a character."""
         for name, special in self.special.items():
             if special == token:
                 return name
         return self.token_bytes(token).decode("utf-8", "backslashreplace")
 
     def bytes_of(self, ids: Iterable[int]) -> int:
-        """How many bytes of text `ids` stand for; special ids count nothing.
+        """The number of bytes of text that `ids` stand for; special ids count 0.
 
-        Raises TokenizerError for the id of an unknown character: its bytes are in the text alone.
+        Raises TokenizerError for the id of an unknown character, because only the text shows its bytes.
         """
         listed = _integers(ids)
         if self.unknown is not None and self.unknown in listed:
             raise TokenizerError(
-                f"these ids hold unknown {self.units}, whose bytes are lost: count the text's bytes instead"
+                f"these ids include unknown {self.units}, whose bytes are lost: count the bytes of the text instead"
             )
         return sum(len(self.token_bytes(i)) for i in listed)
 
     def pieces_of(self, text: str, ids: Sequence[int]) -> list[bytes]:
-        """The bytes of `text` that each of its `ids` stands for; together they are the text's own.
+        """The bytes of `text` that each of its `ids` stands for; joined, they are the text.
 
-        Where the ids do not spell the text (an unknown word, a tokenizer that changes the text before it cuts it), an
-        id stands for what it was made from. Raises TokenizerError where nothing says what that is.
+        If the ids do not spell the text (an unknown word, a tokenizer that normalizes the text), an id stands for the
+        characters it was made from. Raises TokenizerError if the tokenizer does not report these.
         """
         if (pieces := self.spelled_by(text, ids)) is not None:
             return pieces
         spans = self._spans(text)
         if spans is None or len(spans) != len(ids):
             raise TokenizerError(
-                "the tokenizer changes this text before encoding it and does not say what each of its ids was made "
-                "from, so that their bytes cannot be counted"
+                "the tokenizer changes this text before encoding it and does not report which characters each id "
+                "was made from, so the bytes of each id cannot be counted"
             )
-        # what stands between two spans, a space that is left out, belongs to the earlier one
+        # the text between two spans, such as a dropped space, belongs to the earlier one
         starts = np.maximum.accumulate([0, *(start for start, _ in spans[1:])]).tolist() if ids else []
         return [text[a:b].encode() for a, b in itertools.pairwise([*starts, len(text)])] if ids else []
 
     def spelled_by(self, text: str, ids: Sequence[int]) -> list[bytes] | None:
-        """The bytes of each id, where together they are `text`; None where they are not.
+        """The bytes of each id if joined they are `text`; None otherwise.
 
-        An unknown character's id says nothing of its bytes: the character is looked up in the text. A blank that the
-        tokenizer of another project puts before every text is no part of it.
+        The bytes of an unknown character are looked up in the text. A blank that another project's tokenizer puts
+        before
+        every text is not counted.
         """
         data = text.encode("utf-8")
         if b"".join(pieces := self._spelled(data, ids)) == data:
@@ -230,7 +234,9 @@ class Tokenizer(abc.ABC):
         return pieces
 
     def _spans(self, text: str) -> list[tuple[int, int]] | None:
-        """The characters of `text` that each of its ids was made from; None where that is not known."""
+        """The (start, end) characters of `text` that each id was made from; None if the tokenizer does not report
+        them.
+        """
         return None
 
     def stream(self) -> "Stream":
@@ -239,7 +245,7 @@ class Tokenizer(abc.ABC):
 
 
 class Stream:
-    """Ids in, complete characters out: everything pushed, plus `finish()`, is exactly `decode(ids)`."""
+    """Decodes ids one at a time into complete characters: all pushed text plus `finish()` equals `decode(ids)`."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
@@ -250,24 +256,24 @@ class Stream:
         return self._decoder.decode(self.tokenizer.token_bytes(int(token)))
 
     def finish(self) -> str:
-        """What is left: U+FFFD for a character that was never completed."""
+        """The rest: U+FFFD for an incomplete character."""
         return self._decoder.decode(b"", final=True)
 
 
 def _character_length(lead: int) -> int:
-    """Bytes of the UTF-8 character that begins with this byte."""
+    """The number of bytes of the UTF-8 character that begins with this byte."""
     return 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
 
 
 def check_special(tokenizer: "Tokenizer", names: Sequence[str]) -> None:
-    """Refuse names that are no names, are given twice, or have an id already."""
+    """Raise TokenizerError for special names that are too short, repeated or taken."""
     for i, name in enumerate(names):
         if len(name) < 2 or name in names[:i] or name in tokenizer.special:
             raise TokenizerError(f"special token {name!r}: expected two characters or more, named once, not taken yet")
 
 
 def check_text(text: Any) -> None:
-    """Refuse what is not text: other types, and lone surrogates, which UTF-8 cannot write."""
+    """Raise TokenizerError for anything but str, and for lone surrogates, which UTF-8 cannot encode."""
     if not isinstance(text, str):
         raise TokenizerError(f"expected text as str, got {type(text).__name__}: decode bytes as UTF-8 first")
     try:
@@ -281,5 +287,5 @@ def check_text(text: Any) -> None:
 
 
 def _integers(ids: Any) -> list[int]:
-    """Ids as plain integers, from lists, arrays and tensors."""
+    """Ids from lists, arrays and tensors as plain integers."""
     return ids.tolist() if hasattr(ids, "tolist") else [int(i) for i in ids]

@@ -1,9 +1,10 @@
-"""Byte-level byte-pair encoding: trained on the text at hand, or read from a tokenizer.json.
+"""Byte-level byte-pair encoding: trained on your text, or read from a tokenizer.json.
 
-Training follows GPT-2: the 256 bytes, then merges of the most frequent pair inside the pre-tokens
-of GPT-2's pattern, then the separator last. A pair must occur twice to be merged: a pair that
-occurs once is a memory of one place, not a pattern. Ties go to the pair of the smaller ids, so
-that training is deterministic (S0-1.1-e ... j of docs/mathematics.md).
+Training follows GPT-2: the 256 bytes, then merges of the most frequent pair inside the pre-tokens of GPT-2's pattern,
+then
+the separator last. A pair must occur twice to be merged: merging a pair that occurs once memorizes one spot of the
+text.
+Ties go to the pair of the smaller ids, so that training is deterministic (S0-1.1-e ... j of docs/mathematics.md).
 """
 
 import json
@@ -22,18 +23,18 @@ from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, TokenizerError, 
 from pellucid.text.tokenizers.symbols import byte_characters
 
 MIN_FREQUENCY = 2
-#: pre-tokens of GPT-2 (encoder.py); the ByteLevel pre-tokenizer has it built in
+#: GPT-2's pre-tokens (encoder.py); the ByteLevel pre-tokenizer has this pattern built in
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-#: patterns known to run in linear time (GPT-2; GPT-4 and Llama 3; Qwen 2): a regular expression from a
-#: file can otherwise be written to hang or abort the process
+#: patterns known to run in linear time (GPT-2; GPT-4 and Llama 3; Qwen 2): other regular expressions from a file could
+#: hang or abort the process
 GPT4_PATTERN, QWEN_PATTERN = _WORDS + r"\p{N}{1,3}" + _REST, _WORDS + r"\p{N}" + _REST
-#: the blank behind a word is part of it and marks its end, as Sennrich's </w> does, so that nothing is lost
+#: the blank after a word belongs to it and marks its end, as Sennrich's </w> does, so that nothing is lost
 WORD_END_PATTERN = r"\p{L}+ ?|\p{N}+ ?|[^\s\p{L}\p{N}]+ ?|\s+"
-#: what training can be asked for; none: pairs are merged across words too
+#: the patterns that training offers; none merges pairs across words too
 PATTERNS = {"gpt2": GPT2_PATTERN, "gpt4": GPT4_PATTERN, "word-end": WORD_END_PATTERN, "none": None}
-#: where no pre-token runs on: between the two characters that are found
+#: where every pre-token ends: between the two characters that the expression matches
 BORDERS = {
     GPT2_PATTERN: re.compile(r"\S[ \n]"),
     GPT4_PATTERN: re.compile(r"\S "),
@@ -41,20 +42,20 @@ BORDERS = {
     WORD_END_PATTERN: re.compile(r" \S"),
 }
 KNOWN_PATTERNS = tuple(BORDERS)
-#: what tokenizers of other projects call the end of a text
+#: names of the end-of-text token in other projects
 SEPARATORS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
 
-#: characters per call into the engine, and the most that one call may get where no border is found
+#: characters per call into the engine, and the most per call if no border is found
 CHUNK, LONGEST_CHUNK = 1 << 16, 1 << 24
-#: characters per training text; longer pre-tokens than three of these are cut where they stand
+#: characters per training text; a pre-token longer than three of these is cut
 TRAINING_CHUNK = 512
 
 
 class BPETokenizer(Tokenizer):
-    """Byte-level BPE over a Hugging Face tokenizer.json, given as its text.
+    """Byte-level BPE from the text of a Hugging Face tokenizer.json.
 
-    Raises TokenizerError for a file of another kind, for ids that are not 0 ... n_vocab - 1 each once,
-    and, unless `trust`, for patterns and normalisers outside the known ones.
+    Raises TokenizerError for another kind of tokenizer, for ids that are not 0 ... n_vocab - 1 each once, and, unless
+    `trust` is set, for patterns and normalizers outside the known ones.
     """
 
     kind = "bpe"
@@ -74,24 +75,24 @@ class BPETokenizer(Tokenizer):
         self.special = {token["content"]: i for i, token in sorted(self._added.items()) if token["special"]}
         ends = [name for name in SEPARATORS if name in self.special]
         if not ends:
-            raise TokenizerError(f"this tokenizer declares no separator: it needs {SEPARATOR} as a special token")
+            raise TokenizerError(f"this tokenizer declares no separator: add {SEPARATOR} as a special token")
         self.separator = self.special[ends[0]]
         self._border = _border_of(content)
 
     @classmethod
     def train(cls, texts: Iterable[str], n_vocab: int, pattern: str = "gpt2") -> "BPETokenizer":
-        """Merges learned from `texts` until there are `n_vocab` ids, the separator among them.
+        """Learn merges from `texts` until there are `n_vocab` ids, the separator included.
 
         pattern   how text is divided before pairs are counted: gpt2, gpt4, word-end (Sennrich et al. 2016) or none
 
-        Where no pair occurs twice any more it stops early: `n_vocab` is then what was reached, and `notes` says so.
+        Training stops early when no pair occurs twice: `n_vocab` is then what was reached, and `notes` says so.
         """
         if n_vocab < 257:
             raise TokenizerError(
                 f"n_vocab = {n_vocab}: byte-level BPE needs at least 257, the 256 bytes and the separator"
             )
         if pattern not in PATTERNS:
-            raise TokenizerError(f"pattern = {pattern!r}: say one of {', '.join(PATTERNS)}")
+            raise TokenizerError(f"pattern = {pattern!r}: choose one of {', '.join(PATTERNS)}")
         engine = _new_engine(models.BPE(), pattern)
         trainer = trainers.BpeTrainer(
             vocab_size=n_vocab - 1,
@@ -102,7 +103,7 @@ class BPETokenizer(Tokenizer):
         _guarded(engine.train_from_iterator, _checked_chunks(texts, pattern), trainer)
         reached = engine.get_vocab_size() + 1
         note = (
-            f"the vocabulary stopped at {reached} of the {n_vocab} ids asked for: "
+            f"the vocabulary stopped at {reached} of the {n_vocab} requested ids: "
             f"no pair of tokens occurs {MIN_FREQUENCY} times any more"
         )
         _declare_separator(engine)
@@ -123,7 +124,7 @@ class BPETokenizer(Tokenizer):
         check_special(self, names)
         engine = Engine.from_str(self._json)
         engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-        # what was accepted once is not judged again
+        # accepted patterns are not checked again
         return BPETokenizer(engine.to_str(pretty=True), trust=True, notes=self.notes)
 
     @property
@@ -140,7 +141,7 @@ class BPETokenizer(Tokenizer):
         return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
 
     def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
-        # a pattern that is not known, and none, has no known borders
+        # only known patterns have known borders
         return cut_at_borders(pieces, border=self._border) if self._border else iter(["".join(pieces)])
 
     @cached_property
@@ -164,21 +165,23 @@ def cut_at_borders(
     longest: int = LONGEST_CHUNK,
     border: re.Pattern[str] = BORDERS[GPT2_PATTERN],
 ) -> Iterator[str]:
-    """The same text in chunks of at least `size` characters that end where a pattern ends a pre-token.
+    """Cut text into chunks of at least `size` characters that end where a pattern ends a pre-token.
 
-    No alternative of GPT-2's pattern runs on from a non-space to a space, and only spaces look ahead, so a
-    cut between the two changes no pre-token; `border` finds the two characters. Where `longest` characters have no
-    border, the cut is forced.
+    No alternative of GPT-2's pattern continues from a non-space to a space, and only spaces look ahead, so a cut
+    between
+    the two changes no pre-token; `border` matches the two characters. If `longest` characters have no border, the cut
+    is
+    forced.
     """
     waiting = ""
     for piece in pieces:
         waiting += piece
         start = 0
         while len(waiting) - start > size:
-            found = border.search(waiting, start + size - 1, start + longest)
-            if found is None and len(waiting) - start < longest:
+            match = border.search(waiting, start + size - 1, start + longest)
+            if match is None and len(waiting) - start < longest:
                 break
-            cut = found.start() + 1 if found else start + longest
+            cut = match.start() + 1 if match else start + longest
             yield waiting[start:cut]
             start = cut
         waiting = waiting[start:]
@@ -209,7 +212,7 @@ def _declare_separator(engine: Engine) -> None:
 
 
 def _guarded(call: Any, *args: Any, **options: Any) -> Any:
-    """The engine's answer; its own failures, panics included, become TokenizerError."""
+    """Call the engine and turn its failures, panics included, into TokenizerError."""
     try:
         return call(*args, **options)
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, ValueError, OSError):
@@ -219,7 +222,7 @@ def _guarded(call: Any, *args: Any, **options: Any) -> Any:
 
 
 def _check_content(content: Any, trust: bool) -> None:
-    """Refuse what is not byte-level BPE, and unknown regular expressions and normalisers."""
+    """Raise TokenizerError for anything but byte-level BPE, and for unknown regular expressions and normalizers."""
     model = content.get("model") if isinstance(content, dict) else None
     if not isinstance(model, dict) or model.get("type") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else None
@@ -232,7 +235,10 @@ def _check_content(content: Any, trust: bool) -> None:
     if absent := [character for character in byte_characters() if character not in model["vocab"]]:
         raise TokenizerError(f"the vocabulary lacks {len(absent)} of the 256 bytes: text that has them would be lost")
     if model.get("dropout"):
-        raise TokenizerError("the model drops merges at random (dropout): the same text would get other ids each time")
+        raise TokenizerError(
+            "the model drops merges at random (dropout), so the same text would get other ids each time: set "
+            "dropout to null"
+        )
     if trust:
         return
     for step in steps:
@@ -251,7 +257,7 @@ def _check_content(content: Any, trust: bool) -> None:
 
 
 def _steps(part: Any, inner: str) -> list[dict]:
-    """A pre-tokenizer or normaliser as the list of its steps."""
+    """The steps of a pre-tokenizer or normalizer as a list."""
     if not part:
         return []
     return [step for one in part[inner] for step in _steps(one, inner)] if part.get("type") == "Sequence" else [part]
@@ -259,7 +265,7 @@ def _steps(part: Any, inner: str) -> list[dict]:
 
 def _border_of(content: dict) -> re.Pattern[str] | None:
     """Where text may be cut without changing its ids; None where that is not known."""
-    # added tokens that are not special are found in text, across borders too
+    # added tokens that are not special match in text, across borders too
     if content.get("normalizer") or not all(t["special"] for t in content.get("added_tokens", ())):
         return None
     *before, last = _steps(content.get("pre_tokenizer"), "pretokenizers")
@@ -267,13 +273,13 @@ def _border_of(content: dict) -> re.Pattern[str] | None:
         return None
     if not before:
         return BORDERS[GPT2_PATTERN] if last.get("use_regex", True) else None
-    whole = len(before) == 1 and before[0].get("behavior") == "Isolated" and not before[0].get("invert")
-    plain = whole and not last.get("use_regex", True)
+    isolated = len(before) == 1 and before[0].get("behavior") == "Isolated" and not before[0].get("invert")
+    plain = isolated and not last.get("use_regex", True)
     return BORDERS.get((before[0].get("pattern") or {}).get("Regex", "")) if plain else None
 
 
 def _names_by_id(content: dict) -> list[str]:
-    """Token names in order of id; TokenizerError unless ids are 0, 1, 2 ... each once."""
+    """Token names in order of id. Raises TokenizerError unless ids are 0, 1, 2, ... each once."""
     names: dict[int, str] = {}
     entries = [*content["model"]["vocab"].items(), *((t["content"], t["id"]) for t in content.get("added_tokens", ()))]
     for name, i in entries:

@@ -1,9 +1,10 @@
-"""Tokenizers of other projects that are neither byte-level nor of characters, kept as they are, run by their engine.
+"""Tokenizers of other projects that are not byte-level BPE, run by their own engine and exported byte-identical.
 
-SentencePiece's BPE with bytes to fall back on (Llama 2, Gemma), WordPiece (BERT), Unigram (T5), and words. Their ids
-are the engine's, and so is the text that `decode` gives. Three things differ from our own: text may be changed before
-it is cut (lower case, one space for two), so that it does not come back; a token's bytes are those that it has within
-a text, with the space before it; and the file is never changed, it is written out byte for byte.
+These are SentencePiece's BPE with byte fallback (Llama 2, Gemma), WordPiece (BERT), Unigram (T5), and words. The ids,
+and
+the text that `decode` returns, are the engine's. Three things differ from Pellucid's own tokenizers: a normalizer may
+change the text first (lower case, one space for two), so that it does not come back; a token's bytes are those that it
+has inside a text, with the space before it; and the file is never changed.
 """
 
 import json
@@ -20,27 +21,27 @@ from pellucid.text.tokenizers.base import Tokenizer, TokenizerError, check_speci
 from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, _guarded, _steps
 
 MODELS = {"BPE": "sentencepiece", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
-#: what ends a text there, the first of them that is declared
+#: names of the end-of-text token; the first that is declared is used
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<end_of_turn>", "[SEP]", "<sep>")
-#: steps that run in linear time and lengthen no text; and what may be replaced by what
+#: steps that run in linear time and do not lengthen text, and allowed replacements
 CHANGES = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled", "Strip", "Nmt")
 CUTS = ("Metaspace", "BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Punctuation", "Digits", "ByteLevel")
 JOINS = ("Metaspace", "WordPiece", "BPEDecoder", "ByteFallback", "Fuse", "Strip", "ByteLevel", "CTC")
 SPACES = ("  ", " {2,}", "\\s+", r"\s+")
-#: ids, and characters of what a step may put in
+#: the largest number of ids, and the longest text that a step may insert
 MOST_IDS, LONGEST_INSERT = 1 << 22, 4
 SPACE = "\u2581"
-#: what BERT's special tokens are for
+#: the roles of BERT's special tokens
 BERT_SPECIAL = ("pad", "unk", "cls", "sep", "mask")
-#: of characters that are none and of a length that no text repeats
+#: noncharacters in an order that no text repeats
 UNSPOKEN = "\ufdd0" * 32 + "{}"
 
 
 class ExternalTokenizer(Tokenizer):
-    """A Hugging Face tokenizer.json, given as its text, whatever its model. `kind` names the model.
+    """A tokenizer from the text of a Hugging Face tokenizer.json, whatever its model; `kind` names the model.
 
-    Raises TokenizerError for steps and patterns that are not known to be safe, unless `trust`, for one without a
-    separator, and for ids out of bounds.
+    Raises TokenizerError for steps and patterns that are not known to be safe (unless `trust` is set), for a tokenizer
+    without a separator, and for ids out of bounds.
     """
 
     lossless = False
@@ -61,13 +62,15 @@ class ExternalTokenizer(Tokenizer):
         self.special = {token["content"]: token["id"] for token in added if token["special"]}
         ends = [name for name in ENDS if name in self.special]
         if not ends:
-            raise TokenizerError(f"this tokenizer declares no end of a text: expected one of {', '.join(ENDS)}")
+            raise TokenizerError(f"this tokenizer declares no end-of-text token: expected one of {', '.join(ENDS)}")
         self.separator = self.special[ends[0]]
         named = model.get("unk_token")
         unknown = model.get("unk_id") if named is None else self._names.index(named) if named in self._names else None
         self.unknown = None if model.get("byte_fallback") else unknown
         if unknown is None and not model.get("byte_fallback"):
-            raise TokenizerError("this tokenizer has neither bytes nor an unknown token for characters that it lacks")
+            raise TokenizerError(
+                "this tokenizer has neither byte fallback nor an unknown token, so it cannot encode every text"
+            )
 
     def to_json(self) -> str:
         return self._json
@@ -89,15 +92,15 @@ class ExternalTokenizer(Tokenizer):
         return _guarded(self._engine.encode, text, add_special_tokens=False).offsets
 
     def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
-        # there are no borders at which any of these may be cut
+        # these tokenizers have no known borders at which text may be cut
         return iter(["".join(pieces)])
 
     def decode(self, ids: Iterable[int], *, errors: str = "replace") -> str:
-        """The text that the engine makes of `ids`, which may leave out a first space; special ids add nothing."""
-        kept = [int(i) for i in ids if int(i) not in self._special_ids]
-        if wrong := next((i for i in kept if not 0 <= i < self.n_vocab), None):
+        """The engine's text of `ids`, which may lack a leading space, without special ids."""
+        plain_ids = [int(i) for i in ids if int(i) not in self._special_ids]
+        if wrong := next((i for i in plain_ids if not 0 <= i < self.n_vocab), None):
             raise TokenizerError(f"token {wrong} is outside this vocabulary: ids run from 0 to {self.n_vocab - 1}")
-        return _guarded(self._engine.decode, kept, skip_special_tokens=False)
+        return _guarded(self._engine.decode, plain_ids, skip_special_tokens=False)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return self.decode(ids).encode()
@@ -111,7 +114,7 @@ class ExternalTokenizer(Tokenizer):
         return [b"" if i in self._special_ids else self._bytes_of(name) for i, name in enumerate(self._names)]
 
     def _bytes_of(self, name: str) -> bytes:
-        """What a token adds within a text."""
+        """The bytes that a token adds inside a text."""
         if self._model.get("byte_fallback") and (byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name)):
             return bytes([int(byte[1], 16)])
         if self.kind == "wordpiece":
@@ -124,7 +127,7 @@ class ExternalTokenizer(Tokenizer):
 
 
 def read_external(text: str, *, trust: bool = False) -> Tokenizer | None:
-    """The tokenizer of this tokenizer.json, None where it is byte-level BPE, which is ours."""
+    """The tokenizer of this tokenizer.json, None if it is byte-level BPE, which `BPETokenizer` reads."""
     content = json.loads(text)
     model = content.get("model") or {}
     if model.get("type") not in MODELS:
@@ -137,14 +140,14 @@ def read_external(text: str, *, trust: bool = False) -> Tokenizer | None:
     ):
         return None
     if model.get("dropout"):
-        return None  # refused with the reason where byte-level BPE is read
+        return None  # BPETokenizer refuses it with the reason
     return ExternalTokenizer(text, trust=trust)
 
 
 def wordpiece_json(tokens: Sequence[str], options: Mapping[str, Any]) -> str:
-    """A tokenizer.json of the tokens of a vocab.txt, id by id, and BERT's options as tokenizer_config.json has them.
+    """The tokenizer.json for the tokens of a vocab.txt, in order of id, with the options of a tokenizer_config.json.
 
-    TokenizerError where a token stands twice or the unknown one is missing.
+    Raises TokenizerError if a token occurs twice or the unknown token is missing.
     """
     vocabulary = {token: i for i, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
@@ -183,9 +186,9 @@ def wordpiece_json(tokens: Sequence[str], options: Mapping[str, Any]) -> str:
 
 
 def unreachable(content: dict[str, Any]) -> str:
-    """The tokenizer with its special tokens, but the unknown one, called what no text says.
+    """The tokenizer with its special tokens, except the unknown one, renamed so that no text can spell them.
 
-    Their names are entries of the vocabulary, which a text that spells one would otherwise reach. No merge makes them.
+    Their names are entries of the vocabulary, which a text could otherwise produce. No merge makes the new names.
     """
     changed = json.loads(json.dumps(content))
     model, added = changed["model"], changed.get("added_tokens") or []
@@ -204,7 +207,7 @@ def unreachable(content: dict[str, Any]) -> str:
 
 
 def check_steps(content: dict[str, Any]) -> None:
-    """Refuse steps that are not known, and what they could do harm with: patterns, and long insertions."""
+    """Raise TokenizerError for unknown steps, for unsafe patterns and for long insertions."""
     parts = (("normalizer", "normalizers", CHANGES), ("pre_tokenizer", "pretokenizers", CUTS))
     for part, inner, known in (*parts, ("decoder", "decoders", JOINS)):
         for step in _steps(content.get(part), inner):
@@ -221,7 +224,7 @@ def check_steps(content: dict[str, Any]) -> None:
 
 
 def _names(model: dict[str, Any], added: list[dict[str, Any]]) -> list[str]:
-    """Names by id; ids that no token has are called ""."""
+    """Token names by id; an id without a token is called ""."""
     vocabulary = model["vocab"]
     entries = {i: name for name, i in vocabulary.items()} if isinstance(vocabulary, dict) else {}
     entries = entries or {i: entry[0] for i, entry in enumerate(vocabulary)}

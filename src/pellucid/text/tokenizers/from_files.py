@@ -1,4 +1,4 @@
-"""A tokenizer from files: what `pellucid.train_tokenizer` and `pellucid tokenizer train` do."""
+"""Train a tokenizer on files: `pellucid.train_tokenizer` and `pellucid tokenizer train`."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -38,15 +38,19 @@ def train_tokenizer(
     reading = replace(reading or ReadOptions(), field=field) if field else reading
     corpus = read_corpus([str(path) for path in inputs], progress, reading)
     texts = told(corpus.texts(), sum(corpus.documents.n_characters), progress)
-    made = make_tokenizer(kind, texts, n_vocab, **how)
-    made.notes = (*made.notes, *corpus.notes, *(f"skipped {file.path}: {file.reason}" for file in corpus.unreadable))
+    tokenizer = make_tokenizer(kind, texts, n_vocab, **how)
+    tokenizer.notes = (
+        *tokenizer.notes,
+        *corpus.notes,
+        *(f"skipped {file.path}: {file.reason}" for file in corpus.unreadable),
+    )
     if out is not None:
-        made.save(out)
-    return made
+        tokenizer.save(out)
+    return tokenizer
 
 
 def told(texts: Iterable[str], total: int, progress: Progress) -> Iterator[str]:
-    """The same texts; how many of their characters have been read is said to `progress`, which may raise."""
+    """Yield the texts and report to `progress`, which may raise, how many of their characters have been read."""
     n = 0
     for text in texts:
         if progress:

@@ -1,4 +1,4 @@
-"""What a tokenizer does to texts, in numbers: how far it compresses them, what it is made of, what it never uses."""
+"""Measure a tokenizer on texts: its compression, what its ids are made of, and which ids never occur."""
 
 import re
 from collections.abc import Iterable
@@ -13,13 +13,13 @@ from pellucid.text.tokenizers.symbols import byte_characters
 
 #: a run of letters and digits
 WORD = re.compile(r"\w+")
-#: characters of a text by which its script is told
+#: how many characters of a text decide its script
 LOOKED_AT = 4096
 
 
 @dataclass
 class Measure:
-    """Sums over texts; ratios are nan where there is nothing to divide by."""
+    """Sums over texts; a ratio is nan if its denominator is 0."""
 
     documents: int = 0
     n_bytes: int = 0
@@ -42,7 +42,7 @@ class Measure:
         return self.n_tokens / self.n_words if self.n_words else float("nan")
 
     def add(self, text: str, ids: np.ndarray, unknown: int | None) -> None:
-        """Count one text and its ids."""
+        """Add one text and its ids."""
         self.documents += 1
         self.n_bytes += len(text.encode())
         self.n_characters += len(text)
@@ -53,7 +53,9 @@ class Measure:
 
 @dataclass
 class Survey:
-    """A tokenizer on texts: all of them, by file and by script, and how often each id came [n_vocab]."""
+    """A tokenizer measured on texts: in total, by file and by script, and the number of occurrences of each id
+    [n_vocab].
+    """
 
     tokenizer: Tokenizer
     total: Measure = field(default_factory=Measure)
@@ -62,37 +64,39 @@ class Survey:
     counts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def longest(self, k: int = 10) -> list[int]:
-        """The ids of the k tokens of most bytes, ties by id."""
+        """The ids of the k longest tokens in bytes, ties by id."""
         return sorted(range(self.tokenizer.n_vocab), key=lambda i: (-len(self.tokenizer.token_bytes(i)), i))[:k]
 
     def rarest(self, k: int = 10) -> list[int]:
-        """The ids of the k tokens that came least often but came, ties by id."""
+        """The ids of the k rarest tokens that occur, ties by id."""
         seen = np.flatnonzero(self.counts)
         return seen[np.argsort(self.counts[seen], kind="stable")][:k].tolist()
 
     @property
     def unused(self) -> int:
-        """How many ids that text can reach never came."""
+        """How many ids that plain text can produce never occurred."""
         unreachable = {*self.tokenizer.special.values()}
         return sum(not count for i, count in enumerate(self.counts.tolist()) if i not in unreachable)
 
 
 def survey(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Survey:
-    """Measure `texts`, pairs of a file's name and a document's text."""
-    made = Survey(tokenizer, counts=np.zeros(tokenizer.n_vocab, dtype=np.int64))
+    """Measure `texts`, pairs (name of the file, text of a document)."""
+    result = Survey(tokenizer, counts=np.zeros(tokenizer.n_vocab, dtype=np.int64))
     for name, text in texts:
         ids = np.concatenate([*tokenizer.encode_pieces([text]), np.zeros(0, dtype=np.int64)])
-        made.counts += np.bincount(ids, minlength=tokenizer.n_vocab)
+        result.counts += np.bincount(ids, minlength=tokenizer.n_vocab)
         script = script_of(text[:LOOKED_AT])
-        places = made.by_file.setdefault(name, Measure()), made.by_script.setdefault(script, Measure())
-        for measure in (made.total, *places):
+        places = result.by_file.setdefault(name, Measure()), result.by_script.setdefault(script, Measure())
+        for measure in (result.total, *places):
             measure.add(text, ids, tokenizer.unknown)
-    return made
+    return result
 
 
 @dataclass(frozen=True)
 class Merged:
-    """A token and the two that it was merged from, with the rank of that merge, best 0; neither for a base token."""
+    """A token and the two tokens it was merged from, with the rank of the merge (0 is the first); None for a base
+    token.
+    """
 
     token: bytes
     rank: int | None = None
@@ -100,7 +104,7 @@ class Merged:
 
 
 def merge_trees(tokenizer: Tokenizer, word: str) -> list[Merged]:
-    """For each token of a word: what it was merged from, down to bytes. Tokens of other kinds were not merged."""
+    """The merge tree of each token of a word, down to bytes. Only BPE merges tokens."""
     tokens = [tokenizer.token_bytes(i) for i in tokenizer.encode(word)]
     if not isinstance(tokenizer, BPETokenizer):
         return [Merged(token) for token in tokens]

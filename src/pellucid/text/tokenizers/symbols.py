@@ -1,8 +1,8 @@
-"""Tokenizers whose units need no learning: characters, and bytes.
+"""Tokenizers that need no training: characters and bytes.
 
-Both are written as a Hugging Face tokenizer.json that gives the same ids there: characters as a
-WordLevel model behind a pre-tokenizer that isolates every character, bytes as byte-level BPE
-without merges. The engines here are tables instead, some hundred times faster.
+Both are saved as a Hugging Face tokenizer.json that gives the same ids: characters as a WordLevel model with a
+pre-tokenizer that isolates every character, bytes as byte-level BPE without merges. The encoders here are lookup tables
+instead, some hundred times faster.
 """
 
 import json
@@ -15,14 +15,14 @@ from tokenizers import Tokenizer as Engine
 from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, check_special, check_text
 
 UNKNOWN = "<|unknown|>"
-#: any one character, a newline too
+#: any one character, newlines included
 ANY_CHARACTER = r"[\s\S]"
 
 
 class CharTokenizer(Tokenizer):
-    """One id per character: the sorted characters of the training text, then the separator and the unknown.
+    """One id for each character: the sorted characters of the training text, then the separator and the unknown.
 
-    A character that training never saw becomes the unknown id, shown as U+FFFD when decoded.
+    A character that is not in the vocabulary becomes the unknown id, which decodes as U+FFFD.
     """
 
     kind, units = "char", "characters"
@@ -39,7 +39,7 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, texts: Iterable[str]) -> "CharTokenizer":
-        """The vocabulary of these texts."""
+        """The tokenizer whose vocabulary is the characters of these texts."""
         seen: set[str] = set()
         for text in texts:
             seen.update(text)
@@ -80,7 +80,7 @@ class CharTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """One id per byte of UTF-8, the byte's own value; the separator is 256."""
+    """One id for each byte of UTF-8, equal to the byte; the separator is 256."""
 
     kind, units = "byte", "bytes"
     separator = 256
@@ -128,7 +128,7 @@ def byte_characters() -> list[str]:
 
 
 def read_symbols(text: str) -> Tokenizer | None:
-    """The character or byte tokenizer that this tokenizer.json describes, None if it describes another kind."""
+    """The character or byte tokenizer in this tokenizer.json, None if it holds another kind."""
     content = json.loads(text)
     model, before = content.get("model") or {}, content.get("pre_tokenizer") or {}
     added = [str(token.get("content")) for token in content.get("added_tokens") or () if isinstance(token, dict)]

@@ -1,4 +1,4 @@
-"""Tokenizers by name: train one on a text, or load one from its files."""
+"""Train a tokenizer on a text, or load one from its files."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 Kind = Literal["bpe", "word", "char", "byte"]
-#: those that take n_vocab
+#: the kinds that take n_vocab
 LEARNED = ("bpe", "word")
 #: characters in a chunk of a sample
 SAMPLED = 4096
@@ -36,14 +36,14 @@ SAMPLED = 4096
 def learn_tokenizer(
     kind: str, texts: Iterable[str], n_vocab: int | None = None, *, pattern: str = "gpt2", share: float = 1.0
 ) -> Tokenizer:
-    """A tokenizer made from `texts`, or from an evenly spread `share` of them (its `notes` say so).
+    """Train a tokenizer on `texts`, or on an evenly spread `share` of them (its `notes` say so).
 
     bpe   byte-level BPE of `n_vocab` ids, or fewer where the texts hold no more pairs (its `notes` say so)
     word  the most frequent words of the texts, the separator and the unknown, `n_vocab` ids or fewer
     char  the characters of the texts, the separator and the unknown
     byte  the 256 bytes and the separator; the texts are not read
 
-    bpe divides text by a `pattern` first: gpt2, gpt4, word-end (the blank ends a word and is part of it) or none.
+    bpe first divides text by a `pattern`: gpt2, gpt4, word-end (the blank after a word belongs to it) or none.
     Only bpe and word take `n_vocab`: the other two have as many ids as their units. Raises TokenizerError.
     """
     check_learning(kind, n_vocab, pattern=pattern, share=share)
@@ -51,17 +51,22 @@ def learn_tokenizer(
         assert n_vocab is not None
         if share < 1:
             texts = evenly(texts, share)
-        made = BPETokenizer.train(texts, n_vocab, pattern) if kind == "bpe" else WordTokenizer.train(texts, n_vocab)
+        tokenizer = (
+            BPETokenizer.train(texts, n_vocab, pattern) if kind == "bpe" else WordTokenizer.train(texts, n_vocab)
+        )
         if share < 1:
-            made.notes = (*made.notes, f"the tokenizer was trained on {share:.3g} of the training text, evenly spread")
-        return made
+            tokenizer.notes = (
+                *tokenizer.notes,
+                f"the tokenizer was trained on {share:.3g} of the training text, evenly spread",
+            )
+        return tokenizer
     return CharTokenizer.train(texts) if kind == "char" else ByteTokenizer()
 
 
 def check_learning(kind: str, n_vocab: int | None, *, pattern: str = "gpt2", share: float = 1.0) -> None:
-    """Raise TokenizerError for options of `train_tokenizer` that do not go together; no text is needed to see it."""
+    """Raise TokenizerError if these options of `learn_tokenizer` do not go together, before any text is read."""
     if kind not in get_args(Kind):
-        raise TokenizerError(f"tokenizer kind {kind!r}: say one of {', '.join(get_args(Kind))}")
+        raise TokenizerError(f"tokenizer kind {kind!r}: choose one of {', '.join(get_args(Kind))}")
     if kind != "bpe" and pattern != "gpt2":
         raise TokenizerError(f"pattern = {pattern!r}: tokenizer kind {kind!r} has none; leave it out")
     if not 0 < share <= 1:
@@ -69,13 +74,13 @@ def check_learning(kind: str, n_vocab: int | None, *, pattern: str = "gpt2", sha
     if kind in LEARNED and n_vocab is None:
         raise TokenizerError(f"tokenizer kind {kind!r} needs n_vocab, the number of ids to learn")
     if kind not in LEARNED and share < 1:
-        raise TokenizerError(f"share = {share}: tokenizer kind {kind!r} wants all of the text; leave it out")
+        raise TokenizerError(f"share = {share}: tokenizer kind {kind!r} is trained on all of the text; leave it out")
     if kind not in LEARNED and n_vocab is not None:
         raise TokenizerError(f"n_vocab = {n_vocab}: tokenizer kind {kind!r} has as many ids as its units; leave it out")
 
 
 def evenly(texts: Iterable[str], share: float) -> Iterator[str]:
-    """Chunks of about SAMPLED characters, evenly spread over the texts from the first on, `share` of them all."""
+    """Chunks of about SAMPLED characters, spread evenly over the texts, that make up `share` of them."""
     taken = 0
     for seen, chunk in enumerate(cut_at_borders(texts, size=SAMPLED)):
         if taken <= seen * share:
@@ -84,9 +89,10 @@ def evenly(texts: Iterable[str], share: float) -> Iterator[str]:
 
 
 def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
-    """The tokenizer in a tokenizer.json or a vocab.txt, or in a folder that holds one or holds GPT-2's two files.
+    """Load a tokenizer from a tokenizer.json or a vocab.txt, or from a folder with one of these or with GPT-2's two
+    files.
 
-    `trust` accepts patterns and normalisers that are not known to be safe. Raises TokenizerError.
+    `trust` accepts patterns and normalizers that are not known to be safe. Raises TokenizerError.
     """
     path = Path(path)
     if path.is_dir():
@@ -104,7 +110,7 @@ def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
         return load_vocabulary(path)
     content = _read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-        raise TokenizerError(f"{path}: this JSON is not a tokenizer.json, it has no model")
+        raise TokenizerError(f"{path}: this JSON is not a tokenizer.json: it has no model entry")
     text = _read(path)
     try:
         own = read_symbols(text) or read_words(text) or read_external(text, trust=trust)
@@ -116,7 +122,7 @@ def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
 
 
 def load_vocabulary(path: Path) -> Tokenizer:
-    """The WordPiece tokenizer of a vocab.txt, one token a line, with the options of tokenizer_config.json beside it."""
+    """The WordPiece tokenizer of a vocab.txt, one token on each line, with the options of its tokenizer_config.json."""
     beside = path.with_name("tokenizer_config.json")
     options = _read_json(beside) if beside.exists() else {}
     if not isinstance(options, dict):

@@ -1,4 +1,4 @@
-"""Tokenizers whose units are words: the most frequent ones of a text, and one id for all others."""
+"""Word tokenizers: one id for each of the most frequent words of a text, and one id for all other words."""
 
 import json
 from collections import Counter
@@ -12,15 +12,17 @@ from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, TokenizerError, 
 from pellucid.text.tokenizers.bpe import cut_at_borders
 from pellucid.text.tokenizers.symbols import UNKNOWN
 
-#: a run of letters and digits, or any other character by itself, each with the blank before it; white space by itself
+#: a run of letters and digits, or any other character, each with the blank before it; other white space is a word by
+#: itself
 WORD_PATTERN = r" ?[\p{L}\p{N}]+| ?[^\s\p{L}\p{N}]|\s"
 
 
 class WordTokenizer(Tokenizer):
-    """One id per word, the blank before it included: the most frequent first, then the separator and the unknown.
+    """One id for each word with the blank before it: the most frequent first, then the separator and the unknown.
 
-    A word that is not in the vocabulary becomes the unknown id, shown as U+FFFD when decoded (S4 "Symbol
-    Representation": symbols may be words). Without blanks these are the words of `reference.tokens.split_words`.
+    A word that is not in the vocabulary becomes the unknown id, which decodes as U+FFFD (S4 "Symbol Representation":
+    symbols
+    may be words). Without blanks these are the words of `reference.tokens.split_words`.
     """
 
     kind, units = "word", "words"
@@ -37,7 +39,9 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, texts: Iterable[str], n_vocab: int) -> "WordTokenizer":
-        """The n_vocab - 2 most frequent words of these texts, ties by alphabet; fewer where the texts hold no more."""
+        """The n_vocab - 2 most frequent words of these texts, ties in alphabetical order; fewer if there are
+        no more.
+        """
         if n_vocab < 3:
             raise TokenizerError(f"n_vocab = {n_vocab}: words need at least 3, one word, the separator and the unknown")
         divide, counts = _divider(), Counter()
@@ -46,14 +50,19 @@ class WordTokenizer(Tokenizer):
             for chunk in cut_at_borders([text]):
                 counts.update(word for word, _ in divide.pre_tokenize_str(chunk))
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
-        kept, total = ranked[: n_vocab - 2], counts.total()
-        left = total - sum(counts[word] for word in kept)
-        notes = (f"{len(ranked) - len(kept):,} rarer words, {left / total:.1%} of all, became unknown",) if left else ()
-        if len(kept) + 2 < n_vocab:
+        vocabulary, total = ranked[: n_vocab - 2], counts.total()
+        left = total - sum(counts[word] for word in vocabulary)
+        notes = (
+            (f"{len(ranked) - len(vocabulary):,} rarer words, {left / total:.1%} of all, became unknown",)
+            if left
+            else ()
+        )
+        if len(vocabulary) + 2 < n_vocab:
             notes = (
-                f"the vocabulary stopped at {len(kept) + 2} of the {n_vocab} ids asked for: there are no more words",
+                f"the vocabulary stopped at {len(vocabulary) + 2} of the {n_vocab} requested ids: there are no "
+                "more words",
             )
-        return cls(kept, notes=notes)
+        return cls(vocabulary, notes=notes)
 
     def _encode(self, text: str) -> list[int]:
         return self._engine.encode(text, add_special_tokens=False).ids
@@ -78,7 +87,7 @@ class WordTokenizer(Tokenizer):
         check_special(self, names)
         if taken := [name for name in names if name in self.words]:
             raise TokenizerError(
-                f"special token {taken[0]!r}: a word of the vocabulary is written so; choose another name"
+                f"special token {taken[0]!r}: the vocabulary has this word already; choose another name"
             )
         return WordTokenizer(self.words, [*list(self.special)[1:], *names], self.notes)
 
@@ -96,12 +105,12 @@ def _divider() -> pre_tokenizers.PreTokenizer:
 
 
 def read_words(text: str) -> WordTokenizer | None:
-    """The tokenizer of words that this tokenizer.json describes, None if it describes another kind."""
+    """The word tokenizer in this tokenizer.json, None if it holds another kind."""
     content = json.loads(text)
     model, before = content.get("model") or {}, content.get("pre_tokenizer") or {}
     if model.get("type") != "WordLevel" or (before.get("pattern") or {}).get("Regex") != WORD_PATTERN:
         return None
     added = [str(token.get("content")) for token in content.get("added_tokens") or () if isinstance(token, dict)]
     words = sorted((name for name in model["vocab"] if name not in added), key=model["vocab"].__getitem__)
-    made = WordTokenizer(words, [name for name in added if name not in (SEPARATOR, UNKNOWN)])
-    return made if json.loads(made.to_json())["model"] == model else None
+    tokenizer = WordTokenizer(words, [name for name in added if name not in (SEPARATOR, UNKNOWN)])
+    return tokenizer if json.loads(tokenizer.to_json())["model"] == model else None

@@ -20,21 +20,22 @@ import numpy as np
 
 from pellucid.text.tokens.store import Part, Tokens, check_ids
 
-#: rounds of the Feistel permutation, and the most windows whose order is written out instead
+#: rounds of the Feistel permutation, and the largest number of windows whose order is held in memory instead
 ROUNDS, WRITTEN_OUT = 6, 1 << 20
 
 
 class BatchesError(ValueError):
-    """Sizes for which there are no batches."""
+    """The requested window or batch size gives no batches."""
 
 
 @dataclass(frozen=True)
 class Batch:
     """inputs and targets int64 [batch, pos]: targets[b, i] is the token after inputs[b, i].
 
-    Where borders between documents were asked for: `documents` counts documents from 0 within each window and
-    `positions` counts positions from 0 within each document, or within what the window shows of it; both of the
-    inputs. A separator belongs to the document it ends.
+    Where document borders were requested, `documents` numbers documents from 0 within each window and `positions`
+    counts
+    positions from 0 within each document, or within the part of it that the window shows; both describe the inputs. A
+    separator belongs to the document it ends.
     """
 
     inputs: np.ndarray
@@ -48,7 +49,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class ScoredBatch(Batch):
-    """A batch to measure with: `counts` bool [batch, pos] is True where a target is scored here and nowhere else."""
+    """A batch for measuring: `counts` bool [batch, pos] is True where a target is scored, exactly once over all
+    batches.
+    """
 
     counts: np.ndarray | None = None
 
@@ -60,8 +63,8 @@ class ScoredBatch(Batch):
 class Batches:
     """Training batches of `batch` windows of `n_ctx` inputs each.
 
-    `tokens` is a part, or prepared tokens, whose training part is taken. Raises BatchesError where there are
-    too few tokens for one window.
+    `tokens` is a part, or prepared tokens, of which the training part is used. Raises BatchesError if there are too few
+    tokens for one window.
     """
 
     def __init__(self, tokens: Part | Tokens, n_ctx: int, batch: int, seed: int = 0, *, inside_documents: bool = False):
@@ -79,19 +82,23 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> float:
-        """Steps in which every window comes once; seldom a whole number, as epochs follow without a gap."""
+        """The number of steps in which every window comes once. It is seldom an integer: epochs follow without
+        a gap.
+        """
         return self.n_windows / self.batch
 
     def epoch(self, step: int) -> float:
-        """How many times the text has been seen before `step`."""
+        """The number of passes over the text before `step`."""
         return step * self.batch / self.n_windows
 
     def starts(self, step: int, micro: int = 0, of: int = 1) -> np.ndarray:
-        """Where the windows of a step begin in the ring, int64 [batch / of]."""
+        """The ring positions at which the windows of a step begin, int64 [batch / of]."""
         if step < 0 or not 0 <= micro < of:
             raise BatchesError(f"step = {step}, micro = {micro} of {of}: expected step >= 0 and 0 <= micro < of")
         if self.batch % of:
-            raise BatchesError(f"a batch of {self.batch} cannot be cut into {of} equal parts: choose a divisor")
+            raise BatchesError(
+                f"a batch of {self.batch} cannot be cut into {of} equal parts: choose a divisor of the batch"
+            )
         share = self.batch // of
         first = step * self.batch + micro * share
         starts = np.empty(share, dtype=np.int64)
@@ -106,7 +113,7 @@ class Batches:
         return starts
 
     def at(self, step: int, micro: int = 0, of: int = 1) -> Batch:
-        """The batch of a step, or part `micro` of `of` equal ones, in order, together the whole."""
+        """The batch of a step, or part `micro` of its `of` equal parts, which in order make up the batch."""
         starts = self.starts(step, micro, of)
         self._check_files(step)
         rows = np.stack([self._window(int(start)) for start in starts])
@@ -121,7 +128,7 @@ class Batches:
         return np.concatenate([self.part.read(start, n), self.part.read(0, stop - n)])
 
     def _check_files(self, step: int) -> None:
-        """Once an epoch: a file cut short while mapped would kill the process at the next read."""
+        """Check, once an epoch, that no file was cut short: a shorter memory-mapped file would kill the process."""
         epoch = step * self.batch // self.n_windows
         if epoch != self._checked:
             self.part.check_files()
@@ -131,12 +138,12 @@ class Batches:
 def windows(
     tokens: Part, n_ctx: int, stride: int | None = None, batch: int = 1, *, inside_documents: bool = False
 ) -> Iterator[ScoredBatch]:
-    """Every token after the first as a target exactly once, in order, for measuring.
+    """Windows that score every token after the first exactly once, in order.
 
-    Windows of `n_ctx` inputs begin `stride` apart (n_ctx by default: windows that do not overlap) and each counts
-    the targets that no earlier one did: with a smaller stride those have at least n_ctx - stride tokens of context,
-    except in the first window. The last window is moved back to end with the text. Where the text is shorter than
-    a window, the one window is as short as the text. The last batch may hold fewer windows.
+    Windows of `n_ctx` inputs begin `stride` apart (n_ctx by default: no overlap), and each scores the targets that no
+    earlier window scored. With a smaller stride these have at least n_ctx - stride tokens of context, except in the
+    first window. The last window is moved back to end with the text; a text shorter than a window gives one short
+    window. The last batch may hold fewer windows. Raises BatchesError.
     """
     stride = n_ctx if stride is None else stride
     if n_ctx < 1 or batch < 1 or not 1 <= stride <= n_ctx:
@@ -145,7 +152,9 @@ def windows(
         )
     n_targets = len(tokens) - 1
     if n_targets < 1:
-        raise BatchesError(f"{tokens.name} has {len(tokens)} tokens: expected at least 2, one to predict from another")
+        raise BatchesError(
+            f"{tokens.name} has {len(tokens)} tokens: expected at least 2, one to predict the other from"
+        )
     tokens.check_files()
     length = min(n_ctx, n_targets)
     return _windows(tokens, length, stride, batch, inside_documents)
@@ -159,7 +168,7 @@ def _windows(tokens: Part, length: int, stride: int, batch: int, inside_document
         starts = np.minimum(numbers * stride, n_targets - length)
         rows = np.stack([tokens.read(int(start), int(start) + length + 1) for start in starts])
         check_ids(rows, tokens.n_vocab)
-        # window k > 0 counts from where window k - 1 ended
+        # window k > 0 scores targets from the end of window k - 1 on
         counted = np.where(numbers == 0, 0, (numbers - 1) * stride + length)
         counts = starts[:, None] + np.arange(length) >= counted[:, None]
         borders = _borders(tokens, starts, length, ring=False) if inside_documents else (None, None)
@@ -167,7 +176,7 @@ def _windows(tokens: Part, length: int, stride: int, batch: int, inside_document
 
 
 def _borders(part: Part, starts: np.ndarray, n_ctx: int, ring: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Document numbers and positions within documents for the inputs of windows, int64 [batch, n_ctx]."""
+    """Document numbers, and positions within documents, of the inputs of windows, int64 [batch, n_ctx]."""
     at = starts[:, None] + np.arange(n_ctx)
     laps, at = np.divmod(at, len(part)) if ring else (np.zeros_like(at), at)
     documents = np.searchsorted(part.starts, at, side="right") + laps * len(part.starts)
@@ -180,22 +189,23 @@ def _borders(part: Part, starts: np.ndarray, n_ctx: int, ring: bool) -> tuple[np
 
 
 def permute(i: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
-    """Where each of `i`, uint64 below n, goes in a permutation of 0 ... n - 1 drawn by (seed, epoch)."""
+    """The positions of `i`, uint64 below n, in the permutation of 0 ... n - 1 that (seed, epoch) determines."""
     return _order(n, seed, epoch)[i] if n <= WRITTEN_OUT else feistel(i, n, seed, epoch)
 
 
 @functools.lru_cache(maxsize=4)
 def _order(n: int, seed: int, epoch: int) -> np.ndarray:
-    """All of a permutation: the numbers 0 ... n - 1 sorted by a hash of each."""
+    """A whole permutation: the numbers 0 ... n - 1 sorted by a hash of each."""
     keys = _mix(np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(_draw(seed, epoch, 0)))
     return np.argsort(keys, kind="stable").astype(np.uint64)
 
 
 def feistel(i: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
-    """As `permute`, for large n: small ones have too few such permutations to be drawn evenly.
+    """The same as `permute` for large n. For small n there are too few such permutations to draw evenly.
 
-    A Feistel network permutes 0 ... 4^h - 1, the least such range that holds n; values that fall outside
-    0 ... n - 1 are sent on until they fall inside, which keeps it a bijection (cycle walking, Black and Rogaway 2002).
+    A Feistel network permutes 0 ... 4^h - 1, the smallest such range that holds n. A value outside 0 ... n - 1 is
+    mapped
+    again until it falls inside, which keeps the map a bijection (cycle walking, Black and Rogaway 2002).
     """
     half = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
     mask = np.uint64((1 << int(half)) - 1)
@@ -213,20 +223,24 @@ def feistel(i: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def noise(seed: int, step: int, rows: np.ndarray, n: int) -> np.ndarray:
-    """uint64 [len(rows), n]: a number for each of `n` places of each row of a step's batch, a pure function of them."""
+    """Random numbers, uint64 [len(rows), n], for each of `n` positions of each row of a batch: a pure function of
+    (seed, step, row, position).
+    """
     start = np.uint64(_draw(seed, step, ROUNDS + 1))
     return _mix(_mix(start + rows.astype(np.uint64))[:, None] + np.arange(n, dtype=np.uint64))
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014), which spreads every bit over all 64."""
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014): every input bit changes about half of the
+    output bits.
+    """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def _draw(seed: int, epoch: int, k: int) -> int:
-    """The k-th of the 64-bit numbers that belong to (seed, epoch)."""
+    """The k-th 64-bit random number of (seed, epoch)."""
     x = np.zeros(1, dtype=np.uint64)
     for word in (seed, epoch, k):
         x = _mix(x + np.uint64((word + 0x9E3779B97F4A7C15) % (1 << 64)))

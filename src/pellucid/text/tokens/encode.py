@@ -1,8 +1,8 @@
-"""Encoding on all cores: text is cut into units, each encoded by itself, in order, by one of several processes.
+"""Encode on all cores. The text is cut into units; processes encode them separately, and the ids come back in order.
 
-Where a unit ends is decided by the text and the tokenizer alone, so the ids are the same for any number
-of workers. A worker is a process of its own (`python -m pellucid.text.tokens.worker`), fed through a pipe: it
-ends when its pipe does, and needs nothing of what the caller's process has done, threads among it.
+The text and the tokenizer alone decide where a unit ends, so the ids do not depend on the number of workers. A worker
+is a process of its own (`python -m pellucid.text.tokens.worker`) fed through a pipe: it ends when the pipe is closed,
+and shares no state, such as threads, with the caller.
 """
 
 import contextlib
@@ -23,22 +23,22 @@ import numpy as np
 from pellucid.text.read.chunks import TextChunk
 from pellucid.text.tokenizers.base import Tokenizer, TokenizerError
 
-#: characters per unit; a document longer than that is cut where its tokenizer allows it. A worker needs some 100 bytes
-#: for each while it encodes them (docs/log.md)
+#: characters per unit; a longer document is cut where its tokenizer allows it. A worker needs some 100 bytes for each
+#: character while it encodes (docs/log.md)
 UNIT = 1 << 17
-#: bytes of text that are worth starting workers, and the most of them
+#: how many bytes of text are worth starting workers for, and the largest number of workers
 WORTH_WORKERS, MOST_WORKERS = 1 << 23, 16
 _SIZE = struct.Struct("<Q")
 
 
 class EncodingError(ValueError):
-    """A worker that ended by itself."""
+    """A worker process ended unexpectedly."""
 
 
 class Unit(NamedTuple):
-    """Texts that are encoded together; `ends` says which of them end a document.
+    """Texts that are encoded together; `ends` marks those that end a document.
 
-    `n_bytes` is how much of the corpus had been read when the unit was complete.
+    `n_bytes` is the number of bytes of the corpus read so far when the unit was complete.
     """
 
     texts: Sequence[str]
@@ -47,20 +47,20 @@ class Unit(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """Ids of a unit with its separators, and where behind a separator the next document begins."""
+    """The ids of a unit with its separators, and the positions after a separator, where the next document begins."""
 
     ids: np.ndarray
     ends: np.ndarray
 
 
 class Counter:
-    """Counts bytes and characters of the pieces that pass."""
+    """Counts the bytes and characters of the chunks that pass through it."""
 
     def __init__(self):
         self.n_bytes = self.n_characters = 0
 
     def texts(self, pieces: Iterator[TextChunk]) -> Iterator[str]:
-        """The text of pieces that have any."""
+        """The text of every chunk that is not empty."""
         for piece in pieces:
             self.n_bytes += piece.n_bytes
             self.n_characters += len(piece.text)
@@ -69,7 +69,7 @@ class Counter:
 
 
 def units_of(documents: Iterable[Iterator[TextChunk]], tokenizer: Tokenizer, counted: Counter) -> Iterator[Unit]:
-    """Documents in units of about UNIT characters."""
+    """Group documents into units of about UNIT characters."""
     texts: list[str] = []
     ends: list[bool] = []
     size = 0
@@ -86,7 +86,7 @@ def units_of(documents: Iterable[Iterator[TextChunk]], tokenizer: Tokenizer, cou
 
 
 def _with_last(chunks: Iterator[str]) -> Iterator[tuple[str, bool]]:
-    """Each with whether it is the last."""
+    """Each chunk with True for the last one."""
     held = next(chunks, None)
     for chunk in chunks:
         assert held is not None
@@ -97,7 +97,7 @@ def _with_last(chunks: Iterator[str]) -> Iterator[tuple[str, bool]]:
 
 
 def encode_unit(tokenizer: Tokenizer, unit: Unit) -> Encoded:
-    """The ids of a unit's texts, with the separator behind each that ends a document."""
+    """The ids of a unit's texts, with a separator after each text that ends a document."""
     parts, separator = [], np.array([tokenizer.separator])
     ends, n = [], 0
     for ids, last in zip(tokenizer.encode_batch(unit.texts), unit.ends, strict=True):
@@ -109,19 +109,19 @@ def encode_unit(tokenizer: Tokenizer, unit: Unit) -> Encoded:
 
 
 def n_cores() -> int:
-    """Processors that this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_workers(n_bytes: int) -> int:
-    """How many workers so much text is worth; 0: this process encodes."""
+    """How many workers to start for this many bytes; 0 means that this process encodes by itself."""
     return 0 if n_bytes < WORTH_WORKERS or n_cores() < 2 else min(n_cores(), MOST_WORKERS)
 
 
 class Encoders:
-    """Units in, ids out, in order, by `n` workers with the tokenizer saved in `folder`; a context manager.
+    """Encodes units with `n` worker processes that load the tokenizer from `folder`; a context manager.
 
-    With n = 0 the process encodes by itself.
+    With n = 0 this process encodes by itself.
     """
 
     def __init__(self, tokenizer: Tokenizer, folder: Path, n: int):
@@ -145,7 +145,7 @@ class Encoders:
                     pipe.close()  # type: ignore[union-attr]
 
     def encode(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, Encoded]]:
-        """Every unit with its ids; no more than two units a worker are in memory."""
+        """Every unit with its ids, in order. At most two units for each worker are in memory."""
         if self._pool is None:
             yield from ((unit, encode_unit(self.tokenizer, unit)) for unit in units)
             return
@@ -159,7 +159,7 @@ class Encoders:
             yield unit, answer.result()
 
     def _ask(self, unit: Unit) -> Encoded:
-        """The answer of this thread's worker, started with its first unit."""
+        """Send a unit to this thread's worker, which is started with its first unit, and return the answer."""
         if not hasattr(self._own, "worker"):
             self._own.worker = self._start()
         worker = self._own.worker
@@ -169,7 +169,9 @@ class Encoders:
         except BrokenPipeError:
             answer = None
         if answer is None:
-            raise EncodingError(f"a process that encodes text ended with code {worker.wait()}: is memory short?")
+            raise EncodingError(
+                f"a process that encodes text ended with code {worker.wait()}: the machine may be short of memory"
+            )
         return unpack_ids(answer)
 
     def _start(self) -> subprocess.Popen:
@@ -179,24 +181,24 @@ class Encoders:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
-            process_group=0 if os.name == "posix" else None,  # Ctrl-C is for the caller to answer
+            process_group=0 if os.name == "posix" else None,  # the caller handles Ctrl-C
         )
         self.workers.append(worker)
         return worker
 
 
-# Through the pipe -------------------------------------------------------------------------------
+# Messages through the pipe -----------------------------------------------------------------------
 
 
 def write_frame(pipe: Any, content: bytes) -> None:
-    """Its size, and the content."""
+    """Write the length of the content, then the content."""
     pipe.write(_SIZE.pack(len(content)))
     pipe.write(content)
     pipe.flush()
 
 
 def read_frame(pipe: Any) -> bytes | None:
-    """The next content, None at the end."""
+    """The next message's content, or None at the end."""
     head = pipe.read(_SIZE.size)
     if len(head) < _SIZE.size:
         return None
@@ -206,14 +208,14 @@ def read_frame(pipe: Any) -> bytes | None:
 
 
 def pack_texts(unit: Unit) -> bytes:
-    """A unit as bytes: how many texts, their lengths, which end a document, the texts in UTF-8."""
+    """A unit as bytes: the number of texts, their lengths, which of them end a document, the texts in UTF-8."""
     raw = [text.encode() for text in unit.texts]
     lengths = np.array([len(text) for text in raw], dtype="<u8")
     return b"".join([_SIZE.pack(len(raw)), lengths.tobytes(), bytes(unit.ends), *raw])
 
 
 def unpack_texts(content: bytes) -> Unit:
-    """What `pack` packed."""
+    """The inverse of `pack_texts`."""
     (n,) = _SIZE.unpack_from(content)
     start = 9 * n + _SIZE.size
     bounds = start + np.cumsum([0, *np.frombuffer(content, "<u8", n, _SIZE.size).tolist()])
@@ -222,18 +224,18 @@ def unpack_texts(content: bytes) -> Unit:
 
 
 def pack_ids(encoded: Encoded) -> bytes:
-    """An answer as bytes: how many documents end, where, and the ids."""
+    """An answer as bytes: how many documents end, the positions, and the ids."""
     ids = encoded.ids.astype("<u4")
     return b"".join([_SIZE.pack(len(encoded.ends)), encoded.ends.astype("<i8").tobytes(), ids.tobytes()])
 
 
 def pack_error(error: TokenizerError) -> bytes:
-    """The answer of a worker that has no ids to give."""
+    """The answer of a worker that could not encode its unit."""
     return _SIZE.pack(2**64 - 1) + str(error).encode()
 
 
 def unpack_ids(content: bytes) -> Encoded:
-    """What `pack_ids` packed; TokenizerError where the worker had none to give."""
+    """The inverse of `pack_ids`. Raises the TokenizerError that `pack_error` packed."""
     (n,) = _SIZE.unpack_from(content)
     if n == 2**64 - 1:
         raise TokenizerError(content[_SIZE.size :].decode())

@@ -1,7 +1,7 @@
-"""Pairs as ids: two flat rows and where each text begins in them, in memory.
+"""Pairs as ids in memory: two flat arrays, and the offsets at which each text begins in them.
 
-An id takes 2 bytes (4 where the vocabulary is larger than 65,536), and a pair 16 for where its two sides
-begin: a million pairs of 30 ids on each side are 136 MB. They are encoded anew for every run.
+An id takes 2 bytes (4 if the vocabulary is larger than 65,536), and a pair 16 more for its two offsets: a million pairs
+of 30 ids on each side take 136 MB. Every run encodes them anew.
 """
 
 import hashlib
@@ -20,7 +20,9 @@ from pellucid.text.tokens.store import FORMAT, check_ids, dtype_for
 
 @dataclass(frozen=True)
 class Side:
-    """Texts as one flat row of ids, each closed by the separator: text k is ids[starts[k] : starts[k + 1]]."""
+    """The texts of one side as one flat array of ids; a separator ends each. Text k is ids[starts[k] :
+    starts[k + 1]].
+    """
 
     ids: np.ndarray
     starts: np.ndarray
@@ -29,21 +31,23 @@ class Side:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Ids of each text, its separator among them, int64 [texts]."""
+        """The number of ids of each text with its separator, int64 [texts]."""
         return np.diff(self.starts)
 
     def rows(self, numbers: np.ndarray, width: int, fill: int) -> tuple[np.ndarray, np.ndarray]:
-        """These texts flush left in int64 [len(numbers), width], `fill` behind them, and which ids are theirs."""
+        """These texts left-aligned, int64 [len(numbers), width] filled up with `fill`, and a bool mask of their own
+        ids.
+        """
         begins, lengths = self.starts[numbers], self.lengths[numbers]
-        place = np.arange(width)
-        own = place < lengths[:, None]
-        at = np.where(own, begins[:, None] + place, 0)
+        column = np.arange(width)
+        own = column < lengths[:, None]
+        at = np.where(own, begins[:, None] + column, 0)
         return np.where(own, self.ids[at].astype(np.int64), fill), own
 
 
 @dataclass(frozen=True)
 class PairPart:
-    """One part of the pairs as ids; its length is what is predicted, the targets' ids, separators among them."""
+    """One part of the pairs as ids. Its length is the number of predicted ids: all targets with their separators."""
 
     name: str
     pairs: np.ndarray
@@ -60,13 +64,13 @@ class PairPart:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the original targets."""
+        """Bytes of the targets' text."""
         return self.target.n_bytes
 
 
 @dataclass(frozen=True)
 class PairTokens:
-    """Both parts as ids, and a manifest of what they depend on, with hashes; `key` is one hash of it all."""
+    """Both parts as ids, with a manifest of what they depend on; `key` is a hash of the manifest."""
 
     manifest: dict[str, Any]
     parts: dict[str, PairPart]
@@ -76,12 +80,12 @@ class PairTokens:
     start: int = 0
 
     def part(self, name: str) -> PairPart:
-        """train or held_out."""
+        """The part called `name`: train or held_out."""
         return self.parts[name]
 
     @property
     def key(self) -> str:
-        """A hash of files, tokenizer and split: equal for equal ids."""
+        """A hash of files, tokenizer and split: equal keys mean equal ids."""
         return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -91,7 +95,9 @@ class PairTokens:
         return sum(side.ids.nbytes + side.starts.nbytes for side in sides)
 
     def check_lengths(self, n_source: int, n_target: int) -> None:
-        """Refuse pairs longer than the encoder's and the decoder's contexts, naming the first of them."""
+        """Raise PairsError if a pair is longer than the encoder's or the decoder's context, and name the first such
+        pair.
+        """
         limits, fields = (
             {"source": n_source, "target": n_target},
             {"source": "model.encoder.n_ctx", "target": "model.n_ctx"},
@@ -107,15 +113,15 @@ class PairTokens:
             where, name, n = min(wrong)
             raise PairsError(
                 f"{len(wrong)} sides of pairs are longer than the context, the first at {where}: a {name} of {n} "
-                f"tokens, its separator among them, for {limits[name]}. Leave them out, or set "
+                f"tokens with its separator, for a context of {limits[name]}. Leave these pairs out, or set "
                 + " and ".join(f"{fields[n]}={need[n]}" for n in limits if need[n] > limits[n])
             )
 
 
 def encode_pairs(split: PairSplit, tokenizer: Tokenizer, progress: Progress = None) -> PairTokens:
-    """Both parts of `split` in the ids of one tokenizer, in memory; every text is closed by the separator.
+    """Encode both parts of `split` with one tokenizer, in memory; a separator ends every text.
 
-    A source is what `Tokenizer.source_ids` makes of it, so that <s> is before it where the vocabulary has one.
+    `Tokenizer.source_ids` encodes the sources, so that <s> stands before them where the vocabulary has it.
     """
     parts = {}
     for name in PARTS:

@@ -1,4 +1,6 @@
-"""From a split corpus and a tokenizer to a folder of tokens: once, and of what is interrupted the most is kept."""
+"""From a split corpus and a tokenizer to a folder of tokens. An interrupted call leaves its finished shards for the
+next.
+"""
 
 import contextlib
 import hashlib
@@ -21,7 +23,7 @@ from pellucid.text.tokens.writer import PartWriter, flush, remove_journal
 
 #: ids per shard, 32 MiB in uint16: the most that an interruption loses
 SHARD_TOKENS = 1 << 24
-#: the file that whoever writes in a folder has locked
+#: the file that a process locks while it writes in a folder
 LOCK = "lock"
 
 Progress = Callable[[str, int, int], None] | None
@@ -36,20 +38,21 @@ def prepare_tokens(
     shard_tokens: int = SHARD_TOKENS,
     workers: int | None = None,
 ) -> Tokens:
-    """The tokens of both parts of `split`, in `folder`/tokens-KEY; made if they are not there yet.
+    """The tokens of both parts of `split` in `folder`/tokens-KEY, encoded unless they are there already.
 
-    `progress(stage, done, total)` is called in bytes of text. `workers` processes encode, chosen where None; the ids
-    are the same for any number. Interrupted, it keeps the finished shards aside, and the next call goes on behind them;
-    what was there before is untouched, unless its checksums say that it is damaged: then it is made again. Raises
+    `progress(stage, done, total)` is called with bytes of text. `workers` processes encode (None: chosen by size); the
+    ids
+    are the same for any number. An interrupted call keeps its finished shards aside, and the next call continues after
+    them. An existing folder is left untouched unless its checksums show damage; then it is written again. Raises
     DocumentError if a file changed.
     """
     final = prepared_folder(split, tokenizer, folder)
     if final.exists():
         try:
-            found = Tokens.open(final, tokenizer)
-            found.verify()
-            return found
-        except (TokensError, FileNotFoundError):  # what they were made from is at hand
+            tokens = Tokens.open(final, tokenizer)
+            tokens.verify()
+            return tokens
+        except (TokensError, FileNotFoundError):  # the text to encode again is at hand
             shutil.rmtree(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     with _working_folder(final) as working:
@@ -59,7 +62,7 @@ def prepare_tokens(
 
 
 def prepared_folder(split: Split, tokenizer: Tokenizer, folder: str | Path) -> Path:
-    """Where `prepare` puts, or has put, these tokens."""
+    """The folder in which `prepare_tokens` puts, or has put, these tokens."""
     sources = [list(source.key) for source in split.corpus.sources]
     content: list[Any] = [FORMAT, sources, tokenizer.hash, tokenizer.separator, split.to_dict()]
     if read := split.corpus.reading.to_dict():
@@ -70,18 +73,18 @@ def prepared_folder(split: Split, tokenizer: Tokenizer, folder: str | Path) -> P
 
 @contextmanager
 def _working_folder(final: Path) -> Iterator[Path]:
-    """The folder in which these tokens are written, with what an interrupted call has left there.
+    """The folder in which these tokens are written, with the shards of an interrupted call.
 
-    While another process is at it, a folder of this call's own. After a failure, finished shards stay.
+    If another process is writing there, this call gets a folder of its own. After a failure, finished shards stay.
     """
-    # what is finished is counted in units, so those of another size are another folder's
+    # journals count units, so tokens with another unit size use another folder
     shared = final.with_name(f".{final.name}.{encoding.UNIT}.partial")
     shared.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
         working = shared
         try:
             file = stack.enter_context((shared / LOCK).open("ab"))
-            # somebody else may have given the folder its final name in between
+            # another process may have renamed the folder meanwhile
             ours = lock(file) and os.path.samestat(os.fstat(file.fileno()), os.stat(shared / LOCK))
         except FileNotFoundError:
             ours = False
@@ -98,7 +101,7 @@ def _working_folder(final: Path) -> Iterator[Path]:
 def _write(
     split: Split, tokenizer: Tokenizer, folder: Path, progress: Progress, shard_tokens: int, workers: int | None
 ) -> None:
-    """Every file of the folder, flushed, the manifest last."""
+    """Write and flush every file of the folder, the manifest last."""
     total, counted = split.corpus.n_bytes, Counter()
     tokenizer.save(folder)
     parts = {}
@@ -137,7 +140,7 @@ def _write_part(
     encoders: Encoders,
     counted: Counter,
 ) -> dict[str, Any]:
-    """One part's shards, those that are finished already taken over; what the manifest says of it."""
+    """Write one part's shards after those that are finished already, and return its entry in the manifest."""
     before, total = (counted.n_bytes, counted.n_characters), split.corpus.n_bytes
     made_by = (tokenizer.n_vocab, tokenizer.hash, tokenizer.separator, shard_tokens, tokenizer.unknown)
     with contextlib.closing(PartWriter(folder, name, *made_by)) as writer:
@@ -153,7 +156,7 @@ def _write_part(
 
 
 def _publish(working: Path, final: Path) -> None:
-    """Give the finished folder its name in one step; another process that was faster made the same tokens."""
+    """Rename the finished folder in one step. If another process was faster, it wrote the same tokens."""
     _flush_folder(working)
     try:
         os.rename(working, final)

@@ -1,4 +1,4 @@
-"""Tokens on disk: a folder of memory-mapped shards that says what it holds and refuses to be mistaken.
+"""Tokens on disk: a folder of memory-mapped shards, with a manifest and checksums that detect damage and mix-ups.
 
     tokens-KEY/manifest.json             sources, tokenizer, split, and for each part its files and sizes
                tokenizer.json
@@ -6,7 +6,7 @@
                train.documents.npy       where each document starts, int64
                held_out-00000.bin ...
 
-KEY is a hash of what the ids depend on, so a folder is never reused for other text, another tokenizer
+KEY is a hash of everything the ids depend on, so a folder is never reused for other text, another tokenizer
 or another split. A folder appears under its name complete and flushed to disk, or not at all. Every
 document is followed by one separator, which belongs to the document before it.
 """
@@ -29,15 +29,15 @@ MAGIC = b"PLCDTOK\0"
 
 
 class TokensError(ValueError):
-    """A folder of tokens that is damaged, or made for something else, and ids that do not fit."""
+    """A folder of tokens is damaged or belongs to other text, or ids do not fit the vocabulary."""
 
 
 class Part:
-    """One part of a corpus as one long row of ids, read from its shards where it is asked for.
+    """One part of a corpus as one long sequence of ids, read from its shards on demand.
 
-    n_vocab     ids are below this
-    n_bytes     bytes of the original text, separators not among them
-    starts      where each document starts, int64 [n_documents]
+    n_vocab     every id is below this
+    n_bytes     bytes of the original text, without separators
+    starts      the position at which each document starts, int64 [n_documents]
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Part:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Ids from `start` up to `stop`, int64."""
+        """The ids from `start` up to `stop`, int64."""
         if not 0 <= start <= stop <= len(self):
             raise TokensError(f"tokens {start} to {stop} of {self.name}: it has {len(self)}")
         out = np.empty(stop - start, dtype=np.int64)
@@ -77,7 +77,7 @@ class Part:
         return out
 
     def check_files(self) -> None:
-        """Refuse to go on if a file is shorter than it was: reading past its end would kill the process."""
+        """Raise TokensError if a file is shorter than it was: reading past its end would kill the process."""
         for path, size in self._files:
             if not path.exists() or path.stat().st_size != size:
                 raise TokensError(f"{path} was changed or removed while it was in use: prepare the tokens again")
@@ -94,10 +94,11 @@ class Tokens:
 
     @classmethod
     def open(cls, folder: str | Path, tokenizer: Tokenizer | None = None) -> Self:
-        """Map the tokens of `folder`, every header and size checked.
+        """Map the tokens of `folder` into memory after checking every header and size.
 
-        Raises TokensError, naming the file, for what is missing, truncated or changed, and for tokens that
-        another tokenizer than `tokenizer` made.
+        Raises TokensError, naming the file, if something is missing, truncated or changed, or if `tokenizer` is not the
+        one
+        that made the tokens.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -113,26 +114,28 @@ class Tokens:
         made_by = manifest["tokenizer"]
         if tokenizer is not None and tokenizer.hash != made_by["hash"]:
             raise TokensError(
-                f"{folder} was made by the {made_by['kind']} tokenizer {made_by['hash'][:12]}, not by the "
-                f"{tokenizer.kind} tokenizer {tokenizer.hash[:12]} given: prepare the tokens again"
+                f"{folder} was made by the {made_by['kind']} tokenizer {made_by['hash'][:12]}, but you gave the "
+                f"{tokenizer.kind} tokenizer {tokenizer.hash[:12]}: prepare the tokens again"
             )
         parts = {name: _open_part(folder, name, part, made_by) for name, part in manifest["parts"].items()}
         return cls(folder, manifest, parts)
 
     def part(self, name: str) -> Part:
-        """train or held_out."""
+        """The part called `name`: train or held_out."""
         if name not in self._parts:
-            raise TokensError(f"there is no part {name!r} in {self.folder}: say one of {', '.join(self._parts)}")
+            raise TokensError(f"there is no part {name!r} in {self.folder}: choose one of {', '.join(self._parts)}")
         return self._parts[name]
 
     def verify(self, progress: Callable | None = None) -> None:
-        """Read every shard and compare its SHA-256 with the manifest; TokensError names the one that differs."""
+        """Read every shard and compare its SHA-256 with the manifest. Raises TokensError that names a shard that
+        differs.
+        """
         shards = [shard for part in self.manifest["parts"].values() for shard in part["shards"]]
         for i, shard in enumerate(shards):
             path = self.folder / shard["file"]
             with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != shard["sha256"]:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != shard["sha256"]:
                 raise TokensError(
                     f"{path} is damaged, its checksum differs from the manifest: prepare the tokens again"
                 )
@@ -141,7 +144,7 @@ class Tokens:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a tokens folder; TokensError if it is missing or not one."""
+    """The manifest of a tokens folder. Raises TokensError if it is missing or is not a manifest."""
     path = folder / "manifest.json"
     if not path.is_file():
         raise TokensError(f"{folder} holds no tokens: there is no manifest.json")
@@ -157,7 +160,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What changed between two manifests, one line for each file or choice; empty if nothing did."""
+    """The differences between two manifests, one line for each file or option; empty if there are none."""
     before, after = ({_named(s): s for s in manifest["sources"]} for manifest in (old, new))
     lines = [f"{path} is gone" for path in before if path not in after]
     lines += [f"{path} is new" for path in after if path not in before]
@@ -176,7 +179,7 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 def _named(source: dict[str, Any]) -> str:
-    """A file as a difference names it; one that is held out may have the name of one that is trained on."""
+    """The name of a file in a difference. A held-out file is marked, as a training file may have the same name."""
     return f"the held-out file {source['path']}" if source.get("held_out") else source["path"]
 
 
@@ -196,7 +199,7 @@ def _open_part(folder: Path, name: str, part: dict[str, Any], made_by: dict[str,
 
 
 def _plain_name(name: str) -> str:
-    """A file name as it is; TokensError for anything that leads out of the folder."""
+    """The file name itself. Raises TokensError for a name that leads out of the folder."""
     if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\:\0"):
         raise TokensError(
             f"the manifest names the file {name!r}, which is not inside its folder: do not use these tokens"
@@ -213,11 +216,11 @@ def _open_shard(path: Path, count: int, made_by: dict[str, Any]) -> np.ndarray:
         raise TokensError(f"{path} cannot be read ({error.strerror}): prepare the tokens again") from None
     if len(header) < HEADER.size:
         raise TokensError(f"{path} is truncated: {size} bytes, less than its header of {HEADER.size}")
-    found = HEADER.unpack(header)
+    fields = HEADER.unpack(header)
     width = dtype_for(made_by["n_vocab"]).itemsize
     expected = (MAGIC, FORMAT, width, count, made_by["n_vocab"], bytes.fromhex(made_by["hash"]))
     for what, a, b in zip(
-        ("magic", "version", "width of an id", "count", "n_vocab", "tokenizer"), found, expected, strict=True
+        ("magic", "version", "width of an id", "count", "n_vocab", "tokenizer"), fields, expected, strict=True
     ):
         if a != b:
             shown = (v.hex()[:12] if isinstance(v, bytes) else v for v in (a, b))
@@ -240,7 +243,7 @@ def dtype_for(n_vocab: int) -> np.dtype:
 
 
 def check_ids(ids: np.ndarray, n_vocab: int) -> None:
-    """Refuse ids outside 0 ... n_vocab - 1, which a narrower type would turn into other ids."""
+    """Raise TokensError for ids outside 0 ... n_vocab - 1: a narrower type would turn them into other ids."""
     if ids.size and (ids.min() < 0 or ids.max() >= n_vocab):
         wrong = ids[(ids < 0) | (ids >= n_vocab)][0]
         raise TokensError(f"id {wrong} is outside the vocabulary: expected 0 to {n_vocab - 1}")

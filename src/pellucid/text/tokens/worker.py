@@ -1,4 +1,4 @@
-"""A process that encodes: units of text come in, ids go out, until the input ends; started by `Encoders`."""
+"""A worker process that encodes units of text until its input ends; `Encoders` starts it."""
 
 import sys
 
@@ -8,10 +8,12 @@ from pellucid.text.tokens.encode import encode_unit, pack_error, pack_ids, read_
 
 
 def serve(folder: str, expected: str) -> None:
-    """A worker: units from standard input, ids to standard output, until the input ends."""
+    """Read units from standard input and write their ids to standard output, until the input ends."""
     tokenizer = load_tokenizer(folder, trust=True)
     if tokenizer.hash != expected:
-        raise TokenizerError(f"{folder} holds another tokenizer than was asked for")
+        raise TokenizerError(
+            f"{folder} holds a tokenizer with another hash than {expected[:12]}: start the command again"
+        )
     while (content := read_frame(sys.stdin.buffer)) is not None:
         try:
             answer = pack_ids(encode_unit(tokenizer, unpack_texts(content)))

@@ -1,8 +1,8 @@
-"""Writing tokens, shard after shard: what is finished stays finished, whatever happens to the process.
+"""Write tokens shard by shard, so that a finished shard survives whatever happens to the process.
 
-Beside a finished shard lie, until the whole folder is, two files: NAME.json says how far in the text it
-ends, NAME.ends where in it documents end. Started again, the writer takes over every shard whose checksum
-is right and says from where to go on.
+Until the whole folder is complete, two files stand beside each finished shard: NAME.json records how far in the text it
+reaches, and NAME.ends the positions in it where documents end. When the writer starts again, it takes over every shard
+whose checksum is right and knows where to continue.
 """
 
 import bisect
@@ -22,10 +22,10 @@ from pellucid.text.tokens.store import FORMAT, HEADER, MAGIC, check_ids, dtype_f
 
 @dataclass
 class PartWriter:
-    """Writes one part, shard after shard of at most `shard_tokens` ids, into `folder`.
+    """Writes one part into `folder`, in shards of at most `shard_tokens` ids.
 
-    `unit` and `within` say where to go on: so many units of text are written, and so many ids of the next.
-    `n_unknown` counts ids that are `unknown`.
+    `unit` and `within` are where to continue: the number of units written, and the number of ids of the next one.
+    `n_unknown` counts ids equal to `unknown`.
     """
 
     folder: Path
@@ -45,9 +45,11 @@ class PartWriter:
     _file: Any = None
 
     def take_over(self) -> int:
-        """Take over the finished shards that are there, and remove what is not finished; how many ids that is."""
-        while (found := self._finished(len(self.shards))) is not None:
-            shard, ends = found
+        """Take over the finished shards in the folder and remove unfinished ones. Returns the number of ids taken
+        over.
+        """
+        while (finished := self._finished(len(self.shards))) is not None:
+            shard, ends = finished
             self.unit, self.within, self.n_unknown = shard.pop("unit"), shard.pop("within"), shard.pop("unknown")
             self.shards.append(shard)
             self.ends.extend(ends)
@@ -71,9 +73,9 @@ class PartWriter:
             return None
 
     def add(self, ids: np.ndarray, ends: Iterable[int] = ()) -> None:
-        """Append a unit's ids, or what is left of them; `ends` are the places in them behind separators.
+        """Append the rest of a unit's ids; `ends` are the positions in the unit after separators.
 
-        TokensError, and nothing written, if an id is outside the vocabulary.
+        Raises TokensError, and writes nothing, if an id is outside the vocabulary.
         """
         check_ids(ids, self.n_vocab)
         skip, self.within = self.within, 0
@@ -101,7 +103,7 @@ class PartWriter:
         self.add(np.array([self.separator]), (1,))
 
     def finish(self) -> dict[str, Any]:
-        """Flush everything; what the manifest says of this part's files."""
+        """Flush everything and return this part's entry in the manifest."""
         if self._file is not None:
             self._end(0)
         ends = np.array(self.ends, dtype=np.int64)
@@ -113,7 +115,7 @@ class PartWriter:
         return {"tokens": self.tokens, "documents": len(starts), **named, "unknown": self.n_unknown}
 
     def close(self) -> None:
-        """Leave what is not finished as it is."""
+        """Close the open file, and leave an unfinished shard as it is."""
         if self._file is not None:
             self._file.close()
 
@@ -124,8 +126,7 @@ class PartWriter:
         self._file.write(bytes(HEADER.size))
 
     def _end(self, within: int) -> None:
-        """Put the header, which states the count, in front, take the checksum of the whole file, and write down
-        that it is finished."""
+        """Write the header, take the checksum of the file, and record that the shard is finished."""
         shard = self.shards[-1]
         width, digest = dtype_for(self.n_vocab).itemsize, bytes.fromhex(self.tokenizer_hash)
         self._file.seek(0)
@@ -150,13 +151,13 @@ class PartWriter:
 
 
 def remove_journal(folder: Path) -> None:
-    """Remove what says how far each shard reaches, once all of them are there."""
+    """Remove the records of how far each shard reaches, once all shards are complete."""
     for path in folder.glob("*-*.*"):
         if path.suffix in (".json", ".ends"):
             path.unlink()
 
 
 def flush(file: Any) -> None:
-    """Everything written so far is on the disk when this returns."""
+    """Flush the file to disk before this returns."""
     file.flush()
     os.fsync(file.fileno())
