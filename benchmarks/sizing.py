@@ -221,13 +221,13 @@ def known_of(text: str) -> sizing.Text:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "text.txt"
         file.write_text(text, encoding="utf-8")
-        return sizing.text_of(split_corpus(read_corpus([file]), held_out(text)))
+        return sizing.text_properties(split_corpus(read_corpus([file]), held_out(text)))
 
 
 def used(size: sizing.Size, text: sizing.Text, recipe: Recipe) -> sizing.Size:
     """The size with the batch and the steps that it would have."""
     fresh = replace(size, batch=sizing.FEWEST_SEQUENCES)
-    return sizing.within(fresh, text, recipe, STEPPING * 60 * recipe.train.minutes, (1.0, 1.0))
+    return sizing.fit_to_time(fresh, text, recipe, STEPPING * 60 * recipe.train.minutes, (1.0, 1.0))
 
 
 def as_cell(corpus: str, seconds: float, s: sizing.Size) -> Cell:

@@ -72,8 +72,8 @@ ONE_WAY = "both; rows before the first position come back as 0"
 
 def own_words(family: Any) -> list[tuple[str, Any]]:
     """The family's fixed options; an encoder's only where they differ from the decoder's."""
-    own = ((name, word, name.removeprefix("encoder.")) for name, word in family.words.items())
-    return [(name, word) for name, word, same in own if same == name or family.words.get(same) != word]
+    own = ((name, word, name.removeprefix("encoder.")) for name, word in family.fixed.items())
+    return [(name, word) for name, word, same in own if same == name or family.fixed.get(same) != word]
 
 
 def rows() -> list[str]:

@@ -23,7 +23,7 @@ from pellucid.plan.sizing import (
     sized,
     sizes_are_open,
     sizing_lines,
-    text_of,
+    text_properties,
     variety,
 )
 from pellucid.text import bundled, read_corpus, split_corpus
@@ -138,7 +138,7 @@ def test_a_small_text_ends_before_its_time_and_says_so():
 
 def test_many_languages_are_of_more_variety_than_one(tmp_path):
     """Measured on a sample of the part to train on, whose length hardly matters; a text of one letter has none."""
-    known = [text_of(a_split(tmp_path, n)) for n in (10_000, 100_000)]
+    known = [text_properties(a_split(tmp_path, n)) for n in (10_000, 100_000)]
     assert [text.n_characters for text in known] == [9_000, 90_000]
     assert known[0].variety == pytest.approx(known[1].variety, rel=0.15)
     sample = bundled("shakespeare").read_text(encoding="utf-8")[:25_000]

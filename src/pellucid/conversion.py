@@ -18,11 +18,10 @@ from pellucid.architecture import Architecture
 from pellucid.destination import check_destination
 from pellucid.hub import transformers_bridge as source
 from pellucid.hub.card import write_card
-from pellucid.hub.families import FAMILIES, FamilyError, config_of, each_to_ours, each_to_theirs
+from pellucid.hub.families import FAMILIES, FamilyError, LazyStateDict, config_of, each_to_ours, each_to_theirs
 from pellucid.hub.files import FolderError
 from pellucid.hub.gguf import from_gguf as gguf_to_ours
 from pellucid.hub.gguf import read_gguf, write_gguf
-from pellucid.hub.lazy_state_dict import LazyStateDict
 from pellucid.hub.open import Folder, copy_parameters, find_folder, open_folder
 from pellucid.hub.own_code import MODEL_TYPE, PREFIX, model_class, write_code
 from pellucid.hub.peft import Changed, read_adapter

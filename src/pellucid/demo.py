@@ -15,7 +15,7 @@ HERE = Path("runs/demo")
 PROMPTS = ("ROMEO:\n", "KING RICHARD III:\n", "First Citizen:\n")
 
 
-def main(arguments: list[str] | None = None) -> int:
+def run_demo(arguments: list[str] | None = None) -> int:
     """Train unless a finished run is there, then write from three prompts and score a line."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--minutes", type=float, default=3.0)
@@ -68,4 +68,4 @@ def show(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_demo())

@@ -31,22 +31,22 @@ def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def test_once_then_shown_then_fresh(trainings, capsys):
-    assert demo.main([]) == 0
+    assert demo.run_demo([]) == 0
     first = capsys.readouterr().out
     assert "where to look next" in first
     assert "bits per byte" in first
-    assert demo.main([]) == 0
+    assert demo.run_demo([]) == 0
     assert "FRESH=1" in capsys.readouterr().out
     assert trainings == [False]
-    assert demo.main(["--fresh"]) == 0
+    assert demo.run_demo(["--fresh"]) == 0
     assert trainings == [False, False]
 
 
 def test_one_that_was_interrupted_is_continued(trainings):
-    assert demo.main([]) == 0
+    assert demo.run_demo([]) == 0
     metrics = Path("runs/demo/metrics.jsonl")
     kept = [line for line in metrics.read_text().splitlines() if '"whole": true' not in line]
     metrics.write_text("\n".join(kept) + "\n")
     shutil.rmtree("runs/demo/checkpoints")
-    assert demo.main([]) == 0
+    assert demo.run_demo([]) == 0
     assert trainings == [False, True]

@@ -189,7 +189,7 @@ def test_the_command_prints_the_report_and_the_card_keeps_it(own, capsys):
 def test_a_family_that_cannot_represent_it_names_the_option(tmp_path, shakespeare):
     model = make_model(shakespeare[:5_000], **{"mlp.n_hidden": 2})
     model.save(tmp_path / "own")
-    with pytest.raises(ValueError, match=r"gpt2 cannot say mlp.n_hidden = 2.*Without --family"):
+    with pytest.raises(ValueError, match=r"gpt2 cannot represent mlp.n_hidden = 2.*Without --family"):
         pellucid.convert(tmp_path / "own", tmp_path / "hf", family="gpt2")
     assert not (tmp_path / "hf").exists()
 

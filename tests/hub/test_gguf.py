@@ -18,7 +18,7 @@ from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.cli import main
 from pellucid.hub.families import FamilyError
-from pellucid.hub.gguf import apart, gguf_architecture, interleaved, read_gguf, tokenizer_keys
+from pellucid.hub.gguf import gguf_architecture, interleave_halves, read_gguf, separate_halves, tokenizer_keys
 from pellucid.language_model import LanguageModel
 from pellucid.presets import preset
 from pellucid.reference.embedding import scaled_frequencies
@@ -195,16 +195,19 @@ def test_neighbours_are_turned_as_they_are(tokenizer, tmp_path):
 
 def test_rows_there_and_back():
     rows = torch.arange(24.0).view(24, 1)
-    assert interleaved(rows, 6)[:6, 0].tolist() == [0, 3, 1, 4, 2, 5]
-    assert torch.equal(apart(interleaved(rows, 6), 6), rows)
+    assert interleave_halves(rows, 6)[:6, 0].tolist() == [0, 3, 1, 4, 2, 5]
+    assert torch.equal(separate_halves(interleave_halves(rows, 6), 6), rows)
 
 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"mlp.activation": "gelu"}, r"gpt2 cannot say mlp\.activation = gelu; llama cannot say .*; qwen3 cannot"),
-        ({"positions.kind": "alibi"}, r"gpt2 cannot say positions\.kind = alibi"),
-        ({"mlp.n_hidden": 2}, r"gpt2 cannot say mlp\.n_hidden = 2"),
+        (
+            {"mlp.activation": "gelu"},
+            r"gpt2 cannot represent mlp\.activation = gelu; llama cannot represent .*; qwen3 cannot",
+        ),
+        ({"positions.kind": "alibi"}, r"gpt2 cannot represent positions\.kind = alibi"),
+        ({"mlp.n_hidden": 2}, r"gpt2 cannot represent mlp\.n_hidden = 2"),
     ],
 )
 def test_what_llama_cpp_cannot_say_is_named(fields, says, tokenizer, tmp_path, capsys):
@@ -221,7 +224,7 @@ def test_what_llama_cpp_cannot_say_is_named(fields, says, tokenizer, tmp_path, c
 
 def test_tokenizers_that_llama_cpp_cannot_follow(tokenizer, tmp_path, shakespeare):
     for kind in ("char", "byte"):
-        with pytest.raises(FamilyError, match=f"of kind {kind} cannot be said"):
+        with pytest.raises(FamilyError, match=f"cannot run a tokenizer of kind {kind}"):
             tokenizer_keys(learn_tokenizer(kind, [shakespeare[:1000]]), 1000)
     content = json.loads(tokenizer.to_json())
     content["pre_tokenizer"]["add_prefix_space"] = True

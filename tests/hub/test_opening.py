@@ -201,7 +201,7 @@ def test_entries_that_are_not_known_are_said(folder):
     change_config(folder, use_frobnication=True, my_note="hello", use_cache=False, task_specific_params={"a": 1})
     _, said = opened(folder)
     assert len(said) == 1
-    assert "config.json has entries that are not known, and they are not read: use_frobnication, my_note;" in said[0]
+    assert "config.json has unknown entries, which are ignored: use_frobnication, my_note;" in said[0]
 
 
 # Without a head -----------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_a_head_that_is_missing_is_no_body(tmp_path):
     """A masked model whose head was lost is damaged: its class says that there should be one."""
     body_of_theirs("BertModel", tmp_path)
     change_config(tmp_path, architectures=["BertForMaskedLM"])
-    with pytest.raises(ValueError, match=r"cls\.predictions\..* is missing|asks for .* numbers"):
+    with pytest.raises(ValueError, match=r"cls\.predictions\..* is missing|needs .* numbers"):
         pellucid.load(tmp_path)
 
 

@@ -78,6 +78,6 @@ def test_a_refusal_is_one_line_and_what_was_written_stays(own, capsys, monkeypat
     monkeypatch.setattr(Client, "create_repo", refuse)
     assert main(["convert", str(own / "own"), str(own / "out"), "--push", "somebody/model"]) == 2
     said = capsys.readouterr().err
-    assert "is written and could not be put on the hub as somebody/model: the hub is not there" in said
+    assert "was written, but could not be uploaded to the hub as somebody/model: the hub is not there" in said
     assert len(said.splitlines()) == 1
     assert (own / "out/model.safetensors").exists()

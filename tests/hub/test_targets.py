@@ -91,7 +91,7 @@ def test_dropout_keeps_no_model_from_its_family(text, tmp_path):
     family, written = exported_as(preset("gpt2"))
     assert (family.name, written) == ("gpt2", preset("gpt2"))
     assert exported_as(dropped, "qwen3")[1] == preset("qwen3-mini")
-    with pytest.raises(FamilyError, match="gpt2 cannot say"):
+    with pytest.raises(FamilyError, match="gpt2 cannot represent"):
         exported_as(dropped, "gpt2")
 
 

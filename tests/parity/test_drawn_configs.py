@@ -138,7 +138,7 @@ def test_entries_have_types(name):
 
 @pytest.mark.parametrize("wrong", [["llama"], {"llama": 1}, None, 7, "lama", True])
 def test_the_model_type_is_a_name(wrong):
-    with pytest.raises(FamilyError, match="is not a family that is known: expected gpt2"):
+    with pytest.raises(FamilyError, match="is not a known family: expected one of gpt2"):
         architecture_of({"model_type": wrong})
 
 

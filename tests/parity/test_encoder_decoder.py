@@ -293,9 +293,9 @@ def test_what_their_words_leave_out():
         a = architecture_of(config)
         assert a.encoder is not None
         other = Architecture.from_dict(a.to_dict() | {"encoder": a.encoder.with_fields({field: word}).to_dict()})
-        with pytest.raises(FamilyError, match=rf"cannot say encoder\.{field} = "):
+        with pytest.raises(FamilyError, match=rf"cannot represent encoder\.{field} = "):
             config_of(other, FAMILIES[name])
-        with pytest.raises(FamilyError, match=f"{name} cannot say encoder = None"):
+        with pytest.raises(FamilyError, match=f"{name} cannot represent encoder = None"):
             to_theirs({}, Architecture(n_vocab=3, n_ctx=3, d_model=4, n_layers=1), FAMILIES[name])
 
 
@@ -308,10 +308,10 @@ def test_sizes_that_would_fill_the_memory(tmp_path):
         ({"relative_attention_max_distance": 10**9}, "relative_attention_max_distance = 1000000000"),
         ({"num_layers": 10**6}, "num_layers = 1000000"),
         ({"num_decoder_layers": 10**6}, "num_decoder_layers = 1000000 in config.json: expected"),
-        ({"num_layers": 900}, "asks for .* numbers, the files hold"),
+        ({"num_layers": 900}, "needs .* numbers, but the files hold"),
         (
             {"relative_attention_num_buckets": 60_000, "relative_attention_max_distance": 99_000},
-            "asks for .* numbers, the files hold",
+            "needs .* numbers, but the files hold",
         ),
         ({"d_model": "12"}, "d_model = '12'"),
     ]:

@@ -112,11 +112,11 @@ def test_there_and_back_bit_for_bit(name, variant):
     ours = to_ours(state, config)
     back = to_theirs(ours, a, family)
     tied = {row.theirs + ".weight" for row in family.rows if row.ours == "unembed"} if a.unembed == "tied" else set()
-    tied |= family.copies.keys() if a.source_embed == "shared" else set()
+    tied |= family.optional_tied.keys() if a.source_embed == "shared" else set()
     assert set(state) - set(back) <= tied
     assert set(back) <= set(state)
     # untied, a repeated bias is a tensor that nothing reads
-    repeated = family.twins if a.unembed == "untied" else {}
+    repeated = family.tied if a.unembed == "untied" else {}
     unread = {row.theirs + ".weight": row.unread for row in family.rows}
     for key, tensor in back.items():
         if key in repeated:

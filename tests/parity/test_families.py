@@ -1,4 +1,4 @@
-"""The tables go both ways bit for bit, and what one side cannot say is refused with the word in the way."""
+"""The tables go both ways bit for bit, and what one side cannot represent is refused with the word in the way."""
 
 import dataclasses
 import functools
@@ -190,7 +190,7 @@ def test_an_encoder_is_refused():
     a = one_of("gpt2")
     encoder = a.with_fields({"attention.mask": "bidirectional"})
     reading = Architecture.from_dict(a.to_dict() | {"encoder": encoder.to_dict()})
-    with pytest.raises(FamilyError, match=r"gpt2 cannot say encoder = given.*gpt_neox cannot say"):
+    with pytest.raises(FamilyError, match=r"gpt2 cannot represent encoder = given.*gpt_neox cannot represent"):
         config_of(reading)
 
 
@@ -235,7 +235,7 @@ def test_windows_that_reach_the_whole_context_are_none():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mamba"}, "model_type = 'mamba' is not a family that is known: expected gpt2, gpt_neox, bert"),
+        ({"model_type": "mamba"}, "model_type = 'mamba' is not a known family: expected one of gpt2, gpt_neox, bert"),
         ({"activation_function": "mish"}, "activation_function = 'mish' in config.json: only 'gelu'"),
         ({"add_cross_attention": True}, "add_cross_attention = true in config.json: only false"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = true"),
@@ -274,8 +274,8 @@ def test_damaged_states_are_refused():
     name = "transformer.h.1.attn.c_attn.weight"
     for changed, message in [
         ({n: t for n, t in state.items() if n != name}, f"{name} is missing"),
-        (state | {name: state[name].T}, r"has shape \[36, 12\]: config.json asks for \[12, 36\]"),
-        (state | {"transformer.h.7.ln_1.weight": state["transformer.ln_f.weight"]}, "h.7.ln_1.weight is left over"),
+        (state | {name: state[name].T}, r"has shape \[36, 12\]: config.json implies \[12, 36\]"),
+        (state | {"transformer.h.7.ln_1.weight": state["transformer.ln_f.weight"]}, "h.7.ln_1.weight is unknown"),
         (state | {"lm_head.weight": state["transformer.wte.weight"] + 1}, "lm_head.weight differs from the embedding"),
     ]:
         with pytest.raises(FamilyError, match=message):

@@ -11,7 +11,7 @@ from torch import nn
 
 from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
 from pellucid.hub.families import to_ours
-from pellucid.hub.tables import Family, Field, Row
+from pellucid.hub.tables import ConfigField, Family, TensorRow
 from pellucid.model import Recorder, Transformer
 from pellucid.model.weights import load_state
 from pellucid.reference import transformer as reference
@@ -26,15 +26,17 @@ def side(prefix, at, norms):
 
     def attention(theirs, ours):
         fused = tuple(f"{block}.{ours}.{part}" for part in ("query", "key", "value"))
-        return Row(f"{layer}.{theirs}.in_proj", fused), Row(f"{layer}.{theirs}.out_proj", f"{block}.{ours}.out")
+        return TensorRow(f"{layer}.{theirs}.in_proj", fused), TensorRow(
+            f"{layer}.{theirs}.out_proj", f"{block}.{ours}.out"
+        )
 
     return (
         *attention("self_attn", "attn"),
         *(attention("multihead_attn", "cross") if prefix == "decoder" else ()),
-        Row(f"{layer}.linear1", f"{block}.mlp.up.0"),
-        Row(f"{layer}.linear2", f"{block}.mlp.down"),
-        *(Row(f"{layer}.norm{n + 1}", f"{block}.{norm}") for n, norm in enumerate(norms)),
-        Row(f"{prefix}.norm", f"{at}final_norm"),
+        TensorRow(f"{layer}.linear1", f"{block}.mlp.up.0"),
+        TensorRow(f"{layer}.linear2", f"{block}.mlp.down"),
+        *(TensorRow(f"{layer}.norm{n + 1}", f"{block}.{norm}") for n, norm in enumerate(norms)),
+        TensorRow(f"{prefix}.norm", f"{at}final_norm"),
     )
 
 
@@ -42,16 +44,16 @@ TORCH = Family(
     name="torch",
     model_class="Transformer",
     prefix="",
-    fields=(Field("architecture", "encoder", None),),
+    fields=(ConfigField("architecture", "encoder", None),),
     rows=(
         *side("encoder", "encoder.", ["norm_1", "norm_2"]),
         *side("decoder", "", ["norm_1", "norm_cross", "norm_2"]),
-        Row("source_embed", "encoder.embed.token"),
-        Row("embed", "embed.token"),
-        Row("unembed", "unembed"),
+        TensorRow("source_embed", "encoder.embed.token"),
+        TensorRow("embed", "embed.token"),
+        TensorRow("unembed", "unembed"),
     ),
     # MultiheadAttention names its fused projection without a dot
-    spellings={"in_proj_weight": "in_proj.weight", "in_proj_bias": "in_proj.bias"},
+    renames={"in_proj_weight": "in_proj.weight", "in_proj_bias": "in_proj.bias"},
 )
 
 

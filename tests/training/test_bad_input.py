@@ -110,7 +110,7 @@ def test_sizes_that_cannot_fit_are_refused_before_anything_is_allocated(tmp_path
         (["--held-out", "2"], "expected a share between 0 and 1"),
         (["--minutes", "1"], "the length is given twice, by minutes and steps"),
         (["--set", "tokens=9"], "the length is given twice, by steps and tokens"),
-        (["--from", "nowhere"], "nowhere is no folder here and could not be had from the hub"),
+        (["--from", "nowhere"], "nowhere is not a folder here and could not be downloaded from the hub"),
         (["--recipe", "none.toml"], "--recipe none.toml: expected a file"),
     ],
 )

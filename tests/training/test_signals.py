@@ -187,7 +187,7 @@ def evaluating(patch, child):
 
 def sampling(patch, child):
     patch.setattr(samples, "SAMPLE_TOKENS", 10**6)
-    patch.setattr(samples, "text_of", lambda pieces, poll: text_of(child, pieces, poll))
+    patch.setattr(samples, "join_pieces", lambda pieces, poll: text_of(child, pieces, poll))
     return "--set=evaluate_every=2"
 
 

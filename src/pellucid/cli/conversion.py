@@ -17,7 +17,7 @@ REPOSITORY = Expected(
 
 
 @dataclass(frozen=True)
-class ReadOptions:
+class SourceModelOptions:
     """How the model is read."""
 
     checkpoint: Annotated[str, option("STEP"), CHECKPOINT] = "best"
@@ -51,7 +51,7 @@ def convert_command(
     source: Annotated[Positional[str], option("MODEL"), MODEL],
     destination: Annotated[Positional[Path], option("OUT"), NewPath()],
     *,
-    input: ReadOptions,
+    input: SourceModelOptions,
     output: WrittenOptions,
 ) -> int:
     """Write a model in another layout, and compare the logits.

@@ -21,7 +21,7 @@ def sample_text(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: i
     network.eval()
     try:
         options = {"max_tokens": SAMPLE_TOKENS, "temperature": 0.8, "seed": seed, "weights": "loaded"}
-        text = text_of(stream_generate(network, tokenizer, prompt, **options), poll)
+        text = join_pieces(stream_generate(network, tokenizer, prompt, **options), poll)
     finally:
         network.train()
     return None if text is None else prompt + text
@@ -32,13 +32,13 @@ def sample_target(network: Transformer, tokenizer: Tokenizer, source: str, seed:
 
     The network's training mode is put back.
     """
-    text = text_of(
+    text = join_pieces(
         stream_generate(network, tokenizer, source=source, max_tokens=SAMPLE_TOKENS, seed=seed, weights="loaded"), poll
     )
     return None if text is None else f"{source} -> {text}"
 
 
-def text_of(pieces: Iterable[TextPiece], poll: Poll) -> str | None:
+def join_pieces(pieces: Iterable[TextPiece], poll: Poll) -> str | None:
     """The text of pieces that are still to be written; None where the network's logits are not finite."""
     shown = []
     try:

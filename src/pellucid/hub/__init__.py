@@ -1,4 +1,4 @@
-"""Models of other projects: their configuration and their tensors, in our words and back."""
+"""Convert models of other projects: their configurations and tensors to Pellucid's and back."""
 
 from pellucid.hub.families import FAMILIES, FamilyError, architecture_of, config_of, to_ours, to_theirs
 

@@ -1,4 +1,6 @@
-"""The model card: what a model is, what it was made of, how far it is apart from its other form, what nobody tested."""
+"""Write the model card: what the model is, what it was trained on, how exact its conversion is, and what was not
+tested.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +8,7 @@ from typing import Any
 from pellucid.architecture import Architecture, count_parameters, words
 from pellucid.hub.own_code import auto_classes
 
-#: said on every card, because it is true of every conversion
+#: stated on every card, because it is true of every conversion
 UNTESTED = (
     "behaviour on any task: only losses on held-out text of the same source, where they are stated above",
     "bias, harm, memorised personal data and fitness for any use",
@@ -23,10 +25,10 @@ def write_card(
     about: dict[str, Any],
     code: bool = False,
 ) -> Path:
-    """README.md with the hub's metadata in front.
+    """Write README.md with the hub's metadata at the top.
 
     about  may hold source, notes, data, recipe, training and losses
-    code   whether transformers opens the folder by code in it
+    code   whether transformers opens the folder with code in it
     """
     library = {"huggingface": "transformers"}.get(layout, layout)
     front = ["---", f"library_name: {library}", f"license: {licence or 'unknown'}", "tags: [pellucid]"]
@@ -43,13 +45,13 @@ def write_card(
     if training := _training(about.get("recipe", {}), about.get("training", {}), about.get("data") or {}, a):
         lines += ["## Training", "", *training, ""]
     lines += ["## Not tested", "", *(f"- {what}" for what in UNTESTED), ""]
-    lines += ["## Licence", "", licence or "Not stated by whoever wrote this model out.", ""]
+    lines += ["## Licence", "", licence or "Not stated by the author of this folder.", ""]
     path = folder / "README.md"
     path.write_text("\n".join(lines), encoding="utf-8", newline="\n")
     return path
 
 
-#: the figures of a run, as its metrics call them
+#: the metrics of a run, by their names in metrics.jsonl
 LOSSES = {
     "loss": "training loss of the last step, nats per token",
     "held_out_loss": "held-out loss, nats per token",
@@ -58,7 +60,7 @@ LOSSES = {
 
 
 def _how_to_open(a: Architecture, layout: str, code: bool) -> list[str]:
-    """The lines of Python that open the folder, and what it takes to run them."""
+    """The lines of Python that open the folder, and the packages they need."""
     if layout != "huggingface":
         python = ["from loader import load  # loader.py of this folder", "", 'network = load("FOLDER")']
         return ["```python", *python, "```", "", 'It needs torch and safetensors. Pellucid: `pellucid.load("FOLDER")`.']
@@ -78,11 +80,11 @@ def _how_to_open(a: Architecture, layout: str, code: bool) -> list[str]:
     return ["```python", *python, "```", "", why if code else 'Pellucid: `pellucid.load("FOLDER")`.']
 
 
-_UNKNOWN = "Not known to whoever wrote this model out."
+_UNKNOWN = "Unknown to the author of this folder."
 
 
 def _architecture(a: Architecture) -> list[str]:
-    """Sizes, and every word."""
+    """The sizes and every option of the architecture."""
     values = a.to_dict()
     sizes = [f"- parameters: {count_parameters(a)['total']:,}"]
     sizes += [f"- {name}: {values[name]}" for name in ("n_vocab", "n_ctx", "d_model", "n_layers")]
@@ -102,7 +104,7 @@ def _data(data: dict[str, Any] | None) -> list[str]:
     return [*rows[:20], *more, f"- split: {split or 'unknown'}"]
 
 
-#: the choices that a training is described by, as its recipe has them when it begins
+#: the options that describe a training, as the recipe has them when the run starts
 CHOICES = (
     ("objective", "objective"),
     ("rows in a step", ""),
@@ -118,7 +120,7 @@ CHOICES = (
 
 
 def _training(recipe: dict[str, Any], training: dict[str, Any], data: dict[str, Any], a: Architecture) -> list[str]:
-    """What happened, then what was chosen; nothing that a recipe leaves open or that this run did not use."""
+    """What happened, then the options. Options that the recipe leaves open or that the run did not use are left out."""
     chosen = recipe.get("train")
     if not chosen:
         return []
@@ -139,7 +141,7 @@ def _training(recipe: dict[str, Any], training: dict[str, Any], data: dict[str, 
 
 
 def _steps(training: dict[str, Any], recipe: dict[str, Any]) -> str:
-    """The steps behind the checkpoint, and how far the run went and was to go where that is farther."""
+    """The steps that led to the checkpoint, and the run's last and planned steps if they are larger."""
     if "steps" not in training:
         return ""
     taken, last = training["steps"], training["last_step"]
@@ -148,11 +150,11 @@ def _steps(training: dict[str, Any], recipe: dict[str, Any]) -> str:
     planned = recipe["segments"][-1][1] if recipe.get("segments") else recipe["train"]["steps"]
     said += f", of {planned:,} planned" if last < planned else ""
     over = training.get("passed_over")
-    return said + (f"; {over:,} of them changed nothing, their loss or gradient was not finite" if over else "")
+    return said + (f"; {over:,} of them were skipped, because their loss or gradient was not finite" if over else "")
 
 
 def _tokens(training: dict[str, Any], data: dict[str, Any]) -> str:
-    """How many were trained on, and how often that is every token of the training text."""
+    """The number of training tokens, and how many passes over the training text that is."""
     if "tokens" not in training:
         return ""
     part = data.get("parts", {}).get("train", {})
@@ -162,7 +164,7 @@ def _tokens(training: dict[str, Any], data: dict[str, Any]) -> str:
 
 
 def _started_from(recipe: dict[str, Any]) -> list[tuple[str, str]]:
-    """The model that a run went on from, and its adapters."""
+    """The model that the run started from, and its adapters."""
     base, adapt = recipe.get("base"), recipe.get("adapt") or {}
     rows = [("started from", f"`{Path(str(base['path'])).name}`")] if base else []
     if adapt.get("rank"):

@@ -1,7 +1,8 @@
-"""Models of other projects in our words: their config.json and tensors to ours and back, read off the tables.
+"""Convert between a model of another project and Pellucid's, as the tables describe: config.json and tensors, both
+ways.
 
-Nothing is computed: tensors are cut, joined, transposed and renamed, so that a model comes back bit for
-bit. What one side cannot say is refused with the word that is in the way.
+Nothing is computed: tensors are split, joined, transposed and renamed, so a model comes back bit for bit. If one side
+cannot represent the other, conversion stops with a FamilyError that names the option.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture, ArchitectureError, architecture_fields, field_type
-from pellucid.hub.tables import FAMILIES, Family, Field, Row
+from pellucid.hub.tables import FAMILIES, ConfigField, Family, TensorRow
 from pellucid.hub.tables.entries import BOUNDS, CONSTANTS, WITHOUT_EFFECT, Entries, FamilyError, shown
 from pellucid.model import Transformer
 
@@ -31,10 +32,10 @@ __all__ = [
     "unknown_entries",
 ]
 
-#: what the words of positions.kind, and of positions.scaling beside rotary, read of positions
+#: the fields of positions that each value of positions.kind, and of positions.scaling for rotary ones, uses
 READ = {"rotary": ("base", "fraction", "layout", "rounding", "scaling", "local_base")}
 READ |= {"sinusoidal": ("base", "layout"), "alibi": ("slopes",), "relative": ("n_buckets", "max_distance")}
-#: what decides nothing in an encoder, whose stream is not read out
+#: fields without effect in an encoder, which has no readout
 UNREAD = ("unembed", "readout", "logit_scale", "logit_cap", "source_embed")
 READ_SCALED = {"none": (), "linear": ("factor",), "llama3": ("factor", "low", "high", "n_trained")}
 PARTS = {"weight": "weight", "gain": "weight", "bias": "bias"}
@@ -44,20 +45,21 @@ PARTS = {"weight": "weight", "gain": "weight", "bias": "bias"}
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family that a config.json belongs to; FamilyError names those that are known."""
+    """The family that a config.json belongs to. Raises FamilyError that lists the known families."""
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise FamilyError(f"model_type = {shown(name)} is not a family that is known: expected {', '.join(FAMILIES)}")
+        raise FamilyError(f"model_type = {shown(name)} is not a known family: expected one of {', '.join(FAMILIES)}")
     encoder = FAMILIES[name].encoder
     alone = encoder is not None and config.get("architectures") == [encoder.model_class]
     return encoder if encoder is not None and alone else FAMILIES[name]
 
 
 def architecture_of(config: Mapping[str, Any], family: Family | None = None) -> Architecture:
-    """The architecture that a config.json describes; without a readout where it is of a class that has none.
+    """The architecture that a config.json describes; it has no readout if the class has none.
 
-    Raises FamilyError for entries of another type than theirs, options that our words cannot say, and what no model
-    of the family can be.
+    Raises FamilyError for entries of a wrong type, for options that Pellucid cannot represent, and for values that no
+    model
+    of the family can have.
     """
     family = family or family_of(config)
     try:
@@ -72,7 +74,7 @@ def architecture_of(config: Mapping[str, Any], family: Family | None = None) -> 
 
 
 def unknown_entries(config: Mapping[str, Any], family: Family | None = None) -> list[str]:
-    """The entries, null ones aside, that nothing reads and of which it is not known that no logit depends on them."""
+    """The non-null entries that the table does not read and that are not known to leave the logits unchanged."""
     family = family or family_of(config)
     entries = Entries(config)
     _read(entries, family)
@@ -82,7 +84,7 @@ def unknown_entries(config: Mapping[str, Any], family: Family | None = None) -> 
 
 
 def _paths(values: Mapping[str, Any], nested: set[str], before: str = "") -> Iterator[str]:
-    """The path of every entry that is not null; of an object that is read entry by entry, those of its entries."""
+    """The path of every non-null entry; for a nested object that is read entry by entry, the paths of its entries."""
     for name, value in values.items():
         path = f"{before}{name}"
         if path in nested and isinstance(value, Mapping):
@@ -92,15 +94,13 @@ def _paths(values: Mapping[str, Any], nested: set[str], before: str = "") -> Ite
 
 
 def _read(entries: Entries, family: Family) -> Architecture:
-    """The architecture that the entries describe, whatever the family's limits are."""
+    """The architecture that the entries describe, without the family's limits."""
     for path, constant in {**CONSTANTS, **family.constants}.items():
-        value = entries.given(path) if entries.has(path) else constant
+        value = entries.raw(path) if entries.has(path) else constant
         if value != constant and (constant or value is not None):
-            raise FamilyError(
-                f"{path} = {shown(value)} in config.json: only {shown(constant)} can be said in our words"
-            )
+            raise FamilyError(f"{path} = {shown(value)} in config.json: Pellucid can represent only {shown(constant)}")
     values: dict[str, Any] = {}
-    for name, word in family.words.items():
+    for name, word in family.fixed.items():
         _put(values, name, word)
     for row in family.fields:
         value = _value(entries, row)
@@ -110,34 +110,36 @@ def _read(entries: Entries, family: Family) -> Architecture:
         for name, value in derived.read(entries).items():
             _put(values, name, value)
     a = Architecture.from_dict(values)
-    body = entries.given("architectures") == [family.body] and (a.readout != "linear" or a.unembed == "untied")
+    body = entries.raw("architectures") == [family.body] and (a.readout != "linear" or a.unembed == "untied")
     return dataclasses.replace(a, readout="none", unembed="tied", logit_scale="1", logit_cap=0.0) if body else a
 
 
-def _value(entries: Entries, row: Field) -> Any:
-    """What the entry of a row sets our fields to; the type is that of our field."""
+def _value(entries: Entries, row: ConfigField) -> Any:
+    """The value that the entry of a row gives our fields, in the type of our field."""
     name = row.names[0].removeprefix("encoder.")
-    if row.words is not None:
-        if all(isinstance(word, bool) for word in row.words):
-            return row.words[entries.flag(row.theirs, row.default, row.null)]
-        return row.words[entries.word(row.theirs, row.default, row.words.keys(), row.null)]
+    if row.values is not None:
+        if all(isinstance(word, bool) for word in row.values):
+            return row.values[entries.flag(row.theirs, row.default, row.null)]
+        return row.values[entries.choice(row.theirs, row.default, row.values.keys(), row.null)]
     if field_type(name) is int:
         least, most = int(name not in ("n_layers", "n_segments")), BOUNDS[name]
-        return entries.whole(row.theirs, row.default, row.null, least=least, most=most)
+        return entries.integer(row.theirs, row.default, row.null, least=least, most=most)
     return entries.number(row.theirs, row.default, 0.0 if name.startswith("dropout.") else row.null)
 
 
 def _in_their_words(said: str, family: Family) -> str:
-    """A sentence that begins with a field of ours, beginning with the entry that sets it where one entry does."""
+    """Rewrite a message that begins with our field so that it begins with the config.json entry, if there is
+    just one.
+    """
     ours, _, value = said.partition(" = ")
     rows = [row for row in family.fields if ours in row.names]
     return f"{rows[0].theirs.split('|')[0]} in config.json sets {ours} = {value}" if rows else f"config.json: {said}"
 
 
 def config_of(a: Architecture, family: Family | None = None, end_token: int | None = None) -> dict[str, Any]:
-    """The config.json of an architecture; `end_token` is the id of the separator, at which generation ends.
+    """The config.json of an architecture. `end_token` is the id of the separator, which ends generation.
 
-    Raises FamilyError naming the word that is in the way.
+    Raises FamilyError that names the option that no family can represent.
     """
     family = _check_expressible(a, family)
     config = _write(a, family)
@@ -148,21 +150,21 @@ def config_of(a: Architecture, family: Family | None = None, end_token: int | No
 
 
 def in_the_way(a: Architecture, family: Family) -> str:
-    """The first field of the architecture that the family cannot say, with its value; "" where it can say all.
+    """The first field that the family cannot represent, with its value; "" if it can represent the architecture.
 
-    The family can say what comes back when its config.json is read.
+    The family can represent what comes back unchanged when its config.json is read.
     """
     said = _settled(a)
     if a.readout == "none":
-        return "readout = none"  # what is written are models with a head
-    if (a.encoder is not None) != any(name.startswith("encoder.") for name in family.words):
+        return "readout = none"  # every exported model has a head
+    if (a.encoder is not None) != any(name.startswith("encoder.") for name in family.fixed):
         return f"encoder = {said['encoder']}"
-    for name, word in family.words.items():
+    for name, word in family.fixed.items():
         if said[name] != word:
             return f"{name} = {said[name]}"
     for row in family.fields:
         for name in row.names:
-            if row.words is not None and said[name] not in row.words.values():
+            if row.values is not None and said[name] not in row.values.values():
                 return f"{name} = {said[name]}"
     divided = not any("attention.d_head" in row.names for row in family.fields)
     for prefix, part in (("", a), ("encoder.", a.encoder)):
@@ -171,21 +173,21 @@ def in_the_way(a: Architecture, family: Family) -> str:
     try:
         heard = _settled(_read(Entries(_write(a, family)), family))
     except ArchitectureError:
-        return f"attention.d_head = {a.d_head}"  # the one size that a config leaves to be divided out
+        return f"attention.d_head = {a.d_head}"  # config.json does not state this size: it is d_model / n_heads
     except FamilyError:
-        return f"block = {a.block}"  # what a table writes for a block that it has not, it does not read
+        return f"block = {a.block}"  # a table writes such a block in a way it cannot read back
     different = [name for name, holds in (*family.limits.items(), *family.writes.items()) if not holds(a)]
     different += [name for name in said if said[name] != heard[name]]
     return f"{different[0]} = {said[different[0]]}" if different else ""
 
 
 def _check_expressible(a: Architecture, family: Family | None) -> Family:
-    """The family, or where none is given the first that can say the architecture."""
+    """The family itself, or without one the first that can represent the architecture."""
     tried = {f.name: in_the_way(a, f) for f in ([family] if family else FAMILIES.values())}
     for name, word in tried.items():
         if not word:
             return family or FAMILIES[name]
-    ways = "; ".join(f"{name} cannot say {word}" for name, word in tried.items())
+    ways = "; ".join(f"{name} cannot represent {word}" for name, word in tried.items())
     raise FamilyError(f"this architecture cannot be written as a model of another project: {ways}")
 
 
@@ -197,8 +199,8 @@ def _write(a: Architecture, family: Family) -> dict[str, Any]:
             _put(config, path, constant)
     for row in family.fields:
         value = said[row.names[0]]
-        if row.words is not None:
-            value = next((theirs for theirs, ours in row.words.items() if ours == value), None)
+        if row.values is not None:
+            value = next((theirs for theirs, ours in row.values.items() if ours == value), None)
         _put(config, row.theirs.split("|")[0], value)
     for derived in family.derived:
         for path, value in derived.write(a).items():
@@ -207,11 +209,11 @@ def _write(a: Architecture, family: Family) -> dict[str, Any]:
 
 
 def _settled(a: Architecture) -> dict[str, Any]:
-    """Every field by dotted name, sizes that follow from others filled in and fields that nothing reads left out."""
+    """Every field by its dotted name. Derived sizes are filled in, and fields without effect are left out."""
     values: dict[str, Any] = {"encoder": "given" if a.encoder is not None else None}
     nested = a.to_dict()
     for name in [*(n for n in architecture_fields() if n != "dropout"), *(f"dropout.{n}" for n in nested["dropout"])]:
-        values[name] = _look_up(nested, name)
+        values[name] = look_up(nested, name)
     values |= {"attention.d_head": a.d_head, "attention.n_kv_heads": a.n_kv_heads, "mlp.d_ff": a.d_ff}
     windows = [a.window(layer) for layer in range(a.n_layers)]
     values["attention.windows"] = [0 if w >= a.n_ctx and not a.positions.local_base else w for w in windows]
@@ -219,7 +221,7 @@ def _settled(a: Architecture) -> dict[str, Any]:
         values["positions.local_base"] = 0.0
     read = ("kind", *READ.get(a.positions.kind, ()), *(READ_SCALED[a.positions.scaling] if a.d_rotary else ()))
     values |= {name: None for name in values if name.startswith("positions.") and name[10:] not in read}
-    # two words are one where nothing is odd
+    # the two options mean the same if nothing is odd
     if a.positions.kind == "rotary" and int(a.d_head * a.positions.fraction) % 2 == 0:
         values["positions.rounding"] = "up"
     if a.positions.kind == "alibi" and a.n_heads & (a.n_heads - 1) == 0:
@@ -233,14 +235,14 @@ def _settled(a: Architecture) -> dict[str, Any]:
     return values | {f"encoder.{n}": None if n in UNREAD else v for n, v in _settled(a.encoder).items()}
 
 
-def _look_up(values: Mapping[str, Any], paths: str) -> Any:
-    """The value at the first of the paths (`a.b|c`) that leads somewhere, else None."""
+def look_up(values: Mapping[str, Any], paths: str) -> Any:
+    """The value at the first of the paths (`a.b|c`) that exists, else None."""
     for path in paths.split("|"):
-        found: Any = values
+        value: Any = values
         for step in path.split("."):
-            found = found.get(step) if isinstance(found, Mapping) else None
-        if found is not None:
-            return found
+            value = value.get(step) if isinstance(value, Mapping) else None
+        if value is not None:
+            return value
     return None
 
 
@@ -255,10 +257,11 @@ def _put(values: dict[str, Any], path: str, value: Any) -> None:
 
 
 def to_ours(state: Mapping[str, Tensor], config: Mapping[str, Any], family: Family | None = None) -> dict[str, Tensor]:
-    """Their tensors under our names, for `load_state` of a Transformer of `architecture_of(config)`.
+    """Convert a model's tensors to our names, for `load_state` of a Transformer of `architecture_of(config)`.
 
-    Names without the family's prefix, older spellings and repeated tensors are understood. Raises FamilyError
-    naming a tensor that is missing, left over, of another shape, or different from what it should repeat.
+    Names without the family's prefix, older names and repeated tensors are accepted. Raises FamilyError naming a tensor
+    that
+    is missing, unknown, misshapen, or different from its copy.
     """
     return dict(each_to_ours(state, config, family))
 
@@ -266,32 +269,32 @@ def to_ours(state: Mapping[str, Tensor], config: Mapping[str, Any], family: Fami
 def each_to_ours(
     state: Mapping[str, Tensor], config: Mapping[str, Any], family: Family | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """What `to_ours` gives, a tensor at a time, so that files larger than memory can be converted."""
+    """The items of `to_ours`, one tensor at a time, so that files larger than memory can be converted."""
     family = family or family_of(config)
     a = architecture_of(config, family)
-    shapes = _shapes(a)
-    expected = {theirs for _, theirs, _ in _pairs(family, shapes, a)}
-    left = _spelled(state, family, expected)
-    twins = _take_twins(left, family, a, expected)
-    kept: dict[str, Tensor] = {}
-    for ours, theirs, row in _pairs(family, shapes, a):
+    shapes = parameter_shapes(a)
+    expected = {theirs for _, theirs, _ in tensor_pairs(family, shapes, a)}
+    left = present_names(state, family, expected)
+    tied = take_tied(left, family, a, expected)
+    embedding: dict[str, Tensor] = {}
+    for ours, theirs, row in tensor_pairs(family, shapes, a):
         tensor = left.pop(theirs, None)
-        tensor = twins.get(theirs) if tensor is None else tensor
+        tensor = tied.get(theirs) if tensor is None else tensor
         if tensor is None:
             raise FamilyError(f"the tensor {theirs} is missing: is config.json the one of these weights?")
-        shape = _joined([torch.empty(shapes[name], device="meta") for name in ours], row, a).shape
+        shape = join_tensors([torch.empty(shapes[name], device="meta") for name in ours], row, a).shape
         if tensor.shape != shape:
-            raise FamilyError(f"{theirs} has shape {list(tensor.shape)}: config.json asks for {list(shape)}")
-        for name, part in zip(ours, _split(tensor, [shapes[name][0] for name in ours], row, a), strict=True):
-            kept |= {name: part} if name == "embed.token.weight" else {}
+            raise FamilyError(f"{theirs} has shape {list(tensor.shape)}: config.json implies {list(shape)}")
+        for name, part in zip(ours, split_tensor(tensor, [shapes[name][0] for name in ours], row, a), strict=True):
+            embedding |= {name: part} if name == "embed.token.weight" else {}
             yield name, part
-    _check_left(left, family, kept)
+    _check_left(left, family, embedding)
 
 
 def to_theirs(state: Mapping[str, Tensor], a: Architecture, family: Family | None = None) -> dict[str, Tensor]:
-    """Our tensors (`state_of`) under their names; a tied readout is written once, with the embedding.
+    """Convert our tensors (`state_of`) to the family's names. A tied readout is written once, as the embedding.
 
-    Raises FamilyError naming the word of the architecture that is in the way, or a tensor that is missing.
+    Raises FamilyError that names the option that no family can represent, or a missing tensor.
     """
     return dict(each_to_theirs(state, a, family))
 
@@ -299,28 +302,30 @@ def to_theirs(state: Mapping[str, Tensor], a: Architecture, family: Family | Non
 def each_to_theirs(
     state: Mapping[str, Tensor], a: Architecture, family: Family | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """What `to_theirs` gives, a tensor at a time."""
+    """The items of `to_theirs`, one tensor at a time."""
     family = _check_expressible(a, family)
-    twins = {other: twin for twin, other in family.twins.items()}
-    for ours, theirs, row in _pairs(family, _shapes(a), a):
+    tied = {other: repeated for repeated, other in family.tied.items()}
+    for ours, theirs, row in tensor_pairs(family, parameter_shapes(a), a):
         if missing := [name for name in ours if name not in state]:
             raise FamilyError(f"the tensor {missing[0]} is missing: give every parameter of the architecture")
-        tensor = _joined([state[name] for name in ours], row, a).contiguous()
+        tensor = join_tensors([state[name] for name in ours], row, a).contiguous()
         yield theirs, tensor
-        if theirs in twins:
-            yield twins[theirs], tensor.clone()
+        if theirs in tied:
+            yield tied[theirs], tensor.clone()
 
 
-def _shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter, from a network without memory."""
+def parameter_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter, from a network on the meta device."""
     with torch.device("meta"):
         return {name: tuple(p.shape) for name, p in Transformer(a).named_parameters()}
 
 
-def _pairs(family: Family, shapes: Mapping[str, Any], a: Architecture) -> Iterator[tuple[tuple[str, ...], str, Row]]:
-    """(our tensors, their tensor, the row that says so), for every tensor that the architecture has."""
+def tensor_pairs(
+    family: Family, shapes: Mapping[str, Any], a: Architecture
+) -> Iterator[tuple[tuple[str, ...], str, TensorRow]]:
+    """Every tensor of the architecture as (our tensors, their tensor, its row in the table)."""
     layers = sorted({int(n) for name in shapes for n in re.findall(r"^(?:encoder\.)?blocks\.(\d+)\.", name)})
-    whole = {row.ours: row for row in family.rows if row.tensor}
+    single_tensors = {row.ours: row for row in family.rows if row.tensor}
     said = _settled(a)
     for row in family.rows:
         if row.tensor and row.ours in shapes:
@@ -330,12 +335,12 @@ def _pairs(family: Family, shapes: Mapping[str, Any], a: Architecture) -> Iterat
         for i in layers if "{i}" in row.theirs else [0]:
             for part, theirs in PARTS.items():
                 ours = tuple(f"{module.format(i=i)}.{part}" for module in row.modules)
-                if ours[0] in shapes and ours[0] not in whole:
+                if ours[0] in shapes and ours[0] not in single_tensors:
                     yield ours, f"{row.theirs.format(i=i)}.{theirs}", row
 
 
-def _joined(parts: list[Tensor], row: Row, a: Architecture) -> Tensor:
-    """Our tensors as their one."""
+def join_tensors(parts: list[Tensor], row: TensorRow, a: Architecture) -> Tensor:
+    """Join our tensors into their one."""
     if row.tensor:
         return parts[0][None]
     if row.fused == "heads":
@@ -347,8 +352,8 @@ def _joined(parts: list[Tensor], row: Row, a: Architecture) -> Tensor:
     return joined.T if row.transposed and joined.ndim == 2 else joined
 
 
-def _split(tensor: Tensor, rows: list[int], row: Row, a: Architecture) -> list[Tensor]:
-    """Their tensor as ours, with these numbers of rows."""
+def split_tensor(tensor: Tensor, rows: list[int], row: TensorRow, a: Architecture) -> list[Tensor]:
+    """Split their tensor into ours, which have these numbers of rows."""
     if row.tensor:
         return [tensor[0]]
     tensor = tensor.T if row.transposed and tensor.ndim == 2 else tensor
@@ -359,42 +364,72 @@ def _split(tensor: Tensor, rows: list[int], row: Row, a: Architecture) -> list[T
     return [part.contiguous() for part in tensor.split(rows)]
 
 
-def _spelled(state: Mapping[str, Tensor], family: Family, expected: set[str]) -> dict[str, Tensor]:
-    """The state under the family's present names, prefix included, without what has no counterpart."""
+def present_names(state: Mapping[str, Tensor], family: Family, expected: set[str]) -> dict[str, Tensor]:
+    """The tensors under the family's present names, with the prefix, without those that have no counterpart."""
     named = {}
     for name, tensor in state.items():
-        for old, new in family.spellings.items():
+        for old, new in family.renames.items():
             name = name.replace(old, new)
         named[name] = tensor
     if not any(name.startswith(family.prefix) for name in named):
-        # files of the bare model (GPT2Model, BertModel) leave the prefix out
+        # files of the bare model (GPT2Model, BertModel) omit the prefix
         heads = {name.split(".")[0] for name in expected if not name.startswith(family.prefix)}
         named = {n if n.split(".")[0] in heads else family.prefix + n: t for n, t in named.items()}
     return {n: t for n, t in named.items() if not any(re.search(pattern, n) for pattern in family.ignored)}
 
 
-def _take_twins(left: dict[str, Tensor], family: Family, a: Architecture, expected: set[str]) -> dict[str, Tensor]:
-    """The repeated tensors, taken out, under the name of what they repeat; what a row asks for repeats none.
+def take_tied(left: dict[str, Tensor], family: Family, a: Architecture, expected: set[str]) -> dict[str, Tensor]:
+    """Remove repeated tensors from `left` and return them under the name of their original.
 
-    Where the readout is untied, the twin is a tensor that nothing reads.
+    If the readout is untied, the copy is a tensor that nothing reads.
     """
-    found = {}
-    for twin, other in [*family.copies.items(), *family.twins.items()]:
-        if twin in left and twin not in expected:
-            found[other] = left.pop(twin)
-            same = a.unembed == "tied" or twin in family.copies
-            if same and other in left and not torch.equal(left[other], found[other]):
-                raise FamilyError(f"{twin} and {other} should be one tensor and differ: the file is damaged")
-    return found
+    originals = {}
+    for repeated, other in [*family.optional_tied.items(), *family.tied.items()]:
+        if repeated in left and repeated not in expected:
+            originals[other] = left.pop(repeated)
+            same = a.unembed == "tied" or repeated in family.optional_tied
+            if same and other in left and not torch.equal(left[other], originals[other]):
+                raise FamilyError(f"{repeated} and {other} should be one tensor and differ: the file is damaged")
+    return originals
 
 
 def _check_left(left: Mapping[str, Tensor], family: Family, made: Mapping[str, Tensor]) -> None:
-    """Nothing is left over but a tied readout's second copy."""
+    """Raise FamilyError for unknown tensors, except the second copy of a tied readout."""
     readout = next((f"{row.theirs}.weight" for row in family.rows if row.ours == "unembed"), "")
     for name, tensor in left.items():
         if name != readout:
-            raise FamilyError(f"the tensor {name} is left over: nothing in config.json or our words asks for it")
+            raise FamilyError(f"the tensor {name} is unknown: no part of the architecture in config.json uses it")
         if not torch.equal(tensor, made["embed.token.weight"]):
             raise FamilyError(
                 f"{name} differs from the embedding although config.json ties them: set tie_word_embeddings to false"
             )
+
+
+class LazyStateDict(Mapping[str, Tensor]):
+    """Another project's tensors under our names, each converted when it is looked up.
+
+    It does not check what `each_to_ours` checks: iterate over that once before.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor], config: Mapping[str, Any], family: Family):
+        self.a = architecture_of(config, family)
+        self.shapes = parameter_shapes(self.a)
+        pairs = list(tensor_pairs(family, self.shapes, self.a))
+        expected = {theirs for _, theirs, _ in pairs}
+        self.left = present_names(state, family, expected)
+        self.tied = take_tied(self.left, family, self.a, expected)
+        self.where = {name: (pair, i) for pair in pairs for i, name in enumerate(pair[0])}
+
+    def __getitem__(self, name: str) -> Tensor:
+        (ours, theirs, row), i = self.where[name]
+        tensor = self.left[theirs] if theirs in self.left else self.tied[theirs]
+        return split_tensor(tensor, [self.shapes[one][0] for one in ours], row, self.a)[i]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.where)
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.where

@@ -1,20 +1,20 @@
-"""Folders that somebody else made: a name in them cannot lead out of them, and JSON is read within bounds."""
+"""Read model folders from outside safely: file names cannot lead out of the folder, and JSON has size limits."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-#: bytes; the largest of each that is in use is a tenth of it or less
+#: limits in bytes; the largest files in use have a tenth of this or less
 LONGEST = {"config.json": 1 << 20, "architecture.json": 1 << 20}
 LONGEST_INDEX = 1 << 24
 
 
 class FolderError(ValueError):
-    """A folder of a model that is damaged, incomplete, or made to do harm."""
+    """A model folder is damaged, incomplete or malicious."""
 
 
 def inside(folder: Path, name: Any) -> Path:
-    """The file `name` of the folder, a plain name whose links do not lead out; FolderError otherwise.
+    """The path of file `name` in the folder. Raises FolderError unless it is a plain name whose links stay inside.
 
     The download cache keeps its files as links from snapshots/ID to blobs/, which are followed.
     """
@@ -32,7 +32,7 @@ def inside(folder: Path, name: Any) -> Path:
 
 
 def read_object(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object in the folder; FolderError where it is missing, too long, damaged, or has a name twice."""
+    """Read a JSON object from the folder. Raises FolderError if it is missing, too long, damaged, or repeats a name."""
     path = inside(folder, name)
     if not path.is_file():
         raise FolderError(f"{folder} has no file {name}")
@@ -43,7 +43,7 @@ def read_object(folder: Path, name: str) -> dict[str, Any]:
 
 
 def parse_object(content: bytes, where: str) -> dict[str, Any]:
-    """The JSON object that these bytes spell."""
+    """Parse the bytes of a JSON object."""
     try:
         values = json.loads(content, object_pairs_hook=_once, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -54,10 +54,10 @@ def parse_object(content: bytes, where: str) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("a name stands in it twice")
-    return made
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("it contains a name twice")
+    return values
 
 
 def _refuse(constant: str) -> None:

@@ -1,9 +1,10 @@
-"""GGUF, the one file that llama.cpp reads: GPT-2's architecture, Llama's and Qwen3's, with byte-level BPE.
+"""Write GGUF, the single file that llama.cpp reads, for the GPT-2, Llama and Qwen3 architectures with byte-level BPE.
 
-Names, keys and layouts are those that llama.cpp's own conversion writes. Matrices are stored out x in as ours are (a
-GGUF file lists the sizes the other way round). For Llama, llama.cpp rotates neighbouring coordinates (2d, 2d + 1) of
-queries and keys: rows of a model that rotates halves (d, d + d_head / 2) are put into that order, head by head. For
-Qwen3 it rotates halves, as we do.
+Names, keys and layouts are those of llama.cpp's own conversion. Matrices are stored out x in, as ours are (a GGUF file
+lists the sizes in reverse). For Llama, llama.cpp rotates neighbouring coordinates (2d, 2d + 1) of queries and keys, so
+the rows of a model that rotates halves (d, d + d_head / 2) are reordered head by head. For Qwen3 it rotates halves, as
+we
+do.
 """
 
 import json
@@ -16,13 +17,13 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.hub.families import FamilyError, _shapes, in_the_way
+from pellucid.hub.families import FamilyError, in_the_way, parameter_shapes
 from pellucid.hub.tables import FAMILIES
 from pellucid.hub.tables.rows import QKV, visible_windows
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokenizers.bpe import GPT2_PATTERN, GPT4_PATTERN, QWEN_PATTERN, BPETokenizer
 
-#: our module, or the several that are one there; {i} counts the layers
+#: their tensor -> our module, or the several modules that it joins; {i} is the layer
 GPT2_NAMES = {
     "token_embd": "embed.token",
     "position_embd": "embed.position",
@@ -58,32 +59,32 @@ NAMES: dict[str, dict[str, str | tuple[str, ...]]] = {
     "llama": dict(LLAMA_NAMES),
     "qwen3": dict(QWEN3_NAMES),
 }
-#: what llama.cpp computes whatever the file says, by the values that each option may have
+#: options that llama.cpp fixes, with the values it allows
 FIXED: dict[str, dict[str, tuple[str, ...]]] = {
     "gpt2": {"mlp.activation": ("gelu_tanh",), "attention.scale": ("1/sqrt(d_head)",)},
     "llama": {"mlp.activation": ("silu",)},
     "qwen3": {"mlp.activation": ("silu",), "attention.bias": ("none",), "positions.scaling": ("none", "linear")},
 }
 TURNED = ("blk.{i}.attn_q", "blk.{i}.attn_k")
-#: our word for what the numbers are kept in -> theirs, and the number that general.file_type has for it
+#: our name of a number format -> theirs, and its number for general.file_type
 WEIGHTS = {"float32": ("F32", 0), "float16": ("F16", 1), "q8_0": ("Q8_0", 7)}
-#: their names of the ways in which text is cut before merging, and whether merges are ignored for whole words there
+#: their names of pre-tokenizer patterns, and whether merges are ignored for whole words
 PATTERNS = {GPT2_PATTERN: ("gpt-2", False), GPT4_PATTERN: ("llama-bpe", True), QWEN_PATTERN: ("qwen2", False)}
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 
 def gguf_architecture(a: Architecture) -> str:
-    """gpt2, llama or qwen3; FamilyError with the option that is in the way of each."""
+    """gpt2, llama or qwen3. Raises FamilyError with the option that each of them cannot represent."""
     ways = {name: _in_the_way(a, name) for name in NAMES}
     for name, way in ways.items():
         if not way:
             return name
-    said = "; ".join(f"{name} cannot say {way}" for name, way in ways.items())
+    said = "; ".join(f"{name} cannot represent {way}" for name, way in ways.items())
     raise FamilyError(f"this architecture cannot be written as GGUF: {said}")
 
 
 def _in_the_way(a: Architecture, name: str) -> str:
-    # nothing is dropped there, and either layout can be turned into theirs
+    # dropout has no effect there, and either rotary layout can be converted
     a = a.with_fields({"dropout": 0.0} | ({"positions.layout": "halves"} if name == "llama" else {}))
     if way := in_the_way(a, FAMILIES[name]):
         return way
@@ -103,26 +104,28 @@ def _in_the_way(a: Architecture, name: str) -> str:
 
 
 def tensors_of(state: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[str, Tensor]]:
-    """Our tensors under their names, one at a time; a tied readout is left out, and read from the embedding there."""
+    """Our tensors under their names, one at a time. A tied readout is omitted: llama.cpp reads the embedding
+    instead.
+    """
     for theirs, ours, turned in _pairs(a):
         parts = [state[name] for name in ours]
         tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
-        yield theirs, interleaved(tensor, a.d_head) if turned else tensor
+        yield theirs, interleave_halves(tensor, a.d_head) if turned else tensor
     if gguf_architecture(a) == "llama" and a.positions.scaling == "llama3":
         yield "rope_freqs.weight", frequency_factors(a)
 
 
 def from_gguf(tensors: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[str, Tensor]]:
-    """Their tensors under our names: the way back, by which a file is checked."""
-    shapes = _shapes(a)
+    """The inverse of `tensors_of`, with which a written file is checked."""
+    shapes = parameter_shapes(a)
     for theirs, ours, turned in _pairs(a):
-        tensor = apart(tensors[theirs], a.d_head) if turned else tensors[theirs]
+        tensor = separate_halves(tensors[theirs], a.d_head) if turned else tensors[theirs]
         yield from zip(ours, tensor.split([shapes[name][0] for name in ours]), strict=True)
 
 
 def _pairs(a: Architecture) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """(their tensor, our tensors, whether its rows are turned coordinates in another order)."""
-    shapes, shape = _shapes(a), gguf_architecture(a)
+    """(their tensor, our tensors, whether its rows are rotary coordinates in another order)."""
+    shapes, shape = parameter_shapes(a), gguf_architecture(a)
     for theirs, ours in NAMES[shape].items():
         modules = (ours,) if isinstance(ours, str) else ours
         for i in range(a.n_layers) if "{i}" in theirs else [0]:
@@ -133,18 +136,18 @@ def _pairs(a: Architecture) -> Iterator[tuple[str, tuple[str, ...], bool]]:
                     yield f"{theirs.format(i=i)}.{part}", names, turned
 
 
-def interleaved(rows: Tensor, d_head: int) -> Tensor:
-    """Rows (d, d + d_head / 2) of each head made neighbours (2d, 2d + 1)."""
+def interleave_halves(rows: Tensor, d_head: int) -> Tensor:
+    """Reorder rows so that (d, d + d_head / 2) of each head become neighbours (2d, 2d + 1)."""
     return rows.unflatten(0, (-1, 2, d_head // 2)).transpose(1, 2).flatten(0, 2)
 
 
-def apart(rows: Tensor, d_head: int) -> Tensor:
-    """The inverse of `interleaved`."""
+def separate_halves(rows: Tensor, d_head: int) -> Tensor:
+    """The inverse of `interleave_halves`."""
     return rows.unflatten(0, (-1, d_head // 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def frequency_factors(a: Architecture) -> Tensor:
-    """By how much each plane's frequency is divided (Llama 3.1), float32 [d_head / 2]."""
+    """The divisor of each rotary frequency (Llama 3.1), float32 [d_head / 2]."""
     p = a.positions
     base = p.base ** (-np.arange(0, a.d_head, 2, dtype=np.float64) / a.d_head)
     turns = p.n_trained * base / (2 * np.pi)
@@ -182,13 +185,13 @@ def keys_of(a: Architecture) -> dict[str, Any]:
 
 
 def tokenizer_keys(tokenizer: Tokenizer, n_vocab: int) -> dict[str, Any]:
-    """Every key of the tokenizer, without its prefix; FamilyError for one that llama.cpp could not follow.
+    """Every key of the tokenizer, without its prefix. Raises FamilyError for a tokenizer that llama.cpp cannot run.
 
-    Rows of the embedding that no token has are called [PAD...] and never written. There is no chat template.
+    Embedding rows without a token are called [PAD...] and never generated. There is no chat template.
     """
     if not isinstance(tokenizer, BPETokenizer) or not tokenizer.merges:
         raise FamilyError(
-            f"GGUF: a tokenizer of kind {tokenizer.kind} cannot be said: expected byte-level BPE with merges"
+            f"GGUF: llama.cpp cannot run a tokenizer of kind {tokenizer.kind}: expected byte-level BPE with merges"
         )
     content = json.loads(tokenizer.to_json())
     ids = content["model"]["vocab"] | {token["content"]: token["id"] for token in content.get("added_tokens", ())}
@@ -214,20 +217,20 @@ def tokenizer_keys(tokenizer: Tokenizer, n_vocab: int) -> dict[str, Any]:
 
 
 def pattern_of(content: dict[str, Any]) -> str:
-    """llama.cpp's name for how this tokenizer.json cuts text; FamilyError where it has none."""
+    """llama.cpp's name for the pre-tokenizer of this tokenizer.json. Raises FamilyError if it has none."""
     before = content.get("pre_tokenizer") or {}
     steps = before.get("pretokenizers", []) if before.get("type") == "Sequence" else [before]
     patterns = [step["pattern"].get("Regex") for step in steps if step.get("type") == "Split"]
     patterns += [GPT2_PATTERN for step in steps if step.get("type") == "ByteLevel" and step.get("use_regex", True)]
     spaced = any(step.get("add_prefix_space") for step in steps)
     plain = not content.get("normalizer") and not spaced and {s.get("type") for s in steps} <= {"Split", "ByteLevel"}
-    found = PATTERNS.get(patterns[0]) if plain and len(patterns) == 1 else None
-    if found is None or found[1] != bool(content["model"].get("ignore_merges")):
+    known_pattern = PATTERNS.get(patterns[0]) if plain and len(patterns) == 1 else None
+    if known_pattern is None or known_pattern[1] != bool(content["model"].get("ignore_merges")):
         known = ", ".join(name for name, _ in PATTERNS.values())
         raise FamilyError(
-            f"GGUF: this tokenizer cuts text in a way that llama.cpp has no name for: expected one of {known}"
+            f"GGUF: llama.cpp has no name for the way this tokenizer splits text: expected one of {known}"
         )
-    return found[0]
+    return known_pattern[0]
 
 
 # Writing and reading ------------------------------------------------------------------------------
@@ -242,16 +245,17 @@ def write_gguf(
     name: str = "",
     licence: str | None = None,
 ) -> int:
-    """The file, a tensor at a time; how many bytes of tensors. ImportError where the package gguf is not installed.
+    """Write the file, one tensor at a time. Returns the bytes of tensors. Raises ImportError without the package gguf.
 
-    weights  what matrices are kept in: float32, float16 or q8_0 (8 bits, a scale for every 32 numbers). Vectors and
-             tables of positions stay float32, as llama.cpp wants them.
+    weights  number format of matrices: float32, float16 or q8_0 (8 bits, with a scale for every 32 numbers). Vectors
+    and
+             position tables stay float32, as llama.cpp requires.
     """
     import gguf
 
     shape = gguf_architecture(a)
     if tokenizer is None:
-        raise FamilyError("GGUF holds its tokenizer: this model has none")
+        raise FamilyError("a GGUF file includes a tokenizer, but this model has none: load it with tokenizer=PATH")
     said = tokenizer_keys(tokenizer, a.n_vocab)
     word, number = WEIGHTS[weights]
     general = {"type": "model", "name": name or "model", "file_type": number, "quantization_version": 2}
@@ -278,14 +282,14 @@ def write_gguf(
 
 
 def _kept_in(theirs: str, tensor: Tensor, word: str) -> str:
-    """What a tensor is kept in: vectors and positions as they are, rows that blocks of 32 do not fill as float16."""
+    """The number format of a tensor: vectors and positions as they are; float16 if rows are not blocks of 32."""
     if tensor.ndim == 1 or theirs.startswith("position_embd"):
         return "F32"
     return "F16" if word == "Q8_0" and tensor.shape[-1] % 32 else word
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
-    """Numbers as they are kept there: ids, sizes and counts unsigned, kinds of tokens signed, all of 32 bits."""
+    """Write numbers in their GGUF type: ids, sizes and counts unsigned, token types signed, all 32 bits."""
     if isinstance(value, list):
         writer.add_array(key, value)
     elif isinstance(value, bool):
@@ -299,7 +303,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Keys and tensors (as float32) of a GGUF file that was just written."""
+    """The keys and tensors (as float32) of a GGUF file that was just written."""
     import gguf
 
     reader = gguf.GGUFReader(path)

@@ -1,4 +1,4 @@
-"""Models in folders: of the hub's layout or of ours, checked before anything is allocated."""
+"""Open model folders, of the hub's layout or of Pellucid's, and check them before anything is allocated."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture, count_parameters
-from pellucid.hub.families import FamilyError, _look_up, architecture_of, each_to_ours, family_of, unknown_entries
+from pellucid.hub.families import FamilyError, architecture_of, each_to_ours, family_of, look_up, unknown_entries
 from pellucid.hub.files import FolderError, inside, read_object
 from pellucid.hub.own_code import PREFIX, Unprefixed, architecture_in, is_own
 from pellucid.hub.peft import CONFIG as ADAPTER
@@ -23,23 +23,23 @@ from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
 LONGEST_LIST, LONGEST_TOKENIZER, LONGEST_NGRAM = 1 << 14, 1 << 26, 1 << 10
-#: numbers in a table of positions, unless the weights have more: 131,072 places of 128 coordinates
+#: limit on the numbers in a position table, unless the weights have more: 131,072 positions of 128 coordinates
 LARGEST_TABLE = 1 << 24
-#: the files that a tokenizer may lie in; those of a row are one
+#: the files that may hold a tokenizer, each row one tokenizer
 TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"), ("vocab.txt",))
-#: what may stand beside the last
+#: optional files next to the last
 TOKENIZER_OPTIONS = "tokenizer_config.json"
 
 
 class LoadWarning(UserWarning):
-    """A model was opened, and something about its files should be known."""
+    """A model was opened, but its files have a peculiarity that the user should know."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A model in files. `config` is that of the hub's layout, {} in ours; `family` is None where the model is ours.
+    """A model folder. `config` is the hub's config.json, {} in our layout; `family` is None for our layout.
 
-    `adapter` is the folder of the low-rank changes that are made to what `path` holds.
+    `adapter` is the folder of low-rank changes to the model in `path`.
     """
 
     path: Path
@@ -51,16 +51,16 @@ class Folder:
     adapter: Path | None = None
 
     def ours(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter under our name, one at a time, in the files' precision; the embedding where tied once."""
+        """Every parameter under our name, one at a time, in the precision of the files; a tied embedding once."""
         if self.family is None:
             yield from self.shards.items()
         else:
             yield from each_to_ours(self.shards, self.config, self.family)
 
     def tokenizer(self, given: Tokenizer | str | Path | None = None) -> Tokenizer | None:
-        """The folder's tokenizer, or `given`, one or its file; None where there is none.
+        """The folder's tokenizer, or `given`, a tokenizer or its file; None if there is none.
 
-        FolderError where text has ids that no row of the embedding is for; `notes` says where the two differ otherwise.
+        Raises FolderError if text has ids without a row of the embedding. `notes` describes other differences.
         """
         tokenizer = given if isinstance(given, Tokenizer) else self._tokenizer(given)
         if tokenizer is None:
@@ -74,32 +74,32 @@ class Folder:
         begins = self.config.get("decoder_start_token_id")
         if self.architecture.encoder is not None and begins not in (None, tokenizer.start):
             raise FolderError(
-                f"{self.path}: targets begin with id {begins} in config.json, with {tokenizer.start} in this "
-                "tokenizer: the two are not of one model"
+                f"{self.path}: targets begin with id {begins} in config.json, but with {tokenizer.start} in this "
+                "tokenizer: they belong to different models"
             )
         return tokenizer
 
     def _tokenizer(self, given: str | Path | None) -> Tokenizer | None:
-        """What the files hold, or the file `given`."""
+        """The tokenizer of the folder, or of the file `given`."""
         if given is not None:
             return load_tokenizer(given, trust=self.trust)
-        found = [[inside(self.path, name) for name in names] for names in TOKENIZER_FILES]
-        whole = [files for files in found if all(file.exists() for file in files)]
-        for file in itertools.chain(*whole):
+        candidates = [[inside(self.path, name) for name in names] for names in TOKENIZER_FILES]
+        complete = [files for files in candidates if all(file.exists() for file in files)]
+        for file in itertools.chain(*complete):
             if file.stat().st_size > LONGEST_TOKENIZER:
                 raise TokenizerError(f"{file} is larger than {LONGEST_TOKENIZER:,} bytes: expected a tokenizer")
         inside(self.path, TOKENIZER_OPTIONS)
-        return load_tokenizer(self.path, trust=self.trust) if whole else None
+        return load_tokenizer(self.path, trust=self.trust) if complete else None
 
     def ids(self) -> IdTokenizer:
-        """What reads ids in the place of a tokenizer; config.json says which id ends a text."""
-        given = self.config.get("eos_token_id")
-        ends = given if isinstance(given, list) else [given]
+        """The stand-in tokenizer that reads ids; config.json names the id that ends a text."""
+        end_ids = self.config.get("eos_token_id")
+        ends = end_ids if isinstance(end_ids, list) else [end_ids]
         known = [end for end in ends if type(end) is int and 0 <= end < self.architecture.n_vocab]
         return IdTokenizer(self.architecture.n_vocab, known[0] if known else None)
 
     def notes(self, tokenizer: Tokenizer) -> list[str]:
-        """What whoever opens the model with this tokenizer should know, a sentence each."""
+        """Sentences that whoever opens the model with this tokenizer should know."""
         rows, ids, notes = self.architecture.n_vocab, tokenizer.n_vocab, []
         if isinstance(tokenizer, IdTokenizer):
             notes.append(
@@ -118,27 +118,27 @@ class Folder:
             )
         if self.family is not None and (unknown := unknown_entries(self.config, self.family)):
             notes.append(
-                f"{self.path / 'config.json'} has entries that are not known, and they are not read: {some(unknown)}; "
-                "if one of them changes what the model computes, it is computed here without it"
+                f"{self.path / 'config.json'} has unknown entries, which are ignored: {some(unknown)}; if one of "
+                "them changes what the model computes, the result here differs"
             )
         return notes
 
 
 def beyond(tokenizer: Tokenizer, rows: int) -> list[str]:
-    """The special tokens whose ids are beyond the rows of an embedding."""
+    """The special tokens whose ids are beyond the rows of the embedding."""
     return sorted(name for name, i in tokenizer.special.items() if i >= rows)
 
 
 def some(names: list[str]) -> str:
-    """The first five of them, and how many more there are."""
+    """The first five names, and the number of the others."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def open_folder(path: Path, *, trust: bool = False) -> Folder:
-    """The model in a folder, nothing of it allocated yet.
+    """Open the model in a folder, without allocating it.
 
-    Raises ValueError, one line, for a folder that holds none, is damaged, or asks for more than its files hold.
-    `trust` reads pickled tensors and tokenizers with patterns that are not known to be safe. Code is never run.
+    Raises ValueError with one line if the folder holds no model, is damaged, or needs more numbers than its files hold.
+    `trust` allows pickled tensors and tokenizers with patterns that are not known to be safe. Code is never run.
     """
     family, config = None, {}
     if (path / ADAPTER).exists() and not (path / "config.json").exists():
@@ -160,43 +160,45 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
     _check_table(path, architecture, shards.n_numbers)
     asked = count_parameters(architecture)["total"]
     if asked > shards.n_numbers:
-        raise FolderError(f"{path}: the configuration asks for {asked:,} numbers, the files hold {shards.n_numbers:,}")
+        raise FolderError(f"{path}: the configuration needs {asked:,} numbers, but the files hold {shards.n_numbers:,}")
     tensors = Unprefixed(shards, path) if is_own(config) else shards
     return Folder(path, architecture, family, config, tensors, trust)
 
 
 def _adapted(path: Path, trust: bool) -> Folder:
-    """The model that an adapter changes, with the changes made as its tensors are read."""
+    """The base model of an adapter, with the changes applied as its tensors are read."""
     name = read_object(path, ADAPTER).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise FolderError(f"{path / ADAPTER} names no model that it changes (base_model_name_or_path)")
-    place = find_folder(name)
-    if (place / ADAPTER).exists() and not (place / "config.json").exists():
+    base_folder = find_folder(name)
+    if (base_folder / ADAPTER).exists() and not (base_folder / "config.json").exists():
         raise FolderError(f"{path} changes {name}, which is an adapter itself: merge that one first (pellucid convert)")
-    if (place / "recipe.json").exists():
+    if (base_folder / "recipe.json").exists():
         raise FolderError(f"{path} changes the run {name}: load the run of the adapters instead, {path.parent}")
-    base = open_folder(place, trust=trust)
+    base = open_folder(base_folder, trust=trust)
     prefix = base.family.prefix if base.family else PREFIX
     return replace(base, shards=Changed(base.shards, read_adapter(path), prefix), adapter=path)
 
 
 def copy_parameters(network: Transformer, each: Iterable[tuple[str, Tensor]]) -> Transformer:
-    """Copy every parameter into the network, one at a time; FolderError for one too many, too few or misshapen."""
+    """Copy every parameter into the network, one at a time. Raises FolderError for unknown, missing or
+    misshapen ones.
+    """
     own = dict(network.named_parameters())
     with torch.no_grad():
         for name, tensor in each:
             p = own.pop(name, None)
             if p is None or p.shape != tensor.shape or not tensor.is_floating_point():
-                asked = "none of this name" if p is None else f"numbers with a point of shape {list(p.shape)}"
+                asked = "none of this name" if p is None else f"a floating-point tensor of shape {list(p.shape)}"
                 raise FolderError(f"the tensor {name} is {tensor.dtype} {list(tensor.shape)}: expected {asked}")
             p.copy_(tensor)
     if own:
-        raise FolderError(f"the tensor {next(iter(own))} is missing: the architecture asks for it")
+        raise FolderError(f"the tensor {next(iter(own))} is missing: the architecture needs it")
     return network
 
 
 def download(name: str) -> Path:
-    """The folder of a model of the hub, fetched where it is not in the cache yet; FolderError without a network."""
+    """The folder of a model on the hub, downloaded if it is not cached. Raises FolderError without a network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -206,13 +208,13 @@ def download(name: str) -> Path:
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         why = str(error).splitlines()[0][:160]
         raise FolderError(
-            f"{name} is no folder here and could not be had from the hub ({why}): give a folder, or check the name "
-            "and the network"
+            f"{name} is not a folder here and could not be downloaded from the hub ({why}): give a folder, or check "
+            "the name and the network"
         ) from None
 
 
 def find_folder(name: str | Path) -> Path:
-    """The folder itself where there is one, else the hub's model of that name (`gpt2`, `OWNER/NAME`)."""
+    """The folder of this name if it exists, else the hub's model of that name (`gpt2`, `OWNER/NAME`)."""
     path = Path(name)
     plain = len(path.parts) in (1, 2) and not path.is_absolute() and ".." not in path.parts
     if path.exists() or not plain or path.parts[:1] == ("runs",):
@@ -221,10 +223,12 @@ def find_folder(name: str | Path) -> Path:
 
 
 def read_config(path: Path, config: Mapping[str, Any]) -> Architecture:
-    """The architecture that a config.json of the folder describes, every entry of it checked; ValueError, one line."""
+    """The architecture that a folder's config.json describes, with every entry checked. Raises ValueError with one
+    line.
+    """
     _check_numbers(config)
     for name, why in (("auto_map", "code of its own"), ("quantization_config", "quantised weights")):
-        # the code beside a model of ours says what its configuration says, and is not read either
+        # the code next to a model of ours computes what its configuration describes, and is not run either
         if config.get(name) and not (name == "auto_map" and is_own(config)):
             raise FolderError(f"{path / 'config.json'} asks for {why} ({name}), which is never read")
     if is_own(config):
@@ -238,13 +242,13 @@ def read_config(path: Path, config: Mapping[str, Any]) -> Architecture:
 
 
 def _is_body(config: Mapping[str, Any], family: Family, names: Iterable[str]) -> bool:
-    """Whether a config.json that names no class belongs to weights without any tensor of a readout."""
+    """Whether a config.json that names no class belongs to weights without a readout."""
     of_heads = {row.theirs.split(".")[0] for row in family.rows if row.modules[0].split(".")[0] == "unembed"}
     return not config.get("architectures") and not any(name.split(".")[0] in of_heads for name in names)
 
 
 def _check_numbers(value: Any, depth: int = 0) -> None:
-    """No number, list or nesting in config.json beyond reason."""
+    """Raise FolderError for unreasonable numbers, list lengths or nesting in config.json."""
     if isinstance(value, dict | list):
         if len(value) > LONGEST_LIST or depth > 16:
             raise FolderError(f"config.json holds a list of {len(value):,} entries or one nested too deeply")
@@ -257,7 +261,7 @@ def _check_numbers(value: Any, depth: int = 0) -> None:
 def _check_sizes(path: Path, a: Architecture) -> None:
     sizes = a.to_dict()
     for name, most in BOUNDS.items():
-        if (value := _look_up(sizes, name)) is not None and not value <= most:
+        if (value := look_up(sizes, name)) is not None and not value <= most:
             raise FolderError(f"{path}: {name} = {value}: expected {most:,} at most")
     if max(a.ngrams, default=0) > LONGEST_NGRAM:
         raise FolderError(f"{path}: ngrams = {max(a.ngrams)}: expected {LONGEST_NGRAM} at most")
@@ -266,7 +270,7 @@ def _check_sizes(path: Path, a: Architecture) -> None:
 
 
 def _check_table(path: Path, a: Architecture, n_numbers: int) -> None:
-    """The table of positions, which no file holds, is no larger than is usual or than the weights are."""
+    """Check that the position table, which no file holds, is not larger than usual or than the weights."""
     width = {"rotary": a.d_rotary, "sinusoidal": a.d_model}.get(a.positions.kind, 0)
     size = a.n_ctx * width * (2 if a.positions.local_base else 1)
     if a.encoder is not None:

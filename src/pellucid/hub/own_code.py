@@ -1,8 +1,8 @@
-"""Models that no family of transformers can represent, written with code of their own.
+"""Write models that no family of transformers can represent, together with their own code.
 
-Such a folder has `model_type = "pellucid"`. Its config.json holds the architecture, its tensors have our names behind
-a prefix, and `auto_map` names the classes of its modeling_pellucid.py, which transformers runs where the user trusts
-it. Pellucid reads such a folder from its configuration and tensors alone and never runs the code in it.
+Such a folder has `model_type = "pellucid"`. Its config.json holds the architecture, its tensors have our names behind a
+prefix, and `auto_map` names the classes of its modeling_pellucid.py, which transformers runs if the user trusts it.
+Pellucid reads the configuration and the tensors of such a folder and never runs its code.
 """
 
 import functools
@@ -19,12 +19,12 @@ from pellucid.hub.files import FolderError
 from pellucid.hub.standalone import CONFIGURATION, MODELING, code_files
 
 MODEL_TYPE = "pellucid"
-#: of every tensor's name: the attribute of transformers' model that holds the network
+#: the prefix of every tensor's name: the attribute of transformers' model that holds the network
 PREFIX = "network."
 
 
 def auto_classes(a: Architecture) -> dict[str, str]:
-    """The classes that open a model of this architecture, by the auto class that finds them; the main one is last."""
+    """The classes that open a model of this architecture, by their auto class; the main one is last."""
     classes = {"AutoModel": "PellucidModel"}
     if a.encoder is not None:
         return classes | {"AutoModelForSeq2SeqLM": "PellucidForConditionalGeneration"}
@@ -34,7 +34,7 @@ def auto_classes(a: Architecture) -> dict[str, str]:
 
 
 def code_config(a: Architecture, end_token: int | None = None) -> dict[str, Any]:
-    """The config.json of an architecture; `end_token` is the id of the separator, at which generation ends."""
+    """The config.json of an architecture. `end_token` is the id of the separator, which ends generation."""
     classes = auto_classes(a)
     auto_map = {"AutoConfig": f"{CONFIGURATION}.PellucidConfig"}
     auto_map |= {auto: f"{MODELING}.{name}" for auto, name in classes.items()}
@@ -50,32 +50,32 @@ def code_config(a: Architecture, end_token: int | None = None) -> dict[str, Any]
 
 
 def is_own(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of such a folder."""
+    """Whether a config.json belongs to such a folder."""
     return config.get("model_type") == MODEL_TYPE
 
 
 def architecture_in(config: Mapping[str, Any]) -> Architecture:
-    """The architecture that a config.json of such a folder holds; ArchitectureError where it is no architecture."""
+    """The architecture in the config.json of such a folder. Raises ArchitectureError if it is not one."""
     return Architecture.from_dict(config.get("architecture") or {})
 
 
 def write_code(folder: Path) -> None:
-    """The two files of code in the folder."""
+    """Write the two files of code into the folder."""
     for name, text in code_files().items():
         (folder / f"{name}.py").write_text(text, encoding="utf-8", newline="\n")
 
 
 def model_class(a: Architecture) -> Any:
-    """The class of transformers that a folder's code defines for this architecture.
+    """The transformers class that a folder's code defines for this architecture.
 
-    It is made from the text that `write_code` writes, not from a file: what lies in a folder is never run.
+    It comes from the text that `write_code` writes, not from a file: files in a folder are never run.
     """
     return getattr(_modules()[MODELING], list(auto_classes(a).values())[-1])
 
 
 @functools.cache
 def _modules() -> dict[str, types.ModuleType]:
-    """The two files of code as modules of a package that has no file."""
+    """The two files of code as modules of a package without a file."""
     package = types.ModuleType("pellucid_written")
     package.__path__ = []
     modules = {name: types.ModuleType(f"{package.__name__}.{name}") for name in code_files()}

@@ -1,8 +1,8 @@
-"""Low-rank adapters in the folder that `peft` reads: adapter_config.json and adapter_model.safetensors.
+"""Low-rank adapters in the folder format of `peft`: adapter_config.json and adapter_model.safetensors.
 
-A module's adapter is lora_A [r, in] and lora_B [out, r], its change (lora_alpha / r) B A. Where several of our modules
-lie in one of theirs (query, key and value in GPT-2's c_attn), their A stand one below the other and their B on a
-diagonal of blocks: the same product, of a higher rank.
+The adapter of a module is lora_A [r, in] and lora_B [out, r], and its change is (lora_alpha / r) B A. If their module
+joins several of ours (query, key and value in GPT-2's c_attn), their A is ours stacked, and their B is ours on a block
+diagonal: the same product, of a higher rank.
 """
 
 import dataclasses
@@ -18,16 +18,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.hub.families import _joined, _pairs, _shapes
+from pellucid.hub.families import join_tensors, parameter_shapes, tensor_pairs
 from pellucid.hub.files import FolderError, read_object
 from pellucid.hub.shards import check_header
 from pellucid.hub.tables import Family
 from pellucid.hub.write import write_object
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-#: of a module's name in their files: what is below the layer's number
+#: the part of a module's name below the layer's number, in their files
 NAME = re.compile(r"base_model\.model\.([\w.]{1,200})\.lora_([AB])\.weight")
-#: what else may be in adapter_config.json and would change the function, with the values that change nothing
+#: other entries of adapter_config.json that would change the function, with the values that do not
 PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": (None, "none"),
@@ -43,7 +43,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Change:
-    """What is added to a weight: scale * B A, transposed where the weight is stored in x out."""
+    """The change of a weight: scale * B A, transposed if the weight is stored in x out."""
 
     A: Tensor
     B: Tensor
@@ -52,7 +52,7 @@ class Change:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the weight that is changed."""
+        """The shape of the changed weight."""
         out, into = self.B.shape[0], self.A.shape[1]
         return (into, out) if self.transposed else (out, into)
 
@@ -69,25 +69,25 @@ class Change:
 def changes_of(
     pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float, a: Architecture, family: Family | None
 ) -> Iterator[tuple[str, Change]]:
-    """The changes of our modules under the names of the family's, or under our own where there is none."""
+    """The changes of our modules under the family's names, or under our own without a family."""
     if family is None:
         yield from ((name, Change(*pair, scale)) for name, pair in pairs.items())
         return
-    shapes = _shapes(a)
-    for ours, theirs, row in _pairs(family, shapes, a):
+    shapes = parameter_shapes(a)
+    for ours, theirs, row in tensor_pairs(family, shapes, a):
         modules = [name.removesuffix(".weight") for name in ours if name.removesuffix(".weight") in pairs]
         if not modules:
             continue
         blocks = iter(torch.block_diag(*(pairs[m][1] for m in modules)).split([len(pairs[m][1]) for m in modules]))
         rank = sum(len(pairs[m][0]) for m in modules)
         each = [next(blocks) if n[:-7] in pairs else torch.zeros(shapes[n][0], rank) for n in ours]
-        joined = _joined(each, dataclasses.replace(row, transposed=False), a)
+        joined = join_tensors(each, dataclasses.replace(row, transposed=False), a)
         A = torch.cat([pairs[m][0] for m in modules])
         yield theirs.removesuffix(".weight"), Change(A, joined, scale, row.transposed)
 
 
 def write_adapter(folder: Path, changes: Mapping[str, Change], rank: int, base: str) -> int:
-    """The two files, in a folder that is made; how many bytes of tensors. `rank` is that of most of the changes."""
+    """Write the two files into a new folder. Returns the bytes of tensors. `rank` is that of most of the changes."""
     scale = next(iter(changes.values())).scale
     ranks = {re.split(r"\.\d+\.", name, maxsplit=1)[-1]: len(change.A) for name, change in changes.items()}
     other = {name: r for name, r in ranks.items() if r != rank}
@@ -119,24 +119,24 @@ def write_adapter(folder: Path, changes: Mapping[str, Change], rank: int, base: 
 
 
 def read_adapter(folder: Path) -> dict[str, Change]:
-    """The changes in a folder of peft's, by the name of the module, checked before they are read.
+    """The changes in a folder of peft, by module name, checked before they are read.
 
-    Raises FolderError, one line, for damaged files and for kinds of adapters that are more than (alpha / r) B A.
+    Raises FolderError with one line for damaged files and for adapters that are not of the form (alpha / r) B A.
     """
     config = read_object(folder, CONFIG)
     for name, plain in PLAIN.items():
         if config.get(name) not in plain:
             raise FolderError(
-                f"{folder / CONFIG} says {name} = {str(config.get(name))[:60]!r}: only plain low-rank adapters are read"
+                f"{folder / CONFIG} has {name} = {str(config.get(name))[:60]!r}: only plain low-rank adapters are read"
             )
     sizes = check_header(folder, TENSORS)
-    found: dict[str, dict[str, Tensor]] = {}
+    pairs: dict[str, dict[str, Tensor]] = {}
     with safe_open(folder / TENSORS, "pt") as file:
         for name in sizes:
             if not (said := NAME.fullmatch(name)):
                 raise FolderError(f"{folder / TENSORS} holds {name[:80]!r}: expected lora_A and lora_B of a module")
-            found.setdefault(said[1], {})[said[2]] = file.get_tensor(name)
-    return {module: _change(folder, config, module, pair) for module, pair in found.items()}
+            pairs.setdefault(said[1], {})[said[2]] = file.get_tensor(name)
+    return {module: _change(folder, config, module, pair) for module, pair in pairs.items()}
 
 
 def _change(folder: Path, config: dict[str, Any], module: str, pair: dict[str, Tensor]) -> Change:
@@ -151,15 +151,15 @@ def _change(folder: Path, config: dict[str, Any], module: str, pair: dict[str, T
         for name, default in (("alpha_pattern", "lora_alpha"), ("rank_pattern", "r"))
     )
     if r != rank:
-        raise FolderError(f"{folder / CONFIG} says that {module} has rank {r}: its matrices have {rank}")
+        raise FolderError(f"{folder / CONFIG} gives {module} rank {r}, but its matrices have rank {rank}")
     return Change(pair["A"], pair["B"], alpha / rank, config.get("fan_in_fan_out") is True)
 
 
 def _said_of(folder: Path, config: dict[str, Any], module: str, name: str, default: Any) -> float:
-    """The number for a module: that of the pattern that its name ends with. Patterns are names, not expressions."""
+    """The number for a module: that of the pattern its name ends with. Patterns are names, not regular expressions."""
     patterns = config.get(name) or {}
     if not isinstance(patterns, dict) or not all(re.fullmatch(r"\^?[\w.]{1,200}", str(p)) for p in patterns):
-        raise FolderError(f"{folder / CONFIG}: {name} holds more than names of modules, which is not read")
+        raise FolderError(f"{folder / CONFIG}: {name} holds a regular expression: only names of modules are read")
     ends = (n for p, n in patterns.items() if module == p.lstrip("^") or (p[0] != "^" and module.endswith(f".{p}")))
     number = next(ends, default)
     if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= 1 << 20:
@@ -168,9 +168,9 @@ def _said_of(folder: Path, config: dict[str, Any], module: str, name: str, defau
 
 
 class Changed(Mapping[str, Tensor]):
-    """Tensors of a model's files with changes added to some of them, each when it is looked up.
+    """Tensors of a model's files, with changes added to some of them when they are looked up.
 
-    `prefix` is what the files may leave out of their names. Raises FolderError for changes of nothing.
+    `prefix` is what the files may omit from their names. Raises FolderError for a change of an unknown module.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], changes: Mapping[str, Change], prefix: str):
@@ -179,7 +179,10 @@ class Changed(Mapping[str, Tensor]):
             names = [f"{module}.weight", f"{module}.weight".removeprefix(prefix)]
             name = next((name for name in names if name in tensors), None)
             if name is None:
-                raise FolderError(f"the adapter changes {module}, which the model does not have: is it of another one?")
+                raise FolderError(
+                    f"the adapter changes {module}, which the model does not have: does the adapter belong to "
+                    "another model?"
+                )
             if (shape := tuple(tensors[name].shape)) != change.shape:
                 raise FolderError(f"the adapter of {module} is for a weight of shape {change.shape}, this is {shape}")
             self.changes[name] = change

@@ -1,4 +1,4 @@
-"""Onto the hub, where a person asks for it and nowhere else."""
+"""Upload to the hub, only when the user asks for it."""
 
 from pathlib import Path
 
@@ -6,10 +6,9 @@ from pellucid.hub.files import FolderError
 
 
 def push(path: Path, repo: str) -> str:
-    """Put a folder, or a file, into the repository OWNER/NAME, made private where it is new; its address.
+    """Upload a folder, or a file, to the repository OWNER/NAME, and return its address. A new repository is private.
 
-    Who one is there is what huggingface_hub finds (`hf auth login`). Raises FolderError where the hub refuses; what was
-    written here stays.
+    huggingface_hub finds the credentials (`hf auth login`). Raises FolderError if the hub refuses; local files stay.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
@@ -24,5 +23,5 @@ def push(path: Path, repo: str) -> str:
             api.upload_file(repo_id=repo, path_or_fileobj=path, path_in_repo=path.name)
     except refusals as error:
         why = str(error).splitlines()[0][:200]
-        raise FolderError(f"{path} is written and could not be put on the hub as {repo}: {why}") from None
+        raise FolderError(f"{path} was written, but could not be uploaded to the hub as {repo}: {why}") from None
     return str(url)

@@ -1,7 +1,8 @@
-"""Tensors in files, one file or many, each checked before it is believed and read when it is asked for.
+"""Read weights from one file or many. Each header is checked first, and a tensor is read when it is looked up.
 
-A safetensors file is a length (8 bytes), a header in JSON, and the tensors' bytes end to end. Files are
-mapped, not read: a tensor that is looked at and let go costs no memory of ours.
+A safetensors file is a length (8 bytes), a JSON header, and the bytes of the tensors end to end. Files are
+memory-mapped:
+a tensor that is no longer used takes no memory.
 """
 
 import math
@@ -16,14 +17,14 @@ from torch import Tensor
 
 from pellucid.hub.files import LONGEST_INDEX, FolderError, inside, parse_object, read_object
 
-#: bytes of one number
+#: bytes per number
 WIDTHS = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
 WIDTHS |= {"F64": 8, "I64": 8, "U64": 8}
 LARGEST_SIZE = 1 << 31
 
 
 class Shards(Mapping[str, Tensor]):
-    """The tensors of a folder by name. `n_numbers` is how many numbers its files hold in all."""
+    """The tensors of a folder by name. `n_numbers` is how many numbers its files hold."""
 
     def __init__(self, folder: Path, *, trust: bool = False):
         self.folder = folder
@@ -47,8 +48,8 @@ class Shards(Mapping[str, Tensor]):
                 self._files[file] = safe_open(inside(self.folder, file), "pt")
             except (SafetensorError, OSError) as error:
                 raise FolderError(f"{self.folder / file} cannot be read: {error}") from None
-        found = self._files[file]
-        return found[name] if isinstance(found, dict) else found.get_tensor(name)
+        opened = self._files[file]
+        return opened[name] if isinstance(opened, dict) else opened.get_tensor(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)
@@ -61,18 +62,19 @@ class Shards(Mapping[str, Tensor]):
 
 
 def _listed(folder: Path, trust: bool) -> tuple[list[str], dict[str, str] | None]:
-    """The weight files of the folder, and which tensor is where if an index says so."""
+    """The weight files of the folder, and, if there is an index, the file of each tensor."""
     for single in ("model.safetensors", "pytorch_model.bin"):
         index_name = f"{single}.index.json"
-        found = next((n for n in (single, index_name) if inside(folder, n).is_file()), None)
-        if found is None:
+        weight_file = next((n for n in (single, index_name) if inside(folder, n).is_file()), None)
+        if weight_file is None:
             continue
         if single.endswith(".bin") and not trust:
             raise FolderError(
-                f"{folder} keeps its weights as a pickle ({found}): ask for model.safetensors, or pass --trust"
+                f"{folder} keeps its weights as a pickle ({weight_file}): use a folder with model.safetensors, "
+                "or pass --trust"
                 " (trust=True) to read the pickle's tensors, and nothing else of it"
             )
-        if found == single:
+        if weight_file == single:
             return [single], None
         index = read_object(folder, index_name).get("weight_map")
         if not isinstance(index, dict) or not index:
@@ -86,7 +88,7 @@ def _listed(folder: Path, trust: bool) -> tuple[list[str], dict[str, str] | None
 
 
 def check_header(folder: Path, name: str) -> dict[str, int]:
-    """The tensors of a safetensors file and how many numbers each has; FolderError for a header that lies."""
+    """The tensors of a safetensors file and their sizes. Raises FolderError if the header does not fit the file."""
     path = inside(folder, name)
     if not path.is_file():
         raise FolderError(f"{path} is not a file")
@@ -109,10 +111,10 @@ def check_header(folder: Path, name: str) -> dict[str, int]:
 
 
 def _span(path: Path, tensor: str, entry: Any) -> tuple[int, int, int]:
-    """First byte, byte after the last, and number of numbers of a tensor; its shape must say the same."""
+    """The first byte, the byte after the last, and the number count of a tensor, checked against its shape."""
     if not isinstance(entry, dict) or entry.get("dtype") not in WIDTHS:
-        given = entry.get("dtype") if isinstance(entry, dict) else entry
-        raise FolderError(f"{path}: {tensor[:80]} is of type {str(given)[:40]!r}: expected one of {', '.join(WIDTHS)}")
+        dtype = entry.get("dtype") if isinstance(entry, dict) else entry
+        raise FolderError(f"{path}: {tensor[:80]} is of type {str(dtype)[:40]!r}: expected one of {', '.join(WIDTHS)}")
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
     if (
         not isinstance(shape, list)
@@ -128,12 +130,12 @@ def _span(path: Path, tensor: str, entry: Any) -> tuple[int, int, int]:
 
 
 def _read_pickle(files: dict[str, Any], folder: Path, name: str) -> dict[str, int]:
-    """The tensors of a .bin file, and nothing that would run: everything but tensors is refused."""
+    """The tensors of a .bin file. Everything in it but tensors is refused, so that nothing runs."""
     try:
         loaded = torch.load(inside(folder, name), map_location="cpu", weights_only=True, mmap=True)
     except (UnpicklingError, RuntimeError, ValueError, EOFError, OSError) as error:
         raise FolderError(f"{folder / name} cannot be read as tensors alone: {str(error).splitlines()[0]}") from None
     if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
-        raise FolderError(f"{folder / name} holds something else than tensors by name")
+        raise FolderError(f"{folder / name} must hold only tensors by name")
     files[name] = dict(loaded)
     return {tensor: t.numel() for tensor, t in loaded.items()}

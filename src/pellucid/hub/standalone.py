@@ -1,8 +1,8 @@
-"""Files that hold the network's own source, so that a model opens without Pellucid.
+"""Write the network's own source, so that a model opens without Pellucid.
 
-`loader.py` stands beside weights of our layout; `configuration_pellucid.py` and `modeling_pellucid.py` are the code
-that transformers' auto classes open. All three are joined from the modules of `pellucid` that compute the logits.
-Shapes are written there as comments, because the files do without jaxtyping.
+`loader.py` goes next to weights of our layout; `configuration_pellucid.py` and `modeling_pellucid.py` are the code for
+transformers' auto classes. All three are joined from the modules of `pellucid` that compute the logits. Shapes become
+comments, because these files do without jaxtyping.
 """
 
 import ast
@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
 
-#: the modules that compute the logits, in the order in which they need each other
+#: the modules that compute the logits, in order of dependence
 NETWORK = ("shapes", "tap", "tables", "norm", "positions", "mask", "mlp", "cache", "attention", "block", "embed")
 NETWORK = tuple(f"model.{name}" for name in (*NETWORK, "transformer"))
 #: transformers has caches of its own
@@ -52,15 +52,15 @@ def load(folder):
 
 @functools.cache
 def loader() -> str:
-    """The text of loader.py."""
     return LOADER_DOCSTRING + _join(("architecture", *NETWORK)) + LOAD
 
 
 @functools.cache
 def code_files() -> dict[str, str]:
-    """The text of each file of code that transformers needs, by its name without .py."""
+    """The text of each code file that transformers needs, by its name without .py."""
     room = "hub.transformers_code"
-    modeling = _join((*NETWORK, f"{room}.{MODELING}"), OWN_CACHE, imported=("architecture", f"{room}.{CONFIGURATION}"))
+    modules = (*NETWORK, f"{room}.inputs_pellucid", f"{room}.{MODELING}")
+    modeling = _join(modules, OWN_CACHE, imported=("architecture", f"{room}.{CONFIGURATION}"))
     configuration = _join(("architecture", f"{room}.{CONFIGURATION}"))
     return {
         name: f'"""{_docstring(f"{room}.{name}")}\n"""\n{text}'
@@ -69,34 +69,34 @@ def code_files() -> dict[str, str]:
 
 
 def write_loader(folder: Path) -> Path:
-    """loader.py in the folder."""
+    """Write loader.py into the folder."""
     path = folder / "loader.py"
     path.write_text(loader(), encoding="utf-8", newline="\n")
     return path
 
 
 def _join(modules: Sequence[str], leave_out: Collection[str] = (), imported: Collection[str] = ()) -> str:
-    """The modules' sources one after another, below the imports from other packages that they use.
+    """Join the modules' sources below the imports from other packages that they use.
 
-    leave_out  names of classes that are not wanted
+    leave_out  names of classes to omit
     imported   modules of ours whose names are imported from configuration_pellucid.py instead
     """
     sources = {name: _untyped(_read(name)) for name in modules}
     body = "\n\n\n".join(_body(name, text, leave_out) for name, text in sources.items()) + "\n"
     used = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
-    found: dict[str, set[str]] = {}
+    imports: dict[str, set[str]] = {}
     for text in sources.values():
         for node in ast.parse(text).body:
             for module, name, shown in _imports(node):
                 if module in {f"pellucid.{one}" for one in imported}:
                     module = f".{CONFIGURATION}"
                 if shown.split(" as ")[-1] in used and not module.startswith("pellucid"):
-                    found.setdefault(module if name else "", set()).add(shown)
-    return "\n" + _import_lines(found) + "\n\n\n" + body
+                    imports.setdefault(module if name else "", set()).add(shown)
+    return "\n" + _import_lines(imports) + "\n\n\n" + body
 
 
 def _imports(node: ast.stmt) -> list[tuple[str, bool, str]]:
-    """(module, whether a name of it is imported, what is imported as it is written) of an import."""
+    """The imports of a statement as (module, whether a name is imported from it, the imported text)."""
     if not isinstance(node, ast.Import | ast.ImportFrom):
         return []
     shown = [alias.name + (f" as {alias.asname}" if alias.asname else "") for alias in node.names]
@@ -113,7 +113,7 @@ def _import_lines(found: dict[str, set[str]]) -> str:
 
 
 def _body(module: str, text: str, leave_out: Collection[str]) -> str:
-    """What stands below a module's docstring and imports, under a line that names the module."""
+    """A module's source below its docstring and imports, under a comment that names the module."""
     lines, tree = text.splitlines(), ast.parse(text)
     for i, node in reversed(list(enumerate(tree.body))):
         described = not i and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -128,7 +128,7 @@ def _body(module: str, text: str, leave_out: Collection[str]) -> str:
 
 
 def _untyped(text: str) -> str:
-    """The source without jaxtyping: annotated tensors are Tensor, and a named shape keeps its axes as a comment."""
+    """The source without jaxtyping: annotated tensors become Tensor, and axes of a named shape become a comment."""
     annotated = r'(?:Float|Int|Bool)\[Tensor, "([^"]*)"\]'
     text = re.sub(rf"^(\w+) = {annotated}(?:  # (.*))?$", _named_shape, text, flags=re.MULTILINE)
     return re.sub(annotated, "Tensor", text)

@@ -10,20 +10,18 @@ from pellucid.hub.write import exported_as
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokenizers.tokenizer import Kind, learn_tokenizer, load_tokenizer
 
-#: what a model can be trained for, so that it opens there without code of its own
+#: the software that a model can be trained for, so that it opens there without extra code
 Target = Literal["transformers", "gguf"]
-#: the preset that a run for such a target starts from, by its objective; there is none for a prefix
+#: the preset that a run for such a target starts from, by objective; prefix models have none
 PRESET_FOR = {"next-token": "qwen3-mini", "masked": "bert-mini", "source-target": "t5-mini"}
 SOFTWARE = {"transformers": "transformers", "gguf": "llama.cpp"}
 
 
 def check_target(target: Target, a: Architecture, tokenizer: str, pattern: str = "gpt2") -> None:
-    """Refuse an architecture or a tokenizer that the target cannot represent.
+    """Raise FamilyError, which names the option, if the target cannot represent this architecture or tokenizer.
 
     tokenizer  bpe, word, char, byte or the path of a tokenizer.json, as a recipe names it
     pattern    how a byte-level BPE that is still to be trained splits text
-
-    Raises FamilyError, which names the option that is in the way.
     """
     if target not in get_args(Target):
         raise FamilyError(f"a model cannot be trained for {target!r}: choose one of {', '.join(get_args(Target))}")
@@ -38,7 +36,7 @@ def check_target(target: Target, a: Architecture, tokenizer: str, pattern: str =
 
 
 def _example(tokenizer: str, pattern: str) -> Tokenizer:
-    """The tokenizer of that path, or a small one of that kind, which differs from the trained one in its ids alone."""
+    """The tokenizer of that path, or a small one of that kind, which differs from the trained one only in its ids."""
     if tokenizer not in get_args(Kind):
         return load_tokenizer(Path(tokenizer))
     n_vocab = 300 if tokenizer in ("bpe", "word") else None
@@ -48,7 +46,7 @@ def _example(tokenizer: str, pattern: str) -> Tokenizer:
 def opens_in(a: Architecture, tokenizer: Tokenizer | None = None) -> str:
     """One line that lists the software that opens a model of this architecture, and how to train for llama.cpp.
 
-    Without a tokenizer, the model is taken to have one that llama.cpp can represent.
+    Without a tokenizer, the model is assumed to have one that llama.cpp can represent.
     """
     try:
         names = [f"transformers (as {exported_as(a)[0].name})"]
@@ -67,5 +65,5 @@ def opens_in(a: Architecture, tokenizer: Tokenizer | None = None) -> str:
 
 
 def run_opens_in(run: Path, a: Architecture) -> str:
-    """The same line for the model in a run's folder, whose tokenizer is read."""
+    """The same line for the model in a run's folder, with the tokenizer that it has."""
     return opens_in(a, load_tokenizer(run) if (run / "tokenizer.json").exists() else None)

@@ -1,4 +1,4 @@
-"""The implementation that a model comes from or goes to, where it is installed: its logits for our tokens."""
+"""Run Hugging Face's transformers, where it is installed: its logits for our tokens."""
 
 import importlib.util
 import inspect
@@ -13,12 +13,12 @@ from torch import Tensor
 
 
 def is_installed(adapter: Path | None = None) -> bool:
-    """Whether Hugging Face's transformers, and peft for an adapter, can be imported; nothing is to find out."""
+    """Whether transformers, and peft for an adapter, can be imported, without importing them."""
     return all(importlib.util.find_spec(name) is not None for name in _packages(adapter))
 
 
 def version(adapter: Path | None = None) -> str:
-    """transformers and its version, and that of peft for an adapter."""
+    """The name and version of transformers, and of peft for an adapter."""
     from importlib.metadata import version as installed
 
     return " and ".join(f"{name} {installed(name)}" for name in _packages(adapter))
@@ -38,15 +38,17 @@ def their_logits(
     hidden_of: int | None = None,
     **given: list[Tensor | None],
 ) -> list[Tensor | None]:
-    """Logits of a class of transformers for each call [batch, n, n_vocab], weights from the folder and an adapter.
+    """The logits of a transformers class for each call [batch, n, n_vocab], with weights from the folder and an
+    adapter.
 
-    model_class  the name of a class of transformers' own, or the class that a model's own code defines
-    hidden_of    the number of a call whose hidden states are given, instead of logits
+    model_class  the name of a class of transformers, or the class that a model's own code defines
+    hidden_of    the number of a call whose hidden states are returned, instead of logits
     given        further inputs, one for each call, None where it has none
 
-    A call has no logits where the class does not take one of its inputs. Classes of transformers' own read batches with
-    padding in float32, and so all that follows them. Code in the folder is not run, pickles are read as tensors alone.
-    Raises ValueError where the folder does not give the class all its weights, and nothing else.
+    A call gives None if the class does not take one of its inputs. Classes of transformers read batches with padding in
+    float32, and so all later ones. Code in the folder is not run, and pickles are read as tensors only. Raises
+    ValueError
+    unless the folder gives the class exactly its weights.
     """
     import transformers
     from transformers.utils import logging
@@ -70,31 +72,31 @@ def their_logits(
         logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
-    if wrong := {name: sorted(map(str, found))[:3] for name, found in info.items() if found and "missing" in name}:
+    if wrong := {name: sorted(map(str, names))[:3] for name, names in info.items() if names and "missing" in name}:
         raise ValueError(f"{version()} opens {folder} with {json.dumps(wrong)}: its weights are not complete")
     if adapter is not None:
         from peft import PeftModel
 
-        with warnings.catch_warnings():  # peft asks transformers for what its next version calls otherwise
+        with warnings.catch_warnings():  # peft uses a name of transformers that its next version changes
             warnings.simplefilter("ignore", FutureWarning)
             model = PeftModel.from_pretrained(model, str(adapter)).to(dtype)
     if hidden_of is not None:
         only = {name: values[hidden_of] for name, values in given.items()}
         output = _read(model.eval(), tokens[hidden_of], only, output_hidden_states=True)
         return [*_hidden_states(output)]
-    made: list[Tensor | None] = []
+    outputs: list[Tensor | None] = []
     for n, text in enumerate(tokens):
         inputs = {name: values[n] for name, values in given.items() if values[n] is not None}
         if isinstance(model_class, str) and any(_has_padding(name, value) for name, value in inputs.items()):
-            # padding may have nothing to read: some classes hide all by float64's least number and cast it to float32,
-            # where it is -inf, so that what padding gives is no number and spreads to where 0 times it is added
+            # padding may have nothing to read: some classes hide all keys with float64's least number cast to float32,
+            # which is -inf; the padding's output is then not a number, and 0 times it spreads
             model.float()
         output = _read(model.eval(), text, inputs)
-        made.append(None if output is None else output.logits.double())
-    return made
+        outputs.append(None if output is None else output.logits.double())
+    return outputs
 
 
-#: the position of the first token, of models that do not count from 0
+#: the position of the first token, for models that do not count from 0
 FIRST_POSITION = {"roberta": lambda config: config.pad_token_id + 1}
 
 
@@ -103,7 +105,7 @@ def _has_padding(name: str, value: Tensor | None) -> bool:
 
 
 def _read(model: Any, text: Tensor, given: Mapping[str, Tensor | None], **options: bool) -> Any:
-    """The output of a model for one call, None where its class does not take one of these inputs."""
+    """The model's output for one call, None if its class does not take one of these inputs."""
     more = {name: value for name, value in given.items() if value is not None}
     if not more.keys() <= inspect.signature(model.forward).parameters.keys():
         return None
@@ -115,7 +117,7 @@ def _read(model: Any, text: Tensor, given: Mapping[str, Tensor | None], **option
 
 
 def _hidden_states(output: Any) -> tuple[Tensor, ...]:
-    """The stream before each block and behind the last one, of the encoder first."""
+    """The stream before each block and after the last one, the encoder's first."""
     if output is None:
         return ()
     both = "encoder_hidden_states" in output

@@ -1,4 +1,4 @@
-"""Folders that other projects open: weights in safetensors, a tensor at a time, and every file that goes with them."""
+"""Write folders that other projects open: weights in safetensors, one tensor at a time, and all other files."""
 
 import json
 import math
@@ -21,23 +21,23 @@ from pellucid.text.tokenizers.external import ExternalTokenizer
 Tensors = Callable[[], Iterator[tuple[str, Tensor]]]
 
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
-#: bytes in one file of weights, as the hub prefers
+#: bytes in one weight file, as the hub prefers
 SHARD = 5 * 10**9
-#: where the context is no longer, a family's generate must be told to stop at its end: pipelines write 256 tokens
+#: if the context is no longer than this, a family's generate needs a limit: pipelines generate 256 tokens
 SHORT = 1024
 
 
 def families_for(a: Architecture) -> list[Family]:
-    """Every family that can say the architecture, found by asking each table."""
+    """Every family that can represent the architecture."""
     return [family for family in FAMILIES.values() if not in_the_way(a, family)]
 
 
 def choose_family(a: Architecture, name: str | None = None) -> Family:
-    """The family of this name, or the first that can say the architecture; FamilyError names the word in the way."""
+    """The family of this name, or the first that can represent the architecture. Raises FamilyError with the option."""
     if name is not None and name not in FAMILIES:
-        raise FamilyError(f"there is no family {name!r}: say one of {', '.join(FAMILIES)}")
+        raise FamilyError(f"there is no family {name!r}: choose one of {', '.join(FAMILIES)}")
     asked = list(FAMILIES.values()) if name is None else [FAMILIES[name]]
-    ways = [f"{family.name} cannot say {in_the_way(a, family)}" for family in asked if in_the_way(a, family)]
+    ways = [f"{family.name} cannot represent {in_the_way(a, family)}" for family in asked if in_the_way(a, family)]
     if len(ways) < len(asked):
         return next(family for family in asked if not in_the_way(a, family))
     raise FamilyError(
@@ -47,16 +47,15 @@ def choose_family(a: Architecture, name: str | None = None) -> Family:
 
 
 def without_dropout(a: Architecture) -> Architecture:
-    """The architecture with every rate of dropout at 0: the same function of the tokens, as dropout is for training."""
+    """The architecture with every dropout rate at 0, which computes the same function outside training."""
     encoder = a.encoder and without_dropout(a.encoder)
     return replace(replace(a, encoder=None).with_fields({"dropout": 0.0}), encoder=encoder)
 
 
 def exported_as(a: Architecture, name: str | None = None) -> tuple[Family, Architecture]:
-    """The family of this name, or the first that can represent the architecture, and what of it is written.
+    """The family of this name, or the first that can represent the architecture, and the architecture that is written.
 
-    That is all of it, or all but the rates of dropout where no such family has them. Raises FamilyError, which names
-    the option in the way.
+    Dropout rates are set to 0 if no such family has them. Raises FamilyError, which names the option.
     """
     bare = without_dropout(a)
     family = choose_family(bare, name)
@@ -66,24 +65,24 @@ def exported_as(a: Architecture, name: str | None = None) -> tuple[Family, Archi
     return (with_rates[0], a) if with_rates else (family, bare)
 
 
-#: is told how many tensors are written, and of how many
+#: called with the number of tensors written, and of all tensors
 Progress = Callable[[int, int], object]
 
 
 def no_progress(done: int, total: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 def write_tensors(folder: Path, tensors: Tensors, shard: int = SHARD, progress: Progress = no_progress) -> int:
-    """Write model.safetensors, or shards of at most `shard` bytes and their index; how many bytes of tensors.
+    """Write model.safetensors, or shards of at most `shard` bytes and their index. Returns the bytes of tensors.
 
-    `tensors` is called twice: a file begins with the places of all that follows. One tensor is held at a time.
+    `tensors` is called twice, because a file begins with the offsets of all tensors. One tensor is in memory at a time.
     """
     entries = [(name, DTYPES[t.dtype], list(t.shape)) for name, t in tensors()]
     groups = _grouped(entries, shard)
     names = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
     names = ["model.safetensors"] if len(groups) == 1 else names
-    waiting = counted(tensors(), len(entries), progress)
+    waiting = report_each(tensors(), len(entries), progress)
     for name, group in zip(names, groups, strict=True):
         _write_file(folder / name, group, waiting)
     total = sum(_size(entry) for entry in entries)
@@ -93,8 +92,8 @@ def write_tensors(folder: Path, tensors: Tensors, shard: int = SHARD, progress: 
     return total
 
 
-def counted(tensors: Iterable[tuple[str, Tensor]], total: int, progress: Progress) -> Iterator[tuple[str, Tensor]]:
-    """The same tensors; how many were taken is said to `progress`."""
+def report_each(tensors: Iterable[tuple[str, Tensor]], total: int, progress: Progress) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors and report to `progress` how many were taken."""
     for n, named in enumerate(tensors):
         progress(n, total)
         yield named
@@ -120,7 +119,7 @@ def _grouped(entries: list[Entry], shard: int) -> list[list[Entry]]:
 
 
 def _write_file(path: Path, entries: list[Entry], waiting: Iterator[tuple[str, Tensor]]) -> None:
-    """The entries' tensors, taken from `waiting`; wider numbers lie first, so that all are aligned."""
+    """Write the entries' tensors, taken from `waiting`; wider numbers come first, so that all are aligned."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, dtype, shape in sorted(entries, key=lambda entry: -WIDTHS[entry[1]]):
@@ -140,12 +139,14 @@ def _write_file(path: Path, entries: list[Entry], waiting: Iterator[tuple[str, T
 
 
 def write_object(path: Path, values: dict[str, Any]) -> None:
-    """A JSON object, readable by people."""
+    """Write a JSON object, indented."""
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
 
 
 def write_config(folder: Path, a: Architecture, family: Family | None, tokenizer: Tokenizer | None, dtype: str) -> None:
-    """config.json and generation_config.json; generation ends at the separator. Without a family, those of our code."""
+    """Write config.json and generation_config.json; the separator ends generation. Without a family, those of
+    our code.
+    """
     end = None if tokenizer is None else tokenizer.separator
     config = (code_config(a, end) if family is None else config_of(a, family, end)) | {"dtype": dtype}
     if tokenizer is None:
@@ -155,7 +156,7 @@ def write_config(folder: Path, a: Architecture, family: Family | None, tokenizer
         config |= {"bos_token_id": ids["bos_token_id"]}
         ends = {name: ids[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         if a.encoder is not None:
-            # their classes shift targets by one, and put this in front
+            # their classes shift targets by one, and put this token first
             config |= {"decoder_start_token_id": tokenizer.start, "pad_token_id": ids["pad_token_id"]}
             ends |= {"decoder_start_token_id": tokenizer.start}
         if family is not None and a.n_ctx <= SHORT:
@@ -166,10 +167,10 @@ def write_config(folder: Path, a: Architecture, family: Family | None, tokenizer
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, n_ctx: int, a: Architecture | None = None) -> None:
-    """tokenizer.json, and tokenizer_config.json that has it used as it is.
+    """Write tokenizer.json, and a tokenizer_config.json that makes transformers use it unchanged.
 
-    The architecture of its model says two things more: batches of prompts are padded on the left where the model
-    continues them, and an encoder reads the separator behind a source.
+    The architecture decides two things: batches of prompts are padded on the left if the model continues them, and an
+    encoder reads the separator after a source.
     """
     path = tokenizer.save(folder)
     if a is not None and a.encoder is not None and not isinstance(tokenizer, ExternalTokenizer):
@@ -190,7 +191,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, n_ctx: int, a: Architect
 
 
 def closing(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The post_processor that makes `Tokenizer.source_ids` of a text's ids."""
+    """The post_processor that turns a text's ids into `Tokenizer.source_ids`."""
     around = {token: tokenizer.token_str(token) for token in tokenizer.source_ids([])}
     before = [{"SpecialToken": {"id": name, "type_id": 0}} for token, name in around.items() if name == "<s>"]
     behind = [{"SpecialToken": {"id": tokenizer.token_str(tokenizer.separator), "type_id": 0}}]
@@ -202,16 +203,16 @@ def closing(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-#: what tokens with a use of their own are called; where there is none, the separator begins, ends and pads
+#: names of tokens with special roles; without one, the separator begins, ends and pads
 ROLES = {"bos_token": ("<s>", "<bos>", "<|begin_of_text|>"), "pad_token": ("<pad>", "[PAD]", "<|pad|>")}
 ROLES |= {"cls_token": ("[CLS]",), "sep_token": ("[SEP]",), "mask_token": MASKS}
 
 
 def roles_of(tokenizer: Tokenizer) -> dict[str, str]:
-    """The special token of each use, by name."""
+    """The special token of each role, by name."""
     end = next(name for name, i in tokenizer.special.items() if i == tokenizer.separator)
-    found = {role: name for role, names in ROLES.items() for name in names if name in tokenizer.special}
-    return {"bos_token": end, "eos_token": end, "pad_token": end} | found
+    roles = {role: name for role, names in ROLES.items() for name in names if name in tokenizer.special}
+    return {"bos_token": end, "eos_token": end, "pad_token": end} | roles
 
 
 def dtype_of(tensors: Iterable[tuple[str, Tensor]]) -> str:

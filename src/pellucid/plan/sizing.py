@@ -127,13 +127,13 @@ def size_to(
     """
     device = resolve.resolve_device(recipe.train.device)
     room = 0.5 * resolve.memory_bytes(device)
-    made = choose_size(recipe, text_of(split), scale_of(recipe, device, poll), room)
+    made = choose_size(recipe, text_properties(split), scale_of(recipe, device, poll), room)
     known = {full_name(name) for name in given if name not in LENGTHS}
     final = sized(recipe, made, known)
     return final, [*sizing_lines(made, final), *(explained(made) if explain else [])]
 
 
-def text_of(split: Split) -> Text:
+def text_properties(split: Split) -> Text:
     """What is known of the part to train on."""
     return Text(sum(split.cuts), variety(split.sample()))
 
@@ -152,7 +152,7 @@ def choose_size(recipe: Recipe, text: Text, scale: tuple[float, float], room: fl
     """The size that is expected to do best; `scale` is how many times longer than COST a step of either probe takes."""
     seconds, fixed = STEPPING * 60 * recipe.train.minutes, fixed_vocabulary(recipe)
     considered = [
-        within(size, text, recipe, seconds, scale)
+        fit_to_time(size, text, recipe, seconds, scale)
         for vocabulary in ((fixed,) if fixed else vocabularies(text.n_characters))
         for size in candidates(vocabulary)
         if resolve.training_bytes(recipe_of_size(recipe, size).model, size.batch, "float32") < room
@@ -197,7 +197,7 @@ def candidates(vocabulary: int) -> Iterator[Size]:
             yield Size(vocabulary, d, n, FEWEST_SEQUENCES)
 
 
-def within(size: Size, text: Text, recipe: Recipe, seconds: float, scale: tuple[float, float]) -> Size:
+def fit_to_time(size: Size, text: Text, recipe: Recipe, seconds: float, scale: tuple[float, float]) -> Size:
     """The size with its batch and its steps within the seconds, on a text."""
     by_character = is_by_character(recipe)
     each = 1.0 if by_character else characters_per_token(size.vocabulary, text.variety)

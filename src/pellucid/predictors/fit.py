@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pellucid.generate.samples import SAMPLE_TOKENS, Poll, text_of
+from pellucid.generate.samples import SAMPLE_TOKENS, Poll, join_pieces
 from pellucid.predictors.counting import peak_bytes
 from pellucid.predictors.data import PredictorData, counted_loss
 from pellucid.predictors.load import at_checkpoint, make_network
@@ -242,5 +242,5 @@ def sample_predictor(
 ) -> str | None:
     """What the network writes after the recipe's prompt; None where its logits are not finite."""
     predictor, prompt = Predictor(network, tokenizer, recipe.kind, {}), recipe.train.sample_prompt
-    text = text_of(predictor.stream(prompt, max_tokens=SAMPLE_TOKENS, seed=seed), poll)
+    text = join_pieces(predictor.stream(prompt, max_tokens=SAMPLE_TOKENS, seed=seed), poll)
     return None if text is None else prompt + text

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from pellucid.model.shapes import Logits, Tokens
 from pellucid.predictors.ngram import checked
-from pellucid.predictors.options import PredictorOptions, at_least, plain_forward
+from pellucid.predictors.options import PredictorOptions, check_at_least, plain_forward
 
 #: inputs of one window when a text is scored
 WINDOW = 1024
@@ -40,8 +40,8 @@ class NeuralProbabilisticOptions(PredictorOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(self, 2, "order")
-        at_least(self, 1, "d_embed", "d_hidden")
+        check_at_least(self, 2, "order")
+        check_at_least(self, 1, "d_embed", "d_hidden")
 
     @property
     def reach(self) -> int:

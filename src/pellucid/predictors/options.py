@@ -27,7 +27,7 @@ class PredictorOptions:
                     raise PredictorError(f"{field.name} = {value!r} is not a word for it: say one of {known}")
             elif isinstance(value, bool) or not isinstance(value, hint):
                 raise PredictorError(f"{field.name} = {value!r}: expected {hint.__name__}")
-        at_least(self, 1, "n_vocab")
+        check_at_least(self, 1, "n_vocab")
         if not 0 <= self.separator < self.n_vocab:
             raise PredictorError(f"separator = {self.separator}: expected an id from 0 to {self.n_vocab - 1}")
 
@@ -44,7 +44,7 @@ class PredictorOptions:
             raise PredictorError(f"this does not describe a predictor: {error}") from None
 
 
-def at_least(choices: Any, least: int, *names: str) -> None:
+def check_at_least(choices: Any, least: int, *names: str) -> None:
     """PredictorError unless each of these fields is at least `least`."""
     for name in names:
         if getattr(choices, name) < least:

@@ -8,7 +8,7 @@ from torch import nn
 
 from pellucid.model.shapes import Logits, Tokens
 from pellucid.predictors.neural import window_log_probs
-from pellucid.predictors.options import PredictorOptions, at_least, plain_forward
+from pellucid.predictors.options import PredictorOptions, check_at_least, plain_forward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class RecurrentOptions(PredictorOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(self, 1, "d_embed", "d_hidden", "n_ctx")
+        check_at_least(self, 1, "d_embed", "d_hidden", "n_ctx")
 
 
 class Recurrent(nn.Module):

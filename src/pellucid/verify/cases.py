@@ -18,7 +18,7 @@ ALL = slice(None)
 
 
 @dataclass(frozen=True)
-class Row:
+class ReferenceText:
     """One text as the definition reads it, and the columns of a call that hold it.
 
     tokens, segments, source  [1, n] each; `source` are the tokens that the encoder reads
@@ -50,7 +50,7 @@ class Case:
     name: str
     tokens: Tensor
     given: dict[str, Tensor]
-    rows: tuple[Row, ...]
+    rows: tuple[ReferenceText, ...]
 
     def run(self, network: Transformer, tap: Tap = OFF) -> Tensor:
         """The logits of the network on the CPU, without gradients."""
@@ -73,7 +73,7 @@ def alone(a: Architecture, tokens: Tensor, name: str = "", **given: Tensor) -> C
     if a.n_segments:
         inputs["segments"] = segments(a, tokens.size(1))
     inputs |= given
-    return Case(name, tokens, inputs, (Row(tokens, **inputs),))
+    return Case(name, tokens, inputs, (ReferenceText(tokens, **inputs),))
 
 
 def padded_batch(a: Architecture, texts: Sequence[Tensor], side: str) -> Case:
@@ -87,17 +87,17 @@ def padded_batch(a: Architecture, texts: Sequence[Tensor], side: str) -> Case:
     kinds = [segments(a, text.size(1), first) for first, text in enumerate(texts)] if a.n_segments else []
     source_columns = [columns_of(source.size(1), width, "right") for source in sources]
 
-    tokens = spread(texts, columns, torch.arange(width) % a.n_vocab)
+    tokens = scatter_rows(texts, columns, torch.arange(width) % a.n_vocab)
     given = padding_inputs(a, columns, width, side)
     if kinds:
-        given["segments"] = spread(kinds, columns, torch.zeros(width, dtype=torch.long))
+        given["segments"] = scatter_rows(kinds, columns, torch.zeros(width, dtype=torch.long))
     if a.encoder is not None:
         source_width = max(source.size(1) for source in sources)
         real = real_columns(source_columns, source_width)
-        given["source"] = spread(sources, source_columns, torch.arange(source_width) % a.encoder.n_vocab)
+        given["source"] = scatter_rows(sources, source_columns, torch.arange(source_width) % a.encoder.n_vocab)
         given |= {"encoder_mask": padding_mask(real), "source_mask": real[:, None].expand(-1, width, -1)}
     rows = [
-        Row(
+        ReferenceText(
             text,
             kinds[r] if kinds else None,
             sources[r] if sources else None,
@@ -136,7 +136,7 @@ def real_columns(columns: Sequence[slice], width: int) -> Tensor:
     return real
 
 
-def spread(values: Sequence[Tensor], columns: Sequence[slice], padding: Tensor) -> Tensor:
+def scatter_rows(values: Sequence[Tensor], columns: Sequence[slice], padding: Tensor) -> Tensor:
     """Rows [1, n] of different lengths in their columns, `padding` [width] in the others: [batch, width]."""
     filled = padding.repeat(len(values), 1)
     for r, own in enumerate(columns):

@@ -19,7 +19,7 @@ from pellucid.reference.tap import TensorRecorder as ReferenceTap
 from pellucid.reference.weights import weight_shapes
 from pellucid.tensor_names import names
 from pellucid.text.tokenizers.base import Tokenizer
-from pellucid.verify.cases import Case, Place, Row, alone
+from pellucid.verify.cases import Case, Place, ReferenceText, alone
 from pellucid.verify.report import TOLERANCE, Difference
 
 Weights = Mapping[str, np.ndarray]
@@ -62,7 +62,7 @@ def run_engine(network: Transformer, tokens: Tensor, tap: Tap = OFF) -> Tensor:
     return alone(network.architecture, tokens).run(network, tap)
 
 
-def define(a: Architecture, weights: Weights, row: Row, tap: NoRecorder) -> np.ndarray:
+def define(a: Architecture, weights: Weights, row: ReferenceText, tap: NoRecorder) -> np.ndarray:
     """The logits of a row by definition."""
     given: dict[str, Any] = {}
     for name in ("segments", "positions", "mask", "source_mask"):
@@ -73,7 +73,7 @@ def define(a: Architecture, weights: Weights, row: Row, tap: NoRecorder) -> np.n
     return reference.forward(a, weights, row.tokens.numpy(), tap=tap, **given)
 
 
-def defined(a: Architecture, weights: Weights, row: Row) -> dict[str, np.ndarray]:
+def defined(a: Architecture, weights: Weights, row: ReferenceText) -> dict[str, np.ndarray]:
     """Every named tensor of a row by definition, in the order of its computation."""
     tap, known = ReferenceTap(), set(names(a))
     define(a, weights, row, tap)

@@ -12,7 +12,7 @@ from pellucid.generate.pack_weights import pack_network, packed_network
 from pellucid.generate.packed_linear import PRODUCTS, available
 from pellucid.model import Transformer
 from pellucid.verify.comparison import Subject
-from pellucid.verify.reads import Defined, Plan, compare_reads
+from pellucid.verify.reads import Defined, ReadingPlan, compare_reads
 from pellucid.verify.report import Difference
 
 #: how large a network may be whose weights are packed in every kind, and in float32, which is what `auto` takes
@@ -49,7 +49,7 @@ def refusal(s: Subject) -> str:
     return f"packs float32 on the CPU, and this is {str(weight.dtype)[6:]} on {weight.device.type}"
 
 
-def compare_packed(s: Subject, plan: Plan) -> Iterator[Kind]:
+def compare_packed(s: Subject, plan: ReadingPlan) -> Iterator[Kind]:
     """What is generated with every kind of packed weights, beside the definition on the weights that the kind keeps.
 
     Each tensor may be as far from the definition as rounding to float32 makes it, which is measured on the network as
@@ -65,12 +65,12 @@ def compare_packed(s: Subject, plan: Plan) -> Iterator[Kind]:
             continue
         if kind != "float32":
             expected = Defined(*definition_of(s, packed), plan)
-        found = list(within(loaded, list(compare_reads(packed, expected, WITHOUT))))
+        found = list(allow_rounding(loaded, list(compare_reads(packed, expected, WITHOUT))))
         worst = max((d.size for d in found), default=0.0)
         yield Kind(kind, worst, next((d for d in found if not d.small), None))
 
 
-def within(loaded: list[Difference], found: list[Difference]) -> Iterator[Difference]:
+def allow_rounding(loaded: list[Difference], found: list[Difference]) -> Iterator[Difference]:
     """The differences of the packed network, each allowed a multiple of the loaded one's up to the same tensor."""
     allowed = LEAST
     for own, packed in zip(loaded, found, strict=True):

@@ -14,7 +14,7 @@ from pellucid.generate.readers import SequenceState as Text
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.reference.masks import prefix_mask
 from pellucid.tensor_names import names
-from pellucid.verify.cases import ALL, Place, Row, is_by_key, source_of
+from pellucid.verify.cases import ALL, Place, ReferenceText, is_by_key, source_of
 from pellucid.verify.comparison import Weights, compare, compare_at, defined
 from pellucid.verify.report import Difference
 
@@ -24,7 +24,7 @@ STEPS, FINISHED = 4, {1: 1, 3: 0}
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReadingPlan:
     """What is read: prompts, the tokens that follow each of them, and the source of each where an encoder is read."""
 
     prompts: tuple[tuple[int, ...], ...]
@@ -45,7 +45,7 @@ class Plan:
         return found
 
 
-def make_plan(a: Architecture, n: int) -> Plan:
+def make_reading_plan(a: Architecture, n: int) -> ReadingPlan:
     """Prompts of different lengths, the longest of n tokens, or of one less than the context where that is shorter."""
     generator = torch.Generator().manual_seed(1)
 
@@ -56,9 +56,9 @@ def make_plan(a: Architecture, n: int) -> Plan:
     prompts = tuple(draw(length) for length in (longest, (longest + 1) // 2, 1))
     following = tuple(draw(STEPS) for _ in prompts)
     if a.encoder is None:
-        return Plan(prompts, following, None)
+        return ReadingPlan(prompts, following, None)
     sources = tuple(tuple(source_of(a, torch.tensor([prompt]))[0].tolist()) for prompt in prompts)
-    return Plan(prompts, following, sources)
+    return ReadingPlan(prompts, following, sources)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Read:
         return compare_at(self.place, name, self.call.get(name), expected)
 
 
-def read(network: Transformer, plan: Plan, keep: Iterable[str]) -> list[Read]:
+def read(network: Transformer, plan: ReadingPlan, keep: Iterable[str]) -> list[Read]:
     """The plan read by the reader that `generate` writes with, step by step and row by row."""
     watch, rows, n_ctx, found = Watch(keep), plan.texts(), network.architecture.n_ctx, []
     with evaluation_mode(network):
@@ -136,7 +136,7 @@ def read(network: Transformer, plan: Plan, keep: Iterable[str]) -> list[Read]:
     return found
 
 
-def _read(call: Call, encoder: Recorder, row: Text, plan: Plan, logits: Tensor, n_ctx: int) -> Read:
+def _read(call: Call, encoder: Recorder, row: Text, plan: ReadingPlan, logits: Tensor, n_ctx: int) -> Read:
     """What a call computed of one row; rows stand flush right in it, sources flush left."""
     start, window = row.window(n_ctx)
     n_new, r = min(call.n_queries, len(window)), call.prompts.index(row.prompt)
@@ -153,7 +153,7 @@ class Defined:
     a, weights  what the definition computes with
     """
 
-    def __init__(self, a: Architecture, weights: Weights, plan: Plan):
+    def __init__(self, a: Architecture, weights: Weights, plan: ReadingPlan):
         self.a, self.weights, self.plan = a, weights, plan
         self.windows: dict[tuple[int, int], dict[str, np.ndarray]] = {}
 
@@ -169,7 +169,7 @@ class Defined:
                 found[name] = value[..., : done.n]  # a beginning of the window has no later keys
         return found | {"logits": found["logits"][0, -1]}
 
-    def row(self, prompt: int, start: int) -> Row:
+    def row(self, prompt: int, start: int) -> ReferenceText:
         """The longest window of a prompt that begins at this token; its shorter ones are its beginnings."""
         tokens = torch.tensor([self.plan.windows(prompt, self.a.n_ctx)[start]])
         source = None if self.plan.sources is None else torch.tensor([self.plan.sources[prompt]])
@@ -178,7 +178,7 @@ class Defined:
             # what the window holds of the prompt reads itself in both directions
             n_prefix = max(0, len(self.plan.prompts[prompt]) - start)
             mask = torch.from_numpy(prefix_mask(tokens.size(1), n_prefix))
-        return Row(tokens, source=source, mask=mask)
+        return ReferenceText(tokens, source=source, mask=mask)
 
 
 def compare_reads(network: Transformer, expected: Defined, without: tuple[str, ...] = ()) -> Iterator[Difference]:

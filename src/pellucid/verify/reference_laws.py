@@ -13,7 +13,7 @@ from pellucid.verify.cases import Case, alone, padded_batch
 from pellucid.verify.comparison import Subject, compare_case, compare_gradients, defined, first_wrong
 from pellucid.verify.long_row import by_definition, by_engine, first_difference, remembered
 from pellucid.verify.packed import compare_packed, refusal
-from pellucid.verify.reads import Defined, compare_reads, make_plan
+from pellucid.verify.reads import Defined, compare_reads, make_reading_plan
 from pellucid.verify.report import Difference, Result
 from pellucid.verify.windows import compare_masks
 
@@ -163,7 +163,7 @@ def generated_is_the_reference_s(s: Subject) -> Result:
     """What `generate` reads: a cache of rows of different lengths, grown, dropped, and moved on from a full context."""
     if s.a.attention.mask == "bidirectional":
         return Result(None, "attention.mask = bidirectional: nothing is generated")
-    plan, worst = make_plan(s.a, generated_tokens(s)), 0.0
+    plan, worst = make_reading_plan(s.a, generated_tokens(s)), 0.0
     for difference in compare_reads(s.exact, Defined(s.a, s.weights, plan)):
         if not difference.small:
             return broken_by(difference)
@@ -184,7 +184,7 @@ def packed_is_the_reference_s(s: Subject) -> Result:
     """The same with every kind of packed weights, each beside the definition on the weights that it keeps."""
     if why := refusal(s):
         return Result(None, why)
-    plan = make_plan(s.a, min(s.longest.size(1), BATCH_TOKENS))
+    plan = make_reading_plan(s.a, min(s.longest.size(1), BATCH_TOKENS))
     kinds = []
     for kind in compare_packed(s, plan):
         if kind.first is not None:

@@ -1,4 +1,4 @@
-"""The tables of the families, in the order in which a model of ours is offered to them."""
+"""The tables of the families, in the order in which an export tries them."""
 
 from pellucid.hub.tables.bert import BERT, DISTILBERT, ROBERTA
 from pellucid.hub.tables.encoder_decoder import BART, T5
@@ -7,9 +7,9 @@ from pellucid.hub.tables.gpt import GPT1, GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX
 from pellucid.hub.tables.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3, STABLELM
 from pellucid.hub.tables.others import BLOOM, MPT, OPT
 from pellucid.hub.tables.parallel import FALCON, GPTJ, PHI
-from pellucid.hub.tables.rows import Derived, Family, Field, Row
+from pellucid.hub.tables.rows import ConfigField, Derived, Family, TensorRow
 
-__all__ = ["FAMILIES", "Derived", "Family", "Field", "Row"]
+__all__ = ["FAMILIES", "ConfigField", "Derived", "Family", "TensorRow"]
 
 FAMILIES = {
     family.name: family

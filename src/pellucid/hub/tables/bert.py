@@ -1,29 +1,29 @@
-"""Masked models: BERT and its kin."""
+"""Masked models: BERT and its relatives."""
 
 import dataclasses
 
 from pellucid.hub.tables.entries import BOUNDS
-from pellucid.hub.tables.rows import ACTIVATIONS, TIED, Derived, Family, Field, Row
+from pellucid.hub.tables.rows import ACTIVATIONS, TIED, ConfigField, Derived, Family, TensorRow
 
 BERT = Family(
     name="bert",
     model_class="BertForMaskedLM",
     prefix="bert.",
     fields=(
-        Field("vocab_size", "n_vocab", 30522),
-        Field("max_position_embeddings", "n_ctx", 512),
-        Field("hidden_size", "d_model", 768),
-        Field("num_hidden_layers", "n_layers", 12),
-        Field("num_attention_heads", "attention.n_heads", 12),
-        Field("intermediate_size", "mlp.d_ff", 3072),
-        Field("hidden_act", "mlp.activation", "gelu", ACTIVATIONS),
-        Field("type_vocab_size", "n_segments", 2),
-        Field("layer_norm_eps", "norm.eps", 1e-12),
-        Field("attention_probs_dropout_prob", "dropout.pattern", 0.1),
-        Field("hidden_dropout_prob", ("dropout.embed", "dropout.attn_out", "dropout.mlp_out"), 0.1),
-        Field("tie_word_embeddings", "unembed", True, TIED),
+        ConfigField("vocab_size", "n_vocab", 30522),
+        ConfigField("max_position_embeddings", "n_ctx", 512),
+        ConfigField("hidden_size", "d_model", 768),
+        ConfigField("num_hidden_layers", "n_layers", 12),
+        ConfigField("num_attention_heads", "attention.n_heads", 12),
+        ConfigField("intermediate_size", "mlp.d_ff", 3072),
+        ConfigField("hidden_act", "mlp.activation", "gelu", ACTIVATIONS),
+        ConfigField("type_vocab_size", "n_segments", 2),
+        ConfigField("layer_norm_eps", "norm.eps", 1e-12),
+        ConfigField("attention_probs_dropout_prob", "dropout.pattern", 0.1),
+        ConfigField("hidden_dropout_prob", ("dropout.embed", "dropout.attn_out", "dropout.mlp_out"), 0.1),
+        ConfigField("tie_word_embeddings", "unembed", True, TIED),
     ),
-    words={
+    fixed={
         "attention.mask": "bidirectional",
         "block": "post",
         "embed_norm": "norm",
@@ -32,24 +32,24 @@ BERT = Family(
     },
     constants={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
     rows=(
-        Row("bert.embeddings.word_embeddings", "embed.token"),
-        Row("bert.embeddings.position_embeddings", "embed.position"),
-        Row("bert.embeddings.token_type_embeddings", "embed.segment"),
-        Row("bert.embeddings.LayerNorm", "embed.norm"),
-        Row("bert.encoder.layer.{i}.attention.self.query", "blocks.{i}.attn.query"),
-        Row("bert.encoder.layer.{i}.attention.self.key", "blocks.{i}.attn.key"),
-        Row("bert.encoder.layer.{i}.attention.self.value", "blocks.{i}.attn.value"),
-        Row("bert.encoder.layer.{i}.attention.output.dense", "blocks.{i}.attn.out"),
-        Row("bert.encoder.layer.{i}.attention.output.LayerNorm", "blocks.{i}.norm_1"),
-        Row("bert.encoder.layer.{i}.intermediate.dense", "blocks.{i}.mlp.up.0"),
-        Row("bert.encoder.layer.{i}.output.dense", "blocks.{i}.mlp.down"),
-        Row("bert.encoder.layer.{i}.output.LayerNorm", "blocks.{i}.norm_2"),
-        Row("cls.predictions.transform.dense", "unembed.dense"),
-        Row("cls.predictions.transform.LayerNorm", "unembed.norm"),
-        Row("cls.predictions.decoder", "unembed"),
+        TensorRow("bert.embeddings.word_embeddings", "embed.token"),
+        TensorRow("bert.embeddings.position_embeddings", "embed.position"),
+        TensorRow("bert.embeddings.token_type_embeddings", "embed.segment"),
+        TensorRow("bert.embeddings.LayerNorm", "embed.norm"),
+        TensorRow("bert.encoder.layer.{i}.attention.self.query", "blocks.{i}.attn.query"),
+        TensorRow("bert.encoder.layer.{i}.attention.self.key", "blocks.{i}.attn.key"),
+        TensorRow("bert.encoder.layer.{i}.attention.self.value", "blocks.{i}.attn.value"),
+        TensorRow("bert.encoder.layer.{i}.attention.output.dense", "blocks.{i}.attn.out"),
+        TensorRow("bert.encoder.layer.{i}.attention.output.LayerNorm", "blocks.{i}.norm_1"),
+        TensorRow("bert.encoder.layer.{i}.intermediate.dense", "blocks.{i}.mlp.up.0"),
+        TensorRow("bert.encoder.layer.{i}.output.dense", "blocks.{i}.mlp.down"),
+        TensorRow("bert.encoder.layer.{i}.output.LayerNorm", "blocks.{i}.norm_2"),
+        TensorRow("cls.predictions.transform.dense", "unembed.dense"),
+        TensorRow("cls.predictions.transform.LayerNorm", "unembed.norm"),
+        TensorRow("cls.predictions.decoder", "unembed"),
     ),
-    twins={"cls.predictions.bias": "cls.predictions.decoder.bias"},
-    spellings={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+    tied={"cls.predictions.bias": "cls.predictions.decoder.bias"},
+    renames={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     ignored={
         r"embeddings\.position_ids$": "0, 1, 2, ...",
         r"^bert\.pooler\.": "the pooler, which no language model reads",
@@ -58,9 +58,9 @@ BERT = Family(
     limits={"n_segments": lambda a: a.n_segments >= 1},
 )
 
-#: rows 0 and 1 of their positions belong to padding: the first token is at 2, after pad_token_id = 1
+#: their positions have two unused rows for padding: the first token has row 2, after pad_token_id = 1
 OFFSET = Derived(
-    lambda entries: {"n_ctx": entries.whole("max_position_embeddings", 512, least=3, most=BOUNDS["n_ctx"] + 2) - 2},
+    lambda entries: {"n_ctx": entries.integer("max_position_embeddings", 512, least=3, most=BOUNDS["n_ctx"] + 2) - 2},
     lambda a: {"max_position_embeddings": a.n_ctx + 2},
 )
 ROBERTA_NAMES = {
@@ -72,7 +72,7 @@ ROBERTA_NAMES = {
 
 
 def renamed(name: str, names: dict[str, str]) -> str:
-    """A module's name with the first beginning that applies replaced."""
+    """A module's name with the first matching prefix replaced."""
     return next((new + name[len(old) :] for old, new in names.items() if name.startswith(old)), name)
 
 
@@ -82,12 +82,12 @@ ROBERTA = Family(
     prefix="roberta.",
     fields=(
         *(f for f in BERT.fields if f.theirs not in ("max_position_embeddings", "hidden_act", "vocab_size")),
-        Field("vocab_size", "n_vocab", 50_265),
-        # the readout's is gelu whatever the blocks' is, and ours are one word
-        Field("hidden_act", "mlp.activation", "gelu", {"gelu": "gelu"}),
+        ConfigField("vocab_size", "n_vocab", 50_265),
+        # the readout always uses gelu, whatever the blocks use, and Pellucid has one option for both
+        ConfigField("hidden_act", "mlp.activation", "gelu", {"gelu": "gelu"}),
     ),
     derived=(OFFSET,),
-    words=BERT.words,
+    fixed=BERT.fixed,
     constants={**BERT.constants, "pad_token_id": 1},
     rows=tuple(
         dataclasses.replace(
@@ -95,8 +95,8 @@ ROBERTA = Family(
         )
         for row in BERT.rows
     ),
-    twins={"lm_head.bias": "lm_head.decoder.bias"},
-    spellings=BERT.spellings,
+    tied={"lm_head.bias": "lm_head.decoder.bias"},
+    renames=BERT.renames,
     ignored={
         r"embeddings\.position_ids$": "0, 1, 2, ...",
         r"^roberta\.pooler\.": "the pooler, which no language model reads",
@@ -109,35 +109,35 @@ DISTILBERT = Family(
     model_class="DistilBertForMaskedLM",
     prefix="distilbert.",
     fields=(
-        Field("vocab_size", "n_vocab", 30_522),
-        Field("max_position_embeddings", "n_ctx", 512),
-        Field("dim|hidden_size", "d_model", 768),
-        Field("n_layers|num_hidden_layers", "n_layers", 6),
-        Field("n_heads|num_attention_heads", "attention.n_heads", 12),
-        Field("hidden_dim", "mlp.d_ff", 3072),
-        Field("activation", "mlp.activation", "gelu", ACTIVATIONS),
-        Field("attention_dropout", "dropout.pattern", 0.1),
-        Field("dropout", ("dropout.embed", "dropout.mlp_out"), 0.1),
-        Field("tie_word_embeddings", "unembed", True, TIED),
+        ConfigField("vocab_size", "n_vocab", 30_522),
+        ConfigField("max_position_embeddings", "n_ctx", 512),
+        ConfigField("dim|hidden_size", "d_model", 768),
+        ConfigField("n_layers|num_hidden_layers", "n_layers", 6),
+        ConfigField("n_heads|num_attention_heads", "attention.n_heads", 12),
+        ConfigField("hidden_dim", "mlp.d_ff", 3072),
+        ConfigField("activation", "mlp.activation", "gelu", ACTIVATIONS),
+        ConfigField("attention_dropout", "dropout.pattern", 0.1),
+        ConfigField("dropout", ("dropout.embed", "dropout.mlp_out"), 0.1),
+        ConfigField("tie_word_embeddings", "unembed", True, TIED),
     ),
-    words={**BERT.words, "norm.eps": 1e-12, "n_segments": 0},
+    fixed={**BERT.fixed, "norm.eps": 1e-12, "n_segments": 0},
     constants={"sinusoidal_pos_embds": False},
     without_effect={"tie_weights_": "tie_word_embeddings says it"},
     rows=(
-        Row("distilbert.embeddings.word_embeddings", "embed.token"),
-        Row("distilbert.embeddings.position_embeddings", "embed.position"),
-        Row("distilbert.embeddings.LayerNorm", "embed.norm"),
-        Row("distilbert.transformer.layer.{i}.attention.q_lin", "blocks.{i}.attn.query"),
-        Row("distilbert.transformer.layer.{i}.attention.k_lin", "blocks.{i}.attn.key"),
-        Row("distilbert.transformer.layer.{i}.attention.v_lin", "blocks.{i}.attn.value"),
-        Row("distilbert.transformer.layer.{i}.attention.out_lin", "blocks.{i}.attn.out"),
-        Row("distilbert.transformer.layer.{i}.sa_layer_norm", "blocks.{i}.norm_1"),
-        Row("distilbert.transformer.layer.{i}.ffn.lin1", "blocks.{i}.mlp.up.0"),
-        Row("distilbert.transformer.layer.{i}.ffn.lin2", "blocks.{i}.mlp.down"),
-        Row("distilbert.transformer.layer.{i}.output_layer_norm", "blocks.{i}.norm_2"),
-        Row("vocab_transform", "unembed.dense"),
-        Row("vocab_layer_norm", "unembed.norm"),
-        Row("vocab_projector", "unembed"),
+        TensorRow("distilbert.embeddings.word_embeddings", "embed.token"),
+        TensorRow("distilbert.embeddings.position_embeddings", "embed.position"),
+        TensorRow("distilbert.embeddings.LayerNorm", "embed.norm"),
+        TensorRow("distilbert.transformer.layer.{i}.attention.q_lin", "blocks.{i}.attn.query"),
+        TensorRow("distilbert.transformer.layer.{i}.attention.k_lin", "blocks.{i}.attn.key"),
+        TensorRow("distilbert.transformer.layer.{i}.attention.v_lin", "blocks.{i}.attn.value"),
+        TensorRow("distilbert.transformer.layer.{i}.attention.out_lin", "blocks.{i}.attn.out"),
+        TensorRow("distilbert.transformer.layer.{i}.sa_layer_norm", "blocks.{i}.norm_1"),
+        TensorRow("distilbert.transformer.layer.{i}.ffn.lin1", "blocks.{i}.mlp.up.0"),
+        TensorRow("distilbert.transformer.layer.{i}.ffn.lin2", "blocks.{i}.mlp.down"),
+        TensorRow("distilbert.transformer.layer.{i}.output_layer_norm", "blocks.{i}.norm_2"),
+        TensorRow("vocab_transform", "unembed.dense"),
+        TensorRow("vocab_layer_norm", "unembed.norm"),
+        TensorRow("vocab_projector", "unembed"),
     ),
     ignored={r"embeddings\.position_ids$": "0, 1, 2, ..."},
 )

@@ -1,4 +1,4 @@
-"""T5 and BART: an encoder and a decoder that reads it, embedding their tokens by one matrix."""
+"""T5 and BART: an encoder and a decoder with a shared token embedding."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,22 +6,22 @@ from typing import Any
 
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError, shown
-from pellucid.hub.tables.rows import ACTIVATIONS, TIED, Derived, Family, Field, Row
+from pellucid.hub.tables.rows import ACTIVATIONS, TIED, ConfigField, Derived, Family, TensorRow
 
 
 def both(*names: str) -> tuple[str, ...]:
-    """Fields of the decoder, and the same of the encoder."""
+    """The fields of the decoder, and the same fields of the encoder."""
     return (*names, *(f"encoder.{name}" for name in names))
 
 
 def of_both(**words: Any) -> dict[str, Any]:
-    """Words of both, dots written `__`."""
+    """Options for both stacks; `__` in a keyword stands for a dot."""
     return {name: word for key, word in words.items() for name in both(key.replace("__", "."))}
 
 
-def sublayer_rows(theirs: str, ours: str, modules: Mapping[str, str], **more: Any) -> tuple[Row, ...]:
-    """A row for each of the modules of a block, under their prefix and ours."""
-    return tuple(Row(f"{theirs}.{name}", f"{ours}.{module}", **more) for name, module in modules.items())
+def sublayer_rows(theirs: str, ours: str, modules: Mapping[str, str], **more: Any) -> tuple[TensorRow, ...]:
+    """A row for each module of a block, with the prefixes of both sides."""
+    return tuple(TensorRow(f"{theirs}.{name}", f"{ours}.{module}", **more) for name, module in modules.items())
 
 
 DROPOUT = ("dropout.embed", "dropout.attn_out", "dropout.mlp_out")
@@ -33,30 +33,32 @@ T5_LAYERS = "num_layers|num_hidden_layers"
 
 
 def decoder_layers(entries: Entries) -> dict[str, Any]:
-    """As many as the encoder has where the entry is missing."""
+    """The number of decoder layers; that of the encoder if the entry is missing."""
     most = BOUNDS["n_layers"]
-    n_layers = entries.whole(T5_LAYERS, 6, least=0, most=most)
-    return {"n_layers": entries.whole("num_decoder_layers", n_layers, n_layers, least=0, most=most)}
+    n_layers = entries.integer(T5_LAYERS, 6, least=0, most=most)
+    return {"n_layers": entries.integer("num_decoder_layers", n_layers, n_layers, least=0, most=most)}
 
 
 def feed_forward(entries: Entries) -> dict[str, Any]:
-    """ACTIVATION, or gated-ACTIVATION; in gated-gelu it is the tanh approximation.
+    """ACTIVATION, or gated-ACTIVATION; gated-gelu uses the tanh approximation.
 
-    Files of transformers hold what it made of the entry too (dense_act_fn, is_gated_act): they must say the same.
+    transformers also stores what it derived from the entry (dense_act_fn, is_gated_act), which must agree.
     """
     known = [*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS)]
-    said = entries.word("feed_forward_proj", "relu", known)
+    said = entries.choice("feed_forward_proj", "relu", known)
     gated, _, name = said.rpartition("-")
     name = "gelu_new" if said == "gated-gelu" else name
-    for path, made in (("dense_act_fn", name), ("is_gated_act", gated == "gated")):
-        if entries.has(path) and entries.given(path) != made:
-            raise FamilyError(f"{path} = {shown(entries.given(path))} in config.json: feed_forward_proj says {made!r}")
+    for path, expected in (("dense_act_fn", name), ("is_gated_act", gated == "gated")):
+        if entries.has(path) and entries.raw(path) != expected:
+            raise FamilyError(
+                f"{path} = {shown(entries.raw(path))} in config.json: feed_forward_proj implies {expected!r}"
+            )
     form = "gated" if gated else "plain"
     return of_both(mlp__form=form, mlp__activation=ACTIVATIONS[name])
 
 
 def feed_forward_proj(a: Architecture) -> dict[str, Any]:
-    """The same written."""
+    """The inverse of `feed_forward`."""
     name = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == a.mlp.activation)
     if a.mlp.form == "gated":
         name = "gated-" + ("gelu" if name == "gelu_new" else name)
@@ -64,16 +66,16 @@ def feed_forward_proj(a: Architecture) -> dict[str, Any]:
 
 
 def scaled_readout(entries: Entries) -> dict[str, Any]:
-    """A tied readout is scaled, an untied one (v1.1, Flan) is not.
+    """A tied readout is scaled; an untied one (v1.1, Flan) is not.
 
-    transformers 5 writes tie_word_embeddings = true whatever it read, and what it read as scale_decoder_outputs.
+    transformers 5 always writes tie_word_embeddings = true, and stores the value it read as scale_decoder_outputs.
     """
     tied = entries.flag("tie_word_embeddings", True)
     scaled = entries.flag("scale_decoder_outputs", tied)
     if scaled and not tied:
         raise FamilyError(
-            "scale_decoder_outputs = true and tie_word_embeddings = false in config.json: an untied readout that is "
-            "scaled cannot be said in our words"
+            "scale_decoder_outputs = true and tie_word_embeddings = false in config.json: Pellucid cannot "
+            "represent an untied readout that is scaled"
         )
     tied = scaled
     return {"unembed": TIED[tied], "logit_scale": "1/sqrt(d_model)" if tied else "1"}
@@ -82,30 +84,30 @@ def scaled_readout(entries: Entries) -> dict[str, Any]:
 T5_ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "out"}
 
 
-def t5_stack(theirs: str, cross: bool) -> tuple[Row, ...]:
-    """The rows of one stack: the encoder's blocks have two layers each, the decoder's three."""
+def t5_stack(theirs: str, cross: bool) -> tuple[TensorRow, ...]:
+    """The rows of one stack: an encoder block has two layers, a decoder block three."""
     ours, block = "" if cross else "encoder.", f"{theirs}.block.{{i}}.layer"
     at, last = f"{ours}blocks.{{i}}", f"{block}.{2 if cross else 1}"
     form = "mlp.form" if cross else "encoder.mlp.form"
     rows = (
-        Row(f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias", f"{ours}relative"),
-        Row(f"{block}.0.layer_norm", f"{at}.norm_1"),
+        TensorRow(f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias", f"{ours}relative"),
+        TensorRow(f"{block}.0.layer_norm", f"{at}.norm_1"),
         *sublayer_rows(f"{block}.0.SelfAttention", f"{at}.attn", T5_ATTENTION),
-        Row(f"{last}.layer_norm", f"{at}.norm_2"),
+        TensorRow(f"{last}.layer_norm", f"{at}.norm_2"),
         *sublayer_rows(f"{last}.DenseReluDense", f"{at}.mlp", {"wi": "up.0"}, where={form: ("plain",)}),
         *sublayer_rows(
             f"{last}.DenseReluDense", f"{at}.mlp", {"wi_0": "gate", "wi_1": "up.0"}, where={form: ("gated",)}
         ),
-        Row(f"{last}.DenseReluDense.wo", f"{at}.mlp.down"),
-        Row(f"{theirs}.final_layer_norm", f"{ours}final_norm"),
+        TensorRow(f"{last}.DenseReluDense.wo", f"{at}.mlp.down"),
+        TensorRow(f"{theirs}.final_layer_norm", f"{ours}final_norm"),
     )
-    crossing = (Row(f"{block}.1.layer_norm", f"{at}.norm_cross"),)
+    crossing = (TensorRow(f"{block}.1.layer_norm", f"{at}.norm_cross"),)
     crossing += sublayer_rows(f"{block}.1.EncDecAttention", f"{at}.cross", T5_ATTENTION)
     return rows + (crossing if cross else ())
 
 
 def t5_encoder(t5: Family) -> Family:
-    """T5EncoderModel: what the tables of T5 say of the encoder, said of the model itself, which has no readout."""
+    """T5EncoderModel: the encoder's part of the T5 tables for a model without a readout."""
 
     def own(values: Mapping[str, Any]) -> dict[str, Any]:
         return {n.removeprefix("encoder."): v for n, v in values.items() if n.startswith("encoder.")}
@@ -118,13 +120,13 @@ def t5_encoder(t5: Family) -> Family:
         body="T5EncoderModel",
         fields=tuple(dataclasses.replace(f, ours=names) for f, names in fields if names),
         rows=(
-            Row("shared", "embed.token"),
+            TensorRow("shared", "embed.token"),
             *(dataclasses.replace(r, ours=r.modules[0].removeprefix("encoder."), where=own(r.where)) for r in rows),
         ),
         derived=(Derived(lambda entries: own(feed_forward(entries)), feed_forward_proj),),
-        words=own(t5.words) | {"readout": "none"},
+        fixed=own(t5.fixed) | {"readout": "none"},
         constants={},
-        copies={"encoder.embed_tokens.weight": "shared.weight"},
+        optional_tied={"encoder.embed_tokens.weight": "shared.weight"},
         ignored={r"^(decoder|lm_head)\.": "the decoder, which this class does not have"},
         limits={"n_layers": t5.limits["n_layers"]},
         without_effect=dict.fromkeys(
@@ -138,18 +140,18 @@ T5 = Family(
     model_class="T5ForConditionalGeneration",
     prefix="",
     fields=(
-        Field("vocab_size", both("n_vocab"), 32_128),
-        # what it was trained on: nothing in theirs limits the length
-        Field("n_positions", both("n_ctx"), 512),
-        Field("d_model|hidden_size", both("d_model"), 512),
-        Field(T5_LAYERS, "encoder.n_layers", 6),
-        Field("num_heads|num_attention_heads", both("attention.n_heads"), 8),
-        Field("d_kv|head_dim", both("attention.d_head"), 64),
-        Field("d_ff", both("mlp.d_ff"), 2048),
-        Field("relative_attention_num_buckets", both("positions.n_buckets"), 32),
-        Field("relative_attention_max_distance", both("positions.max_distance"), 128),
-        Field("layer_norm_epsilon", both("norm.eps"), 1e-6),
-        Field("dropout_rate", both("dropout.pattern", *DROPOUT), 0.1),
+        ConfigField("vocab_size", both("n_vocab"), 32_128),
+        # the training length: nothing in the model limits the length
+        ConfigField("n_positions", both("n_ctx"), 512),
+        ConfigField("d_model|hidden_size", both("d_model"), 512),
+        ConfigField(T5_LAYERS, "encoder.n_layers", 6),
+        ConfigField("num_heads|num_attention_heads", both("attention.n_heads"), 8),
+        ConfigField("d_kv|head_dim", both("attention.d_head"), 64),
+        ConfigField("d_ff", both("mlp.d_ff"), 2048),
+        ConfigField("relative_attention_num_buckets", both("positions.n_buckets"), 32),
+        ConfigField("relative_attention_max_distance", both("positions.max_distance"), 128),
+        ConfigField("layer_norm_epsilon", both("norm.eps"), 1e-6),
+        ConfigField("dropout_rate", both("dropout.pattern", *DROPOUT), 0.1),
     ),
     derived=(
         Derived(decoder_layers, lambda a: {"num_decoder_layers": a.n_layers}),
@@ -159,7 +161,7 @@ T5 = Family(
             lambda a: {"tie_word_embeddings": a.unembed == "tied", "scale_decoder_outputs": a.logit_scale != "1"},
         ),
     ),
-    words=of_both(
+    fixed=of_both(
         positions__kind="relative",
         norm__kind="rms",
         attention__scale="1",
@@ -169,14 +171,14 @@ T5 = Family(
     | {"encoder.attention.mask": "bidirectional", "source_embed": "shared"},
     constants={"is_encoder_decoder": True},
     rows=(
-        Row("shared", "embed.token"),
+        TensorRow("shared", "embed.token"),
         *t5_stack("encoder", cross=False),
         *t5_stack("decoder", cross=True),
-        Row("lm_head", "unembed"),
+        TensorRow("lm_head", "unembed"),
     ),
-    copies={f"{part}.embed_tokens.weight": "shared.weight" for part in ("encoder", "decoder")},
+    optional_tied={f"{part}.embed_tokens.weight": "shared.weight" for part in ("encoder", "decoder")},
     ignored={r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_": "biases that nothing reads"},
-    # a stack without layers has no table, theirs lying in its first
+    # a stack without layers has no table, because the table is part of the first layer
     limits={
         "n_layers": lambda a: a.n_layers > 0,
         "encoder.n_layers": lambda a: a.encoder is not None and a.encoder.n_layers > 0,
@@ -192,19 +194,19 @@ BART_ATTENTION = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_pr
 BART_MLP = {"fc1": "mlp.up.0", "fc2": "mlp.down"}
 
 
-def bart_stack(theirs: str, cross: bool) -> tuple[Row, ...]:
-    """The rows of one stack; rows 0 and 1 of its positions belong to nothing."""
+def bart_stack(theirs: str, cross: bool) -> tuple[TensorRow, ...]:
+    """The rows of one stack; rows 0 and 1 of its position table are unused."""
     ours, layer = "" if cross else "encoder.", f"{theirs}.layers.{{i}}"
     at = f"{ours}blocks.{{i}}"
     rows = (
-        Row(f"{theirs}.embed_positions", f"{ours}embed.position", unread=2),
-        Row(f"{theirs}.layernorm_embedding", f"{ours}embed.norm"),
+        TensorRow(f"{theirs}.embed_positions", f"{ours}embed.position", unread=2),
+        TensorRow(f"{theirs}.layernorm_embedding", f"{ours}embed.norm"),
         *sublayer_rows(f"{layer}.self_attn", f"{at}.attn", BART_ATTENTION),
-        Row(f"{layer}.self_attn_layer_norm", f"{at}.norm_1"),
+        TensorRow(f"{layer}.self_attn_layer_norm", f"{at}.norm_1"),
         *sublayer_rows(layer, at, BART_MLP),
-        Row(f"{layer}.final_layer_norm", f"{at}.norm_2"),
+        TensorRow(f"{layer}.final_layer_norm", f"{at}.norm_2"),
     )
-    crossing = (Row(f"{layer}.encoder_attn_layer_norm", f"{at}.norm_cross"),)
+    crossing = (TensorRow(f"{layer}.encoder_attn_layer_norm", f"{at}.norm_cross"),)
     crossing += sublayer_rows(f"{layer}.encoder_attn", f"{at}.cross", BART_ATTENTION)
     return rows + (crossing if cross else ())
 
@@ -214,22 +216,22 @@ BART = Family(
     model_class="BartForConditionalGeneration",
     prefix="model.",
     fields=(
-        Field("vocab_size", both("n_vocab"), 50_265),
-        Field("max_position_embeddings", both("n_ctx"), 1024),
-        Field("d_model|hidden_size", both("d_model"), 1024),
-        Field("encoder_layers|num_hidden_layers", "encoder.n_layers", 12),
-        Field("decoder_layers", "n_layers", 12),
-        Field("encoder_attention_heads|num_attention_heads", "encoder.attention.n_heads", 16),
-        Field("decoder_attention_heads", "attention.n_heads", 16),
-        Field("encoder_ffn_dim", "encoder.mlp.d_ff", 4096),
-        Field("decoder_ffn_dim", "mlp.d_ff", 4096),
-        Field("activation_function", both("mlp.activation"), "gelu", ACTIVATIONS),
-        Field("scale_embedding", both("embed_scale"), False, {True: "sqrt(d_model)", False: "1"}),
-        Field("attention_dropout", both("dropout.pattern"), 0.0),
-        Field("dropout", both(*DROPOUT), 0.1),
+        ConfigField("vocab_size", both("n_vocab"), 50_265),
+        ConfigField("max_position_embeddings", both("n_ctx"), 1024),
+        ConfigField("d_model|hidden_size", both("d_model"), 1024),
+        ConfigField("encoder_layers|num_hidden_layers", "encoder.n_layers", 12),
+        ConfigField("decoder_layers", "n_layers", 12),
+        ConfigField("encoder_attention_heads|num_attention_heads", "encoder.attention.n_heads", 16),
+        ConfigField("decoder_attention_heads", "attention.n_heads", 16),
+        ConfigField("encoder_ffn_dim", "encoder.mlp.d_ff", 4096),
+        ConfigField("decoder_ffn_dim", "mlp.d_ff", 4096),
+        ConfigField("activation_function", both("mlp.activation"), "gelu", ACTIVATIONS),
+        ConfigField("scale_embedding", both("embed_scale"), False, {True: "sqrt(d_model)", False: "1"}),
+        ConfigField("attention_dropout", both("dropout.pattern"), 0.0),
+        ConfigField("dropout", both(*DROPOUT), 0.1),
     ),
     derived=(
-        # untied, every matrix is one of its own
+        # if untied, each matrix is separate
         Derived(
             lambda entries: (
                 {"unembed": "tied", "source_embed": "shared"}
@@ -239,9 +241,9 @@ BART = Family(
             lambda a: {"tie_word_embeddings": a.unembed == "tied"},
         ),
     ),
-    words=of_both(block="post", embed_norm="norm", final_norm="none", norm__kind="layer", norm__eps=1e-5)
+    fixed=of_both(block="post", embed_norm="norm", final_norm="none", norm__kind="layer", norm__eps=1e-5)
     | {"encoder.attention.mask": "bidirectional", "readout": "affine"},
-    # the last six are of the files on the hub, whose authors' code read them
+    # the last six occur in files on the hub, whose authors' code read them
     constants={"is_encoder_decoder": True, "normalize_before": False, "normalize_embedding": True}
     | {"add_final_layer_norm": False, "static_position_embeddings": False, "add_bias_logits": False}
     | {"do_blenderbot_90_layernorm": False},
@@ -251,16 +253,16 @@ BART = Family(
         "save_step": "how it was trained",
     },
     rows=(
-        Row("model.shared", "embed.token", where={"unembed": ("tied",)}),
-        Row("model.decoder.embed_tokens", "embed.token", where={"unembed": ("untied",)}),
-        Row("model.encoder.embed_tokens", "encoder.embed.token"),
+        TensorRow("model.shared", "embed.token", where={"unembed": ("tied",)}),
+        TensorRow("model.decoder.embed_tokens", "embed.token", where={"unembed": ("untied",)}),
+        TensorRow("model.encoder.embed_tokens", "encoder.embed.token"),
         *bart_stack("model.encoder", cross=False),
         *bart_stack("model.decoder", cross=True),
-        Row("lm_head", "unembed"),
-        Row("final_logits_bias", "unembed.bias", tensor=True),
+        TensorRow("lm_head", "unembed"),
+        TensorRow("final_logits_bias", "unembed.bias", tensor=True),
     ),
-    copies={f"model.{part}.embed_tokens.weight": "model.shared.weight" for part in ("encoder", "decoder")},
-    # their class wants it although nothing reads it where nothing is tied
-    twins={"model.shared.weight": "model.decoder.embed_tokens.weight"},
+    optional_tied={f"model.{part}.embed_tokens.weight": "model.shared.weight" for part in ("encoder", "decoder")},
+    # the class needs this entry, although nothing reads it if nothing is tied
+    tied={"model.shared.weight": "model.decoder.embed_tokens.weight"},
     limits={"source_embed": lambda a: (a.source_embed == "shared") == (a.unembed == "tied")},
 )

@@ -1,6 +1,6 @@
-"""The entries of a config.json, each asked for by its path and its type, and those that no logit depends on.
+"""Read the entries of a config.json with their types, and list those that do not change the logits.
 
-A path leads through nested objects (`attn_config.alibi`); other spellings of the same entry follow after `|`.
+A path leads through nested objects (`attn_config.alibi`); alternative names of the same entry follow after `|`.
 """
 
 from collections.abc import Collection, Mapping
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class FamilyError(ValueError):
-    """A model of another project that our words cannot say, or one of ours that theirs cannot."""
+    """One project cannot represent a model of the other."""
 
 
-#: where an entry must not be null
+#: the default for entries that must not be null
 REFUSED = object()
 _ABSENT = object()
-#: no model in use comes near; beyond these a config.json is damaged or made to fill the memory
+#: upper limit for integers; a config.json with larger ones is damaged or malicious
 BOUNDS = {"n_vocab": 1 << 24, "n_ctx": 1 << 21, "d_model": 1 << 17, "n_layers": 1 << 10, "n_segments": 1 << 10}
 BOUNDS |= {"attention.n_heads": 1 << 12, "attention.n_kv_heads": 1 << 12, "attention.d_head": 1 << 14}
 BOUNDS |= {
@@ -27,17 +27,18 @@ LARGEST = 1 << 40
 
 
 class Entries:
-    """A config.json to be asked. `asked` holds the path of every entry that was asked for.
+    """A config.json and the set `asked` of all entries read so far.
 
-    Every question names the value of an entry that is missing, and with `null` that of one that is null; without it
-    null is refused. Raises FamilyError with the entry, what it holds and what was expected.
+    Each method takes the value for a missing entry, and with `null` that for a null entry; otherwise null is refused.
+    Raises
+    FamilyError with the entry, its value and what was expected.
     """
 
     def __init__(self, values: Mapping[str, Any]):
         self.values = values
         self.asked: set[str] = set()
 
-    def whole(self, path: str, default: Any, null: Any = REFUSED, *, least: int = 1, most: int = LARGEST) -> Any:
+    def integer(self, path: str, default: Any, null: Any = REFUSED, *, least: int = 1, most: int = LARGEST) -> Any:
         """An integer from `least` to `most`."""
 
         def sound(value: Any) -> bool:
@@ -46,7 +47,7 @@ class Entries:
         return self._ask(path, default, null, sound, f"expected a whole number from {least:,} to {most:,}")
 
     def number(self, path: str, default: Any, null: Any = REFUSED, *, above: float | None = None) -> Any:
-        """A number, greater than `above` where that is given."""
+        """A number, greater than `above` if that is set."""
 
         def sound(value: Any) -> bool:
             return type(value) in (int, float) and (above is None or value > above)
@@ -58,13 +59,13 @@ class Entries:
         """true or false."""
         return self._ask(path, default, null, lambda value: type(value) is bool, "expected true or false")
 
-    def word(self, path: str, default: Any, known: Collection[str], null: Any = REFUSED) -> Any:
-        """One of these texts."""
+    def choice(self, path: str, default: Any, known: Collection[str], null: Any = REFUSED) -> Any:
+        """One of these strings."""
         said = f"only {', '.join(map(repr, known))} can be said in our words"
         return self._ask(path, default, null, lambda value: isinstance(value, str) and value in known, said)
 
-    def words(self, path: str, known: Collection[str]) -> list[str] | None:
-        """A list of these texts, None where it is missing or null."""
+    def choices(self, path: str, known: Collection[str]) -> list[str] | None:
+        """A list of these strings, None if it is missing or null."""
         said = f"expected a list of {', '.join(map(repr, known))}"
 
         def sound(value: Any) -> bool:
@@ -72,25 +73,25 @@ class Entries:
 
         return self._ask(path, None, None, sound, said)
 
-    def given(self, path: str, default: Any = None) -> Any:
-        """Whatever it holds; for a caller who looks at its type himself."""
+    def raw(self, path: str, default: Any = None) -> Any:
+        """The value itself, for a caller that checks its type."""
         return self._ask(path, default, None, lambda value: True, "")
 
     def has(self, path: str) -> bool:
-        """Whether it is there, null or not."""
+        """Whether the entry exists, null or not."""
         self.asked.update(path.split("|"))
         return any(self._look_up(one) is not _ABSENT for one in path.split("|"))
 
     def _ask(self, path: str, default: Any, null: Any, sound: Any, expected: str) -> Any:
         spellings = path.split("|")
         self.asked.update(spellings)
-        found = {one: value for one in spellings if (value := self._look_up(one)) is not _ABSENT}
-        if not found:
+        values = {one: value for one in spellings if (value := self._look_up(one)) is not _ABSENT}
+        if not values:
             return default
-        held = {one: value for one, value in found.items() if value is not None}
+        held = {one: value for one, value in values.items() if value is not None}
         if not held:
             if null is REFUSED:
-                raise FamilyError(f"{next(iter(found))} = null in config.json: {expected}")
+                raise FamilyError(f"{next(iter(values))} = null in config.json: {expected}")
             return null
         for one, value in held.items():
             if not sound(value):
@@ -104,16 +105,16 @@ class Entries:
         return value
 
     def _look_up(self, path: str) -> Any:
-        found: Any = self.values
+        value: Any = self.values
         for step in path.split("."):
-            if not isinstance(found, Mapping) or step not in found:
+            if not isinstance(value, Mapping) or step not in value:
                 return _ABSENT
-            found = found[step]
+            value = found[step]
         return found
 
 
 def shown(value: Any) -> str:
-    """A value of a config.json, as short as a message needs."""
+    """A value of a config.json, shortened for a message."""
     said = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
     return said or (repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "...")
 

@@ -6,25 +6,25 @@ from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries, FamilyError, shown
 from pellucid.hub.tables.llama import ALL_OR_NONE, IGNORED, ROWS, SIZES, WORDS, alternating
 from pellucid.hub.tables.rotary import EVEN, OF_OTHERS, check_flat, rotary, scaling, scaling_to
-from pellucid.hub.tables.rows import ACTIVATIONS, TIED, Derived, Family, Field, Row
+from pellucid.hub.tables.rows import ACTIVATIONS, TIED, ConfigField, Derived, Family, TensorRow
 
 GEMMA_WORDS = WORDS | {"norm.gain": "1+g", "embed_scale": "sqrt(d_model)", "mlp.bias": "none"}
 CAUSAL = {"use_bidirectional_attention": False}
-#: their "gelu" was meant to be the tanh approximation
+#: their "gelu" means the tanh approximation
 TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "tanh": "tanh"}
 SAME = {f.theirs: f for f in SIZES}
 
 
-def sizes(**defaults: int) -> tuple[Field, ...]:
-    """What the configurations of all three say, with the defaults in which they differ."""
+def sizes(**defaults: int) -> tuple[ConfigField, ...]:
+    """The entries of all three configurations, with the defaults that differ."""
     widths = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     widths += ("num_key_value_heads", "head_dim", "max_position_embeddings")
     return (
-        *(Field(name, SAME[name].ours, defaults[name]) for name in widths),
+        *(ConfigField(name, SAME[name].ours, defaults[name]) for name in widths),
         SAME["rms_norm_eps"],
         SAME["attention_dropout"],
-        Field("attention_bias", "attention.bias", False, ALL_OR_NONE),
-        Field("tie_word_embeddings", "unembed", True, TIED),
+        ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
+        ConfigField("tie_word_embeddings", "unembed", True, TIED),
     )
 
 
@@ -43,12 +43,12 @@ GEMMA = Family(
             head_dim=256,
             max_position_embeddings=8192,
         ),
-        Field("hidden_act", "mlp.activation", "gelu_pytorch_tanh", TANH),
+        ConfigField("hidden_act", "mlp.activation", "gelu_pytorch_tanh", TANH),
     ),
     derived=(rotary(),),
     limits=EVEN,
     without_effect={"hidden_activation": "hidden_act says it"},
-    words=GEMMA_WORDS | {"block": "pre", "attention.qk_norm": "none"},
+    fixed=GEMMA_WORDS | {"block": "pre", "attention.qk_norm": "none"},
     constants=CAUSAL,
     rows=ROWS,
     ignored=IGNORED,
@@ -56,15 +56,15 @@ GEMMA = Family(
 
 
 def query_scale(entries: Entries) -> dict[str, Any]:
-    """query_pre_attn_scalar s stands for the scale 1/sqrt(s)."""
-    s, d = entries.number("query_pre_attn_scalar", 256, above=0), entries.whole("head_dim", 256)
-    shared = entries.whole("hidden_size", 2304) / entries.whole("num_attention_heads", 8)
+    """query_pre_attn_scalar s means the scale 1/sqrt(s)."""
+    s, d = entries.number("query_pre_attn_scalar", 256, above=0), entries.integer("head_dim", 256)
+    shared = entries.integer("hidden_size", 2304) / entries.integer("num_attention_heads", 8)
     words = {1: "1", d * d: "1/d_head", shared: "1/sqrt(d_model/n_heads)", d: "1/sqrt(d_head)"}
     return {"attention.scale": words.get(s, "scale_value")} | ({} if s in words else {"attention.scale_value": s**-0.5})
 
 
 def query_scalar(a: Architecture) -> dict[str, Any]:
-    """The same written."""
+    """The inverse of `query_scale`."""
     d, shared = a.d_head, a.d_model / a.n_heads
     words = {"1": 1, "1/d_head": d * d, "1/sqrt(d_head)": d, "1/sqrt(d_model/n_heads)": shared}
     s = words.get(a.attention.scale) or nearest_scalar(a.score_scale)
@@ -72,32 +72,32 @@ def query_scalar(a: Architecture) -> dict[str, Any]:
 
 
 def nearest_scalar(scale: float) -> float:
-    """s with 1/sqrt(s) = scale, a whole number where one gives the same."""
+    """The s with 1/sqrt(s) = scale, an integer if one gives the same scale."""
     s = scale**-2.0
     return round(s) if s > 0.5 and round(s) ** -0.5 == scale else s
 
 
 def gemma2_layers(entries: Entries) -> dict[str, Any]:
     """Every second layer of Gemma 2 has a window."""
-    return alternating(entries, entries.whole("sliding_window", 4096, None), lambda i: (i + 1) % 2 > 0, n_layers=26)
+    return alternating(entries, entries.integer("sliding_window", 4096, None), lambda i: (i + 1) % 2 > 0, n_layers=26)
 
 
 def gemma3_layers(entries: Entries) -> dict[str, Any]:
-    """Five layers of six have one in Gemma 3, where `sliding_window_pattern` says no other number."""
-    every = entries.whole("sliding_window_pattern", 6)
-    window = entries.whole("sliding_window", 4096, None)
+    """Five of six layers of Gemma 3 have a window, unless `sliding_window_pattern` gives another number."""
+    every = entries.integer("sliding_window_pattern", 6)
+    window = entries.integer("sliding_window", 4096, None)
     return alternating(entries, window, lambda i: (i + 1) % every > 0, n_layers=26)
 
 
 def kinds_of_layers(a: Architecture) -> dict[str, Any]:
-    """The same written: windows of one width, or none."""
+    """The inverse: windows of one width, or none."""
     windows = [a.window(layer) for layer in range(a.n_layers)]
     kinds = ["sliding_attention" if window else "full_attention" for window in windows]
     return {"layer_types": kinds, "sliding_window": max(windows, default=0) or a.n_ctx}
 
 
 def caps(entries: Entries) -> dict[str, Any]:
-    """null is no cap, an entry that is missing the default."""
+    """null means no cap; a missing entry means the default."""
     return {
         "logit_cap": entries.number("final_logit_softcapping", 30.0, 0.0, above=0),
         "attention.score_cap": entries.number("attn_logit_softcapping", 50.0, 0.0, above=0),
@@ -108,37 +108,37 @@ ROPE = "rope_parameters"
 
 
 def two_bases(entries: Entries) -> dict[str, Any]:
-    """Rotary positions of the layers without a window, and of those with one, which are never scaled."""
-    whole, local = f"{ROPE}.full_attention", f"{ROPE}.sliding_attention"
-    rope = entries.given(ROPE)
+    """The rotary bases of layers without a window and of those with one; the latter are never scaled."""
+    global_path, local = f"{ROPE}.full_attention", f"{ROPE}.sliding_attention"
+    rope = entries.raw(ROPE)
     if rope and not (isinstance(rope, dict) and set(rope) <= {"full_attention", "sliding_attention"}):
         raise FamilyError(
             f"{ROPE} = {shown(rope)} in config.json: expected an object with full_attention and sliding_attention"
         )
-    check_flat(entries.given(whole), whole)
-    check_flat(entries.given(local), local)
-    if entries.given("rope_scaling"):
+    check_flat(entries.raw(global_path), global_path)
+    check_flat(entries.raw(local), local)
+    if entries.raw("rope_scaling"):
         if rope:
             raise FamilyError(f"{ROPE} and rope_scaling in config.json are one entry: keep one")
-        whole = "rope_scaling"  # as the files on the hub have it
-        check_flat(entries.given(whole), whole)
-    for path in (whole, local):
+        global_path = "rope_scaling"  # as the files on the hub have it
+        check_flat(entries.raw(global_path), global_path)
+    for path in (global_path, local):
         if entries.number(f"{path}.partial_rotary_factor|partial_rotary_factor", 1.0, 1.0) != 1:
             raise FamilyError(f"{path}.partial_rotary_factor in config.json: models of this family rotate whole heads")
-    entries.word(f"{local}.rope_type|{local}.type", "default", ("default",))
+    entries.choice(f"{local}.rope_type|{local}.type", "default", ("default",))
     entries.asked.update(f"{local}.{name}" for name in OF_OTHERS)
-    base = entries.number(f"{whole}.rope_theta", entries.number("rope_theta", 1_000_000.0, above=0), above=0)
+    base = entries.number(f"{global_path}.rope_theta", entries.number("rope_theta", 1_000_000.0, above=0), above=0)
     local_base = entries.number(f"{local}.rope_theta", entries.number("rope_local_base_freq", 10_000.0, above=0))
-    values = scaling(entries, whole) | {"positions.base": base, "positions.local_base": local_base}
+    values = scaling(entries, global_path) | {"positions.base": base, "positions.local_base": local_base}
     same = base == local_base and values["positions.scaling"] == "none"
     return values | ({"positions.local_base": 0.0} if same else {})
 
 
 def two_entries(a: Architecture) -> dict[str, Any]:
-    """The same written."""
-    whole = {"rope_theta": a.positions.base} | scaling_to(a)
+    """The inverse of `two_bases`."""
+    global_entries = {"rope_theta": a.positions.base} | scaling_to(a)
     local = {"rope_theta": a.positions.local_base or a.positions.base, "rope_type": "default"}
-    return {"rope_parameters": {"full_attention": whole, "sliding_attention": local}}
+    return {"rope_parameters": {"full_attention": global_entries, "sliding_attention": local}}
 
 
 SANDWICH = {
@@ -149,17 +149,17 @@ SANDWICH = {
 }
 SANDWICH_ROWS = (
     *(row for row in ROWS if "layernorm" not in row.theirs),
-    *(Row(f"model.layers.{{i}}.{theirs}", f"blocks.{{i}}.{ours}") for theirs, ours in SANDWICH.items()),
+    *(TensorRow(f"model.layers.{{i}}.{theirs}", f"blocks.{{i}}.{ours}") for theirs, ours in SANDWICH.items()),
 )
 HEADS = Derived(query_scale, query_scalar)
 
 
 def whole_scalar(a: Architecture) -> bool:
-    """Whether query_pre_attn_scalar is a whole number, as their class wants it."""
+    """Whether query_pre_attn_scalar is an integer, as the class requires."""
     return isinstance(query_scalar(a)["query_pre_attn_scalar"], int)
 
 
-#: on the way out alone: a file that says another number is read
+#: checked for export only: a file with another number is read
 WRITTEN = {"attention.scale": whole_scalar}
 
 GEMMA2 = Family(
@@ -177,7 +177,7 @@ GEMMA2 = Family(
             head_dim=256,
             max_position_embeddings=8192,
         ),
-        Field("hidden_activation", "mlp.activation", "gelu_pytorch_tanh", ACTIVATIONS),
+        ConfigField("hidden_activation", "mlp.activation", "gelu_pytorch_tanh", ACTIVATIONS),
     ),
     derived=(
         rotary(),
@@ -191,7 +191,7 @@ GEMMA2 = Family(
             },
         ),
     ),
-    words=GEMMA_WORDS | {"block": "sandwich", "attention.qk_norm": "none"},
+    fixed=GEMMA_WORDS | {"block": "sandwich", "attention.qk_norm": "none"},
     without_effect={"hidden_act": "hidden_activation says it", "cache_implementation": "caching"},
     constants=CAUSAL,
     rows=SANDWICH_ROWS,
@@ -215,7 +215,7 @@ GEMMA3 = Family(
             head_dim=256,
             max_position_embeddings=131_072,
         ),
-        Field("hidden_activation", "mlp.activation", "gelu_pytorch_tanh", ACTIVATIONS),
+        ConfigField("hidden_activation", "mlp.activation", "gelu_pytorch_tanh", ACTIVATIONS),
     ),
     derived=(
         HEADS,
@@ -226,8 +226,8 @@ GEMMA3 = Family(
             lambda a: {"final_logit_softcapping": a.logit_cap or None},
         ),
     ),
-    words=GEMMA_WORDS | {"block": "sandwich", "attention.qk_norm": "rms", "attention.score_cap": 0.0},
-    # their code reads no cap of the scores, whatever the file says
+    fixed=GEMMA_WORDS | {"block": "sandwich", "attention.qk_norm": "rms", "attention.score_cap": 0.0},
+    # their code reads no score cap, whatever the file holds
     constants=CAUSAL | {"attn_logit_softcapping": None},
     without_effect={"_sliding_window_pattern": "layer_types is its expansion", "cache_implementation": "caching"},
     body="Gemma3TextModel",

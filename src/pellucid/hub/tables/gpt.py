@@ -1,4 +1,4 @@
-"""GPT and what was made after it: learned positions, or rotary ones in GPT-NeoX."""
+"""GPT and its successors: learned positions, or rotary ones in GPT-NeoX."""
 
 import dataclasses
 import itertools
@@ -7,21 +7,21 @@ from typing import Any
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError, shown
 from pellucid.hub.tables.rotary import rotary
-from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, Derived, Family, Field, Row, visible_windows
+from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, ConfigField, Derived, Family, TensorRow, visible_windows
 
-#: GPT-2's sizes have two names each; transformers reads both
+#: GPT-2 has two names for each size; transformers reads both
 SIZES = (
-    Field("vocab_size", "n_vocab", 50257),
-    Field("n_positions|max_position_embeddings", "n_ctx", 1024),
-    Field("n_embd|hidden_size", "d_model", 768),
-    Field("n_layer|num_hidden_layers", "n_layers", 12),
-    Field("n_head|num_attention_heads", "attention.n_heads", 12),
+    ConfigField("vocab_size", "n_vocab", 50257),
+    ConfigField("n_positions|max_position_embeddings", "n_ctx", 1024),
+    ConfigField("n_embd|hidden_size", "d_model", 768),
+    ConfigField("n_layer|num_hidden_layers", "n_layers", 12),
+    ConfigField("n_head|num_attention_heads", "attention.n_heads", 12),
 )
 
 #: entries of StarCoder's files
 ANOTHER_PROGRAM = ("inference_runner", "validate_runner_input", "pre_allocate_kv_cache", "pad_key_length")
 ANOTHER_PROGRAM += ("max_sequence_length", "max_batch_size")
-#: the files of OpenAI's models say the context twice
+#: OpenAI's files state the context twice
 N_CTX = {"n_ctx": "n_positions says it"}
 
 GPT2 = Family(
@@ -30,14 +30,14 @@ GPT2 = Family(
     prefix="transformer.",
     fields=(
         *SIZES,
-        Field("n_inner", "mlp.d_ff", 0, null=0),
-        Field("activation_function", "mlp.activation", "gelu_new", ACTIVATIONS),
-        Field("layer_norm_epsilon", "norm.eps", 1e-5),
-        Field("scale_attn_weights", "attention.scale", True, {True: "1/sqrt(d_head)", False: "1"}),
-        Field("embd_pdrop", "dropout.embed", 0.1),
-        Field("attn_pdrop", "dropout.pattern", 0.1),
-        Field("resid_pdrop", ("dropout.attn_out", "dropout.mlp_out"), 0.1),
-        Field("tie_word_embeddings", "unembed", True, TIED),
+        ConfigField("n_inner", "mlp.d_ff", 0, null=0),
+        ConfigField("activation_function", "mlp.activation", "gelu_new", ACTIVATIONS),
+        ConfigField("layer_norm_epsilon", "norm.eps", 1e-5),
+        ConfigField("scale_attn_weights", "attention.scale", True, {True: "1/sqrt(d_head)", False: "1"}),
+        ConfigField("embd_pdrop", "dropout.embed", 0.1),
+        ConfigField("attn_pdrop", "dropout.pattern", 0.1),
+        ConfigField("resid_pdrop", ("dropout.attn_out", "dropout.mlp_out"), 0.1),
+        ConfigField("tie_word_embeddings", "unembed", True, TIED),
     ),
     constants={
         "scale_attn_by_inverse_layer_idx": False,
@@ -45,16 +45,16 @@ GPT2 = Family(
         "add_cross_attention": False,
     },
     rows=(
-        Row("transformer.wte", "embed.token"),
-        Row("transformer.wpe", "embed.position"),
-        Row("transformer.h.{i}.ln_1", "blocks.{i}.norm_1"),
-        Row("transformer.h.{i}.attn.c_attn", QKV, transposed=True),
-        Row("transformer.h.{i}.attn.c_proj", "blocks.{i}.attn.out", transposed=True),
-        Row("transformer.h.{i}.ln_2", "blocks.{i}.norm_2"),
-        Row("transformer.h.{i}.mlp.c_fc", "blocks.{i}.mlp.up.0", transposed=True),
-        Row("transformer.h.{i}.mlp.c_proj", "blocks.{i}.mlp.down", transposed=True),
-        Row("transformer.ln_f", "final_norm"),
-        Row("lm_head", "unembed"),
+        TensorRow("transformer.wte", "embed.token"),
+        TensorRow("transformer.wpe", "embed.position"),
+        TensorRow("transformer.h.{i}.ln_1", "blocks.{i}.norm_1"),
+        TensorRow("transformer.h.{i}.attn.c_attn", QKV, transposed=True),
+        TensorRow("transformer.h.{i}.attn.c_proj", "blocks.{i}.attn.out", transposed=True),
+        TensorRow("transformer.h.{i}.ln_2", "blocks.{i}.norm_2"),
+        TensorRow("transformer.h.{i}.mlp.c_fc", "blocks.{i}.mlp.up.0", transposed=True),
+        TensorRow("transformer.h.{i}.mlp.c_proj", "blocks.{i}.mlp.down", transposed=True),
+        TensorRow("transformer.ln_f", "final_norm"),
+        TensorRow("lm_head", "unembed"),
     ),
     ignored={r"\.attn\.(masked_)?bias$": "the causal mask, written out"},
     without_effect=N_CTX,
@@ -65,36 +65,36 @@ GPT_NEOX = Family(
     model_class="GPTNeoXForCausalLM",
     prefix="gpt_neox.",
     fields=(
-        Field("vocab_size", "n_vocab", 50432),
-        Field("max_position_embeddings", "n_ctx", 2048),
-        Field("hidden_size", "d_model", 6144),
-        Field("num_hidden_layers", "n_layers", 44),
-        Field("num_attention_heads", "attention.n_heads", 64),
-        Field("intermediate_size", "mlp.d_ff", 24576),
-        Field("hidden_act", "mlp.activation", "gelu", ACTIVATIONS),
-        Field("layer_norm_eps", "norm.eps", 1e-5),
-        Field("attention_bias", "attention.bias", True, {True: "all", False: "none"}),
-        Field("use_parallel_residual", "block", True, {True: "parallel", False: "pre"}),
-        Field("attention_dropout", "dropout.pattern", 0.0),
-        Field("hidden_dropout", ("dropout.embed", "dropout.attn_out", "dropout.mlp_out"), 0.0),
-        Field("tie_word_embeddings", "unembed", False, TIED),
+        ConfigField("vocab_size", "n_vocab", 50432),
+        ConfigField("max_position_embeddings", "n_ctx", 2048),
+        ConfigField("hidden_size", "d_model", 6144),
+        ConfigField("num_hidden_layers", "n_layers", 44),
+        ConfigField("num_attention_heads", "attention.n_heads", 64),
+        ConfigField("intermediate_size", "mlp.d_ff", 24576),
+        ConfigField("hidden_act", "mlp.activation", "gelu", ACTIVATIONS),
+        ConfigField("layer_norm_eps", "norm.eps", 1e-5),
+        ConfigField("attention_bias", "attention.bias", True, {True: "all", False: "none"}),
+        ConfigField("use_parallel_residual", "block", True, {True: "parallel", False: "pre"}),
+        ConfigField("attention_dropout", "dropout.pattern", 0.0),
+        ConfigField("hidden_dropout", ("dropout.embed", "dropout.attn_out", "dropout.mlp_out"), 0.0),
+        ConfigField("tie_word_embeddings", "unembed", False, TIED),
     ),
     derived=(rotary(0.25, "rotary_emb_base", "rotary_pct"),),
-    words={"positions.kind": "rotary", "positions.layout": "halves", "positions.rounding": "up"},
-    # their rotary tables would have its width, their attention not
+    fixed={"positions.kind": "rotary", "positions.layout": "halves", "positions.rounding": "up"},
+    # otherwise their rotary tables would have this width, but their attention another
     constants={"head_dim": None},
     rows=(
-        Row("gpt_neox.embed_in", "embed.token"),
-        Row("gpt_neox.layers.{i}.input_layernorm", "blocks.{i}.norm_1"),
-        Row("gpt_neox.layers.{i}.attention.query_key_value", QKV, fused="heads"),
-        Row("gpt_neox.layers.{i}.attention.dense", "blocks.{i}.attn.out"),
-        Row("gpt_neox.layers.{i}.post_attention_layernorm", "blocks.{i}.norm_2"),
-        Row("gpt_neox.layers.{i}.mlp.dense_h_to_4h", "blocks.{i}.mlp.up.0"),
-        Row("gpt_neox.layers.{i}.mlp.dense_4h_to_h", "blocks.{i}.mlp.down"),
-        Row("gpt_neox.final_layer_norm", "final_norm"),
-        Row("lm_head", "unembed"),
+        TensorRow("gpt_neox.embed_in", "embed.token"),
+        TensorRow("gpt_neox.layers.{i}.input_layernorm", "blocks.{i}.norm_1"),
+        TensorRow("gpt_neox.layers.{i}.attention.query_key_value", QKV, fused="heads"),
+        TensorRow("gpt_neox.layers.{i}.attention.dense", "blocks.{i}.attn.out"),
+        TensorRow("gpt_neox.layers.{i}.post_attention_layernorm", "blocks.{i}.norm_2"),
+        TensorRow("gpt_neox.layers.{i}.mlp.dense_h_to_4h", "blocks.{i}.mlp.up.0"),
+        TensorRow("gpt_neox.layers.{i}.mlp.dense_4h_to_h", "blocks.{i}.mlp.down"),
+        TensorRow("gpt_neox.final_layer_norm", "final_norm"),
+        TensorRow("lm_head", "unembed"),
     ),
-    spellings={"embed_out.": "lm_head."},
+    renames={"embed_out.": "lm_head."},
     ignored={
         r"\.attention\.(masked_)?bias$": "the causal mask, written out",
         r"rotary_emb\.inv_freq$": "a constant of the rotary positions",
@@ -106,28 +106,30 @@ GPT1 = Family(
     model_class="OpenAIGPTLMHeadModel",
     prefix="transformer.",
     fields=(
-        Field("vocab_size", "n_vocab", 40478),
-        Field("n_positions|max_position_embeddings", "n_ctx", 512),
+        ConfigField("vocab_size", "n_vocab", 40478),
+        ConfigField("n_positions|max_position_embeddings", "n_ctx", 512),
         *SIZES[2:],
-        # their "gelu" is the tanh approximation
-        Field("afn", "mlp.activation", "gelu", {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}),
-        Field("layer_norm_epsilon", "norm.eps", 1e-5),
-        Field("embd_pdrop", "dropout.embed", 0.1),
-        Field("attn_pdrop", "dropout.pattern", 0.1),
-        Field("resid_pdrop", ("dropout.attn_out", "dropout.mlp_out"), 0.1),
-        Field("tie_word_embeddings", "unembed", True, TIED),
+        # their "gelu" means the tanh approximation
+        ConfigField(
+            "afn", "mlp.activation", "gelu", {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
+        ),
+        ConfigField("layer_norm_epsilon", "norm.eps", 1e-5),
+        ConfigField("embd_pdrop", "dropout.embed", 0.1),
+        ConfigField("attn_pdrop", "dropout.pattern", 0.1),
+        ConfigField("resid_pdrop", ("dropout.attn_out", "dropout.mlp_out"), 0.1),
+        ConfigField("tie_word_embeddings", "unembed", True, TIED),
     ),
-    words={"block": "post", "final_norm": "none"},
+    fixed={"block": "post", "final_norm": "none"},
     rows=(
-        Row("transformer.tokens_embed", "embed.token"),
-        Row("transformer.positions_embed", "embed.position"),
-        Row("transformer.h.{i}.attn.c_attn", QKV, transposed=True),
-        Row("transformer.h.{i}.attn.c_proj", "blocks.{i}.attn.out", transposed=True),
-        Row("transformer.h.{i}.ln_1", "blocks.{i}.norm_1"),
-        Row("transformer.h.{i}.mlp.c_fc", "blocks.{i}.mlp.up.0", transposed=True),
-        Row("transformer.h.{i}.mlp.c_proj", "blocks.{i}.mlp.down", transposed=True),
-        Row("transformer.h.{i}.ln_2", "blocks.{i}.norm_2"),
-        Row("lm_head", "unembed"),
+        TensorRow("transformer.tokens_embed", "embed.token"),
+        TensorRow("transformer.positions_embed", "embed.position"),
+        TensorRow("transformer.h.{i}.attn.c_attn", QKV, transposed=True),
+        TensorRow("transformer.h.{i}.attn.c_proj", "blocks.{i}.attn.out", transposed=True),
+        TensorRow("transformer.h.{i}.ln_1", "blocks.{i}.norm_1"),
+        TensorRow("transformer.h.{i}.mlp.c_fc", "blocks.{i}.mlp.up.0", transposed=True),
+        TensorRow("transformer.h.{i}.mlp.c_proj", "blocks.{i}.mlp.down", transposed=True),
+        TensorRow("transformer.h.{i}.ln_2", "blocks.{i}.norm_2"),
+        TensorRow("lm_head", "unembed"),
     ),
     ignored={r"\.attn\.bias$": "the causal mask, written out", r"position_ids$": "0, 1, 2, ..."},
     without_effect={**N_CTX, "predict_special_tokens": "whether the embedding has rows for them"},
@@ -160,19 +162,19 @@ GPT_BIGCODE = Family(
 
 
 def neo_windows(entries: Entries) -> dict[str, Any]:
-    """attention_types [[[kind, ...], times], ...] is what files hold, attention_layers its expansion."""
-    n_layers = entries.whole("num_layers|num_hidden_layers", 24, least=0, most=BOUNDS["n_layers"])
-    described = expanded(entries.given("attention_types"), n_layers)
-    layers = entries.words("attention_layers", ("global", "local"))
+    """Files hold attention_types [[[kind, ...], times], ...], and attention_layers is its expansion."""
+    n_layers = entries.integer("num_layers|num_hidden_layers", 24, least=0, most=BOUNDS["n_layers"])
+    described = expanded(entries.raw("attention_types"), n_layers)
+    layers = entries.choices("attention_layers", ("global", "local"))
     for name, kinds in (("attention_types", described), ("attention_layers", layers)):
         if kinds is not None and len(kinds) != n_layers:
             raise FamilyError(f"{name} does not describe num_layers = {n_layers} layers in config.json")
-    window = entries.whole("window_size", 256)
+    window = entries.integer("window_size", 256)
     return {"attention.windows": [0 if kind == "global" else window for kind in layers or described] or [0]}
 
 
 def expanded(types: Any, n_layers: int) -> list[str]:
-    """The kind of each layer, and of one more at most: enough to see whether there are as many as layers."""
+    """The kinds of the layers, and of at most one more, which is enough to compare their number with n_layers."""
     types = [[["global", "local"], 12]] if types is None else types
     sound = isinstance(types, list) and all(
         isinstance(one, list)
@@ -192,7 +194,7 @@ def expanded(types: Any, n_layers: int) -> list[str]:
 
 
 def neo_layers(a: Architecture) -> dict[str, Any]:
-    """The same written: windows of one width, or none."""
+    """The inverse: windows of one width, or none."""
     windows = visible_windows(a)
     kinds = [[["local" if window else "global"], 1] for window in windows]
     return {"attention_types": kinds, "window_size": max(windows, default=0) or 256}
@@ -203,34 +205,34 @@ GPT_NEO = Family(
     model_class="GPTNeoForCausalLM",
     prefix="transformer.",
     fields=(
-        Field("vocab_size", "n_vocab", 50257),
-        Field("max_position_embeddings", "n_ctx", 2048),
-        Field("hidden_size", "d_model", 2048),
-        Field("num_layers|num_hidden_layers", "n_layers", 24),
-        Field("num_heads|num_attention_heads", "attention.n_heads", 16),
-        Field("intermediate_size", "mlp.d_ff", 0, null=0),
-        Field("activation_function", "mlp.activation", "gelu_new", ACTIVATIONS),
-        Field("layer_norm_epsilon", "norm.eps", 1e-5),
-        Field("embed_dropout", "dropout.embed", 0.0),
-        Field("attention_dropout", "dropout.pattern", 0.0),
-        Field("resid_dropout", ("dropout.attn_out", "dropout.mlp_out"), 0.0),
-        Field("tie_word_embeddings", "unembed", True, TIED),
+        ConfigField("vocab_size", "n_vocab", 50257),
+        ConfigField("max_position_embeddings", "n_ctx", 2048),
+        ConfigField("hidden_size", "d_model", 2048),
+        ConfigField("num_layers|num_hidden_layers", "n_layers", 24),
+        ConfigField("num_heads|num_attention_heads", "attention.n_heads", 16),
+        ConfigField("intermediate_size", "mlp.d_ff", 0, null=0),
+        ConfigField("activation_function", "mlp.activation", "gelu_new", ACTIVATIONS),
+        ConfigField("layer_norm_epsilon", "norm.eps", 1e-5),
+        ConfigField("embed_dropout", "dropout.embed", 0.0),
+        ConfigField("attention_dropout", "dropout.pattern", 0.0),
+        ConfigField("resid_dropout", ("dropout.attn_out", "dropout.mlp_out"), 0.0),
+        ConfigField("tie_word_embeddings", "unembed", True, TIED),
     ),
     derived=(Derived(neo_windows, neo_layers),),
-    words={"attention.scale": "1", "attention.bias": "out"},
+    fixed={"attention.scale": "1", "attention.bias": "out"},
     rows=(
-        Row("transformer.wte", "embed.token"),
-        Row("transformer.wpe", "embed.position"),
-        Row("transformer.h.{i}.ln_1", "blocks.{i}.norm_1"),
-        Row("transformer.h.{i}.attn.attention.q_proj", "blocks.{i}.attn.query"),
-        Row("transformer.h.{i}.attn.attention.k_proj", "blocks.{i}.attn.key"),
-        Row("transformer.h.{i}.attn.attention.v_proj", "blocks.{i}.attn.value"),
-        Row("transformer.h.{i}.attn.attention.out_proj", "blocks.{i}.attn.out"),
-        Row("transformer.h.{i}.ln_2", "blocks.{i}.norm_2"),
-        Row("transformer.h.{i}.mlp.c_fc", "blocks.{i}.mlp.up.0"),
-        Row("transformer.h.{i}.mlp.c_proj", "blocks.{i}.mlp.down"),
-        Row("transformer.ln_f", "final_norm"),
-        Row("lm_head", "unembed"),
+        TensorRow("transformer.wte", "embed.token"),
+        TensorRow("transformer.wpe", "embed.position"),
+        TensorRow("transformer.h.{i}.ln_1", "blocks.{i}.norm_1"),
+        TensorRow("transformer.h.{i}.attn.attention.q_proj", "blocks.{i}.attn.query"),
+        TensorRow("transformer.h.{i}.attn.attention.k_proj", "blocks.{i}.attn.key"),
+        TensorRow("transformer.h.{i}.attn.attention.v_proj", "blocks.{i}.attn.value"),
+        TensorRow("transformer.h.{i}.attn.attention.out_proj", "blocks.{i}.attn.out"),
+        TensorRow("transformer.h.{i}.ln_2", "blocks.{i}.norm_2"),
+        TensorRow("transformer.h.{i}.mlp.c_fc", "blocks.{i}.mlp.up.0"),
+        TensorRow("transformer.h.{i}.mlp.c_proj", "blocks.{i}.mlp.down"),
+        TensorRow("transformer.ln_f", "final_norm"),
+        TensorRow("lm_head", "unembed"),
     ),
     ignored={r"\.attn\.attention\.(masked_)?bias$": "the causal mask, written out"},
 )

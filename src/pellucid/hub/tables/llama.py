@@ -1,4 +1,4 @@
-"""Llama and what was made after it: rotary positions, gated MLPs, norms without a mean."""
+"""Llama and its successors: rotary positions, gated MLPs, RMS norms."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,36 +7,36 @@ from typing import Any
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError
 from pellucid.hub.tables.rotary import EVEN, EVEN_PART, rotary
-from pellucid.hub.tables.rows import ACTIVATIONS, TIED, Derived, Family, Field, Row, visible_windows
+from pellucid.hub.tables.rows import ACTIVATIONS, TIED, ConfigField, Derived, Family, TensorRow, visible_windows
 
 ALL_OR_NONE = {True: "all", False: "none"}
 SIZES = (
-    Field("vocab_size", "n_vocab", 32_000),
-    Field("max_position_embeddings", "n_ctx", 2048),
-    Field("hidden_size", "d_model", 4096),
-    Field("num_hidden_layers", "n_layers", 32),
-    Field("num_attention_heads", "attention.n_heads", 32),
-    Field("num_key_value_heads", "attention.n_kv_heads", 0, null=0),
-    Field("head_dim", "attention.d_head", 0, null=0),
-    Field("intermediate_size", "mlp.d_ff", 11_008),
-    Field("hidden_act", "mlp.activation", "silu", ACTIVATIONS),
-    Field("rms_norm_eps", "norm.eps", 1e-6),
-    Field("attention_dropout", "dropout.pattern", 0.0),
-    Field("tie_word_embeddings", "unembed", False, TIED),
+    ConfigField("vocab_size", "n_vocab", 32_000),
+    ConfigField("max_position_embeddings", "n_ctx", 2048),
+    ConfigField("hidden_size", "d_model", 4096),
+    ConfigField("num_hidden_layers", "n_layers", 32),
+    ConfigField("num_attention_heads", "attention.n_heads", 32),
+    ConfigField("num_key_value_heads", "attention.n_kv_heads", 0, null=0),
+    ConfigField("head_dim", "attention.d_head", 0, null=0),
+    ConfigField("intermediate_size", "mlp.d_ff", 11_008),
+    ConfigField("hidden_act", "mlp.activation", "silu", ACTIVATIONS),
+    ConfigField("rms_norm_eps", "norm.eps", 1e-6),
+    ConfigField("attention_dropout", "dropout.pattern", 0.0),
+    ConfigField("tie_word_embeddings", "unembed", False, TIED),
 )
 
 
-def with_defaults(fields: tuple[Field, ...], **defaults: Any) -> tuple[Field, ...]:
-    """The fields with other values where config.json has none."""
+def with_defaults(fields: tuple[ConfigField, ...], **defaults: Any) -> tuple[ConfigField, ...]:
+    """The fields with other defaults."""
     return tuple(dataclasses.replace(f, default=defaults.get(f.theirs, f.default)) for f in fields)
 
 
 def alternating(
     entries: Entries, window: int | None, sliding: Callable[[int], bool], n_layers: int = 32
 ) -> dict[str, Any]:
-    """The windows of `layer_types`, or where that is missing of those that slide; `n_layers` unless they are said."""
-    n_layers = entries.whole("num_hidden_layers", n_layers, least=0, most=BOUNDS["n_layers"])
-    kinds = entries.words("layer_types", ("sliding_attention", "full_attention"))
+    """The windows by `layer_types`, or, if it is missing, by `sliding`; `n_layers` is the default."""
+    n_layers = entries.integer("num_hidden_layers", n_layers, least=0, most=BOUNDS["n_layers"])
+    kinds = entries.choices("layer_types", ("sliding_attention", "full_attention"))
     if kinds is None:
         kinds = ["sliding_attention" if sliding(i) else "full_attention" for i in range(n_layers)]
     if len(kinds) != n_layers:
@@ -49,16 +49,16 @@ def alternating(
 
 
 def layer_types(a: Architecture) -> dict[str, Any]:
-    """The same written: one width, in the layers that have it."""
+    """The inverse: one width, in the layers that have a window."""
     windows = visible_windows(a)
     kinds = ["sliding_attention" if window else "full_attention" for window in windows]
     return {"layer_types": kinds, "sliding_window": max(windows, default=0) or None}
 
 
 def qwen_windows(entries: Entries) -> dict[str, Any]:
-    """Qwen's layers slide from max_window_layers on, where they may at all."""
-    given, first = entries.whole("sliding_window", 4096, None), entries.whole("max_window_layers", 28, least=0)
-    window = given if entries.flag("use_sliding_window", False) else None
+    """Qwen's layers from max_window_layers on have a window, if windows are used at all."""
+    width, first = entries.integer("sliding_window", 4096, None), entries.integer("max_window_layers", 28, least=0)
+    window = width if entries.flag("use_sliding_window", False) else None
     return alternating(entries, window, lambda i: window is not None and i >= first)
 
 
@@ -73,20 +73,20 @@ WORDS = {
 }
 IGNORED = {r"rotary_emb\.inv_freq$": "a constant of the rotary positions"}
 ROWS = (
-    Row("model.embed_tokens", "embed.token"),
-    Row("model.layers.{i}.input_layernorm", "blocks.{i}.norm_1"),
-    Row("model.layers.{i}.self_attn.q_proj", "blocks.{i}.attn.query"),
-    Row("model.layers.{i}.self_attn.k_proj", "blocks.{i}.attn.key"),
-    Row("model.layers.{i}.self_attn.v_proj", "blocks.{i}.attn.value"),
-    Row("model.layers.{i}.self_attn.q_norm", "blocks.{i}.attn.query_norm"),
-    Row("model.layers.{i}.self_attn.k_norm", "blocks.{i}.attn.key_norm"),
-    Row("model.layers.{i}.self_attn.o_proj", "blocks.{i}.attn.out"),
-    Row("model.layers.{i}.post_attention_layernorm", "blocks.{i}.norm_2"),
-    Row("model.layers.{i}.mlp.gate_proj", "blocks.{i}.mlp.gate"),
-    Row("model.layers.{i}.mlp.up_proj", "blocks.{i}.mlp.up.0"),
-    Row("model.layers.{i}.mlp.down_proj", "blocks.{i}.mlp.down"),
-    Row("model.norm", "final_norm"),
-    Row("lm_head", "unembed"),
+    TensorRow("model.embed_tokens", "embed.token"),
+    TensorRow("model.layers.{i}.input_layernorm", "blocks.{i}.norm_1"),
+    TensorRow("model.layers.{i}.self_attn.q_proj", "blocks.{i}.attn.query"),
+    TensorRow("model.layers.{i}.self_attn.k_proj", "blocks.{i}.attn.key"),
+    TensorRow("model.layers.{i}.self_attn.v_proj", "blocks.{i}.attn.value"),
+    TensorRow("model.layers.{i}.self_attn.q_norm", "blocks.{i}.attn.query_norm"),
+    TensorRow("model.layers.{i}.self_attn.k_norm", "blocks.{i}.attn.key_norm"),
+    TensorRow("model.layers.{i}.self_attn.o_proj", "blocks.{i}.attn.out"),
+    TensorRow("model.layers.{i}.post_attention_layernorm", "blocks.{i}.norm_2"),
+    TensorRow("model.layers.{i}.mlp.gate_proj", "blocks.{i}.mlp.gate"),
+    TensorRow("model.layers.{i}.mlp.up_proj", "blocks.{i}.mlp.up.0"),
+    TensorRow("model.layers.{i}.mlp.down_proj", "blocks.{i}.mlp.down"),
+    TensorRow("model.norm", "final_norm"),
+    TensorRow("lm_head", "unembed"),
 )
 
 LLAMA = Family(
@@ -95,11 +95,11 @@ LLAMA = Family(
     prefix="model.",
     fields=(
         *SIZES,
-        Field("attention_bias", "attention.bias", False, ALL_OR_NONE),
-        Field("mlp_bias", "mlp.bias", False, ALL_OR_NONE),
+        ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
+        ConfigField("mlp_bias", "mlp.bias", False, ALL_OR_NONE),
     ),
     derived=(rotary(),),
-    words=WORDS | {"attention.qk_norm": "none"},
+    fixed=WORDS | {"attention.qk_norm": "none"},
     rows=ROWS,
     ignored=IGNORED,
     limits=EVEN,
@@ -113,11 +113,11 @@ MISTRAL = Family(
     derived=(
         rotary(),
         Derived(
-            lambda entries: {"attention.windows": [entries.whole("sliding_window", 4096, 0)]},
+            lambda entries: {"attention.windows": [entries.integer("sliding_window", 4096, 0)]},
             lambda a: {"sliding_window": max(visible_windows(a), default=0) or None},
         ),
     ),
-    words=WORDS | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "none"},
+    fixed=WORDS | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "none"},
     rows=ROWS,
     ignored=IGNORED,
     limits=EVEN,
@@ -136,7 +136,7 @@ QWEN2 = Family(
     ),
     derived=(rotary(), QWEN_WINDOWS),
     constants={"use_mrope": False},
-    words=WORDS | {"attention.bias": "qkv", "mlp.bias": "none", "attention.qk_norm": "none"},
+    fixed=WORDS | {"attention.bias": "qkv", "mlp.bias": "none", "attention.qk_norm": "none"},
     rows=ROWS,
     ignored=IGNORED,
     limits=EVEN,
@@ -155,11 +155,11 @@ QWEN3 = Family(
             head_dim=128,
             max_position_embeddings=32_768,
         ),
-        Field("attention_bias", "attention.bias", False, ALL_OR_NONE),
+        ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
     ),
     derived=(rotary(), QWEN_WINDOWS),
     constants={"use_mrope": False},
-    words=WORDS | {"mlp.bias": "none", "attention.qk_norm": "rms"},
+    fixed=WORDS | {"mlp.bias": "none", "attention.qk_norm": "rms"},
     rows=ROWS,
     ignored=IGNORED,
     limits=EVEN,
@@ -182,22 +182,22 @@ STABLELM = Family(
             )
             if f.theirs not in ("rms_norm_eps", "head_dim")
         ),
-        Field("layer_norm_eps", "norm.eps", 1e-5),
-        Field("use_qkv_bias", "attention.bias", False, {True: "qkv", False: "none"}),
-        Field("hidden_dropout", "dropout.mlp_out", 0.0),
-        Field("use_parallel_residual", "block", False, {True: "shared", False: "pre"}),
+        ConfigField("layer_norm_eps", "norm.eps", 1e-5),
+        ConfigField("use_qkv_bias", "attention.bias", False, {True: "qkv", False: "none"}),
+        ConfigField("hidden_dropout", "dropout.mlp_out", 0.0),
+        ConfigField("use_parallel_residual", "block", False, {True: "shared", False: "pre"}),
     ),
     derived=(rotary(0.25),),
-    words={name: word for name, word in WORDS.items() if name != "positions.fraction"}
+    fixed={name: word for name, word in WORDS.items() if name != "positions.fraction"}
     | {"norm.kind": "layer", "norm.bias": "all", "mlp.bias": "none", "attention.qk_norm": "none"},
-    # their rotary tables would have the width head_dim, their attention not
+    # otherwise their rotary tables would have the width head_dim, but their attention another
     constants={"qk_layernorm": False, "head_dim": None},
     rows=ROWS,
     ignored=IGNORED,
     limits=EVEN_PART,
 )
 
-#: each norm behind its sublayer
+#: a norm after each sublayer
 INNER = {"post_attention_layernorm": "norm_1_out", "post_feedforward_layernorm": "norm_2_out"}
 OLMO2 = Family(
     name="olmo2",
@@ -205,14 +205,14 @@ OLMO2 = Family(
     prefix="model.",
     fields=(
         *with_defaults(SIZES, vocab_size=50_304, rms_norm_eps=1e-5),
-        Field("attention_bias", "attention.bias", False, ALL_OR_NONE),
+        ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
     ),
     derived=(rotary(),),
-    words=WORDS | {"mlp.bias": "none", "attention.qk_norm": "rms_all", "block": "inner"},
+    fixed=WORDS | {"mlp.bias": "none", "attention.qk_norm": "rms_all", "block": "inner"},
     limits=EVEN,
     rows=(
         *(row for row in ROWS if "layernorm" not in row.theirs),
-        *(Row(f"model.layers.{{i}}.{theirs}", f"blocks.{{i}}.{ours}") for theirs, ours in INNER.items()),
+        *(TensorRow(f"model.layers.{{i}}.{theirs}", f"blocks.{{i}}.{ours}") for theirs, ours in INNER.items()),
     ),
     ignored=IGNORED,
 )

@@ -4,14 +4,14 @@ from typing import Any
 
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries, FamilyError, shown
-from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, Derived, Family, Field, Row
+from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, ConfigField, Derived, Family, TensorRow
 
 ALL_OR_NONE = {True: "all", False: "none"}
 
 
 def embed_width(entries: Entries) -> dict[str, Any]:
-    """Nothing, where tokens are embedded in d_model coordinates; FamilyError where in others (350m)."""
-    width, d_model = entries.whole("word_embed_proj_dim", None, None), entries.whole("hidden_size", 768)
+    """Check that tokens are embedded in d_model coordinates; FamilyError otherwise (OPT 350m)."""
+    width, d_model = entries.integer("word_embed_proj_dim", None, None), entries.integer("hidden_size", 768)
     if width is not None and width != d_model:
         raise FamilyError(
             f"word_embed_proj_dim = {width} in config.json: only hidden_size = {d_model} can be said in our words"
@@ -20,7 +20,7 @@ def embed_width(entries: Entries) -> dict[str, Any]:
 
 
 def opt_norms(entries: Entries) -> dict[str, Any]:
-    """Norms before the sublayers and at the end, or behind the sublayers."""
+    """Norms before the sublayers and at the end, or after the sublayers."""
     before, no_last = entries.flag("do_layer_norm_before", True), entries.flag("_remove_final_layer_norm", False)
     if not before:
         return {"block": "post", "final_norm": "none"}
@@ -32,17 +32,17 @@ OPT = Family(
     model_class="OPTForCausalLM",
     prefix="model.",
     fields=(
-        Field("vocab_size", "n_vocab", 50_272),
-        Field("max_position_embeddings", "n_ctx", 2048),
-        Field("hidden_size", "d_model", 768),
-        Field("num_hidden_layers", "n_layers", 12),
-        Field("num_attention_heads", "attention.n_heads", 12),
-        Field("ffn_dim", "mlp.d_ff", 3072),
-        Field("activation_function", "mlp.activation", "relu", ACTIVATIONS),
-        Field("enable_bias", ("attention.bias", "mlp.bias"), True, ALL_OR_NONE),
-        Field("attention_dropout", "dropout.pattern", 0.0),
-        Field("dropout", ("dropout.attn_out", "dropout.mlp_out"), 0.1),
-        Field("tie_word_embeddings", "unembed", True, TIED),
+        ConfigField("vocab_size", "n_vocab", 50_272),
+        ConfigField("max_position_embeddings", "n_ctx", 2048),
+        ConfigField("hidden_size", "d_model", 768),
+        ConfigField("num_hidden_layers", "n_layers", 12),
+        ConfigField("num_attention_heads", "attention.n_heads", 12),
+        ConfigField("ffn_dim", "mlp.d_ff", 3072),
+        ConfigField("activation_function", "mlp.activation", "relu", ACTIVATIONS),
+        ConfigField("enable_bias", ("attention.bias", "mlp.bias"), True, ALL_OR_NONE),
+        ConfigField("attention_dropout", "dropout.pattern", 0.0),
+        ConfigField("dropout", ("dropout.attn_out", "dropout.mlp_out"), 0.1),
+        ConfigField("tie_word_embeddings", "unembed", True, TIED),
     ),
     derived=(
         # without do_layer_norm_before (350m) there is no final norm either
@@ -55,21 +55,21 @@ OPT = Family(
         ),
         Derived(embed_width, lambda a: {"word_embed_proj_dim": a.d_model}),
     ),
-    words={"norm.eps": 1e-5, "norm.kind": "layer"},
+    fixed={"norm.eps": 1e-5, "norm.kind": "layer"},
     constants={"layer_norm_elementwise_affine": True},
     rows=(
-        Row("model.decoder.embed_tokens", "embed.token"),
-        Row("model.decoder.embed_positions", "embed.position", unread=2),
-        Row("model.decoder.layers.{i}.self_attn_layer_norm", "blocks.{i}.norm_1"),
-        Row("model.decoder.layers.{i}.self_attn.q_proj", "blocks.{i}.attn.query"),
-        Row("model.decoder.layers.{i}.self_attn.k_proj", "blocks.{i}.attn.key"),
-        Row("model.decoder.layers.{i}.self_attn.v_proj", "blocks.{i}.attn.value"),
-        Row("model.decoder.layers.{i}.self_attn.out_proj", "blocks.{i}.attn.out"),
-        Row("model.decoder.layers.{i}.final_layer_norm", "blocks.{i}.norm_2"),
-        Row("model.decoder.layers.{i}.fc1", "blocks.{i}.mlp.up.0"),
-        Row("model.decoder.layers.{i}.fc2", "blocks.{i}.mlp.down"),
-        Row("model.decoder.final_layer_norm", "final_norm"),
-        Row("lm_head", "unembed"),
+        TensorRow("model.decoder.embed_tokens", "embed.token"),
+        TensorRow("model.decoder.embed_positions", "embed.position", unread=2),
+        TensorRow("model.decoder.layers.{i}.self_attn_layer_norm", "blocks.{i}.norm_1"),
+        TensorRow("model.decoder.layers.{i}.self_attn.q_proj", "blocks.{i}.attn.query"),
+        TensorRow("model.decoder.layers.{i}.self_attn.k_proj", "blocks.{i}.attn.key"),
+        TensorRow("model.decoder.layers.{i}.self_attn.v_proj", "blocks.{i}.attn.value"),
+        TensorRow("model.decoder.layers.{i}.self_attn.out_proj", "blocks.{i}.attn.out"),
+        TensorRow("model.decoder.layers.{i}.final_layer_norm", "blocks.{i}.norm_2"),
+        TensorRow("model.decoder.layers.{i}.fc1", "blocks.{i}.mlp.up.0"),
+        TensorRow("model.decoder.layers.{i}.fc2", "blocks.{i}.mlp.down"),
+        TensorRow("model.decoder.final_layer_norm", "final_norm"),
+        TensorRow("lm_head", "unembed"),
     ),
     limits={
         "attention.bias": lambda a: a.attention.bias != "none" or a.mlp.bias == "none",
@@ -82,18 +82,18 @@ BLOOM = Family(
     model_class="BloomForCausalLM",
     prefix="transformer.",
     fields=(
-        Field("vocab_size", "n_vocab", 250_880),
-        # what it was trained on: nothing in theirs limits the length
-        Field("seq_length", "n_ctx", 2048),
-        Field("hidden_size|n_embed", "d_model", 64),
-        Field("n_layer|num_hidden_layers", "n_layers", 2),
-        Field("n_head|num_attention_heads", "attention.n_heads", 8),
-        Field("layer_norm_epsilon", "norm.eps", 1e-5),
-        Field("attention_dropout", "dropout.pattern", 0.0),
-        Field("hidden_dropout", ("dropout.attn_out", "dropout.mlp_out"), 0.0),
-        Field("tie_word_embeddings", "unembed", True, TIED),
+        ConfigField("vocab_size", "n_vocab", 250_880),
+        # the training length: nothing in the model limits the length
+        ConfigField("seq_length", "n_ctx", 2048),
+        ConfigField("hidden_size|n_embed", "d_model", 64),
+        ConfigField("n_layer|num_hidden_layers", "n_layers", 2),
+        ConfigField("n_head|num_attention_heads", "attention.n_heads", 8),
+        ConfigField("layer_norm_epsilon", "norm.eps", 1e-5),
+        ConfigField("attention_dropout", "dropout.pattern", 0.0),
+        ConfigField("hidden_dropout", ("dropout.attn_out", "dropout.mlp_out"), 0.0),
+        ConfigField("tie_word_embeddings", "unembed", True, TIED),
     ),
-    words={"positions.kind": "alibi", "positions.slopes": "interleaved"}
+    fixed={"positions.kind": "alibi", "positions.slopes": "interleaved"}
     | {"embed_norm": "norm", "mlp.activation": "gelu_tanh"},
     constants={"apply_residual_connection_post_layernorm": False, "slow_but_exact": False},
     without_effect=dict.fromkeys(
@@ -108,23 +108,23 @@ BLOOM = Family(
         "how Megatron computed it",
     ),
     rows=(
-        Row("transformer.word_embeddings", "embed.token"),
-        Row("transformer.word_embeddings_layernorm", "embed.norm"),
-        Row("transformer.h.{i}.input_layernorm", "blocks.{i}.norm_1"),
-        Row("transformer.h.{i}.self_attention.query_key_value", QKV, fused="heads"),
-        Row("transformer.h.{i}.self_attention.dense", "blocks.{i}.attn.out"),
-        Row("transformer.h.{i}.post_attention_layernorm", "blocks.{i}.norm_2"),
-        Row("transformer.h.{i}.mlp.dense_h_to_4h", "blocks.{i}.mlp.up.0"),
-        Row("transformer.h.{i}.mlp.dense_4h_to_h", "blocks.{i}.mlp.down"),
-        Row("transformer.ln_f", "final_norm"),
-        Row("lm_head", "unembed"),
+        TensorRow("transformer.word_embeddings", "embed.token"),
+        TensorRow("transformer.word_embeddings_layernorm", "embed.norm"),
+        TensorRow("transformer.h.{i}.input_layernorm", "blocks.{i}.norm_1"),
+        TensorRow("transformer.h.{i}.self_attention.query_key_value", QKV, fused="heads"),
+        TensorRow("transformer.h.{i}.self_attention.dense", "blocks.{i}.attn.out"),
+        TensorRow("transformer.h.{i}.post_attention_layernorm", "blocks.{i}.norm_2"),
+        TensorRow("transformer.h.{i}.mlp.dense_h_to_4h", "blocks.{i}.mlp.up.0"),
+        TensorRow("transformer.h.{i}.mlp.dense_4h_to_h", "blocks.{i}.mlp.down"),
+        TensorRow("transformer.ln_f", "final_norm"),
+        TensorRow("lm_head", "unembed"),
     ),
 )
 
 
 def softmax_scale(entries: Entries) -> dict[str, Any]:
-    """The number itself, or 1/sqrt(d_head) where there is none."""
-    attention = entries.given("attn_config")
+    """The number itself, or 1/sqrt(d_head) if it is null."""
+    attention = entries.raw("attn_config")
     if attention is not None and not isinstance(attention, dict):
         raise FamilyError(f"attn_config = {shown(attention)} in config.json: expected an object")
     scale = entries.number("attn_config.softmax_scale", None, None, above=0)
@@ -134,7 +134,7 @@ def softmax_scale(entries: Entries) -> dict[str, Any]:
 
 
 def softmax_scale_to(a: Architecture) -> dict[str, Any]:
-    """The same written."""
+    """The inverse of `softmax_scale`."""
     usual = a.attention.scale == "1/sqrt(d_head)"
     return {} if usual else {"attn_config.softmax_scale": a.score_scale}
 
@@ -144,17 +144,17 @@ MPT = Family(
     model_class="MptForCausalLM",
     prefix="transformer.",
     fields=(
-        Field("vocab_size", "n_vocab", 50_368),
-        Field("max_seq_len", "n_ctx", 2048),
-        Field("d_model|hidden_size", "d_model", 2048),
-        Field("n_layers|num_hidden_layers", "n_layers", 24),
-        Field("n_heads|num_attention_heads", "attention.n_heads", 16),
-        Field("layer_norm_epsilon", "norm.eps", 1e-5),
-        Field("resid_pdrop", "dropout.mlp_out", 0.0),
-        Field("tie_word_embeddings", "unembed", True, TIED),
+        ConfigField("vocab_size", "n_vocab", 50_368),
+        ConfigField("max_seq_len", "n_ctx", 2048),
+        ConfigField("d_model|hidden_size", "d_model", 2048),
+        ConfigField("n_layers|num_hidden_layers", "n_layers", 24),
+        ConfigField("n_heads|num_attention_heads", "attention.n_heads", 16),
+        ConfigField("layer_norm_epsilon", "norm.eps", 1e-5),
+        ConfigField("resid_pdrop", "dropout.mlp_out", 0.0),
+        ConfigField("tie_word_embeddings", "unembed", True, TIED),
     ),
     derived=(Derived(softmax_scale, softmax_scale_to),),
-    words={
+    fixed={
         "positions.kind": "alibi",
         "positions.slopes": "interleaved",
         "norm.kind": "layer",
@@ -166,7 +166,7 @@ MPT = Family(
     },
     constants={
         "expansion_ratio": 4,
-        # transformers takes whole numbers alone
+        # transformers accepts only integers
         "attn_config.attn_pdrop": 0,
         "attn_config.alibi": True,
         "attn_config.alibi_bias_max": 8,
@@ -178,15 +178,15 @@ MPT = Family(
         "no_bias": True,
     },
     rows=(
-        Row("transformer.wte", "embed.token"),
-        Row("transformer.blocks.{i}.norm_1", "blocks.{i}.norm_1"),
-        Row("transformer.blocks.{i}.attn.Wqkv", QKV),
-        Row("transformer.blocks.{i}.attn.out_proj", "blocks.{i}.attn.out"),
-        Row("transformer.blocks.{i}.norm_2", "blocks.{i}.norm_2"),
-        Row("transformer.blocks.{i}.ffn.up_proj", "blocks.{i}.mlp.up.0"),
-        Row("transformer.blocks.{i}.ffn.down_proj", "blocks.{i}.mlp.down"),
-        Row("transformer.norm_f", "final_norm"),
-        Row("lm_head", "unembed"),
+        TensorRow("transformer.wte", "embed.token"),
+        TensorRow("transformer.blocks.{i}.norm_1", "blocks.{i}.norm_1"),
+        TensorRow("transformer.blocks.{i}.attn.Wqkv", QKV),
+        TensorRow("transformer.blocks.{i}.attn.out_proj", "blocks.{i}.attn.out"),
+        TensorRow("transformer.blocks.{i}.norm_2", "blocks.{i}.norm_2"),
+        TensorRow("transformer.blocks.{i}.ffn.up_proj", "blocks.{i}.mlp.up.0"),
+        TensorRow("transformer.blocks.{i}.ffn.down_proj", "blocks.{i}.mlp.down"),
+        TensorRow("transformer.norm_f", "final_norm"),
+        TensorRow("lm_head", "unembed"),
     ),
     without_effect={
         "attn_config": "an object, whose entries are read one by one",

@@ -1,4 +1,4 @@
-"""GPT-J, Phi and Falcon: attention and MLP read the same norm of the stream and write to it at once."""
+"""GPT-J, Phi and Falcon: attention and MLP read the same norm of the stream and write to it together."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries, FamilyError
 from pellucid.hub.tables.gpt import SIZES
 from pellucid.hub.tables.rotary import EVEN, EVEN_PART, rotary
-from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, Derived, Family, Field, Row
+from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, ConfigField, Derived, Family, TensorRow
 
 ALL_OR_NONE = {True: "all", False: "none"}
 INV_FREQ = {r"rotary_emb\.inv_freq$": "a constant of the rotary positions"}
@@ -15,8 +15,11 @@ CAUSAL = {r"\.attn\.(masked_)?bias$": "the causal mask, written out"}
 
 
 def rotary_dim(entries: Entries) -> dict[str, Any]:
-    """The rotated coordinates of each head as a fraction, which gives back the same whole number."""
-    n, d = entries.whole("rotary_dim", 64), entries.whole(SIZES[2].theirs, 4096) // entries.whole(SIZES[4].theirs, 16)
+    """The rotated share of each head, as a fraction that gives back the same integer."""
+    n, d = (
+        entries.integer("rotary_dim", 64),
+        entries.integer(SIZES[2].theirs, 4096) // entries.integer(SIZES[4].theirs, 16),
+    )
     if not 0 < n <= d or n % 2:
         raise FamilyError(f"rotary_dim = {n} in config.json: expected an even number from 2 to n_embd / n_head = {d}")
     return {"positions.fraction": n / d if int(d * (n / d)) == n else math.nextafter(n / d, 1.0)}
@@ -27,21 +30,21 @@ GPTJ = Family(
     model_class="GPTJForCausalLM",
     prefix="transformer.",
     fields=(
-        Field("vocab_size", "n_vocab", 50_400),
-        Field(SIZES[1].theirs, "n_ctx", 2048),
-        Field(SIZES[2].theirs, "d_model", 4096),
-        Field(SIZES[3].theirs, "n_layers", 28),
-        Field(SIZES[4].theirs, "attention.n_heads", 16),
-        Field("n_inner", "mlp.d_ff", 0, null=0),
-        Field("activation_function", "mlp.activation", "gelu_new", ACTIVATIONS),
-        Field("layer_norm_epsilon", "norm.eps", 1e-5),
-        Field("embd_pdrop", "dropout.embed", 0.0),
-        Field("attn_pdrop", "dropout.pattern", 0.0),
-        Field("resid_pdrop", ("dropout.attn_out", "dropout.mlp_out"), 0.0),
-        Field("tie_word_embeddings", "unembed", False, TIED),
+        ConfigField("vocab_size", "n_vocab", 50_400),
+        ConfigField(SIZES[1].theirs, "n_ctx", 2048),
+        ConfigField(SIZES[2].theirs, "d_model", 4096),
+        ConfigField(SIZES[3].theirs, "n_layers", 28),
+        ConfigField(SIZES[4].theirs, "attention.n_heads", 16),
+        ConfigField("n_inner", "mlp.d_ff", 0, null=0),
+        ConfigField("activation_function", "mlp.activation", "gelu_new", ACTIVATIONS),
+        ConfigField("layer_norm_epsilon", "norm.eps", 1e-5),
+        ConfigField("embd_pdrop", "dropout.embed", 0.0),
+        ConfigField("attn_pdrop", "dropout.pattern", 0.0),
+        ConfigField("resid_pdrop", ("dropout.attn_out", "dropout.mlp_out"), 0.0),
+        ConfigField("tie_word_embeddings", "unembed", False, TIED),
     ),
     derived=(Derived(rotary_dim, lambda a: {"rotary_dim": a.d_rotary}),),
-    words={
+    fixed={
         "positions.kind": "rotary",
         "positions.layout": "pairs",
         "positions.base": 10_000.0,
@@ -52,19 +55,19 @@ GPTJ = Family(
         "mlp.bias": "all",
     },
     rows=(
-        Row("transformer.wte", "embed.token"),
-        Row("transformer.h.{i}.ln_1", "blocks.{i}.norm_1"),
-        Row("transformer.h.{i}.attn.q_proj", "blocks.{i}.attn.query"),
-        Row("transformer.h.{i}.attn.k_proj", "blocks.{i}.attn.key"),
-        Row("transformer.h.{i}.attn.v_proj", "blocks.{i}.attn.value"),
-        Row("transformer.h.{i}.attn.out_proj", "blocks.{i}.attn.out"),
-        Row("transformer.h.{i}.mlp.fc_in", "blocks.{i}.mlp.up.0"),
-        Row("transformer.h.{i}.mlp.fc_out", "blocks.{i}.mlp.down"),
-        Row("transformer.ln_f", "final_norm"),
-        Row("lm_head", "unembed"),
+        TensorRow("transformer.wte", "embed.token"),
+        TensorRow("transformer.h.{i}.ln_1", "blocks.{i}.norm_1"),
+        TensorRow("transformer.h.{i}.attn.q_proj", "blocks.{i}.attn.query"),
+        TensorRow("transformer.h.{i}.attn.k_proj", "blocks.{i}.attn.key"),
+        TensorRow("transformer.h.{i}.attn.v_proj", "blocks.{i}.attn.value"),
+        TensorRow("transformer.h.{i}.attn.out_proj", "blocks.{i}.attn.out"),
+        TensorRow("transformer.h.{i}.mlp.fc_in", "blocks.{i}.mlp.up.0"),
+        TensorRow("transformer.h.{i}.mlp.fc_out", "blocks.{i}.mlp.down"),
+        TensorRow("transformer.ln_f", "final_norm"),
+        TensorRow("lm_head", "unembed"),
     ),
     ignored=CAUSAL | {r"embed_positions$": "a constant of the rotary positions"},
-    # of the files on the hub, whose authors' code read them
+    # these occur in files on the hub, whose authors' code read them
     constants={"rotary": True, "scale_attn_weights": True},
     without_effect={"n_ctx": "n_positions says it"},
 )
@@ -74,35 +77,35 @@ PHI = Family(
     model_class="PhiForCausalLM",
     prefix="model.",
     fields=(
-        Field("vocab_size", "n_vocab", 51_200),
-        Field("max_position_embeddings", "n_ctx", 2048),
-        Field("hidden_size", "d_model", 2048),
-        Field("num_hidden_layers", "n_layers", 24),
-        Field("num_attention_heads", "attention.n_heads", 32),
-        Field("num_key_value_heads", "attention.n_kv_heads", 0, null=0),
-        Field("head_dim", "attention.d_head", 0),
-        Field("intermediate_size", "mlp.d_ff", 8192),
-        Field("hidden_act", "mlp.activation", "gelu_new", ACTIVATIONS),
-        Field("layer_norm_eps", "norm.eps", 1e-5),
-        Field("embd_pdrop", "dropout.embed", 0.0),
-        Field("attention_dropout", "dropout.pattern", 0.0),
-        Field("resid_pdrop", ("dropout.attn_out", "dropout.mlp_out"), 0.0),
-        Field("tie_word_embeddings", "unembed", False, TIED),
+        ConfigField("vocab_size", "n_vocab", 51_200),
+        ConfigField("max_position_embeddings", "n_ctx", 2048),
+        ConfigField("hidden_size", "d_model", 2048),
+        ConfigField("num_hidden_layers", "n_layers", 24),
+        ConfigField("num_attention_heads", "attention.n_heads", 32),
+        ConfigField("num_key_value_heads", "attention.n_kv_heads", 0, null=0),
+        ConfigField("head_dim", "attention.d_head", 0),
+        ConfigField("intermediate_size", "mlp.d_ff", 8192),
+        ConfigField("hidden_act", "mlp.activation", "gelu_new", ACTIVATIONS),
+        ConfigField("layer_norm_eps", "norm.eps", 1e-5),
+        ConfigField("embd_pdrop", "dropout.embed", 0.0),
+        ConfigField("attention_dropout", "dropout.pattern", 0.0),
+        ConfigField("resid_pdrop", ("dropout.attn_out", "dropout.mlp_out"), 0.0),
+        ConfigField("tie_word_embeddings", "unembed", False, TIED),
     ),
     derived=(rotary(0.5),),
-    words={"positions.kind": "rotary", "positions.layout": "halves", "block": "shared", "readout": "affine"},
+    fixed={"positions.kind": "rotary", "positions.layout": "halves", "block": "shared", "readout": "affine"},
     constants={"qk_layernorm": False},
     rows=(
-        Row("model.embed_tokens", "embed.token"),
-        Row("model.layers.{i}.input_layernorm", "blocks.{i}.norm_1"),
-        Row("model.layers.{i}.self_attn.q_proj", "blocks.{i}.attn.query"),
-        Row("model.layers.{i}.self_attn.k_proj", "blocks.{i}.attn.key"),
-        Row("model.layers.{i}.self_attn.v_proj", "blocks.{i}.attn.value"),
-        Row("model.layers.{i}.self_attn.dense", "blocks.{i}.attn.out"),
-        Row("model.layers.{i}.mlp.fc1", "blocks.{i}.mlp.up.0"),
-        Row("model.layers.{i}.mlp.fc2", "blocks.{i}.mlp.down"),
-        Row("model.final_layernorm", "final_norm"),
-        Row("lm_head", "unembed"),
+        TensorRow("model.embed_tokens", "embed.token"),
+        TensorRow("model.layers.{i}.input_layernorm", "blocks.{i}.norm_1"),
+        TensorRow("model.layers.{i}.self_attn.q_proj", "blocks.{i}.attn.query"),
+        TensorRow("model.layers.{i}.self_attn.k_proj", "blocks.{i}.attn.key"),
+        TensorRow("model.layers.{i}.self_attn.v_proj", "blocks.{i}.attn.value"),
+        TensorRow("model.layers.{i}.self_attn.dense", "blocks.{i}.attn.out"),
+        TensorRow("model.layers.{i}.mlp.fc1", "blocks.{i}.mlp.up.0"),
+        TensorRow("model.layers.{i}.mlp.fc2", "blocks.{i}.mlp.down"),
+        TensorRow("model.final_layernorm", "final_norm"),
+        TensorRow("lm_head", "unembed"),
     ),
     ignored=INV_FREQ,
     limits=EVEN_PART,
@@ -110,15 +113,15 @@ PHI = Family(
 
 
 def falcon_block(entries: Entries) -> dict[str, Any]:
-    """The blocks of Falcon 7b (one norm, one key head), of its non-parallel kind, and of 40b and 180b."""
+    """The blocks of Falcon 7b (one norm, one key head), of its sequential variant, and of 40b and 180b."""
     new, parallel = entries.flag("new_decoder_architecture", False, False), entries.flag("parallel_attn", True, False)
-    n_norms = entries.whole("num_ln_in_parallel_attn", 2 if new else 1, 2 if new else 1)
+    n_norms = entries.integer("num_ln_in_parallel_attn", 2 if new else 1, 2 if new else 1)
     if (new and not parallel) or n_norms not in ((1, 2) if new else (1,)):
         raise FamilyError(
             f"num_ln_in_parallel_attn = {n_norms}, parallel_attn = {parallel}, new_decoder_architecture = {new} in "
             "config.json: expected parallel attention with 1 or 2 norms where the architecture is new, else 1"
         )
-    n_kv_heads, old = entries.whole("num_kv_heads", 0, 0), 1 if entries.flag("multi_query", True, False) else 0
+    n_kv_heads, old = entries.integer("num_kv_heads", 0, 0), 1 if entries.flag("multi_query", True, False) else 0
     return {
         "block": "parallel" if n_norms == 2 else "shared" if parallel else "pre",
         "attention.n_kv_heads": n_kv_heads if new else old,
@@ -126,7 +129,7 @@ def falcon_block(entries: Entries) -> dict[str, Any]:
 
 
 def falcon_entries(a: Architecture) -> dict[str, Any]:
-    """The same written, as the older kind where that can say it."""
+    """The inverse of `falcon_block`, in the older form if that is possible."""
     new = a.block == "parallel" or (a.block == "shared" and a.n_kv_heads not in (1, a.n_heads))
     return {
         "new_decoder_architecture": new,
@@ -142,35 +145,35 @@ FALCON = Family(
     model_class="FalconForCausalLM",
     prefix="transformer.",
     fields=(
-        Field("vocab_size", "n_vocab", 65_024),
-        Field("max_position_embeddings", "n_ctx", 2048),
-        Field("hidden_size|n_embed", "d_model", 4544),
-        Field("num_hidden_layers|n_layer", "n_layers", 32),
-        Field("num_attention_heads|n_head", "attention.n_heads", 71),
-        Field("ffn_hidden_size", "mlp.d_ff", 0, null=0),
-        Field("activation", "mlp.activation", "gelu", ACTIVATIONS),
-        Field("bias", ("attention.bias", "mlp.bias"), False, ALL_OR_NONE, null=False),
-        Field("layer_norm_epsilon", "norm.eps", 1e-5),
-        Field("tie_word_embeddings", "unembed", True, TIED),
+        ConfigField("vocab_size", "n_vocab", 65_024),
+        ConfigField("max_position_embeddings", "n_ctx", 2048),
+        ConfigField("hidden_size|n_embed", "d_model", 4544),
+        ConfigField("num_hidden_layers|n_layer", "n_layers", 32),
+        ConfigField("num_attention_heads|n_head", "attention.n_heads", 71),
+        ConfigField("ffn_hidden_size", "mlp.d_ff", 0, null=0),
+        ConfigField("activation", "mlp.activation", "gelu", ACTIVATIONS),
+        ConfigField("bias", ("attention.bias", "mlp.bias"), False, ALL_OR_NONE, null=False),
+        ConfigField("layer_norm_epsilon", "norm.eps", 1e-5),
+        ConfigField("tie_word_embeddings", "unembed", True, TIED),
     ),
     derived=(rotary(), Derived(falcon_block, falcon_entries)),
-    # dropout there falls on the sum of attention and MLP, which no word says
-    words={"positions.kind": "rotary", "positions.layout": "halves", "positions.fraction": 1.0}
-    | {f"dropout.{place}": 0.0 for place in ("embed", "pattern", "attn_out", "mlp_out")},
+    # dropout there falls on the sum of attention and MLP, which no option describes
+    fixed={"positions.kind": "rotary", "positions.layout": "halves", "positions.fraction": 1.0}
+    | {f"dropout.{site}": 0.0 for site in ("embed", "pattern", "attn_out", "mlp_out")},
     constants={"alibi": False, "hidden_dropout": 0.0, "attention_dropout": 0.0, "head_dim": None},
     without_effect={"apply_residual_connection_post_layernorm": "their code of today does not read it"},
     rows=(
-        Row("transformer.word_embeddings", "embed.token"),
-        Row("transformer.h.{i}.input_layernorm", "blocks.{i}.norm_1", where={"block": ("pre", "shared")}),
-        Row("transformer.h.{i}.ln_attn", "blocks.{i}.norm_1", where={"block": ("parallel",)}),
-        Row("transformer.h.{i}.self_attention.query_key_value", QKV, fused="heads"),
-        Row("transformer.h.{i}.self_attention.dense", "blocks.{i}.attn.out"),
-        Row("transformer.h.{i}.post_attention_layernorm", "blocks.{i}.norm_2", where={"block": ("pre",)}),
-        Row("transformer.h.{i}.ln_mlp", "blocks.{i}.norm_2", where={"block": ("parallel",)}),
-        Row("transformer.h.{i}.mlp.dense_h_to_4h", "blocks.{i}.mlp.up.0"),
-        Row("transformer.h.{i}.mlp.dense_4h_to_h", "blocks.{i}.mlp.down"),
-        Row("transformer.ln_f", "final_norm"),
-        Row("lm_head", "unembed"),
+        TensorRow("transformer.word_embeddings", "embed.token"),
+        TensorRow("transformer.h.{i}.input_layernorm", "blocks.{i}.norm_1", where={"block": ("pre", "shared")}),
+        TensorRow("transformer.h.{i}.ln_attn", "blocks.{i}.norm_1", where={"block": ("parallel",)}),
+        TensorRow("transformer.h.{i}.self_attention.query_key_value", QKV, fused="heads"),
+        TensorRow("transformer.h.{i}.self_attention.dense", "blocks.{i}.attn.out"),
+        TensorRow("transformer.h.{i}.post_attention_layernorm", "blocks.{i}.norm_2", where={"block": ("pre",)}),
+        TensorRow("transformer.h.{i}.ln_mlp", "blocks.{i}.norm_2", where={"block": ("parallel",)}),
+        TensorRow("transformer.h.{i}.mlp.dense_h_to_4h", "blocks.{i}.mlp.up.0"),
+        TensorRow("transformer.h.{i}.mlp.dense_4h_to_h", "blocks.{i}.mlp.down"),
+        TensorRow("transformer.ln_f", "final_norm"),
+        TensorRow("lm_head", "unembed"),
     ),
     ignored=INV_FREQ,
     limits=EVEN | {"attention.bias": lambda a: a.attention.bias == "none" or a.mlp.bias == "all"},

@@ -1,7 +1,7 @@
-"""What a table is made of: Hugging Face names beside ours. A family made of existing words is one more table.
+"""The parts of a table that maps a Hugging Face family to Pellucid. A family of existing options is one more table.
 
-A row names a module; `.weight` and `.bias` follow it on both sides (a norm's weight is our gain). `{i}`
-counts the layers.
+A row names a module; `.weight` and `.bias` are appended on both sides (a norm's weight is our gain). `{i}` is the
+layer.
 """
 
 import re
@@ -14,14 +14,15 @@ from pellucid.hub.tables.entries import REFUSED, Entries
 
 
 @dataclass(frozen=True)
-class Row:
-    """A module of theirs, and the module of ours that it is, or the several that it holds as one.
+class TensorRow:
+    """One module of theirs, and the module of ours that it is, or the several that it joins.
 
     transposed  theirs is stored in x out (GPT-2's Conv1D)
-    fused       how rows of several modules of ours lie in theirs: one module after the other, or by heads of
-                keys (the queries that read k_1, k_1, v_1, the queries that read k_2, k_2, v_2, ...)
-    unread      rows before the first of ours, which nothing reads: left out on the way in, 0 on the way out
-    where       field -> the words of it under which the module is there
+    fused       how their rows order the rows of several modules of ours: module after module, or by key heads (the
+    queries
+                that read k_1, k_1, v_1, the queries that read k_2, k_2, v_2, ...)
+    unread      unused rows before our first one: dropped when reading, 0 when writing
+    where       field -> the values of it for which the module exists
     tensor      the names are those of one tensor and one parameter; theirs is a matrix whose only row is ours
     """
 
@@ -39,17 +40,18 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Field:
-    """An entry of their config.json, the fields of ours that it sets, and its value where it is missing.
+class ConfigField:
+    """An entry of their config.json, the fields of ours that it sets, and its default.
 
-    `theirs` is a path; other spellings that are read and not written follow after `|`. `words` translates values. The
-    type is that of our field. `null` is the value where the entry is null, which is refused unless it is given.
+    `theirs` is a path; alternative names that are read but not written follow after `|`. `values` translates their
+    values
+    to ours. The type is that of our field. `null` is the value of a null entry; without it null is refused.
     """
 
     theirs: str
     ours: str | tuple[str, ...]
     default: Any
-    words: Mapping[Any, Any] | None = None
+    values: Mapping[Any, Any] | None = None
     null: Any = REFUSED
 
     @property
@@ -59,11 +61,11 @@ class Field:
 
 @dataclass(frozen=True)
 class Derived:
-    """Fields of ours that several entries of their config.json say together.
+    """Fields of ours that several entries of their config.json determine together.
 
-    read   the entries -> the values of our fields, by name; FamilyError where our words cannot say it
-    write  architecture -> the entries, by path; what it cannot say it may write in any way, for what comes
-           back is compared
+    read   entries -> the values of our fields, by name; raises FamilyError if Pellucid cannot represent them
+    write  architecture -> entries, by path; it may write anything for an architecture that it cannot represent, because
+           the result is read back and compared
     """
 
     read: Callable[[Entries], Mapping[str, Any]]
@@ -74,34 +76,33 @@ class Derived:
 class Family:
     """One family. `name` is the model_type of its config.json.
 
-    derived    what more than one entry of config.json says together
-    words      what every model of the family is, in our words
-    constants  entries of config.json that say the same; another value there is refused, but for null where false is
-               what is asked for
-    without_effect  further entries of config.json that no logit depends on, each with the reason
-    ignored    pattern of their tensor names -> why we have none of that name
-    twins      their tensors that repeat another of theirs: name -> the other
-    copies     the same, of tensors that need not be there: read where they are, and never written
-    spellings  older names of tensors, replaced wherever they occur
+    derived    fields that several entries of config.json determine together
+    fixed      the options that every model of the family has
+    constants  entries of config.json with the same meaning; another value is refused, but null counts as false
+    without_effect  further entries of config.json that do not change the logits, each with the reason
+    ignored    pattern of their tensor names -> why we have no such tensor
+    tied       their tensors that repeat another of theirs: name -> the other
+    optional_tied  the same for tensors that may be missing: read if they are there, never written
+    renames    older names of tensors, replaced wherever they occur
     limits     our field -> whether the family can hold the architecture's value, where the config alone cannot tell;
-               held to on the way in as on the way out
-    writes     the same for what a file may say and their class would not take: held to on the way out alone
+               checked when reading and when writing
+    writes     the same for values that a file may hold but their class refuses: checked when writing only
     body       their class without a head, whose files may lack the readout's tensors
-    encoder    the family of their class of the encoder alone, where there is one
+    encoder    the family of their encoder-only class, if there is one
     """
 
     name: str
     model_class: str
     prefix: str
-    fields: tuple[Field, ...]
-    rows: tuple[Row, ...]
+    fields: tuple[ConfigField, ...]
+    rows: tuple[TensorRow, ...]
     derived: tuple[Derived, ...] = ()
-    words: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
-    twins: Mapping[str, str] = field(default_factory=dict)
-    copies: Mapping[str, str] = field(default_factory=dict)
-    spellings: Mapping[str, str] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
+    optional_tied: Mapping[str, str] = field(default_factory=dict)
+    renames: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, Callable[[Architecture], bool]] = field(default_factory=dict)
     writes: Mapping[str, Callable[[Architecture], bool]] = field(default_factory=dict)
     without_effect: Mapping[str, str] = field(default_factory=dict)
@@ -133,5 +134,5 @@ QKV = ("blocks.{i}.attn.query", "blocks.{i}.attn.key", "blocks.{i}.attn.value")
 
 
 def visible_windows(a: Architecture) -> list[int]:
-    """The window of every layer, 0 where it reaches the whole context."""
+    """The window of every layer, 0 if it covers the whole context."""
     return [0 if a.window(layer) >= a.n_ctx else a.window(layer) for layer in range(a.n_layers)]

@@ -1,1 +1,1 @@
-"""Code that is written into converted folders, and is imported there alone (`pellucid.hub.standalone`)."""
+"""Code that is written into converted folders and imported only there (`pellucid.hub.standalone`)."""

@@ -13,7 +13,7 @@ from pellucid.architecture import Architecture
 class PellucidConfig(PretrainedConfig):
     """An architecture as a configuration of transformers. `architecture` holds every option, nested.
 
-    decoder_start_token_id  the id with which the targets of an encoder-decoder begin
+    decoder_start_token_id  the id that starts the targets of an encoder-decoder
     """
 
     model_type = "pellucid"
@@ -28,7 +28,7 @@ class PellucidConfig(PretrainedConfig):
         decoder_start_token_id: int | None = None,
         **kwargs: Any,
     ):
-        # transformers makes a configuration without arguments where it compares with the defaults
+        # transformers creates a configuration without arguments to compare with the defaults
         smallest = Architecture(n_vocab=1, n_ctx=1, d_model=4, n_layers=0)
         a = smallest if architecture is None else Architecture.from_dict(architecture)
         self.architecture = a.to_dict()
@@ -39,7 +39,7 @@ class PellucidConfig(PretrainedConfig):
 
     @property
     def options(self) -> Architecture:
-        """The architecture itself."""
+        """The architecture as an object."""
         return Architecture.from_dict(self.architecture)
 
     @property

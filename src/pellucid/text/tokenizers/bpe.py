@@ -64,7 +64,7 @@ class BPETokenizer(Tokenizer):
         self._json = text
         content = json.loads(text)
         _check_content(content, trust)
-        self._engine = _guarded(Engine.from_str, text)
+        self._engine = guarded(Engine.from_str, text)
         self._engine.no_truncation()
         self._engine.no_padding()
         self._engine.encode_special_tokens = True
@@ -100,7 +100,7 @@ class BPETokenizer(Tokenizer):
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        _guarded(engine.train_from_iterator, _checked_chunks(texts, pattern), trainer)
+        guarded(engine.train_from_iterator, _checked_chunks(texts, pattern), trainer)
         reached = engine.get_vocab_size() + 1
         note = (
             f"the vocabulary stopped at {reached} of the {n_vocab} requested ids: "
@@ -134,10 +134,10 @@ class BPETokenizer(Tokenizer):
         return [(a, b) for a, b in (pair.split(" ") if isinstance(pair, str) else pair for pair in pairs)]
 
     def _encode(self, text: str) -> list[int]:
-        return _guarded(self._engine.encode, text, add_special_tokens=False).ids
+        return guarded(self._engine.encode, text, add_special_tokens=False).ids
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        encoded = _guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
+        encoded = guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
 
     def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
@@ -211,7 +211,7 @@ def _declare_separator(engine: Engine) -> None:
     engine.add_special_tokens([AddedToken(SEPARATOR, special=True, normalized=False)])
 
 
-def _guarded(call: Any, *args: Any, **options: Any) -> Any:
+def guarded(call: Any, *args: Any, **options: Any) -> Any:
     """Call the engine and turn its failures, panics included, into TokenizerError."""
     try:
         return call(*args, **options)
@@ -229,7 +229,7 @@ def _check_content(content: Any, trust: bool) -> None:
         raise TokenizerError(
             f"tokenizer.json holds a model of type {kind!r}: expected byte-level BPE, characters or bytes"
         )
-    steps = _steps(content.get("pre_tokenizer"), "pretokenizers")
+    steps = steps_of(content.get("pre_tokenizer"), "pretokenizers")
     if not any(step.get("type") == "ByteLevel" for step in steps) or model.get("byte_fallback"):
         raise TokenizerError("tokenizer.json holds a BPE that is not byte-level: expected a ByteLevel pre-tokenizer")
     if absent := [character for character in byte_characters() if character not in model["vocab"]]:
@@ -248,7 +248,7 @@ def _check_content(content: Any, trust: bool) -> None:
                 f"tokenizer.json splits text by {pattern or step.get('type')!r}, which is not known to be safe: "
                 "pass trust=True if you trust where the file comes from"
             )
-    for step in _steps(content.get("normalizer"), "normalizers"):
+    for step in steps_of(content.get("normalizer"), "normalizers"):
         if step.get("type") != "NFC":
             raise TokenizerError(
                 f"tokenizer.json changes text by {step.get('type')!r}, which is not known to be safe: "
@@ -256,11 +256,11 @@ def _check_content(content: Any, trust: bool) -> None:
             )
 
 
-def _steps(part: Any, inner: str) -> list[dict]:
+def steps_of(part: Any, inner: str) -> list[dict]:
     """The steps of a pre-tokenizer or normalizer as a list."""
     if not part:
         return []
-    return [step for one in part[inner] for step in _steps(one, inner)] if part.get("type") == "Sequence" else [part]
+    return [step for one in part[inner] for step in steps_of(one, inner)] if part.get("type") == "Sequence" else [part]
 
 
 def _border_of(content: dict) -> re.Pattern[str] | None:
@@ -268,7 +268,7 @@ def _border_of(content: dict) -> re.Pattern[str] | None:
     # added tokens that are not special match in text, across borders too
     if content.get("normalizer") or not all(t["special"] for t in content.get("added_tokens", ())):
         return None
-    *before, last = _steps(content.get("pre_tokenizer"), "pretokenizers")
+    *before, last = steps_of(content.get("pre_tokenizer"), "pretokenizers")
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
         return None
     if not before:

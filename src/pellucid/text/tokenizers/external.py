@@ -18,7 +18,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from pellucid.text.tokenizers.base import Tokenizer, TokenizerError, check_special
-from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, _guarded, _steps
+from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, guarded, steps_of
 
 MODELS = {"BPE": "sentencepiece", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
 #: names of the end-of-text token; the first that is declared is used
@@ -52,7 +52,7 @@ class ExternalTokenizer(Tokenizer):
             check_steps(content)
         model = content["model"]
         self.kind, self._model = MODELS[model["type"]], model
-        self._engine = _guarded(Engine.from_str, text if model["type"] == "BPE" else unreachable(content))
+        self._engine = guarded(Engine.from_str, text if model["type"] == "BPE" else unreachable(content))
         self._engine.no_truncation()
         self._engine.no_padding()
         self._engine.encode_special_tokens = True
@@ -82,14 +82,14 @@ class ExternalTokenizer(Tokenizer):
         return ExternalTokenizer(engine.to_str(pretty=True), trust=True)
 
     def _encode(self, text: str) -> list[int]:
-        return _guarded(self._engine.encode, text, add_special_tokens=False).ids
+        return guarded(self._engine.encode, text, add_special_tokens=False).ids
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        encoded = _guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
+        encoded = guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
-        return _guarded(self._engine.encode, text, add_special_tokens=False).offsets
+        return guarded(self._engine.encode, text, add_special_tokens=False).offsets
 
     def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
         # these tokenizers have no known borders at which text may be cut
@@ -100,7 +100,7 @@ class ExternalTokenizer(Tokenizer):
         plain_ids = [int(i) for i in ids if int(i) not in self._special_ids]
         if wrong := next((i for i in plain_ids if not 0 <= i < self.n_vocab), None):
             raise TokenizerError(f"token {wrong} is outside this vocabulary: ids run from 0 to {self.n_vocab - 1}")
-        return _guarded(self._engine.decode, plain_ids, skip_special_tokens=False)
+        return guarded(self._engine.decode, plain_ids, skip_special_tokens=False)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return self.decode(ids).encode()
@@ -132,7 +132,7 @@ def read_external(text: str, *, trust: bool = False) -> Tokenizer | None:
     model = content.get("model") or {}
     if model.get("type") not in MODELS:
         return None
-    cuts = {step.get("type") for step in _steps(content.get("pre_tokenizer"), "pretokenizers")}
+    cuts = {step.get("type") for step in steps_of(content.get("pre_tokenizer"), "pretokenizers")}
     if (
         model["type"] == "BPE"
         and not model.get("byte_fallback")
@@ -210,7 +210,7 @@ def check_steps(content: dict[str, Any]) -> None:
     """Raise TokenizerError for unknown steps, for unsafe patterns and for long insertions."""
     parts = (("normalizer", "normalizers", CHANGES), ("pre_tokenizer", "pretokenizers", CUTS))
     for part, inner, known in (*parts, ("decoder", "decoders", JOINS)):
-        for step in _steps(content.get(part), inner):
+        for step in steps_of(content.get(part), inner):
             kind, pattern = step.get("type"), step.get("pattern") or {}
             inserted = str(step.get("content") or step.get("prepend") or "")
             expression = pattern.get("Regex") if isinstance(pattern, dict) else pattern
