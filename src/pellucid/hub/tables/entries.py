@@ -109,8 +109,8 @@ class Entries:
         for step in path.split("."):
             if not isinstance(value, Mapping) or step not in value:
                 return _ABSENT
-            value = found[step]
-        return found
+            value = value[step]
+        return value
 
 
 def shown(value: Any) -> str:
