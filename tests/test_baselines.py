@@ -225,7 +225,7 @@ def test_a_model_that_can_hold_the_text_by_heart_is_warned_of(text):
     assert not baselines.warn_of_too_few(small, 30.0, part, 1.0)
     assert not baselines.warn_of_too_few(large, 3.0, part, 1.0)
     (said,) = baselines.warn_of_too_few(large, 30.0, part, 1.0)
-    assert "by heart" in said
+    assert "memorize" in said
     assert "read 30 times" in said
 
 

@@ -350,7 +350,7 @@ def test_data_sheets_are_of_one_unit():
         assert 16e9 <= one.memory <= 200e9
         assert 0.2e12 <= one.bandwidth <= 10e12
         assert one.peak("float32") == one.float32
-    with pytest.raises(PlanError, match="say one of"):
+    with pytest.raises(PlanError, match="choose one of"):
         make_plan("small", accelerators=("abacus",))
 
 

@@ -114,14 +114,14 @@ def a_split(folder, n):
 def test_what_is_given_stays(monkeypatch, tmp_path):
     monkeypatch.setattr(sizing, "scale_of", lambda *_: (1.0, 1.0))
     given_ = {"dropout": 0.3, "model.ngrams": (2,), "train.batch": 5, "text.vocabulary": 700}
-    made, lines = size_to(recipe(20.0, **given_), a_split(tmp_path, 10_000), given=given_)
+    made, lines = size_to(recipe(20.0, **given_), a_split(tmp_path, 10_000), options=given_)
     assert (made.train.batch, made.text.vocabulary, made.model.ngrams) == (5, 700, (2,))
     assert made.model.dropout.embed == 0.3
     assert made.model.n_ctx == sizing.CONTEXT
     assert "5 sequences a step" in lines[0]
     assert "with tables of n-grams" in lines[0]
     assert not any("dropout" in line for line in lines)
-    other, lines = size_to(recipe(20.0, tokenizer="char"), a_split(tmp_path, 10_000), given={"tokenizer": "char"})
+    other, lines = size_to(recipe(20.0, tokenizer="char"), a_split(tmp_path, 10_000), options={"tokenizer": "char"})
     assert other.text.vocabulary == 0
     assert other.model.ngrams == ()
     assert "without tables of n-grams" in lines[0]
@@ -133,7 +133,7 @@ def test_a_small_text_ends_before_its_time_and_says_so():
     made = choose_size(recipe(100.0), Text(20_000), (1.0, 1.0))
     again = sized(recipe(100.0), made, set())
     assert (again.train.minutes, again.train.epochs) == (0.0, sizing.MOST_PASSES)
-    assert "reading on would learn this text by heart" in sizing_lines(made, again)[-1]
+    assert "more passes would only memorize this text" in sizing_lines(made, again)[-1]
 
 
 def test_many_languages_are_of_more_variety_than_one(tmp_path):

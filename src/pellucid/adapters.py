@@ -1,4 +1,4 @@
-"""Runs of low-rank adapters: the model that they change, found again, and what they are to other projects."""
+"""Runs of low-rank adapters: find their base model again, and export them for other projects."""
 
 import hashlib
 from collections.abc import Mapping
@@ -24,13 +24,13 @@ Weights = Mapping[str, Tensor]
 
 
 def base_of(given: str | Path, provenance: Mapping[str, Any], weights: Weights) -> Base:
-    """What a recipe keeps of the model that its run starts from: where it is, and the hash of its weights."""
+    """What a recipe records of the base model: its path, and the hash of its weights."""
     path = str(Path(given).resolve()) if Path(given).exists() else str(given)
     return Base(path, str(provenance.get("step", "")), fingerprint(weights))
 
 
 def fingerprint(weights: Weights) -> str:
-    """SHA-256 of every parameter as float32, in order of their names: the same in whatever layout they were kept."""
+    """SHA-256 of every parameter as float32, in order of their names, independent of the file layout."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(name.encode())
@@ -39,9 +39,9 @@ def fingerprint(weights: Weights) -> str:
 
 
 def base_weights(recipe: Recipe) -> dict[str, Tensor]:
-    """The weights that a run's adapters change, float32, read from where they were.
+    """The base weights of an adapter run, float32, read from their original place.
 
-    Raises RecipeError where they are not there any more, or are others.
+    Raises RecipeError if they are gone or have changed.
     """
     assert recipe.base is not None
     path = find_folder(recipe.base.path)
@@ -59,9 +59,9 @@ def base_weights(recipe: Recipe) -> dict[str, Tensor]:
 
 
 def family_of_base(recipe: Recipe) -> Family | None:
-    """The family of the model that adapters change; of a model of ours the first that can say it, None where none can.
+    """The family of the base model; for a model of our layout the first that can represent it, None if none can.
 
-    A base that is gone is one of ours.
+    A base that is gone counts as one of ours.
     """
     assert recipe.base is not None
     path = find_folder(recipe.base.path)
@@ -71,19 +71,19 @@ def family_of_base(recipe: Recipe) -> Family | None:
 
 
 def write_run_adapter(run: Path, folder: Path, checkpoint: str = "best", family: str | None = None) -> int:
-    """The adapters of a run as a folder that peft reads; how many bytes. The folder is made, its files replaced.
+    """Write the adapters of a run as a folder that peft reads, replacing its files. Returns the bytes of tensors.
 
-    The modules are called as in the base's family (`family_of_base`); where there is none, as in the network itself,
-    behind the prefix of a base that transformers opens by code of its own. Raises RecipeError for a run without
-    adapters.
+    Modules have the names of the base's family (`family_of_base`); without one, those of the network, with the prefix
+    of a
+    base that transformers opens with its own code. Raises RecipeError for a run without adapters.
     """
     recipe = read_recipe(run)
     if recipe.base is None or not recipe.adapt.rank:
         raise RecipeError(f"{run} has no adapters: it was trained without --lora")
-    found = named_checkpoint(run, checkpoint)
+    checkpoint_file = named_checkpoint(run, checkpoint)
     goal = FAMILIES[family] if family else family_of_base(recipe)
     scale = recipe.adapt.scaled_by / recipe.adapt.rank
-    changes = dict(changes_of(factors(found.weights), scale, recipe.model, goal))
+    changes = dict(changes_of(factors(checkpoint_file.weights), scale, recipe.model, goal))
     if goal is None and (find_folder(recipe.base.path) / "config.json").exists():
         changes = {PREFIX + module: change for module, change in changes.items()}
     return write_files(folder, changes, recipe.adapt.rank, recipe.base.path)

@@ -1,4 +1,4 @@
-"""The baselines of a run: what simpler predictors make of the same held-out text, and what is amiss with the data.
+"""The baselines of a run: the scores of simpler predictors on the same held-out text, and warnings about the data.
 
 Everything is in bits per byte of the original text, so that predictors with any tokenizer compare.
 """
@@ -22,25 +22,25 @@ from pellucid.training.run import Run
 from pellucid.training.run_dir import read_json
 
 FILE = "baselines.json"
-#: what runs of version 0.1.0 call this file
+#: the name of this file in runs of version 0.1.0
 EARLIER_FILE = "yardstick.json"
-#: held-out tokens that are scored at most
+#: the most held-out tokens that are scored
 SCORED = 1 << 20
-#: the share of held-out windows in the training text from which the loss says less than it seems to
+#: the share of held-out windows in the training text above which the loss is misleading
 REPEATED = 0.01
-#: the share of unknown held-out tokens from which bits per byte mislead
+#: the share of unknown held-out tokens above which bits per byte are misleading
 UNKNOWN = 0.001
-#: the share by which a unigram's bits per byte of the held-out text may exceed those of the text it is counted on
+#: how far a unigram's bits per byte of the held-out text may exceed those of the text it is counted on
 UNLIKE = 0.2
-#: passes from which reading on adds little, and next to nothing (Muennighoff et al. 2023)
+#: passes after which more add little, and next to nothing (Muennighoff et al. 2023)
 MANY_PASSES, TOO_MANY_PASSES = 16, 40
-#: what a parameter can know by heart (Morris et al. 2025)
+#: bits that a parameter can memorize (Morris et al. 2025)
 BITS_PER_PARAMETER = 3.6
 
 
 @dataclass(frozen=True)
 class Baselines:
-    """What was measured before a run's first step. `warnings` are whole sentences, for whoever started it."""
+    """The measurements before a run's first step. `warnings` are sentences for the user."""
 
     predictors: list[Baseline]
     counted: int
@@ -63,7 +63,7 @@ class Baselines:
 
     @property
     def lines(self) -> list[str]:
-        """What is printed before the first step."""
+        """The lines that are printed before the first step."""
         said = ", ".join(f"{p.name} {p.bits_per_byte:.3f}" for p in self.predictors)
         return [
             f"baselines, bits per byte of the held-out text: {said} ({self.reach}; {self.seconds:.1f} s)",
@@ -72,12 +72,12 @@ class Baselines:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, as they stand in a run's baselines.json."""
+        """Plain JSON values, as in a run's baselines.json."""
         return {**asdict(self), "predictors": [p._asdict() for p in self.predictors]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Baselines":
-        """What `to_dict` wrote."""
+        """The inverse of `to_dict`."""
         predictors = [Baseline(**p) for p in values["predictors"]]
         return cls(**{**values, "predictors": predictors, "repeats": Repeats(**values["repeats"])})
 
@@ -85,9 +85,10 @@ class Baselines:
 def measure_baselines(
     recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], object] = lambda: None
 ) -> Baselines:
-    """The baselines of a run that is about to begin; the recipe is resolved. `poll` is called on the way.
+    """Measure the baselines of a run that is about to begin, whose recipe is resolved. `poll` is called meanwhile.
 
-    Costs seconds whatever the size of the text: of long ones a part is read, evenly spread, and `reach` says how much.
+    It takes seconds whatever the size of the text: of long texts an evenly spread part is read, and `reach` says how
+    much.
     """
     began = time.monotonic()
     train, held_out = (as_part(tokens, name) for name in ("train", "held_out"))
@@ -95,9 +96,9 @@ def measure_baselines(
     separator = tokens.separator if pairs or recipe.text.inside_documents == "yes" else None
     text = spread(held_out, SCORED)
     counted = spread(train, COUNTED)
-    # of a pair's target the first token is predicted too, from the separator
+    # the first token of a pair's target is predicted too, from the separator
     scored = np.append(tokens.separator, text) if pairs else text
-    found = score_baselines(
+    scores = score_baselines(
         counted, scored, held_out, tokens.n_vocab, longest=1 if masked else 5, separator=separator, poll=poll
     )
     again = repeats(train, held_out, poll)
@@ -107,12 +108,12 @@ def measure_baselines(
     warnings = [
         *warn_of_unknown(lost),
         *warn_of_repeats(again),
-        *warn_of_unlike(own, found),
-        *warn_of_too_few(recipe, passes, train, found[-1].bits_per_byte),
+        *warn_of_unlike(own, scores),
+        *warn_of_too_few(recipe, passes, train, scores[-1].bits_per_byte),
     ]
-    note = "a masked model reads both sides, n-grams what came before: uniform and unigram are its measure"
+    note = "a masked model reads both sides, but n-grams only what came before: compare it with uniform and unigram"
     return Baselines(
-        found,
+        scores,
         len(counted),
         len(train),
         len(text),
@@ -127,36 +128,36 @@ def measure_baselines(
 
 
 def warn_of_unknown(share: float) -> list[str]:
-    """A sentence where so many held-out tokens stand for what the vocabulary lacks that bits per byte mislead."""
+    """A warning if so many held-out tokens are unknown that bits per byte mislead."""
     if share < UNKNOWN:
         return []
     return [
-        f"{share:.1%} of the held-out tokens are unknown: which words or characters they are is never predicted, and "
-        "their bytes are counted all the same, so bits per byte are too low and compare with no other tokenizer. Take "
-        "a larger vocabulary, or bpe"
+        f"{share:.1%} of the held-out tokens are unknown: the model does not predict which words or characters "
+        "they are, but their bytes count, so bits per byte are too low and do not compare with other "
+        "tokenizers. Use a larger vocabulary, or bpe"
     ]
 
 
-def warn_of_repeats(found: Repeats) -> list[str]:
-    """A sentence where the held-out text also stands in the training text."""
-    if found.share < REPEATED:
+def warn_of_repeats(repeats: Repeats) -> list[str]:
+    """A warning if the held-out text also occurs in the training text."""
+    if repeats.share < REPEATED:
         return []
     return [
-        f"{found.share:.0%} of the held-out text also stands in the training text ({found.windows:,} windows of "
-        f"{found.length} tokens were looked for): the held-out loss is lower than on new text. Take out copies, or "
-        "keep what belongs together in one file"
+        f"{repeats.share:.0%} of the held-out text also stands in the training text ({repeats.windows:,} windows of "
+        f"{repeats.length} tokens were looked for): the held-out loss is lower than on new text. Remove copies, or "
+        "put text that belongs together into one file"
     ]
 
 
 def unigram_of(counted: np.ndarray, part: Part, n_vocab: int, poll: Callable[[], object] = lambda: None) -> float:
-    """Bits per byte that a unigram needs of the ids it is counted on, which are of this part."""
+    """Bits per byte of a unigram on the ids of this part that it is counted on."""
     nats = -float(NGram.train(counted, n_vocab, 1, poll=poll).log_probs(counted, poll).mean())
     return baseline("", nats, part).bits_per_byte
 
 
-def warn_of_unlike(own: float, found: list[Baseline]) -> list[str]:
-    """A sentence where the held-out text is unlike the training text, whose unigram needs `own` bits per byte of it."""
-    held_out = next(p.bits_per_byte for p in found if p.name == "unigram")
+def warn_of_unlike(own: float, scores: list[Baseline]) -> list[str]:
+    """A warning if the held-out text differs from the training text, whose unigram needs `own` bits per byte of it."""
+    held_out = next(p.bits_per_byte for p in scores if p.name == "unigram")
     if held_out <= (1 + UNLIKE) * own:
         return []
     return [
@@ -168,26 +169,28 @@ def warn_of_unlike(own: float, found: list[Baseline]) -> list[str]:
 
 
 def warn_of_too_few(recipe: Recipe, passes: float, train: Part, bits_per_byte: float) -> list[str]:
-    """A sentence where the text is read more often than helps, or so often that the model can know it by heart.
+    """A warning if the text is read more often than helps, or so often that the model can memorize it.
 
-    What a text holds is estimated by what the best n-gram leaves of it.
+    The information in a text is estimated by the bits per byte of the best n-gram.
     """
     n = count_parameters(recipe.model)["total"]
     read = f"the training text, {len(train):,} tokens, will be read {passes:.0f} times"
     if passes >= TOO_MANY_PASSES:
-        return [f"{read}: more than {TOO_MANY_PASSES} passes add next to nothing. Give more text, or train shorter"]
+        return [
+            f"{read}: more than {TOO_MANY_PASSES} passes add next to nothing. Add text, or train for a shorter time"
+        ]
     holds = bits_per_byte * train.n_bytes
     if passes >= MANY_PASSES and n * BITS_PER_PARAMETER > holds:
         return [
-            f"{read}, and the model's {n:,} parameters can hold all of it by heart (about {BITS_PER_PARAMETER} bits "
-            f"each; the text has about {holds / 1e6:,.1f} million): watch the held-out loss. Give more text, a smaller "
-            "model, or dropout"
+            f"{read}, and the model's {n:,} parameters can memorize all of it (about {BITS_PER_PARAMETER} bits "
+            f"each; the text has about {holds / 1e6:,.1f} million): watch the held-out loss. Add text, or use a "
+            "smaller model or dropout"
         ]
     return []
 
 
 def read_baselines(run: Path) -> Baselines | None:
-    """The baselines in a run's folder; None for a run that has none, or one that cannot be understood."""
+    """The baselines in a run's folder; None if it has none, or if they cannot be read."""
     path = next((run / name for name in (FILE, EARLIER_FILE) if (run / name).exists()), None)
     if path is None:
         return None
@@ -198,20 +201,20 @@ def read_baselines(run: Path) -> Baselines | None:
 
 
 def table(run: Run) -> list[str]:
-    """The run's last held-out loss among those of the baselines, one line each; nothing where one is missing."""
-    found = read_baselines(run.path)
-    if found is None or run.held_out_loss is None or run.bits_per_byte is None:
+    """The run's last held-out loss among the baselines, one line each; empty if one is missing."""
+    results = read_baselines(run.path)
+    if results is None or run.held_out_loss is None or run.bits_per_byte is None:
         return []
-    rows = [*found.predictors, Baseline(f"this model, step {run.step:,}", run.held_out_loss, run.bits_per_byte)]
-    return [*rows_of("held-out text", rows), verdict(found, run.bits_per_byte)]
+    rows = [*results.predictors, Baseline(f"this model, step {run.step:,}", run.held_out_loss, run.bits_per_byte)]
+    return [*rows_of("held-out text", rows), verdict(results, run.bits_per_byte)]
 
 
-def verdict(found: Baselines, bits_per_byte: float) -> str:
-    """One sentence: which of the predictors the model is better than."""
-    ahead = [p.name for p in found.predictors if p.bits_per_byte <= bits_per_byte]
+def verdict(results: Baselines, bits_per_byte: float) -> str:
+    """One sentence that says which predictors the model is better than."""
+    ahead = [p.name for p in results.predictors if p.bits_per_byte <= bits_per_byte]
     if not ahead:
-        return f"the model is better than each of them ({found.reach})"
-    return f"the model is behind {', '.join(ahead)} ({found.reach}): train longer, or on more text"
+        return f"the model is better than each of them ({results.reach})"
+    return f"the model is behind {', '.join(ahead)} ({results.reach}): train longer, or on more text"
 
 
 def _of(some: int, everything: int) -> str:

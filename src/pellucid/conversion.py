@@ -1,4 +1,4 @@
-"""A model from one layout of files to another, compared with the other implementation before it is given its name."""
+"""Convert a model between file layouts, and compare it with the other implementation before publishing the result."""
 
 import difflib
 import os
@@ -59,19 +59,19 @@ from pellucid.verify.parity import (
 )
 
 #: what a card says where rates of dropout are left out
-NO_DROPOUT = "The rates of dropout, which act in training alone, are left out: this family has no fields for them."
+NO_DROPOUT = "Dropout rates, which matter only in training, are left out: this family has no fields for them."
 Layout = Literal["pellucid", "huggingface", "gguf", "adapter"]
 Kept = Literal["float32", "float16", "q8_0"]
-#: of max(1, largest logit): the code in a folder is the network's own source, so that sums alone may be rounded apart
+#: tolerance relative to max(1, largest logit): a folder's code is the network's own source, so that only sums may round
+#: differently
 CODE_TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 @dataclass(frozen=True)
 class SourceModel:
-    """What is converted: parameters under our names, read when asked for, and all that goes with them.
+    """The model to convert: parameters under our names, read on demand, and everything else that belongs to it.
 
-    `folder` is where it lies, None where the weights are in memory; `about` is what the card tells of it; `run` is
-    the run that it is of.
+    `folder` is its folder, None if the weights are in memory; `about` is for the model card; `run` is its run.
     """
 
     architecture: Architecture
@@ -83,11 +83,11 @@ class SourceModel:
 
     @property
     def family(self) -> Family | None:
-        """The Hugging Face family that it comes from, None for a model of ours."""
+        """The Hugging Face family that it comes from, None for a model of our layout."""
         return self.folder.family if self.folder else None
 
     def state(self) -> Mapping[str, Tensor]:
-        """The parameters by name, of a folder each read when it is looked up."""
+        """The parameters by name; those of a folder are read when they are looked up."""
         if self.folder is None:
             return dict(self.ours())
         return LazyStateDict(self.folder.shards, self.folder.config, self.family) if self.family else self.folder.shards
@@ -99,9 +99,9 @@ class SourceModel:
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written: where, the layout, the bytes of its tensors, and how far the models are apart if compared.
+    """The result: where it was written, the layout, the bytes of its tensors, and the parity if it was compared.
 
-    `code`: transformers opens the folder by code in it, which asks for trust_remote_code=True.
+    `code` is True if transformers opens the folder with code in it, which needs trust_remote_code=True.
     """
 
     folder: Path
@@ -128,26 +128,27 @@ def convert(
     """Write the model in `given` (a run, a saved model, a Hugging Face folder or name) in another layout.
 
     to        pellucid or huggingface, a new folder; gguf, a new file for llama.cpp; adapter, a run's adapters alone as
-              a folder for peft. Unless given, NAME.gguf is gguf, folders of Hugging Face become pellucid and all else
-              huggingface
-    family    the Hugging Face family to write: the first that can represent the architecture unless given. Where none
-              can, or for "pellucid", the folder holds code that transformers' auto classes open
+              a folder for peft. By default NAME.gguf is gguf, folders of Hugging Face become pellucid, and everything
+              else becomes huggingface
+    family    the Hugging Face family to write, by default the first that can represent the architecture. If none can,
+              or for "pellucid", the folder holds code that transformers' auto classes open
     trust     read pickled tensors, and tokenizers with patterns that are not known to be safe
-    licence   what the model card says
-    shard     the most bytes in one file of weights
-    weights   of gguf: what matrices are kept in, float32 unless given
-    compare   False leaves out the comparison, which holds the whole network, for models larger than memory
-    progress  is told what is being done, and how much of it, of how much: 0 of 0 where nobody knows
+    licence   the licence on the model card
+    shard     the most bytes in one weight file
+    weights   the number format of matrices in a gguf file, float32 by default
+    compare   False skips the comparison, which holds the whole network, for models larger than memory
+    progress  called with what is being done, how much is done, and of how much: 0 of 0 if unknown
 
-    The logits of what was written are compared with the source implementation's, or the definition's where that is
-    not installed. Raises ParityError where they differ, ValueError for a model or a layout that is refused; then
-    nothing is left behind.
+    The logits of the result are compared with those of the source implementation, or of the definition if that is not
+    installed. Raises ParityError if they differ and ValueError for a model or a layout that is refused; then nothing is
+    left
+    behind.
     """
     destination = Path(destination)
     if destination.exists():
-        raise FolderError(f"{destination} exists: choose a new name")
+        raise FolderError(f"{destination} already exists: choose a new name")
     if to is not None and to not in get_args(Layout):
-        raise FolderError(f"to = {to!r}: say one of {', '.join(get_args(Layout))}")
+        raise FolderError(f"to = {to!r}: choose one of {', '.join(get_args(Layout))}")
     check_request(destination, to, family, weights)
     progress("reading the model", 0, 0)
     model = read_model(given, checkpoint=checkpoint, trust=trust)
@@ -157,8 +158,8 @@ def convert(
     goal.check()
     if model.architecture.readout == "none" and (layout != "pellucid" or compare):
         raise FolderError(
-            "readout = none: a model without a head has no logits to compare, and is written in the layout pellucid "
-            "alone, without a comparison (to='pellucid', compare=False; --no-compare)"
+            "readout = none: a model without a head has no logits to compare: write it in the layout pellucid, "
+            "without a comparison (to='pellucid', compare=False; --no-compare)"
         )
     progress("writing the weights", 0, 0)
     with aside(destination, file=layout == "gguf") as folder:
@@ -173,23 +174,23 @@ def convert(
 
 
 def check_request(destination: Path, to: Layout | None, family: str | None, weights: Kept | None) -> None:
-    """Refuse what can be seen to be wrong before the model is read: where it goes, and options of another layout."""
+    """Raise an error for a request that is wrong whatever the model: the destination, and options of another layout."""
     check_destination(destination)
     known = (*FAMILIES, MODEL_TYPE)
     if family is not None and family not in known:
         near = difflib.get_close_matches(family, known, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise FamilyError(f"there is no family {family!r}: {hint}say one of {', '.join(known)}")
+        raise FamilyError(f"there is no family {family!r}: {hint}choose one of {', '.join(known)}")
     layout = to or ("gguf" if destination.suffix == ".gguf" else None)
     if family is not None and layout not in (None, "huggingface", "adapter"):
-        raise FolderError(f"family = {family} goes with to = huggingface, not {layout}: leave it out")
+        raise FolderError(f"family = {family} applies to to = huggingface, not {layout}: leave it out")
     if weights is not None and layout != "gguf":
         raise FolderError(f"weights = {weights} goes with to = gguf, or a destination NAME.gguf: leave it out")
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is to be written, and how; the fields are those of `convert`, `name` the last part of the destination."""
+    """What to write, and how; the fields are those of `convert`, and `name` is the last part of the destination."""
 
     layout: Layout
     name: str
@@ -203,27 +204,27 @@ class Goal:
 
     @property
     def compares(self) -> bool:
-        """Whether what was written is to be compared, which then begins."""
+        """Whether to compare the result; if so, report that the comparison begins."""
         if self.compare:
             self.progress("comparing the logits", 0, 0)
         return self.compare
 
     def written(self, done: int, total: int) -> None:
-        """Say how many tensors are written."""
+        """Report how many tensors are written."""
         self.progress("writing the weights", done, total)
 
     def check(self) -> None:
-        """Refuse what another layout would have read."""
+        """Raise FolderError for options of another layout."""
         for name, of in (("family", ("huggingface", "adapter")), ("weights", ("gguf",))):
             if getattr(self, name) is not None and self.layout not in of:
                 raise FolderError(f"{name} = {getattr(self, name)} goes with to = {of[0]}: leave it out")
         if self.weights is not None and self.weights not in get_args(Kept):
-            raise FolderError(f"weights = {self.weights!r}: say one of {', '.join(get_args(Kept))}")
+            raise FolderError(f"weights = {self.weights!r}: choose one of {', '.join(get_args(Kept))}")
 
     def exported(self, model: SourceModel) -> tuple[Family | None, SourceModel]:
-        """The family to write, and the model without rates of dropout that the family lacks; None for code of our own.
+        """The family to write, and the model without dropout rates that the family lacks; None for our own code.
 
-        Raises FamilyError where the family that was asked for, or that the model comes from, cannot represent it.
+        Raises FamilyError if the requested family, or the one that the model comes from, cannot represent it.
         """
         wanted = self.family or (model.family.name if model.family else None)
         if wanted == MODEL_TYPE:
@@ -238,7 +239,7 @@ class Goal:
 
 
 def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = False) -> SourceModel:
-    """The model in a run, a saved folder, a Hugging Face folder, or of that name on the hub."""
+    """The model in a run, a saved folder or a Hugging Face folder, or of that name on the hub."""
     path = find_folder(given)
     if not (path / "recipe.json").exists():
         folder = open_folder(path, trust=trust)
@@ -256,42 +257,42 @@ def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = Fal
 
 
 def losses_of(run: Path, step: int) -> dict[str, Any]:
-    """The last figures of a run's metrics up to a step: loss and held-out loss (nats), bits per byte."""
-    found: dict[str, Any] = {}
+    """The last metrics of a run up to a step: loss and held-out loss (nats), bits per byte."""
+    losses: dict[str, Any] = {}
     for row in read_metrics(run / "metrics.jsonl"):
         if row["step"] <= step:
             names = ("loss", "held_out_loss", "bits_per_byte")
-            found |= {name: row[name] for name in names if row.get(name) is not None}
-    return found
+            losses |= {name: row[name] for name in names if row.get(name) is not None}
+    return losses
 
 
 def training_of(run: Path, step: int) -> dict[str, Any]:
-    """What happened in a run up to a checkpoint, by its metrics: steps, tokens, seconds, steps passed over.
+    """What happened in a run up to a checkpoint, from its metrics: steps, tokens, seconds, skipped steps.
 
-    `last_step` is the step that the run reached; `machine` is what the run says of the machine it began on.
+    `last_step` is the step that the run reached; `machine` describes the machine on which it began.
     """
     rows = read_metrics(run / "metrics.jsonl")
     before = [row for row in rows if row["step"] <= step]
-    found: dict[str, Any] = {"steps": step, "last_step": max([step, *(row["step"] for row in rows)])}
+    facts: dict[str, Any] = {"steps": step, "last_step": max([step, *(row["step"] for row in rows)])}
     for name in ("tokens", "seconds"):
         if values := [row[name] for row in before if isinstance(row.get(name), int | float)]:
-            found[name] = max(values)
-    found["passed_over"] = sum(1 for row in before if row.get("skipped") is True)
+            facts[name] = max(values)
+    facts["passed_over"] = sum(1 for row in before if row.get("skipped") is True)
     machine = run / "machine.json"
-    return found | {"machine": read_json(machine) if machine.exists() else {}}
+    return facts | {"machine": read_json(machine) if machine.exists() else {}}
 
 
 @contextmanager
 def aside(destination: Path, file: bool = False) -> Iterator[Path]:
-    """A folder that gets the destination's name when the block ends well, and goes with all it holds when not.
+    """A folder that gets the destination's name if the block succeeds, and is removed otherwise.
 
-    `file`: the one file of the folder, of the destination's name, gets it instead.
+    With `file`, the single file of that name in the folder gets it instead.
     """
     folder = destination.with_name(f".{destination.name}.writing-{os.getpid()}")
     folder.mkdir(parents=True)
     try:
         yield folder
-        if destination.exists():  # somebody else's since it was chosen
+        if destination.exists():  # somebody else created it meanwhile
             raise FolderError(f"{destination} exists: choose a new name")
         os.rename(folder / destination.name if file else folder, destination)
     finally:
@@ -302,20 +303,20 @@ def aside(destination: Path, file: bool = False) -> Iterator[Path]:
 
 
 def to_pellucid(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
-    """Our layout, beside the implementation that the model comes from."""
+    """Write our layout, and compare it with the source implementation."""
     n_bytes = write_pellucid(model, folder, goal.written)
     return n_bytes, check_import(model, folder).require() if goal.compares else None
 
 
 def to_huggingface(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
-    """A family's layout, or ours with code of its own, beside the implementation that it goes to."""
+    """Write a family's layout, or ours with its own code, and compare it with the implementation that opens it."""
     family, model = goal.exported(model)
     n_bytes = write_huggingface(model, folder, family, goal.shard, goal.written)
     return n_bytes, check_export(model, folder, family).require() if goal.compares else None
 
 
 def to_gguf(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
-    """One file for llama.cpp, read back by us: in float32 the same logits, else every tensor within rounding."""
+    """Write one file for llama.cpp and read it back: the same logits in float32, else every tensor within rounding."""
     a, path = model.architecture, folder / goal.name
     about = {"name": Path(str(model.about.get("source", "model"))).name, "licence": goal.licence}
     n_bytes = write_gguf(path, model.state(), a, model.tokenizer, goal.weights or "float32", **about)
@@ -335,9 +336,9 @@ def to_gguf(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity |
 
 
 def to_adapter(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
-    """A run's adapters alone; merged by what was read back they give the run's logits."""
+    """Write a run's adapters alone; merged from the written files, they must give the run's logits."""
     if model.run is None:
-        raise FolderError("to = adapter: the model is no run of adapters (pellucid train --from MODEL --lora 8)")
+        raise FolderError("to = adapter: the model is not a run of adapters (pellucid train --from MODEL --lora 8)")
     n_bytes = write_run_adapter(model.run, folder, goal.checkpoint, goal.family)
     if not goal.compares:
         return n_bytes, None
@@ -356,7 +357,7 @@ def to_adapter(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parit
 
 
 def write_pellucid(model: SourceModel, folder: Path, progress: Progress = no_progress) -> int:
-    """Our layout, with a loader in one file that needs no Pellucid."""
+    """Write our layout, with a single-file loader that does not need Pellucid."""
     write_object(folder / "architecture.json", model.architecture.to_dict())
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
@@ -367,7 +368,7 @@ def write_pellucid(model: SourceModel, folder: Path, progress: Progress = no_pro
 def write_huggingface(
     model: SourceModel, folder: Path, family: Family | None, shard: int = SHARD, progress: Progress = no_progress
 ) -> int:
-    """config.json, generation_config.json, weights, the tokenizer's files, and code where there is no family."""
+    """Write config.json, generation_config.json, weights, the tokenizer's files, and code if there is no family."""
     a = model.architecture
     write_config(folder, a, family, model.tokenizer, dtype_of(model.ours()))
     if model.tokenizer is not None:
@@ -382,7 +383,7 @@ def write_huggingface(
 
 
 def check_import(model: SourceModel, folder: Path) -> Parity:
-    """What was written in our layout, beside the source implementation on the source's files, or the definition."""
+    """Compare the written files of our layout with the source implementation on its files, or with the definition."""
     probe = make_probe(model.architecture, model.tokenizer)
     written = open_folder(folder)
     network = copy_parameters(Transformer(model.architecture).to(probe.dtype), written.ours()).eval()
@@ -392,10 +393,10 @@ def check_import(model: SourceModel, folder: Path) -> Parity:
 
 
 def check_export(model: SourceModel, folder: Path, family: Family | None) -> Parity:
-    """What was written for the hub, read by its own implementation, beside our logits; or read by us, the definition's.
+    """Compare a written hub folder, read by its own implementation, with our logits; without it, with the definition.
 
-    Without a family, the implementation is the code in the folder. Where transformers is not installed, the files are
-    read back through the tables.
+    Without a family, the implementation is the code in the folder. If transformers is not installed, the files are read
+    back through the tables.
     """
     probe = make_probe(model.architecture, model.tokenizer)
     if not source.is_installed():
@@ -408,7 +409,7 @@ def check_export(model: SourceModel, folder: Path, family: Family | None) -> Par
 def beside_theirs(
     network: Transformer, folder: Path, family: Family, probe: ProbeInput, adapter: Path | None = None
 ) -> Parity:
-    """Our network beside transformers on a folder; where they differ, its hidden states say from where on."""
+    """Compare our network with transformers on a folder; if they differ, its hidden states show from where on."""
 
     def read(hidden_of: int | None = None) -> list[Tensor | None]:
         asked = folder, family.model_class, probe.tokens, probe.dtype, adapter
@@ -421,15 +422,15 @@ def beside_theirs(
 
 
 def beside_code(network: Transformer, folder: Path, probe: ProbeInput) -> Parity:
-    """The same beside the code in the folder, which is the network's own source."""
-    given = dict(probe.given)
+    """Compare our network with the code in the folder, which is the network's own source."""
+    inputs = dict(probe.given)
     if probe.a.encoder is not None:
         for name in ("token_type_ids", "position_ids"):
-            given |= {f"decoder_{name}": given.pop(name)} if name in given else {}
+            inputs |= {f"decoder_{name}": inputs.pop(name)} if name in inputs else {}
 
     def read(hidden_of: int | None = None) -> list[Tensor | None]:
         asked = folder, model_class(probe.a), probe.tokens, probe.dtype, None
-        return source.their_logits(*asked, hidden_of=hidden_of, **given)
+        return source.their_logits(*asked, hidden_of=hidden_of, **inputs)
 
     check_masks(network)
     other = f"{source.version()} by the code in the folder"
@@ -439,23 +440,23 @@ def beside_code(network: Transformer, folder: Path, probe: ProbeInput) -> Parity
 
 
 def beside_definition(network: Transformer, model: SourceModel, probe: ProbeInput) -> Parity:
-    """A network that was read from what was written beside the definition on the model's own weights."""
+    """Compare a network read from the written files with the definition on the model's own weights."""
     check_masks(network)
     exact = model.network(torch.float64)
     parity = compare_logits(our_logits(network, probe), defined_logits(exact, probe), "the NumPy reference", probe)
     return parity.named(lambda n: first_beside_definition(network, exact, probe.cases[n]))
 
 
-#: by how much of its largest number a tensor may change where it is kept in fewer bits: half a step, and the scale's
+#: the allowed change of a tensor in fewer bits, relative to its largest number: half a step, and that of the scale
 ROUNDING = {"float16": 2**-10, "q8_0": 0.5 / 127 + 2**-9}
 
 
-def check_rounding(read: Mapping[str, Tensor], written: Mapping[str, Tensor], kept: str) -> None:
-    """ParityError for a tensor that is farther from what was to be written than rounding makes it."""
+def check_rounding(read: Mapping[str, Tensor], written: Mapping[str, Tensor], number_format: str) -> None:
+    """Raise ParityError if a tensor differs from what was to be written by more than rounding."""
     for name, tensor in written.items():
         apart = (read[name] - tensor.float()).abs().max().item() if tensor.numel() else 0.0
-        if apart > ROUNDING[kept] * tensor.abs().max().item():
-            raise ParityError(f"{name} is {apart:.1e} from what was to be written: rounding to {kept} is less")
+        if apart > ROUNDING[number_format] * tensor.abs().max().item():
+            raise ParityError(f"{name} is {apart:.1e} from what was to be written: rounding to {number_format} is less")
 
 
 WRITERS: dict[str, Callable[[SourceModel, Path, Goal], tuple[int, Parity | None]]] = {

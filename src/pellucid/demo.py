@@ -1,4 +1,4 @@
-"""`make demo`: train on the bundled text, show what the model writes, and say where to look next."""
+"""`make demo`: train on the bundled text, show what the model generates, and suggest next steps."""
 
 import argparse
 import shutil
@@ -16,7 +16,7 @@ PROMPTS = ("ROMEO:\n", "KING RICHARD III:\n", "First Citizen:\n")
 
 
 def run_demo(arguments: list[str] | None = None) -> int:
-    """Train unless a finished run is there, then write from three prompts and score a line."""
+    """Train unless a finished run exists, then generate from three prompts and score a line."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--fresh", action="store_true", help="train again (make demo FRESH=1)")
@@ -32,10 +32,10 @@ def run_demo(arguments: list[str] | None = None) -> int:
 
 
 def continue_or_start(minutes: float) -> Run | ImageRun:
-    """The finished demo run; one that was interrupted is continued, none is begun."""
+    """The finished demo run; an interrupted one is continued, and otherwise a new one starts."""
     if not (HERE / "recipe.json").exists():
         return train(bundled("shakespeare"), out=HERE, minutes=minutes, fields={"sample_prompt": "ROMEO:\n"}, show=True)
-    # a run ends, at its last step or when its time is up, by reading all of the held-out text
+    # a run is finished once it has measured all of the held-out text
     ends = [row["step"] for row in read_metrics(HERE / "metrics.jsonl") if row.get("whole")]
     if ends:
         print(f"{HERE} is finished; make demo FRESH=1 trains it again\n")
@@ -44,7 +44,7 @@ def continue_or_start(minutes: float) -> Run | ImageRun:
 
 
 def show(run: Run) -> None:
-    """Samples, a score, and the next commands."""
+    """Print samples, a score, and the next commands."""
     model = load(run.path)
     assert isinstance(model, LanguageModel)
     rows = [row for row in read_metrics(run.path / "metrics.jsonl") if row.get("held_out_loss") is not None]
@@ -59,7 +59,7 @@ def show(run: Run) -> None:
     print(f"score: {line!r} has {model.score(line).bits_per_byte:.2f} bits per byte\n")
     print(
         f"where to look next\n"
-        f'  .venv/bin/pellucid generate {run.path} "JULIET:" --seed 7     write on from a prompt\n'
+        f'  .venv/bin/pellucid generate {run.path} "JULIET:" --seed 7     generate text from a prompt\n'
         f"  .venv/bin/pellucid score {run.path} README.md                how probable a text is\n"
         f"  .venv/bin/pellucid train YOUR_TEXTS/ --minutes 10             train on your own text\n"
         f"  {run.path}/                                             recipe, metrics, checkpoints\n"

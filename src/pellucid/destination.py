@@ -1,4 +1,4 @@
-"""Whether something can be written at a path, found out before any work is done for it."""
+"""Check that something can be written at a path, before any work is done for it."""
 
 import os
 import shutil
@@ -7,14 +7,15 @@ from pathlib import Path
 
 
 class DestinationError(ValueError):
-    """A path at which nothing can be written."""
+    """Nothing can be written at a path."""
 
 
 def check_destination(path: str | Path) -> None:
-    """Raise DestinationError unless a file or folder can be made at `path`, its missing parents included.
+    """Raise DestinationError unless a file or folder can be created at `path`, including its missing parents.
 
-    The check makes a temporary folder in the nearest folder that exists, with the missing names inside it, and removes
-    it again: permissions, read-only disks and names that are too long show themselves in no other reliable way.
+    The check creates a temporary folder in the nearest existing folder, with the missing names inside it, and removes
+    it
+    again: nothing else reliably shows permissions, read-only disks and names that are too long.
     """
     path, trial = Path(path), ""
     above = next(folder for folder in (*path.parents, path) if os.path.lexists(folder))
@@ -23,7 +24,7 @@ def check_destination(path: str | Path) -> None:
         raise DestinationError(f"{path} cannot be written: {above} is not a folder; choose another path")
     try:
         trial = tempfile.mkdtemp(prefix=".pellucid-", dir=above)
-        # what is written has a longer name until it is complete: .NAME.writing-PID
+        # while it is written, the file has a longer name: .NAME.writing-PID
         names = [*missing[:-1], f".{missing[-1]}.writing-{os.getpid()}"] if missing else []
         Path(trial, *names).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
@@ -34,7 +35,7 @@ def check_destination(path: str | Path) -> None:
 
 
 def _reason(error: Exception, folder: Path) -> str:
-    """What is wrong, without the system's number for it."""
+    """The reason, without the system's error number."""
     if isinstance(error, FileNotFoundError):
         return f"{folder} takes no new files"
     return (isinstance(error, OSError) and error.strerror) or str(error)

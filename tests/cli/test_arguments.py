@@ -33,7 +33,7 @@ WRONG = {
     "generate run --max-tokens -1": "--max-tokens -1: expected",
     "generate run --n 0": "--n 0: expected a number from 1 on",
     "generate run --beams -1": "--beams -1: expected",
-    "generate run --beams 2 --temperature 1": "--beams 2 draws nothing: leave out --temperature",
+    "generate run --beams 2 --temperature 1": "--beams 2 does not sample: leave out --temperature",
     "generate run --beams 2 --top-k 3": "leave out --top-k",
     "generate run --beams 2 --n 3": "--n 3 with --beams 2: ask for at most 2",
     "generate run --beams 2 --speculate 2": "leave one out",
@@ -50,12 +50,12 @@ WRONG = {
     "score runs/new text": "nothing is there",
     "fill run to-be": "to-be: expected a text with [MASK] in it",
     "fill run [MASK] --top 0": "--top 0: expected",
-    "generate run --checkpoint 12": "--checkpoint 12 goes with a run, and run is none: leave it out",
-    "score gpt2 text --checkpoint last": "--checkpoint last goes with a run, and gpt2 is none",
-    "fill run [MASK] --checkpoint last": "goes with a run",
-    "verify run --checkpoint last": "goes with a run",
-    "inspect run prompt --checkpoint last": "goes with a run",
-    "convert run new --checkpoint last": "goes with a run",
+    "generate run --checkpoint 12": "--checkpoint 12 applies to a run, but run is not a run: leave it out",
+    "score gpt2 text --checkpoint last": "--checkpoint last applies to a run, but gpt2 is not a run",
+    "fill run [MASK] --checkpoint last": "applies to a run",
+    "verify run --checkpoint last": "applies to a run",
+    "inspect run prompt --checkpoint last": "applies to a run",
+    "convert run new --checkpoint last": "applies to a run",
     "verify run --checkpoint x": "--checkpoint x: expected",
     "verify /new": "nothing is there",
     "inspect run prompt --out text/page.html": "--out text/page.html cannot be written: text is not a folder",
@@ -99,9 +99,9 @@ WRONG = {
     "tokenizer train text --out text": "cannot be written",
     "tokenizer train text --out new --vocabulary 0": "--vocabulary 0: expected",
     "tokenizer train text --out new --share 0": "--share 0.0: expected a share above 0",
-    "tokenizer train text --out new --kind char --vocabulary 9": "--vocabulary 9 goes with --kind bpe or word",
-    "tokenizer train text --out new --kind word --pattern gpt4": "--pattern gpt4 goes with --kind bpe, not word",
-    "tokenizer train text --out new --kind byte --share 0.5": "--share 0.5 goes with --kind bpe or word, not byte",
+    "tokenizer train text --out new --kind char --vocabulary 9": "--vocabulary 9 applies to --kind bpe or word",
+    "tokenizer train text --out new --kind word --pattern gpt4": "--pattern gpt4 applies to --kind bpe, not word",
+    "tokenizer train text --out new --kind byte --share 0.5": "--share 0.5 applies to --kind bpe or word, not byte",
     "tokenizer encode new": "new: expected a file",
     "tokenizer decode run -- -4": "-4: expected a number from 0 on",
     "tokenizer show run --rows -1": "--rows -1: expected",
@@ -250,9 +250,9 @@ def test_python_checks_the_destination_first(tmp_path, monkeypatch):
         convert(tmp_path, file / "out")
     with pytest.raises(FamilyError, match=r"no family 'lama': did you mean 'llama'\?"):
         convert(tmp_path, tmp_path / "out", family="lama")
-    with pytest.raises(FolderError, match="goes with to = huggingface, not gguf"):
+    with pytest.raises(FolderError, match="applies to to = huggingface, not gguf"):
         convert(tmp_path, tmp_path / "out.gguf", family="llama")
-    with pytest.raises(FolderError, match="goes with to = gguf"):
+    with pytest.raises(FolderError, match="applies to to = gguf"):
         convert(tmp_path, tmp_path / "out", weights="q8_0")
     with pytest.raises(DestinationError):
         pellucid.train_tokenizer(file, out=file)

@@ -143,7 +143,7 @@ def test_a_network_in_training_is_read_without_dropout_and_left_in_training():
     ("prompts", "options", "message"),
     [
         ([[]], {}, "prompt 0 is empty"),
-        ([[1], [11]], {}, "prompt 1 holds id 11; this network knows 0 to 10"),
+        ([[1], [11]], {}, "prompt 1 holds id 11; expected 0 to 10"),
         ([[-1]], {}, "holds id -1"),
         ([[1]], {"max_tokens": -1}, "max_tokens = -1"),
         ([[1]], {"max_tokens": 1.5}, "max_tokens = 1.5"),

@@ -35,8 +35,8 @@ def test_the_probabilities_are_the_networks():
 @pytest.mark.parametrize(
     ("network", "tokenizer", "text", "top", "message"),
     [
-        (replace(BIDIRECTIONAL, attention=Attention(n_heads=2)), TOKENIZER, "[MASK]", 1, "fills no blanks"),
-        (replace(BIDIRECTIONAL, n_vocab=257), ByteTokenizer(), "[MASK]", 1, "fills no blanks"),
+        (replace(BIDIRECTIONAL, attention=Attention(n_heads=2)), TOKENIZER, "[MASK]", 1, "cannot fill blanks"),
+        (replace(BIDIRECTIONAL, n_vocab=257), ByteTokenizer(), "[MASK]", 1, "cannot fill blanks"),
         (BIDIRECTIONAL, TOKENIZER, "no blank, and <|mask|> is text", 1, "no blank"),
         (BIDIRECTIONAL, TOKENIZER, "[MASK]" + "x" * 12, 1, "13 tokens"),
         (BIDIRECTIONAL, TOKENIZER, "[MASK]", 0, "top = 0"),

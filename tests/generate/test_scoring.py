@@ -165,7 +165,7 @@ def test_what_cannot_be_scored_is_refused(text, options, message):
 
 
 def test_ids_and_networks_that_do_not_fit_are_refused():
-    with pytest.raises(ScoringError, match="knows 0 to 256"):
+    with pytest.raises(ScoringError, match="expected 0 to 256"):
         score_tokens(network_for(BYTES), [1, 257])
     with pytest.raises(GenerationError, match="bidirectional"):
         score(network_for(BYTES, attention=Attention(mask="bidirectional")), BYTES, "abc")

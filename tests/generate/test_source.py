@@ -240,8 +240,8 @@ def test_a_score_is_the_sum_of_what_generation_sees():
         ({"source": ["one", "two"], "prompts": ["a", "b", "c"]}, "2 sources for 3 prompts"),
         ({"source": "one", "beams": -1}, "beams = -1"),
         ({"source": "one", "beams": 2, "n": 3}, "n = 3 with beams = 2"),
-        ({"source": "one", "beams": 2, "temperature": 0.5}, "beams = 2 goes without"),
-        ({"source": "one", "beams": 2, "seed": 1}, "beams = 2 goes without"),
+        ({"source": "one", "beams": 2, "temperature": 0.5}, "beams = 2 is deterministic"),
+        ({"source": "one", "beams": 2, "seed": 1}, "beams = 2 is deterministic"),
     ],
 )
 def test_what_cannot_be_done_is_refused(options, message):

@@ -236,9 +236,9 @@ def test_tokenizers_that_llama_cpp_cannot_follow(tokenizer, tmp_path, shakespear
 def test_an_option_of_another_layout_is_refused(tokenizer, tmp_path, capsys):
     folder = write_theirs(tmp_path / "theirs", "gpt2", tokenizer)
     for more, says in (
-        (["out", "--weights", "q8_0"], "weights = q8_0 goes with to = gguf"),
-        (["out.gguf", "--family", "gpt2"], "family = gpt2 goes with to = huggingface"),
-        (["out", "--to", "adapter"], "the model is no run of adapters"),
+        (["out", "--weights", "q8_0"], "weights = q8_0 applies to to = gguf"),
+        (["out.gguf", "--family", "gpt2"], "family = gpt2 applies to to = huggingface"),
+        (["out", "--to", "adapter"], "the model is not a run of adapters"),
     ):
         assert main(["convert", str(folder), str(tmp_path / more[0]), *more[1:]]) == 2
         assert says in capsys.readouterr().err

@@ -149,7 +149,7 @@ def test_a_model_of_no_run_has_no_ngrams(runs, tmp_path, capsys):
     with pytest.raises(RecipeError, match="saved is no run, so there is no training text"):
         pellucid.load(tmp_path / "saved").score(TEXT, baselines=True)
     assert main(["score", str(tmp_path / "saved"), str(tmp_path / "a.txt"), "--baselines"]) == 2
-    assert "saved is no run: leave it out" in capsys.readouterr().err
+    assert "saved is not a run: leave it out" in capsys.readouterr().err
 
 
 def test_targets_are_compared_with_ngrams_of_targets(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The command line: which command, what it answers when something is wrong, and the exit code.
+"""The command line: choose the command, report errors in one line, and set the exit code.
 
 Nothing heavy is imported until a command runs, so that `pellucid --help` answers at once.
 """
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return interrupt.args[0] if interrupt.args else 130
     except BrokenPipeError:
-        # the reader of our output has gone: nobody is left to tell
+        # nobody reads our output any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (ValueError, OSError) as error:
@@ -65,15 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if type(error).__name__ == "NumericsError":
             complain(error)
             return NUMERICS
-        # PyTorch has no class of its own for this on the CPU
+        # PyTorch has no exception class of its own for this on the CPU
         if isinstance(error, MemoryError) or "out of memory" in str(error) or "not enough memory" in str(error):
-            complain(f"out of memory: make batch, n_ctx or the model smaller ({str(error).splitlines()[:1]})")
+            complain(f"out of memory: reduce batch, n_ctx or the model's size ({str(error).splitlines()[:1]})")
             return WRONG_INPUT
         raise
 
 
 class HelpPage(io.StringIO):
-    """What tyro prints of the help, in the characters and colours that standard output takes."""
+    """Collects tyro's help, with the characters and colours that standard output supports."""
 
     def __init__(self, terminal: Any):
         super().__init__()
@@ -81,7 +81,7 @@ class HelpPage(io.StringIO):
 
     @property
     def encoding(self) -> str:
-        """The encoding of standard output, in the letters by which tyro knows it."""
+        """The encoding of standard output, spelled as tyro expects it."""
         return (getattr(self.terminal, "encoding", None) or "utf-8").lower()
 
     def isatty(self) -> bool:
@@ -103,7 +103,7 @@ def run(function: Callable[..., int], program: str, arguments: list[str]) -> int
                 config=CONFIG,
                 registry=registry(),
             )
-    except SystemExit as ended:  # the help was asked for, or an argument is wrong, which tyro has said
+    except SystemExit as ended:  # tyro printed the help or an error
         if ended.code:
             return WRONG_INPUT
         print(with_short_usage(page.getvalue()))
@@ -113,17 +113,17 @@ def run(function: Callable[..., int], program: str, arguments: list[str]) -> int
 
 
 def deferred(function: Callable[..., int]) -> Callable[..., Callable[[], int]]:
-    """A function with the command's options that gives the command, ready to run."""
+    """A function with the command's options that returns the command, ready to run."""
 
     @functools.wraps(function)
-    def ready(*given: Any, **named: Any) -> Callable[[], int]:
-        return functools.partial(function, *given, **named)
+    def ready(*arguments: Any, **named: Any) -> Callable[[], int]:
+        return functools.partial(function, *arguments, **named)
 
     return ready
 
 
 def description_of(function: Callable[..., int]) -> str:
-    """What a command's docstring says above its arguments, in lines that fit the terminal."""
+    """The part of a command's docstring above its arguments, wrapped for the terminal."""
     above, _, _ = (getdoc(function) or "").partition("\nArgs:\n")
     width = min(shutil.get_terminal_size().columns, 100)
     return "\n\n".join(textwrap.fill(" ".join(part.split()), width) for part in above.strip().split("\n\n"))
@@ -136,7 +136,7 @@ def examples_of(function: Callable[..., int]) -> list[str]:
 
 
 def with_short_usage(page: str) -> str:
-    """The help, its first line with [OPTIONS] for all of them where they would not fit the terminal."""
+    """The help page. Its usage line lists [OPTIONS] instead of every option if these would not fit."""
     usage, line_end, rest = page.partition("\n")
     if len(usage) <= shutil.get_terminal_size().columns:
         return page
@@ -144,7 +144,7 @@ def with_short_usage(page: str) -> str:
 
 
 def complain(what: object) -> None:
-    """One line on standard error; an error of the system by its words and its file, without its number."""
+    """Print one line on standard error. For an OSError it names the file and the reason, without the number."""
     from pellucid.text.sanitize import sanitize
 
     if isinstance(what, OSError) and what.strerror:
@@ -154,7 +154,7 @@ def complain(what: object) -> None:
 
 
 def overview(arguments: list[str], commands: Mapping[str, Callable[..., int]], program: str, about: str) -> int:
-    """The list of commands, for --help, for nothing, and for a command that does not exist."""
+    """Print the list of commands: for --help, without arguments, and after an unknown command."""
     lines = [about, "", f"usage: {program} COMMAND ...", f"help:  {program} COMMAND --help", ""]
     rows = {name: (function.__doc__ or "").splitlines()[0] for name, function in commands.items()}
     if commands is COMMANDS:

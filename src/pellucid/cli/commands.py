@@ -1,4 +1,4 @@
-"""The commands that use a model, each one public Python call, and the table of all commands."""
+"""The commands that use a model, one public Python call each, and the table of all commands."""
 
 import itertools
 import sys
@@ -109,11 +109,11 @@ def generate_command(
     if source is not None or sampling.beams or m.speculate or m.weights != "auto" or not hasattr(loaded, "stream"):
         transformer_of(loaded, model)
     prompt = sys.stdin.read() if prompt == "-" else prompt
-    given = {"source": sys.stdin.read() if source == "-" else source, "beams": sampling.beams or None}
-    given |= {"temperature": sampling.temperature, "speculate": m.speculate or None}
-    given |= {"weights": None if m.weights == "auto" else m.weights}
-    given["report"] = None if m.weights == "auto" else lambda said: print(said, file=sys.stderr)
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None} | {
+    values = {"source": sys.stdin.read() if source == "-" else source, "beams": sampling.beams or None}
+    values |= {"temperature": sampling.temperature, "speculate": m.speculate or None}
+    values |= {"weights": None if m.weights == "auto" else m.weights}
+    values["report"] = None if m.weights == "auto" else lambda said: print(said, file=sys.stderr)
+    options: dict[str, Any] = {name: value for name, value in values.items() if value is not None} | {
         name: getattr(sampling, name)
         for name in ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "seed")
     }
@@ -126,21 +126,21 @@ def generate_command(
 def check_choices(
     source: str | None, model: WritingModelOptions, sampling: SamplingOptions, output: GeneratedOptions
 ) -> None:
-    """Refuse options that contradict each other, before the model is loaded."""
+    """Raise OptionError for options that contradict each other, before the model is loaded."""
     if not sampling.beams:
         return
     defaults = SamplingOptions(beams=sampling.beams)
     if drawn := [name for name, value in vars(sampling).items() if value != getattr(defaults, name)]:
         flag = drawn[0].replace("_", "-")
-        raise OptionError(f"--beams {sampling.beams} draws nothing: leave out --{flag}")
+        raise OptionError(f"--beams {sampling.beams} does not sample: leave out --{flag}")
     if output.n > sampling.beams:
         raise OptionError(f"--n {output.n} with --beams {sampling.beams}: ask for at most {sampling.beams} texts")
     if model.speculate:
-        raise OptionError(f"--speculate guesses one text, and --beams {sampling.beams} follow several: leave one out")
+        raise OptionError(f"--speculate works on one text, but --beams {sampling.beams} follows several: leave one out")
 
 
 def write(loaded: Any, prompt: str, output: GeneratedOptions, options: dict[str, Any]) -> list[Any]:
-    """Print the prompt and what the model makes of it; the results."""
+    """Print the prompt and the generated text. Returns the results."""
     options |= {"max_tokens": output.max_tokens, "stop": list(output.stop)}
     if not output.stream or output.n > 1:
         results = loaded.generate_many(prompt, n=output.n, **options)
@@ -148,7 +148,7 @@ def write(loaded: Any, prompt: str, output: GeneratedOptions, options: dict[str,
         return results
     results = []
     pieces = iter(loaded.stream(prompt, **options))
-    first = list(itertools.islice(pieces, 1))  # what is wrong with the model or the options shows here
+    first = list(itertools.islice(pieces, 1))  # errors of the model or the options appear here
     print(prompt, end="", flush=True)
     for piece in itertools.chain(first, pieces):
         print(piece.text, end="", flush=True)
@@ -176,7 +176,7 @@ class ScoredOptions:
     per_token: Annotated[bool, option()] = False
     """Print every token with its surprisal in bits."""
     baselines: Annotated[bool, option()] = False
-    """Print what n-grams, counted on the run's training text, make of this text."""
+    """Print what n-grams, counted on the run's training text, score on this text."""
 
 
 @command
@@ -205,59 +205,63 @@ def score_command(
 
     if isinstance(loaded, ImageModel):
         if wrong := [name for name, value in {**vars(input), **vars(output)}.items() if value]:
-            raise OptionError(f"--{wrong[0].replace('_', '-')} goes with a text, and {model} classifies images")
-        found = loaded.score_file(file)
-        print(f"images    {found.n:,}\naccuracy  {found.accuracy:.4f}\nloss      {found.loss:.4f} nats per image")
+            raise OptionError(
+                f"--{wrong[0].replace('_', '-')} applies to text, but {model} classifies images: leave it out"
+            )
+        scored = loaded.score_file(file)
+        print(f"images    {scored.n:,}\naccuracy  {scored.accuracy:.4f}\nloss      {scored.loss:.4f} nats per image")
         return OK
-    given = {"stride": input.stride, "source": input.source}
-    given = {name: value for name, value in given.items() if value is not None}
-    if given:  # a predictor reads a fixed context and has no windows to move
+    window_options = {"stride": input.stride, "source": input.source}
+    window_options = {name: value for name, value in window_options.items() if value is not None}
+    if window_options:  # a predictor reads a fixed context and has no windows to move
         transformer_of(loaded, model)
-    options: dict[str, Any] = {"prefix": input.prefix, "baselines": output.baselines} | given
+    options: dict[str, Any] = {"prefix": input.prefix, "baselines": output.baselines} | window_options
     if file == "-" and sys.stdin is not None and sys.stdin.isatty():
         text: Any = sys.stdin.read()  # it is typed, and ends with Ctrl-D
     else:
         text, options["reading"] = Path(file), input.reading()
     with progress_on_stderr("scoring") as progress:
-        found = loaded.score(text, progress=progress, **options)
-    print_score(found, output)
+        scored = loaded.score(text, progress=progress, **options)
+    print_score(scored, output)
     return OK
 
 
 def check_run_for_baselines(model: str, output: ScoredOptions) -> None:
-    """Refuse to count n-grams where there is no training text, before anything is loaded."""
+    """Raise OptionError for --baselines without a training text, before anything is loaded."""
     if output.baselines and not (Path(model) / "recipe.json").exists():
-        raise OptionError(f"--baselines counts n-grams of a run's training text, and {model} is no run: leave it out")
+        raise OptionError(
+            f"--baselines counts n-grams of a run's training text, but {model} is not a run: leave it out"
+        )
 
 
 def _short(number: float) -> str:
     return f"{number:.3f}" if number < 1e6 else f"{number:.3e}"
 
 
-def print_score(found: Any, output: ScoredOptions) -> None:
-    """What is known of a text, on standard output; what its reader should know of the file, on standard error."""
+def print_score(scored: Any, output: ScoredOptions) -> None:
+    """Print the scores on standard output, and notes about the file on standard error."""
     from pellucid.text.read.chunks import counted
 
-    for note in found.notes:
+    for note in scored.notes:
         print(note, file=sys.stderr)
     if output.per_token:
         print("bits\ttoken")
-        for piece, bits in zip(found.pieces, found.surprisal_bits, strict=True):
+        for piece, bits in zip(scored.pieces, scored.surprisal_bits, strict=True):
             print(f"{bits:.3f}\t{piece.decode(errors='backslashreplace')!r}")
-    why = f" (not comparable: {found.why_not_comparable})" if found.why_not_comparable else ""
+    why = f" (not comparable: {scored.why_not_comparable})" if scored.why_not_comparable else ""
     print(
-        f"log-probability  {found.log_prob:.4f} nats over {counted(found.n_tokens, 'token')}, "
-        f"{counted(found.n_bytes, 'byte')}\n"
-        f"counted          {found.counted}\n"
-        f"loss             {found.loss:.4f} nats per token ({found.bits_per_token:.4f} bits)\n"
-        f"perplexity       {found.perplexity:.3f} per token, {_short(found.perplexity_per_word)} per word "
-        f"({counted(found.n_words, 'word')}, divided at white space)\n"
-        f"bits per byte    {found.bits_per_byte:.4f}{why}"
+        f"log-probability  {scored.log_prob:.4f} nats over {counted(scored.n_tokens, 'token')}, "
+        f"{counted(scored.n_bytes, 'byte')}\n"
+        f"counted          {scored.counted}\n"
+        f"loss             {scored.loss:.4f} nats per token ({scored.bits_per_token:.4f} bits)\n"
+        f"perplexity       {scored.perplexity:.3f} per token, {_short(scored.perplexity_per_word)} per word "
+        f"({counted(scored.n_words, 'word')}, divided at white space)\n"
+        f"bits per byte    {scored.bits_per_byte:.4f}{why}"
     )
-    if found.baselines:
+    if scored.baselines:
         from pellucid.predictors.ngram_baselines import rows_of
 
-        rows = [*found.baselines, ("this model", found.loss, found.bits_per_byte)]
+        rows = [*scored.baselines, ("this model", scored.loss, scored.bits_per_byte)]
         print("\n".join(rows_of("this text", rows)))
 
 
@@ -294,7 +298,7 @@ class VerifiedOptions:
     """What is printed."""
 
     tensors: Annotated[bool, option()] = False
-    """List for every kind of tensor how far it is from the definition."""
+    """List how far every kind of tensor is from the definition."""
     as_json: Annotated[bool, option(name="json")] = False
     """Print the report as JSON."""
 
@@ -325,12 +329,12 @@ def verify_command(
     from rich.console import Console
 
     with Console(stderr=True).status("engine = reference") as status:
-        found = loaded.verify(list(prompt) or None, progress=status.update)
+        report = loaded.verify(list(prompt) or None, progress=status.update)
     if output.as_json:
-        print(found.to_json())
+        print(report.to_json())
     else:
-        found.print(tensors=output.tensors)
-    return found.exit_code
+        report.print(tensors=output.tensors)
+    return report.exit_code
 
 
 COMMANDS: dict[str, Callable[..., int]] = {

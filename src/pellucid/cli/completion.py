@@ -1,4 +1,4 @@
-"""The command that teaches a shell to complete the others."""
+"""The command that prints shell completions for the others."""
 
 import contextlib
 from typing import Annotated, Literal
@@ -28,6 +28,6 @@ def completion(shell: Annotated[Positional[Literal["bash", "zsh", "fish"]], opti
     for name, function in TOKENIZER_COMMANDS.items():
         tokenizers.command(name=name)(function)
     app.command(tokenizers, name="tokenizer", help="Make, use and look at tokenizers.")
-    with registry(), contextlib.suppress(SystemExit):  # tyro ends the process when the script is printed
+    with registry(), contextlib.suppress(SystemExit):  # tyro exits after printing the script
         app.cli(prog="pellucid", args=["--tyro-print-completion", shell], config=CONFIG)
     return OK

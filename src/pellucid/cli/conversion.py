@@ -1,4 +1,4 @@
-"""The command that takes models from one layout of files to another."""
+"""The command that converts models between file layouts."""
 
 import re
 from dataclasses import dataclass
@@ -87,7 +87,10 @@ def convert_command(
         )
     print(f"{done.folder}: {done.layout}, {done.n_bytes:,} bytes of weights\n{done.parity or 'logits not compared'}")
     if done.code:
-        print("transformers opens it by its code: from_pretrained(..., trust_remote_code=True), see README.md there")
+        print(
+            "transformers opens it with the code in the folder: from_pretrained(..., trust_remote_code=True), "
+            "see README.md there"
+        )
     if output.push is not None:
         from pellucid.hub.push import push as push_to_hub
 

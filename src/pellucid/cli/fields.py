@@ -1,7 +1,8 @@
-"""Every field that `--set` takes, with its meaning, read from the comments beside the fields themselves.
+"""Every field that `--set` takes, with its meaning from the comments next to the fields.
 
-A field's meaning is the `#:` comment right above it, or the comment at the end of its line; the docstring of its class
-holds the formulas that its words stand for.
+A field's meaning is the `#:` comment above it, or the comment at the end of its line; the docstring of its class holds
+the
+formulas of its values.
 """
 
 import ast
@@ -22,7 +23,7 @@ Kind = Literal["transformer", "ngram", "neural-probabilistic", "recurrent", "ima
 
 @dataclass(frozen=True)
 class Field:
-    """One field: its dotted name, the values it takes, its default, and what it means."""
+    """One field: its dotted name, its values, its default, and its meaning."""
 
     name: str
     values: str
@@ -40,26 +41,26 @@ class Section:
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """What each field of a dataclass means, by the comments in its source; "" where there is none."""
+    """The meaning of each field of a dataclass, from the comments in its source; "" without a comment."""
     source = textwrap.dedent(inspect.getsource(kind))
-    comments, whole = _comments(source)
-    found: dict[str, str] = {}
+    comments, comment_lines = _comments(source)
+    meaning_of: dict[str, str] = {}
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
     for node in definition.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             above, line = [], node.lineno - 1
-            while line in whole and comments[line].startswith("#:"):
+            while line in comment_lines and comments[line].startswith("#:"):
                 above.insert(0, comments[line].removeprefix("#:").removeprefix(" "))
                 line -= 1
             beside = comments.get(node.end_lineno or node.lineno, "").lstrip("#: ")
-            found[node.target.id] = "\n".join(above) or beside
+            meaning_of[node.target.id] = "\n".join(above) or beside
     inherited = [meanings(base) for base in kind.__mro__[1:] if dataclasses.is_dataclass(base)]
-    return {name: text for one in (*inherited, found) for name, text in one.items()}
+    return {name: text for one in (*inherited, meaning_of) for name, text in one.items()}
 
 
 def _comments(source: str) -> tuple[dict[int, str], set[int]]:
-    """The comment on each line that has one, and the lines that hold nothing else."""
+    """The comment on each line that has one, and the lines with nothing else."""
     lines = source.splitlines()
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {t.start[0]: t.string for t in tokens if t.type == tokenize.COMMENT}
@@ -67,7 +68,7 @@ def _comments(source: str) -> tuple[dict[int, str], set[int]]:
 
 
 def values_of(hint: Any) -> str:
-    """Which values a field of this type takes."""
+    """The values that a field of this type takes."""
     if typing.get_origin(hint) is Literal:
         return " | ".join(map(str, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple:
@@ -76,7 +77,7 @@ def values_of(hint: Any) -> str:
 
 
 def section(title: str, kind: type, prefix: str, names: list[str], defaults: Any) -> Section:
-    """The named fields of a dataclass, their defaults those of the object `defaults`."""
+    """The named fields of a dataclass, with their defaults from the object `defaults`."""
     hints, texts = typing.get_type_hints(kind), meanings(kind)
     fields = [
         Field(f"{prefix}{name}", values_of(hints[name]), _shown(getattr(defaults, name)), texts[name]) for name in names
@@ -118,7 +119,7 @@ def transformer_sections() -> Iterator[Section]:
 
 
 def predictor_sections(kind: str) -> Iterator[Section]:
-    """A predictor's own fields, and those of text and training that it has."""
+    """A predictor's own fields, and the fields of text and training that it uses."""
     from pellucid.predictors.recipe import KINDS, TRAIN, PredictorRecipe, predictor_fields
     from pellucid.training.recipe import PARTS
 
@@ -143,23 +144,24 @@ def image_sections() -> Iterator[Section]:
 
 
 INTRODUCTION = (
-    "The fields of {kind} runs, each with its default. --set NAME=VALUE sets one; where only one field ends so, the "
-    "last part of its name is enough (--set {example})."
+    "The fields of {kind} runs, each with its default. --set NAME=VALUE sets one; if only one field "
+    "has this last part, that is enough (--set {example})."
 )
 OF_TRANSFORMERS = (
-    " The defaults of model.* are those of the preset small; --preset gives others, and a run of minutes without sizes "
-    "chooses them. dropout=0.1 sets all of model.dropout.*, model.encoder.NAME=VALUE sets a field of an encoder alone."
+    " The defaults of model.* are those of the preset small; --preset gives others, and with "
+    "--minutes but no sizes, Pellucid chooses them. dropout=0.1 sets all of model.dropout.*, "
+    "model.encoder.NAME=VALUE sets a field of the encoder only."
 )
 
 
 def print_fields(kind: Kind) -> int:
-    """Print every field that `--set` takes for a run of this kind; exit code 0."""
-    width, found = min(shutil.get_terminal_size().columns, 100), list(sections(kind))
-    first = found[0].fields[-1]
+    """Print every field that `--set` takes for a run of this kind. Returns exit code 0."""
+    width, all_sections = min(shutil.get_terminal_size().columns, 100), list(sections(kind))
+    first = all_sections[0].fields[-1]
     example = f"{first.name.rpartition('.')[2]}={first.default}" if kind != "transformer" else "d_model=256"
     about = INTRODUCTION.format(kind=kind, example=example) + (OF_TRANSFORMERS if kind == "transformer" else "")
     print(textwrap.fill(about, width))
-    for part in found:
+    for part in all_sections:
         print(f"\n{part.title}\n{'-' * len(part.title)}" + f"\n{fitted(part.about, width)}" * bool(part.about))
         for field in part.fields:
             head = f"  {field.name} = {field.default}".rstrip(" =")
@@ -170,7 +172,7 @@ def print_fields(kind: Kind) -> int:
 
 
 def fitted(text: str, width: int, indent: str = "") -> str:
-    """The text in lines of at most `width`; the rows of a table, which have runs of blanks, stay rows of their own."""
+    """Wrap text to `width`. Rows of a table, which contain several blanks in a row, stay separate."""
     pieces: list[str] = []
     for line in text.splitlines():
         row = "  " in line.strip()
@@ -184,7 +186,7 @@ def fitted(text: str, width: int, indent: str = "") -> str:
 
 
 def _filled(piece: str, width: int, indent: str) -> str:
-    """A paragraph, or a row of a table whose further lines stand below its second column."""
+    """Wrap a paragraph, or a row of a table with a hanging indent at its second column."""
     column = re.match(r"\s*\S*\s{2,}", piece)
     deeper = " " * min(len(column.group()), width // 3) if column else ""
     return textwrap.fill(piece, width, initial_indent=indent, subsequent_indent=indent + deeper, break_on_hyphens=False)

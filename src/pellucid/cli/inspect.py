@@ -40,7 +40,7 @@ def inspect_command(
 ) -> int:
     """Write a page about one prompt: attention, logit lens, attribution.
 
-    The page is one file that fetches nothing. You can send it to somebody, and it opens without a network.
+    The page is one self-contained file: it opens without a network, and you can send it to somebody.
 
     Args:
         model: Use the model of this run, this saved model, or this name on the Hugging Face hub.
@@ -55,8 +55,8 @@ def inspect_command(
     from pellucid.lens.show.pages import inspect_page
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    given = {"source": input.source, "bos": input.bos or None}
-    trace = loaded.trace(text, **{name: value for name, value in given.items() if value is not None})
+    trace_options = {"source": input.source, "bos": input.bos or None}
+    trace = loaded.trace(text, **{name: value for name, value in trace_options.items() if value is not None})
     path = inspect_page(trace, name=model).save(output.out)
     print(f"{path}: {path.stat().st_size / 1e3:,.0f} kB, {trace.inputs.lengths[0]} tokens; open it in a browser")
     return 0

@@ -1,4 +1,4 @@
-"""What a command was asked to work on."""
+"""Load the model that a command was given."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def check_checkpoint(model: str, checkpoint: str) -> None:
-    """Refuse a checkpoint of what has none, before anything is loaded."""
+    """Raise OptionError for --checkpoint with anything but a run, before loading it."""
     if checkpoint != "best" and not (Path(model) / "recipe.json").exists():
-        raise OptionError(f"--checkpoint {checkpoint} goes with a run, and {model} is none: leave it out")
+        raise OptionError(f"--checkpoint {checkpoint} applies to a run, but {model} is not a run: leave it out")
 
 
 def loaded_from(model: str, options: CheckpointOptions) -> "LanguageModel | Predictor | ImageModel":
-    """The model at the checkpoint and on the device that were asked for."""
+    """The model at the requested checkpoint, on the requested device."""
     check_checkpoint(model, options.checkpoint)
     return open_any(model, options.checkpoint, options.device)
 
@@ -33,9 +33,9 @@ def open_any(model: str, checkpoint: str = "best", device: str = "auto") -> "Lan
 
 
 def mixed_from(model: str, options: MixOptions) -> Any:
-    """The model, mixed with the n-gram of the run `options.mix` where one is named."""
+    """The model, mixed with the n-gram run `options.mix` if one is named."""
     if not options.mix and options.mix_weight is not None:
-        raise OptionError(f"--mix-weight {options.mix_weight} without --mix: name the run of an n-gram to mix with")
+        raise OptionError(f"--mix-weight {options.mix_weight} needs --mix: name the n-gram run to mix with")
     loaded = loaded_from(model, options)
     if not options.mix:
         return loaded
@@ -45,7 +45,7 @@ def mixed_from(model: str, options: MixOptions) -> Any:
 
 
 def transformer_of(loaded: Any, name: str) -> Any:
-    """What was loaded, where it is a transformer; other predictors cannot do what is asked."""
+    """The loaded model if it is a transformer. Raises ValueError for other predictors."""
     if hasattr(loaded, "kind"):
         raise ValueError(f"{name} holds a predictor of kind {loaded.kind}: this command needs a transformer")
     return loaded

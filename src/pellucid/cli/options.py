@@ -1,10 +1,10 @@
-"""What an option of a command is beside its type: its placeholder and default in the help, and the values it takes.
+"""Describe an option of a command beyond its type: its placeholder and default in the help, and its valid values.
 
-An annotation says all of it, so that the help, the completion and the check cannot differ:
+One annotation holds all of it, so that the help, the completion and the check cannot disagree:
 
     top_k: Annotated[int, option("N"), Expected(lambda k: k >= 0, "a number of tokens, or 0 to keep all")] = 0
 
-Nothing here imports torch: a wrong value is refused in a fraction of a second.
+Nothing here imports torch, so a wrong value is refused in a fraction of a second.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from pellucid.text.read.find import ReadOptions
 
 Arguments = ParamSpec("Arguments")
-#: options keep their short names inside a group, and a flag has one form
+#: options keep their short names inside a group, and flags have no --no- form
 CONFIG = (OmitArgPrefixes, FlagCreatePairsOff)
-#: what tells a positional argument from an option
+#: the marker of a positional argument
 (POSITIONAL,) = typing.get_args(Positional[int])[1:]
 
 
 class OptionError(ValueError):
-    """A value that an option does not take."""
+    """An option has an invalid value."""
 
 
 def option(
@@ -44,7 +44,7 @@ def option(
     aliases: tuple[str, ...] | None = None,
     repeatable: bool = False,
 ) -> Any:
-    """How an option looks in the help; `default` says in words what happens where it is not given."""
+    """How an option looks in the help; `default` describes what happens without it."""
 
     def hint(value: str) -> str:
         if repeatable:
@@ -57,13 +57,13 @@ def option(
 
 @dataclass(frozen=True)
 class Expected:
-    """The values that an option takes: `holds` tests one, `what` completes "expected ..." where it does not hold."""
+    """The valid values of an option: `holds` tests one, `what` completes "expected ..." for the others."""
 
     holds: Callable[[Any], bool]
     what: str
 
     def refusal(self, value: Any) -> str:
-        """What to say of a value, "" where it is taken."""
+        """The complaint about a value, "" if it is valid."""
         return "" if self.holds(value) else f"expected {self.what}"
 
 
@@ -74,7 +74,7 @@ class NewPath:
     may_exist: bool = False
 
     def refusal(self, value: Path) -> str:
-        """What to say of a path at which nothing can be written, "" of another."""
+        """The complaint about a path at which nothing can be written, "" for a usable one."""
         try:
             check_destination(value)
         except ValueError as error:
@@ -85,7 +85,7 @@ class NewPath:
 
 
 def _exists(path: str | Path) -> bool:
-    """Whether something is there; a name that no path can have names nothing."""
+    """Whether the path exists; an impossible name does not."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):
@@ -93,7 +93,7 @@ def _exists(path: str | Path) -> bool:
 
 
 def _may_be_model(name: str) -> bool:
-    """Whether this names a folder that is there, or can be a name on the hub (`gpt2`, OWNER/NAME)."""
+    """Whether this is an existing folder, or a possible name on the hub (`gpt2`, OWNER/NAME)."""
     path = Path(name)
     on_hub = len(path.parts) in (1, 2) and not path.is_absolute() and ".." not in path.parts
     return _exists(path) or (on_hub and path.parts[0] != "runs")
@@ -139,7 +139,7 @@ class FileOptions:
     """Read files that are not UTF-8 in this encoding, such as latin-1."""
 
     def reading(self) -> "ReadOptions":
-        """The options as what reads files takes them."""
+        """These options as `ReadOptions`."""
         from pellucid.text.read.find import ReadOptions
 
         return ReadOptions(field=self.field or "", format=self.format or "auto", encoding=self.encoding or "")
@@ -157,14 +157,14 @@ class FilesOptions(FileOptions):
     """Leave out files that cannot be read, and list them, instead of stopping."""
 
     def reading(self) -> "ReadOptions":
-        """The options as what reads files takes them."""
-        found = {"include": ",".join(self.include), "exclude": ",".join(self.exclude), "skip_bad": self.skip_bad}
-        return dataclasses.replace(super().reading(), **found)
+        """These options as `ReadOptions`."""
+        filters = {"include": ",".join(self.include), "exclude": ",".join(self.exclude), "skip_bad": self.skip_bad}
+        return dataclasses.replace(super().reading(), **filters)
 
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """Which weights are used, and where they are computed with."""
+    """The weights to use, and the device."""
 
     checkpoint: Annotated[str, option("STEP"), CHECKPOINT] = "best"
     """Load this checkpoint of a run: best (the lowest held-out loss), last, or the number of a step."""
@@ -174,7 +174,7 @@ class CheckpointOptions:
 
 @dataclass(frozen=True)
 class MixOptions(CheckpointOptions):
-    """Which weights are used, and where they are computed with."""
+    """The weights to use, and the device."""
 
     mix: Annotated[str, option("RUN"), FOLDER] = ""
     """Mix in the probabilities of this n-gram run, trained on the same tokens."""
@@ -186,10 +186,10 @@ class MixOptions(CheckpointOptions):
 
 
 def registry() -> ConstructorRegistry:
-    """How words become values: numbers with plain error messages, and `X | None` as X alone."""
-    made = ConstructorRegistry()
+    """How arguments become values: numbers with plain error messages, and `X | None` like X."""
+    constructors = ConstructorRegistry()
 
-    @made.primitive_rule
+    @constructors.primitive_rule
     def plain(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         if info.type in (int, float):
             return _number(info.type)
@@ -205,11 +205,11 @@ def registry() -> ConstructorRegistry:
             str_from_instance=lambda value: ["None"] if value is None else spec.str_from_instance(value),
         )
 
-    return made
+    return constructors
 
 
 def _number(kind: type) -> PrimitiveConstructorSpec:
-    what = "a whole number" if kind is int else "a number"
+    what = "an integer" if kind is int else "a number"
 
     def parse(words: list[str]) -> Any:
         try:
@@ -230,18 +230,18 @@ def _number(kind: type) -> PrimitiveConstructorSpec:
 
 
 def command(function: Callable[Arguments, int]) -> Callable[Arguments, int]:
-    """A command whose arguments are checked before it does anything."""
+    """Decorate a command so that its arguments are checked before it does anything."""
 
     @functools.wraps(function)
-    def checked(*given: Arguments.args, **named: Arguments.kwargs) -> int:
+    def checked(*arguments: Arguments.args, **named: Arguments.kwargs) -> int:
         check_arguments(function, named)
-        return function(*given, **named)
+        return function(*arguments, **named)
 
     return checked
 
 
 def check_arguments(function: Callable[..., Any], named: Mapping[str, Any]) -> None:
-    """Raise OptionError for the first value that its option does not take."""
+    """Raise OptionError for the first invalid value."""
     for flag, value, checks in _checked_values(typing.get_type_hints(function, include_extras=True), named):
         values = value if isinstance(value, tuple) else () if value in (None, "") else (value,)
         for one in values:
@@ -255,7 +255,7 @@ def check_arguments(function: Callable[..., Any], named: Mapping[str, Any]) -> N
 def _checked_values(
     hints: Mapping[str, Any], values: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, list[Expected | NewPath]]]:
-    """Every option of a command and of its groups: its flag ("" of a positional one), value and checks."""
+    """Every option of a command and of its groups: its flag ("" for a positional one), value and checks."""
     for name, hint in hints.items():
         if name not in values:
             continue

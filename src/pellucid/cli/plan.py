@@ -1,4 +1,4 @@
-"""The commands about a run as a whole: what it will need and take, and the report of what became of it."""
+"""The commands about a whole run: what it will cost, and the report about it."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from pellucid.presets import preset
 
 @dataclass(frozen=True)
 class PlannedModelOptions:
-    """What is planned in place of what the preset, the file or the run says."""
+    """Sizes that replace those of the preset, file or run."""
 
     n_ctx: Annotated[int | None, option("N"), at_least(1)] = None
     """Use this many tokens of context."""
@@ -24,7 +24,7 @@ class PlannedModelOptions:
 
 @dataclass(frozen=True)
 class PlannedTrainingOptions:
-    """How and where it would be trained."""
+    """How and where to train."""
 
     batch: Annotated[int | None, option("N", default="what a run would choose"), at_least(1)] = None
     """Train on this many sequences in one pass."""
@@ -66,14 +66,14 @@ def plan_command(
         pellucid plan runs/my_texts --accelerator h100-sxm --no-measure
     """
     if not Path(what).is_dir() and Path(what).suffix != ".json":
-        preset(what)  # says which there are, before torch is imported
+        preset(what)  # an unknown preset fails here, before torch is imported
 
     from pellucid.plan import as_dict, make_plan, plan_lines
     from pellucid.plan.accelerators import USUAL
 
     t = training
     with progress_on_stderr("planning") as progress:
-        made = make_plan(
+        plan = make_plan(
             what,
             batch=t.batch,
             n_ctx=model.n_ctx,
@@ -85,7 +85,7 @@ def plan_command(
             measure=t.measure,
             progress=progress,
         )
-        said = json.dumps(as_dict(made)) if output.as_json else "\n".join(plan_lines(made))
+        said = json.dumps(as_dict(plan)) if output.as_json else "\n".join(plan_lines(plan))
     print(said)
     return 0
 
@@ -94,10 +94,10 @@ def plan_command(
 def report_command(run: Annotated[Positional[Path], option("RUN"), FOLDER]) -> int:
     """Write the report of a run: report.html in its folder.
 
-    The report is one file that opens from disk and fetches nothing.
+    The report is one self-contained file: it opens from disk, without a network.
 
     Args:
-        run: Report on the run in this folder. A report that is there is replaced.
+        run: Report on the run in this folder. An existing report is replaced.
 
     Examples:
         pellucid report runs/my_texts

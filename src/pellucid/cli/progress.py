@@ -1,4 +1,4 @@
-"""What a command is doing, shown while it takes long; and signals, which end it."""
+"""Show the progress of a long command, and turn signals into KeyboardInterrupt."""
 
 import signal
 import threading
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-#: is told what is being done, how much of it is done, and of how much; 0 of 0 where nobody knows
+#: called with what is being done, how much is done, and of how much; 0 of 0 if unknown
 Progress = Callable[[str, int, int], None]
 
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Inside, SIGTERM raises KeyboardInterrupt as Ctrl-C does, so that what was begun is cleared away."""
+    """Let SIGTERM raise KeyboardInterrupt as Ctrl-C does, so that unfinished files are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -29,7 +29,7 @@ def terminated_like_interrupted() -> Iterator[None]:
 
 @contextmanager
 def progress_on_stderr(name: str) -> Iterator[Progress]:
-    """Inside, what takes longer than a second is shown on standard error; a signal raises KeyboardInterrupt."""
+    """Show work that takes longer than a second on standard error; a signal raises KeyboardInterrupt."""
     from rich.console import Console
 
     from pellucid.training.interrupt import Interruption

@@ -1,4 +1,4 @@
-"""The commands about tokenizers: make one, use it, look at it."""
+"""The commands about tokenizers: train one, use it, look at it."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -57,23 +57,25 @@ def tokenizer_train(
     t = training
     how: dict[str, Any] = {"pattern": t.pattern, "share": t.share, "reading": input.reading()}
     with progress_on_stderr("reading") as progress:
-        made = pellucid.train_tokenizer(*paths, kind=t.kind, vocabulary=t.vocabulary, out=out, progress=progress, **how)
-    print(f"{made.n_vocab:,} ids, written to {out / 'tokenizer.json'}")
-    for note in made.notes:
+        tokenizer = pellucid.train_tokenizer(
+            *paths, kind=t.kind, vocabulary=t.vocabulary, out=out, progress=progress, **how
+        )
+    print(f"{tokenizer.n_vocab:,} ids, written to {out / 'tokenizer.json'}")
+    for note in tokenizer.notes:
         print(note)
     return OK
 
 
 def check_kind(options: LearningOptions) -> None:
-    """Refuse options that another kind of tokenizer would have used."""
-    for flag, given, kinds in (
+    """Raise OptionError for options that the chosen kind of tokenizer does not use."""
+    for flag, value, kinds in (
         ("--vocabulary", options.vocabulary, ("bpe", "word")),
         ("--pattern", options.pattern if options.pattern != "gpt2" else None, ("bpe",)),
         ("--share", options.share if options.share < 1 else None, ("bpe", "word")),
     ):
-        if given is not None and options.kind not in kinds:
+        if value is not None and options.kind not in kinds:
             raise OptionError(
-                f"{flag} {given} goes with --kind {' or '.join(kinds)}, not {options.kind}: leave one of the two out"
+                f"{flag} {value} applies to --kind {' or '.join(kinds)}, not {options.kind}: leave one of the two out"
             )
 
 
@@ -84,12 +86,12 @@ def tokenizer_encode(
     *,
     allow_special: Annotated[bool, option()] = False,
 ) -> int:
-    """Print the ids of a text, each with what it stands for.
+    """Print the ids of a text, each with the text of its token.
 
     Args:
         tokenizer: Use this tokenizer.json, or the one in this folder or run.
         text: Encode this text; - reads standard input.
-        allow_special: Read <|endoftext|> and the like as special tokens.
+        allow_special: Encode names such as <|endoftext|> as special tokens.
 
     Examples:
         pellucid tokenizer encode runs/my_texts "To be, or not to be"
@@ -110,7 +112,7 @@ def tokenizer_decode(
     tokenizer: Annotated[Positional[str], option("TOKENIZER"), FILE],
     ids: Annotated[Positional[tuple[int, ...]], option("ID [ID ...]"), at_least(0)],
 ) -> int:
-    """Print the text that ids stand for.
+    """Print the text of token ids.
 
     Args:
         tokenizer: Use this tokenizer.json, or the one in this folder or run.
@@ -135,12 +137,12 @@ def tokenizer_show(
     word: Annotated[UseAppendAction[tuple[str, ...]], option("WORD", repeatable=True)] = (),
     rows: Annotated[int, option("N"), at_least(0)] = 10,
 ) -> int:
-    """Show what a tokenizer is made of, and how far it compresses texts.
+    """Show the contents of a tokenizer, and how far it compresses texts.
 
     Args:
         tokenizer: Look at this tokenizer.json, or the one in this folder or run.
         paths: Measure bytes per token and tokens per word on these files and folders of text.
-        word: Draw which merges made the tokens of this word.
+        word: Draw the merges that form the tokens of this word.
         rows: Print this many rows of each table.
 
     Examples:

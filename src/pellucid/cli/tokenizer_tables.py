@@ -1,4 +1,4 @@
-"""A tokenizer as tables and trees for a terminal."""
+"""A tokenizer as tables and trees in a terminal."""
 
 import math
 from collections.abc import Iterable
@@ -13,24 +13,24 @@ from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokenizers.bpe import BPETokenizer
 from pellucid.text.tokenizers.survey import Measure, Merged, Survey, merge_trees
 
-#: in the place of a ratio to nothing
+#: shown for a ratio with denominator 0
 NONE = "\u2013"
 
 
-def print_survey(found: Survey, words: Iterable[str], rows: int) -> None:
-    """What it is, what it does to the texts by file and by script, its longest and rarest tokens, words as trees."""
-    console, tokenizer = Console(), found.tokenizer
+def print_survey(survey: Survey, words: Iterable[str], rows: int) -> None:
+    """Print the kind, the measurements by file and by script, the longest and rarest tokens, and words as trees."""
+    console, tokenizer = Console(), survey.tokenizer
     merges = f", {len(tokenizer.merges):,} merges" if isinstance(tokenizer, BPETokenizer) else ""
     console.print(f"[bold]{tokenizer.kind}[/bold], {tokenizer.n_vocab:,} ids{merges}; special: {special_of(tokenizer)}")
-    if found.total.documents:
-        console.print(measures("by file", {**most(found.by_file, rows), "all": found.total}))
-        if len(found.by_script) > 1:
-            console.print(measures("by script of the text", found.by_script))
+    if survey.total.documents:
+        console.print(measures("by file", {**most(survey.by_file, rows), "all": survey.total}))
+        if len(survey.by_script) > 1:
+            console.print(measures("by script of the text", survey.by_script))
         console.print(
-            f"{found.unused:,} of {tokenizer.n_vocab - len(tokenizer.special):,} ids never came in these texts"
+            f"{survey.unused:,} of {tokenizer.n_vocab - len(tokenizer.special):,} ids never came in these texts"
         )
-        console.print(tokens_table("rarest tokens in these texts", found, found.rarest(rows)))
-    console.print(tokens_table("longest tokens", found, found.longest(rows)))
+        console.print(tokens_table("rarest tokens in these texts", survey, survey.rarest(rows)))
+    console.print(tokens_table("longest tokens", survey, survey.longest(rows)))
     for word in words:
         console.print(word_tree(tokenizer, word))
 
@@ -41,7 +41,7 @@ def special_of(tokenizer: Tokenizer) -> str:
 
 
 def most(files: dict[str, Measure], rows: int) -> dict[str, Measure]:
-    """The largest files, and the others as one."""
+    """The largest files, and the others combined."""
     ranked = sorted(files, key=lambda name: -files[name].n_bytes)
     shown = {name: files[name] for name in ranked[:rows]}
     if rest := ranked[rows:]:
@@ -51,7 +51,7 @@ def most(files: dict[str, Measure], rows: int) -> dict[str, Measure]:
 
 
 def measures(title: str, rows: dict[str, Measure]) -> Table:
-    """A row for each: sizes, and how far they are compressed."""
+    """A row for each measure: sizes and compression."""
     table = Table(title=title, title_justify="left")
     table.add_column("", overflow="fold")
     unknown = any(m.n_unknown for m in rows.values())
@@ -70,23 +70,23 @@ def measures(title: str, rows: dict[str, Measure]) -> Table:
     return table
 
 
-def tokens_table(title: str, found: Survey, ids: list[int]) -> Table:
-    """Tokens with their bytes, and how often they came."""
+def tokens_table(title: str, survey: Survey, ids: list[int]) -> Table:
+    """Tokens with their bytes and number of occurrences."""
     table = Table(title=title, title_justify="left")
     table.add_column("id", justify="right")
     table.add_column("token", overflow="fold")
     table.add_column("bytes", justify="right")
-    counted = bool(found.total.documents)
+    counted = bool(survey.total.documents)
     if counted:
         table.add_column("came", justify="right")
     for i in ids:
-        cells = [str(i), printable_token(found.tokenizer.token_str(i)), str(len(found.tokenizer.token_bytes(i)))]
-        table.add_row(*cells, *([f"{found.counts[i]:,}"] if counted else []))
+        cells = [str(i), printable_token(survey.tokenizer.token_str(i)), str(len(survey.tokenizer.token_bytes(i)))]
+        table.add_row(*cells, *([f"{survey.counts[i]:,}"] if counted else []))
     return table
 
 
 def word_tree(tokenizer: Tokenizer, word: str) -> Tree:
-    """The tokens of a word, each with what it was merged from; merges are numbered in the order they were learned."""
+    """The tokens of a word, each with its merges, numbered in the order in which they were learned."""
     trees = merge_trees(tokenizer, word)
     root = Tree(f"{printable_token(word)}  [dim]{len(trees)} token{'s' * (len(trees) != 1)}[/dim]")
 
@@ -102,6 +102,6 @@ def word_tree(tokenizer: Tokenizer, word: str) -> Tree:
 
 
 def printable_token(text: str) -> str:
-    """Blanks as middle dots and line ends as arrows, markup as it is written, what a terminal would obey by number."""
+    """A token in one line: blanks as middle dots, line ends as arrows, markup and control characters escaped."""
     text = text.replace(" ", "\u00b7").replace("\n", "\u21b5").replace("\t", "\u21e5").replace("\r", "\u240d")
     return escape(seen(text))

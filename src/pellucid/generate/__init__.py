@@ -1,4 +1,4 @@
-"""Writing text with a network, and scoring text under it."""
+"""Generate text with a network, and score text under it."""
 
 from pellucid.generate.decode import DecodeStep, Decoding, generate_ids
 from pellucid.generate.errors import GenerationError

@@ -1,4 +1,4 @@
-"""Beam search: the likeliest texts instead of drawn ones."""
+"""Beam search: find the likeliest texts instead of drawing random ones."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,58 +20,59 @@ from pellucid.generate.readers import (
 )
 from pellucid.model import Transformer
 
-#: digits of log P, nats, that tell texts apart: the same terms added in another order differ in later ones
+#: digits of log P (nats) that distinguish texts: adding the same terms in another order changes later digits
 DIGITS = 9
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A text on its way: its row, and log P of what it has generated, nats."""
+    """An unfinished text: its row, and log P of what it has generated, nats."""
 
     row: SequenceState
     log_prob: float
 
     @property
     def score(self) -> float:
-        """log P of a token on average: sums would favour short texts (Wu et al. 2016, section 7, with alpha = 1)."""
+        """The mean log P of a token: sums would favour short texts (Wu et al. 2016, section 7, with alpha = 1)."""
         return self.log_prob / max(len(self.row.generated), 1)
 
 
 @dataclass(frozen=True)
 class Retold:
-    """A token more for each text that is not finished."""
+    """One more token for each text that is not finished."""
 
     rows: list[SequenceState]
     tokens: list[int]
 
 
 class BeamSearch:
-    """The texts that were found, best first for each prompt, retold token by token as `Decoding` tells its own.
+    """The texts that the search found, best first for each prompt, delivered token by token as `Decoding` delivers its
+    own.
 
-    rows     `sample` is a text's rank; empty until they are told
-    scores   log P per token of each row, nats
+    rows     `sample` is a text's rank; empty until tokens are delivered
+    scores   mean log P per token of each row, nats
     """
 
-    def __init__(self, found: list[Hypothesis]):
-        self.found = found
-        self.scores = [hypothesis.score for hypothesis in found]
-        self.rows = [SequenceState(h.row.prompt, h.row.sample, 0, h.row.given) for h in found]
-        for row, told in zip(self.rows, found, strict=True):
+    def __init__(self, best: list[Hypothesis]):
+        self.best = best
+        self.scores = [hypothesis.score for hypothesis in best]
+        self.rows = [SequenceState(h.row.prompt, h.row.sample, 0, h.row.given) for h in best]
+        for row, told in zip(self.rows, best, strict=True):
             row.finish_reason = None if told.row.generated else told.row.finish_reason
 
     def __iter__(self) -> Iterator[Retold]:
         while going := [k for k, row in enumerate(self.rows) if row.finish_reason is None]:
             tokens = []
             for k in going:
-                row, whole = self.rows[k], self.found[k].row
-                tokens.append(whole.generated[len(row.generated)])
+                row, complete_row = self.rows[k], self.best[k].row
+                tokens.append(complete_row.generated[len(row.generated)])
                 row.generated.append(tokens[-1])
-                if len(row.generated) == len(whole.generated):
-                    row.finish_reason = whole.finish_reason
+                if len(row.generated) == len(complete_row.generated):
+                    row.finish_reason = complete_row.finish_reason
             yield Retold([self.rows[k] for k in going], tokens)
 
     def stop(self, row: SequenceState) -> None:
-        """End this row here; what it has told stays."""
+        """End this row here; the tokens it has delivered stay."""
         row.finish_reason = "stop"
 
 
@@ -90,20 +91,22 @@ def search_beams(
 ) -> BeamSearch:
     """The `n` best of the texts that `beams` beams find for every prompt   (Sutskever et al. 2014, section 3.2)
 
-    At every step the likeliest extensions of what is going on are kept, as many as there are beams; one that
-    ends, with a stop id or by its length, is complete and takes its beam with it. The complete ones are
-    ordered by log P per token. Equals are ordered by their own beam and then by id, so the result depends on
-    nothing else; one beam is greedy decoding. Other options are those of `generate_ids`. Raises GenerationError.
+    At every step the likeliest extensions are kept, as many as there are beams. A hypothesis that ends, by a stop id or
+    by
+    its length, is complete and frees no beam. Complete texts are ordered by mean log P per token. Ties are ordered by
+    beam
+    and then by id, so the result is deterministic; one beam is greedy decoding. The other options are those of
+    `generate_ids`. Raises GenerationError.
     """
     check_readable(network)
     check_counts(network, max_tokens, n_allowed)
     if beams < 1 or not 1 <= n <= beams:
         raise GenerationError(f"beams = {beams}, n = {n}: expected at least one beam, and 1 <= n <= beams")
     a = network.architecture
-    given = [check_prompt(prompt, k, a.n_vocab)[-a.n_ctx :] for k, prompt in enumerate(prompts)]
-    alive = [Hypothesis(SequenceState(k, 0, 0, ids), 0.0) for k, ids in enumerate(given)]
-    complete: list[list[Hypothesis]] = [[] for _ in given]
-    longest = max(map(len, given), default=0) + max_tokens
+    prompt_ids = [check_prompt(prompt, k, a.n_vocab)[-a.n_ctx :] for k, prompt in enumerate(prompts)]
+    alive = [Hypothesis(SequenceState(k, 0, 0, ids), 0.0) for k, ids in enumerate(prompt_ids)]
+    complete: list[list[Hypothesis]] = [[] for _ in prompt_ids]
+    longest = max(map(len, prompt_ids), default=0) + max_tokens
     with evaluation_mode(network):
         encoded = read_sources(network, sources, len(prompts), taps.of_sources)
         reader = CachedReader(network, longest, encoded, taps) if cache else RecomputingReader(network, encoded, taps)
@@ -112,21 +115,21 @@ def search_beams(
                 break
             logits = reader.read([hypothesis.row for hypothesis in alive])[:, :n_allowed]
             alive, parents = _extend(alive, _log_probs(logits), complete, beams)
-            kept = [k for k, hypothesis in enumerate(alive) if not _ends(hypothesis, stop_ids, length == max_tokens)]
+            going = [k for k, hypothesis in enumerate(alive) if not _ends(hypothesis, stop_ids, length == max_tokens)]
             for hypothesis in alive:
                 if hypothesis.row.finish_reason:
                     complete[hypothesis.row.prompt].append(hypothesis)
-            alive = [alive[k] for k in kept]
+            alive = [alive[k] for k in going]
             if alive:
-                reader.select([parents[k] for k in kept])
-    for hypothesis in alive:  # nothing was asked for
+                reader.select([parents[k] for k in going])
+    for hypothesis in alive:  # max_tokens is 0
         hypothesis.row.finish_reason = "length"
         complete[hypothesis.row.prompt].append(hypothesis)
-    return BeamSearch([best for found in complete for best in _ranked(found)[:n]])
+    return BeamSearch([best for of_prompt in complete for best in _ranked(of_prompt)[:n]])
 
 
 def _log_probs(logits: NextLogits) -> torch.Tensor:
-    """float64, on the CPU."""
+    """Log-probabilities in float64 on the CPU."""
     if not torch.isfinite(logits.amax(-1)).all():
         raise LogitsError("the network's logits hold NaN or infinity, so no token can be chosen: check the weights")
     return logits.cpu().double().log_softmax(-1)
@@ -135,7 +138,7 @@ def _log_probs(logits: NextLogits) -> torch.Tensor:
 def _extend(
     alive: list[Hypothesis], log_probs: torch.Tensor, complete: list[list[Hypothesis]], beams: int
 ) -> tuple[list[Hypothesis], list[int]]:
-    """The likeliest extensions of every prompt's hypotheses, and which of `alive` each extends."""
+    """The likeliest extensions of every prompt's hypotheses, and the index in `alive` that each extends."""
     sums = log_probs + torch.tensor([[hypothesis.log_prob] for hypothesis in alive], dtype=torch.float64)
     extended, parents = [], []
     for prompt, done in enumerate(complete):
@@ -146,9 +149,9 @@ def _extend(
         room = min(beams - len(done), len(candidates))
         least = candidates.topk(room).values[-1]
         places = ((candidates >= least) & (candidates > -torch.inf)).nonzero().flatten()
-        # a stable sort leaves equals in the order of their beams and ids
-        for place in places[candidates[places].sort(descending=True, stable=True).indices[:room]].tolist():
-            k, token = own[place // sums.size(1)], place % sums.size(1)
+        # a stable sort keeps ties in the order of their beams and ids
+        for candidate in places[candidates[places].sort(descending=True, stable=True).indices[:room]].tolist():
+            k, token = own[candidate // sums.size(1)], candidate % sums.size(1)
             before = alive[k].row
             row = SequenceState(prompt, 0, 0, before.given, [*before.generated, token])
             extended.append(Hypothesis(row, float(sums[k, token])))
@@ -157,15 +160,15 @@ def _extend(
 
 
 def _ends(hypothesis: Hypothesis, stop_ids: Collection[int], full: bool) -> bool:
-    """Whether this text is complete, which its row then says."""
+    """Whether this text is complete; if so, its row gets its finish reason."""
     row = hypothesis.row
     row.finish_reason = "end" if row.generated[-1] in stop_ids else "length" if full else None
     return row.finish_reason is not None
 
 
-def _ranked(found: list[Hypothesis]) -> list[Hypothesis]:
-    """Best first, each told its rank."""
-    ranked = sorted(found, key=lambda hypothesis: -round(hypothesis.score, DIGITS))
+def _ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """Sort best first, and write each text's rank into its row."""
+    ranked = sorted(hypotheses, key=lambda hypothesis: -round(hypothesis.score, DIGITS))
     for rank, hypothesis in enumerate(ranked):
         hypothesis.row.sample = rank
     return ranked

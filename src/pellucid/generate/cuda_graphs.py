@@ -1,8 +1,9 @@
-"""A decoding step whose shapes never change, so that CUDA can record it once and play it back for every token.
+"""A decoding step with fixed shapes, so that CUDA can record it once and replay it for every token.
 
-A small network on a GPU spends its step on launching kernels one by one; a CUDA graph launches them together. What is
-recorded must use the same memory every time: queries read the whole cache, and a mask hides what is not filled yet.
-The step is tested on the CPU, where nothing is recorded. Recording itself has never been run: no GPU was at hand.
+A small network on a GPU spends its step on launching kernels one by one; a CUDA graph launches them together. A
+recorded
+graph must use the same memory every time: queries read the whole cache, and a mask hides its unfilled part. The step is
+tested on the CPU, where nothing is recorded. Recording itself was never run, because no GPU was available.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from pellucid.model.shapes import Keys, NewKeys
 
 @dataclass
 class StaticCacheLayer(NoCache):
-    """One layer's keys and values, all columns of them; the new ones are written at column `at`, int64 [1]."""
+    """The keys and values of one layer, all columns; new ones are written to column `at`, int64 [1]."""
 
     keys: Tensor
     values: Tensor
@@ -36,7 +37,7 @@ class StaticCacheLayer(NoCache):
 
 
 class StaticCache(NoCache):
-    """A Cache as the recorded step sees it: nothing but tensors, which stay where they are."""
+    """A Cache with the interface of the recorded step: only tensors, at fixed addresses."""
 
     def __init__(self, cache: Cache, at: Tensor):
         self.store, self.at = cache.store, at
@@ -46,7 +47,7 @@ class StaticCache(NoCache):
 
 
 class FixedShapeStep:
-    """One token more for every row of one cache.
+    """One more token for every row of a cache.
 
     inputs   int64 [3, rows]: the tokens, their positions, and each row's first column
     at       int64 [1]: the column that they are written to
@@ -64,15 +65,15 @@ class FixedShapeStep:
             self.record()
 
     def compute(self) -> NextLogits:
-        """The logits [rows, n_vocab], from what the inputs hold now."""
+        """The logits [rows, n_vocab] for the present inputs."""
         tokens, positions, starts = self.inputs[:, :, None]
         mask = ((self.columns >= starts) & (self.columns <= self.at))[:, None]
         return last_logits(self.network, tokens, positions=positions, mask=mask, cache=self.standing)
 
     def record(self) -> None:
-        """Record the step after calls of it on a stream of their own, as CUDA graphs ask for; never run so far.
+        """Record the step after warm-up calls on a separate stream, as CUDA graphs require; never run so far.
 
-        What these calls write stands in the column that the next token overwrites.
+        The next token overwrites the column that these calls write.
         """
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -86,7 +87,7 @@ class FixedShapeStep:
         self.graph = graph
 
     def __call__(self, tokens: Sequence[int], positions: Sequence[int], starts: Sequence[int]) -> NextLogits:
-        """The logits after these tokens, which the cache keeps from now on."""
+        """The logits after these tokens, which are now in the cache."""
         self.inputs.copy_(torch.tensor([list(tokens), list(positions), list(starts)]))
         self.at.fill_(self.cache.length)
         if self.graph is None:
@@ -99,7 +100,7 @@ class FixedShapeStep:
 
 
 class GraphedReader(CachedReader):
-    """A cached reader whose steps are played back; a new cache (rows were dropped, a text outgrew it) is a new step."""
+    """A cached reader that replays its steps. A new cache (rows dropped, or a text outgrew it) needs a new step."""
 
     recorded: FixedShapeStep | None = None
 
@@ -113,7 +114,9 @@ class GraphedReader(CachedReader):
 
 
 def has_fixed_shapes(network: Transformer) -> bool:
-    """Whether a step is the same function of tensors alone for every length: no encoder, no n-grams (which look back
-    at tokens), and masks that do not depend on a distance."""
+    """Whether a step is the same function of tensors for every length: no encoder, no n-grams (which look back at
+    tokens),
+    and no masks that depend on a distance.
+    """
     layers = [m for m in network.modules() if isinstance(m, Attention)]
     return network.encoder is None and network.embed.ngrams is None and all(m.mask.plain for m in layers)

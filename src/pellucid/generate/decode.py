@@ -1,4 +1,4 @@
-"""The loop: read, choose a token, append it, until every text is finished."""
+"""The decoding loop: read, choose a token, append it, until every text is finished."""
 
 import operator
 from collections.abc import Collection, Iterator, Sequence
@@ -21,13 +21,13 @@ from pellucid.generate.sampling import Sampling, choose_tokens, uniform
 from pellucid.generate.speculation import SpeculatingReader
 from pellucid.model import Transformer
 
-#: devices on which a step is recorded and played back (`pellucid.generate.cuda_graphs`)
+#: devices on which a step is recorded and replayed (`pellucid.generate.cuda_graphs`)
 RECORDED = frozenset({"cuda"})
 
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """One token more for each row that was going on, and the logits [rows, n_vocab] it was chosen from."""
+    """One more token for each unfinished row, and the logits [rows, n_vocab] it was chosen from."""
 
     rows: list[SequenceState]
     tokens: list[int]
@@ -37,8 +37,8 @@ class DecodeStep:
 class Decoding:
     """The iterator of steps that `generate_ids` returns.
 
-    rows     every text, prompt by prompt and sample by sample, finished ones too
-    stop     ends a row before its time, for reasons that only the caller sees
+    rows     every text, prompt by prompt and sample by sample, including finished ones
+    stop     ends a row early, for a reason that only the caller can see
     """
 
     def __init__(
@@ -83,28 +83,28 @@ class Decoding:
         return DecodeStep(list(self.active), chosen, logits)
 
     def read(self, going: list[int]) -> NextLogits:
-        """The next logits of the rows that go on, the others having been dropped."""
+        """The next logits of the unfinished rows, after dropping the others."""
         if self.started:
             if len(going) < len(self.active):
                 self.reader.select(going)
                 self.active = [self.active[r] for r in going]
             return self.reader.read(self.active)
         self.started = True
-        # every prompt is read once, whatever the number of its samples
+        # every prompt is read once, however many samples it has
         first: dict[int, SequenceState] = {}
         for row in self.active:
             first.setdefault(row.prompt, row)
-        place = {prompt: r for r, prompt in enumerate(first)}
+        row_of_prompt = {prompt: r for r, prompt in enumerate(first)}
         logits = self.reader.read(list(first.values()))
         self.active = [self.active[r] for r in going]
-        copies = [place[row.prompt] for row in self.active]
+        copies = [row_of_prompt[row.prompt] for row in self.active]
         if copies == list(range(len(first))):
             return logits
         self.reader.select(copies)
         return logits[copies]
 
     def choose(self, logits: NextLogits):
-        """The next id of every active row."""
+        """Choose the next id of every active row."""
         return choose_tokens(
             logits,
             self.sampling,
@@ -122,13 +122,15 @@ class Decoding:
 def make_reader(
     network: Transformer, longest: int, sources: NoSources, taps: TapFactory, cache: bool, speculate: int
 ) -> CachedReader | RecomputingReader:
-    """What reads the tokens; GenerationError where guesses have no cache to go to, or somebody looks on."""
+    """The reader for these options. Raises GenerationError if guesses have no cache, or if taps would see them."""
     if isinstance(speculate, bool) or not isinstance(speculate, int) or speculate < 0:
         raise GenerationError(f"speculate = {speculate!r}: expected how many tokens to guess at once, or 0")
     if speculate and not cache:
-        raise GenerationError(f"speculate = {speculate} without a cache: guessed tokens are kept there, leave it on")
+        raise GenerationError(f"speculate = {speculate} without a cache: guessed tokens need the cache; leave it on")
     if speculate and taps is not NO_TAPS:
-        raise GenerationError(f"speculate = {speculate} reads tokens that may not stay, and taps would see them too")
+        raise GenerationError(
+            f"speculate = {speculate} reads guessed tokens that may be dropped, but taps would record them: set it to 0"
+        )
     if speculate:
         return SpeculatingReader(network, longest, sources, speculate)
     plain = cache and sources is NO_SOURCES and taps is NO_TAPS
@@ -154,21 +156,24 @@ def generate_ids(
 ) -> Decoding:
     """Continue every prompt by up to `max_tokens` ids, step by step.
 
-    prompts     of any lengths, each at least one id; of a prompt longer than the context the last n_ctx
+    prompts     of any lengths, each at least one id; of a prompt longer than the context only the last n_ctx
                 ids are read
     stop_ids    a row ends with the first of these, which is its last token
-    seeds       of each prompt, or one for all
-    samples     which samples of every prompt to draw: sample 2 of a prompt and a seed is the same text
-                whether or not the others are drawn with it
-    cache       False recomputes everything at every step, one row at a time: slower, and the same
-    n_allowed   the tokenizer's vocabulary, where the network's is larger: no id from here on is chosen
-    sources     for a network with an encoder: the ids that it reads for each prompt, once
-    taps        are handed every named tensor of every call, with the places of its columns
-    speculate   the most tokens that a pass guesses while a single row goes on (`Speculating`); changes no token
+    seeds       one for each prompt, or one for all
+    samples     which samples of every prompt to draw: sample 2 of a prompt and a seed is the same text whether
+                or not the other samples are drawn
+    cache       False recomputes everything at every step, one row at a time: slower, same result
+    n_allowed   the size of the tokenizer's vocabulary, if the network's is larger: ids from here on are never
+                chosen
+    sources     for a network with an encoder: the ids that it reads once for each prompt
+    taps        makes the tap of every call, given the positions of its columns
+    speculate   the largest number of tokens that a pass guesses while a single row continues
+                (`SpeculatingReader`); it changes no token
 
-    The result iterates over `Step`s; its `rows` hold what has been generated. A network with mask word
-    `prefix` reads its prompt as the prefix. Texts that outgrow the context go on in a moving window
-    (`window_start`). Raises GenerationError for what cannot be run.
+    The result iterates over `DecodeStep`s, and its `rows` hold the generated ids. A network with attention.mask =
+    prefix
+    reads its prompt as the prefix. Texts that outgrow the context continue in a moving window (`window_start`). Raises
+    GenerationError for options that do not fit the network.
     """
     check_readable(network)
     check_counts(network, max_tokens, n_allowed)
@@ -184,22 +189,22 @@ def generate_ids(
 
 
 def check_counts(network: Transformer, max_tokens: int, n_allowed: int | None) -> None:
-    """Refuse lengths that are none, and a vocabulary that is not the network's."""
+    """Raise GenerationError for an impossible length, or a vocabulary larger than the network's."""
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
-        raise GenerationError(f"max_tokens = {max_tokens!r}: expected a whole number of at least 0")
+        raise GenerationError(f"max_tokens = {max_tokens!r}: expected an integer of at least 0")
     n_vocab = network.architecture.n_vocab
     if n_allowed is not None and not 1 <= n_allowed <= n_vocab:
         raise GenerationError(
-            f"a vocabulary of {n_allowed} ids was given to a network of n_vocab = {n_vocab}: "
+            f"the tokenizer has {n_allowed} ids, but the network has n_vocab = {n_vocab}: "
             "is this the tokenizer that the network was trained with?"
         )
 
 
 def check_prompt(prompt: Sequence[int], n: int, n_vocab: int) -> tuple[int, ...]:
-    """The ids of prompt number n as plain integers, every one of them in the vocabulary."""
+    """The ids of prompt number n as integers, after checking that the vocabulary has them all."""
     ids = tuple(operator.index(i) for i in prompt)
     if not ids:
-        raise GenerationError(f"prompt {n} is empty: start from the separator's id where there is no text")
+        raise GenerationError(f"prompt {n} is empty: to start without text, pass the separator's id")
     if outside := [i for i in ids if not 0 <= i < n_vocab]:
-        raise GenerationError(f"prompt {n} holds id {outside[0]}; this network knows 0 to {n_vocab - 1}")
+        raise GenerationError(f"prompt {n} holds id {outside[0]}; expected 0 to {n_vocab - 1}")
     return ids

@@ -1,4 +1,4 @@
-"""What an encoder makes of the sources, read once, and handed to the decoder row by row."""
+"""The encoder's output for the sources: computed once and passed to the decoder row by row."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -13,17 +13,17 @@ from pellucid.text.tokenizers.base import Tokenizer
 
 
 class NoSources:
-    """For networks that read none."""
+    """For networks without an encoder."""
 
     def of(self, prompts: Sequence[int], n_queries: int) -> dict[str, Any]:
-        """What the network is given for rows of these prompts, each of `n_queries` positions."""
+        """The keyword arguments of the network for rows of these prompts, with `n_queries` positions each."""
         return {}
 
 
 class Sources(NoSources):
-    """The encoder's output for the source of each prompt, all of them read in one pass.
+    """The encoder's output for the source of each prompt, computed in one pass.
 
-    Shorter ones are padded on the right, and nobody reads the padding.
+    Shorter sources are padded on the right, and nobody reads the padding.
     """
 
     def __init__(self, network: Transformer, sources: Sequence[Sequence[int]], tap: Tap = OFF):
@@ -35,21 +35,21 @@ class Sources(NoSources):
         self.encoded = network.encode(tokens, None if self.real is None else padding_mask(self.real), tap)
 
     def of(self, prompts: Sequence[int], n_queries: int) -> dict[str, Any]:
-        """The rows' encoded sources, and which of their positions may be read."""
+        """The rows' encoded sources, and a mask of the source positions that may be read."""
         at = torch.tensor(list(prompts), device=self.encoded.device)
-        given = {"source": self.encoded[at]}
+        inputs = {"source": self.encoded[at]}
         if self.real is not None:
-            given["source_mask"] = self.real[at][:, None].expand(-1, n_queries, -1)
-        return given
+            inputs["source_mask"] = self.real[at][:, None].expand(-1, n_queries, -1)
+        return inputs
 
 
 NO_SOURCES = NoSources()
 
 
 def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
-    """A source as training gave it to the encoder (`source_ids`); GenerationError for an empty one."""
+    """Encode a source as training did (`source_ids`). Raises GenerationError for an empty one."""
     if not (ids := tokenizer.encode(text)):
-        raise GenerationError("the source is empty: give the text that the encoder is to read")
+        raise GenerationError("the source is empty: give a text for the encoder")
     return tokenizer.source_ids(ids)
 
 
@@ -59,18 +59,19 @@ def read_sources(
     n_prompts: int,
     tap_of: Callable[[Sequence[int]], Tap] = lambda lengths: OFF,
 ) -> NoSources:
-    """The sources of `n_prompts` prompts, encoded; to be called inside `reading(network)`.
+    """Encode the sources of `n_prompts` prompts; call it inside `evaluation_mode(network)`.
 
-    Raises GenerationError for a network with an encoder and no sources, the other way round, and ids or lengths that
-    the encoder does not know. `tap_of`, given the lengths of the sources, is handed the encoder's named tensors.
+    Raises GenerationError if exactly one of encoder and sources is missing, and for ids or lengths that the encoder
+    does
+    not have. `tap_of` gets the lengths of the sources and returns the tap for the encoder's tensors.
     """
     encoder = network.architecture.encoder
     if encoder is None and sources is None:
         return NO_SOURCES
     if encoder is None:
-        raise GenerationError("a source was given to a network without an encoder: give it as the prompt instead")
+        raise GenerationError("this network has no encoder, so it cannot read a source: pass the text as the prompt")
     if sources is None:
-        raise GenerationError("this network has an encoder and no source was given: pass source=..., or --source")
+        raise GenerationError("this network has an encoder and needs a source: pass source=..., or --source")
     if len(sources) != n_prompts:
         raise GenerationError(f"{len(sources)} sources for {n_prompts} prompts: give one for each")
     checked = [[operator.index(i) for i in ids] for ids in sources]
@@ -81,5 +82,5 @@ def read_sources(
                 "among them"
             )
         if outside := [i for i in ids if not 0 <= i < encoder.n_vocab]:
-            raise GenerationError(f"source {n} holds id {outside[0]}; this network knows 0 to {encoder.n_vocab - 1}")
+            raise GenerationError(f"source {n} holds id {outside[0]}; expected 0 to {encoder.n_vocab - 1}")
     return Sources(network, checked, tap_of([len(ids) for ids in checked])) if checked else NO_SOURCES

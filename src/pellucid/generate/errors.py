@@ -1,9 +1,9 @@
-"""What can be wrong with a request for text or for a score."""
+"""Errors of generation and scoring."""
 
 
 class GenerationError(ValueError):
-    """An option out of range, a prompt that cannot be read, or a network that has no next token."""
+    """An option is out of range, a prompt cannot be read, or the network does not predict a next token."""
 
 
 class LogitsError(GenerationError):
-    """Logits that hold NaN or infinity, from which no token can be chosen."""
+    """The logits hold NaN or infinity, so no token can be chosen."""

@@ -1,4 +1,4 @@
-"""Filling in blanks with a masked model: what may stand where a token was hidden."""
+"""Fill in blanks with a masked model."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ from pellucid.model import Transformer
 from pellucid.model.embed import NoReadout
 from pellucid.text.tokenizers.base import Tokenizer
 
-#: how a blank is written in a prompt, and the special token that it becomes
+#: how a blank is written in a prompt, and the special token that stands for it
 BLANK, MASK = "[MASK]", "<|mask|>"
 
 
 @dataclass(frozen=True)
 class Filling:
-    """One blank: the likeliest tokens as text, and their probabilities, both in order."""
+    """One blank: the likeliest tokens as text, and their probabilities, in the same order."""
 
     texts: list[str]
     probabilities: list[float]
@@ -25,19 +25,20 @@ class Filling:
 def fill(network: Transformer, tokenizer: Tokenizer, text: str, *, top: int = 5) -> list[Filling]:
     """For each [MASK] in `text`, the `top` likeliest tokens given everything else   (S3, slide 2; Devlin et al. 2018).
 
-    Raises GenerationError for models that were not trained to fill, texts without a blank or longer than the
-    context, and a `top` that is not positive.
+    Raises GenerationError for a model that is not a masked model, a text without a blank or longer than the context,
+    and a
+    `top` below 1.
     """
     a = network.architecture
     if a.readout == "none":
         raise GenerationError(NoReadout.why)
     if tokenizer.mask is None or a.attention.mask != "bidirectional":
         raise GenerationError(
-            f"this model fills no blanks: it has attention.mask = {a.attention.mask} and "
+            f"this model cannot fill blanks: it has attention.mask = {a.attention.mask} and "
             f"{'no' if tokenizer.mask is None else 'a'} {MASK} token; train one with --objective masked"
         )
     if BLANK not in text:
-        raise GenerationError(f"there is no blank in {text!r}: write {BLANK} where a token is to be found")
+        raise GenerationError(f"there is no blank in {text!r}: write {BLANK} in the place of the missing token")
     if top < 1:
         raise GenerationError(f"top = {top}: expected 1 or more")
     ids: list[int] = []
@@ -46,7 +47,7 @@ def fill(network: Transformer, tokenizer: Tokenizer, text: str, *, top: int = 5)
     if len(ids) > a.n_ctx:
         raise GenerationError(f"the text has {len(ids)} tokens, more than the context of {a.n_ctx}: make it shorter")
     tokens = torch.tensor([ids], device=network.embed.token.weight.device)
-    special = sorted(set(tokenizer.special.values()))  # a blank hides text, not these
+    special = sorted(set(tokenizer.special.values()))  # a blank stands for text, not for special tokens
     with evaluation_mode(network):
         logits = network(tokens)[0, tokens[0] == tokenizer.mask].double()
         logits = logits.index_fill(1, torch.tensor(special, device=tokens.device), -torch.inf)

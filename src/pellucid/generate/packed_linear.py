@@ -1,7 +1,8 @@
-"""y = x W^T + b with W packed for reading it once a token: the same function of the numbers that are kept.
+"""y = x W^T + b with W in a packed format: the product computes with exactly the numbers that are stored.
 
-A kind says in how many bits a weight is kept and what multiplies it; sums and results are float32. `kept` is W as it
-is kept: what a product computes is x kept^T + b.
+A class says in how many bits a weight is stored and which kernel multiplies it; sums and results are float32. `kept` is
+W
+as it is stored: the product computes x kept^T + b.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ Vector = Float[Tensor, " n_out"]
 
 
 class Float32(nn.Module):
-    """W in float32, in the blocks that oneDNN's own kernels read."""
+    """W in float32, in the blocks that oneDNN's kernels read."""
 
     def __init__(self, weight: Matrix, bias: Vector | None):
         super().__init__()
@@ -28,7 +29,7 @@ class Float32(nn.Module):
 
 
 class Float16(nn.Module):
-    """W rounded to float16 (numbers beyond 65504 to that), in fbgemm's blocks."""
+    """W rounded to float16 (larger numbers to 65504), in fbgemm's blocks."""
 
     def __init__(self, weight: Matrix, bias: Vector | None):
         super().__init__()
@@ -43,9 +44,9 @@ class Float16(nn.Module):
 
 
 class BFloat16(Float16):
-    """W rounded to bfloat16, whose 8 bits float16's 11 hold: exactly from 2^-14 to 65504, within 2^-25 below.
+    """W rounded to bfloat16. Its 8 bits fit into float16's 11: exactly from 2^-14 to 65504, within 2^-25 below.
 
-    Weights published in bfloat16 are kept as they are. Nothing but W is rounded.
+    Weights published in bfloat16 are stored unchanged. Only W is rounded.
     """
 
     def __init__(self, weight: Matrix, bias: Vector | None):
@@ -53,10 +54,10 @@ class BFloat16(Float16):
 
 
 class Int8(nn.Module):
-    """W_oi = s_o q_oi with whole numbers |q| <= 127 and s_o = max_i |W_oi| / 127, a scale for each output.
+    """W_oi = s_o q_oi with integers |q| <= 127 and s_o = max_i |W_oi| / 127, one scale for each output.
 
-    The whole numbers lie in float16, which holds them exactly: two bytes a weight, not one, because fbgemm's float16
-    product is the fastest there is here for inputs that are not rounded too. As fast as `float16`, and further off.
+    The integers are stored as float16, which holds them exactly: two bytes a weight, not one, because fbgemm's float16
+    product is the fastest available one for inputs that are not rounded. It is as fast as `float16` and less exact.
     """
 
     def __init__(self, weight: Matrix, bias: Vector | None):
@@ -82,7 +83,7 @@ PRODUCTS: dict[str, Callable[[Matrix, Vector | None], nn.Module]] = {
 
 
 def available(kind: str) -> bool:
-    """Whether this build of PyTorch has what the kind multiplies with."""
+    """Whether this build of PyTorch has the kernel of this class."""
     if kind == "float32":
         return torch.backends.mkldnn.is_available()
     return "fbgemm" in torch.backends.quantized.supported_engines

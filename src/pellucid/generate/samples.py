@@ -1,4 +1,4 @@
-"""What a network writes while it is trained, for people to look at."""
+"""Samples of text that a network generates during training."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,16 +7,16 @@ from pellucid.generate.text import TextPiece, stream_generate
 from pellucid.model import Transformer
 from pellucid.text.tokenizers.base import Tokenizer
 
-#: what a sample has at most
+#: the largest number of tokens of a sample
 SAMPLE_TOKENS = 100
-#: is called with how many tokens are written, of how many; it may raise
+#: called with the number of generated tokens and their limit; may raise
 Poll = Callable[[int, int], object]
 
 
 def sample_text(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: int, poll: Poll) -> str | None:
-    """What the network writes after `prompt`, at temperature 0.8; None where its logits are not finite.
+    """Text that the network generates after `prompt`, at temperature 0.8; None if its logits are not finite.
 
-    The network's training mode is put back.
+    The network's training mode is restored.
     """
     network.eval()
     try:
@@ -28,9 +28,9 @@ def sample_text(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: i
 
 
 def sample_target(network: Transformer, tokenizer: Tokenizer, source: str, seed: int, poll: Poll) -> str | None:
-    """The source and the likeliest target token by token; None where the network's logits are not finite.
+    """The source and the greedy target; None if the network's logits are not finite.
 
-    The network's training mode is put back.
+    The network's training mode is restored.
     """
     text = join_pieces(
         stream_generate(network, tokenizer, source=source, max_tokens=SAMPLE_TOKENS, seed=seed, weights="loaded"), poll
@@ -39,7 +39,7 @@ def sample_target(network: Transformer, tokenizer: Tokenizer, source: str, seed:
 
 
 def join_pieces(pieces: Iterable[TextPiece], poll: Poll) -> str | None:
-    """The text of pieces that are still to be written; None where the network's logits are not finite."""
+    """The joined text of pieces as they are generated; None if the network's logits are not finite."""
     shown = []
     try:
         for n, piece in enumerate(pieces):

@@ -1,9 +1,8 @@
-"""From logits to the next token: penalties, temperature, truncation, and one uniform number per draw.
+"""From logits to the next token: penalties, temperature, truncation, and one uniform number for each draw.
 
-The order is that of Hugging Face's processors: penalties, temperature, top-k, top-p, min-p; each
-looks at what the one before left over. A token is drawn by inverting the cumulative distribution
-over ids in float64 at a number that depends on (seed, sample, step) alone, so a text does not
-depend on what else is in its batch.
+The order is that of Hugging Face's processors: penalties, temperature, top-k, top-p, min-p; each works on the result of
+the one before. A token is drawn by inverting the cumulative distribution over ids in float64 at a number that depends
+only on (seed, sample, step), so a text does not depend on the rest of its batch.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ Scores = Float[Tensor, "rows n_vocab"]
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is chosen. The values written here leave the model's distribution as it is.
+    """How a token is chosen. The defaults leave the model's distribution unchanged.
 
     temperature         logits are divided by it; 0 takes the likeliest token, the lowest id among equals
     top_k               exactly this many tokens stay, lower ids first among equals; 0 keeps all
@@ -52,13 +51,13 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether chance has no part in it."""
+        """Whether the choice is deterministic."""
         return self.temperature == 0
 
 
 _RANGE = {
     "temperature": (lambda t: t >= 0, "a number of at least 0; 0 always takes the likeliest token"),
-    "top_k": (lambda k: k >= 0 and k == int(k), "a whole number of tokens to keep, or 0 to keep all"),
+    "top_k": (lambda k: k >= 0 and k == int(k), "the number of tokens to keep, or 0 to keep all"),
     "top_p": (lambda p: 0 <= p <= 1, "a probability from 0 to 1; 1 keeps all"),
     "min_p": (lambda p: 0 <= p <= 1, "a fraction from 0 to 1; 0 keeps all"),
     "repetition_penalty": (lambda r: r > 0, "a number above 0; 1 changes nothing, more discourages repetition"),
@@ -67,7 +66,7 @@ _RANGE = {
 
 
 def uniform(seed: int, sample: int, step: int) -> float:
-    """A number in [0, 1) that is a pure function of its arguments: 53 bits of BLAKE2b of the three."""
+    """A number in [0, 1) that is a pure function of its arguments: 53 bits of their BLAKE2b hash."""
     digest = hashlib.blake2b(f"{seed}/{sample}/{step}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
@@ -82,12 +81,12 @@ def choose_tokens(
 ) -> Int[Tensor, " rows"]:
     """The next id of every row.
 
-    numbers    one in [0, 1) per row (`uniform`), not needed where temperature is 0
+    numbers    one in [0, 1) per row (`uniform`); not needed if temperature is 0
     prompts    each row's prompt, for the repetition penalty
     generated  what each row has generated, for both penalties
     n_allowed  ids from here on do not exist for the tokenizer and are never chosen
 
-    `logits` is left as it is. Raises LogitsError when a row holds no finite largest logit.
+    `logits` is not changed. Raises LogitsError if a row's largest logit is not finite.
     """
     x = _wide(logits[:, :n_allowed])
     if not torch.isfinite(x.amax(-1)).all():
@@ -107,7 +106,7 @@ def choose_tokens(
 def penalise(
     logits: Scores, sampling: Sampling, prompts: Sequence[Sequence[int]], generated: Sequence[Sequence[int]]
 ) -> Scores:
-    """Logits after both penalties, a new tensor where either is on."""
+    """Logits after both penalties; a new tensor if either is on."""
     if sampling.repetition_penalty != 1:
         seen = _counts(logits, [[*p, *g] for p, g in zip(prompts, generated, strict=True)]) > 0
         r = sampling.repetition_penalty
@@ -118,9 +117,9 @@ def penalise(
 
 
 def probabilities(logits: Scores, sampling: Sampling) -> Scores:
-    """The distribution that is drawn from, float64: temperature, then top-k, top-p and min-p. temperature > 0."""
+    """The distribution that is drawn from, float64: temperature (> 0), then top-k, top-p and min-p."""
     x = _wide(logits)
-    # the largest is taken off first: a small temperature would overflow
+    # subtract the largest first: a small temperature would overflow
     x = (x - x.amax(-1, keepdim=True)) / sampling.temperature
     x = keep_top_k(x, sampling.top_k) if sampling.top_k else x
     p = x.softmax(-1)
@@ -130,7 +129,7 @@ def probabilities(logits: Scores, sampling: Sampling) -> Scores:
 
 
 def keep_top_k(logits: Scores, k: int) -> Scores:
-    """-inf for all but the k largest of every row; among equals the lower ids stay."""
+    """-inf for all but the k largest of every row; ties go to the lower ids."""
     if k >= logits.size(-1):
         return logits
     kth = logits.topk(k, dim=-1).values[:, -1:]
@@ -138,8 +137,10 @@ def keep_top_k(logits: Scores, k: int) -> Scores:
 
 
 def keep_top_p(p: Scores, mass: float) -> Scores:
-    """0 for all but the fewest likeliest tokens whose mass reaches `mass` (Holtzman et al. 2020), lower ids first."""
-    # sorting a whole vocabulary takes longer than a step of a small network, and is seldom needed
+    """0 for all but the fewest likeliest tokens whose mass reaches `mass` (Holtzman et al. 2020); ties go to
+    lower ids.
+    """
+    # sorting a whole vocabulary takes longer than a step of a small network and is seldom needed
     falling = p.topk(min(SHORT, p.size(-1)), dim=-1).values
     if (falling.sum(-1) < mass).any():
         falling = p.sort(dim=-1, descending=True).values
@@ -148,33 +149,33 @@ def keep_top_p(p: Scores, mass: float) -> Scores:
     return p.masked_fill(~_largest(p, k, falling.gather(-1, k - 1)), 0)
 
 
-#: how many of the likeliest tokens are looked at first, in the hope that they reach the mass
+#: how many of the likeliest tokens are tried first: usually they reach the mass
 SHORT = 512
 
 
 def _largest(x: Scores, k: int | Tensor, kth: Tensor) -> Bool[Tensor, "rows n_vocab"]:
-    """Where the k largest of each row are, given the k-th largest value; among equals the lower ids."""
+    """A mask of the k largest of each row, given the k-th largest value; ties go to the lower ids."""
     above, equal = x > kth, x == kth
     room = k - above.sum(-1, keepdim=True)
     return above | (equal & (equal.cumsum(-1) <= room))
 
 
 def draw_tokens(p: Scores, numbers: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-    """The first id whose cumulative probability exceeds the row's number; an id of probability 0 never is."""
+    """The first id whose cumulative probability exceeds the row's number; never an id of probability 0."""
     cumulative = p.cumsum(-1)
-    # below the total even when rounded, a number being 1 - 2^-53 at most
+    # the number is at most 1 - 2^-53, so it stays below the total even after rounding
     reached = numbers[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, reached, right=True)[:, 0]
 
 
 def _wide(logits: Tensor) -> Tensor:
-    """Float64, on the CPU where the device has none (Apple's)."""
+    """Float64, computed on the CPU if the device does not support it (Apple's)."""
     logits = logits.detach()
     return (logits.cpu() if logits.device.type == "mps" else logits).double()
 
 
 def _counts(like: Scores, tokens: Sequence[Sequence[int]]) -> Scores:
-    """How often each id of the vocabulary stands in each row's tokens; ids beyond it are not counted."""
+    """How often each id of the vocabulary occurs in each row's tokens; larger ids are ignored."""
     n = like.size(-1)
     rows = [torch.tensor([i for i in row if i < n], dtype=torch.int64) for row in tokens]
     return torch.stack([row.bincount(minlength=n) for row in rows]).to(like)

@@ -1,9 +1,11 @@
-"""How probable a text is: log-probabilities in nats, token by token, and what follows from them.
+"""How probable a text is: log-probabilities in nats, token by token, and quantities derived from them.
 
-Every token is scored exactly once. A text that fits into the context is scored in one pass; a longer
-one in windows that overlap, each adding `stride` tokens, so that once the context is full every token
-has at least n_ctx - stride tokens before it (Press et al. 2021, section 2; Hugging Face's account of
-perplexity). Bytes are those of the text that was given, never of decoded tokens.
+Every token is scored exactly once. A text that fits into the context is scored in one pass; a longer text in
+overlapping
+windows, each adding `stride` tokens, so that once the context is full every token has at least n_ctx - stride tokens
+before it (Press et al. 2021, section 2; Hugging Face's guide to perplexity). Bytes are those of the original text,
+never
+those of decoded tokens.
 """
 
 import math
@@ -27,12 +29,12 @@ from pellucid.model.transformer import Backbone
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError
 
-#: at most this many logits exist at a time, unless told otherwise: 64 MiB in float32
+#: the default limit of logits in memory: 64 MiB in float32
 CHUNK = 2**24
 
 
 class ScoringError(GenerationError):
-    """A text of which nothing can be scored, or windows that cannot be laid over it."""
+    """A text has no token to score, or the windows do not fit it."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,16 @@ class Score:
     """Log-probabilities of the tokens of a text.
 
     ids          the scored tokens
-    pieces       the bytes of each in the text that was given
-    log_probs    float64 [len(ids)], nats: log P(token | everything before it that its window holds)
-    n_context    tokens that were read and not scored: separator, prefix, or a first token given nothing
+    pieces       the bytes of each token in the text
+    log_probs    float64 [len(ids)], nats: log P(token | everything before it in its window)
+    n_context    tokens that were read but not scored: separator, prefix, or a first token without context
     context      these tokens
-    why_not_comparable   why bits per byte do not compare with those of another tokenizer; "" where they do
-    counted      which bytes were counted, in words: those of the text that was given, or of a file
-    n_replaced_bytes     bytes that the file has fewer than the text, in which U+FFFD stands for what is not UTF-8
-    notes        what should be known of how the file was read, in whole sentences
-    baselines    where asked for, names of n-grams with their nats per token and bits per byte of the same tokens
+    why_not_comparable   why bits per byte do not compare with those of another tokenizer; "" if they do
+    counted      a phrase that says which bytes were counted: those of the text, or of a file
+    n_replaced_bytes     how many bytes the file has less than the text, in which U+FFFD stands for bytes that are not
+    UTF-8
+    notes        sentences about how the file was read
+    baselines    n-gram models by name, if requested, with their nats per token and bits per byte on the same tokens
     """
 
     ids: list[int]
@@ -64,7 +67,7 @@ class Score:
 
     @property
     def log_prob(self) -> float:
-        """log P of all scored tokens, nats, summed without rounding in between."""
+        """log P of all scored tokens, nats, summed without intermediate rounding."""
         return math.fsum(self.log_probs)
 
     @property
@@ -83,12 +86,12 @@ class Score:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that the scored tokens stand for; what is not UTF-8 in a file counts as the bytes that it was."""
+        """The bytes of the scored tokens; bytes of a file that are not UTF-8 count as they stand in the file."""
         return sum(map(len, self.pieces)) - self.n_replaced_bytes
 
     @property
     def n_words(self) -> int:
-        """Words of the scored text: what stands between white space."""
+        """The number of words of the scored text, separated by white space."""
         return len(b"".join(self.pieces).decode("utf-8", "replace").split())
 
     @property
@@ -98,12 +101,12 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """exp of the nats per token; inf where that is beyond the numbers."""
+        """exp of the nats per token; inf on overflow."""
         return _exp(self.loss)
 
     @property
     def perplexity_per_word(self) -> float:
-        """exp of the nats per word, whatever the tokens are; inf for a text without words."""
+        """exp of the nats per word, independent of the tokenizer; inf for a text without words."""
         return _exp(-self.log_prob / self.n_words) if self.n_words else math.inf
 
     @property
@@ -112,7 +115,7 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits of all scored tokens over their bytes: comparable between tokenizers but for `why_not_comparable`."""
+        """Bits of all scored tokens per byte: comparable between tokenizers, except for `why_not_comparable`."""
         return -self.log_prob / math.log(2) / self.n_bytes
 
 
@@ -131,16 +134,16 @@ def score(
     stride: int | None = None,
     batch: int = 8,
 ) -> Score:
-    """How probable `text` is, after `prefix` where one is given (`score_continuation`).
+    """How probable `text` is, after `prefix` if one is given (`score_continuation`).
 
-    start    separator: the separator is read first, as in training, so the first token has a
-             probability too, P(t_1 | <|endoftext|>); none: nothing is, and the first token of the
-             text (or of the prefix) is read and not scored
-    stride   tokens that each further window adds, n_ctx // 2 unless given
-    batch    windows read at a time
-    source   what an encoder-decoder reads; `text` is then a target
+    start    separator: the separator is read first, as in training, so that the first token has a probability
+             too, P(t_1 | <|endoftext|>); none: the first token of the text (or of the prefix) is read without
+             context and not scored
+    stride   how many tokens each further window adds, n_ctx // 2 by default
+    batch    how many windows are read at once
+    source   the text for the encoder of an encoder-decoder; `text` is then a target
 
-    Raises ScoringError where there is nothing to score, such as an empty text.
+    Raises ScoringError if there is nothing to score, as in an empty text.
     """
     if prefix:
         return score_continuation(
@@ -160,25 +163,26 @@ def score_continuation(
     stride: int | None = None,
     batch: int = 8,
 ) -> Score:
-    """How probable `continuation` is after `prefix`, with the border between their tokens drawn as lm-eval draws it.
+    """How probable `continuation` is after `prefix`, with the same border between their tokens as in lm-eval.
 
-    White space at the end of the prefix is moved to the continuation; both are encoded as one text, and
-    what follows its first len(encode(prefix)) tokens is scored. encode(prefix) + encode(continuation)
-    would be another sequence, which training never saw. Where a token reaches across the border, the
-    border moves with it: `pieces` says what was scored. lm-eval reads no separator first: its numbers
-    for a non-empty prefix are those of start = "none".
+    White space at the end of the prefix is moved to the continuation; both are encoded as one text, and what follows
+    its
+    first len(encode(prefix)) tokens is scored. encode(prefix) + encode(continuation) would be another sequence, which
+    training never saw. If a token crosses the border, the border moves with it: `pieces` are the scored bytes. lm-eval
+    reads
+    no separator first: its numbers for a non-empty prefix are those of start = "none".
 
-    A network with mask word `prefix` reads separator and prefix as its prefix.
+    A network with attention.mask = prefix reads separator and prefix as its prefix.
     """
-    kept = prefix.rstrip()
-    whole = prefix + continuation
-    ids, border = tokenizer.encode(whole), len(tokenizer.encode(kept))
+    stripped_prefix = prefix.rstrip()
+    full_text = prefix + continuation
+    ids, border = tokenizer.encode(full_text), len(tokenizer.encode(stripped_prefix))
     if border >= len(ids):
         raise ScoringError(
-            f"the continuation {continuation!r} has no token of its own after this prefix: give a longer one, "
+            f"the continuation {continuation!r} has no token of its own after this prefix: give a longer continuation, "
             "or score the two as one text"
         )
-    return _score(network, tokenizer, whole, ids, border, source, start, stride, batch)
+    return _score(network, tokenizer, full_text, ids, border, source, start, stride, batch)
 
 
 def _score(
@@ -192,21 +196,21 @@ def _score(
     stride: int | None,
     batch: int,
 ) -> Score:
-    """Score of `ids[border:]`, all ids being those of `text`."""
+    """Score `ids[border:]`, where all ids are those of `text`."""
     if start not in ("separator", "none"):
-        raise ScoringError(f"start = {start!r}: say separator, or none")
+        raise ScoringError(f"start = {start!r}: choose separator or none")
     lead = [tokenizer.separator if source is None else tokenizer.start] if start == "separator" else []
     first = max(len(lead) + border, 1)
-    given = [*lead, *ids]
-    if len(given) <= first:
+    read_ids = [*lead, *ids]
+    if len(read_ids) <= first:
         what = "an empty text" if not ids else "a text of one token read after nothing (start = none)"
         raise ScoringError(f"{what} has no token to score: give more text")
     n_prefix = len(lead) + border if border else 0
     read = None if source is None else encode_source(tokenizer, source)
-    log_probs = score_tokens(network, given, first=first, n_prefix=n_prefix, source=read, stride=stride, batch=batch)
+    log_probs = score_tokens(network, read_ids, first=first, n_prefix=n_prefix, source=read, stride=stride, batch=batch)
     border = first - len(lead)
     pieces, why = token_pieces(tokenizer, text, ids)[border:], why_not_comparable(tokenizer, text, ids, border)
-    return Score(list(given[first:]), pieces, log_probs, first, tuple(given[:first]), why)
+    return Score(list(read_ids[first:]), pieces, log_probs, first, tuple(read_ids[:first]), why)
 
 
 def score_tokens(
@@ -221,11 +225,11 @@ def score_tokens(
 ) -> np.ndarray:
     """log P(ids[t] | ids before it) for t = first, first + 1, ...; float64 [len(ids) - first], nats.
 
-    n_prefix   how many of the ids are the prefix, for networks with mask word `prefix`; others ignore
-               the distinction. At most `first`: tokens of the prefix see their own successors
-    source     the ids that a network with an encoder reads
+    n_prefix   how many of the ids are the prefix, at most `first`, for networks with attention.mask = prefix;
+               tokens of the prefix see their successors. Other networks ignore it
+    source     the ids for the encoder, if there is one
 
-    Raises ScoringError for windows that cannot be laid, GenerationError for networks without next token.
+    Raises ScoringError if no windows fit, GenerationError for networks that do not predict a next token.
     """
     check_readable(network)
     a = network.architecture
@@ -239,23 +243,23 @@ def score_tokens(
         )
     tokens = torch.as_tensor(np.asarray(ids, dtype=np.int64))
     if tokens.min() < 0 or tokens.max() >= a.n_vocab:
-        raise ScoringError(f"ids from {tokens.min()} to {tokens.max()}: this network knows 0 to {a.n_vocab - 1}")
+        raise ScoringError(f"ids from {tokens.min()} to {tokens.max()}: expected 0 to {a.n_vocab - 1}")
     with evaluation_mode(network):
         encoded = read_sources(network, None if source is None else [source], 1)
-    found = np.full(len(ids), np.nan)
+    log_probs = np.full(len(ids), np.nan)
     windows = list(lay_windows(len(ids) - 1, a.n_ctx, stride, first))
     for at in range(0, len(windows), batch):
         some = windows[at : at + batch]
         losses = _window_losses(network, tokens, some, n_prefix, encoded)
         for (_, end, scored), row in zip(some, losses, strict=True):
-            found[scored : end + 1] = -row[scored - end - 1 :]
-    return found[first:]
+            log_probs[scored : end + 1] = -row[scored - end - 1 :]
+    return log_probs[first:]
 
 
 def lay_windows(n: int, n_ctx: int, stride: int, first: int = 1) -> Iterator[tuple[int, int, int]]:
     """Windows (begin, end, scored) over targets 1 ... n: inputs begin ... end - 1 give targets scored ... end.
 
-    All are min(n, n_ctx) inputs long, and each target from `first` on is scored in exactly one of them.
+    All have min(n, n_ctx) inputs, and each target from `first` on is scored in exactly one of them.
     """
     end = min(n, max(n_ctx, first - 1 + stride))
     while True:
@@ -268,7 +272,7 @@ def lay_windows(n: int, n_ctx: int, stride: int, first: int = 1) -> Iterator[tup
 def _window_losses(
     network: Transformer, tokens: Tensor, windows: list[tuple[int, int, int]], n_prefix: int, sources: NoSources
 ) -> np.ndarray:
-    """Losses of each window's targets, float64 [window, min(n, n_ctx)]."""
+    """The losses of each window's targets, float64 [window, min(n, n_ctx)]."""
     device = network.embed.token.weight.device
     inputs = torch.stack([tokens[begin:end] for begin, end, _ in windows]).to(device)
     targets = torch.stack([tokens[begin + 1 : end + 1] for begin, end, _ in windows]).to(device)
@@ -293,8 +297,8 @@ def score_losses(
 ) -> Float[Tensor, "batch pos"]:
     """-log P(target) at every position, nats, in float32 or better; 0 where a target is -100.
 
-    Logits are made for `chunk` numbers at a time and forgotten: of 16 windows of 1024 tokens and 50257
-    ids, 64 MiB exist instead of 3.1 GiB. With gradients on, autograd keeps each chunk all the same.
+    At most `chunk` logits are in memory: for 16 windows of 1024 tokens and 50257 ids, 64 MiB instead of 3.1 GiB. With
+    gradients on, autograd stores each chunk all the same.
     """
     stream = Backbone.forward(network, inputs, mask=mask, source=source, source_mask=source_mask).flatten(0, 1)
     rows = max(1, chunk // network.architecture.n_vocab)
@@ -310,7 +314,7 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 
 def token_pieces(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[bytes]:
-    """The bytes that each token stands for in `text`; together they are the text's own (`Tokenizer.pieces_of`)."""
+    """The bytes of `text` that each token stands for; joined, they are the text (`Tokenizer.pieces_of`)."""
     try:
         return tokenizer.pieces_of(text, ids)
     except TokenizerError as error:
@@ -318,9 +322,9 @@ def token_pieces(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[by
 
 
 def why_not_comparable(tokenizer: Tokenizer, text: str, ids: Sequence[int], border: int = 0) -> str:
-    """Why bits per byte of `ids[border:]` do not compare with those of another tokenizer, "" where they do."""
+    """Why bits per byte of `ids[border:]` do not compare with those of another tokenizer, "" if they do."""
     if isinstance(tokenizer, IdTokenizer):
-        return "the text is ids in decimal digits, whose bytes are those of no text"
+        return "the text is token ids in digits, so its bytes are not those of the text they stand for"
     unknown = sum(token == tokenizer.unknown for token in ids[border:])
     if unknown:
         one = unknown == 1
@@ -328,9 +332,12 @@ def why_not_comparable(tokenizer: Tokenizer, text: str, ids: Sequence[int], bord
             ("is an", tokenizer.units.removesuffix("s"), "its") if one else ("are", tokenizer.units, "their")
         )
         return (
-            f"{unknown:,} of {len(ids) - border:,} tokens {are} unknown {what}: which {what} is never predicted, and "
-            f"{their} bytes are counted all the same"
+            f"{unknown:,} of {len(ids) - border:,} tokens {are} unknown {what}: the model does not predict "
+            f"which {what} it is, but {their} bytes count"
         )
     if not tokenizer.lossless and tokenizer.spelled_by(text, ids) is None:
-        return "the tokenizer changes the text before it encodes it, and what it changes is never predicted"
+        return (
+            "the tokenizer normalizes the text before it encodes it, so the model does not predict the "
+            "original characters"
+        )
     return ""

@@ -1,9 +1,10 @@
-"""Prompt-lookup speculation: what followed these words before is guessed again, and checked in one pass.
+"""Prompt-lookup speculation: guess what followed the same words before, and check the guess in one pass.
 
-A step of a large network takes as long as reading its weights, for one token or for several. Where a text repeats
-itself, or its prompt, the tokens after the last few are guessed from their last occurrence (Saxena 2023, "Prompt
-Lookup Decoding") and read together; each logit is then what it would have been without guessing, so that the text
-is the same whatever is guessed, drawn texts included: their random numbers belong to steps, not to passes.
+A step of a large network takes as long as reading its weights, for one token or for several. If a text repeats itself,
+or
+its prompt, the tokens after the last few are guessed from their last occurrence (Saxena 2023, "Prompt Lookup Decoding")
+and read together. Each logit is the same as without guessing, and so is the text, sampled texts included: their random
+numbers belong to steps, not to passes.
 """
 
 from collections.abc import Sequence
@@ -15,12 +16,12 @@ from pellucid.generate.readers import CachedReader, NextLogits, SequenceState
 from pellucid.model import Transformer
 from pellucid.model.transformer import Backbone
 
-#: how many of the last tokens must have stood together before, the longest match first
+#: how many of the last tokens must occur before in the same order; the longest match is tried first
 GRAMS = (4, 3, 2)
 
 
 def look_up(tokens: Sequence[int], n: int) -> list[int]:
-    """Up to `n` tokens that followed the last occurrence of the tokens' own end; none where it is new."""
+    """Up to `n` tokens that followed the last earlier occurrence of the sequence's end; none if it is new."""
     for size in GRAMS:
         end = list(tokens[-size:])
         for i in range(len(tokens) - size - 1, -1, -1):
@@ -30,16 +31,16 @@ def look_up(tokens: Sequence[int], n: int) -> list[int]:
 
 
 class SpeculatingReader(CachedReader):
-    """A cached reader that reads guessed tokens along while a single text goes on; the logits are the same.
+    """A cached reader that also reads guessed tokens while a single text continues; the logits are the same.
 
     n_guesses   the most tokens that one pass guesses
-    passes      how many passes through the network there have been since the prompt was read
+    passes      how many passes there have been since the prompt was read
     """
 
     def __init__(self, network: Transformer, longest: int, sources: NoSources = NO_SOURCES, n_guesses: int = 8):
         super().__init__(network, longest, sources)
         self.n_guesses, self.passes = n_guesses, 0
-        #: guessed tokens that the cache holds and the text does not have yet, and the logits after each
+        #: guessed tokens that are in the cache but not yet in the text, and the logits after each
         self.guesses: list[int] = []
         self.logits: list[NextLogits] = []
 
@@ -62,21 +63,21 @@ class SpeculatingReader(CachedReader):
         """Read the newest token and the guesses after it in one pass."""
         assert self.cache is not None
         device, start = self.cache.store.device, self.lengths[0]
-        given = torch.tensor([[tokens[-1], *self.guesses]], device=device)
-        positions = torch.arange(start, start + given.size(1), device=device)
-        source = self.sources.of([prompt], given.size(1))
-        stream = Backbone.forward(self.network, given, positions=positions, cache=self.cache, **source)
+        tokens_read = torch.tensor([[tokens[-1], *self.guesses]], device=device)
+        positions = torch.arange(start, start + tokens_read.size(1), device=device)
+        source = self.sources.of([prompt], tokens_read.size(1))
+        stream = Backbone.forward(self.network, tokens_read, positions=positions, cache=self.cache, **source)
         first, *self.logits = self.network.unembed(stream)[0].split(1)
         self.lengths = [len(tokens)]
         return first
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows."""
+        """Continue with these rows."""
         self.forget()
         super().select(rows)
 
     def forget(self) -> None:
-        """Take guesses that did not come true back out of the cache."""
+        """Remove wrong guesses from the cache."""
         if self.guesses:
             assert self.cache is not None
             self.cache.crop(self.cache.length - len(self.guesses))

@@ -6,10 +6,11 @@ from pellucid.generate.errors import GenerationError
 
 
 class StopStrings:
-    """Lets text through up to the first stop string, and holds back what may yet become one.
+    """Passes text on up to the first stop string, and holds back what may still become one.
 
-    The stop string that is complete first decides, the longest of those that end together; it does not
-    matter in what pieces the text arrives.
+    The stop string that is complete first decides, and the longest of those that end together; it does not matter how
+    the
+    text is cut into pieces.
     """
 
     def __init__(self, stops: Sequence[str]):
@@ -17,28 +18,28 @@ class StopStrings:
             raise GenerationError(f"stop = {list(stops)!r}: expected strings of at least one character")
         self.stops = tuple(stops)
         self.held = ""
-        #: whether a stop string has come; nothing is let through after it
+        #: whether a stop string has occurred; nothing is passed on after it
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """What can be shown now that `text` has arrived."""
+        """The text that can be shown after `text` arrived."""
         if self.stopped:
             return ""
         waiting = self.held + text
-        found = [(at + len(stop), at) for stop in self.stops if (at := waiting.find(stop)) >= 0]
-        if found:
+        matches = [(at + len(stop), at) for stop in self.stops if (at := waiting.find(stop)) >= 0]
+        if matches:
             self.stopped, self.held = True, ""
-            return waiting[: min(found)[1]]
+            return waiting[: min(matches)[1]]
         keep = max((_overlap(waiting, stop) for stop in self.stops), default=0)
         self.held = waiting[len(waiting) - keep :]
         return waiting[: len(waiting) - keep]
 
     def finish(self) -> str:
-        """What was held back and will not become a stop string any more."""
+        """The held-back text that can no longer become a stop string."""
         held, self.held = self.held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
+    """The length of the longest end of `text` that is a proper beginning of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""Prompts in, text out: whole, or in pieces as it comes."""
+"""Generate text from prompts, whole or in pieces as it comes."""
 
 import secrets
 import warnings
@@ -25,12 +25,11 @@ class PromptCut(UserWarning):
 class Generated:
     """One text that was generated.
 
-    text           the continuation alone, without stop string and separator
-    ids            the tokens it was made of: `tokenizer.decode(ids)` is `text`, or runs on into the stop
-                   string where one was found
+    text           the continuation, without stop string and separator
+    ids            its tokens: `tokenizer.decode(ids)` is `text`, plus the stop string if one was found
     finish_reason  length: max_tokens were generated; end: the separator came; stop: a stop string did
-    seed, sample   what drew it: the same prompt, seed and sample give the same text again
-    truncated      how many tokens at the beginning of the prompt were not read, the context being full
+    seed, sample   the same prompt, seed and sample give the same text again
+    truncated      how many tokens at the beginning of the prompt did not fit into the context
     """
 
     prompt: str
@@ -48,7 +47,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class TextPiece:
-    """A piece of one text: of prompt number `prompt`, sample number `sample`; the last one brings the result.
+    """A piece of one text: of prompt number `prompt`, sample number `sample`; the last one carries the result.
 
     The pieces of a text, joined, are exactly `result.text`; none of them ends inside a character.
     """
@@ -62,12 +61,12 @@ class TextPiece:
 def generate(
     network: Transformer, tokenizer: Tokenizer, prompts: str | Sequence[str] = "", **options
 ) -> list[Generated]:
-    """Every prompt continued `n` times: the results prompt by prompt, sample by sample.
+    """Continue every prompt `n` times. The results come prompt by prompt, sample by sample.
 
-    Options are those of `stream_generate`, which gives the same texts while they are made.
+    The options are those of `stream_generate`, which gives the same texts while they are generated.
     """
     finished = [piece for piece in stream_generate(network, tokenizer, prompts, **options) if piece.result]
-    # short texts are finished before long ones
+    # short texts finish before long ones
     finished.sort(key=lambda piece: (piece.prompt, piece.sample))
     return [piece.result for piece in finished if piece.result]
 
@@ -95,31 +94,32 @@ def stream_generate(
     speculate: int = 0,
     report: Callable[[str], object] | None = None,
 ) -> Iterator[TextPiece]:
-    """Continue prompts piece by piece, all of them together; closing the iterator stops the work.
+    """Continue prompts piece by piece, all of them together. Closing the iterator stops the work.
 
-    source         what an encoder-decoder reads, one for each prompt or one for all; the prompt is then how
-                   the target begins, most often nothing, and one prompt serves any number of sources
-    max_tokens     of every text; 0 is allowed and gives empty ones
-    temperature    and the next five: how tokens are chosen, see `Sampling`. 0.8 unless given, because small
-                   models, whose tails are poor, read better a little below 1; 1 is the model's own
-                   distribution. Where a source is read, 0 unless given
-    stop           strings that end a text where they appear in it, whatever its tokens; not shown
-    seed           None draws one, which the results name
+    source         the text for the encoder of an encoder-decoder, one for each prompt or one for all; the prompt is
+                   then the beginning of the target, usually empty, and one prompt serves any number of sources
+    max_tokens     of every text; 0 gives empty texts
+    temperature    and the next five: how tokens are chosen, see `Sampling`. The default is 0.8, because small models,
+                   whose tails are poor, read better a little below 1; 1 is the model's own distribution. With a
+                   source the default is 0
+    stop           strings that end a text where they occur in it, however they are tokenized; they are not shown
+    seed           None draws one, which the results report
     n              how many samples of every prompt; with beams, the n best texts, the best first
-    beams          0 draws samples; k > 0 searches for the likeliest text with k beams (`search_beams`),
-                   which leaves nothing to chance and goes with none of the choices above it up to seed
-    cache          False recomputes every step, slower and the same
-    taps           are handed every named tensor of every call (`pellucid.lens.generation_trace`)
-    weights        what the matrices are kept in while writing: float32, float16, bfloat16 (sums in float32) or
-                   int8 with a scale for each output; loaded: as they are; auto: as they are, packed for reading
-                   where that saves time. On the CPU, for float32 networks (`pellucid.generate.pack_weights`)
-    speculate      guess up to this many tokens at once from what followed the same words before, while a
-                   single text goes on; the text is the same (`pellucid.generate.speculation`)
-    report         is told in a sentence which weights are used, and how far they are from the network's
+    beams          0 draws samples; k > 0 searches for the likeliest text with k beams (`search_beams`), which is
+                   deterministic and excludes the options from temperature to seed
+    cache          False recomputes every step: slower, same result
+    taps           makes the tap of every call (`pellucid.lens.generation_trace`)
+    weights        the number format of the matrices while generating: float32, float16, bfloat16 (sums in float32) or
+                   int8 with a scale for each output; loaded: unchanged; auto: unchanged, packed if that saves time.
+                   For float32 networks on the CPU (`pellucid.generate.pack_weights`)
+    speculate      guess up to this many tokens at once from what followed the same words before, while a single
+                   text continues; the text is the same (`pellucid.generate.speculation`)
+    report         called with a sentence that names the weights in use and their rounding error
 
-    An empty prompt starts from the separator, as training texts do. A prompt longer than the context
-    keeps its last n_ctx tokens; a PromptCut warning says so once. Options are checked at once, before
-    the first piece is asked for. Raises GenerationError.
+    An empty prompt starts from the separator, as training texts do. A prompt longer than the context keeps its last
+    n_ctx
+    tokens, with one PromptCut warning. Options are checked at once, before the first piece is requested. Raises
+    GenerationError.
     """
     usual = 0.8 if source is None and not beams else 0.0
     sampling = Sampling(
@@ -138,17 +138,20 @@ def stream_generate(
         "stop_ids": tokenizer.ends,
         "cache": cache,
         "taps": taps,
-        # a special token that the embedding has no row for is never chosen
+        # a special token without a row of the embedding is never chosen
         "n_allowed": tokenizer.n_vocab - sum(i >= network.architecture.n_vocab for i in tokenizer.special.values()),
         "sources": None if sources is None else [encode_source(tokenizer, text) for text in sources],
     }
-    # what is looked at and changed is the network as it was loaded
+    # taps and edits work on the network as it was loaded
     network, said = network_for(network, weights if taps is NO_TAPS else looked_at(weights), max_tokens)
     if report is not None:
         report(said)
     if beams:
         if speculate:
-            raise GenerationError(f"speculate = {speculate} guesses one text and beams = {beams} follow several")
+            raise GenerationError(
+                f"speculate = {speculate} guesses for a single text, but beams = {beams} follow several: set "
+                "one of them to 0"
+            )
         decoding = search_beams(network, encoded, beams=beams, n=n, **options)
     else:
         seeds = secrets.randbits(32) if seed is None else seed
@@ -161,30 +164,32 @@ def stream_generate(
 
 
 def looked_at(weights: str) -> str:
-    """The weights of a network that taps look into: the loaded ones."""
+    """The weights setting for a network with taps: the loaded weights."""
     if weights not in ("auto", "loaded"):
-        raise GenerationError(f"weights = {weights} with taps or edits: they see the loaded weights, leave it at auto")
+        raise GenerationError(
+            f"weights = {weights} with taps or edits: taps and edits work on the loaded weights; leave weights at auto"
+        )
     return "loaded"
 
 
 def check_numbers(n: int, beams: int, sampling: Sampling, seed: int | None) -> None:
-    """Refuse numbers that are none, and choices of sampling where beams leave nothing to choose."""
+    """Raise GenerationError for impossible numbers, and for sampling options together with beams."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise GenerationError(f"n = {n!r}: expected the number of samples of every prompt, at least 1")
     if isinstance(seed, bool) or not isinstance(seed, int | None):
-        raise GenerationError(f"seed = {seed!r}: expected a whole number, or None to have one drawn")
+        raise GenerationError(f"seed = {seed!r}: expected an integer, or None to draw one")
     if isinstance(beams, bool) or not isinstance(beams, int) or beams < 0:
         raise GenerationError(f"beams = {beams!r}: expected a number of beams, or 0 to draw samples")
     if beams and (sampling != Sampling(temperature=0) or seed is not None):
-        raise GenerationError(f"beams = {beams} goes without temperature, penalties and seed: it draws nothing")
+        raise GenerationError(f"beams = {beams} is deterministic: leave out temperature, penalties and seed")
     if beams and n > beams:
         raise GenerationError(
-            f"n = {n} with beams = {beams}: there are as many texts as beams, ask for at most {beams}"
+            f"n = {n} with beams = {beams}: a search returns at most one text for each beam; set n to {beams} or less"
         )
 
 
 def paired(prompts: str | Sequence[str], source: str | Sequence[str] | None) -> tuple[list[str], list[str] | None]:
-    """Prompts and sources as lists of one length; a single one of either serves all of the other."""
+    """Prompts and sources as lists of one length; a single prompt or source is repeated."""
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     if source is None:
         return texts, None
@@ -196,14 +201,14 @@ def paired(prompts: str | Sequence[str], source: str | Sequence[str] | None) -> 
 
 
 def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str], sources: Sequence[str] | None) -> list[list[int]]:
-    """Ids of every prompt; a target begins with its start, another text where it is empty with the separator."""
+    """The ids of every prompt. Targets start with the start token; an empty prompt starts with the separator."""
     if sources is None:
         return [tokenizer.encode(text) or [tokenizer.separator] for text in texts]
     return [[tokenizer.start, *tokenizer.encode(text)] for text in texts]
 
 
 def pieces(decoding: Decoding | BeamSearch, writers: "list[Writer]") -> Iterator[TextPiece]:
-    """Each step's characters of each text, and a result where one is finished."""
+    """The new characters of each text at each step, with the result when it is finished."""
     writer_of = {id(writer.row): writer for writer in writers}
     for writer in writers:
         if writer.row.finish_reason:
@@ -219,7 +224,7 @@ def pieces(decoding: Decoding | BeamSearch, writers: "list[Writer]") -> Iterator
 
 
 class Writer:
-    """One row's tokens as text."""
+    """Turns the tokens of one row into text."""
 
     def __init__(
         self, row: SequenceState, prompt: str, prompt_ids: list[int], tokenizer: Tokenizer, stops: Sequence[str]
@@ -229,7 +234,7 @@ class Writer:
         self.shown: list[str] = []
 
     def push(self, token: int) -> str:
-        """The characters that can be shown once `token` has come; all that are left if it was the last."""
+        """The characters that can be shown after `token`; all remaining ones if it was the last."""
         shown = self.stops.push(self.stream.push(token))
         if self.row.finish_reason and not self.stops.stopped:
             shown += self.stops.push(self.stream.finish()) + self.stops.finish()
@@ -237,7 +242,7 @@ class Writer:
         return shown
 
     def piece(self, text: str) -> TextPiece:
-        """What to hand out, with the result if the row is finished."""
+        """The piece to yield, with the result if the row is finished."""
         result = self.result() if self.row.finish_reason else None
         return TextPiece(self.row.prompt, self.row.sample, text, result)
 
@@ -259,7 +264,7 @@ class Writer:
 
 
 def warn_of_cut(encoded: Sequence[Sequence[int]], n_ctx: int) -> None:
-    """Say once that prompts are longer than the context."""
+    """Warn once that prompts are longer than the context."""
     longest = max(map(len, encoded), default=0)
     if longest > n_ctx:
         warnings.warn(

@@ -393,13 +393,13 @@ def take_tied(left: dict[str, Tensor], family: Family, a: Architecture, expected
     return originals
 
 
-def _check_left(left: Mapping[str, Tensor], family: Family, made: Mapping[str, Tensor]) -> None:
+def _check_left(left: Mapping[str, Tensor], family: Family, state: Mapping[str, Tensor]) -> None:
     """Raise FamilyError for unknown tensors, except the second copy of a tied readout."""
     readout = next((f"{row.theirs}.weight" for row in family.rows if row.ours == "unembed"), "")
     for name, tensor in left.items():
         if name != readout:
             raise FamilyError(f"the tensor {name} is unknown: no part of the architecture in config.json uses it")
-        if not torch.equal(tensor, made["embed.token.weight"]):
+        if not torch.equal(tensor, state["embed.token.weight"]):
             raise FamilyError(
                 f"{name} differs from the embedding although config.json ties them: set tie_word_embeddings to false"
             )

@@ -105,9 +105,9 @@ def _imports(node: ast.stmt) -> list[tuple[str, bool, str]]:
     return [(str(node.module), True, name) for name in shown]
 
 
-def _import_lines(found: dict[str, set[str]]) -> str:
-    plain = [f"import {name}" for name in sorted(found.get("", ()))]
-    named = [(module, sorted(names)) for module, names in found.items() if module]
+def _import_lines(imports: dict[str, set[str]]) -> str:
+    plain = [f"import {name}" for name in sorted(imports.get("", ()))]
+    named = [(module, sorted(names)) for module, names in imports.items() if module]
     named.sort(key=lambda one: (one[0].startswith("."), one[0]))
     return "\n".join(plain + [f"from {module} import {', '.join(names)}" for module, names in named])
 
@@ -134,8 +134,8 @@ def _untyped(text: str) -> str:
     return re.sub(annotated, "Tensor", text)
 
 
-def _named_shape(found: re.Match[str]) -> str:
-    name, axes, comment = found.groups()
+def _named_shape(match: re.Match[str]) -> str:
+    name, axes, comment = match.groups()
     return f"{name} = Tensor  # [{axes}]" + (f", {comment}" if comment else "")
 
 

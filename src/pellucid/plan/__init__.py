@@ -1,4 +1,4 @@
-"""What a model and its training need and take, before anything is spent: parameters, FLOPs, memory, time."""
+"""What a model and its training cost, before you start: parameters, FLOPs, memory and time."""
 
 from pellucid.plan.accelerators import ACCELERATORS as ACCELERATORS
 from pellucid.plan.accelerators import PlanError as PlanError

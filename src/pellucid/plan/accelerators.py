@@ -1,14 +1,14 @@
-"""Accelerators by name, with what their makers' data sheets say: peaks that no program reaches.
+"""Accelerators by name, with the peaks in their makers' data sheets, which no program reaches.
 
-Matrix products without sparsity, in bfloat16 with sums in float32, and in float32 without TF32.
+Dense matrix products, in bfloat16 with sums in float32, and in float32 without TF32.
 """
 
 import difflib
 from dataclasses import dataclass
 
-#: shares of the data sheet's peak that are assumed: of products in training, of memory bandwidth in writing
+#: assumed shares of the data sheet's peak: of products in training, of memory bandwidth in generation
 TRAINING_SHARE, READING_SHARE = 0.4, 0.6
-#: the share of memory that is planned with; the rest is the libraries' and the allocator's
+#: the share of memory that a plan uses; libraries and the allocator need the rest
 USABLE = 0.9
 
 
@@ -33,8 +33,8 @@ def _of(name: str, bfloat16: float, float32: float, gigabytes: float, bandwidth:
 
 #: name, TFLOP/s in bfloat16 and float32, GB, GB/s
 ACCELERATORS = {
-    made.name: made
-    for made in (
+    each.name: each
+    for each in (
         _of("a10", 125, 31.2, 24, 600),
         _of("a100-40gb", 312, 19.5, 40, 1555),
         _of("a100-80gb", 312, 19.5, 80, 2039),
@@ -48,19 +48,19 @@ ACCELERATORS = {
         _of("rtx-4090", 165, 82.6, 24, 1008),
     )
 }
-#: what is shown where none is named
+#: the accelerators that are shown by default
 USUAL = ("rtx-4090", "a100-80gb", "h100-sxm")
 
 
 class PlanError(ValueError):
-    """Something that cannot be planned for."""
+    """The plan is impossible."""
 
 
 def accelerator(name: str) -> Accelerator:
-    """The accelerator of that name; PlanError names the nearest and all others."""
+    """The accelerator of that name. Raises PlanError with the nearest names and the list."""
     if name in ACCELERATORS:
         return ACCELERATORS[name]
     alike = [known for known in ACCELERATORS if known.startswith(name.lower())]
     near = alike or difflib.get_close_matches(name.lower(), ACCELERATORS, 1, 0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise PlanError(f"there is no accelerator {name!r} here: {hint}say one of {', '.join(ACCELERATORS)}")
+    raise PlanError(f"there is no accelerator {name!r} here: {hint}choose one of {', '.join(ACCELERATORS)}")

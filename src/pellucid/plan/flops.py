@@ -1,8 +1,9 @@
-"""Floating-point operations, a multiplication and an addition counting as two.
+"""Floating-point operations, where a multiplication and an addition count as two.
 
-Counted are matrix products and attention, as they are computed: the masked half of a causal pattern is not left out.
-Looking up rows, norms, activations and the optimiser are not counted. A backward pass is two forward passes: each
-product's gradient by its input and by its weights (Kaplan et al. 2020, section 2.1).
+Matrix products and attention are counted as they are computed, including the masked half of a causal pattern. Lookups,
+norms, activations and the optimizer are not counted. A backward pass is two forward passes: each product's gradient by
+its
+input and by its weights (Kaplan et al. 2020, section 2.1).
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pellucid.architecture import Architecture, count_parameters
 
 @dataclass(frozen=True)
 class Flops:
-    """Of a forward pass, per token that is predicted: in products with weights, and in attention's own products."""
+    """FLOPs of a forward pass per predicted token: in products with weights, and in attention's own products."""
 
     products: float
     attention: float
@@ -28,38 +29,38 @@ class Flops:
 
 
 def flops(a: Architecture, n: int | None = None) -> Flops:
-    """Per token of a row of `n` tokens (n_ctx unless given); an encoder reads a full context for each row."""
+    """FLOPs per token of a row of `n` tokens (default n_ctx). An encoder reads a full context for each row."""
     n = a.n_ctx if n is None else n
     own = written(a, n)
     if a.encoder is None:
         return own
     share, encoded = a.encoder.n_ctx / n, written(a.encoder, a.encoder.n_ctx)
-    # an encoder has no readout, and its output is multiplied once a row
+    # an encoder has no readout, and its output is multiplied once for each row
     encoder = encoded.products - 2.0 * readout_flops(a.encoder) + 2.0 * source_weights(a)
     return Flops(own.products + share * encoder, own.attention + share * encoded.attention)
 
 
 def written(a: Architecture, read: int) -> Flops:
-    """Of one token that attends to `read` tokens, itself among them, with a cache: nothing is computed twice."""
+    """FLOPs of generating one token with a cache when it attends to `read` tokens, itself included."""
     source = 0 if a.encoder is None else a.encoder.n_ctx
     products = 2.0 * (multiplied(a) - source_weights(a))
     return Flops(products, 4.0 * a.n_layers * a.n_heads * a.d_head * (read + source))
 
 
 def source_weights(a: Architecture) -> int:
-    """Weights that make keys and values of an encoder's output."""
+    """The number of weights that compute keys and values from an encoder's output."""
     return 0 if a.encoder is None else a.n_layers * 2 * a.d_model * a.n_kv_heads * a.d_head
 
 
 def readout_flops(a: Architecture) -> int:
-    """Weights from the last vector to the logits."""
+    """The number of weights from the last vector to the logits."""
     if a.readout == "none":
         return 0
     return a.n_vocab * a.d_model + (a.d_model**2 if a.readout == "bert" else 0)
 
 
 def multiplied(a: Architecture) -> int:
-    """Weights that a token is multiplied with: the matrices of blocks and readout, a tied one too."""
+    """The number of weights that a token is multiplied with: the matrices of blocks and readout, tied or not."""
     q, kv = a.n_heads * a.d_head, a.n_kv_heads * a.d_head
     attention = 2 * a.d_model * q + 2 * a.d_model * kv
     ups = (2 if a.mlp.form == "gated" else 1) if a.mlp.n_hidden else 0
@@ -70,5 +71,5 @@ def multiplied(a: Architecture) -> int:
 
 
 def parameters_by_part(a: Architecture) -> list[tuple[str, int]]:
-    """Trainable numbers by part, those that there are; the last is the total."""
+    """Trainable parameters by part, without empty parts; the last is the total."""
     return [(part, n) for part, n in count_parameters(a).items() if n]

@@ -1,4 +1,4 @@
-"""A plan as lines to read."""
+"""Format a plan as lines of text."""
 
 from pellucid.hub.targets import opens_in
 from pellucid.plan.accelerators import READING_SHARE, TRAINING_SHARE, USABLE
@@ -9,7 +9,7 @@ UNITS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """Everything, section by section."""
+    """All sections of the plan."""
     return [*_network(plan), opens_in(plan.recipe.model), "", *_memory(plan), "", *_time(plan), *_elsewhere(plan)]
 
 
@@ -45,7 +45,7 @@ def _memory(plan: Plan) -> list[str]:
         f"  most of it lives in the {_when(plan)}; on top come the interpreter, its libraries, and what was freed and",
         "  the system's allocator keeps",
         *_choices(plan),
-        f"memory for writing: weights {size(4 * total)} in float32, {size(2 * total)} in bfloat16; cache "
+        f"memory for generation: weights {size(4 * total)} in float32, {size(2 * total)} in bfloat16; cache "
         f"{size(cache_bytes(a))} a sequence in float32",
         f"{plan.device} has {size(plan.device_memory)}: "
         + (f"the largest batch that fits is {plan.largest_batch:,}" if plan.largest_batch else "not one sequence fits")
@@ -61,12 +61,12 @@ def _memory(plan: Plan) -> list[str]:
 
 def _choices(plan: Plan) -> list[str]:
     """Memory for training as a table: a row for each precision and context, a column for each batch."""
-    found = by_choice(plan.recipe)
-    batches = list(dict.fromkeys(batch for _, _, batch in found))
+    peaks = by_choice(plan.recipe)
+    batches = list(dict.fromkeys(batch for _, _, batch in peaks))
     heads = [f"{batch:,} a pass" for batch in batches]
     lines = [f"  {'':<20}" + "".join(f"{head:>16}" for head in heads)]
-    for precision, n_ctx in dict.fromkeys((precision, n_ctx) for precision, n_ctx, _ in found):
-        cells = (size(found[precision, n_ctx, batch]) for batch in batches)
+    for precision, n_ctx in dict.fromkeys((precision, n_ctx) for precision, n_ctx, _ in peaks):
+        cells = (size(peaks[precision, n_ctx, batch]) for batch in batches)
         lines.append(f"  {precision:<9}{n_ctx:>7,} ctx" + "".join(f"{cell:>16}" for cell in cells))
     return lines
 
@@ -129,7 +129,7 @@ def size(n: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that suits."""
+    """A duration in a suitable unit."""
     for unit, name in ((86400.0 * 365, "years"), (86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:,.1f} {name}"

@@ -1,7 +1,8 @@
-"""What size of model a text and a time want: every size that is considered, and which of them is taken.
+"""Choose the model size for a text and a training time.
 
 The formula and its constants are those of docs/log.md ("what size a text and a time want"), fitted to runs on texts
-from 50 kB to 10 MB (`benchmarks/sizing.py`). It ranks sizes on one text; it does not foretell a loss.
+from
+50 kB to 10 MB (`benchmarks/sizing.py`). It ranks sizes on one text; it does not predict a loss.
 """
 
 import itertools
@@ -19,41 +20,45 @@ from pellucid.text.split import Split
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, full_name, with_fields, with_train
 
-#: fields that are sizes: where one of them is given, none is chosen
+#: fields that are sizes: if the user sets one of them, none is chosen
 SIZES = ("model.d_model", "model.n_layers", "model.attention.n_heads", "model.attention.d_head", "model.n_ctx")
 WIDTHS, DEPTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), (1, 2, 3, 4, 6, 8, 12, 16, 24)
 VOCABULARIES = (SMALLEST := 320, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 CONTEXT, HEAD = 128, 32
-#: the share of the time in which steps are taken, as in `training.resolve.resolve_steps`
+#: the share of the time that is spent in steps, as in `resolve_recipe.resolve_steps`
 STEPPING = 0.93
-#: tables of n-grams are left out of what reads its text more often than this times the cube root of variety and tokens
-#: for each of their rows: they would know it by heart
+#: n-gram tables are left out if the run reads its text more often than this times the cube root of variety and tokens
+#: for each of their rows: they would memorize it
 PASSES_WITH_TABLES = 1.2
-#: sequences in a step, and the steps from which on twice as many are taken
+#: sequences in a step, and the number of steps above which the batch is doubled
 FEWEST_SEQUENCES, MANY_STEPS = 8, (1000, 8000)
-#: how often an id is met in training, on average at least, without tables of n-grams, and with them at a variety of 1,
-#: as they know more of the longer texts that fewer ids make; and characters of the text for each id, at least
+#: how often an id must occur in training, at least and on average, without n-gram tables, and with them at a variety of
+#: 1, as they do better on the longer sequences of smaller vocabularies; and the least characters of the text for each
+#: id
 MIN_TOKEN_COUNT, CHARACTERS_PER_ID = (200, 450), 140
-#: passes from which on dropout is asked for, and after which nothing is gained by reading on
+#: passes above which dropout is used, and after which further passes gain nothing
 PASSES_WITHOUT_DROPOUT, MOST_PASSES, DROPOUT = 12.0, 30.0, 0.1
 
-#: seconds of a step of 2,048 tokens on one thread of the machine of docs/log.md, at width 128: by layer, and at the end
+#: seconds of a step of 2,048 tokens on one thread of the machine of docs/log.md, at width 128: by layer, and in the
+#: readout
 COST = {"update": 0.0092, "wide": 0.0184, "products": 0.0366, "attention": 0.0127, "logits": 0.0222, "softmax": 0.0049}
 #: widths of the two networks that are timed here, their layers, and about how many seconds that takes: at most a share
 PROBES, PROBE_LAYERS, PROBE_SECONDS, PROBE_SHARE = (64, 256), 2, 3.0, 0.03
 
-#: fresh passes that all passes after the first are worth at most
+#: the most fresh passes that all passes after the first are worth
 WORTH = 5.1
-#: different runs of three characters over the root of a sample's length, in English prose, and what counts at most
+#: distinct trigrams over the root of a sample's length, in English prose, and the largest variety that counts
 PROSE, VARIETIES = 22.0, (0.5, 3.0)
-#: bits per character: of too few weights, of too little read, of too few steps, and what tables of n-grams take off, of
-#: pieces of words and of characters or bytes
+#: bits per character: from too few weights, too little text and too few steps, and the gain from n-gram tables, for
+#: subword tokens and for characters or bytes
 CAPACITY_FIT, DATA_FIT, STEP_FIT, TABLES = (0.206, 0.49, 0.202), (0.78, 0.169), (2.123, 0.382), (0.073, 0.25)
 
 
 @dataclass(frozen=True)
 class Size:
-    """A size; what it costs, how often the text is read in the time, and `expected`, by which sizes are ranked."""
+    """A size with its cost, the passes over the text in the available time, and `expected`, by which sizes are
+    ranked.
+    """
 
     vocabulary: int
     d_model: int
@@ -67,13 +72,13 @@ class Size:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """The tokens of a step."""
         return self.batch * CONTEXT
 
 
 @dataclass(frozen=True)
 class Text:
-    """What a choice knows of the text to train on."""
+    """What the choice knows about the training text."""
 
     n_characters: int
     variety: float = 1.0
@@ -81,9 +86,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Sizing:
-    """What was chosen, among what, and from which figures. `seconds` are those that there are for steps.
+    """The chosen size, the candidates, and the measurements. `seconds` is the time for steps.
 
-    `by_character`: tokens are characters or bytes.
+    `by_character` means that tokens are characters or bytes.
     """
 
     chosen: Size
@@ -94,21 +99,25 @@ class Sizing:
     by_character: bool = False
 
 
-def sizes_are_open(recipe: Recipe, given: Mapping[str, Any]) -> bool:
-    """Whether sizes are to be chosen: none is given, and the run is one of minutes that predicts the next token."""
+def sizes_are_open(recipe: Recipe, options: Mapping[str, Any]) -> bool:
+    """Whether to choose sizes: the user set none, and the run has a time in minutes and predicts the next token."""
     t = recipe.train
-    sized = {full_name(name) for name in given if name not in LENGTHS} & set(SIZES)
+    sized = {full_name(name) for name in options if name not in LENGTHS} & set(SIZES)
     return bool(t.minutes and not sized and t.objective in ("next-token", "prefix") and not recipe.adapt.rank)
 
 
-def sizing_of(recipe: Recipe, given: Mapping[str, Any], *, open_: bool, explain: bool) -> dict[str, Any]:
-    """What a run's start is told: under `size` what chooses sizes, where they are `open_`; RecipeError where
-    an explanation was asked of a choice that is not made.
+def sizing_of(recipe: Recipe, options: Mapping[str, Any], *, open_: bool, explain: bool) -> dict[str, Any]:
+    """The arguments for a run's start: under `size`, the function that chooses sizes if they are `open_`.
+
+    Raises RecipeError if the user asked to explain a choice that is not made.
     """
-    if open_ and sizes_are_open(recipe, given):
-        return {"size": partial(size_to, given=given, explain=explain)}
+    if open_ and sizes_are_open(recipe, options):
+        return {"size": partial(size_to, options=options, explain=explain)}
     if explain:
-        raise RecipeError("--explain says how sizes were chosen, and here none is: leave out preset, recipe and sizes")
+        raise RecipeError(
+            "--explain describes how sizes were chosen, but this run's sizes are set: leave out preset, recipe "
+            "and sizes"
+        )
     return {}
 
 
@@ -117,31 +126,31 @@ def size_to(
     split: Split,
     poll: Callable[[], object] = lambda: None,
     *,
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     explain: bool = False,
 ) -> tuple[Recipe, list[str]]:
-    """The recipe with sizes for the text to train on and its minutes, and lines that say why.
+    """The recipe with sizes for the training text and the minutes, and lines that explain them.
 
-    Fields that are `given` stay as they are. A few seconds are spent on finding out how fast this machine is;
-    `poll` is called on the way and may raise.
+    Fields in `options` stay as they are. Timing this machine takes a few seconds; `poll` is called meanwhile and may
+    raise.
     """
     device = resolve.resolve_device(recipe.train.device)
     room = 0.5 * resolve.memory_bytes(device)
-    made = choose_size(recipe, text_properties(split), scale_of(recipe, device, poll), room)
-    known = {full_name(name) for name in given if name not in LENGTHS}
-    final = sized(recipe, made, known)
-    return final, [*sizing_lines(made, final), *(explained(made) if explain else [])]
+    sizing = choose_size(recipe, text_properties(split), scale_of(recipe, device, poll), room)
+    known = {full_name(name) for name in options if name not in LENGTHS}
+    final = sized(recipe, sizing, known)
+    return final, [*sizing_lines(sizing, final), *(explained(sizing) if explain else [])]
 
 
 def text_properties(split: Split) -> Text:
-    """What is known of the part to train on."""
+    """What is known about the training part."""
     return Text(sum(split.cuts), variety(split.sample()))
 
 
 def variety(sample: str) -> float:
-    """How many different runs of three characters a sample has beside English prose; English is about 1.
+    """The number of distinct trigrams in a sample, relative to English prose (about 1).
 
-    They grow nearly with the root of its length (Heaps 1978), up to the length of `Split.sample`.
+    It grows nearly with the root of the sample's length (Heaps 1978), up to the length of `Split.sample`.
     """
     different = len(set(zip(sample, sample[1:], sample[2:], strict=False)))
     low, high = VARIETIES
@@ -149,7 +158,9 @@ def variety(sample: str) -> float:
 
 
 def choose_size(recipe: Recipe, text: Text, scale: tuple[float, float], room: float = math.inf) -> Sizing:
-    """The size that is expected to do best; `scale` is how many times longer than COST a step of either probe takes."""
+    """The size with the best expected result. `scale` is how many times longer than COST a step of either
+    probe takes.
+    """
     seconds, fixed = STEPPING * 60 * recipe.train.minutes, fixed_vocabulary(recipe)
     considered = [
         fit_to_time(size, text, recipe, seconds, scale)
@@ -158,23 +169,23 @@ def choose_size(recipe: Recipe, text: Text, scale: tuple[float, float], room: fl
         if resolve.training_bytes(recipe_of_size(recipe, size).model, size.batch, "float32") < room
     ]
     best = [min(of_one, key=lambda size: size.expected) for of_one in by_vocabulary(considered)]
-    # the largest vocabulary whose ids are met often enough
+    # the largest vocabulary whose ids occur often enough
     met = [size for size in best if min_token_count(size, text) * size.vocabulary <= size.steps * size.tokens]
     return Sizing((met or best[:1])[-1], considered, text, seconds, scale, is_by_character(recipe))
 
 
 def min_token_count(size: Size, text: Text) -> float:
-    """How often an id is to be met in training, on average, at least."""
+    """How often an id must occur in training, on average."""
     return MIN_TOKEN_COUNT[size.ngrams] * (text.variety**2 if size.ngrams else 1.0)
 
 
 def by_vocabulary(sizes: list[Size]) -> list[list[Size]]:
-    """From the smallest vocabulary to the largest; they stand in that order."""
+    """Group sizes, which are ordered by vocabulary, from the smallest vocabulary to the largest."""
     return [list(of_one) for _, of_one in itertools.groupby(sizes, key=lambda size: size.vocabulary)]
 
 
 def fixed_vocabulary(recipe: Recipe) -> int:
-    """How many ids there will be, about, where that is not to be chosen; 0 where it is."""
+    """The approximate vocabulary size if it is fixed; 0 if it is to be chosen."""
     if recipe.text.vocabulary or recipe.text.tokenizer == "bpe":
         return recipe.text.vocabulary
     return {"char": 128, "byte": 256}.get(recipe.text.tokenizer, 8192)
@@ -186,19 +197,19 @@ def is_by_character(recipe: Recipe) -> bool:
 
 
 def vocabularies(n_characters: int) -> list[int]:
-    """From the smallest to the largest that so much text is worth."""
+    """The vocabulary sizes that this many characters are worth, in increasing order."""
     return [v for v in VOCABULARIES if v == SMALLEST or v * CHARACTERS_PER_ID <= n_characters]
 
 
 def candidates(vocabulary: int) -> Iterator[Size]:
-    """Every size that is considered: as deep as wide networks usually are, within a factor of two."""
+    """Every candidate: as deep as networks of its width usually are, within a factor of two."""
     for d, n in itertools.product(WIDTHS, DEPTHS):
         if max(1, d // 64) <= n <= max(4, d // 32):
             yield Size(vocabulary, d, n, FEWEST_SEQUENCES)
 
 
 def fit_to_time(size: Size, text: Text, recipe: Recipe, seconds: float, scale: tuple[float, float]) -> Size:
-    """The size with its batch and its steps within the seconds, on a text."""
+    """The size with its batch and steps for this time on a text."""
     by_character = is_by_character(recipe)
     each = 1.0 if by_character else characters_per_token(size.vocabulary, text.variety)
     for doubled in MANY_STEPS:
@@ -209,22 +220,21 @@ def fit_to_time(size: Size, text: Text, recipe: Recipe, seconds: float, scale: t
     steps = max(1, min(int(seconds / per_step), int(MOST_PASSES * n_tokens / size.tokens)))
     passes = steps * size.tokens / n_tokens
     ngrams = bool(recipe.model.ngrams) and passes <= passes_with_tables(recipe, n_tokens * text.variety)
-    made = replace(size, seconds=per_step, steps=steps, passes=passes, ngrams=ngrams)
-    return replace(made, expected=expected(made, text, by_character))
+    sized_batch = replace(size, seconds=per_step, steps=steps, passes=passes, ngrams=ngrams)
+    return replace(sized_batch, expected=expected(sized_batch, text, by_character))
 
 
 def passes_with_tables(recipe: Recipe, varied: float) -> float:
-    """How often a text may be read until tables of n-grams would know it by heart; `varied` is its tokens x variety."""
+    """How often a text may be read before n-gram tables memorize it; `varied` is its tokens x variety."""
     a = recipe.model
     return PASSES_WITH_TABLES * (varied / max(1, len(a.ngrams) * a.ngram_rows)) ** (1 / 3)
 
 
 def expected(size: Size, text: Text, by_character: bool = False) -> float:
-    """What ranks sizes, bits per character above the least that a text allows:
+    """The quantity that ranks sizes, in bits per character above the minimum that a text allows:
 
-    a (12 n_layers^c d_model^2 / 10^5)^-b + d variety (characters / 10^6)^-e + f steps^-g, less t variety^2 with tables
-    of n-grams. The characters are those that are read; of passes after the first each is worth less (Muennighoff et al.
-    2023).
+    a (12 n_layers^c d_model^2 / 10^5)^-b + d variety (characters / 10^6)^-e + f steps^-g, less t variety^2 with n-gram
+    tables. The characters are those that are read; those of later passes count less (Muennighoff et al. 2023).
     """
     (a, b, c), (d, e), (f, g) = CAPACITY_FIT, DATA_FIT, STEP_FIT
     again = max(size.passes - 1, 0.0)
@@ -235,25 +245,25 @@ def expected(size: Size, text: Text, by_character: bool = False) -> float:
 
 
 def characters_per_token(vocabulary: int, variety: float) -> float:
-    """Of byte-pair encoding learned from the text itself, about."""
+    """The approximate characters per token of byte-pair encoding trained on the text itself."""
     return (2.0 + 0.5 * math.log2(vocabulary / 512)) * variety**-0.3
 
 
 def seconds_of(size: Size, scale: tuple[float, float], n_ctx: int = CONTEXT) -> float:
-    """Of a step here: as long as on the machine of docs/log.md, times what lies between the two probes' scales."""
+    """Seconds of a step here: those on the machine of docs/log.md, times an interpolation of the two probes' scales."""
     d, tokens, k = size.d_model / 128, size.tokens / 2048, COST
     layer = k["update"] * d**2 + tokens * (k["wide"] * d + k["products"] * d**2 + k["attention"] * n_ctx / 128 * d)
-    whole = size.n_layers * layer + tokens * size.vocabulary / 1000 * (k["logits"] * d + k["softmax"])
+    seconds = size.n_layers * layer + tokens * size.vocabulary / 1000 * (k["logits"] * d + k["softmax"])
     low, high = PROBES
     share = min(1.5, max(0.0, math.log(size.d_model / low) / math.log(high / low)))
-    return whole * scale[0] ** (1 - share) * scale[1] ** share
+    return seconds * scale[0] ** (1 - share) * scale[1] ** share
 
 
 def scale_of(recipe: Recipe, device: torch.device, poll: Callable[[], object] = lambda: None) -> tuple[float, float]:
     """How many times longer than on the machine of docs/log.md a step of each probe takes here."""
     precision = resolve.resolve_precision(recipe, device)[0]
     budget = min(PROBE_SECONDS, PROBE_SHARE * 60 * recipe.train.minutes)
-    # a run of less than half a minute is not to spend much of it here
+    # a run of less than half a minute must not spend much of it here
     sequences, least = (16, 3) if budget >= 1 else (4, 1)
     probes = [Size(1024, d, PROBE_LAYERS, sequences) for d in PROBES]
     recipes = [with_train(recipe_of_size(recipe, probe), precision=precision) for probe in probes]
@@ -264,7 +274,7 @@ def scale_of(recipe: Recipe, device: torch.device, poll: Callable[[], object] = 
 
 
 def recipe_of_size(recipe: Recipe, size: Size) -> Recipe:
-    """The recipe at a size, all other fields unchanged."""
+    """The recipe with this size, all other fields unchanged."""
     sized_recipe = with_fields(recipe, size_fields(recipe, size))
     return replace(sized_recipe, model=with_vocabulary(sized_recipe.model, size.vocabulary))
 
@@ -272,7 +282,7 @@ def recipe_of_size(recipe: Recipe, size: Size) -> Recipe:
 def size_fields(recipe: Recipe, size: Size) -> dict[str, Any]:
     """The fields of a recipe that a size decides.
 
-    A gated MLP has as many weights as the plain one that the constants were fitted to.
+    A gated MLP gets as many weights as the plain one that the constants were fitted to.
     """
     fields: dict[str, Any] = {
         "model.d_model": size.d_model,
@@ -286,9 +296,9 @@ def size_fields(recipe: Recipe, size: Size) -> dict[str, Any]:
     return fields
 
 
-def sized(recipe: Recipe, made: Sizing, known: set[str]) -> Recipe:
-    """The recipe with what was chosen, but for the fields that are `known`."""
-    size = made.chosen
+def sized(recipe: Recipe, sizing: Sizing, known: set[str]) -> Recipe:
+    """The recipe with the chosen size, except for the fields in `known`."""
+    size = sizing.chosen
     chosen = size_fields(recipe, size)
     if recipe.text.tokenizer == "bpe":
         chosen["text.vocabulary"] = size.vocabulary
@@ -298,53 +308,54 @@ def sized(recipe: Recipe, made: Sizing, known: set[str]) -> Recipe:
         chosen["model.dropout"] = DROPOUT
     chosen = {name: value for name, value in chosen.items() if name not in known}
     if "model.mlp.d_ff" in known:
-        chosen["model.mlp.d_ff"] = recipe.model.mlp.d_ff  # or it would follow d_model
+        chosen["model.mlp.d_ff"] = recipe.model.mlp.d_ff  # otherwise it would follow d_model
     made_recipe = with_fields(recipe, chosen)
     if size.passes >= 0.99 * MOST_PASSES:
         return with_train(made_recipe, minutes=0.0, epochs=MOST_PASSES)
     return made_recipe
 
 
-def sizing_lines(made: Sizing, final: Recipe) -> list[str]:
-    """What was chosen and why, in a few lines; of fields that were given, what was given."""
-    c, n, a = made.chosen, made.text.n_characters, final.model
+def sizing_lines(sizing: Sizing, final: Recipe) -> list[str]:
+    """What was chosen and why, in a few lines, with the user's own values for fields that the user set."""
+    c, n, a = sizing.chosen, sizing.text.n_characters, final.model
     tables = "with tables of n-grams" if a.ngrams else f"without tables of n-grams ({c.passes:.1f} passes)"
     lines = [
         f"size: width {a.d_model}, {a.n_layers} layers, vocabulary {c.vocabulary:,}, context {a.n_ctx}, {c.batch} "
-        f"sequences a step, {tables}; chosen for {n:,} characters and {made.seconds:,.0f} s of steps",
+        f"sequences a step, {tables}; chosen for {n:,} characters and {sizing.seconds:,.0f} s of steps",
         f"  about {c.steps:,} steps of {1e3 * c.seconds:.0f} ms, which read the text {c.passes:.2g} times; rates as "
-        "for every width; --explain shows what else was considered",
+        "for every width; --explain shows the other candidates",
     ]
     if c.passes > PASSES_WITHOUT_DROPOUT and a.dropout.embed == DROPOUT:
         lines.append(f"  dropout {DROPOUT}, since the text is read more than {PASSES_WITHOUT_DROPOUT:g} times")
     if final.train.epochs == MOST_PASSES:
         lines.append(
-            f"  {MOST_PASSES:g} passes take {c.steps * c.seconds:,.0f} s: reading on would learn this text by heart"
+            f"  {MOST_PASSES:g} passes take {c.steps * c.seconds:,.0f} s: more passes would only memorize this text"
         )
     return lines
 
 
-def explained(made: Sizing) -> list[str]:
+def explained(sizing: Sizing) -> list[str]:
     """The formula with its constants, and the best size of each width."""
     (a, b, c), (d, e), (f, g) = CAPACITY_FIT, DATA_FIT, STEP_FIT
-    same = [size for size in made.considered if size.vocabulary == made.chosen.vocabulary]
-    of_width = itertools.groupby(same, key=lambda size: size.d_model)  # they stand in that order
+    same = [size for size in sizing.considered if size.vocabulary == sizing.chosen.vocabulary]
+    of_width = itertools.groupby(same, key=lambda size: size.d_model)  # they are in that order
     best = [min(sizes, key=lambda size: size.expected) for _, sizes in of_width]
-    varied = f"{made.text.variety:.2f}"
+    varied = f"{sizing.text.variety:.2f}"
     return [
         f"sizes are ranked by {a:g} (12 n_layers^{c:g} d_model^2 / 10^5)^-{b:g} + {d:g} x {varied} (characters read / "
-        f"10^6)^-{e:g} + {f:g} steps^-{g:g}, less {TABLES[made.by_character]:g} x {varied}^2 with tables of n-grams "
+        f"10^6)^-{e:g} + {f:g} steps^-{g:g}, less {TABLES[sizing.by_character]:g} x {varied}^2 with tables of n-grams "
         f"(bits per character, from runs of benchmarks/sizing.py); those are left out above {PASSES_WITH_TABLES:g} x "
         f"({varied} x tokens of the text / rows of the tables)^(1/3) passes",
-        f"a step takes {made.scale[0]:.2f} times what it took there at width {PROBES[0]}, {made.scale[1]:.2f} times at "
+        f"a step takes {sizing.scale[0]:.2f} times what it took there at width {PROBES[0]}, "
+        f"{sizing.scale[1]:.2f} times at "
         f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MIN_TOKEN_COUNT[0]} times on average, "
         f"{MIN_TOKEN_COUNT[1]} x {varied}^2 with tables",
         f"{varied} is the text's variety: different runs of three characters in a sample, beside English prose",
         "  width  layers  batch  ms a step   steps  passes  n-grams  ranked by",
         *(
             f"  {s.d_model:5d}  {s.n_layers:6d}  {s.batch:5d}  {1e3 * s.seconds:9.1f}  {s.steps:6d}  {s.passes:6.2f}  "
-            f"{'yes' if s.ngrams else 'no':>7}  {s.expected:9.3f}{'  <- chosen' if s == made.chosen else ''}"
+            f"{'yes' if s.ngrams else 'no':>7}  {s.expected:9.3f}{'  <- chosen' if s == sizing.chosen else ''}"
             for s in best
         ),
-        f"  (of each width the best; {len(same)} sizes with this vocabulary, {len(made.considered)} in all)",
+        f"  (of each width the best; {len(same)} sizes with this vocabulary, {len(sizing.considered)} in all)",
     ]

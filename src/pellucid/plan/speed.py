@@ -1,7 +1,8 @@
-"""How fast this machine takes a training step, from a few seconds of taking some.
+"""Measure how fast this machine takes a training step, within a few seconds.
 
-The steps are those of a run: forward, backward, clipping, update. A step's seconds are a line in the number of layers:
-shallow networks are timed and the line is followed, so that deep ones need not be built.
+The steps are those of a run: forward, backward, clipping, update. The time of a step is linear in the number of layers,
+so
+shallow networks are timed and extrapolated, and deep ones need not be built.
 """
 
 import statistics
@@ -21,17 +22,17 @@ from pellucid.training.objectives import MicroBatch, autocast
 from pellucid.training.recipe import Recipe, with_train
 from pellucid.training.resolve_recipe import resolve_batch
 
-#: layers of the two networks that are timed where a network has more than DEEP
+#: layers of the two networks that are timed instead of a network with more than DEEP layers
 SHALLOW, DEEP = 2, 4
-#: the share of a matrix product's speed that a step too large to be tried is assumed to reach
+#: the assumed share of a matrix product's speed for a step that is too large to time
 ASSUMED_SHARE = 0.5
-#: rows and columns of the product that says what the machine can do
+#: rows and columns of the matrix product that measures the machine
 CUBE = 1024
 
 
 @dataclass(frozen=True)
 class StepSpeed:
-    """Seconds of a training step, tokens per second, FLOP/s of products at best, and how that was found."""
+    """Seconds of a training step, tokens per second, the best FLOP/s of products, and how these were found."""
 
     seconds: float
     tokens_per_second: float
@@ -39,18 +40,18 @@ class StepSpeed:
     how: str
 
     def share(self, flops_per_token: float) -> float:
-        """FLOPs per token x tokens per second / FLOP/s of a large product."""
+        """The share of the best FLOP/s: FLOPs per token x tokens per second / FLOP/s of a large product."""
         return flops_per_token * self.tokens_per_second / self.peak
 
 
 def product_speed(device: torch.device, precision: str, n: int = CUBE) -> float:
-    """FLOP/s of an n-cube matrix product, the best of five, or of fewer where one takes long."""
+    """FLOP/s of an n-cube matrix product, the best of five, or of fewer if one takes long."""
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     a = torch.randn(n, n, device=device).to(dtype)
     times: list[float] = []
     while len(times) < 6 and sum(times) < 1.0:
         start = time.perf_counter()
-        (a @ a)[0, 0].item()  # reading one number waits for the device
+        (a @ a)[0, 0].item()  # reading a number waits for the device
         times.append(time.perf_counter() - start)
     return 2 * n**3 / min(times)
 
@@ -60,9 +61,11 @@ def training_speed(
 ) -> StepSpeed:
     """Tokens per second of training on this machine, eager, from about `budget` seconds of steps.
 
-    Batch, precision and attention of the recipe are resolved. Where the products alone of a step of the shallow
-    networks would take more than the budget, or those need more than `memory` bytes, it is estimated from a matrix
-    product's speed, which `how` says.
+    The recipe's batch, precision and attention are resolved. If the products alone of a step of the shallow networks
+    would
+    take more than the budget, or the networks more than `memory` bytes, the speed is estimated from a matrix product,
+    and
+    `how` says so.
     """
     peak = product_speed(device, recipe.train.precision)
     n, tokens = recipe.model.n_layers, recipe.tokens_per_step
@@ -71,7 +74,7 @@ def training_speed(
     weights = 16.0 * sum(count_parameters(_cut(recipe, depth).model)["total"] for depth in depths)
     if 4 * sum(at_least) > budget or weights > memory:
         seconds = tokens * flops(recipe.model).training / peak / ASSUMED_SHARE
-        how = f"estimated: {ASSUMED_SHARE:.0%} of the speed of a {CUBE}-cube product, as it is too large to be tried"
+        how = f"estimated: {ASSUMED_SHARE:.0%} of the speed of a {CUBE}-cube product, because it is too large to time"
         return StepSpeed(seconds, tokens / seconds, peak, how)
     steps = [stepper(_cut(recipe, depth), device) for depth in depths]
     times = in_turn(steps, budget)
@@ -81,7 +84,7 @@ def training_speed(
 
 
 def stepper(recipe: Recipe, device: torch.device) -> Callable[[], None]:
-    """A function that takes one training step of random tokens and waits for it."""
+    """A function that takes one training step on random tokens and waits for it."""
     recipe = resolve_batch(recipe, device)
     network = Transformer(recipe.model)
     initialise(network, recipe.train.seed, recipe.train.init_std)
@@ -91,13 +94,13 @@ def stepper(recipe: Recipe, device: torch.device) -> Callable[[], None]:
     network.to(device).train()
     optimizer = make_optimizer(recipe, network)
     loss = autocast(network, device, recipe.train.precision, n_logits(recipe))
-    good, given = torch.zeros((), dtype=torch.bool, device=device), random_pass(recipe, device)
+    good, batch_data = torch.zeros((), dtype=torch.bool, device=device), random_pass(recipe, device)
     parameters = list(network.parameters())
 
     def step() -> None:
         optimizer.zero_grad()
         for _ in range(recipe.train.accumulate):
-            (loss(given) / given.targets.numel()).backward()
+            (loss(batch_data) / batch_data.targets.numel()).backward()
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         torch.nn.utils.clip_grads_with_norm_(parameters, recipe.train.clip or 1.0, norm)
@@ -108,7 +111,7 @@ def stepper(recipe: Recipe, device: torch.device) -> Callable[[], None]:
 
 
 def random_pass(recipe: Recipe, device: torch.device) -> MicroBatch:
-    """A full pass of random tokens."""
+    """A full micro-batch of random tokens."""
     a, generator = recipe.model, torch.Generator().manual_seed(0)
 
     def draw(n: int) -> torch.Tensor:
@@ -120,10 +123,10 @@ def random_pass(recipe: Recipe, device: torch.device) -> MicroBatch:
 def in_turn(
     steps: list[Callable[[], None]], budget: float, poll: Callable[[], object] = lambda: None, least: int = 3
 ) -> list[float]:
-    """Median seconds of each, taken in turn so that what else the machine does falls on all of them.
+    """Median seconds of each step, taken in turn so that other load on the machine affects all of them alike.
 
-    After one that does not count, each is taken `least` times, and more often within the budget, in seconds. `poll` is
-    called between any two steps; it may raise.
+    After one warm-up step, each is taken `least` times, and more often within the budget, in seconds. `poll` is called
+    between any two steps and may raise.
     """
     for step in steps:
         poll()
@@ -140,7 +143,7 @@ def in_turn(
 
 
 def _cut(recipe: Recipe, depth: int) -> Recipe:
-    """The same with fewer layers; an encoder has as many fewer in proportion."""
+    """The recipe with fewer layers; an encoder is shortened in proportion."""
     a, share = recipe.model, depth / max(recipe.model.n_layers, 1)
     encoder = a.encoder and replace(a.encoder, n_layers=max(1, round(share * a.encoder.n_layers)))
     return replace(with_train(recipe, compile="no"), model=replace(a, n_layers=depth, encoder=encoder))

@@ -1,24 +1,24 @@
-"""Line charts as SVG: steps to the right, the lines' names above, those of levels beside the picture."""
+"""Line charts as SVG: steps to the right, names of lines at the top, names of reference levels on the right."""
 
 import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: of the whole picture, and of the room around the lines
+#: size of the picture, and its margins
 WIDTH, HEIGHT = 360.0, 228.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 14.0, 32.0
-#: points that a line has at most: more are averaged
+#: the most points of a line: more are averaged
 POINTS = 240
-#: pixels between two names, and of one letter of them, at most
+#: pixels between two names, and the most pixels of a letter
 LINE, LETTER = 11.5, 6.8
-#: from the picture's edge to the names of levels
+#: from the plot's edge to the names of levels
 LEADER = 12.0
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points in order, one alone as a ring; `kind` is its class in the style sheet: model or training."""
+    """Points in order, a single one as a ring; `kind` is its class in the style sheet: model or training."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -27,7 +27,7 @@ class Line:
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """A horizontal line, named beside the picture."""
+    """A horizontal line, named on the right of the picture."""
 
     name: str
     value: float
@@ -39,7 +39,7 @@ class ReferenceLine:
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most POINTS points, each the mean of its neighbours'; values that are no numbers are left out."""
+    """At most POINTS points, each the mean of its neighbours; values that are not numbers are left out."""
     sound = [(x, y) for x, y in points if math.isfinite(y)]
     each = max(1, math.ceil(len(sound) / POINTS))
     parts = [sound[i : i + each] for i in range(0, len(sound), each)]
@@ -47,7 +47,7 @@ def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def ticks(low: float, high: float, n: int = 5) -> list[float]:
-    """Round numbers from `low` to `high`, about `n` of them."""
+    """About `n` round numbers from `low` to `high`."""
     if high <= low:
         return [low]
     rough = (high - low) / n
@@ -58,7 +58,7 @@ def ticks(low: float, high: float, n: int = 5) -> list[float]:
 
 
 def short_number(x: float) -> str:
-    """A tick's number: 2k, 0.005, 1.5."""
+    """The number of a tick: 2k, 0.005, 1.5."""
     if x and abs(x) < 1e-3:
         return f"{x:.0e}".replace("e-0", "e-")
     return f"{x / 1e6:g}M" if abs(x) >= 1e6 else f"{x / 1e3:g}k" if abs(x) >= 1e4 else f"{x:g}"
@@ -71,7 +71,7 @@ def said_of(x: float) -> str:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where numbers lie in the picture, which ends at `edge` on the right; names of levels stand behind it."""
+    """The mapping from numbers to pixels; the plot ends at `edge`, and names of levels follow on its right."""
 
     x_low: float
     x_high: float
@@ -90,10 +90,11 @@ class Frame:
 def chart(
     title: str, lines: Sequence[Line], levels: Sequence[ReferenceLine] = (), unit: str = "", zero: bool = False
 ) -> str:
-    """An SVG of the lines that have points; nothing where none has.
+    """An SVG of the lines that have points; empty if none has.
 
-    What the first twentieth of the steps has above or below the rest is cut off, and levels far above the lines are not
-    drawn; a sentence below the picture says so.
+    Values in the first twentieth of the steps that lie above or below the rest are cut off, and levels far above the
+    lines
+    are not drawn; a sentence below the picture says so.
     """
     drawn = [Line(line.name, points, line.kind) for line in lines if (points := thinned(line.points))]
     if not drawn:
@@ -113,7 +114,7 @@ def chart(
 
 
 def _cut(frame: Frame, lines: Sequence[Line], title: str) -> list[str]:
-    """Sentences on the lines that leave the picture: on which side, how far, and until which step."""
+    """Sentences about lines that leave the picture: on which side, how far, and until which step."""
     said = []
     for line in lines:
         for outside, side, end, most in (
@@ -132,13 +133,13 @@ def _cut(frame: Frame, lines: Sequence[Line], title: str) -> list[str]:
 
 def _caption(title: str, unit: str, lines: Sequence[Line]) -> str:
     """The title, the unit, and each line's name with its colour."""
-    made = f"<span>{_e(title)}" + (f' <span class="quiet">{_e(unit)}</span>' if unit else "") + "</span>"
+    heading = f"<span>{_e(title)}" + (f' <span class="quiet">{_e(unit)}</span>' if unit else "") + "</span>"
     named = "".join(
         f'<span class="key {line.kind}{" ring" if len(line.points) == 1 else ""}">{_e(line.name)}</span>'
         for line in lines
         if line.name
     )
-    return made + named
+    return heading + named
 
 
 def _frame(lines: Sequence[Line], levels: Sequence[ReferenceLine], zero: bool) -> tuple[Frame, list[ReferenceLine]]:
@@ -161,16 +162,16 @@ def _ordered(levels: Sequence[ReferenceLine], frame: Frame) -> list[ReferenceLin
 
 
 def spaced(places: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """The same names from top to bottom, moved so that no two lie on each other."""
-    made: list[tuple[float, str]] = []
+    """The same names from top to bottom, moved so that no two overlap."""
+    labels: list[tuple[float, str]] = []
     for y, name in sorted(places):
-        made.append((max(y, made[-1][0] + LINE) if made else y, name))
-    # what was pushed out below moves up again
+        labels.append((max(y, labels[-1][0] + LINE) if labels else y, name))
+    # move up again what was pushed out below
     floor = HEIGHT - BOTTOM - 3
-    for i in range(len(made) - 1, -1, -1):
-        made[i] = (min(made[i][0], floor), made[i][1])
-        floor = made[i][0] - LINE
-    return made
+    for i in range(len(labels) - 1, -1, -1):
+        labels[i] = (min(labels[i][0], floor), labels[i][1])
+        floor = labels[i][0] - LINE
+    return labels
 
 
 def _axes(frame: Frame) -> str:
@@ -190,7 +191,7 @@ def _axes(frame: Frame) -> str:
 
 
 def _level(frame: Frame, level: ReferenceLine, name_at: float) -> str:
-    """A dashed line, and its name behind the edge, led to where the name had to move."""
+    """A dashed line, and its name right of the edge, with a leader line if the name had to move."""
     y, edge = frame.y(level.value), frame.edge
     lead = f'x1="{edge:.1f}" y1="{y:.1f}" x2="{edge + LEADER - 3:.1f}" y2="{name_at - 3.5:.1f}"'
     return (
@@ -201,7 +202,7 @@ def _level(frame: Frame, level: ReferenceLine, name_at: float) -> str:
 
 
 def _lines(frame: Frame, lines: Sequence[Line]) -> str:
-    """The lines, cut where they leave the picture, and where they end."""
+    """The lines, clipped at the plot's edge, and their end points."""
     paths = "".join(
         f'<polyline class="line {line.kind}" points="{_path(frame, line)}"/>' for line in lines if len(line.points) > 1
     )

@@ -1,4 +1,4 @@
-"""What a run's folder says, read once for the report; whatever optional part is missing is left out."""
+"""Read a run's folder once for the report; a missing optional part is left out."""
 
 import json
 import math
@@ -16,11 +16,11 @@ from pellucid.training.metrics import read_metrics
 from pellucid.training.recipe import Recipe, RecipeError
 from pellucid.training.run import read_recipe
 
-#: steps over which a speed is taken, where as many follow each other
+#: the number of steps over which a speed is taken, if they follow each other
 STEPS_TOGETHER = 8
-#: parts of a network as they are written out
+#: names of parts of a network
 NAMES = {"embed": "embedding", "mlp": "MLP", "unembed": "unembedding"}
-#: what is known of the machine that a run began on
+#: facts about the machine on which the run began
 MACHINE = "machine.json"
 
 
@@ -29,7 +29,7 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Contents:
-    """A run as its folder has it. `rows` are those of metrics.jsonl; `machine` and `data` may be empty."""
+    """A run as read from its folder. `rows` are those of metrics.jsonl; `machine` and `data` may be empty."""
 
     run: Path
     recipe: Recipe
@@ -40,22 +40,24 @@ class Contents:
 
     @classmethod
     def of(cls, run: Path) -> "Contents":
-        """Raises RecipeError for a folder that is no transformer's run."""
+        """Read the folder. Raises RecipeError if it is not a transformer's run."""
         kind = _json(run / "recipe.json").get("kind", "transformer")
         if kind != "transformer":
-            raise RecipeError(f"{run} is a run of kind {kind}: a report is of a transformer's run")
+            raise RecipeError(f"{run} is a run of kind {kind}: a report describes a transformer's run")
         recipe, rows = read_recipe(run), read_metrics(run / "metrics.jsonl")
         return cls(run, recipe, rows, read_baselines(run), _json(run / "data.json"), _json(run / MACHINE))
 
     def series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) of every row that has the number."""
-        found = [(row["step"], row.get(name)) for row in self.rows]
-        return [(float(step), float(v)) for step, v in found if isinstance(v, int | float) and math.isfinite(v)]
+        points = [(row["step"], row.get(name)) for row in self.rows]
+        return [(float(step), float(v)) for step, v in points if isinstance(v, int | float) and math.isfinite(v)]
 
     def held_out(self) -> tuple[tuple[Points, Points], tuple[Points, Points]]:
-        """Nats per token and bits per byte: of its beginning, step by step, and of all of it, where those differ.
+        """Nats per token and bits per byte of the held-out text: of its beginning during the run, and of all of it at
+        the end.
 
-        Along the way a part is read, the same every time; at the end everything.
+        During the run the same first part is measured every time; at the end everything. The two differ only for long
+        texts.
         """
         part, loss, bits = (dict(self.series(name)) for name in ("held_out_part", "held_out_loss", "bits_per_byte"))
         steps = [step for step in part if loss.get(step) and step in bits]
@@ -69,7 +71,9 @@ class Contents:
 
     @property
     def parameters(self) -> dict[str, int]:
-        """By part, the total last; rows of n-grams, which are looked up, apart from those of single tokens."""
+        """Parameters by part, the total last; n-gram rows, which are looked up, separate from those of single
+        tokens.
+        """
         counts, a = count_parameters(self.recipe.model), self.recipe.model
         grams = len(a.ngrams) * a.ngram_rows * a.d_model
         named = {NAMES.get(part, part): n for part, n in counts.items()}
@@ -82,42 +86,43 @@ class Contents:
 
     @property
     def seconds(self) -> float:
-        """Of training, over all sittings; saving, evaluating and sampling among them."""
+        """Seconds of training over all sittings, including saving, evaluating and sampling."""
         return max((v for _, v in self.series("seconds")), default=0.0)
 
     def speeds(self) -> list[tuple[float, float]]:
-        """(step, tokens per second) over stretches of steps between which nothing is saved, measured or sampled.
+        """(step, tokens per second) over stretches of steps without saving, measuring or sampling.
 
-        A step's figures are read, and its seconds taken, LAG steps later, or at once before a save: the last LAG of a
-        stretch say nothing of its speed.
+        A step's figures are read, and its time taken, LAG steps later, or at once before a save, so the last LAG steps
+        of a
+        stretch do not show its speed.
         """
-        made = []
+        speeds = []
         for stretch in self._stretches():
             rows = stretch[: len(stretch) - LAG]
             for first in range(0, len(rows) - 1, STEPS_TOGETHER):
                 a, b = rows[first], rows[min(first + STEPS_TOGETHER, len(rows) - 1)]
                 if b["seconds"] > a["seconds"]:
                     speed = (b["tokens"] - a["tokens"]) / (b["seconds"] - a["seconds"])
-                    made.append((float(b["step"]), speed))
-        return made
+                    speeds.append((float(b["step"]), speed))
+        return speeds
 
     def _stretches(self) -> list[list[dict[str, Any]]]:
-        """Rows of steps that follow each other with nothing between."""
-        t, made = self.recipe.train, [[]]
+        """Rows of consecutive steps without an interruption."""
+        t, stretches = self.recipe.train, [[]]
         ends = [every for every in (t.checkpoint_every, t.evaluate_every, t.sample_every) if every > 0]
         for row in self.rows:
             if not all(isinstance(row.get(name), int | float) for name in ("loss", "seconds", "tokens")):
                 continue
-            if made[-1] and row["step"] != made[-1][-1]["step"] + 1:
-                made.append([])
-            made[-1].append(row)
+            if stretches[-1] and row["step"] != stretches[-1][-1]["step"] + 1:
+                stretches.append([])
+            stretches[-1].append(row)
             if any(row["step"] % every == 0 for every in ends):
-                made.append([])
-        return made
+                stretches.append([])
+        return stretches
 
     @property
     def command(self) -> str:
-        """What trains the same again, into a folder of its own; "" where the text came through a pipe."""
+        """The command that trains the same run again, into a new folder; "" if the text came through a pipe."""
         r = self.recipe
         if STANDARD_INPUT in r.inputs:
             return ""
@@ -127,9 +132,9 @@ class Contents:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """What a JSON file holds; nothing where it is missing, damaged, or no object."""
+    """The object in a JSON file; empty if the file is missing, damaged, or not an object."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

@@ -1,4 +1,6 @@
-"""An architecture drawn as what it computes: the residual stream from tokens to logits, and what is added to it."""
+"""Draw an architecture as the computation it performs: the residual stream from tokens to logits, and what is added to
+it.
+"""
 
 import html
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ NORMS = {"layer": "layer norm", "rms": "RMS norm"}
 
 @dataclass
 class Picture:
-    """SVG elements from top to bottom; `y` is where the next one begins."""
+    """SVG elements from top to bottom; `y` is the top of the next one."""
 
     y: float = 6.0
     parts: list[str] = field(default_factory=list)
@@ -27,7 +29,7 @@ class Picture:
     source: float = 0.0
 
     def box(self, title: str, *lines: str, kind: str = "box", left: float = LEFT) -> tuple[float, float]:
-        """A box with a title and lines of text; its upper and lower edge."""
+        """Draw a box with a title and lines of text. Returns its upper and lower edge."""
         top, height = self.y, 12 + TEXT * (1 + len(lines))
         self.parts.append(
             f'<rect class="{kind}" x="{left}" y="{top:.1f}" width="{RIGHT - left}" height="{height:.1f}" rx="5"/>'
@@ -41,12 +43,12 @@ class Picture:
         return top, top + height
 
     def on_stream(self, *lines: str) -> None:
-        """A box that the stream runs through."""
+        """Draw a box that the stream passes through."""
         _, bottom = self.box(lines[0], *lines[1:], kind="through", left=STREAM - 26)
         self.parts.insert(0, f'<line class="stream" x1="{STREAM}" x2="{STREAM}" y1="{bottom:.1f}" y2="{self.y:.1f}"/>')
 
     def branch(self, title: str, *lines: str) -> None:
-        """What is read from the stream, computed beside it and added to it."""
+        """Draw a box that reads from the stream and adds its output to it."""
         begin = self.y
         top, bottom = self.box(title, *lines)
         leave, add = top + 10, bottom - 8
@@ -59,12 +61,12 @@ class Picture:
         self.parts.insert(0, f'<line class="stream" x1="{STREAM}" x2="{STREAM}" y1="{begin:.1f}" y2="{self.y:.1f}"/>')
 
     def from_source(self, bottom: float) -> None:
-        """An arrow from the encoder's output, along the right edge, into the box that ends at `bottom`."""
+        """Draw an arrow from the encoder's output along the right edge into the box that ends at `bottom`."""
         x, y = WIDTH - 9, bottom - 12
         self.parts.append(f'<path class="arrow" d="M {RIGHT} {self.source:.1f} H {x} V {y:.1f} H {RIGHT + 3}"/>')
 
     def svg(self, said: str) -> str:
-        """The picture."""
+        """The picture as SVG text."""
         arrow = (
             '<defs><marker id="head" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" markerHeight="6" '
             'orient="auto">'
@@ -78,7 +80,7 @@ class Picture:
 
 
 def draw_architecture(a: Architecture) -> str:
-    """SVG of the architecture, an encoder first where there is one."""
+    """An SVG of the architecture, with its encoder first if there is one."""
     picture = Picture()
     if a.encoder is not None:
         _stack(picture, a.encoder, "source tokens", "encoder ")
@@ -145,7 +147,7 @@ def _block(picture: Picture, a: Architecture) -> None:
 
 
 def _attention(a: Architecture) -> list[str]:
-    """What a head computes, and what is done to its queries and keys before."""
+    """What a head computes, and how its queries and keys are changed first."""
     d, shared = f"{a.d_head:,}", a.d_model // a.n_heads
     scale = {"1/sqrt(d_head)": f" / √{d}", "1/d_head": f" / {d}", "1": "", "1/sqrt(d_model/n_heads)": f" / √{shared:,}"}
     scale["scale_value"] = f" × {a.attention.scale_value:g}"
@@ -161,7 +163,7 @@ def _attention(a: Architecture) -> list[str]:
 
 
 def _mlp(a: Architecture) -> list[str]:
-    """Sizes, and what it computes of a row x."""
+    """Sizes, and the formula for a row x."""
     if not a.mlp.n_hidden:
         return [f"{a.d_model:,} to {a.d_model:,}, no hidden layer", "x W_out"]
     hidden = " to ".join([f"{a.d_ff:,}"] * a.mlp.n_hidden)
@@ -200,7 +202,7 @@ def _readout(picture: Picture, a: Architecture) -> None:
 
 
 def equations(a: Architecture, encodes: bool = False) -> list[str]:
-    """The same in symbols, one line each, x being a row for each token; an encoder has no logits."""
+    """The computation in formulas, one on each line, where x has a row for each token; an encoder has no logits."""
     norm = a.norm.kind != "none"
 
     def normed(x: str) -> str:

@@ -1,4 +1,4 @@
-"""What stands beside a run: facts of the machine at its beginning, a table and the report at its end."""
+"""Files written with a run: facts about the machine at its start, a table and the report at its end."""
 
 import os
 import platform
@@ -23,13 +23,13 @@ from pellucid.training.run import Run
 def pre_run_checks(
     recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], None]
 ) -> tuple[list[str], dict[str, Any]]:
-    """What is found out about a run before its first step: the baselines and the machine, as lines and as files."""
-    found = baselines.measure_baselines(recipe, tokens, poll)
-    return found.lines, {baselines.FILE: found.to_dict(), MACHINE: machine(recipe)}
+    """Measure the baselines and the machine before the first step. Returns lines to print and files to write."""
+    measured = baselines.measure_baselines(recipe, tokens, poll)
+    return measured.lines, {baselines.FILE: measured.to_dict(), MACHINE: machine(recipe)}
 
 
 def machine(recipe: Recipe) -> dict[str, Any]:
-    """The device, and how fast it multiplies large matrices in the run's precision."""
+    """The device, and its speed of large matrix products in the run's precision."""
     device, precision = torch.device(recipe.train.device), recipe.train.precision
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {
@@ -43,7 +43,7 @@ def machine(recipe: Recipe) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name, as Linux knows it, or as the platform calls it."""
+    """The processor's name from Linux, or from Python's platform module."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -52,7 +52,7 @@ def processor() -> str:
 
 
 def finalize(run: Run, reporter: PlainReporter) -> Run:
-    """The run, after its table is printed and its report written; a report that cannot be written costs nothing."""
+    """Print the run's table and write its report, and return the run. A report that cannot be written does no harm."""
     reporter.start(baselines.table(run))
     if (run.path / "recipe.json").exists():
         reporter.note(run_opens_in(run.path, run.recipe.model))

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that fetches nothing, runs nothing, and opens from disk."""
+"""The report of a run: one HTML file that loads nothing, runs no script, and opens from disk."""
 
 import html
 import statistics
@@ -17,9 +17,9 @@ from pellucid.report.contents import Contents
 from pellucid.report.drawing import draw_architecture, equations
 from pellucid.text.sanitize import sanitize
 
-#: no request leaves the page and no script runs, whatever a text in it says
+#: no request leaves the page and no script runs, whatever a text in it contains
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-#: samples that are shown at once; files that are listed, and held-out documents, folded ones among them
+#: how many samples are shown at once, and how many files and held-out documents are listed, including folded ones
 SAMPLES, FILES, LISTED = 3, 12, 200
 OBJECTIVES = {
     "next-token": "predicts the next token",
@@ -52,7 +52,7 @@ PAGE = """<!doctype html>
 def page_of(run: Contents) -> str:
     """The whole page."""
     sections = (_head, _warnings, _losses, _baselines, _samples, _architecture, _course, _speed, _data, _again)
-    body = "\n".join(made for section in sections if (made := section(run)))
+    body = "\n".join(section_html for section in sections if (section_html := section(run)))
     return PAGE.format(policy=POLICY, title=e(f"{run.run.name}: a training run"), style=style(), body=body)
 
 
@@ -67,7 +67,7 @@ def _head(run: Contents) -> str:
 
 
 def _result(run: Contents, last: dict[str, Any]) -> str:
-    """The last held-out loss; the lowest too, where a step before had it."""
+    """The last held-out loss, and the lowest one if an earlier step had it."""
     if not last:
         return ""
     big = (
@@ -80,8 +80,8 @@ def _result(run: Contents, last: dict[str, Any]) -> str:
         return big
     return big + (
         f'<p class="quiet">The lowest held-out loss was that of step {best:,.0f}, by '
-        f"{parts[last['step']] - parts[best]:.4f} nats per token: that checkpoint is kept and is loaded unless another "
-        "is asked for.</p>"
+        f"{parts[last['step']] - parts[best]:.4f} nats per token: that checkpoint is kept, and it is loaded by "
+        "default.</p>"
     )
 
 
@@ -97,23 +97,23 @@ def _last(run: Contents) -> dict[str, Any]:
 def _warnings(run: Contents) -> str:
     said = [*(run.baselines.warnings if run.baselines else []), *(text for _, text in run.texts("warning"))]
     skipped = sum(1 for row in run.rows if row.get("skipped") is True)
-    said += [f"{skipped} steps were passed over: their loss or gradient was not finite"] if skipped else []
+    said += [f"{skipped} steps were skipped, because their loss or gradient was not finite"] if skipped else []
     return "".join(f'<p class="warning">{e(text)}</p>' for text in said)
 
 
 def _losses(run: Contents) -> str:
-    """Held-out text is measured by its beginning on the way, by all of it at the end: told apart where they differ."""
+    """The loss curves. Held-out text is measured by its beginning during the run and by all of it at the end."""
     levels = [ReferenceLine(p.name, p.bits_per_byte) for p in run.baselines.predictors] if run.baselines else []
-    (begun, bits), (whole, all_bits) = run.held_out()
-    first, everything, note = _measured(run) if whole else ("held-out", "", "")
+    (begun, bits), (all_losses, all_bits) = run.held_out()
+    first, everything, note = _measured(run) if all_losses else ("held-out", "", "")
     of_bits = [Line(first, bits), Line(everything, all_bits)]
-    of_loss = [Line("training", run.series("loss"), "training"), Line(first, begun), Line(everything, whole)]
+    of_loss = [Line("training", run.series("loss"), "training"), Line(first, begun), Line(everything, all_losses)]
     charts = chart("Held-out text", of_bits, levels, "bits per byte") + chart("Loss", of_loss, unit="nats per token")
     return _section("Learning", note, charts, "charts")
 
 
 def _measured(run: Contents) -> tuple[str, str, str]:
-    """The names of what is measured on the way and at the end, and a sentence on both."""
+    """The names of the two held-out measurements, and a sentence about them."""
     part = run.data.get("parts", {}).get("held_out", {})
     read, known = run.recipe.train.evaluate_tokens, part.get("tokens", part.get("target_tokens"))
     total = f"{known:,}" if isinstance(known, int) else ""
@@ -125,19 +125,19 @@ def _measured(run: Contents) -> tuple[str, str, str]:
 
 
 def _baselines(run: Contents) -> str:
-    found, last = run.baselines, _last(run)
-    if found is None:
+    results, last = run.baselines, _last(run)
+    if results is None:
         return ""
-    rows = [(p.name, p.bits_per_byte, "") for p in found.predictors]
+    rows = [(p.name, p.bits_per_byte, "") for p in results.predictors]
     rows += [("this model", last["bits_per_byte"], " mine")] if last else []
     most = max(bits for _, bits, _ in rows)
     bars = _bars([(name, f"{bits:.3f}", bits / most, kind) for name, bits, kind in rows])
-    said = verdict(found, last["bits_per_byte"]) if last else found.reach
-    again = found.repeats
+    said = verdict(results, last["bits_per_byte"]) if last else results.reach
+    again = results.repeats
     windows = f"{again.windows:,} held-out windows of {again.length} tokens"
     also = f"Of {windows} {again.share:.1%} also stand" if again.share else f"None of {windows} stands"
     note = f"Bits per byte of the same held-out text; less is better. {_sentence(said)} {also} in the training text."
-    return _section("Beside counting", f"{note} {_sentence(found.note) if found.note else ''}", bars)
+    return _section("Beside counting", f"{note} {_sentence(results.note) if results.note else ''}", bars)
 
 
 def _sentence(text: str) -> str:
@@ -175,31 +175,31 @@ def _architecture(run: Contents) -> str:
 
 
 def _course(run: Contents) -> str:
-    made = chart("Learning rate", [Line("", run.series("learning_rate"))], zero=True)
-    made += chart("Gradient norm", [Line("", run.series("grad_norm"))], unit="before clipping", zero=True)
-    return _section("The course of training", "", made, "charts") if made else ""
+    charts = chart("Learning rate", [Line("", run.series("learning_rate"))], zero=True)
+    charts += chart("Gradient norm", [Line("", run.series("grad_norm"))], unit="before clipping", zero=True)
+    return _section("The course of training", "", charts, "charts") if charts else ""
 
 
 def _speed(run: Contents) -> str:
     speeds, tokens = run.speeds(), max((v for _, v in run.series("tokens")), default=0.0)
     if not tokens or not run.seconds:
         return ""
-    whole = tokens / run.seconds
-    lines, typical = [f"{whole:,.0f} tokens per second with all saving, measuring and sampling."], 0.0
+    overall = tokens / run.seconds
+    lines, typical = [f"{overall:,.0f} tokens per second with all saving, measuring and sampling."], 0.0
     if speeds:
         typical = statistics.median(v for _, v in speeds)
         lines.insert(0, f"{typical:,.0f} tokens per second in steps, by the median of stretches.")
-    body = "".join(f"<p>{e(line)}</p>" for line in (*lines, *_share(run, typical or whole)))
+    body = "".join(f"<p>{e(line)}</p>" for line in (*lines, *_share(run, typical or overall)))
     facts = [(k, str(v)) for k, v in run.machine.items() if k in ("device", "processor", "threads", "torch")]
     drawn = chart("Speed", [Line("", speeds)], unit="tokens per second, in steps", zero=True) if len(speeds) > 1 else ""
     return _section("Speed", "", f"<div class=charts><div>{body}{_facts(facts)}</div>{drawn}</div>")
 
 
 def _share(run: Contents, speed: float) -> list[str]:
-    """The share of the peak in words, and how it comes about."""
+    """The share of the peak, and how it is computed."""
     f, peak = run.flops, run.machine.get("product_flops")
     if run.recipe.tokens_per_row:
-        return ["Pairs differ in length, and with them the FLOPs of a token: no share of the peak is told."]
+        return ["Pairs differ in length, and with them the FLOPs of a token: no share of the peak is given."]
     each = (
         f"3 × ({scaled(f.products, 'FLOP')} in products with weights + {scaled(f.attention, 'FLOP')} in attention) = "
         f"{scaled(f.training, 'FLOP')} per token, forward and backward"
@@ -229,12 +229,12 @@ def _data(run: Contents) -> str:
 
 
 def _held_out(run: Contents) -> str:
-    """The documents that are held out, or from which character on a document is; how many where none are listed."""
+    """The held-out documents, or from which character on a document is held out; their number if none are listed."""
     values = (run.data.get(name) for name in ("held_out", "parts", "split"))
-    found, parts, split = (value if isinstance(value, dict) else {} for value in values)
+    held_out, parts, split = (value if isinstance(value, dict) else {} for value in values)
     n = parts.get("held_out", {}).get("documents")
     counts = {s.get("path"): s.get("n_documents", 1) for s in run.data["sources"] if isinstance(s, dict)}
-    listed = [row for row in found.get("documents") or [] if isinstance(row, list) and len(row) == 3]
+    listed = [row for row in held_out.get("documents") or [] if isinstance(row, list) and len(row) == 3]
     title, rule = "<h3>Held out</h3>", _held_out_rule(split, n)
     if not listed:
         return f"{title}<p class=quiet>{e(rule)}</p>" if rule else ""
@@ -247,18 +247,18 @@ def _held_out(run: Contents) -> str:
         shown += f"<details><summary>{len(more):,} more</summary>{folded}</details>"
     beyond = (n if isinstance(n, int) else len(rows)) - min(len(rows), LISTED)
     shown += f"<p class=quiet>and {beyond:,} more that are not listed here</p>" if beyond > 0 else ""
-    return f"{title}<p class=quiet>{e(_sentence(str(found.get('note') or '')))}</p>{shown}"
+    return f"{title}<p class=quiet>{e(_sentence(str(held_out.get('note') or '')))}</p>{shown}"
 
 
 def _held_out_row(path: str, number: int, start: int, of: int) -> str:
-    """One document: its file, its number in it where the file has several, and how much of it."""
+    """One document: its file, its number in a file of several, and which part of it."""
     which = f"{number + 1:,} of {of:,}" if of > 1 else "the file"
     part = f"from character {start + 1:,} on" if start else "all of it"
     return f"<tr><td class=path>{e(str(path))}<td>{which}<td>{part}"
 
 
 def _held_out_rule(split: dict[str, Any], n: Any) -> str:
-    """What is held out by the rule of the split alone: which documents they are is not known."""
+    """What the split's rule alone tells; which documents are held out is not recorded."""
     share = split.get("held_out", 0)
     if split.get("rule") == "tail":
         return f"The last {share:.1%} of every document."
@@ -281,7 +281,7 @@ def _data_facts(run: Contents, sources: list[dict[str, Any]], parts: Any) -> lis
 
 
 def _left_out(run: Contents) -> str:
-    """The files that were skipped, and why."""
+    """The skipped files, and the reasons."""
     skipped = run.data.get("skipped") or []
     if not isinstance(skipped, list) or not skipped:
         return ""
@@ -293,7 +293,7 @@ def _left_out(run: Contents) -> str:
 
 
 def _table(label: str, rows: str) -> str:
-    """A table that scrolls by itself where it is wider than the page, by the arrow keys too."""
+    """A table that scrolls by itself if it is wider than the page, with the arrow keys too."""
     return f'<div class=scroll tabindex=0 role=region aria-label="{e(label)}"><table>{rows}</table></div>'
 
 
@@ -344,29 +344,29 @@ def _facts(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _bars(rows: Sequence[tuple[str, str, float, str]]) -> str:
-    """A name, a number and a bar for each: (name, number, share of the width, class)."""
-    made = (
+    """A name, a number and a bar for each row (name, number, share of the width, class)."""
+    bars = (
         f'<span class="name{kind}">{e(name)}</span><span class="track">'
         f'<i class="{kind.strip()}" style="width:{share:.1%}"></i></span>'
         f'<span class="number{kind}">{e(number)}</span>'
         for name, number, share, kind in rows
     )
-    return f'<div class="bars">{"".join(made)}</div>'
+    return f'<div class="bars">{"".join(bars)}</div>'
 
 
 def e(text: str) -> str:
-    """Text as HTML shows it; by its number what would show nothing or turn what follows."""
+    """Text escaped for HTML; invisible and direction-changing characters are shown by their number."""
     return html.escape(sanitize(text), quote=True)
 
 
 @cache
 def style() -> str:
-    """The style sheet beside this file."""
+    """The style sheet next to this file."""
     return resources.files("pellucid.report").joinpath("report.css").read_text(encoding="utf-8").strip()
 
 
 def write_page(run: Path) -> Path:
-    """report.html in the run's folder, in place of an older one, or as it was if that fails."""
+    """Write report.html into the run's folder; if that fails, an older report stays."""
     path = run / "report.html"
     aside = path.with_name(f".{path.name}.writing")
     aside.write_text(page_of(Contents.of(run)), encoding="utf-8", newline="\n")

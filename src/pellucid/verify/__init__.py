@@ -1,8 +1,8 @@
-"""The laws, run on a user's own model: the engine against the definition, and what must hold whatever the weights.
+"""Run the laws on your own model: compare the engine with its definition, and check what must hold for any weights.
 
 report = verify(model)
-report.first      # the first tensor that is not the reference's, None where all are
-report.exit_code  # 0, or 1 where a law is broken
+report.first      # the first tensor that differs from the reference, None if all agree
+report.exit_code  # 0, or 1 if a law is broken
 """
 
 from pellucid.verify.examine import ModelParts, verify

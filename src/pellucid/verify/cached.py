@@ -1,4 +1,4 @@
-"""A text read through a cache, in pieces, and its tensors put together as if it had been read at once."""
+"""Read a text through a cache in pieces, and join its tensors as if it had been read at once."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,12 +14,14 @@ from pellucid.verify.comparison import Subject
 from pellucid.verify.long_row import Compute, by_engine, first_difference
 from pellucid.verify.report import Difference
 
-#: what stands in the tensors of the whole text where a piece has no column for a later key
+#: the value in the joined tensors where a piece has no column for a later key
 LATER = {"scores": -torch.inf, "pattern": 0.0}
 
 
 def compare_cached(s: Subject, tokens: Tensor, sizes: Sequence[int]) -> tuple[Difference | None, float]:
-    """The text in pieces of these sizes beside the text at once: the first tensor that differs, and how far apart."""
+    """Compare a text in pieces of these sizes with the text at once: the first tensor that differs, and the
+    distance.
+    """
     return first_difference(s.a, in_pieces(s.exact, tokens, sizes), by_engine(s.exact, alone(s.a, tokens)))
 
 
@@ -28,16 +30,16 @@ def in_pieces(network: Transformer, tokens: Tensor, sizes: Sequence[int]) -> Com
 
     def compute(keep: Iterable[str]) -> Mapping[str, Any]:
         names, n = tuple(keep), tokens.size(1)
-        given, encoded = dict(alone(network.architecture, tokens).given), Recorder(names)
+        inputs, encoded = dict(alone(network.architecture, tokens).given), Recorder(names)
         cache, start = Cache(network.architecture, capacity=n, dtype=torch.float64), 0
         pieces: list[Mapping[str, Tensor]] = []
         with torch.no_grad():
-            if "source" in given:
-                given["source"] = network.encode(given["source"], tap=encoded)
+            if "source" in inputs:
+                inputs["source"] = network.encode(inputs["source"], tap=encoded)
             for size in filter(None, sizes):
                 piece, recorder = slice(start, start + size), Recorder(names)
-                kinds = {name: value[:, piece] for name, value in given.items() if name == "segments"}
-                network(tokens[:, piece], cache=cache, tap=recorder, **given | kinds)
+                kinds = {name: value[:, piece] for name, value in inputs.items() if name == "segments"}
+                network(tokens[:, piece], cache=cache, tap=recorder, **inputs | kinds)
                 pieces.append(recorder.values)
                 start += size
         decoder = {name: _joined(name, [p[name] for p in pieces], n) for name in names if name in pieces[0]}
@@ -47,10 +49,10 @@ def in_pieces(network: Transformer, tokens: Tensor, sizes: Sequence[int]) -> Com
 
 
 def _joined(name: str, pieces: Sequence[Tensor], n: int) -> Tensor:
-    """A tensor of the whole text of n tokens from those of its pieces."""
+    """Join the pieces of a tensor into that of the whole text of n tokens."""
     order, kind = axes(name), name.rpartition(".")[2]
     if ".cross." in name and "i" not in order:
-        return pieces[-1]  # keys and values of the source, which the cache has kept since the first piece
+        return pieces[-1]  # keys and values of the source, which the cache holds since the first piece
     if kind in LATER and ".cross." not in name:
         pieces = [F.pad(piece, (0, n - piece.size(-1)), value=LATER[kind]) for piece in pieces]
     return torch.cat(list(pieces), order.index("i" if "i" in order else "j"))

@@ -1,4 +1,4 @@
-"""What a network is called with, and what the definition reads for each row of the call, alone."""
+"""Calls of a network, and the texts that the definition reads for each row of a call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,8 +23,8 @@ class ReferenceText:
 
     tokens, segments, source  [1, n] each; `source` are the tokens that the encoder reads
     positions                 [n]
-    mask, source_mask         what the text may read, where the call was given a mask for it
-    columns, source_columns   where the text and its source stand in the call
+    mask, source_mask         what the text may read, if the call has a mask for it
+    columns, source_columns   the columns of the text and its source in the call
     """
 
     tokens: Tensor
@@ -44,7 +44,7 @@ class Case:
     name    what is special about it
     tokens  [batch, n]
     given   the other inputs of the call, by name; `encoder_mask` is the mask of the encoder's own call
-    rows    what the definition reads: one for each row of the batch
+    rows    the text that the definition reads for each row of the batch
     """
 
     name: str
@@ -60,15 +60,15 @@ class Case:
     def call(self, network: Transformer, tap: Tap = OFF) -> Tensor:
         """The logits of the network on the CPU."""
         device = next(network.parameters()).device
-        given: dict[str, Any] = {name: value.to(device) for name, value in self.given.items()}
-        encoder_mask = given.pop("encoder_mask", None)
-        if "source" in given:
-            given["source"] = network.encode(given["source"], encoder_mask, tap)
-        return network(self.tokens.to(device), tap=tap, **given).cpu()
+        inputs: dict[str, Any] = {name: value.to(device) for name, value in self.given.items()}
+        encoder_mask = inputs.pop("encoder_mask", None)
+        if "source" in inputs:
+            inputs["source"] = network.encode(inputs["source"], encoder_mask, tap)
+        return network(self.tokens.to(device), tap=tap, **inputs).cpu()
 
 
 def alone(a: Architecture, tokens: Tensor, name: str = "", **given: Tensor) -> Case:
-    """The call with one text [1, n], with what the architecture asks for and what is given."""
+    """A call with one text [1, n], with the inputs that the architecture needs and those in `given`."""
     inputs: dict[str, Any] = {} if a.encoder is None else {"source": source_of(a, tokens)}
     if a.n_segments:
         inputs["segments"] = segments(a, tokens.size(1))
@@ -77,9 +77,10 @@ def alone(a: Architecture, tokens: Tensor, name: str = "", **given: Tensor) -> C
 
 
 def padded_batch(a: Architecture, texts: Sequence[Tensor], side: str) -> Case:
-    """Texts [1, n] of different lengths in one call, padded on the `left` (as text is generated) or on the `right`.
+    """Texts [1, n] of different lengths in one call, padded on the `left` (as generation does) or on the `right`.
 
-    The padding consists of tokens too: what reads them gives other numbers. Sources are padded on the right.
+    The padding consists of tokens, so that a network that reads it gives other numbers. Sources are padded on the
+    right.
     """
     width = max(text.size(1) for text in texts)
     columns = [columns_of(text.size(1), width, side) for text in texts]
@@ -88,14 +89,14 @@ def padded_batch(a: Architecture, texts: Sequence[Tensor], side: str) -> Case:
     source_columns = [columns_of(source.size(1), width, "right") for source in sources]
 
     tokens = scatter_rows(texts, columns, torch.arange(width) % a.n_vocab)
-    given = padding_inputs(a, columns, width, side)
+    inputs = padding_inputs(a, columns, width, side)
     if kinds:
-        given["segments"] = scatter_rows(kinds, columns, torch.zeros(width, dtype=torch.long))
+        inputs["segments"] = scatter_rows(kinds, columns, torch.zeros(width, dtype=torch.long))
     if a.encoder is not None:
         source_width = max(source.size(1) for source in sources)
         real = real_columns(source_columns, source_width)
-        given["source"] = scatter_rows(sources, source_columns, torch.arange(source_width) % a.encoder.n_vocab)
-        given |= {"encoder_mask": padding_mask(real), "source_mask": real[:, None].expand(-1, width, -1)}
+        inputs["source"] = scatter_rows(sources, source_columns, torch.arange(source_width) % a.encoder.n_vocab)
+        inputs |= {"encoder_mask": padding_mask(real), "source_mask": real[:, None].expand(-1, width, -1)}
     rows = [
         ReferenceText(
             text,
@@ -106,30 +107,30 @@ def padded_batch(a: Architecture, texts: Sequence[Tensor], side: str) -> Case:
         )
         for r, text in enumerate(texts)
     ]
-    return Case(f"a batch padded on the {side}", tokens, given, tuple(rows))
+    return Case(f"a batch padded on the {side}", tokens, inputs, tuple(rows))
 
 
 def padding_inputs(a: Architecture, columns: Sequence[slice], width: int, side: str) -> dict[str, Tensor]:
-    """The mask and the positions with which a padded batch is read."""
-    given, real = {}, real_columns(columns, width)
+    """The mask and the positions of a padded batch."""
+    inputs, real = {}, real_columns(columns, width)
     lengths = [int(length) for length in real.sum(1)]
     if a.attention.mask == "bidirectional":
-        given["mask"] = padding_mask(real)
+        inputs["mask"] = padding_mask(real)
     elif side == "left":
         mask = visible_keys(lengths, [0] * len(lengths), real.device)
-        given |= {} if mask is None else {"mask": mask}
+        inputs |= {} if mask is None else {"mask": mask}
     if side == "left":
-        given["positions"] = (real.cumsum(1) - 1).clamp(min=0)
-    return given
+        inputs["positions"] = (real.cumsum(1) - 1).clamp(min=0)
+    return inputs
 
 
 def columns_of(length: int, width: int, side: str) -> slice:
-    """Where `length` tokens stand in `width` columns that are padded on this side."""
+    """The columns of `length` tokens in `width` columns that are padded on this side."""
     return slice(width - length, width) if side == "left" else slice(0, length)
 
 
 def real_columns(columns: Sequence[slice], width: int) -> Tensor:
-    """Which columns hold a token that is no padding, bool [batch, width]."""
+    """Which columns hold a token rather than padding, bool [batch, width]."""
     real = torch.zeros(len(columns), width, dtype=torch.bool)
     for r, own in enumerate(columns):
         real[r, own] = True
@@ -137,7 +138,7 @@ def real_columns(columns: Sequence[slice], width: int) -> Tensor:
 
 
 def scatter_rows(values: Sequence[Tensor], columns: Sequence[slice], padding: Tensor) -> Tensor:
-    """Rows [1, n] of different lengths in their columns, `padding` [width] in the others: [batch, width]."""
+    """Put rows [1, n] of different lengths into their columns, with `padding` [width] elsewhere: [batch, width]."""
     filled = padding.repeat(len(values), 1)
     for r, own in enumerate(columns):
         filled[r, own] = values[r]
@@ -146,7 +147,7 @@ def scatter_rows(values: Sequence[Tensor], columns: Sequence[slice], padding: Te
 
 @dataclass(frozen=True)
 class Place:
-    """Where one text stands in the tensors of a call: its row, its queries, the keys that it may read, its source."""
+    """The part of a call's tensors that belongs to one text: its row, its queries, its readable keys, its source."""
 
     row: int
     queries: slice
@@ -156,7 +157,7 @@ class Place:
     def of(self, name: str) -> dict[str, slice]:
         """The columns of the text on the axes i and j of a tensor.
 
-        Keys and values are those of the call itself: what a cache keeps is seen by scores and patterns alone.
+        Keys and values are those of the call itself: only scores and patterns show what a cache holds.
         """
         if name.startswith("encoder."):
             return {"i": self.source, "j": self.source}
@@ -165,14 +166,16 @@ class Place:
         return {"i": self.queries, "j": self.keys if is_by_key(name) else self.queries}
 
     def cut(self, name: str, value: Any) -> Any:
-        """What a tensor of the call holds of the text [1, ...]; of scores and patterns every key, padding too."""
+        """The part of a call's tensor that belongs to the text [1, ...]; scores and patterns keep every key, padding
+        too.
+        """
         own = self.of(name)
         if is_by_key(name):
             own["j"] = ALL
         return value[(slice(self.row, self.row + 1), *(own.get(axis, ALL) for axis in axes(name)[1:]))]
 
     def expect(self, name: str, value: np.ndarray, n_keys: int) -> np.ndarray:
-        """A tensor of the text alone as it stands among n_keys keys: what it may not read has -inf, and weight 0."""
+        """A tensor of the text alone, spread over n_keys keys: hidden keys get -inf, and weight 0."""
         keys = self.of(name).get("j", ALL)
         if not is_by_key(name) or keys == ALL:
             return value
@@ -182,16 +185,16 @@ class Place:
 
 
 def is_by_key(name: str) -> bool:
-    """Whether the last axis of a tensor are keys: scores and patterns."""
+    """Whether the last axis of a tensor is keys: scores and patterns."""
     return name.endswith((".scores", ".pattern"))
 
 
 def segments(a: Architecture, n: int, first: int = 0) -> Tensor:
-    """Every kind of segment in turn, beginning with one of them [1, n]."""
+    """All kinds of segments in turn, starting with `first` [1, n]."""
     return ((torch.arange(n) * a.n_segments // n + first) % a.n_segments)[None]
 
 
 def source_of(a: Architecture, tokens: Tensor) -> Tensor:
-    """The tokens as a source: as far as the encoder's vocabulary and context go."""
+    """The tokens as a source, cut to the encoder's vocabulary and context."""
     assert a.encoder is not None
     return tokens[:, : a.encoder.n_ctx] % a.encoder.n_vocab

@@ -1,4 +1,4 @@
-"""The engine and the definition run on the same inputs, and how far apart their tensors are."""
+"""Run the engine and the definition on the same inputs, and measure how far apart their tensors are."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from pellucid.verify.report import TOLERANCE, Difference
 
 Weights = Mapping[str, np.ndarray]
 
-#: numbers that are compared at a time: copies of a whole tensor of logits would need more memory than the network
+#: how many numbers are compared at a time: copying all logits would need more memory than the network
 COMPARED_AT_ONCE = 2**22
 
 
@@ -32,9 +32,9 @@ COMPARED_AT_ONCE = 2**22
 class Subject:
     """A model under examination.
 
-    network, exact  as it is, and as a float64 copy on the CPU
-    tokens          those of its prompts [1, n]
-    n_row           how many tokens are read in a row
+    network, exact  the model, and its float64 copy on the CPU
+    tokens          the tokens of its prompts [1, n]
+    n_row           how many tokens are read in one row
     """
 
     network: Transformer
@@ -64,17 +64,17 @@ def run_engine(network: Transformer, tokens: Tensor, tap: Tap = OFF) -> Tensor:
 
 def define(a: Architecture, weights: Weights, row: ReferenceText, tap: NoRecorder) -> np.ndarray:
     """The logits of a row by definition."""
-    given: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     for name in ("segments", "positions", "mask", "source_mask"):
         if (value := getattr(row, name)) is not None:
-            given[name] = value.numpy()
+            inputs[name] = value.numpy()
     if row.source is not None:
-        given["source"] = reference.encode(a, weights, row.source.numpy(), tap=tap)
-    return reference.forward(a, weights, row.tokens.numpy(), tap=tap, **given)
+        inputs["source"] = reference.encode(a, weights, row.source.numpy(), tap=tap)
+    return reference.forward(a, weights, row.tokens.numpy(), tap=tap, **inputs)
 
 
 def defined(a: Architecture, weights: Weights, row: ReferenceText) -> dict[str, np.ndarray]:
-    """Every named tensor of a row by definition, in the order of its computation."""
+    """Every named tensor of a row by definition, in the order of computation."""
     tap, known = ReferenceTap(), set(names(a))
     define(a, weights, row, tap)
     assert known <= tap.values.keys(), "the reference lacks a tensor of the table"
@@ -82,19 +82,19 @@ def defined(a: Architecture, weights: Weights, row: ReferenceText) -> dict[str, 
 
 
 def compare(
-    name: str, given: Any, expected: Any, scale: float | None = None, tolerance: float = TOLERANCE
+    name: str, actual: Any, expected: Any, scale: float | None = None, tolerance: float = TOLERANCE
 ) -> Difference:
-    """One tensor with the one expected, measured by `scale` (max(1, its largest entry) unless given).
+    """Compare a tensor with the expected one, relative to `scale` (default: max(1, its largest entry)).
 
     -inf must be at the same entries.
     """
-    if given is None:
+    if actual is None:
         return Difference(name, None, "never computed")
-    given, expected = np.asarray(given), np.asarray(expected)
-    if given.shape != expected.shape:
-        return Difference(name, None, f"shape {list(given.shape)}, not {list(expected.shape)}")
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    if actual.shape != expected.shape:
+        return Difference(name, None, f"shape {list(actual.shape)}, not {list(expected.shape)}")
     worst, top = 0.0, 1.0
-    for own, other in _slabs(given, expected):
+    for own, other in _slabs(actual, expected):
         hidden = np.isneginf(other)
         if not np.array_equal(np.isneginf(own), hidden):
             return Difference(name, None, "other entries are -inf")
@@ -107,31 +107,31 @@ def compare(
 
 
 def _slabs(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Both arrays, some numbers at a time."""
+    """Both arrays in slices of bounded size."""
     one, other = one.reshape(-1), other.reshape(-1)
     for start in range(0, len(one), COMPARED_AT_ONCE):
         yield one[start : start + COMPARED_AT_ONCE], other[start : start + COMPARED_AT_ONCE]
 
 
 def largest(*arrays: np.ndarray) -> float:
-    """max(1, the largest entry of all of them)."""
+    """max(1, the largest entry of all arrays)."""
     return max(1.0, *(float(np.abs(array).max(initial=0)) for array in arrays))
 
 
 def weights_of(network: Transformer) -> dict[str, np.ndarray]:
-    """The weights as the definition takes them."""
+    """The weights in the form that the definition takes."""
     return {name: p.detach().numpy() for name, p in state_of(network).items()}
 
 
-def first_wrong(found: Iterable[Difference]) -> Difference | None:
-    """The first that is more than rounding."""
-    return next((d for d in found if not d.small), None)
+def first_wrong(differences: Iterable[Difference]) -> Difference | None:
+    """The first difference that is more than rounding."""
+    return next((d for d in differences if not d.small), None)
 
 
-def worst_of(found: Iterable[Difference]) -> tuple[Difference, ...]:
-    """The worst of each name, in the order in which the names came."""
+def worst_of(differences: Iterable[Difference]) -> tuple[Difference, ...]:
+    """The largest difference for each name, in the order in which the names first occur."""
     worst: dict[str, Difference] = {}
-    for d in found:
+    for d in differences:
         worst[d.name] = max(worst.get(d.name, d), d, key=lambda d: d.size)
     return tuple(worst.values())
 
@@ -139,62 +139,63 @@ def worst_of(found: Iterable[Difference]) -> tuple[Difference, ...]:
 def compare_case(
     network: Transformer, case: Case, expected: Sequence[Mapping[str, np.ndarray]]
 ) -> tuple[Difference, ...]:
-    """Every named tensor of the call: the worst over its rows, in the order of the definition's computation.
+    """Compare every named tensor of the call: the worst over its rows, in the definition's order of computation.
 
     expected   the tensors of each row by definition (`defined`)
 
-    The logits are those of a call without a tap and of one with it.
+    Logits are compared for a call without a tap and for one with a tap.
     """
     recorder = Recorder(expected[0])
-    kept, plain = case.run(network, recorder), case.run(network)
-    found: list[Difference] = []
+    recorded, plain = case.run(network, recorder), case.run(network)
+    differences: list[Difference] = []
     for r, (row, tensors) in enumerate(zip(case.rows, expected, strict=True)):
-        place = Place(r, row.columns, row.columns, row.source_columns)
-        found += (compare_at(place, name, recorder.values.get(name), value) for name, value in tensors.items())
-        found += (compare_at(place, "logits", logits, tensors["logits"]) for logits in (kept, plain))
-    return worst_of(found)
+        slot = Place(r, row.columns, row.columns, row.source_columns)
+        differences += (compare_at(slot, name, recorder.values.get(name), value) for name, value in tensors.items())
+        differences += (compare_at(slot, "logits", logits, tensors["logits"]) for logits in (recorded, plain))
+    return worst_of(differences)
 
 
-def compare_at(place: Place, name: str, given: Tensor | None, expected: np.ndarray) -> Difference:
-    """What a tensor of a call holds of one text, with the definition's of the text alone."""
-    if given is None:
+def compare_at(slot: Place, name: str, tensor: Tensor | None, expected: np.ndarray) -> Difference:
+    """Compare the part of a call's tensor that belongs to one text with the definition's tensor of that text alone."""
+    if tensor is None:
         return compare(name, None, expected)
-    return compare(name, place.cut(name, given), place.expect(name, expected, given.size(-1)))
+    return compare(name, slot.cut(name, tensor), slot.expect(name, expected, tensor.size(-1)))
 
 
 def compare_tensors(subject: Subject) -> tuple[Difference, ...]:
-    """Every named tensor and the loss: the worst over the prompts, in the order of the definition's computation.
+    """Compare every named tensor and the loss: the worst over the prompts, in the definition's order of computation.
 
-    Raises ValueError where the network's parameters are not those of its architecture.
+    Raises ValueError if the network's parameters are not those of its architecture.
     """
-    found: list[Difference] = []
+    differences: list[Difference] = []
     for tokens in subject.tokens:
         case = alone(subject.a, tokens)
         expected = defined(subject.a, subject.weights, case.rows[0])
-        found += compare_case(subject.exact, case, [expected])
+        differences += compare_case(subject.exact, case, [expected])
         if tokens.size(1) > 1:
             loss = F.cross_entropy(case.run(subject.exact)[0, :-1], tokens[0, 1:])
-            found.append(compare("loss", loss, next_token_loss(expected["logits"], tokens.numpy())))
-    return worst_of(found)
+            differences.append(compare("loss", loss, next_token_loss(expected["logits"], tokens.numpy())))
+    return worst_of(differences)
 
 
 def compare_gradients(subject: Subject, n: int) -> tuple[Difference, ...]:
-    """The derivative of the loss on the longest prompt's first n tokens by every weight, as the forward pass uses them.
+    """Compare the loss's gradient by every weight as the forward pass uses it, on the longest prompt's first n tokens.
 
-    The gradient is one vector: what it is out by is measured by its largest entry. Raises ValueError where the
-    network's parameters are not those of its architecture.
+    The gradient is one vector, so errors are relative to its largest entry. Raises ValueError if the network's
+    parameters
+    are not those of its architecture.
     """
     a, exact, tokens = subject.a, subject.exact, subject.longest[:, :n]
     case = alone(a, tokens)
-    given: dict[str, Any] = {name: value.numpy() for name, value in case.given.items()}
+    inputs: dict[str, Any] = {name: value.numpy() for name, value in case.given.items()}
     parameters = {name: p.requires_grad_() for name, p in exact.named_parameters()}
     if wrong := parameters.keys() ^ weight_shapes(a).keys():
         raise ValueError(f"the network's parameters and its architecture's differ in {', '.join(sorted(wrong))}")
-    _, expected = loss_and_gradient(a, subject.weights, tokens.numpy(), **given)
+    _, expected = loss_and_gradient(a, subject.weights, tokens.numpy(), **inputs)
     with torch.enable_grad():
         loss = F.cross_entropy(case.call(exact)[0, :-1], tokens[0, 1:])
-        # a parameter that decides nothing (a segment that no token has) may have no gradient at all
-        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-    gradients, scale = dict(zip(parameters, found, strict=True)), largest(*expected.values())
+        # a parameter without effect (a segment that no token has) may have no gradient
+        gradient_list = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
+    gradients, scale = dict(zip(parameters, gradient_list, strict=True)), largest(*expected.values())
     order = sorted(expected, key=lambda name: not name.startswith("encoder."))
     return tuple(compare(name, gradients[name], expected[name], scale) for name in order)

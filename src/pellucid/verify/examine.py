@@ -1,4 +1,4 @@
-"""Every law on one model, and what was found."""
+"""Run every law on one model and report the results."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -20,9 +20,9 @@ from pellucid.verify.comparison import Subject, compare, compare_tensors, define
 from pellucid.verify.report import Check, Difference, Report, Result
 from pellucid.verify.unread import what_is_not_read
 
-#: multiplications by weights that a prompt may cost, which decides how many of its tokens are read
+#: how many multiplications by weights a prompt may cost, which limits its tokens
 AFFORDABLE, MOST_TOKENS = 2e9, 48
-#: the same of the long row (GPT-2 small's 124 million weights are read with 1,024 tokens), its logits, and its tokens
+#: the same for the long row (GPT-2 small's 124 million weights are read with 1,024 tokens), its logits, and its tokens
 AFFORDABLE_ROW, MOST_LOGITS, MOST_IN_A_ROW = 1.3e11, 2**26, 1024
 NOT_COMPARED = "nothing can be compared: engine = reference says why"
 PROMPTS = (
@@ -33,7 +33,7 @@ PROMPTS = (
 
 
 class VerifiedModel(Protocol):
-    """What is verified: a LanguageModel, or anything with these two."""
+    """The model to verify: a LanguageModel, or anything with these two properties."""
 
     @property
     def network(self) -> Transformer: ...
@@ -43,7 +43,7 @@ class VerifiedModel(Protocol):
 
 
 class ModelParts(NamedTuple):
-    """A network and its tokenizer, None where it has none: its prompts are then tokens drawn at random."""
+    """A network and its tokenizer; without a tokenizer (None) the prompts are random tokens."""
 
     network: Transformer
     tokenizer: Tokenizer | None = None
@@ -54,14 +54,19 @@ def verify(
     prompts: Sequence[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
-    """The laws on a model, with float64 copies of its weights where numbers are compared.
+    """Check the laws on a model, with float64 copies of its weights where numbers are compared.
 
     Engine and reference are compared tensor by tensor on the prompts, in logits, in loss and in the loss's gradient by
-    every weight; then under given masks, in a long row, at the later positions of the context, on the masks up to its
-    end, in batches of different lengths, and as text is generated, with packed weights too. Causality, a silent tap,
-    the cache, attention rows, the tokenizer and files follow. Prompts and the long row are cut to what is affordable:
-    fewer tokens for larger models; the report says what was not read. A network without a tokenizer is given tokens
-    drawn at random. Training mode is put back. `progress` is told the name of each law before it is tried.
+    every
+    weight; then with explicit masks, in a long row, at late positions of the context, in the masks up to its end, in
+    batches
+    of different lengths, and during generation, with packed weights too. Causality, silent taps, the cache, attention
+    rows,
+    the tokenizer and files follow. Prompts and the long row are shorter for larger models; the report lists what was
+    not
+    read. A network without a tokenizer reads random tokens. Training mode is restored. `progress` is called with the
+    name of
+    each law before it is tried.
 
     Raises ValueError for prompts without a tokenizer.
     """
@@ -93,26 +98,26 @@ def verify(
 
 
 def longest_row(a: Architecture, n_parameters: int) -> int:
-    """How many tokens are read in a row: 1,024, and fewer where the context, the time or the memory is less."""
+    """How many tokens are read in one row: 1,024, or fewer if the context, the time or the memory is less."""
     affordable = min(int(AFFORDABLE_ROW / max(n_parameters, 1)), MOST_LOGITS // a.n_vocab, MOST_IN_A_ROW)
     return min(a.n_ctx, max(2, affordable))
 
 
 def read_prompts(a: Architecture, tokenizer: Tokenizer | None, texts: Sequence[str], n: int) -> tuple[Tensor, ...]:
-    """The first n tokens of each text [1, <= n], or random ones where there is no tokenizer."""
+    """The first n tokens of each text [1, <= n], or random ones without a tokenizer."""
     n = min(n, a.n_ctx)
     if tokenizer is None:
         generator = torch.Generator().manual_seed(0)
         return tuple(torch.randint(0, a.n_vocab, (1, n), generator=generator) for _ in range(2))
-    # an empty text has no token to read: the separator stands for it
+    # an empty text has no token, so the separator is read instead
     ids = [tokenizer.encode(text)[:n] or [tokenizer.separator] for text in texts]
-    # ids beyond the embedding are a broken law of their own, and must not stop the others
+    # ids beyond the embedding break a law of their own and must not stop the others
     return tuple(torch.tensor([i]) % a.n_vocab for i in ids)
 
 
 @contextmanager
 def evaluating(network: Transformer):
-    """Without dropout; every module's mode is put back."""
+    """Run without dropout, and restore every module's mode."""
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
@@ -123,7 +128,7 @@ def evaluating(network: Transformer):
 
 
 def _compare(subject: Subject) -> tuple[tuple[Difference, ...], Result | None]:
-    """The tensors, or why they cannot be compared."""
+    """Compare the tensors, or say why they cannot be compared."""
     if wrong := copied_wrongly(subject):
         return (), Result(False, f"{wrong} is not that of the network's own copy in float64", wrong)
     try:
@@ -135,10 +140,9 @@ def _compare(subject: Subject) -> tuple[tuple[Difference, ...], Result | None]:
 
 
 def copied_wrongly(subject: Subject) -> str:
-    """The first parameter or table that the float64 copy does not have, or has with other numbers, "" if none.
+    """The first parameter or table that is missing or different in the float64 copy, "" if none.
 
-    A copy makes its tables anew and ties its readout again, so that what is wrong with them in the network would be
-    right in the copy.
+    A copy builds its tables anew and ties its readout again, so an error there would disappear in the copy.
     """
     for tensors in ("named_parameters", "named_buffers"):
         exact = dict(getattr(subject.exact, tensors)())
@@ -149,12 +153,12 @@ def copied_wrongly(subject: Subject) -> str:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Equal numbers; what is not a number equals itself."""
+    """Equality in which NaN equals itself."""
     return torch.equal(one.nan_to_num(1e30), other.nan_to_num(1e30))
 
 
 def _applied(law: Callable[[Subject], Result], subject: Subject) -> Result:
-    """What a law finds; a model that cannot be computed with breaks it."""
+    """The result of a law; a model that cannot be computed breaks it."""
     try:
         return law(subject)
     except Exception as error:
@@ -167,7 +171,7 @@ def _said(error: Exception) -> str:
 
 
 def _own_precision(subject: Subject) -> Difference:
-    """The logits of the model as it runs."""
+    """The error of the logits in the model's own precision."""
     row = alone(subject.a, subject.longest).rows[0]
     expected = define(subject.a, subject.weights, row, OFF)
     return compare("logits", run_engine(subject.network, subject.longest).double(), expected)

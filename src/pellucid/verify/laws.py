@@ -1,4 +1,4 @@
-"""The laws that need no definition: the engine beside itself, texts and files."""
+"""Laws without the definition: the engine compared with itself, texts and files."""
 
 import json
 import tempfile
@@ -30,29 +30,29 @@ def causality(s: Subject) -> Result:
     if n < 2:
         return Result(None, "needs two tokens")
     places = sorted({1, n // 2, n - 1} - {0})
-    # what an encoder reads stays as it is
+    # the encoder's input stays as it is
     source: dict[str, Any] = {} if s.a.encoder is None else {"source": source_of(s.a, s.longest)}
     before = run_engine(s.network, s.longest)
-    for place in places:
+    for position in places:
         changed = s.longest.clone()
-        changed[:, place:] = (changed[:, place:] + 1) % s.a.n_vocab
+        changed[:, position:] = (changed[:, position:] + 1) % s.a.n_vocab
         after = alone(s.a, changed, **source).run(s.network)
         moved = (before.nan_to_num(1e30) != after.nan_to_num(1e30))[0].any(-1).nonzero().flatten().tolist()
-        if moved and moved[0] < place:
-            return Result(False, f"tokens from position {place} on change the logits of position {moved[0]}")
+        if moved and moved[0] < position:
+            return Result(False, f"tokens from position {position} on change the logits of position {moved[0]}")
     return Result(True, f"no earlier logit moves, bitwise: tokens changed from {', '.join(map(str, places))} on")
 
 
 def tap_is_silent(s: Subject) -> Result:
-    """Keeping every tensor changes no logit, bitwise."""
-    kept, plain = run_engine(s.network, s.longest, tap=Recorder(names(s.a))), run_engine(s.network, s.longest)
-    same = _same_bits(kept, plain)
-    measured = "every tensor kept, logits the same bitwise" if same else f"logits move by {_gap(kept, plain):.1e}"
+    """Recording every tensor changes no logit, bitwise."""
+    recorded, plain = run_engine(s.network, s.longest, tap=Recorder(names(s.a))), run_engine(s.network, s.longest)
+    same = _same_bits(recorded, plain)
+    measured = "every tensor kept, logits the same bitwise" if same else f"logits move by {_gap(recorded, plain):.1e}"
     return Result(same, measured)
 
 
 def cached_is_uncached(s: Subject) -> Result:
-    """However a text is split, the cache gives the same tensors."""
+    """A cache gives the same tensors, however a text is split."""
     n, worst = s.longest.size(1), 0.0
     if s.a.attention.mask == "bidirectional":
         return Result(None, "attention.mask = bidirectional: nothing can be cached")
@@ -66,7 +66,7 @@ def cached_is_uncached(s: Subject) -> Result:
 
 
 def rows_sum_to_one(s: Subject) -> Result:
-    """Each row of every pattern is a probability over what it may read, and nothing on what it may not."""
+    """Each row of every pattern is a probability over the keys it may read, and 0 on hidden keys."""
     recorder = Recorder([n for n in names(s.a) if n.endswith(".pattern")])
     run_engine(s.exact, s.longest, tap=recorder)
     n, worst = s.longest.size(1), 0.0
@@ -105,7 +105,7 @@ def text_comes_back(s: Subject) -> Result:
 
 
 def saved_is_loaded(s: Subject) -> Result:
-    """A network made from the files alone gives the same logits, bitwise, and its tokenizer the same ids."""
+    """A network loaded from files alone gives the same logits, bitwise, and its tokenizer the same ids."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         save_weights(s.network, path)
@@ -126,24 +126,24 @@ def saved_is_loaded(s: Subject) -> Result:
 
 
 def _loaded(s: Subject, path: Path) -> Transformer:
-    """The network that the file and the description make, on the device and in the precision of ours."""
+    """The network from the saved file and description, on the same device and in the same precision."""
     p = next(s.network.parameters())
-    # a new network starts from random numbers, and the caller's are not ours to draw
+    # a new network draws random numbers, which must not come from the caller's generator
     with torch.random.fork_rng(devices=[]):
-        made = Transformer(Architecture.from_dict(json.loads(json.dumps(s.a.to_dict()))))
-    made = made.to(p.device, p.dtype).eval()
-    load_weights(made, path)
-    return made
+        loaded = Transformer(Architecture.from_dict(json.loads(json.dumps(s.a.to_dict()))))
+    loaded = loaded.to(p.device, p.dtype).eval()
+    load_weights(loaded, path)
+    return loaded
 
 
-def _same_bits(given: Tensor, expected: Tensor) -> bool:
-    """Equal entries; what is not a number equals itself."""
-    return torch.equal(given.nan_to_num(1e30), expected.nan_to_num(1e30))
+def _same_bits(actual: Tensor, expected: Tensor) -> bool:
+    """Equality in which NaN equals itself."""
+    return torch.equal(actual.nan_to_num(1e30), expected.nan_to_num(1e30))
 
 
-def _gap(given: Tensor, expected: Tensor) -> float:
-    """max |given - expected| / max(1, max |expected|)."""
-    return ((given - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
+def _gap(actual: Tensor, expected: Tensor) -> float:
+    """max |actual - expected| / max(1, max |expected|)."""
+    return ((actual - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
 
 
 def _short(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Rows so long that not every tensor can be kept: the stream behind each block first, then one block's tensors.
+"""Rows so long that not all tensors fit into memory: compare the stream after each block first, then one block.
 
 A row of 1,024 tokens has 1,024^2 scores for each head of each layer. So two computations are compared by their stream
-(what every block reads and writes), and where it differs both run once more and keep the tensors of that one block.
+(the input and output of every block), and where it differs both run once more and record the tensors of that block.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +21,7 @@ Compute = Callable[[Iterable[str]], Mapping[str, Any]]
 
 
 class Keep(NoRecorder):
-    """The definition's tap that keeps the tensors of these names and no others."""
+    """A tap for the definition that records only the tensors of these names."""
 
     def __init__(self, keep: Iterable[str]):
         self.keep, self.prefix = frozenset(keep), ""
@@ -39,18 +39,18 @@ class Keep(NoRecorder):
 
 
 def stages(a: Architecture) -> dict[str, tuple[str, ...]]:
-    """The tensors of the stream that are compared first, each with the tensors that are computed on the way to it."""
-    found: dict[str, tuple[str, ...]] = {}
+    """The stream's tensors that are compared first, each with the tensors on the way to it."""
+    stages_by_name: dict[str, tuple[str, ...]] = {}
     passed: list[str] = []
     for name in names(a):
         passed.append(name)
         if name.endswith(("resid_pre", "resid_post", "logits")) or name in ("final_norm", "encoder.final_norm"):
-            found[name], passed = tuple(passed), []
-    return found
+            stages_by_name[name], passed = tuple(passed), []
+    return stages_by_name
 
 
 def first_difference(a: Architecture, ours: Compute, theirs: Compute) -> tuple[Difference | None, float]:
-    """The first tensor in which two computations differ, None where all agree, and how far apart their streams are."""
+    """The first tensor in which two computations differ (None if all agree), and the distance of their streams."""
     on_the_way, worst = stages(a), 0.0
     own, expected = ours(on_the_way), theirs(on_the_way)
     for stage, inside in ((stage, inside) for stage, inside in on_the_way.items() if stage in expected):
@@ -62,15 +62,15 @@ def first_difference(a: Architecture, ours: Compute, theirs: Compute) -> tuple[D
 
 
 def _first_inside(names: Iterable[str], last: Difference, ours: Compute, theirs: Compute) -> Difference:
-    """The first of these tensors that differs; the last of them is known to."""
+    """The first of these tensors that differs; the last is known to differ."""
     own, expected = ours(names), theirs(names)
-    # scores come before the pattern and so on: in the order in which the definition computes them
-    found = (compare(name, own.get(name), value) for name, value in expected.items())
-    return next((d for d in found if not d.small), last)
+    # in the order in which the definition computes them: scores before the pattern, and so on
+    differences = (compare(name, own.get(name), value) for name, value in expected.items())
+    return next((d for d in differences if not d.small), last)
 
 
 def remembered(compute: Compute) -> Compute:
-    """The same, whose last answer is given again to who asks for the same names."""
+    """The same computation, which remembers its last result for a repeated request."""
     last: dict[frozenset[str], Mapping[str, Any]] = {}
 
     def answer(keep: Iterable[str]) -> Mapping[str, Any]:
@@ -84,7 +84,7 @@ def remembered(compute: Compute) -> Compute:
 
 
 def by_engine(network: Transformer, case: Case) -> Compute:
-    """The network on a case, as `first_difference` asks it."""
+    """The network on a case, as a computation for `first_difference`."""
 
     def compute(keep: Iterable[str]) -> Mapping[str, Any]:
         recorder = Recorder(keep)
@@ -95,7 +95,7 @@ def by_engine(network: Transformer, case: Case) -> Compute:
 
 
 def by_definition(a: Architecture, weights: Weights, case: Case) -> Compute:
-    """The definition on a case of one row."""
+    """The definition on a case of one row, as a computation for `first_difference`."""
 
     def compute(keep: Iterable[str]) -> Mapping[str, Any]:
         tap = Keep(keep)

@@ -1,4 +1,4 @@
-"""Did a conversion keep the function? Logits on a fixed probe, beside those of the other implementation."""
+"""Did a conversion preserve the function? Compare logits on a fixed probe with those of the other implementation."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,21 +22,22 @@ from pellucid.verify.reference_laws import BATCH_TOKENS, POSITIONS, spread_posit
 from pellucid.verify.report import TOLERANCE
 from pellucid.verify.windows import compare_masks
 
-#: of max(1, largest logit): float64 up to this many parameters, then float32; the families' own tables are float32
+#: tolerance relative to max(1, largest logit): float64 up to this many parameters, then float32; the families' own
+#: tables are float32
 EXACT_UP_TO = 3 * 10**8
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3}
-#: transformers computes rotary angles in float32; what that changes in our logits is allowed, this many times over
+#: transformers computes rotary angles in float32; this many times the resulting change of our logits is allowed
 TIMES = 4.0
-#: what is left of a table's numbers in float32, of its largest
+#: the relative precision of a float32 table
 FLOAT32_DIGITS = 1e-6
-#: logits that are compared at a time
+#: how many logits are compared at a time
 COMPARED_AT_ONCE = 2**22
-#: the ids below are padding and other special tokens in many vocabularies, which RoBERTa gives no position
+#: lower ids are padding and other special tokens in many vocabularies, which RoBERTa gives no position
 FIRST_ID = 3
 
 
 class ParityError(ValueError):
-    """Two implementations of one model that give different logits."""
+    """Two implementations of one model give different logits."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,11 @@ class Parity:
     scale      max(1, max |logit|)
     kl         mean over positions of KL(theirs || ours), nats
     agreement  share of positions with the same likeliest token
-    excess     the largest difference of a text, by what rounding may make of it: at most 1
-    allowed    what rounding may make of that text's logits, of `scale`
+    excess     the largest difference of a text, divided by the allowed rounding error: at most 1
+    allowed    the allowed rounding error of that text's logits, relative to `scale`
     worst      the number of that text, and what is special about it
-    first      the first tensor that differs there, of those that both implementations show
-    unread     what of the model nothing was compared of
+    first      the first tensor that differs there, among those that both implementations show
+    unread     parts of the model that were not compared
     """
 
     other: str
@@ -73,7 +74,7 @@ class Parity:
 
     @property
     def figures(self) -> str:
-        """How far they are apart, in a sentence."""
+        """A sentence with the distances."""
         dtype = str(self.dtype).removeprefix("torch.")
         return (
             f"parity with {self.other}, {self.n_tokens:,} tokens in {dtype}: largest logit difference "
@@ -85,23 +86,25 @@ class Parity:
         return self.figures + (f"; not read: {'; '.join(self.unread)}" if self.unread else "")
 
     def named(self, find: Callable[[int], str]) -> "Parity":
-        """The same; where it does not hold, with the first tensor that differs, which is sought for in the text."""
+        """The same; if it does not hold, with the first tensor that differs, which `find` looks for in the
+        worst text.
+        """
         return self if self.holds else replace(self, first=find(self.worst[0]))
 
     def require(self) -> "Parity":
-        """Itself; ParityError where the difference is not rounding."""
+        """Return itself. Raises ParityError if the difference is more than rounding."""
         if not self.holds:
             where = f" in {self.worst[1]}" if self.worst[1] else ""
             first = f"; the first tensor that differs{where} is {self.first}" if self.first else where
             raise ParityError(
-                f"{self.figures}: {self.excess:.3g} times what rounding may change{first}; nothing was written"
+                f"{self.figures}: {self.excess:.3g} times the allowed rounding error{first}; nothing was written"
             )
         return self
 
 
 @dataclass(frozen=True)
 class ProbeInput:
-    """What both implementations read, and what they do not."""
+    """The texts that both implementations read, and what they leave out."""
 
     a: Architecture
     cases: tuple[Case, ...]
@@ -115,35 +118,35 @@ class ProbeInput:
 
     @property
     def given(self) -> dict[str, list[Tensor | None]]:
-        """The other inputs by the names of transformers, one for each call, None where it has no such input."""
+        """The other inputs by transformers' names, one for each call, None if it has no such input."""
         each = [their_inputs(self.a, case) for case in self.cases]
-        given = {name for inputs in each for name in inputs}
-        return {name: [inputs.get(name) for inputs in each] for name in sorted(given)}
+        input_names = {name for inputs in each for name in inputs}
+        return {name: [inputs.get(name) for inputs in each] for name in sorted(input_names)}
 
 
 def their_inputs(a: Architecture, case: Case) -> dict[str, Tensor]:
-    """What transformers is given beside the tokens, for the same call."""
-    found, n = {}, case.tokens.size(1)
+    """The inputs of transformers besides the tokens, for the same call."""
+    inputs, n = {}, case.tokens.size(1)
     if "source" in case.given:
-        found["input_ids"] = case.given["source"]
+        inputs["input_ids"] = case.given["source"]
     if "segments" in case.given:
-        found["token_type_ids"] = case.given["segments"]
+        inputs["token_type_ids"] = case.given["segments"]
     if "positions" in case.given and a.positions.kind in ("learned", "sinusoidal", "rotary"):
-        found["position_ids"] = case.given["positions"].expand(case.tokens.shape)
-    if len(case.rows) > 1 or "position_ids" in found:
-        # without a mask, transformers takes positions that do not follow on for texts packed into one row
+        inputs["position_ids"] = case.given["positions"].expand(case.tokens.shape)
+    if len(case.rows) > 1 or "position_ids" in inputs:
+        # without a mask, transformers reads non-consecutive positions as texts packed into one row
         real = real_columns([row.columns for row in case.rows], n).long()
-        found["attention_mask" if a.encoder is None else "decoder_attention_mask"] = real
+        inputs["attention_mask" if a.encoder is None else "decoder_attention_mask"] = real
     if len(case.rows) > 1 and "source" in case.given:
         columns = [row.source_columns for row in case.rows]
-        found["attention_mask"] = real_columns(columns, case.given["source"].size(1)).long()
-    return found
+        inputs["attention_mask"] = real_columns(columns, case.given["source"].size(1)).long()
+    return inputs
 
 
 def make_probe(a: Architecture, tokenizer: Tokenizer | None) -> ProbeInput:
-    """The fixed texts or random tokens, a long row, the later positions of the context, and padded batches.
+    """The fixed texts or random tokens, a long row, late positions of the context, and padded batches.
 
-    There are fewer tokens for larger models.
+    Larger models get fewer tokens.
     """
     n_parameters = count_parameters(a)["total"]
     n = max(2, min(MOST_TOKENS, int(AFFORDABLE / max(n_parameters, 1))))
@@ -164,7 +167,7 @@ def make_probe(a: Architecture, tokenizer: Tokenizer | None) -> ProbeInput:
 
 
 def _unread(a: Architecture, n_row: int) -> Iterator[str]:
-    """What the longest row does not reach."""
+    """The parts of the model that the longest row does not reach."""
     yield "packed weights (pellucid verify reads them)"
     if n_row < a.n_ctx:
         yield f"more than {n_row:,} tokens in a row"
@@ -173,7 +176,7 @@ def _unread(a: Architecture, n_row: int) -> Iterator[str]:
 
 
 def draw(a: Architecture, n: int) -> Tensor:
-    """Tokens drawn at random [1, n]."""
+    """Random tokens [1, n]."""
     return without_specials(a, torch.randint(0, a.n_vocab, (1, n), generator=torch.Generator().manual_seed(n)))
 
 
@@ -188,9 +191,9 @@ def our_logits(network: Transformer, probe: ProbeInput) -> list[Tensor]:
 
 
 def check_masks(network: Transformer) -> None:
-    """ParityError where a mask of ours is not the definition's, up to the end of the context.
+    """Raise ParityError if a mask differs from the definition's, up to the end of the context.
 
-    So windows are read that are too wide for a row; the masks of the other implementation cannot be asked for.
+    This covers windows that are too wide for a row; the other implementation's masks cannot be inspected.
     """
     weights = {name: p.double().cpu().numpy() for name, p in state_of(network).items() if "relative" in name}
     exact = network.embed.token.weight.dtype == torch.float64
@@ -200,7 +203,7 @@ def check_masks(network: Transformer) -> None:
 
 
 def logits_of_float32_angles(network: Transformer, probe: ProbeInput) -> list[Tensor] | None:
-    """The same with rotary angles that are float32 numbers, as far as that changes anything."""
+    """The logits with rotary angles rounded to float32; None if that changes nothing."""
     if probe.a.positions.kind != "rotary":
         return None
     with float32_angles(network):
@@ -209,9 +212,9 @@ def logits_of_float32_angles(network: Transformer, probe: ProbeInput) -> list[Te
 
 @contextmanager
 def float32_angles(network: Transformer) -> Iterator[None]:
-    """i w_k as a product of float32 numbers, rounded to float32: off by up to 2^-24 i, whatever follows."""
+    """Use i w_k as a product of float32 numbers, rounded to float32: off by up to 2^-24 i."""
     tables = [module for module in network.modules() if isinstance(module, RotaryTable) and module.exact.size(2) > 1]
-    kept = [table.values for table in tables]
+    saved_tables = [table.values for table in tables]
     try:
         for table in tables:
             angle = torch.atan2(table.exact[1, :, 1], table.exact[0, :, 1]).float()  # w_k: the angles of position 1
@@ -220,20 +223,20 @@ def float32_angles(network: Transformer) -> Iterator[None]:
             table.values = torch.stack([angles.cos(), angles.sin()]).to(table.values)
         yield
     finally:
-        for table, values in zip(tables, kept, strict=True):
+        for table, values in zip(tables, saved_tables, strict=True):
             table.values = values
 
 
 def defined_logits(network: Transformer, probe: ProbeInput) -> list[Tensor]:
-    """The logits by definition, in NumPy float64, of each text alone; 0 where there is padding."""
+    """The logits by definition, in NumPy float64, of each text alone; 0 at padding."""
     weights = {name: p.double().cpu().numpy() for name, p in state_of(network).items()}
-    made = []
+    logits_list = []
     for case in probe.cases:
         logits = torch.zeros(*case.tokens.shape, probe.a.n_vocab, dtype=torch.float64)
         for r, row in enumerate(case.rows):
             logits[r, row.columns] = torch.from_numpy(define(probe.a, weights, row, OFF))[0]
-        made.append(logits)
-    return made
+        logits_list.append(logits)
+    return logits_list
 
 
 def compare_logits(
@@ -244,15 +247,15 @@ def compare_logits(
     rounded: Sequence[Tensor] | None = None,
     tolerance: float | None = None,
 ) -> Parity:
-    """The figures over all positions; logits [batch, n, n_vocab] of each call, padding not counted.
+    """Compare logits [batch, n, n_vocab] of each call over all positions except padding.
 
-    theirs     None for a call that the other implementation does not take, which is said
-    rounded    ours again, with the rounding that the other implementation is known for (`logits_of_float32_angles`)
-    tolerance  of max(1, largest logit), instead of `TOLERANCES`
+    theirs     None for a call that the other implementation does not support, which is reported
+    rounded    ours with the known rounding of the other implementation (`logits_of_float32_angles`)
+    tolerance  relative to max(1, largest logit), instead of `TOLERANCES`
 
-    Raises ParityError where shapes differ or a logit is not a number.
+    Raises ParityError if shapes differ or a logit is not finite.
     """
-    found: dict[int, Sums] = {}
+    sums_of_case: dict[int, Sums] = {}
     for number, (case, own, their) in enumerate(zip(probe.cases, ours, theirs, strict=True)):
         if their is None:
             continue
@@ -260,20 +263,20 @@ def compare_logits(
             raise ParityError(
                 f"{other} gives logits of shape {list(their.shape)}, ours {list(own.shape)}: nothing was written"
             )
-        found[number] = Sums()
+        sums_of_case[number] = Sums()
         for r, row in enumerate(case.rows):
             for a, b in _slabs(own[r, row.columns], their[r, row.columns]):
                 if not (a.isfinite().all() and b.isfinite().all()):
                     raise ParityError(f"logits are not finite, ours or those of {other}: nothing was written")
-                found[number].add(a, b)
-    total = sum(found.values(), Sums())
+                sums_of_case[number].add(a, b)
+    total = sum(sums_of_case.values(), Sums())
     allowed: dict[int, float] = {}
-    for number in found:
+    for number in sums_of_case:
         # transformers reads padded batches in float32
         usual = TOLERANCES[torch.float32 if len(probe.cases[number].rows) > 1 else probe.dtype]
         known = 0.0 if rounded is None else _farthest(rounded[number], ours[number])
         allowed[number] = (usual if tolerance is None else tolerance) * total.scale + TIMES * known
-    worst = max(found, key=lambda number: found[number].largest / allowed[number])
+    worst = max(sums_of_case, key=lambda number: sums_of_case[number].largest / allowed[number])
     return Parity(
         other,
         total.largest,
@@ -282,7 +285,7 @@ def compare_logits(
         total.agreeing / total.n,
         total.n,
         probe.dtype,
-        found[worst].largest / allowed[worst],
+        sums_of_case[worst].largest / allowed[worst],
         allowed[worst] / total.scale,
         (worst, probe.cases[worst].name),
         unread=(*probe.unread, *_not_taken(probe, theirs)),
@@ -295,7 +298,7 @@ def _farthest(one: Tensor, other: Tensor) -> float:
 
 
 def _not_taken(probe: ProbeInput, theirs: Sequence[Tensor | None]) -> Iterator[str]:
-    """The calls that the other implementation has no inputs for."""
+    """The calls whose inputs the other implementation does not have."""
     for case, logits in zip(probe.cases, theirs, strict=True):
         if logits is None:
             yield f"{case.name} (the other takes no such input)"
@@ -303,7 +306,7 @@ def _not_taken(probe: ProbeInput, theirs: Sequence[Tensor | None]) -> Iterator[s
 
 @dataclass
 class Sums:
-    """What is counted over positions."""
+    """Sums over positions."""
 
     n: int = 0
     largest: float = 0.0
@@ -312,7 +315,7 @@ class Sums:
     agreeing: int = 0
 
     def add(self, ours: Tensor, theirs: Tensor) -> None:
-        """Count the logits [n, n_vocab] of some positions."""
+        """Add the logits [n, n_vocab] of some positions."""
         self.n += len(ours)
         self.largest = max(self.largest, (ours - theirs).abs().max().item())
         self.scale = max(self.scale, theirs.abs().max().item())
@@ -325,7 +328,7 @@ class Sums:
 
 
 def _slabs(ours: Tensor, theirs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both logits, some positions at a time: figures of all of them would need several times their memory."""
+    """Both logits in slices: the figures of all of them at once would need several times their memory."""
     n = max(1, COMPARED_AT_ONCE // ours.size(-1))
     return zip(ours.split(n), theirs.split(n), strict=True)
 
@@ -353,9 +356,9 @@ def first_beside_definition(ours: Transformer, weights: Transformer, case: Case)
 
 
 def first_of_streams(ours: Transformer, case: Case, hidden: Sequence[Tensor | None], tolerance: float) -> str:
-    """The first of the tensors that transformers shows in which it differs: the stream before each block, and the last.
+    """The first of transformers' hidden states that differs: the stream before each block, and the last.
 
-    hidden   those tensors, of the encoder first; where they are not as many as ours, no name is given
+    hidden   these tensors, the encoder's first; if their number differs from ours, the result is ""
     """
     shown = shown_by_transformers(ours.architecture)
     if len(shown) != len(hidden):
@@ -365,19 +368,19 @@ def first_of_streams(ours: Transformer, case: Case, hidden: Sequence[Tensor | No
     for name, theirs in zip(shown, hidden, strict=True):
         assert theirs is not None
         for r, row in enumerate(case.rows):
-            place = Place(r, row.columns, row.columns, row.source_columns)
-            expected = place.cut(name, theirs).numpy()
-            if not compare(name, place.cut(name, recorder.values[name]), expected, tolerance=tolerance).small:
+            slot = Place(r, row.columns, row.columns, row.source_columns)
+            expected = slot.cut(name, theirs).numpy()
+            if not compare(name, slot.cut(name, recorder.values[name]), expected, tolerance=tolerance).small:
                 return name
     return "logits"
 
 
 def shown_by_transformers(a: Architecture) -> list[str]:
-    """The tensors that are its `hidden_states`, by our names."""
-    known, found = names(a), []
+    """Our names of the tensors in its `hidden_states`."""
+    known, state_names = names(a), []
     for prefix, part in (("encoder.", a.encoder), ("", a)):
         if part is not None:
             last = [f"{prefix}final_norm", f"{prefix}blocks.{part.n_layers - 1}.resid_post"]
             end = next((name for name in last if name in known), "")
-            found += [*(f"{prefix}blocks.{layer}.resid_pre" for layer in range(part.n_layers)), end]
-    return [name for name in found if name]
+            state_names += [*(f"{prefix}blocks.{layer}.resid_pre" for layer in range(part.n_layers)), end]
+    return [name for name in state_names if name]

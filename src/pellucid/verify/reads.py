@@ -1,4 +1,4 @@
-"""What `generate` reads: rows of different lengths in one cache, each a token longer at every step."""
+"""The calls of `generate`: rows of different lengths in one cache, each one token longer at every step."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,35 +18,35 @@ from pellucid.verify.cases import ALL, Place, ReferenceText, is_by_key, source_o
 from pellucid.verify.comparison import Weights, compare, compare_at, defined
 from pellucid.verify.report import Difference
 
-#: by how many tokens every row grows, and which row is finished behind which step: then the cache of the others is
-#: copied, and moved to the left once the longest is gone
+#: by how many tokens every row grows, and which row finishes after which step: then the cache of the others is copied,
+#: and moved to the left once the longest is gone
 STEPS, FINISHED = 4, {1: 1, 3: 0}
 
 
 @dataclass(frozen=True)
 class ReadingPlan:
-    """What is read: prompts, the tokens that follow each of them, and the source of each where an encoder is read."""
+    """The texts to read: prompts, the tokens that follow each of them, and a source for each if there is an encoder."""
 
     prompts: tuple[tuple[int, ...], ...]
     following: tuple[tuple[int, ...], ...]
     sources: tuple[tuple[int, ...], ...] | None
 
     def texts(self) -> list[Text]:
-        """The rows as generation begins with them."""
+        """The rows at the start of generation."""
         return [Text(r, 0, 0, prompt) for r, prompt in enumerate(self.prompts)]
 
     def windows(self, row: int, n_ctx: int) -> dict[int, list[int]]:
-        """By their first token, the longest windows that are read of a row."""
-        text, found = self.texts()[row], {}
+        """The longest windows that are read of a row, by their first token."""
+        text, windows = self.texts()[row], {}
         for step in range(STEPS + 1):
             text.generated[:] = self.following[row][:step]
             start, window = text.window(n_ctx)
-            found[start] = window
-        return found
+            windows[start] = window
+        return windows
 
 
 def make_reading_plan(a: Architecture, n: int) -> ReadingPlan:
-    """Prompts of different lengths, the longest of n tokens, or of one less than the context where that is shorter."""
+    """Prompts of different lengths, the longest of n tokens, or one less than a shorter context."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(length: int) -> tuple[int, ...]:
@@ -63,7 +63,9 @@ def make_reading_plan(a: Architecture, n: int) -> ReadingPlan:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the network: the prompts and lengths of its rows, its columns, its queries, and the tensors kept."""
+    """One call of the network: the prompts and lengths of its rows, its columns, its queries, and the recorded
+    tensors.
+    """
 
     prompts: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -73,7 +75,7 @@ class Call:
 
 
 class Watch(TapFactory):
-    """Keeps the named tensors of every call, and where the rows stand in it."""
+    """Records the named tensors of every call, and the rows' columns in it."""
 
     def __init__(self, keep: Iterable[str]):
         self.keep = tuple(keep)
@@ -92,9 +94,9 @@ class Watch(TapFactory):
 
 @dataclass(frozen=True)
 class Read:
-    """What was computed of one row in one call: the window begins at token `start`; n_new of its n tokens are new.
+    """The tensors of one row in one call: the window begins at token `start`; n_new of its n tokens are new.
 
-    place, source  where the row and its source stand in the tensors of the call and of the encoder
+    place, source  the row's and its source's part of the tensors of the call and of the encoder
     """
 
     prompt: int
@@ -108,15 +110,15 @@ class Read:
     encoder: Mapping[str, Tensor]
 
     def compare(self, name: str, expected: np.ndarray) -> Difference:
-        """A tensor with the definition's of the row's new tokens."""
+        """Compare a tensor with the definition's of the row's new tokens."""
         if name.startswith("encoder."):
             return compare_at(self.source, name, self.encoder.get(name), expected)
         return compare_at(self.place, name, self.call.get(name), expected)
 
 
 def read(network: Transformer, plan: ReadingPlan, keep: Iterable[str]) -> list[Read]:
-    """The plan read by the reader that `generate` writes with, step by step and row by row."""
-    watch, rows, n_ctx, found = Watch(keep), plan.texts(), network.architecture.n_ctx, []
+    """Read the plan with the reader of `generate`, step by step and row by row."""
+    watch, rows, n_ctx, reads = Watch(keep), plan.texts(), network.architecture.n_ctx, []
     with evaluation_mode(network):
         sources = read_sources(network, plan.sources, len(rows), watch.of_sources)
         reader = CachedReader(network, len(plan.prompts[0]) + STEPS, sources, watch)
@@ -124,27 +126,27 @@ def read(network: Transformer, plan: ReadingPlan, keep: Iterable[str]) -> list[R
             watch.calls.clear()
             logits = reader.read(rows)
             for n, row in enumerate(rows):
-                # a row whose window moved is in two calls: the second one read it afresh
+                # a row whose window moved is in two calls: the second one read it again
                 call = next(call for call in reversed(watch.calls) if row.prompt in call.prompts)
-                found.append(_read(call, watch.encoder, row, plan, logits[n], n_ctx))
+                reads.append(_read(call, watch.encoder, row, plan, logits[n], n_ctx))
             going_on = [n for n, row in enumerate(rows) if row.prompt != FINISHED.get(step)]
             if len(going_on) < len(rows):
                 reader.select(going_on)
                 rows = [rows[n] for n in going_on]
             for row in rows:
                 row.generated += plan.following[row.prompt][step : step + 1]
-    return found
+    return reads
 
 
 def _read(call: Call, encoder: Recorder, row: Text, plan: ReadingPlan, logits: Tensor, n_ctx: int) -> Read:
-    """What a call computed of one row; rows stand flush right in it, sources flush left."""
+    """The tensors of one row of a call; rows are aligned right in it, sources left."""
     start, window = row.window(n_ctx)
     n_new, r = min(call.n_queries, len(window)), call.prompts.index(row.prompt)
     source = slice(0, len(plan.sources[row.prompt])) if plan.sources else ALL
-    place = Place(r, slice(call.n_queries - n_new, None), slice(call.width - len(window), None), source)
+    slot = Place(r, slice(call.n_queries - n_new, None), slice(call.width - len(window), None), source)
     of_source = Place(row.prompt, ALL, ALL, source)
     tensors = call.kept.values, encoder.values
-    return Read(row.prompt, start, len(window), n_new, logits, place, of_source, *tensors)
+    return Read(row.prompt, start, len(window), n_new, logits, slot, of_source, *tensors)
 
 
 class Defined:
@@ -158,31 +160,31 @@ class Defined:
         self.windows: dict[tuple[int, int], dict[str, np.ndarray]] = {}
 
     def of(self, done: Read) -> dict[str, np.ndarray]:
-        """What `done` should hold, in the order of its computation; the logits are those of the last token."""
+        """The expected tensors of `done`, in order of computation; the logits are those of the last token."""
         key = done.prompt, done.start
         if key not in self.windows:
             self.windows[key] = defined(self.a, self.weights, self.row(*key))
-        place = Place(0, slice(done.n - done.n_new, done.n), slice(0, done.n), ALL)
-        found = {name: place.cut(name, value) for name, value in self.windows[key].items()}
-        for name, value in found.items():
+        slot = Place(0, slice(done.n - done.n_new, done.n), slice(0, done.n), ALL)
+        expected = {name: slot.cut(name, value) for name, value in self.windows[key].items()}
+        for name, value in expected.items():
             if is_by_key(name) and name.startswith("blocks.") and ".attn." in name:
-                found[name] = value[..., : done.n]  # a beginning of the window has no later keys
-        return found | {"logits": found["logits"][0, -1]}
+                expected[name] = value[..., : done.n]  # a beginning of the window has no later keys
+        return expected | {"logits": expected["logits"][0, -1]}
 
     def row(self, prompt: int, start: int) -> ReferenceText:
-        """The longest window of a prompt that begins at this token; its shorter ones are its beginnings."""
+        """The longest window of a prompt that begins at this token; shorter ones are its beginnings."""
         tokens = torch.tensor([self.plan.windows(prompt, self.a.n_ctx)[start]])
         source = None if self.plan.sources is None else torch.tensor([self.plan.sources[prompt]])
         mask = None
         if self.a.attention.mask == "prefix":
-            # what the window holds of the prompt reads itself in both directions
+            # the prompt's part of the window is read in both directions
             n_prefix = max(0, len(self.plan.prompts[prompt]) - start)
             mask = torch.from_numpy(prefix_mask(tokens.size(1), n_prefix))
         return ReferenceText(tokens, source=source, mask=mask)
 
 
 def compare_reads(network: Transformer, expected: Defined, without: tuple[str, ...] = ()) -> Iterator[Difference]:
-    """Every tensor of every row and call with the definition's of that row alone, in the order in which they came.
+    """Compare every tensor of every row and call with the definition's of that row alone, in order.
 
     without   ends of names that this network does not compute
     """

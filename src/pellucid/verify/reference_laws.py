@@ -17,12 +17,12 @@ from pellucid.verify.reads import Defined, compare_reads, make_reading_plan
 from pellucid.verify.report import Difference, Result
 from pellucid.verify.windows import compare_masks
 
-#: tokens of the prompt whose loss is differentiated, and how large a model may be: both gradients and the copies that
-#: the definition makes are float64
+#: how many tokens the gradient is computed on, and for how large a model: both gradients and the definition's copies
+#: are float64
 GRADIENT_TOKENS, MOST_PARAMETERS = 6, 200_000_000
-#: how many positions of the context are given, and the tokens of the longest row of a batch
+#: how many positions of the context are tested, and the tokens of the longest row of a batch
 POSITIONS, BATCH_TOKENS = 48, 16
-#: generation is followed beyond a full context where the context has at most so many tokens, and costs at most so many
+#: generation is followed beyond a full context if the context has at most this many tokens, and costs at most this many
 #: multiplications by weights
 MOST_CONTEXT, AFFORDABLE_CONTEXT = 256, 2e9
 
@@ -45,54 +45,56 @@ def engine_is_reference(tensors: Sequence[Difference], problem: Result | None) -
 
 
 def gradients_are_the_reference_s(s: Subject) -> Result:
-    """The loss's derivative by every weight, on a few tokens, in float64."""
+    """The loss's gradient by every weight, on a few tokens, in float64."""
     if sum(p.numel() for p in s.exact.parameters()) > MOST_PARAMETERS:
         return Result(None, f"not taken of more than {MOST_PARAMETERS:,} parameters")
     if s.longest.size(1) < 2:
         return Result(None, "needs two tokens")
-    found = compare_gradients(s, GRADIENT_TOKENS)
-    # the derivatives are computed from the end: all behind the last that differs are right
-    last, worst = first_wrong(found[::-1]), max(found, key=lambda d: d.size)
+    differences = compare_gradients(s, GRADIENT_TOKENS)
+    # gradients are computed from the end: all after the last that differs are right
+    last, worst = first_wrong(differences[::-1]), max(differences, key=lambda d: d.size)
     if last is None:
-        return Result(True, f"{len(found)} weights, at most {worst} ({worst.name})")
-    n = sum(not d.small for d in found)
-    return Result(False, f"{last.name}: {last}; {n} of {len(found)} weights' differ, this the last")
+        return Result(True, f"{len(differences)} weights, at most {worst} ({worst.name})")
+    n = sum(not d.small for d in differences)
+    return Result(False, f"{last.name}: {last}; {n} of {len(differences)} weights' differ, this the last")
 
 
 def masks_are_the_reference_s(s: Subject) -> Result:
-    """Masks given with the input: a prefix that reads itself, documents packed into one row, and one drawn at random.
+    """Explicit masks: a prefix that reads itself, documents packed into one row, and a random mask.
 
-    The first two are made by the engine for itself and by the definition for itself. In the last a row reads nothing.
+    Engine and definition each build the first two. In the last one, one row reads nothing.
     """
     n = s.longest.size(1)
     prefix, documents = (n + 1) // 2, torch.arange(n) * 3 // n
     drawn = torch.rand(n, n, generator=torch.Generator().manual_seed(0)) < 0.6
     drawn[n // 2] = False
     source = {} if s.a.encoder is None else {"source_mask": drawn[:, : s.a.encoder.n_ctx]}
-    made = {
+    cases_by_name = {
         "a prefix": (prefix_mask(torch.tensor([prefix]), n)[0], masks.prefix_mask(n, prefix)),
         "documents": (documents_mask(documents[None])[0], masks.documents_mask(documents.numpy())),
     }
     cases = [alone(s.a, s.longest, "a drawn mask", mask=drawn, **source)]
-    for name, (engine, definition) in made.items():
+    for name, (engine, definition) in cases_by_name.items():
         case = alone(s.a, s.longest, name, mask=engine)
         cases.append(replace(case, rows=(replace(case.rows[0], mask=torch.from_numpy(definition)),)))
     return _cases(s, cases)
 
 
 def _cases(s: Subject, cases: Sequence[Case]) -> Result:
-    """Every tensor of these calls of one text each."""
+    """Compare every tensor of these calls of one text each."""
     worst = 0.0
     for case in cases:
-        found = compare_case(s.exact, case, [defined(s.a, s.weights, case.rows[0])])
-        if (first := first_wrong(found)) is not None:
+        differences = compare_case(s.exact, case, [defined(s.a, s.weights, case.rows[0])])
+        if (first := first_wrong(differences)) is not None:
             return broken_by(first, case.name)
-        worst = max(worst, *(d.size for d in found))
+        worst = max(worst, *(d.size for d in differences))
     return Result(True, f"{', '.join(case.name for case in cases)}: every tensor within {worst:.1e}")
 
 
 def a_long_row_is_the_reference_s(s: Subject) -> Result:
-    """Many tokens, at once and through a cache: the stream behind every block, and where that differs its tensors."""
+    """Many tokens, at once and through a cache: compare the stream after every block, and where it differs its
+    tensors.
+    """
     if s.n_row <= s.longest.size(1):
         return Result(None, f"the prompts are as long as can be read in a row: {s.longest.size(1)} tokens")
     tokens, n, worst = long_tokens(s), s.n_row, 0.0
@@ -115,8 +117,8 @@ def long_tokens(s: Subject) -> Tensor:
 
 
 def later_positions_are_the_reference_s(s: Subject) -> Result:
-    """Tokens whose given positions are spread over the whole context, from its last position to its first."""
-    # where a row takes every position, few are enough to see that those that are given are read
+    """Tokens at positions spread over the whole context, from its last position to its first."""
+    # if a row covers all positions, a few are enough to see that explicit positions are used
     n = min(POSITIONS, s.n_row) if s.n_row < s.a.n_ctx else s.longest.size(1)
     positions = spread_positions(s.a.n_ctx, n)
     tokens = torch.randint(0, s.a.n_vocab, (1, len(positions)), generator=torch.Generator().manual_seed(3))
@@ -124,12 +126,12 @@ def later_positions_are_the_reference_s(s: Subject) -> Result:
 
 
 def spread_positions(n_ctx: int, n: int) -> Tensor:
-    """At most n positions of a context at equal distances, beginning with its last."""
+    """At most n evenly spaced positions of a context, starting with the last."""
     return torch.linspace(n_ctx - 1, 0, min(n, n_ctx), dtype=torch.float64).round().long()
 
 
 def masks_of_the_context(s: Subject) -> Result:
-    """Windows and distances of every layer up to the end of the context, on its mask alone."""
+    """Windows and distances of every layer up to the end of the context, checked on its mask."""
     worst, layers = 0.0, set()
     for difference in compare_masks(s.exact, s.weights):
         if not difference.small:
@@ -140,15 +142,17 @@ def masks_of_the_context(s: Subject) -> Result:
 
 
 def a_batch_is_its_rows(s: Subject) -> Result:
-    """Texts of different lengths in one call, padded on either side, beside the definition's of each text alone."""
+    """Texts of different lengths in one call, padded on either side, compared with the definition of each text
+    alone.
+    """
     texts = batch_of(s)
     cases = [padded_batch(s.a, texts, side) for side in ("left", "right")]
     expected, worst = [defined(s.a, s.weights, row) for row in cases[0].rows], 0.0
     for case in cases:
-        found = compare_case(s.exact, case, expected)
-        if (first := first_wrong(found)) is not None:
+        differences = compare_case(s.exact, case, expected)
+        if (first := first_wrong(differences)) is not None:
             return broken_by(first, case.name)
-        worst = max(worst, *(d.size for d in found))
+        worst = max(worst, *(d.size for d in differences))
     lengths = ", ".join(str(text.size(1)) for text in texts)
     return Result(True, f"rows of {lengths} tokens, padded left and right, within {worst:.1e}")
 
@@ -160,7 +164,9 @@ def batch_of(s: Subject) -> list[Tensor]:
 
 
 def generated_is_the_reference_s(s: Subject) -> Result:
-    """What `generate` reads: a cache of rows of different lengths, grown, dropped, and moved on from a full context."""
+    """The calls of `generate`: a cache with rows of different lengths that grow, finish, and move on in a full
+    context.
+    """
     if s.a.attention.mask == "bidirectional":
         return Result(None, "attention.mask = bidirectional: nothing is generated")
     plan, worst = make_reading_plan(s.a, generated_tokens(s)), 0.0
@@ -173,7 +179,7 @@ def generated_is_the_reference_s(s: Subject) -> Result:
 
 
 def generated_tokens(s: Subject) -> int:
-    """The tokens of the longest prompt that is continued: one less than the context where that is affordable."""
+    """The tokens of the longest prompt to continue: one less than the context if that is affordable."""
     n_parameters = sum(p.numel() for p in s.exact.parameters())
     if s.a.n_ctx <= MOST_CONTEXT and s.a.n_ctx * n_parameters <= AFFORDABLE_CONTEXT:
         return s.a.n_ctx - 1
@@ -181,7 +187,7 @@ def generated_tokens(s: Subject) -> int:
 
 
 def packed_is_the_reference_s(s: Subject) -> Result:
-    """The same with every kind of packed weights, each beside the definition on the weights that it keeps."""
+    """The same with every kind of packed weights, each compared with the definition on these weights."""
     if why := refusal(s):
         return Result(None, why)
     plan = make_reading_plan(s.a, min(s.longest.size(1), BATCH_TOKENS))

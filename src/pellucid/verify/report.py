@@ -1,4 +1,4 @@
-"""What was found: the laws, the tensors, and how a person reads them in a terminal."""
+"""The report: the laws, the tensors, and how they are printed in a terminal."""
 
 import json
 import re
@@ -12,13 +12,13 @@ from rich.text import Text
 
 from pellucid.tensor_names import row
 
-#: of max(1, largest entry), in float64
+#: tolerance relative to max(1, largest entry), in float64
 TOLERANCE = 1e-10
 RESULT = {True: Text("holds", "green"), False: Text("BROKEN", "bold red"), None: Text("-", "dim")}
 
 
 class Result(NamedTuple):
-    """Whether a law holds (None where it does not apply), what was measured, and the first tensor that is wrong."""
+    """Whether a law holds (None if it does not apply), what was measured, and the first wrong tensor."""
 
     holds: bool | None
     measured: str
@@ -27,9 +27,9 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """One law: whether it holds (None where it does not apply), what was measured, and the first tensor that is wrong.
+    """One law: whether it holds (None if it does not apply), what was measured, and the first wrong tensor.
 
-    `first` is None where the law holds and where it is not about tensors.
+    `first` is None if the law holds or is not about tensors.
     """
 
     law: str
@@ -40,9 +40,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far the engine's tensor is from the reference's: max |difference| / max(1, max |reference|).
+    """The distance of the engine's tensor from the reference's: max |difference| / max(1, max |reference|).
 
-    Where the two cannot be subtracted, `value` is None and `reason` says why. Up to `tolerance` it is rounding.
+    If the two cannot be subtracted, `value` is None and `reason` says why. Up to `tolerance` it is rounding.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Difference:
 
     @property
     def size(self) -> float:
-        """`value`, infinite where there is none: for finding the worst."""
+        """`value`, or infinity if there is none, for finding the worst."""
         return float("inf") if self.value is None else self.value
 
     def __str__(self) -> str:
@@ -65,12 +65,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found.
+    """The results of `verify`.
 
-    tensors   those of the prompts, in the order in which the definition computes them
+    tensors   those of the prompts, in the definition's order of computation
     n_tokens  how many tokens of each prompt were read
-    own       how far the model's logits, in the precision `dtype` it runs in, are from the reference's
-    unread    what of the model nothing was compared of
+    own       the error of the model's logits in its own precision `dtype`
+    unread    parts of the model that were not compared
     """
 
     checks: tuple[Check, ...]
@@ -83,9 +83,9 @@ class Report:
 
     @property
     def first(self) -> str | None:
-        """The first tensor that is wrong: in the first law that one breaks, all that are computed before it are right.
+        """The first wrong tensor: it breaks the first broken law about tensors, and all tensors before it are right.
 
-        The laws stand in this order: prompts first, then what is read in other ways.
+        The laws are in this order: prompts first, then other ways of reading.
         """
         return next((check.first for check in self.checks if check.first is not None), None)
 
@@ -95,7 +95,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0, or 1 where a law is broken."""
+        """0, or 1 if a law is broken."""
         return 0 if self.holds else 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,16 +105,16 @@ class Report:
         return json.dumps(self.to_dict(), indent=1)
 
     def text(self, *, tensors: bool = False, width: int = 80) -> str:
-        """For a terminal without colours."""
+        """The report for a terminal without colours."""
         console = Console(width=width, color_system=None, force_terminal=False)
         with console.capture() as capture:
             self.print(console, tensors=tensors)
         return capture.get()
 
     def print(self, console: Console | None = None, *, tensors: bool = False) -> None:
-        """A table of the laws; where the engine differs, the tensors around the first that does; `tensors` lists all.
+        """Print a table of the laws and the tensors around the first difference; `tensors` lists all.
 
-        A list of all has one row for each kind of tensor.
+        The list of all has one row for each kind of tensor.
         """
         console = console or Console()
         read = " + ".join(map(str, self.n_tokens))
@@ -162,8 +162,8 @@ def _kinds_table(tensors: Sequence[Difference]) -> Table:
     kinds: dict[str, list[Difference]] = {}
     for tensor in tensors:
         kinds.setdefault(re.sub(r"blocks\.\d+\.", "blocks.*.", tensor.name), []).append(tensor)
-    for kind, found in kinds.items():
-        worst = max(found, key=lambda t: t.size)
+    for kind, of_kind in kinds.items():
+        worst = max(of_kind, key=lambda t: t.size)
         layer = re.search(r"blocks\.\d+", worst.name)
         table.add_row(Text(kind), _value(worst), Text(layer.group() if layer else ""))
     return table
@@ -172,8 +172,8 @@ def _kinds_table(tensors: Sequence[Difference]) -> Table:
 def _neighbours_table(tensors: Sequence[Difference], first: str) -> Table:
     """The first tensor that differs, with what is computed just before and after it."""
     table = Table("tensor, as computed", "difference", box=None, pad_edge=False, header_style="bold")
-    place = [tensor.name for tensor in tensors].index(first)
-    for tensor in tensors[max(0, place - 3) : place + 4]:
+    position = [tensor.name for tensor in tensors].index(first)
+    for tensor in tensors[max(0, position - 3) : position + 4]:
         table.add_row(Text(tensor.name, "bold" if tensor.name == first else ""), _value(tensor))
     return table
 

@@ -22,9 +22,9 @@ def _positions(s: Subject) -> list[str]:
     """Rows that are longer than the longest, and the positions that only they and given ones reach."""
     if s.n_row >= s.a.n_ctx:
         return []
-    given = int((spread_positions(s.a.n_ctx, min(POSITIONS, s.n_row)) >= s.n_row).sum())
+    n_given = int((spread_positions(s.a.n_ctx, min(POSITIONS, s.n_row)) >= s.n_row).sum())
     later = s.a.n_ctx - s.n_row
-    return [f"more than {s.n_row:,} tokens in a row; {later - given:,} of the {later:,} positions behind them"]
+    return [f"more than {s.n_row:,} tokens in a row; {later - n_given:,} of the {later:,} positions behind them"]
 
 
 def _windows(s: Subject) -> list[str]:

@@ -42,11 +42,11 @@ def _compare_masks(
             for n, drawn in ASKED:
                 if n > n_keys:
                     continue
-                given = draw_mask(n, n_keys) if drawn else None
+                call_mask = draw_mask(n, n_keys) if drawn else None
                 key = (a.window(layer), n, n_keys, drawn)
                 if key not in expected:
-                    expected[key] = added_to_scores(a, layer, n, n_keys, given, weights)
-                added = added_by(mask, n, n_keys, given, expected[key].shape)
+                    expected[key] = added_to_scores(a, layer, n, n_keys, call_mask, weights)
+                added = added_by(mask, n, n_keys, call_mask, expected[key].shape)
                 yield compare(name, added, expected[key], tolerance=tolerance)
 
 
@@ -86,11 +86,11 @@ def added_to_scores(
     return np.where(visible, distance, -np.inf)
 
 
-def added_by(mask: Mask, n: int, n_keys: int, given: np.ndarray | None, shape: tuple[int, ...]) -> torch.Tensor:
+def added_by(mask: Mask, n: int, n_keys: int, call_mask: np.ndarray | None, shape: tuple[int, ...]) -> torch.Tensor:
     """The same, as a layer's mask says it."""
     like = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
-        added = mask(n, n_keys, None if given is None else torch.from_numpy(given), like)
+        added = mask(n, n_keys, None if call_mask is None else torch.from_numpy(call_mask), like)
     if added is None:
         return torch.zeros(shape, dtype=torch.float64)
     if added.dtype == torch.bool:
