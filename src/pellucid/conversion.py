@@ -185,7 +185,7 @@ def check_request(destination: Path, to: Layout | None, family: str | None, weig
     if family is not None and layout not in (None, "huggingface", "adapter"):
         raise FolderError(f"family = {family} applies to to = huggingface, not {layout}: leave it out")
     if weights is not None and layout != "gguf":
-        raise FolderError(f"weights = {weights} goes with to = gguf, or a destination NAME.gguf: leave it out")
+        raise FolderError(f"weights = {weights} applies to to = gguf, or a destination NAME.gguf: leave it out")
 
 
 @dataclass(frozen=True)

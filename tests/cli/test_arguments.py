@@ -40,7 +40,7 @@ WRONG = {
     "generate run --speculate -1": "--speculate -1: expected",
     "generate run --checkpoint bset": "--checkpoint bset: expected best, last, or the number of a step",
     "generate run --device gpu": "--device gpu: expected auto, cpu, cuda, mps",
-    "generate run --mix-weight 0.5": "--mix-weight 0.5 without --mix",
+    "generate run --mix-weight 0.5": "--mix-weight 0.5 needs --mix",
     "generate run --mix new": "--mix new: expected the folder of a run",
     "generate run --mix run --mix-weight 2": "--mix-weight 2.0: expected a share",
     "generate runs/new": "runs/new: expected the folder of a run or of a saved model",

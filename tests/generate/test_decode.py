@@ -147,7 +147,7 @@ def test_a_network_in_training_is_read_without_dropout_and_left_in_training():
         ([[-1]], {}, "holds id -1"),
         ([[1]], {"max_tokens": -1}, "max_tokens = -1"),
         ([[1]], {"max_tokens": 1.5}, "max_tokens = 1.5"),
-        ([[1]], {"n_allowed": 12}, "a vocabulary of 12 ids"),
+        ([[1]], {"n_allowed": 12}, "the tokenizer has 12 ids"),
         ([[1]], {"seeds": [1, 2]}, "2 seeds for 1 prompts"),
     ],
 )

@@ -215,7 +215,7 @@ def test_an_unknown_word_is_scored_and_its_bytes_are_said_not_to_compare():
     assert result.pieces == [b"to", b" be", b" zephyrous", b",", b" or", b" not", b"\n"]
     assert result.ids.count(WORDS.unknown) == 2  # the newline is unknown too
     assert result.n_bytes == len(text)
-    assert result.why_not_comparable.startswith("2 of 7 tokens are unknown words: which words is never predicted")
+    assert result.why_not_comparable.startswith("2 of 7 tokens are unknown words: their spelling is not predicted")
     assert result.n_words == 5
     assert result.perplexity_per_word == pytest.approx(WORDS.n_vocab ** (7 / 5), rel=1e-12)
     assert not score(uniform_network(WORDS.n_vocab), WORDS, "to be, or not").why_not_comparable
@@ -225,7 +225,7 @@ def test_only_what_is_scored_decides_whether_bytes_compare():
     network = uniform_network(WORDS.n_vocab)
     assert not score(network, WORDS, " to be", prefix="zephyrous").why_not_comparable
     one = score(network, WORDS, " zephyrous be", prefix="to")
-    assert one.why_not_comparable.startswith("1 of 2 tokens is an unknown word: which word is never predicted, and its")
+    assert one.why_not_comparable.startswith("1 of 2 tokens is an unknown word: its spelling is not predicted")
     characters = CharTokenizer("tobe ")
     assert score(uniform_network(7), characters, "to xx").why_not_comparable.startswith(
         "2 of 5 tokens are unknown char"
@@ -238,7 +238,7 @@ def test_a_tokenizer_that_changes_the_text_is_scored_and_says_so():
     network = uniform_network(tokenizer.n_vocab)
     changed = score(network, tokenizer, "To be,  Na\u00efves caf\u00e9")
     assert changed.pieces == [b"To ", b"be", b",  ", "Na\u00efve".encode(), b"s ", "caf\u00e9".encode()]
-    assert changed.why_not_comparable.startswith("the tokenizer changes the text before it encodes it")
+    assert changed.why_not_comparable.startswith("the tokenizer normalizes the text before it encodes it")
     unknown = score(network, tokenizer, "to zephyr be")
     assert unknown.pieces == [b"to ", b"zephyr ", b"be"]
     assert unknown.why_not_comparable.startswith("1 of 3 tokens is an unknown")

@@ -298,7 +298,7 @@ class VerifiedOptions:
     """What is printed."""
 
     tensors: Annotated[bool, option()] = False
-    """List how far every kind of tensor is from the definition."""
+    """List each kind of tensor with its distance from the definition."""
     as_json: Annotated[bool, option(name="json")] = False
     """Print the report as JSON."""
 

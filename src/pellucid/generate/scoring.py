@@ -332,8 +332,8 @@ def why_not_comparable(tokenizer: Tokenizer, text: str, ids: Sequence[int], bord
             ("is an", tokenizer.units.removesuffix("s"), "its") if one else ("are", tokenizer.units, "their")
         )
         return (
-            f"{unknown:,} of {len(ids) - border:,} tokens {are} unknown {what}: the model does not predict "
-            f"which {what} it is, but {their} bytes count"
+            f"{unknown:,} of {len(ids) - border:,} tokens {are} unknown {what}: {their} spelling is not "
+            f"predicted, but {their} bytes count"
         )
     if not tokenizer.lossless and tokenizer.spelled_by(text, ids) is None:
         return (
