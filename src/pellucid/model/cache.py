@@ -105,6 +105,13 @@ class Cache(NoCache):
         self.store[:, :, rows, :, self.length - fresh.length : self.length] = fresh.store[..., : fresh.length, :]
         self.tokens[rows, self.length - fresh.length : self.length] = fresh.tokens[:, : fresh.length]
 
+    def first_rows(self, n: int) -> "Cache":
+        """The first n sequences, in the same memory; `length` is the view's own."""
+        view = object.__new__(Cache)
+        view.capacity, view.length, view.sources = self.capacity, self.length, {}
+        view.store, view.tokens = self.store[:, :, :n], self.tokens[:n]
+        return view
+
     def fork(self, rows: Int[Tensor, " rows"] | None = None) -> "Cache":
         """An independent copy; with `rows`, of those sequences, in that order and repeated where asked."""
         copy = object.__new__(Cache)

@@ -1,0 +1,210 @@
+"""The engine's law: tokens and log-probabilities are those of `generate` and `score`, whoever else is served."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drawing import architectures, make_network
+from pellucid.architecture import Architecture, Attention
+from pellucid.generate.decode import generate_ids
+from pellucid.generate.errors import GenerationError, LogitsError
+from pellucid.generate.sampling import Sampling
+from pellucid.generate.scoring import score_tokens
+from pellucid.model import Transformer
+from pellucid.serve.engine import Engine, Generation, QueueFullError, TokenEvent, TooLargeError
+from pellucid.text.ids import IdTokenizer
+
+
+class Client:
+    """Keeps what the engine tells."""
+
+    def __init__(self):
+        self.events: list[TokenEvent | Exception] = []
+
+    def __call__(self, generation: Generation, event: TokenEvent | Exception) -> None:
+        self.events.append(event)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [event.score.token for event in self.events if isinstance(event, TokenEvent)]
+
+    @property
+    def finished(self) -> bool:
+        last = self.events[-1] if self.events else None
+        return isinstance(last, Exception) or (last is not None and last.finish_reason is not None)
+
+
+def drawn_request(rng: random.Random, a, client: Client) -> Generation:
+    prompt = [rng.randrange(a.n_vocab) for _ in range(rng.randint(1, a.n_ctx))]
+    sampling = rng.choice(
+        [Sampling(temperature=0), Sampling(), Sampling(temperature=0.7, top_k=3, repetition_penalty=1.3)]
+    )
+    return Generation(prompt, sampling, rng.randint(1, 2 * a.n_ctx), rng.randrange(100), client, n_top=2)
+
+
+@settings(max_examples=25)
+@given(
+    a=architectures({"attention.mask": st.sampled_from(["causal", "prefix"])}, max_ctx=8),
+    seed=st.integers(0, 2**16),
+    chunk=st.integers(1, 5),
+    prefixes=st.sampled_from([0, 2**20]),
+)
+def test_whoever_else_is_served_the_tokens_are_those_of_generate(a, seed, chunk, prefixes):
+    rng, network = random.Random(seed), make_network(a)
+    engine = Engine(network, IdTokenizer(a.n_vocab), chunk=chunk, prefixes=prefixes, max_rows=3)
+    clients = [Client() for _ in range(5)]
+    requests = [drawn_request(rng, a, client) for client in clients]
+    coming = list(requests)
+    with torch.inference_mode():
+        while coming or engine.busy:
+            if coming and rng.random() < 0.4:
+                engine.submit([coming.pop(0)])
+            engine.round()
+    for request, client in zip(requests, clients, strict=True):
+        assert client.finished
+        alone = generate_ids(
+            network,
+            [request.prompt_ids],
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+            seeds=request.seed,
+            stop_ids=engine.tokenizer.ends,
+            n_allowed=engine.n_allowed,
+        )
+        for _ in alone:
+            pass
+        assert client.tokens == alone.rows[0].generated
+
+
+SMALL = {"n_vocab": 11, "n_ctx": 16, "d_model": 8, "n_layers": 2}
+
+
+@pytest.fixture(scope="module")
+def network() -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(Architecture(**SMALL, attention=Attention(n_heads=2))).double().eval()
+
+
+def serve(engine: Engine, generations: list[Generation]) -> list[Client]:
+    """Submit generations together and run rounds until nothing is left to do."""
+    engine.submit(generations)
+    with torch.inference_mode():
+        while engine.busy:
+            engine.round()
+    return [generation.emit for generation in generations]
+
+
+def request(prompt: list[int], **options) -> Generation:
+    defaults = {"sampling": Sampling(temperature=0), "max_tokens": 4, "seed": 0, "n_top": 3}
+    return Generation(prompt, emit=Client(), **(defaults | options))
+
+
+def test_log_probabilities_are_those_of_score(network):
+    engine = Engine(network, IdTokenizer(11), chunk=3)
+    one, other = serve(engine, [request([1, 2, 3, 4, 5], echo=True), request([7, 8])])
+    generation = request([1, 2, 3, 4, 5], echo=True)
+    client = serve(engine, [generation])[0]
+    ids = [1, 2, 3, 4, 5, *client.tokens]
+    expected = score_tokens(network, ids)
+    served = [*generation.prompt_scores[1:], *(event.score for event in client.events)]
+    np.testing.assert_allclose([score.log_prob for score in served], expected, atol=1e-10)
+    assert generation.prompt_scores[0] is None
+    assert client.tokens == one.tokens
+    assert other.finished
+    for score in served:
+        # one number for one token: a client that compares them finds its greedy token greedy
+        assert score.top == tuple(sorted(score.top, key=lambda pair: -pair[1]))
+        assert dict(score.top).get(score.token, score.log_prob) == score.log_prob
+        assert score.log_prob <= score.top[0][1]
+
+
+def test_a_prompt_that_was_read_is_not_read_again_and_the_numbers_stay(network):
+    engine = Engine(network, IdTokenizer(11), chunk=4)
+    first, second = request([1, 2, 3, 4, 5, 6]), request([1, 2, 3, 4, 5, 9])
+    serve(engine, [first])
+    read = engine.prompt_tokens
+    serve(engine, [second])
+    assert second.cached_tokens == 5
+    assert engine.prompt_tokens - read == 1
+    alone = serve(Engine(network, IdTokenizer(11), prefixes=0), [request([1, 2, 3, 4, 5, 9])])[0]
+    np.testing.assert_allclose(
+        [event.score.log_prob for event in second.emit.events],
+        [event.score.log_prob for event in alone.events],
+        atol=1e-12,
+    )
+    assert second.emit.tokens == alone.tokens
+
+
+def test_kept_prefixes_stay_within_their_budget(network):
+    engine = Engine(network, IdTokenizer(11), prefixes=5000)
+    for first in range(11):
+        serve(engine, [request([first, 1, 2, 3, 4])])
+        assert engine.prefixes.nbytes <= 5000
+        assert engine.prefixes.nbytes == sum(cache.nbytes for cache in engine.prefixes.entries.values())
+    assert engine.prefixes.entries
+
+
+def test_a_cancelled_sequence_gives_its_row_back_within_a_token(network):
+    engine = Engine(network, IdTokenizer(11), max_rows=1)
+    endless, waiting = request([1], max_tokens=1000), request([2])
+    engine.submit([endless, waiting])
+    with torch.inference_mode():
+        for _ in range(5):
+            engine.round()
+        assert not waiting.emit.events
+        told = len(endless.emit.events)
+        endless.cancel()
+        while engine.busy:
+            engine.round()
+    assert len(endless.emit.events) == told
+    assert waiting.emit.finished
+    assert engine.batch.lengths == []
+
+
+def test_logits_that_are_no_numbers_end_one_request_alone(network):
+    torch.manual_seed(0)
+    broken = Transformer(Architecture(**SMALL, attention=Attention(n_heads=2))).double().eval()
+    with torch.no_grad():
+        broken.embed.token.weight[9] = torch.nan
+        broken.unembed.weight = torch.nn.Parameter(broken.embed.token.weight.nan_to_num())
+    bad, good = serve(Engine(broken, IdTokenizer(11)), [request([9, 1]), request([1, 2])])
+    assert isinstance(bad.events[-1], LogitsError)
+    assert len(good.tokens) == 4
+
+
+def test_what_does_not_fit_is_refused_with_its_figure(network):
+    engine = Engine(network, IdTokenizer(11), max_queue=2)
+    with pytest.raises(TooLargeError, match="the prompt has 17 tokens and this model's context is 16"):
+        engine.submit([request([1] * 17)])
+    engine.submit([request([1]), request([2])])
+    with pytest.raises(QueueFullError, match="2 sequences wait already"):
+        engine.submit([request([3])])
+    with pytest.raises(GenerationError, match=r"give at least [\d,]+"):
+        Engine(network, IdTokenizer(11), memory=100)
+
+
+def test_a_long_prompt_delays_the_others_by_one_chunk(network):
+    engine = Engine(network, IdTokenizer(11), chunk=2)
+    short, long = request([1], max_tokens=50), request([2] * 16)
+    engine.submit([short, long])
+    with torch.inference_mode():
+        for rounds in range(1, 9):
+            read, told = engine.prompt_tokens, len(short.emit.events)
+            engine.round()
+            assert engine.prompt_tokens - read <= 2
+            assert len(short.emit.events) > told, rounds
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_new(network):
+    engine = Engine(network, IdTokenizer(11))
+    engine.start()
+    running = request([1], max_tokens=20)
+    engine.submit([running])
+    engine.drain(60)
+    assert len(running.emit.tokens) == 20
+    with pytest.raises(QueueFullError, match="shutting down"):
+        engine.submit([request([1])])
