@@ -1,0 +1,125 @@
+"""What is refused before a request is read: too much, too slow, from the wrong place, or without the key."""
+
+import asyncio
+import hmac
+from collections.abc import Collection
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pellucid.serve.protocol import error_body
+
+
+class Refusal(Exception):  # noqa: N818 (an answer, not a fault)
+    """A request that is answered before its route sees it."""
+
+    def __init__(self, status: int, message: str, code: str):
+        super().__init__(message)
+        self.status, self.message, self.code = status, message, code
+
+
+class Limits:
+    """Bounds on headers, body and time, the Host and Origin checks, and the key, on every route.
+
+    hosts       names that the Host header may have; another one is DNS rebinding or a mistake
+    key         what `Authorization: Bearer ...` must say; None where any is accepted
+    open_paths  paths that need no key
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Collection[str],
+        key: str | None,
+        open_paths: Collection[str] = ("/health",),
+        max_body: int = 2**20,
+        max_headers: int = 2**14,
+        seconds: float = 10.0,
+    ):
+        self.app, self.hosts, self.key, self.open_paths = app, frozenset(hosts), key, frozenset(open_paths)
+        self.max_body, self.max_headers, self.seconds = max_body, max_headers, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            headers = self.check_headers(scope)
+            body = await asyncio.wait_for(self.read_body(headers, receive), self.seconds)
+        except TimeoutError:
+            refusal = Refusal(408, f"the request did not arrive within {self.seconds:g} seconds", "request_timeout")
+            await refuse(refusal, scope, receive, send)
+            return
+        except Refusal as refusal:
+            await refuse(refusal, scope, receive, send)
+            return
+        await self.app(scope, replay(body, receive), send)
+
+    def check_headers(self, scope: Scope) -> dict[str, str]:
+        """The headers by name; Refusal for what they tell. Decides by the path of the request alone, not by Host."""
+        raw = scope["headers"]
+        if sum(len(name) + len(value) for name, value in raw) > self.max_headers:
+            raise Refusal(431, f"the headers are longer than {self.max_headers:,} bytes", "headers_too_large")
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}
+        host = (
+            headers.get("host", "").rsplit(":", 1)[0] if not headers.get("host", "").endswith("]") else headers["host"]
+        )
+        if host not in self.hosts:
+            raise Refusal(
+                421, f"this server does not answer for Host {host!r}: name it with --host where it should", "wrong_host"
+            )
+        if scope["path"] not in self.open_paths and self.key is not None:
+            scheme, _, token = headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self.key.encode()):
+                raise Refusal(401, "the key is missing or wrong: send Authorization: Bearer KEY", "invalid_api_key")
+        if scope["method"] == "POST":
+            origin = headers.get("origin")
+            if origin is not None and host_name(origin.rpartition("://")[2]) not in self.hosts:
+                raise Refusal(403, f"requests from pages of {origin} are not answered", "foreign_origin")
+            if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+                raise Refusal(415, "send the body as Content-Type: application/json", "unsupported_media_type")
+        return headers
+
+    async def read_body(self, headers: dict[str, str], receive: Receive) -> bytes:
+        """The body, refused as soon as it is known to be too long."""
+        said = headers.get("content-length", "0")
+        if not said.isdigit() or int(said) > self.max_body:
+            raise Refusal(413, f"the body is longer than {self.max_body:,} bytes", "body_too_large")
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Refusal(400, "the client left before its request was read", "disconnected")
+            body += message.get("body", b"")
+            if len(body) > self.max_body:
+                raise Refusal(413, f"the body is longer than {self.max_body:,} bytes", "body_too_large")
+            if not message.get("more_body"):
+                return bytes(body)
+
+
+def host_name(host: str) -> str:
+    """A Host header without its port; an IPv6 address keeps its brackets."""
+    return host if host.endswith("]") else host.rsplit(":", 1)[0]
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body once, and then what the client does."""
+    waiting = [body]
+
+    async def next_message() -> Message:
+        if waiting:
+            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        return await receive()
+
+    return next_message
+
+
+async def refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+    headers: dict[str, Any] = {"Connection": "close"}
+    if refusal.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    kind = "authentication_error" if refusal.status == 401 else "invalid_request_error"
+    answer = JSONResponse(error_body(refusal.message, kind, refusal.code), refusal.status, headers=headers)
+    await answer(scope, receive, send)

@@ -1,0 +1,188 @@
+"""The interface as clients see it: OpenAI's own package, plain HTTP, and what must be refused."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from pellucid.generate.scoring import score_tokens
+from pellucid.generate.text import generate
+
+PROMPT = "To be, or not to be"
+
+
+@pytest.fixture
+def client(server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def post(server, path="/v1/completions", **body):
+    return httpx.post(f"{server.url}{path}", json=body, timeout=60)
+
+
+def alone(server, prompt=PROMPT, **options):
+    return generate(server.engine.network, server.engine.tokenizer, prompt, **options)
+
+
+def test_a_completion_is_what_generate_gives(server, client):
+    for options in ({"temperature": 0}, {"temperature": 0.7, "top_p": 0.9, "seed": 3}):
+        served = client.completions.create(model="small", prompt=PROMPT, max_tokens=20, **options)
+        expected = alone(server, max_tokens=20, **options)[0]
+        assert served.choices[0].text == expected.text
+        assert served.choices[0].finish_reason == ("length" if expected.finish_reason == "length" else "stop")
+        assert served.usage.prompt_tokens == len(PROMPT)
+        assert served.usage.completion_tokens == 20
+
+
+def test_several_prompts_and_samples_at_once(server, client):
+    prompts = [PROMPT, "Whether 'tis", "x"]
+    served = client.completions.create(model="small", prompt=prompts, n=2, max_tokens=9, seed=5, temperature=1)
+    expected = alone(server, prompts, n=2, max_tokens=9, seed=5, temperature=1)
+    assert [choice.index for choice in served.choices] == list(range(6))
+    assert [choice.text for choice in served.choices] == [result.text for result in expected]
+
+
+def test_token_ids_are_prompts(client):
+    text = client.completions.create(model="small", prompt=PROMPT, max_tokens=5, temperature=0).choices[0].text
+    ids = client.completions.create(model="small", prompt=list(PROMPT.encode()), max_tokens=5, temperature=0)
+    assert ids.choices[0].text == text
+
+
+def test_a_stream_joined_is_the_whole_text(server, client):
+    expected = client.completions.create(model="small", prompt=PROMPT, max_tokens=40, seed=1, temperature=1)
+    chunks = list(
+        client.completions.create(
+            model="small", prompt=PROMPT, max_tokens=40, seed=1, temperature=1, stream=True,
+            stream_options={"include_usage": True},
+        )
+    )  # fmt: skip
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(choice.text for choice in choices) == expected.choices[0].text
+    assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 40
+    raw = post(server, model="small", prompt=PROMPT, max_tokens=3, stream=True).text
+    assert raw.endswith("data: [DONE]\n\n")
+
+
+def test_the_asynchronous_client_and_many_at_once(server):
+    async def ask():
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            create = client.completions.create
+            requests = [
+                create(model="small", prompt=f"{n} men", max_tokens=12, seed=n, temperature=1) for n in range(12)
+            ]
+            return await asyncio.gather(*requests)
+
+    for n, served in enumerate(asyncio.run(ask())):
+        assert served.choices[0].text == alone(server, f"{n} men", max_tokens=12, seed=n, temperature=1)[0].text
+
+
+def test_echoed_log_probabilities_are_those_of_score(server, client):
+    """What lm-eval asks for: the prompt's tokens scored, one token generated, and its greediness by equality."""
+    for max_tokens in (0, 1):
+        served = client.completions.create(
+            model="small",
+            prompt=list(PROMPT.encode()),
+            max_tokens=max_tokens,
+            temperature=0,
+            logprobs=1,
+            echo=True,
+            seed=1,
+        )
+        logprobs = served.choices[0].logprobs
+        ids = list(PROMPT.encode())
+        n = len(ids)
+        assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == n + max_tokens
+        assert logprobs.token_logprobs[0] is None
+        np.testing.assert_allclose(logprobs.token_logprobs[1:n], score_tokens(server.engine.network, ids), atol=1e-10)
+        assert logprobs.text_offset == list(range(n + max_tokens))
+        for chosen, alternatives in zip(logprobs.token_logprobs[1:], logprobs.top_logprobs[1:], strict=True):
+            assert chosen in alternatives.values()
+        if max_tokens:
+            assert logprobs.token_logprobs[-1] == max(logprobs.top_logprobs[-1].values())
+
+
+def test_stop_strings_end_a_text_and_are_not_shown(server, client):
+    whole = (
+        client.completions.create(model="small", prompt=PROMPT, max_tokens=40, seed=2, temperature=1).choices[0].text
+    )
+    stop = whole[10:12]
+    served = client.completions.create(model="small", prompt=PROMPT, max_tokens=40, seed=2, temperature=1, stop=stop)
+    assert served.choices[0].text == whole[: whole.index(stop)]
+    assert served.choices[0].finish_reason == "stop"
+
+
+def test_tokenize_and_back(server):
+    tokens = post(server, "/tokenize", prompt="né").json()["tokens"]
+    assert tokens == list("né".encode())
+    assert post(server, "/detokenize", tokens=tokens).json()["prompt"] == "né"
+    about = httpx.get(f"{server.url}/tokenizer_info").json()
+    assert about["eos_token"] == "<|endoftext|>"
+
+
+def test_models_health_and_metrics(server, client):
+    assert [model.id for model in client.models.list()] == ["small"]
+    assert client.models.retrieve("small").id == "small"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9' here"):
+        client.completions.create(model="gpt-9", prompt="x")
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+    figures = httpx.get(f"{server.url}/metrics").text
+    assert 'pellucid_generated_tokens_total{model="small"}' in figures
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"n": 100}, "n"),
+        ({"logprobs": 1000}, "logprobs"),
+        ({"max_tokens": -5}, "max_tokens"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 5}, "best_of"),
+        ({"stop": ""}, "stop"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"prompt": [999]}, "token id 999: this model knows ids from 0 to 256"),
+        ({"prompt": "x" * 65}, "the prompt has 65 tokens and this model's context is 64"),
+        ({"prompt": "\ud800"}, "surrogate"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(server, body, sentence):
+    content = json.dumps({"model": "small", "prompt": "x"} | body)
+    answer = httpx.post(
+        f"{server.url}/v1/completions", content=content, headers={"Content-Type": "application/json"}, timeout=60
+    )
+    assert answer.status_code == 400, answer.text
+    assert sentence in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_numbers_that_are_none_are_refused(server, number):
+    answer = httpx.post(
+        f"{server.url}/v1/completions",
+        content=f'{{"prompt": "x", "temperature": {number}}}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 400
+
+
+def test_unknown_fields_that_change_no_number_are_accepted(server):
+    assert post(server, prompt="x", max_tokens=1, user="me", metadata={"a": 1}, store=True).status_code == 200
+
+
+def test_an_aborted_stream_frees_its_row(server):
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 100000, "stream": True}
+    ) as s:
+        next(s.iter_lines())
+    for _ in range(200):
+        if not server.engine.busy:
+            break
+        asyncio.run(asyncio.sleep(0.02))
+    assert not server.engine.busy
