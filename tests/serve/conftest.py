@@ -39,7 +39,7 @@ def small_network(seed: int = 0) -> Transformer:
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
     engine = Engine(small_network(), ByteTokenizer(), max_rows=4, chunk=8)
-    app = make_app([ServedModel("small", engine)], drain_seconds=5)
+    app = make_app([ServedModel("small", engine)])
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]

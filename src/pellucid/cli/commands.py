@@ -29,6 +29,7 @@ from pellucid.cli.options import (
 )
 from pellucid.cli.plan import plan_command, report_command
 from pellucid.cli.progress import progress_on_stderr
+from pellucid.cli.serve import serve_command
 from pellucid.cli.train import train
 
 OK, FAILED, WRONG_INPUT, NUMERICS = 0, 1, 2, 3
@@ -343,6 +344,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "score": score_command,
     "fill": fill_command,
     "verify": verify_command,
+    "serve": serve_command,
     "inspect": inspect_command,
     "convert": convert_command,
     "plan": plan_command,

@@ -29,13 +29,11 @@ def make_app(
     *,
     key: str | None = None,
     hosts: Collection[str] = LOOPBACK,
-    drain_seconds: float = 10.0,
 ) -> FastAPI:
     """The application that serves these models; the first one answers where a request names none.
 
-    key            what clients must send as `Authorization: Bearer KEY`; None accepts any
-    hosts          names that requests may be addressed to
-    drain_seconds  how long running requests may go on when the server is stopped
+    key     what clients must send as `Authorization: Bearer KEY`; None accepts any
+    hosts   names that requests may be addressed to
     """
 
     @asynccontextmanager
@@ -43,7 +41,7 @@ def make_app(
         for model in models:
             model.engine.start()
         yield
-        await asyncio.gather(*(asyncio.to_thread(model.engine.drain, drain_seconds) for model in models))
+        await asyncio.gather(*(asyncio.to_thread(model.engine.drain, 0.0) for model in models))
 
     app = FastAPI(title="Pellucid", version=__version__, lifespan=engines, docs_url=None, redoc_url=None)
     by_name = {model.name: model for model in models}

@@ -1,12 +1,17 @@
 """The process: models are loaded, the address is checked, and uvicorn answers."""
 
+import contextlib
 import ipaddress
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+
+from pellucid.serve.served import ServedModel
 
 
 class ServeError(ValueError):
@@ -38,7 +43,7 @@ def read_key(file: Path | None) -> str | None:
     return os.environ.get("PELLUCID_API_KEY") or None
 
 
-def model_names(paths: Sequence[str], names: str | None) -> list[str]:
+def model_names_of(paths: Sequence[str], names: str | None) -> list[str]:
     """A name for each model: those given, or the last part of each path."""
     chosen = [name.strip() for name in names.split(",")] if names else [Path(path).name for path in paths]
     if len(chosen) != len(paths) or len(set(chosen)) < len(chosen) or not all(chosen):
@@ -48,7 +53,29 @@ def model_names(paths: Sequence[str], names: str | None) -> list[str]:
     return chosen
 
 
-def run_app(app: FastAPI, host: str, port: int, ready: Callable[[str], None] | None = None) -> None:
+class DrainingServer(uvicorn.Server):
+    """A server that lets running requests finish for a stated time, and then ends each with a last event."""
+
+    def __init__(self, config: uvicorn.Config, models: Sequence[ServedModel], seconds: float):
+        super().__init__(config)
+        self.models, self.seconds = models, seconds
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGINT and SIGTERM: the engines take nothing new and finish what runs; uvicorn waits for the answers."""
+        for model in self.models:
+            threading.Thread(target=model.engine.drain, args=(self.seconds,), daemon=True).start()
+        super().handle_exit(sig, frame)
+
+
+def run_app(
+    app: FastAPI,
+    models: Sequence[ServedModel],
+    host: str,
+    port: int,
+    *,
+    drain_seconds: float,
+    ready: Callable[[str], None] | None = None,
+) -> None:
     """Serve until SIGINT or SIGTERM; `ready` is told the address."""
     config = uvicorn.Config(
         app,
@@ -56,10 +83,12 @@ def run_app(app: FastAPI, host: str, port: int, ready: Callable[[str], None] | N
         port=port,
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=30,
         server_header=False,
+        # the engines end their requests before this; it bounds the wait for clients that do not read
+        timeout_graceful_shutdown=int(drain_seconds) + 5,
     )
-    server = uvicorn.Server(config)
     if ready is not None:
         ready(f"http://{host}:{port}")
-    server.run()
+    # uvicorn repeats the signal when it has shut down in order
+    with contextlib.suppress(KeyboardInterrupt):
+        DrainingServer(config, models, drain_seconds).run()

@@ -1,0 +1,111 @@
+"""The command that answers clients of the OpenAI interface."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from pellucid.cli.loading import loaded_from, transformer_of
+from pellucid.cli.options import MODEL, CheckpointOptions, Expected, at_least, command, option
+
+PORT = Expected(lambda port: 1 <= port <= 65535, "a port from 1 to 65535")
+
+
+@dataclass(frozen=True)
+class AddressOptions:
+    """Where the server listens, and who may use it."""
+
+    listen: Annotated[str, option("ADDRESS")] = "127.0.0.1"
+    """Listen on this address. Another one than this machine's own needs a key."""
+    port: Annotated[int, option("PORT"), PORT] = 8000
+    """Listen on this port."""
+    host: Annotated[tuple[str, ...], option("NAME")] = ()
+    """Answer requests for these host names too, such as that of a reverse proxy."""
+    api_key_file: Annotated[Path | None, option("FILE", default="PELLUCID_API_KEY, or no key")] = None
+    """Read the key that clients must send from this file."""
+
+
+@dataclass(frozen=True)
+class CapacityOptions:
+    """How much is computed and kept at once."""
+
+    memory: Annotated[float, option("GIB"), at_least(0)] = 1.0
+    """Keep keys and values of running requests in at most this many GiB."""
+    prefix_memory: Annotated[float, option("GIB"), at_least(0)] = 0.25
+    """Keep keys and values of earlier prompts in at most this many GiB, so that they need not be read again."""
+    max_batch: Annotated[int, option("N"), at_least(1)] = 64
+    """Decode at most this many sequences together."""
+    max_queue: Annotated[int, option("N"), at_least(1)] = 256
+    """Let at most this many sequences wait; more are told to try again later."""
+    drain: Annotated[float, option("SECONDS"), at_least(0)] = 10.0
+    """On Ctrl-C or SIGTERM, let running requests finish for this long."""
+
+
+@command
+def serve_command(
+    model: Annotated[Positional[tuple[str, ...]], option("MODEL")],
+    *,
+    model_names: Annotated[str | None, option("NAMES", default="the folders' names")] = None,
+    model_options: Annotated[CheckpointOptions, option(name="model")],
+    address: AddressOptions,
+    capacity: CapacityOptions,
+) -> int:
+    """Answer clients of the OpenAI interface.
+
+    Requests are computed together, and each gets the tokens and log-probabilities that it would get alone. Ctrl-C lets
+    running requests finish.
+
+    Args:
+        model: Serve these runs, saved models, or names on the Hugging Face hub; clients choose one by its name.
+        model_names: Give the models these names, separated by commas.
+
+    Examples:
+        pellucid serve runs/my_texts
+        pellucid serve runs/first runs/second --model-names first,second --port 9000
+    """
+    from pellucid.serve.server import ServeError, check_address, model_names_of, read_key
+
+    if not model:
+        raise ServeError("no model was named: give the folder of a run, such as runs/NAME")
+    for name in model:
+        if not MODEL.holds(name):
+            raise ServeError(f"{name}: expected {MODEL.what}")
+    key = read_key(address.api_key_file)
+    check_address(address.listen, key)
+    names = model_names_of(model, model_names)
+
+    from pellucid.serve.app import LOOPBACK, make_app
+    from pellucid.serve.engine import Engine
+    from pellucid.serve.served import ServedModel
+    from pellucid.serve.server import run_app
+
+    served = []
+    for name, path in zip(names, model, strict=True):
+        loaded = transformer_of(loaded_from(path, model_options), path)
+        engine = Engine(
+            loaded.network,
+            loaded.tokenizer,
+            memory=int(capacity.memory * 2**30 / len(model)),
+            prefixes=int(capacity.prefix_memory * 2**30 / len(model)),
+            max_rows=capacity.max_batch,
+            max_queue=capacity.max_queue,
+        )
+        served.append(ServedModel(name, engine))
+        print(
+            f"{name}: {path}, up to {engine.batch.max_rows} requests of {engine.n_ctx} tokens at once, "
+            f"{engine.batch.cache.nbytes / 2**20:,.0f} MiB of keys and values",
+            file=sys.stderr,
+        )
+    app = make_app(served, key=key, hosts=(*LOOPBACK, address.listen, *address.host))
+    run_app(
+        app,
+        served,
+        address.listen,
+        address.port,
+        drain_seconds=capacity.drain,
+        ready=lambda url: print(f"answering at {url}/v1", file=sys.stderr),
+    )
+    print("stopped", file=sys.stderr)
+    return 0

@@ -1,0 +1,87 @@
+"""The command itself: a run is served, a client writes with it, and a signal ends it in order."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+RUN = Path(__file__).parent.parent / "data" / "runs_of_the_first_edition" / "runs" / "transformer"
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+@pytest.fixture
+def process():
+    """The command and its address, once it answers."""
+    port = free_port()
+    command = [sys.executable, "-m", "pellucid", "serve", str(RUN), "--port", str(port), "--drain", "1"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    ) as running:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(1000):
+            assert running.poll() is None, running.stderr.read()
+            try:
+                httpx.get(f"{url}/health")
+                break
+            except httpx.ConnectError:
+                time.sleep(0.1)
+        yield running, url
+        running.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_requests_finish_and_then_ends_their_streams(process, number):
+    running, url = process
+    assert httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 3}).json()["choices"][0]["text"]
+    lines: list[str] = []
+    streaming = threading.Event()
+
+    def read() -> None:
+        body = {"prompt": "x", "max_tokens": 10**9, "temperature": 0, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            for line in answer.iter_lines():
+                lines.append(line)
+                streaming.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert streaming.wait(60)
+    running.send_signal(number)
+    reader.join(60)
+    assert running.wait(60) == 0
+    events = [line for line in lines if line]
+    assert events[-1] == "data: [DONE]"
+    last = json.loads(events[-2].removeprefix("data: "))
+    assert "stopped before this request was finished" in last["error"]["message"]
+    assert "stopped" in running.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["runs/none"], "nothing is there"),
+        ([str(RUN), "--listen", "0.0.0.0"], "give a key by --api-key-file"),
+        ([str(RUN), str(RUN)], "give each model a name of its own"),
+        ([str(RUN), "--port", "0"], "expected a port from 1 to 65535"),
+        ([str(RUN), "--memory", "0.0000001"], "give at least"),
+    ],
+)
+def test_wrong_options_are_refused_with_a_sentence(arguments, sentence):
+    command = [sys.executable, "-m", "pellucid", "serve", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
