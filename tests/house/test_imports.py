@@ -44,7 +44,12 @@ TORCHLESS = ("architecture", "tensor_names", "presets", "edits", "destination", 
 #: packages of others, by the rooms that may use them at all; loaded where they are used
 #: what is written into converted folders and imported there alone, by transformers
 WRITTEN_OUT = "hub/transformers_code/"
-FOREIGN = {"transformers": {"hub"}, "fastapi": {"serve", "look"}, "uvicorn": {"serve", "look"}, "prometheus_client": {"serve"}}
+FOREIGN = {
+    "transformers": {"hub"},
+    "fastapi": {"serve", "look"},
+    "uvicorn": {"serve", "look"},
+    "prometheus_client": {"serve"},
+}
 
 
 def modules():
