@@ -7,6 +7,7 @@ and a pyrightconfig.json. In the pages an expression may stand alone on a line: 
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -14,15 +15,24 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+#: a call in the midst of a sentence
+INLINE = re.compile(r"`(pellucid\.[\w.]+\([^`]*\)[^`]*)`")
+
+
 def python_of(text: str) -> str:
-    """The lines of the blocks marked `python`, each at its place; all other lines are empty."""
-    lines, inside = [], False
+    """The lines of `python` blocks, and calls of `pellucid` in sentences, each in its line; other lines are empty."""
+    lines, language, calls = [], None, False
     for line in text.splitlines():
         if line.startswith("```"):
-            inside = line == "```python"
+            language = line[3:] if language is None else None
             lines.append("")
+        elif language is None and (inline := INLINE.findall(line)):
+            lines.append("; ".join(inline))
+            calls = True
         else:
-            lines.append(line if inside else "")
+            lines.append(line if language == "python" else "")
+    if calls:  # the first line of a page is its title
+        lines[0] = "from pathlib import Path; import pellucid"
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -1,9 +1,9 @@
 """S4-att-b: one vector forgets long sentences, attention does not, and shows which word it reads.
 
 S4 (Dobriban), "Attention Mechanism: Formulation" (Bahdanau et al. 2015). A recurrent encoder and decoder reverse random
-sequences of 4 to 16 symbols. In one pair the decoder sees the encoder's last state alone; in the other it attends to
-all states with additive scores v . tanh(W q + U k). The first falls off with the length, the second far less, also
-beyond the lengths trained on, and its attention lies on the anti-diagonal: the alignment.
+sequences of 4 to 16 symbols. In one pair the decoder sees only the encoder's last state; in the other it attends to all
+states with additive scores v . tanh(W q + U k). The accuracy of the first falls with the length; that of the second
+falls far less, even beyond the lengths of the training, and its attention lies on the anti-diagonal: the alignment.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ START = SYMBOLS
 
 
 class Reverser(nn.Module):
-    """A GRU reads the source, another writes the target, given the context the first one leaves."""
+    """One GRU reads the source; another writes the target from the context that the first one leaves."""
 
     def __init__(self, attends: bool):
         super().__init__()
@@ -39,7 +39,7 @@ class Reverser(nn.Module):
     def forward(self, source: Tensor, target: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Logits [batch, pos, SYMBOLS], attention [batch, pos, source_pos], and the queries and keys it came from.
 
-        Each step reads the symbol before it: the target's where one is given, else the one it wrote itself.
+        Each step reads the symbol before it: the target's if there is one, otherwise its own.
         """
         keys, last = self.reader(self.embed(source))
         q, projected = last[0], self.U(keys)
@@ -62,7 +62,7 @@ def sequences(length: int, batch: int, generator: torch.Generator) -> Tensor:
 
 
 def train(attends: bool) -> Reverser:
-    """A reverser trained on a length drawn anew at each step."""
+    """Train a reverser; each step draws a new length."""
     torch.manual_seed(0)
     model, generator = Reverser(attends), torch.Generator().manual_seed(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
@@ -81,12 +81,12 @@ def train(attends: bool) -> Reverser:
 
 @torch.no_grad()
 def accuracies(model: Reverser) -> list[float]:
-    """The share of symbols written rightly at each tested length, the model reading its own symbols."""
-    generator, found = torch.Generator().manual_seed(2), []
+    """The share of correct symbols at each tested length, where the model reads its own symbols."""
+    generator, accuracies = torch.Generator().manual_seed(2), []
     for length in TESTED:
         source = sequences(length, 500, generator)
-        found.append(float((model(source)[0].argmax(-1) == source.flip(1)).float().mean()))
-    return found
+        accuracies.append(float((model(source)[0].argmax(-1) == source.flip(1)).float().mean()))
+    return accuracies
 
 
 @torch.no_grad()

@@ -37,9 +37,9 @@ FIELDS = {
 
 
 def character_model(steps: int = 2000, folder: Path = FOLDER, seed: int = 1) -> LanguageModel:
-    """The model at its lowest held-out loss; trains for `steps` steps where the folder does not hold it yet.
+    """The model at its lowest held-out loss; it is trained for `steps` steps if the folder does not hold it yet.
 
-    Raises RuntimeError where the training was cut before that step: a figure of half a training shows nothing.
+    Raises RuntimeError if the training stopped before that step: a figure of half a training shows nothing.
     """
     if not (folder / "recipe.json").exists():
         train(bundled("shakespeare"), out=folder, preset="gpt2", steps=steps, fields=FIELDS | {"seed": seed})
@@ -54,7 +54,7 @@ def character_model(steps: int = 2000, folder: Path = FOLDER, seed: int = 1) -> 
 
 
 def character_models(seeds: Sequence[int] = (1, 2, 3)) -> list[LanguageModel]:
-    """The same model from several starts, the first of them as above."""
+    """The same model from several random starts."""
     folders = {seed: FOLDER if seed == 1 else FOLDER.with_name(f"{FOLDER.name}-{seed}") for seed in seeds}
     return [character_model(folder=folders[seed], seed=seed) for seed in seeds]
 

@@ -1,13 +1,13 @@
 """S4-att-a: "Anna was born on Tuesday. Bikram was born on Wednesday. What day followed Anna's birthday?"
 
-S4 (Dobriban), "The Attention Mechanism: Intuition". No training: one block of Pellucid's Transformer gets its
-weights by hand and answers the question for all 7 x 7 pairs of days and both people.
+S4 (Dobriban), "The Attention Mechanism: Intuition". Nothing is trained: the weights of one block of Pellucid's
+Transformer are written by hand, and it answers the question for all 7 x 7 pairs of days and both people.
 
     stream        one plane of coordinates each for the person, the day, the question, the answer
     attention     key = whose birthday, query = whom the question is about, value = the day
     memory (MLP)  one key-value pair per day: key = that day was read, value = the day after it
 
-With a file's name behind it, the command also writes the inspector's page about the question:
+With a file name, the script also writes the inspect page about the question:
 
     python examples/day_after_annas_birthday.py page.html
 """
@@ -53,7 +53,7 @@ ARCHITECTURE = Architecture(
 
 
 def hand_built() -> Transformer:
-    """The network with every weight written down; whatever is not named here is zero."""
+    """The network with every weight written by hand; weights that are not named here are zero."""
     network = Transformer(ARCHITECTURE).double().eval().requires_grad_(False)
     for p in network.parameters():
         p.zero_()
@@ -73,7 +73,7 @@ def hand_built() -> Transformer:
 
 
 def page(network: Transformer, question: Sequence[int] = QUESTION) -> Figure:
-    """The inspector's page: what the head reads, and what speaks for the answer."""
+    """The inspect page: what the head reads, and what speaks for the answer."""
     return inspect_page(trace(network, WordTokenizer(VOCABULARY), question), name="weights written by hand")
 
 

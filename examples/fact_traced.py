@@ -1,11 +1,12 @@
 """S4-draw-c: a planted fact, traced by patching to the block where it is read.
 
 A small network learns forty facts: after a subject somewhere among fillers, the query token at the end is followed by
-that subject's object. Where is the fact on its way from the subject to the end? The clean text names one subject, the
-corrupt one another, and what the clean run had at one place is put into the corrupt run (Meng et al. 2022, section 2).
-Before some block the whole answer sits at the subject's place, behind it at the last one: that block read it, and one
-of its heads carried most of it. No other head is missed as much. A penalty keeps the network from using more heads than
-it needs: without it all four of the first block read the subject, a quarter each.
+that subject's object. Where is the fact on its way from the subject to the end? The clean text names one subject and
+the corrupt text another; the activation of the clean run at one position is put into the corrupt run (Meng et al. 2022,
+section 2). Before some block the whole answer is at the subject's position, after that block it is at the last
+position: the block read it, and one of its heads carried most of it. Removing any other head costs less. A penalty
+keeps the network from using more heads than it needs: without it all four heads of the first block read the subject, a
+quarter each.
 """
 
 import torch
@@ -39,8 +40,8 @@ def texts(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Fillers with one subject among them and the query at the end [batch, LENGTH], and the objects [batch]."""
     tokens = torch.randint(FILLERS, QUERY, (batch, LENGTH), generator=generator)
     subject = torch.randint(0, N_FACTS, (batch,), generator=generator)
-    place = torch.randint(0, LENGTH - 1, (batch,), generator=generator)
-    tokens[torch.arange(batch), place] = subject
+    position = torch.randint(0, LENGTH - 1, (batch,), generator=generator)
+    tokens[torch.arange(batch), position] = subject
     tokens[:, -1] = QUERY
     return tokens, objects()[subject]
 
@@ -73,13 +74,13 @@ def train() -> tuple[Transformer, float]:
         return network, float((network(tokens)[:, -1].argmax(-1) == wanted).float().mean())
 
 
-def trace_fact(network: Transformer, subject: int, other: int, place: int) -> tuple[Patching, Patching]:
-    """The stream and the heads, patched from a text about `subject` into the same text about `other`."""
+def trace_fact(network: Transformer, subject: int, other: int, position: int) -> tuple[Patching, Patching]:
+    """Patch the stream and the heads from a text about `subject` into the same text about `other`."""
     tokens, _ = texts(1, torch.Generator().manual_seed(5))
     clean = torch.full_like(tokens, FILLERS)
     clean[0] = torch.where(tokens[0] < N_FACTS, FILLERS, tokens[0])
     corrupt = clean.clone()
-    clean[0, place], corrupt[0, place] = subject, other
+    clean[0, position], corrupt[0, position] = subject, other
     metric = logit_diff(int(objects()[subject]), int(objects()[other]))
     stream = patch(network, None, clean, corrupt, metric, site="resid_pre", mode="both")
     heads = patch(network, None, clean, corrupt, metric, site="attn.z", positions=[LENGTH - 1])
@@ -89,10 +90,10 @@ def trace_fact(network: Transformer, subject: int, other: int, place: int) -> tu
 def main() -> dict[str, float]:
     """Train, trace one fact, and check the head that carries it on all of them."""
     network, accuracy = train()
-    place, pairs = 3, [(7, 21), (0, 39), (12, 5)]
-    traced = [trace_fact(network, *pair, place) for pair in pairs]
+    position, pairs = 3, [(7, 21), (0, 39), (12, 5)]
+    traced = [trace_fact(network, *pair, position) for pair in pairs]
     shares = torch.stack([stream.recovered for stream, _ in traced]).mean(0)  # [layer, pos]
-    read_in = int((shares[:, place] >= 0.5).sum()) - 1
+    read_in = int((shares[:, position] >= 0.5).sum()) - 1
     carried = torch.stack([heads.recovered for _, heads in traced]).mean(0)[:, 0]  # [layer, head]
     tokens, wanted = texts(200, torch.Generator().manual_seed(9))
     lost = lost_without(network, tokens, wanted)
@@ -100,7 +101,7 @@ def main() -> dict[str, float]:
     table = Table("block", "at the subject", "at the end", "best head", "log P lost without it", title="recovered")
     for l in range(LAYERS):
         best = int(carried[l].argmax())
-        row = (shares[l, place], shares[l, -1], lost[l, best])
+        row = (shares[l, position], shares[l, -1], lost[l, best])
         table.add_row(str(l), *(f"{x:.2f}" for x in row[:2]), f"{l}.{best}: {carried[l, best]:.2f}", f"{row[2]:.2f}")
     Console().print(table)
     svg.lines(
@@ -109,23 +110,23 @@ def main() -> dict[str, float]:
         "block",
         "recovered",
         range(LAYERS),
-        {"at the subject": shares[:, place].tolist(), "at the last token": shares[:, -1].tolist()},
+        {"at the subject": shares[:, position].tolist(), "at the last token": shares[:, -1].tolist()},
     )
-    found = {
+    results = {
         "accuracy": accuracy,
         "read_in": read_in,
-        "before": float(shares[read_in, place]),
+        "before": float(shares[read_in, position]),
         "behind": float(shares[read_in + 1, -1]) if read_in + 1 < LAYERS else 1.0,
-        "elsewhere": float(shares[:, [i for i in range(LENGTH) if i not in (place, LENGTH - 1)]].abs().max()),
+        "elsewhere": float(shares[:, [i for i in range(LENGTH) if i not in (position, LENGTH - 1)]].abs().max()),
         "carried": float(carried.max()),
         "lost": float(lost[layer, head]),
         "agreement": min(stream.agreement["correlation"] for stream, _ in traced),
     }
-    assert found["accuracy"] >= 0.99
-    assert found["before"] >= 0.5 <= found["behind"]
+    assert results["accuracy"] >= 0.99
+    assert results["before"] >= 0.5 <= results["behind"]
     assert layer == read_in, "the head that carries the fact is in the block that reads it"
-    assert found["lost"] == float(lost.max()), "no other head is missed as much"
-    return found
+    assert results["lost"] == float(lost.max()), "no other head is missed as much"
+    return results
 
 
 def lost_without(network: Transformer, tokens: Tensor, wanted: Tensor) -> Tensor:
@@ -133,8 +134,8 @@ def lost_without(network: Transformer, tokens: Tensor, wanted: Tensor) -> Tensor
     total = torch.zeros(LAYERS, network.architecture.n_heads)
     for answer in wanted.unique().tolist():
         rows = tokens[wanted == answer]
-        found = ablate(network, None, rows, log_probability(answer), site="attn.z", kind="mean", reference=tokens)
-        total -= found.effect * len(rows) / len(tokens)
+        ablation = ablate(network, None, rows, log_probability(answer), site="attn.z", kind="mean", reference=tokens)
+        total -= ablation.effect * len(rows) / len(tokens)
     return total
 
 

@@ -1,8 +1,8 @@
-"""S4-emb-d: embeddings learn what is not said: Hinton's family trees (1986).
+"""S4-emb-d: embeddings learn what no input states: Hinton's family trees (1986).
 
 S4 (Dobriban), "Word Embeddings". 24 people in an English and an Italian family of the same shape, 12 relations,
 112 facts such as (Colin, aunt, Jennifer) in 104 questions (person, relation). A network with codes of six units sees
-100 questions; nothing names a nationality, yet the codes of people come apart by it, and unseen questions are answered.
+100 questions; no input names a nationality, yet the codes of people separate by it, and it answers unseen questions.
 """
 
 import torch
@@ -63,14 +63,14 @@ def questions() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def initial() -> dict[str, torch.Tensor]:
-    """Weights of all networks, each drawn by its own generator; the first axis is the network's."""
+    """Weights of all networks, each drawn by its own generator; the first axis numbers the networks."""
     shapes = {"person": (24, CODE), "relation": (12, CODE), "up": (2 * CODE, 24), "down": (24, CODE), "out": (CODE, 24)}
     drawn = [torch.Generator().manual_seed(seed) for seed in range(NETWORKS)]
-    made = {}
+    parameters = {}
     for name, shape in shapes.items():
         size = 0.15 if name in ("person", "relation") else 0.3 * shape[0] ** -0.5
-        made[name] = torch.stack([torch.randn(shape, generator=g) * size for g in drawn]).requires_grad_()
-    return made
+        parameters[name] = torch.stack([torch.randn(shape, generator=g) * size for g in drawn]).requires_grad_()
+    return parameters
 
 
 def answer(w: dict[str, torch.Tensor], person: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,7 @@ def main() -> dict[str, float]:
     codes, seen, unseen = train()
     across = torch.stack([sides(code) for code in codes])
     separable = ((across > 0) == (torch.arange(24) >= 12)).float().mean(1)
-    found = {
+    results = {
         "questions": len(asked),
         "facts": int(answers.sum()),
         "separable_least": float(separable.min()),
@@ -134,7 +134,7 @@ def main() -> dict[str, float]:
         "right_unseen": unseen,
     }
     table = Table("measured", "", title="Hinton's family trees", caption=f"{NETWORKS} networks, {HELD_OUT} unseen each")
-    for name, value in found.items():
+    for name, value in results.items():
         table.add_row(name, f"{value:.3f}" if isinstance(value, float) else str(value))
     Console().print(table)
     svg.lines(
@@ -145,10 +145,10 @@ def main() -> dict[str, float]:
         range(1, 13),
         {"English": across[0, :12].tolist(), "Italian": across[0, 12:].tolist()},
     )
-    assert (found["questions"], found["facts"]) == (104, 112)
-    assert found["separable_mean"] >= 0.95
-    assert found["right_unseen"] >= 0.3
-    return found
+    assert (results["questions"], results["facts"]) == (104, 112)
+    assert results["separable_mean"] >= 0.95
+    assert results["right_unseen"] >= 0.3
+    return results
 
 
 if __name__ == "__main__":

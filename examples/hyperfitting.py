@@ -1,9 +1,9 @@
-"""S4-acc-b: loss and quality part ways: a model trained on very little until it knows it by heart writes less dully.
+"""S4-acc-b: loss and quality differ: a model that memorises a very small text writes less repetitively.
 
 S4 (Dobriban), "Accuracy vs. Loss" (Carlsson et al. 2024, hyperfitting). The character model is trained on 2,048
 characters until their loss is near zero. Held-out loss gets far worse and predictions far more certain, and yet text
-written greedily, which used to turn in circles, is more varied. How much of it is recited is measured as well: the
-share of its runs of 16 characters that stand in the 2,048.
+that is written greedily, which used to repeat itself, is more varied. The script also measures how much of it is
+recited: the share of its runs of 16 characters that occur in the 2,048.
 """
 
 import copy
@@ -24,7 +24,7 @@ PROMPTS, WRITTEN, RUN = 20, 192, 16
 
 
 def little_text(model: LanguageModel) -> tuple[torch.Tensor, torch.Tensor, str]:
-    """The text to learn by heart as windows of n_ctx, inputs and targets, from the part that training read."""
+    """The text to memorise, from the training part, as windows of n_ctx: inputs and targets."""
     length = model.architecture.n_ctx
     text = bundled("shakespeare").read_text(encoding="utf-8")[300_000 : 300_000 + WINDOWS * length + 1]
     ids = torch.tensor(model.tokenizer.encode(text))

@@ -2,11 +2,11 @@
 
 S4 (Dobriban), "Deep Architecture" and the figure of Ferrando et al. 2024 (induction heads: Elhage et al. 2021, Olsson
 et al. 2022). Random tokens with a random period are repeated. To continue, a head must find the token after the last
-occurrence of the present one: which token came before a place has to be written there by an earlier layer. The period
-is random because a fixed one could be read off the positions by a single layer.
+occurrence of the present one: an earlier layer has to write at each position which token came before it. The
+period is random because a single layer could read a fixed one off the positions.
 
-The networks have attention alone. The architecture has no word for that: mlp.n_hidden = 0 is the affine map
-m(x) = x W_out^T + b_out, whose weights are set to zero here and kept there.
+The networks have attention only. The architecture has no option for that: mlp.n_hidden = 0 is the affine map
+m(x) = x W_out^T + b_out, whose weights are set to zero here and stay zero.
 """
 
 import torch
@@ -26,7 +26,7 @@ STEPS, BATCH, RATE = 800, 64, 3e-3
 
 
 def attention_only(n_layers: int) -> Transformer:
-    """n_layers blocks whose MLP is zero for good."""
+    """n_layers blocks whose MLP is always zero."""
     a = Architecture(
         n_vocab=N_VOCAB,
         n_ctx=LENGTH,
@@ -50,8 +50,8 @@ def repeated(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """
     period = torch.randint(PERIODS[0], PERIODS[1] + 1, (batch, 1), generator=generator)
     order = torch.rand(batch, N_VOCAB, generator=generator).argsort(1)
-    place = torch.arange(LENGTH + 1)
-    return order.gather(1, place % period), place[1:] >= period
+    position = torch.arange(LENGTH + 1)
+    return order.gather(1, position % period), position[1:] >= period
 
 
 def train(network: Transformer) -> list[float]:
@@ -74,7 +74,7 @@ def train(network: Transformer) -> list[float]:
 def look(network: Transformer) -> tuple[float, Tensor, Tensor, dict[str, Tensor], Tensor]:
     """Accuracy on new sequences, and by layer and head the attention on the token before and on the one to copy.
 
-    Those to copy are the places after earlier occurrences of the present token. Also all patterns of one sequence of
+    The tokens to copy are those after earlier occurrences of the present token. Also all patterns of one sequence of
     period 8, and its tokens.
     """
     tokens, determined = repeated(500, torch.Generator().manual_seed(3))
@@ -95,7 +95,7 @@ def look(network: Transformer) -> tuple[float, Tensor, Tensor, dict[str, Tensor]
 
 def main() -> dict[str, float]:
     """Train both; returns accuracies on repeated tokens and the two heads' attention; draws the two heads."""
-    found, curves = {}, {}
+    results, curves = {}, {}
     table = Table(
         "layers", "accuracy", "best previous-token head", "best copying head", title="repetition, random period"
     )
@@ -105,8 +105,8 @@ def main() -> dict[str, float]:
         curves[f"{n_layers} layer{'s' * (n_layers > 1)}"] = [sum(losses[k : k + 40]) / 40 for k in range(0, STEPS, 40)]
         accuracy, previous, copying, patterns, tokens = look(network)
         best = [divmod(int(score.argmax()), score.size(1)) for score in (previous, copying)]
-        found |= {f"accuracy_{n_layers}": accuracy, f"previous_{n_layers}": float(previous.max())}
-        found[f"copying_{n_layers}"] = float(copying.max())
+        results |= {f"accuracy_{n_layers}": accuracy, f"previous_{n_layers}": float(previous.max())}
+        results[f"copying_{n_layers}"] = float(copying.max())
         shown = [f"{l}.{h}: {score[l, h]:.2f}" for (l, h), score in zip(best, (previous, copying), strict=True)]
         table.add_row(str(n_layers), f"{accuracy:.3f}", *shown)
     Console().print(table)
@@ -124,13 +124,13 @@ def main() -> dict[str, float]:
         title: patterns[f"blocks.{l}.attn.pattern"][h][:24, :24] for title, (l, h) in zip(titles, best, strict=True)
     }
     svg.grids("induction_heads", shown, [chr(97 + int(t)) for t in tokens[:24]], 13)
-    assert found["accuracy_1"] <= 0.6
-    assert found["accuracy_2"] >= 0.9
+    assert results["accuracy_1"] <= 0.6
+    assert results["accuracy_2"] >= 0.9
     assert best[0][0] == 0, "the previous-token head is in the first layer"
     assert best[1][0] == 1, "the induction head is in the second"
-    assert found["previous_2"] >= 0.3
-    assert found["copying_2"] >= 0.5
-    return found
+    assert results["previous_2"] >= 0.3
+    assert results["copying_2"] >= 0.5
+    return results
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""S4-deep-b: the induction circuit of two layers, found by its attention, by its weights, and by taking it away.
+"""S4-deep-b: the induction circuit of two layers, found by its attention, by its weights, and by ablation.
 
-Random tokens with a random period are repeated. To continue, a head of the second layer must find the token behind the
-last occurrence of the present one; that which token came before a place has to be written there by a head of the first
-(Elhage et al. 2021, "Induction heads"; Olsson et al. 2022). Three ways of looking have to agree on the two heads:
+Random tokens with a random period are repeated. To continue, a head of the second layer must find the token after the
+last occurrence of the present one; for that, a head of the first layer has to write at each position which token came
+before it (Elhage et al. 2021, "Induction heads"; Olsson et al. 2022). Three methods have to agree on the two heads:
 
 attention   the detectors, on repeated random tokens: one head looks back one token, another at what followed
 weights     K-composition: the induction head's keys read what the previous-token head wrote, more than any other pair
             of heads; its queries and values read it less than random matrices would
-ablation    without either of the two the repetition is lost, without any other head it is not
+ablation    without either of the two the repetition is lost; without any other head it is not
 
 One head of each layer starts ten times larger in W_V and W_O than the others, and a penalty keeps the others from
-sharing its work. With neither, the four heads of a layer divide the work among them and no single one is missed: that
-such a circuit is made of two heads is a choice made here, that it is made at all is what the network found.
+sharing its work. Without both, the four heads of a layer divide the work, and the network can do without any single
+one: that the circuit has two heads is a choice made here; that there is a circuit is what the network learned.
 """
 
 import torch
@@ -69,7 +69,7 @@ def train(seed: int = 1) -> Transformer:
 
 
 def accuracy(network: Transformer, without: tuple[int, int] | None = None) -> float:
-    """How often the repetition is continued, with one head at its mean where one is named."""
+    """How often the repetition is continued; `without` sets one head to its mean."""
     tokens = repeated_tokens(N_VOCAB, 200, PERIOD, seed=5)
     change = []
     if without is not None:
@@ -107,14 +107,14 @@ def main() -> dict[str, float]:
     heads = detect_heads(network, rows=32, period=PERIOD)
     previous, induction = heads.best("previous"), heads.best("induction")
     everyone = [(layer, head) for layer in range(2) for head in range(N_HEADS)]
-    lost = {place: accuracy(network, place) for place in everyone}
+    lost = {which: accuracy(network, which) for which in everyone}
     report(heads, lost)
     circuits = Circuits(network, fold_norms=True)
     composition = circuits.compose("K")
     (writer, reader, score), (_, _, second) = composition.top(2)
     draw(heads, lost, composition)
-    others = [lost[place] for place in everyone if place not in (previous, induction)]
-    found = {
+    others = [lost[which] for which in everyone if which not in (previous, induction)]
+    results = {
         "accuracy": accuracy(network),
         "previous": float(heads.scores["previous"][previous]),
         "induction": float(heads.scores["induction"][induction]),
@@ -129,14 +129,14 @@ def main() -> dict[str, float]:
     }
     assert previous[0] == 0
     assert induction[0] == 1
-    assert found["accuracy"] >= 0.95
+    assert results["accuracy"] >= 0.95
     assert (writer, reader) == (previous, induction), "the weights name the two heads that the attention names"
     assert score >= composition.baseline + 10 * composition.spread
     assert second <= (score + composition.baseline) / 2, "no other pair comes near"
-    assert found["others_of_the_pair"] < composition.baseline, "it is the keys that read it"
-    assert max(found["without_previous"], found["without_induction"]) <= 0.5
-    assert found["without_another"] >= 0.9
-    return found
+    assert results["others_of_the_pair"] < composition.baseline, "it is the keys that read it"
+    assert max(results["without_previous"], results["without_induction"]) <= 0.5
+    assert results["without_another"] >= 0.9
+    return results
 
 
 if __name__ == "__main__":

@@ -85,10 +85,10 @@ def agreements(model: LanguageModel) -> tuple[list[float], list[float]]:
 def main(models: Sequence[LanguageModel] | None = None) -> dict[str, float]:
     """Identity errors, and agreement by layer against shuffled values, means over the models; draws the latter.
 
-    One model has 256 memories a layer and one training's luck, so that the claim is about several trainings.
+    One model has only 256 memories a layer and depends on its start, so the claim is about the mean of several models.
     """
     models = models or character_models()
-    found = identity_errors(models[0])
+    results = identity_errors(models[0])
     measured = np.array([agreements(model) for model in models])  # [model, trained or shuffled, layer]
     true, shuffled = measured.mean(0).tolist()
     title = f"value's token = token after the key's best match, {len(models)} models"
@@ -96,15 +96,15 @@ def main(models: Sequence[LanguageModel] | None = None) -> dict[str, float]:
     for l, (a, b) in enumerate(zip(true, shuffled, strict=True)):
         ratios = ", ".join(f"{one / other:.1f}" for one, other in measured[:, :, l])
         table.add_row(str(l), f"{a:.1%}", f"{b:.1%}", f"{a / b:.1f}", ratios)
-        found |= {f"agreement_{l}": a, f"shuffled_{l}": b}
+        results |= {f"agreement_{l}": a, f"shuffled_{l}": b}
     Console().print(table)
-    print(f"MLP - sum over memories {found['memory_error']:.1e}, NM - attention {found['attention_error']:.1e}")
+    print(f"MLP - sum over memories {results['memory_error']:.1e}, NM - attention {results['attention_error']:.1e}")
     series = {"trained": [100 * a for a in true], "shuffled": [100 * b for b in shuffled]}
     title = "Values that raise the token after their key's best match"
     svg.bars("key_value_memories", title, "percent", [f"layer {l}" for l in range(len(true))], series)
-    assert max(found["memory_error"], found["attention_error"]) < 1e-12
+    assert max(results["memory_error"], results["attention_error"]) < 1e-12
     assert all(a >= 2 * b for a, b in zip(true, shuffled, strict=True)), "at least twice shuffled in every layer"
-    return found
+    return results
 
 
 if __name__ == "__main__":

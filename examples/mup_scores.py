@@ -29,7 +29,7 @@ def architecture(width: int, scale: str) -> Architecture:
 
 
 def network_and_optimizer(width: int, scheme: str, seed: int) -> tuple[Transformer, torch.optim.Adam]:
-    """Weights and learning rates as the scheme has them; both are the same at width BASE but for query and scale.
+    """Weights and learning rates of the scheme; at width BASE the two schemes differ only in query and scale.
 
     standard  N(0, 1/fan_in), one learning rate, 1/sqrt(d_head)
     muP       hidden matrices learn at RATE BASE/width, the unembedding starts at and learns in proportion to
@@ -77,19 +77,19 @@ def main() -> dict[str, float]:
     rows = torch.from_numpy(text[starts[:, None] + np.arange(LENGTH + 1)].astype(np.int64))
     curves = {scheme: [scores_after_training(w, scheme, rows) for w in WIDTHS] for scheme in ("standard", "muP")}
     table = Table("d_model", *map(str, WIDTHS), "max / min", title=f"mean |score| after {STEPS} steps of Adam")
-    found = {}
+    results = {}
     for scheme, curve in curves.items():
-        found |= {f"{scheme}_{width}": value for width, value in zip(WIDTHS, curve, strict=True)}
-        found[f"{scheme}_ratio"] = max(curve) / min(curve)
-        table.add_row(scheme, *(f"{v:.2f}" for v in curve), f"{found[f'{scheme}_ratio']:.2f}")
+        results |= {f"{scheme}_{width}": value for width, value in zip(WIDTHS, curve, strict=True)}
+        results[f"{scheme}_ratio"] = max(curve) / min(curve)
+        table.add_row(scheme, *(f"{v:.2f}" for v in curve), f"{results[f'{scheme}_ratio']:.2f}")
     Console().print(table)
     logs = {scheme: np.log10(curve).tolist() for scheme, curve in curves.items()}
     svg.lines(
         "mup_scores", f"Attention scores after {STEPS} steps of Adam", "d_model", "log10 mean |score|", WIDTHS, logs
     )
-    assert found["muP_ratio"] <= 1.6
-    assert found["standard_ratio"] >= 5
-    return found
+    assert results["muP_ratio"] <= 1.6
+    assert results["standard_ratio"] >= 5
+    return results
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 S4 (Dobriban), "Empirical Next-Token Predictor". Samples of zeroth to third order in letters, of first and second order
 in words, and a text of the character model; the entropies F_0 ... F_3 of a letter given those before it, in bits.
 Order k keeps the frequencies of runs of k letters and not those of k + 1: the distance (total variation) of a million
-letters from the text's runs of k is below 0.01 for k = 1 and 2. For k = 3 it is 0.019, because a sample of independent
-runs of that size is 0.018 away by itself: it is held to 1.25 times that. F_3 of a text this short is too low: most runs
-of three letters that English has are rare in it.
+letters from the text's runs of k is below 0.01 for k = 1 and 2. For k = 3 it is 0.019; a sample of independent runs
+of that size is already 0.018 away, so the limit is 1.25 times that. F_3 of a text this short is too low: most runs of
+three letters that English has are rare in it.
 """
 
 import re
@@ -46,9 +46,9 @@ def distance(p: np.ndarray, q: np.ndarray) -> float:
 
 def samples(text: str, rng: np.random.Generator) -> dict[str, str]:
     """One line of each approximation."""
-    found = {f"letters, order {k}": "".join(shannon_approximation(text, k, 70, rng)) for k in range(4)}
+    samples = {f"letters, order {k}": "".join(shannon_approximation(text, k, 70, rng)) for k in range(4)}
     words = text.split()
-    return found | {f"words, order {k}": " ".join(shannon_approximation(words, k, 13, rng)) for k in (1, 2)}
+    return samples | {f"words, order {k}": " ".join(shannon_approximation(words, k, 13, rng)) for k in (1, 2)}
 
 
 def main(model: LanguageModel | None = None, with_model: bool = True) -> dict[str, float]:
@@ -65,8 +65,8 @@ def main(model: LanguageModel | None = None, with_model: bool = True) -> dict[st
     Console(width=110).print(table)
 
     entropies = conditional_entropies(text, 3)
-    found = {f"F_{k}": value for k, value in enumerate(entropies)}
-    print("bits per letter: " + ", ".join(f"{name} = {value:.3f}" for name, value in found.items()))
+    results = {f"F_{k}": value for k, value in enumerate(entropies)}
+    print("bits per letter: " + ", ".join(f"{name} = {value:.3f}" for name, value in results.items()))
     svg.lines(
         "shannons_series",
         "Entropy of a letter given the N - 1 before it",
@@ -79,25 +79,25 @@ def main(model: LanguageModel | None = None, with_model: bool = True) -> dict[st
         sample = "".join(shannon_approximation(text, order, SAMPLE, rng))
         for runs in (order, order + 1):
             expected = run_frequencies(text, runs)
-            found[f"order_{order}_runs_{runs}"] = distance(run_frequencies(sample, runs), expected)
+            results[f"order_{order}_runs_{runs}"] = distance(run_frequencies(sample, runs), expected)
             if runs == 3:
-                found["chance_3"] = distance(rng.multinomial(SAMPLE, expected) / SAMPLE, expected)
-        print(f"order {order}: distance {found[f'order_{order}_runs_{order}']:.4f} from the text's runs of {order}, "
-              f"{found[f'order_{order}_runs_{order + 1}']:.4f} from those of {order + 1}")  # fmt: skip
-    print(f"independent runs of 3: distance {found['chance_3']:.4f}")
-    check(found)
-    return found
+                results["chance_3"] = distance(rng.multinomial(SAMPLE, expected) / SAMPLE, expected)
+        print(f"order {order}: distance {results[f'order_{order}_runs_{order}']:.4f} from the text's runs of {order}, "
+              f"{results[f'order_{order}_runs_{order + 1}']:.4f} from those of {order + 1}")  # fmt: skip
+    print(f"independent runs of 3: distance {results['chance_3']:.4f}")
+    check(results)
+    return results
 
 
-def check(found: dict[str, float]) -> None:
+def check(results: dict[str, float]) -> None:
     """Entropies fall and are near Shannon's; samples have the runs they should have, and no longer ones."""
-    F = [found[f"F_{k}"] for k in range(4)]
+    F = [results[f"F_{k}"] for k in range(4)]
     assert all(later < earlier for earlier, later in pairwise(F))
     assert abs(F[1] - SHANNON[1]) < 0.1
     assert abs(F[2] - SHANNON[2]) < 0.25
     for order in (1, 2, 3):
-        assert found[f"order_{order}_runs_{order}"] < (0.01 if order < 3 else 1.25 * found["chance_3"])
-        assert found[f"order_{order}_runs_{order + 1}"] > 0.05
+        assert results[f"order_{order}_runs_{order}"] < (0.01 if order < 3 else 1.25 * results["chance_3"])
+        assert results[f"order_{order}_runs_{order + 1}"] > 0.05
 
 
 if __name__ == "__main__":

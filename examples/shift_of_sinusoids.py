@@ -1,6 +1,6 @@
 """S2-4-g, S2-4-h, S2-4-j: one linear map R takes every sinusoidal position to the next, e_{k+1} = R e_k.
 
-S2 (the notes), "Positional Encodings". From R alone a head is built, with no training, that attends to the
+S2 (the notes), "Positional Encodings". R alone is enough to build a head, without training, that attends to the
 previous token at every position: its scores are beta e_i . R e_j, greatest where j = i - 1.
 """
 
@@ -49,7 +49,7 @@ def main() -> dict[str, float]:
     turned = z[:-1] * np.exp(1j * frequencies(WIDTH // 2))
     gram = e @ e.T
     distances = [np.ptp(np.diagonal(gram, k)) for k in range(LENGTH)]
-    found = {
+    results = {
         "shift_error": float(np.abs(e[:-1] @ R.T - e[1:]).max()),
         "orthogonality_error": float(np.abs(R @ R.T - np.eye(WIDTH)).max()),
         "ten_steps_error": float(np.abs(e[:-10] @ np.linalg.matrix_power(R, 10).T - e[10:]).max()),
@@ -61,17 +61,17 @@ def main() -> dict[str, float]:
         "beta", "least attention on k - 1 over k >= 1", title="W_Q = beta 1, W_K = R: the previous-token head"
     )
     for beta, pattern in patterns.items():
-        found[f"previous_{beta:g}"] = float(pattern.diagonal(-1).min())
-        table.add_row(f"{beta:g}", f"{found[f'previous_{beta:g}']:.4f}")
+        results[f"previous_{beta:g}"] = float(pattern.diagonal(-1).min())
+        table.add_row(f"{beta:g}", f"{results[f'previous_{beta:g}']:.4f}")
     Console().print(table)
-    for name in list(found)[:5]:
-        print(f"{name}: {found[name]:.1e}")
+    for name in list(results)[:5]:
+        print(f"{name}: {results[name]:.1e}")
     svg.grids("shift_of_sinusoids", {f"beta = {beta:g}": pattern[:24, :24] for beta, pattern in patterns.items()})
-    assert max(found[name] for name in list(found)[:5]) < 1e-12
-    assert found["previous_1"] > 0.5
-    assert found["previous_4"] > 0.97
-    assert found["previous_6"] > 0.99
-    return found
+    assert max(results[name] for name in list(results)[:5]) < 1e-12
+    assert results["previous_1"] > 0.5
+    assert results["previous_4"] > 0.97
+    assert results["previous_6"] > 0.99
+    return results
 
 
 if __name__ == "__main__":

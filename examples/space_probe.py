@@ -1,8 +1,8 @@
-"""S4-emb-f: a language model's vectors of places lie like the places, though it was told moves alone.
+"""S4-emb-f: the vectors that a language model learns for places form a map, though it saw only moves.
 
 S4 (Dobriban), "LLM Representations Encode Space" (Gurnee and Tegmark 2024). The "language": random walks on an 8 x 8
 grid, written as place, move, place, move ... with names that say nothing. A linear probe (ridge regression) from the
-vector of a place to its coordinates is fitted on 48 places and judged on the other 16. The rows of W_U are probed; the
+vector of a place to its coordinates is fitted on 48 places and tested on the other 16. The rows of W_U are probed; the
 rows of W_E are reported too.
 """
 
@@ -23,17 +23,17 @@ STEPS, BATCH, RATE, RIDGE, SPLITS = 800, 32, 3e-3, 1.0, 5
 
 
 def walks(batch: int, rng: np.random.Generator) -> torch.Tensor:
-    """Random walks on the torn-open grid, [batch, 2 LENGTH + 1]: names 0 ... 63 of places and 64 ... 67 of moves.
+    """Random walks on the grid [batch, 2 LENGTH + 1]: names 0 ... 63 of places and 64 ... 67 of moves.
 
-    A move that would leave the grid is not made: the place is said again.
+    A move that would leave the grid repeats the place.
     """
     names = np.random.default_rng(99).permutation(SIDE * SIDE)
-    place = rng.integers(SIDE, size=(batch, 2))
-    said = [names[place[:, 0] * SIDE + place[:, 1]]]
+    cell = rng.integers(SIDE, size=(batch, 2))
+    said = [names[cell[:, 0] * SIDE + cell[:, 1]]]
     for _ in range(LENGTH):
         move = rng.integers(4, size=batch)
-        place = np.clip(place + MOVES[move], 0, SIDE - 1)
-        said += [SIDE * SIDE + move, names[place[:, 0] * SIDE + place[:, 1]]]
+        cell = np.clip(cell + MOVES[move], 0, SIDE - 1)
+        said += [SIDE * SIDE + move, names[cell[:, 0] * SIDE + cell[:, 1]]]
     return torch.from_numpy(np.stack(said, 1))
 
 
@@ -91,25 +91,25 @@ def main() -> dict[str, float]:
     network, loss = train()
     where = coordinates()
     W_U, W_E = (w.detach().double().numpy()[:64] for w in (network.unembed.weight, network.embed.token.weight))
-    found = {"loss": loss}
-    found["r2_W_U"], guesses = held_out_r2(W_U, where)
-    found["r2_W_E"], _ = held_out_r2(W_E, where)
-    found["r2_shuffled"], _ = held_out_r2(W_U, np.random.default_rng(0).permutation(where))
+    results = {"loss": loss}
+    results["r2_W_U"], guesses = held_out_r2(W_U, where)
+    results["r2_W_E"], _ = held_out_r2(W_E, where)
+    results["r2_shuffled"], _ = held_out_r2(W_U, np.random.default_rng(0).permutation(where))
     table = Table("probed", "R^2 on unseen places", title=f"linear probe of places; loss after a move {loss:.3f} nats")
     for name in ("W_U", "W_E", "shuffled"):
-        table.add_row(name, f"{found[f'r2_{name}']:.2f}")
+        table.add_row(name, f"{results[f'r2_{name}']:.2f}")
     Console().print(table)
     draw(where, guesses)
-    assert found["r2_W_U"] >= 0.6
-    assert found["r2_shuffled"] <= 0.1
-    return found
+    assert results["r2_W_U"] >= 0.6
+    assert results["r2_shuffled"] <= 0.1
+    return results
 
 
 def draw(where: np.ndarray, guesses: np.ndarray) -> None:
-    """Each place where the probe puts it, joined to its true neighbours."""
+    """Draw each place where the probe puts it, joined to its true neighbours."""
     at = {
-        tuple(int(c) for c in place): (60 + 42 * guess[1], 60 + 42 * guess[0])
-        for place, guess in zip(where, guesses, strict=True)
+        tuple(int(c) for c in cell): (60 + 42 * guess[1], 60 + 42 * guess[0])
+        for cell, guess in zip(where, guesses, strict=True)
     }
     parts = [svg.text(20, 24, "Unseen places where the probe of W_U puts them", "start", font_weight="bold")]
     for (r, c), (x, y) in at.items():

@@ -1,9 +1,9 @@
 """S4-draw-c: a direction that steers: the difference of two means, added to the stream, changes what is written.
 
 A small network learns texts that are calm (small letters) or loud (capitals), with spaces and marks that are neither;
-a text changes its mood seldom. Behind marks alone, either may follow. The mean of the stream behind loud beginnings,
-less the mean behind calm ones, is a direction (Turner et al. 2023; Marks and Tegmark 2023). Added while text is
-generated it decides the mood, by as much as it is scaled; a random direction of the same length does not.
+a text rarely changes its mood. After marks alone, either mood may follow. The mean of the stream after loud beginnings
+minus the mean after calm ones is a direction (Turner et al. 2023; Marks and Tegmark 2023). When it is added during
+generation, its factor decides the mood; a random direction of the same length does not.
 """
 
 import torch
@@ -60,10 +60,11 @@ def train() -> LanguageModel:
 
 
 def loudness(model: LanguageModel, vector: Tensor, factor: float) -> float:
-    """The share of capitals among the letters of sixty texts written behind marks, steered at every position."""
+    """The share of capitals among the letters of sixty texts that continue marks, steered at every position."""
     change = [edits.add(AT, vector, factor)] if factor else []
     written = "".join(
-        made.text for made in model.generate_many(" ,", n=60, max_tokens=20, temperature=1.0, seed=3, edits=change)
+        generated.text
+        for generated in model.generate_many(" ,", n=60, max_tokens=20, temperature=1.0, seed=3, edits=change)
     )
     letters = [c for c in written if c.isalpha()]
     return sum(c.isupper() for c in letters) / len(letters)
@@ -95,7 +96,7 @@ def main() -> dict[str, float]:
         low=0,
         high=1,
     )
-    found = {
+    results = {
         "calm": steered[0],
         "unsteered": steered[FACTORS.index(0.0)],
         "loud": steered[-1],
@@ -103,11 +104,11 @@ def main() -> dict[str, float]:
         "probe": probe.held_out,
         "probe_shuffled": sum(probe.shuffled) / len(probe.shuffled),
     }
-    assert found["calm"] <= 0.2 <= found["unsteered"] <= 0.8 <= found["loud"]
-    assert found["random_moves"] <= 0.5 * (found["loud"] - found["calm"])
-    assert found["probe"] >= 0.9
-    assert found["probe_shuffled"] <= 0.7
-    return found
+    assert results["calm"] <= 0.2 <= results["unsteered"] <= 0.8 <= results["loud"]
+    assert results["random_moves"] <= 0.5 * (results["loud"] - results["calm"])
+    assert results["probe"] >= 0.9
+    assert results["probe_shuffled"] <= 0.7
+    return results
 
 
 if __name__ == "__main__":

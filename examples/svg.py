@@ -24,7 +24,7 @@ def save(name: str, width: float, height: float, parts: Sequence[str]) -> Path:
 
 
 def text(x: float, y: float, words: str, anchor: str = "middle", **style: str) -> str:
-    """Words at a point; `style` are further attributes, such as fill."""
+    """A text at a point; `style` are further attributes, such as fill."""
     words = words.replace("&", "&amp;").replace("<", "&lt;")
     extra = "".join(f' {k.replace("_", "-")}="{v}"' for k, v in style.items())
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{extra}>{words}</text>'
@@ -95,7 +95,7 @@ def bars(name: str, title: str, y_label: str, groups: Sequence[str], series: Map
 
 
 def _legend(labels: Sequence[str]) -> list[str]:
-    """The series' names under their colours, right of the title's line; nothing for a single series."""
+    """The names of the series with their colours, to the right of the title; nothing for a single series."""
     if len(labels) < 2:
         return []
     parts, x = [], WIDTH - RIGHT

@@ -2,8 +2,8 @@
 
 A small network learns two tasks from examples in its context, "the letter after x" and "the seventh letter after x"
 of a circular alphabet; each sequence of its training shows one of them. Afterwards k of seven examples show the second
-task and the others the first, which no training sequence did. The answer's probability is shared between the two
-tasks' answers as the examples are, and next to nothing is left for any other (Xiong et al. 2024, "Everything
+task and the others the first, which no training sequence did. The model divides its probability between the two tasks'
+answers about as the examples are divided, and leaves almost nothing for any other (Xiong et al. 2024, "Everything
 everywhere all at once").
 """
 
@@ -34,7 +34,7 @@ def sequences(second: Tensor, generator: torch.Generator) -> tuple[Tensor, Tenso
 
 
 def train() -> Transformer:
-    """Two layers, taught the answers behind the first example, one task a sequence."""
+    """Train two layers on the answers after the first example; each sequence shows one task."""
     a = Architecture(n_vocab=2 * LETTERS, n_ctx=2 * EXAMPLES, d_model=64, n_layers=2).with_fields({"n_heads": 4})
     network, generator = initialise(Transformer(a), seed=1), torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.01)
@@ -62,14 +62,14 @@ def answers(network: Transformer, n_second: int, generator: torch.Generator) -> 
 
 
 def main() -> dict[str, list[float]]:
-    """Train, mix, and see that the answers are mixed alike."""
+    """Train, mix the examples, and check that the answers are mixed in the same way."""
     network, generator = train(), torch.Generator().manual_seed(1)
-    found = [answers(network, k, generator) for k in range(EXAMPLES)]
-    first, second = [p for p, _ in found], [q for _, q in found]
+    probabilities = [answers(network, k, generator) for k in range(EXAMPLES)]
+    first, second = [p for p, _ in probabilities], [q for _, q in probabilities]
     table = Table(
         "examples of the second task", "its answer", "the first task's", "any other", title="two tasks at once"
     )
-    for k, (p, q) in enumerate(found):
+    for k, (p, q) in enumerate(probabilities):
         table.add_row(f"{k} of {EXAMPLES - 1}", f"{q:.3f}", f"{p:.3f}", f"{1 - p - q:.3f}")
     Console().print(table)
     svg.lines(
@@ -83,7 +83,7 @@ def main() -> dict[str, list[float]]:
         high=1,
     )
     assert second == sorted(second), "more examples of a task, more of its answer"
-    assert min(p + q for p, q in found) > 0.9, "nothing else is answered"
+    assert min(p + q for p, q in probabilities) > 0.9, "nothing else is answered"
     assert min(first[3], second[3], first[4], second[4]) > 0.25, "mixed about equally, both are there"
     return {"first": first, "second": second}
 

@@ -17,6 +17,7 @@ SHORTER = {
     r"--minutes [\d.]+": "--steps 3 --set n_layers=1 --set d_model=48 --set n_ctx=32",
     r"--steps \d+": "--steps 3",
     r"--vocabulary \d+": "--vocabulary 300",
+    r"But, soft![^\"]*": "But",
     r"n_layers=\d+": "n_layers=1",
     r"d_model=\d+": "d_model=48",
     r"n_ctx=\d+": "n_ctx=32",
@@ -49,8 +50,14 @@ def blocks(text: str, *languages: str) -> Iterator[tuple[str, str]]:
 
 
 def commands(content: str) -> list[str]:
-    """The commands of a block, each on one line."""
-    return [line for line in content.replace("\\\n", " ").splitlines() if line.strip() and not line.startswith("#")]
+    """The commands of a block, each with the lines that continue it by a backslash or within quotation marks."""
+    lines, complete = content.replace("\\\n", " ").splitlines(), []
+    for line in lines:
+        if complete and complete[-1].count('"') % 2:
+            complete[-1] += "\n" + line
+        elif line.strip() and not line.startswith("#"):
+            complete.append(line)
+    return complete
 
 
 def run_command(command: str) -> int:

@@ -56,8 +56,8 @@ def drawn(folder: Path, name: str) -> None:
 
 @pytest.mark.item("S4-att-a")
 def test_day_after_annas_birthday(figures: Path):
-    found = example("day_after_annas_birthday").main()
-    assert found["right"] == 98
+    results = example("day_after_annas_birthday").main()
+    assert results["right"] == 98
     drawn(figures, "day_after_annas_birthday")
 
 
@@ -87,35 +87,35 @@ def unpacked(packed: dict[str, Any]) -> np.ndarray:
 
 @pytest.mark.item("S2-4-g", "S2-4-h", "S2-4-j")
 def test_shift_of_sinusoids(figures: Path):
-    found = example("shift_of_sinusoids").main()
-    assert found["shift_error"] < 1e-12
-    assert found["previous_6"] > 0.99
+    results = example("shift_of_sinusoids").main()
+    assert results["shift_error"] < 1e-12
+    assert results["previous_6"] > 0.99
     drawn(figures, "shift_of_sinusoids")
 
 
 @pytest.mark.item("S4-emb-d")
 def test_hintons_family_trees(figures: Path):
-    found = example("hintons_family_trees").main()
-    assert (found["questions"], found["facts"]) == (104, 112)
-    assert found["separable_mean"] >= 0.95
-    assert found["right_unseen"] >= 0.3
+    results = example("hintons_family_trees").main()
+    assert (results["questions"], results["facts"]) == (104, 112)
+    assert results["separable_mean"] >= 0.95
+    assert results["right_unseen"] >= 0.3
     drawn(figures, "hintons_family_trees")
 
 
 @pytest.mark.item("S1-1.1.2-j")
 def test_mup_scores(figures: Path):
-    found = example("mup_scores").main()
-    assert found["muP_ratio"] <= 1.6
-    assert found["standard_ratio"] >= 5
+    results = example("mup_scores").main()
+    assert results["muP_ratio"] <= 1.6
+    assert results["standard_ratio"] >= 5
     drawn(figures, "mup_scores")
 
 
 @pytest.mark.item("S4-emp-b")
 def test_shannons_series(figures: Path):
-    found = example("shannons_series").main(with_model=False)
-    assert found["order_1_runs_1"] < 0.01
-    assert found["order_2_runs_2"] < 0.01
-    assert found["F_0"] > found["F_1"] > found["F_2"] > found["F_3"]
+    results = example("shannons_series").main(with_model=False)
+    assert results["order_1_runs_1"] < 0.01
+    assert results["order_2_runs_2"] < 0.01
+    assert results["F_0"] > results["F_1"] > results["F_2"] > results["F_3"]
     drawn(figures, "shannons_series")
 
 
@@ -168,17 +168,17 @@ class TestCharacterModel:
 
     @pytest.mark.item("S4-mlp-c", "S4-mlp-d", "S4-mlp-e")
     def test_key_value_memories(self, models, figures: Path):
-        found = example("key_value_memories").main(models)
-        assert max(found["memory_error"], found["attention_error"]) < 1e-12
-        assert all(found[f"agreement_{l}"] >= 2 * found[f"shuffled_{l}"] for l in range(3))
+        results = example("key_value_memories").main(models)
+        assert max(results["memory_error"], results["attention_error"]) < 1e-12
+        assert all(results[f"agreement_{l}"] >= 2 * results[f"shuffled_{l}"] for l in range(3))
         drawn(figures, "key_value_memories")
 
     @pytest.mark.item("S4-acc-b")
     def test_hyperfitting(self, model, figures: Path):
-        found = example("hyperfitting").main(model)
-        assert found["after: type-token ratio"] > found["before: type-token ratio"]
-        assert found["after: predictive entropy"] < found["before: predictive entropy"]
-        assert found["after: held-out loss"] > found["before: held-out loss"]
+        results = example("hyperfitting").main(model)
+        assert results["after: type-token ratio"] > results["before: type-token ratio"]
+        assert results["after: predictive entropy"] < results["before: predictive entropy"]
+        assert results["after: held-out loss"] > results["before: held-out loss"]
         drawn(figures, "hyperfitting")
 
 
@@ -186,9 +186,9 @@ class TestCharacterModel:
 @pytest.mark.timeout(1800)
 @pytest.mark.item("S4-deep-b")
 def test_induction(figures: Path):
-    found = example("induction").main()
-    assert found["accuracy_1"] <= 0.6
-    assert found["accuracy_2"] >= 0.9
+    results = example("induction").main()
+    assert results["accuracy_1"] <= 0.6
+    assert results["accuracy_2"] >= 0.9
     drawn(figures, "induction_losses")
     drawn(figures, "induction_heads")
 
@@ -197,11 +197,11 @@ def test_induction(figures: Path):
 @pytest.mark.timeout(1800)
 @pytest.mark.item("S4-deep-b", "S4-draw-c")
 def test_induction_circuit(figures: Path):
-    found = example("induction_circuit").main()
-    assert found["accuracy"] >= 0.95
-    assert found["composition"] >= found["baseline"] + 10 * found["spread"]
-    assert max(found["without_previous"], found["without_induction"]) <= 0.5
-    assert found["without_another"] >= 0.9
+    results = example("induction_circuit").main()
+    assert results["accuracy"] >= 0.95
+    assert results["composition"] >= results["baseline"] + 10 * results["spread"]
+    assert max(results["without_previous"], results["without_induction"]) <= 0.5
+    assert results["without_another"] >= 0.9
     drawn(figures, "induction_circuit")
 
 
@@ -209,9 +209,9 @@ def test_induction_circuit(figures: Path):
 @pytest.mark.timeout(1800)
 @pytest.mark.item("S4-emb-f")
 def test_space_probe(figures: Path):
-    found = example("space_probe").main()
-    assert found["r2_W_U"] >= 0.6
-    assert found["r2_shuffled"] <= 0.1
+    results = example("space_probe").main()
+    assert results["r2_W_U"] >= 0.6
+    assert results["r2_shuffled"] <= 0.1
     drawn(figures, "space_probe")
 
 
@@ -219,10 +219,10 @@ def test_space_probe(figures: Path):
 @pytest.mark.timeout(1800)
 @pytest.mark.item("S4-att-b")
 def test_alignment_bahdanau(figures: Path):
-    found = example("alignment_bahdanau").main()
-    assert found["attention_24"] > found["one vector_24"] + 0.2
-    assert found["near"] > 0.9
-    assert found["error"] < 1e-5
+    results = example("alignment_bahdanau").main()
+    assert results["attention_24"] > results["one vector_24"] + 0.2
+    assert results["near"] > 0.9
+    assert results["error"] < 1e-5
     drawn(figures, "alignment_bahdanau")
     drawn(figures, "alignment_bahdanau_lengths")
 
@@ -231,9 +231,9 @@ def test_alignment_bahdanau(figures: Path):
 @pytest.mark.timeout(1800)
 @pytest.mark.item("S4-draw-c")
 def test_steering_direction(figures: Path):
-    found = example("steering_direction").main()
-    assert found["calm"] <= 0.2 <= found["unsteered"] <= 0.8 <= found["loud"]
-    assert found["probe"] > found["probe_shuffled"] + 0.2
+    results = example("steering_direction").main()
+    assert results["calm"] <= 0.2 <= results["unsteered"] <= 0.8 <= results["loud"]
+    assert results["probe"] > results["probe_shuffled"] + 0.2
     drawn(figures, "steering")
 
 
@@ -241,11 +241,11 @@ def test_steering_direction(figures: Path):
 @pytest.mark.timeout(1800)
 @pytest.mark.item("S4-draw-c")
 def test_fact_traced(figures: Path):
-    found = example("fact_traced").main()
-    assert found["accuracy"] >= 0.99
-    assert found["before"] >= 0.5 <= found["behind"]
-    assert found["carried"] >= 0.5
-    assert found["elsewhere"] <= 0.05
+    results = example("fact_traced").main()
+    assert results["accuracy"] >= 0.99
+    assert results["before"] >= 0.5 <= results["behind"]
+    assert results["carried"] >= 0.5
+    assert results["elsewhere"] <= 0.05
     drawn(figures, "fact_traced")
 
 
@@ -253,8 +253,8 @@ def test_fact_traced(figures: Path):
 @pytest.mark.timeout(1800)
 @pytest.mark.item("S4-att-o")
 def test_tasks_in_superposition(figures: Path):
-    found = example("tasks_in_superposition").main()
-    assert found["second"] == sorted(found["second"])
-    assert min(p + q for p, q in zip(found["first"], found["second"], strict=True)) > 0.9
-    assert min(found["first"][4], found["second"][3]) > 0.25
+    results = example("tasks_in_superposition").main()
+    assert results["second"] == sorted(results["second"])
+    assert min(p + q for p, q in zip(results["first"], results["second"], strict=True)) > 0.9
+    assert min(results["first"][4], results["second"][3]) > 0.25
     drawn(figures, "tasks_in_superposition")
