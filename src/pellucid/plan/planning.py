@@ -104,7 +104,7 @@ def make_plan(
     model = recipe.model if n_ctx is None else replace(recipe.model, n_ctx=n_ctx)
     recipe = replace(recipe, model=model if vocabulary is None else with_vocabulary(model, vocabulary))
     here = resolve.resolve_device(recipe.train.device if device == "auto" else device)
-    recipe = _resolved(recipe, here, batch, precision)
+    recipe = _resolved(recipe, here, batch, precision, measure)
     parameters = count_parameters(recipe.model)
     memory, room = training_memory(recipe), float(resolve.memory_bytes(here))
     known = recipe.n_steps * recipe.tokens_per_step
@@ -127,34 +127,36 @@ def make_plan(
 def _recipe_of(what: str | Path | Architecture) -> tuple[str, Recipe]:
     """The name and the recipe of what is to be planned."""
     if isinstance(what, Architecture):
-        return "architecture", _on(what)
+        return "architecture", recipe_for(what)
     path = Path(what)
     if path.is_dir():
         return str(what), read_recipe(path)
     if path.suffix == ".json":
         try:
-            return path.name, _on(Architecture.from_dict(json.loads(path.read_bytes())))
+            return path.name, recipe_for(Architecture.from_dict(json.loads(path.read_bytes())))
         except OSError as error:
             raise PlanError(f"{path} cannot be read: {error.strerror}") from None
         except json.JSONDecodeError as error:
             raise PlanError(f"{path} is not JSON: {error}") from None
-    return str(what), _on(preset(str(what)))
+    return str(what), recipe_for(preset(str(what)))
 
 
-def _on(a: Architecture) -> Recipe:
+def recipe_for(a: Architecture) -> Recipe:
     """A recipe with the objective that the architecture is for."""
     by_mask = {mask: objective for objective, mask in OBJECTIVE_MASK.items() if objective != "source-target"}
     objective = "source-target" if a.encoder is not None else by_mask[a.attention.mask]
     return with_train(Recipe(inputs=(), model=a), objective=objective)
 
 
-def _resolved(recipe: Recipe, device: torch.device, batch: int | None, precision: str | None) -> Recipe:
-    """Batch, precision and attention as a run would choose them."""
+def _resolved(recipe: Recipe, device: torch.device, batch: int | None, precision: str | None, measure: bool) -> Recipe:
+    """Batch, precision and attention as a run would choose them; attention that is not measured is fused."""
     recipe = with_train(recipe, precision=precision or recipe.train.precision)
     if batch:
         recipe = with_train(recipe, batch=batch, accumulate=recipe.train.accumulate or 1)
     recipe = resolve.resolve_batch(with_train(recipe, device=str(device)), device)
     recipe = with_train(recipe, precision=resolve.resolve_precision(recipe, device)[0])
+    if not measure and recipe.train.attention == "auto":
+        return with_train(recipe, attention="fused")
     return with_train(recipe, attention=resolve.resolve_attention(recipe, device)[0])
 
 

@@ -5,6 +5,7 @@ formula has to be kept in step with them. What is counted is every tensor that l
 what kernels use inside of themselves, the interpreter and its libraries, and what compiled graphs save.
 """
 
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pellucid.architecture import count_parameters
-from pellucid.model import Transformer
-from pellucid.model.lora import adapt
 from pellucid.training.build import choose_paths, make_optimizer, n_logits
-from pellucid.training.objectives import MANY_LOGITS, MicroBatch, autocast
+from pellucid.training.memory_lines import NoClosedFormError, bare_network, micro_batch_of, step_lines
+from pellucid.training.objectives import MANY_LOGITS, autocast
 from pellucid.training.recipe import Recipe, RecipeError, with_train
 from pellucid.training.resolve_recipe import memory_bytes, n_trained, training_bytes
 
@@ -62,13 +62,24 @@ class Memory:
 def training_memory(recipe: Recipe) -> Memory:
     """What the second and all later steps of a run need, eager. The recipe's batch is resolved; `auto` is float32.
 
-    Of networks with more than DEEP layers two shallow ones are walked through and the line through them is followed;
-    so are two batches of those whose logits are made in chunks, where more sequences are only more chunks.
+    From the lines of `memory_lines`, which are equal to the walk. A network whose layers they cannot follow is walked
+    through, with a warning: of more than DEEP layers two shallow networks are, and the line through them is followed.
     """
+    t = recipe.train
+    any_batch = with_train(recipe, batch=0, accumulate=min(t.accumulate, 2))
+    try:
+        return Memory(*step_lines(any_batch, n_logits(recipe) >= MANY_LOGITS).at(t.batch))
+    except NoClosedFormError as reason:
+        warnings.warn(f"memory is found by walking through the step, which takes longer: {reason}", stacklevel=2)
+        return walked_memory(recipe)
+
+
+def walked_memory(recipe: Recipe) -> Memory:
+    """The same from walks alone; for logits in chunks along the line through two batches."""
     n, batch = recipe.model.n_layers, recipe.train.batch
     chunked = first_in_chunks(recipe)
     if batch > 2 * chunked + 2:
-        few, more = (training_memory(with_train(recipe, batch=k)) for k in (chunked + 1, 2 * chunked + 2))
+        few, more = (walked_memory(with_train(recipe, batch=k)) for k in (chunked + 1, 2 * chunked + 2))
         return few.towards(more, (batch - chunked - 1) / (chunked + 1))
     if n <= DEEP:
         return walk(recipe)
@@ -106,9 +117,7 @@ def walk(recipe: Recipe) -> Memory:
     """A step of the recipe behind an update from gradients of zeros, which makes the optimiser's averages."""
     device, t = torch.device("cpu"), recipe.train
     with without_numbers() as live:
-        network = Transformer(recipe.model)
-        if recipe.adapt.rank:
-            adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules)
+        network = bare_network(recipe)
         choose_paths(network, recipe)
         weights = live.now
         optimizer = make_optimizer(recipe, network)
@@ -122,7 +131,7 @@ def walk(recipe: Recipe) -> Memory:
         before = live.now
         for _ in range(2 if t.accumulate > 1 else 1):  # the second pass has the gradients of the first beside it
             held = live.start()
-            total = loss(_row_of(recipe))
+            total = loss(micro_batch_of(recipe, t.batch))
             activations, forward = live.now - held, live.peak
             live.start()
             total.backward()
@@ -134,14 +143,6 @@ def walk(recipe: Recipe) -> Memory:
         update = live.peak
         kept = live.now - weights - gradients
     return Memory(weights, gradients, kept, activations, forward, backward, update)
-
-
-def _row_of(recipe: Recipe) -> MicroBatch:
-    """A pass of the recipe's sizes."""
-    a, batch = recipe.model, recipe.train.batch
-    tokens = torch.zeros((batch, a.n_ctx), dtype=torch.int64)
-    source = None if a.encoder is None else torch.zeros((batch, a.encoder.n_ctx), dtype=torch.int64)
-    return MicroBatch(tokens, tokens, source=source)
 
 
 def _cut(recipe: Recipe, depth: int) -> Recipe:

@@ -90,21 +90,35 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, shape: torch.Size, params: list[nn.Parameter], group: dict, bad: Tensor) -> None:
         """The matrices of one shape."""
-        grads = torch.stack([p.grad for p in params if p.grad is not None])
-        buffers = [self._buffer(p) for p in params]
-        momentum = torch.stack(buffers).lerp_(grads, 1 - group["momentum"])
-        update = orthogonal(grads.lerp_(momentum, group["momentum"]), self.dtype)
-        update *= group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
-        # of a bad step the update is put to zero and the decay to one: p * 1 - 0 is p, bit for bit
-        decay = torch.ones_like(bad, dtype=update.dtype).masked_fill_(~bad, 1 - group["lr"] * group["weight_decay"])
-        update.masked_fill_(bad, 0.0)
-        for p, buffer, m, u in zip(params, buffers, momentum, update, strict=True):
-            p.mul_(decay).sub_(u)
-            # what a step that is not finite made of the momentum is not taken over
-            buffer.copy_(torch.where(bad, buffer, m))
+        rate = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
+        shrunk = 1 - group["lr"] * group["weight_decay"]
+        update_together(params, [self._buffer(p) for p in params], group["momentum"], rate, shrunk, self.dtype, bad)
 
     def _buffer(self, p: nn.Parameter) -> Tensor:
         state = self.state[p]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(p)
         return state["momentum_buffer"]
+
+
+def update_together(
+    params: list[nn.Parameter],
+    buffers: list[Tensor],
+    momentum: float,
+    rate: float,
+    shrunk: float,
+    dtype: torch.dtype,
+    bad: Tensor,
+) -> None:
+    """p <- shrunk p - rate orthogonal(u) for matrices of one shape and their averages `buffers`, unless `bad`."""
+    grads = torch.stack([p.grad for p in params if p.grad is not None])
+    averages = torch.stack(buffers).lerp_(grads, 1 - momentum)
+    update = orthogonal(grads.lerp_(averages, momentum), dtype)
+    update *= rate
+    # of a bad step the update is put to zero and the decay to one: p * 1 - 0 is p, bit for bit
+    decay = torch.ones_like(bad, dtype=update.dtype).masked_fill_(~bad, shrunk)
+    update.masked_fill_(bad, 0.0)
+    for p, buffer, m, u in zip(params, buffers, averages, update, strict=True):
+        p.mul_(decay).sub_(u)
+        # what a step that is not finite made of the momentum is not taken over
+        buffer.copy_(torch.where(bad, buffer, m))

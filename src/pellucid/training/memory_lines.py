@@ -1,0 +1,279 @@
+"""What a training step needs in memory as lines in its batch, followed over its depth: the closed form of the walk.
+
+The network's own forward and backward pass runs once, on tensors that have a shape and no numbers, and as few layers
+as are not alike. What lives after each allocation is a line in the batch. A further layer in the middle moves all that
+comes after it in the forward pass by what a layer keeps, and all that comes after it in the backward pass by what it
+frees and by its gradients; inside of the inserted layers the most lives in the first or the last of them. So every
+peak is the largest of some lines. tests/training/test_memory_lines.py holds them equal to the walk, to the byte.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.architecture import Architecture
+from pellucid.model import Transformer
+from pellucid.model.lora import adapt
+from pellucid.training.build import choose_paths
+from pellucid.training.muon import update_together
+from pellucid.training.objectives import MANY_LOGITS, MicroBatch, autocast
+from pellucid.training.optimizer import is_hidden_matrix
+from pellucid.training.recipe import Recipe
+from pellucid.training.shape_tensors import CPU, LinearBytes, NoClosedFormError, ShapesOnly, shapes_only, sum_of
+
+#: batches of the run: the first of them that divides no other size
+PRIMES = (10007, 10009, 10037, 10039, 10061)
+#: bytes of a float32 number
+FLOAT = 4
+
+
+@dataclass(frozen=True)
+class StepLines:
+    """Bytes as lines in the batch; those of a part of the step are the largest of several."""
+
+    weights: int
+    gradients: LinearBytes
+    optimizer: int
+    activations: LinearBytes
+    forward: tuple[LinearBytes, ...]
+    backward: tuple[LinearBytes, ...]
+    update: LinearBytes
+
+    def at(self, batch: int) -> tuple[int, ...]:
+        """The bytes with this batch, in the order of the fields."""
+        parts = (max(line.at(batch) for line in lines) for lines in (self.forward, self.backward))
+        gradients, activations = self.gradients.at(batch), self.activations.at(batch)
+        return self.weights, gradients, self.optimizer, activations, *parts, self.update.at(batch)
+
+
+@dataclass(frozen=True)
+class RepeatedLayers:
+    """Layers first ... last - 1 of the network's blocks, or its encoder's, and `times` copies that follow them."""
+
+    of_encoder: bool
+    first: int
+    last: int
+    times: int
+
+    def blocks(self, network: Transformer) -> nn.ModuleList:
+        """The blocks that these layers are of."""
+        return network.encoder.blocks if self.of_encoder and network.encoder else network.blocks
+
+
+class LayerBoundaries:
+    """When the passes of a step come to the repeated layers and leave them, and what lives then."""
+
+    def __init__(self, mode: ShapesOnly, repeat: RepeatedLayers, network: Transformer):
+        self.mode, self.times = mode, repeat.times
+        #: of the first of these layers and of the one behind them: how many lines were recorded, and what lived
+        self.forward: list[tuple[int, LinearBytes]] = []
+        self.backward: list[tuple[int, LinearBytes]] = []
+        #: what the copies keep for the backward pass
+        self.saved = LinearBytes()
+        for layer in (repeat.first, repeat.last):
+            repeat.blocks(network)[layer].register_forward_pre_hook(self.enter)
+
+    def enter(self, block: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """The forward pass enters a layer; the backward pass has left it when it has the gradient by its input."""
+        self.forward.append((len(self.mode.record), self.mode.live))
+        inputs[0].register_hook(lambda gradient: self.backward.append((len(self.mode.record), self.mode.live)))
+
+    def forward_ends(self) -> None:
+        """Count what is kept; what autocast makes of weights that nothing keeps was freed just now, and not before."""
+        first, last = (number for number, _ in self.forward[-2:])
+        self.saved = LinearBytes().plus(self.mode.allocated_between(first, last), self.times)
+
+    @property
+    def entered(self) -> LinearBytes:
+        """What lives more when the forward pass leaves the copies than when it comes to them."""
+        return LinearBytes().plus(self.forward[-1][1].minus(self.forward[-2][1]), self.times)
+
+    @property
+    def returned(self) -> LinearBytes:
+        """What lives more when the backward pass leaves the copies: their gradients, less what they kept."""
+        return LinearBytes().plus(self.backward[-1][1].minus(self.backward[-2][1]), self.times)
+
+
+@lru_cache(maxsize=64)
+def step_lines(recipe: Recipe, chunked: bool) -> StepLines:
+    """The lines of a recipe, whatever its batch is; `chunked`: logits are made in chunks."""
+    recipe, repeats = without_copies(recipe)
+    t, batch = recipe.train, unlike_any_size(recipe)
+    weights, trained = of_all_layers(recipe, repeats)
+    optimizer = optimizer_bytes(trained)
+    with shapes_only(batch) as mode:
+        network = bare_network(recipe)
+        shallow = mode.live
+        choose_paths(network, recipe)
+        loss = autocast(network.train(), CPU, t.precision, MANY_LOGITS if chunked else 0)
+        visits = [LayerBoundaries(mode, repeat, network) for repeat in repeats]
+        others = LinearBytes(weights - shallow.fixed + optimizer)  # what lives besides what `mode` counts
+        gradients = LinearBytes()  # the copies'
+        for _ in range(2 if t.accumulate > 1 else 1):  # the second pass has the gradients of the first beside it
+            others = others.plus(gradients)
+            start, _ = mode.new_part()
+            total = loss(micro_batch_of(recipe, batch))
+            for visit in visits:
+                visit.forward_ends()
+            end, forward = mode.new_part()
+            total.backward()
+            del total
+            left, backward = mode.new_part()
+            saved = sum_of(visit.saved for visit in visits)
+            gradients = sum_of([gradients, saved, *(visit.returned for visit in visits)])
+    for visit in sorted(visits, key=lambda visit: visit.forward[-1], reverse=True):
+        forward = insert_copies(forward, visit.forward, visit.entered)
+    for visit in sorted(visits, key=lambda visit: visit.backward[-1], reverse=True):
+        backward = insert_copies(backward, visit.backward, visit.returned)
+    gradients = gradients.plus(left.minus(shallow))
+    if gradients.each:
+        raise NoClosedFormError("some of what the forward pass keeps outlives the backward pass")
+    return StepLines(
+        weights,
+        gradients,
+        optimizer,
+        end.minus(start).plus(saved),
+        upper_envelope(line.plus(others) for line in forward),
+        upper_envelope(sum_of([line, others, saved]) for line in backward),
+        gradients.plus(LinearBytes(weights + optimizer + update_bytes(trained, t.precision))),
+    )
+
+
+def insert_copies(
+    record: list[LinearBytes], visits: list[tuple[int, LinearBytes]], more: LinearBytes
+) -> list[LinearBytes]:
+    """What lives where copies of layers add `more`: in the first of them as it was, in the last with it."""
+    first, last = visits[-2][0], visits[-1][0]
+    return record[:last] + [line.plus(more) for line in record[first:]]
+
+
+def upper_envelope(lines: Iterable[LinearBytes]) -> tuple[LinearBytes, ...]:
+    """The lines among which the largest one is for every batch from 1 on; the steepest line comes first."""
+    largest: list[LinearBytes] = []
+    for line in sorted(set(lines), key=lambda line: (line.each, line.fixed), reverse=True):
+        if not largest or line.at(1) > largest[-1].at(1):
+            largest.append(line)
+    return tuple(largest)
+
+
+def without_copies(recipe: Recipe) -> tuple[Recipe, list[RepeatedLayers]]:
+    """The recipe with as few layers as are not alike, and which of them are to be repeated."""
+    a = recipe.model
+    a, repeats = _shortened(a, of_encoder=False)
+    if a.encoder is not None:
+        encoder, more = _shortened(a.encoder, of_encoder=True)
+        a, repeats = replace(a, encoder=encoder), repeats + more
+    return replace(recipe, model=a), repeats
+
+
+def _shortened(a: Architecture, of_encoder: bool) -> tuple[Architecture, list[RepeatedLayers]]:
+    """One layer or more in front of those that are repeated, and behind them."""
+    period = len(a.attention.windows)
+    times = (a.n_layers - period - 2) // period
+    if times < 1:
+        return a, []
+    return replace(a, n_layers=a.n_layers - times * period), [RepeatedLayers(of_encoder, 1, 1 + period, times)]
+
+
+def bare_network(recipe: Recipe) -> Transformer:
+    """The recipe's network, with its adapters."""
+    network = Transformer(recipe.model)
+    if recipe.adapt.rank:
+        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules)
+    return network
+
+
+def micro_batch_of(recipe: Recipe, batch: int) -> MicroBatch:
+    """A pass of the recipe's sizes."""
+    a = recipe.model
+    tokens = torch.zeros((batch, a.n_ctx), dtype=torch.int64)
+    source = None if a.encoder is None else torch.zeros((batch, a.encoder.n_ctx), dtype=torch.int64)
+    return MicroBatch(tokens, tokens, source=source)
+
+
+def unlike_any_size(recipe: Recipe) -> int:
+    """A prime that divides no size of the recipe's network, nor one that is larger or smaller by one."""
+    sizes = {n + step for n in _integers(recipe.to_dict()) for step in (-1, 0, 1)} - {0}
+    for prime in PRIMES:
+        if all(n % prime for n in sizes):
+            return prime
+    raise NoClosedFormError(f"sizes of the network are multiples of each of {PRIMES}")
+
+
+def _integers(value: Any) -> Iterator[int]:
+    if isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _integers(part)
+    elif isinstance(value, int):
+        yield int(value)
+
+
+#: parameters of one kind: whether Muon has them, and their shape
+ParameterKind = tuple[bool, torch.Size]
+
+
+@lru_cache(maxsize=64)
+def weights_and_parameters(recipe: Recipe) -> tuple[int, Counter[ParameterKind]]:
+    """The bytes of the network's weights and tables, and how many trained parameters it has of each kind."""
+    muon = recipe.train.optimizer == "muon"
+    with shapes_only() as mode:
+        network = bare_network(recipe)
+        named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+        return mode.live.fixed, Counter((muon and is_hidden_matrix(name, p), p.shape) for name, p in named)
+
+
+def of_all_layers(recipe: Recipe, repeats: list[RepeatedLayers]) -> tuple[int, Counter[ParameterKind]]:
+    """The same with the copies."""
+    weights, trained = weights_and_parameters(recipe)
+    all_weights, all_trained = weights, Counter(trained)
+    for repeat in repeats:
+        less, fewer = weights_and_parameters(replace(recipe, model=without_layers(recipe.model, repeat)))
+        all_weights += repeat.times * (weights - less)
+        for kind, n in (trained - fewer).items():
+            all_trained[kind] += repeat.times * n
+    return all_weights, all_trained
+
+
+def without_layers(a: Architecture, repeat: RepeatedLayers) -> Architecture:
+    """The architecture without the layers that are repeated."""
+    fewer = repeat.last - repeat.first
+    if not repeat.of_encoder:
+        return replace(a, n_layers=a.n_layers - fewer)
+    assert a.encoder is not None
+    return replace(a, encoder=replace(a.encoder, n_layers=a.encoder.n_layers - fewer))
+
+
+def optimizer_bytes(trained: Counter[ParameterKind]) -> int:
+    """One average for each number of Muon's, two and a count of steps for AdamW's, and the flag of a bad step."""
+    averages = sum(n * FLOAT * shape.numel() * (1 if muon else 2) for (muon, shape), n in trained.items())
+    counts = sum(n for (muon, _), n in trained.items() if not muon)
+    return averages + FLOAT * counts + 1 + (FLOAT if counts else 0)
+
+
+@lru_cache(maxsize=64)
+def _muon_bytes(shape: torch.Size, n: int, precision: str) -> int:
+    """The most that lives while Muon updates n matrices of one shape, besides them, their gradients and averages."""
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    with shapes_only() as mode:
+        params, buffers = ([torch.empty(shape) for _ in range(n)] for _ in range(2))
+        for p in params:
+            p.grad = torch.empty(shape)
+        bad = torch.zeros((), dtype=torch.bool)
+        start, _ = mode.new_part()
+        update_together(params, buffers, 0.95, 0.1, 1.0, dtype, bad)  # type: ignore[arg-type]
+        _, record = mode.new_part()
+        return max(line.fixed for line in record) - start.fixed
+
+
+def update_bytes(trained: Counter[ParameterKind], precision: str) -> int:
+    """The most that clipping and the optimiser's step need besides weights, gradients and averages.
+
+    Clipping: the norm of each gradient, all of them in one vector, and its norm.
+    """
+    muon = (_muon_bytes(shape, n, precision) for (of_muon, shape), n in trained.items() if of_muon)
+    return max(FLOAT * (2 * trained.total() + 1), *muon, 0)
