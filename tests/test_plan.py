@@ -1,6 +1,7 @@
 """What a plan says: FLOPs as PyTorch counts them, memory as the step takes it, and nothing by the clock."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -359,7 +360,7 @@ def test_data_sheets_are_of_one_unit():
 
 def test_a_deep_network_s_step_is_on_the_line_through_two_shallow_ones(monkeypatch):
     """With a clock that says 5 units a layer and 7 for the rest."""
-    monkeypatch.setattr(speed, "in_turn", lambda steps, budget: [step() for step in steps])
+    monkeypatch.setattr(speed, "in_turn", lambda steps, budget, least: [step() for step in steps])
     monkeypatch.setattr(speed, "stepper", lambda r, device: lambda: 7.0 + 5.0 * r.model.n_layers)
     monkeypatch.setattr(speed, "product_speed", lambda device, precision: 1e15)
     for depth in (1, 2, 3, 4, 12):
@@ -378,10 +379,21 @@ def test_steps_are_taken_in_turn():
     assert len(found) == 2
 
 
+def test_the_first_step_counts_where_there_is_no_time_for_a_second():
+    taken = []
+    [seconds] = in_turn([lambda: time.sleep(0.01) or taken.append("a")], 0.0, least=0)
+    assert taken == ["a"]
+    assert 0.01 <= seconds < 1
+    in_turn([lambda: taken.append("b")], 60.0, least=0)
+    assert taken.count("b") == 51
+
+
 def test_a_true_step_is_taken():
     """Every kind of pass, once; what it costs is not asked."""
     for made in (recipe(), recipe(optimizer="adamw", accumulate=2), source_target()):
-        assert training_speed(made, torch.device("cpu"), 0.0).seconds > 0
+        speed_here = training_speed(made, torch.device("cpu"), 0.1)
+        assert speed_here.how.startswith("measured")
+        assert speed_here.seconds > 0
 
 
 def test_numbers_are_readable():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pellucid.architecture import Architecture
-from pellucid.plan.planning import recipe_for
+from pellucid.plan.planning import default_recipe
 from pellucid.presets import PRESETS, preset, with_vocabulary
 from pellucid.training import memory, memory_lines
 from pellucid.training.memory import first_in_chunks, training_memory, walk
@@ -34,7 +34,7 @@ def shrunk(a: Architecture, depth: int) -> Architecture:
 
 
 def with_options(a: Architecture, **options) -> Recipe:
-    return with_train(recipe_for(a), **({"accumulate": 1} | options))
+    return with_train(default_recipe(a), **({"accumulate": 1} | options))
 
 
 def assert_equal_to_the_walk(recipe: Recipe) -> None:

@@ -127,21 +127,21 @@ def make_plan(
 def _recipe_of(what: str | Path | Architecture) -> tuple[str, Recipe]:
     """The name and the recipe of what is to be planned."""
     if isinstance(what, Architecture):
-        return "architecture", recipe_for(what)
+        return "architecture", default_recipe(what)
     path = Path(what)
     if path.is_dir():
         return str(what), read_recipe(path)
     if path.suffix == ".json":
         try:
-            return path.name, recipe_for(Architecture.from_dict(json.loads(path.read_bytes())))
+            return path.name, default_recipe(Architecture.from_dict(json.loads(path.read_bytes())))
         except OSError as error:
             raise PlanError(f"{path} cannot be read: {error.strerror}") from None
         except json.JSONDecodeError as error:
             raise PlanError(f"{path} is not JSON: {error}") from None
-    return str(what), recipe_for(preset(str(what)))
+    return str(what), default_recipe(preset(str(what)))
 
 
-def recipe_for(a: Architecture) -> Recipe:
+def default_recipe(a: Architecture) -> Recipe:
     """A recipe with the objective that the architecture is for."""
     by_mask = {mask: objective for objective, mask in OBJECTIVE_MASK.items() if objective != "source-target"}
     objective = "source-target" if a.encoder is not None else by_mask[a.attention.mask]

@@ -57,27 +57,27 @@ def product_speed(device: torch.device, precision: str, n: int = CUBE) -> float:
 
 
 def training_speed(
-    recipe: Recipe, device: torch.device, budget: float = 4.0, memory: float = float("inf")
+    recipe: Recipe, device: torch.device, budget: float = 3.0, memory: float = float("inf")
 ) -> StepSpeed:
-    """Tokens per second of training on this machine, eager, from about `budget` seconds of steps.
+    """Tokens per second of training on this machine, eager, measured within about `budget` seconds, building included.
 
-    The recipe's batch, precision and attention are resolved. If the products alone of a step of the shallow networks
-    would
-    take more than the budget, or the networks more than `memory` bytes, the speed is estimated from a matrix product,
-    and
-    `how` says so.
+    The recipe's batch, precision and attention are resolved. If the fewest steps are expected to take longer than the
+    budget, or the networks need more than `memory` bytes, no step is taken: the speed is estimated from that of a
+    large matrix product, and `how` says so.
     """
+    began = time.perf_counter()
     peak = product_speed(device, recipe.train.precision)
     n, tokens = recipe.model.n_layers, recipe.tokens_per_step
     depths = (n,) if n <= DEEP else (SHALLOW, DEEP)
     at_least = [tokens * flops(_cut(recipe, depth).model).training / peak for depth in depths]
     weights = 16.0 * sum(count_parameters(_cut(recipe, depth).model)["total"] for depth in depths)
-    if 4 * sum(at_least) > budget or weights > memory:
+    least = 0 if len(depths) == 1 else 1  # a line through two times needs them warm
+    if (1 + least) * sum(at_least) / ASSUMED_SHARE > budget or weights > memory:
         seconds = tokens * flops(recipe.model).training / peak / ASSUMED_SHARE
         how = f"estimated: {ASSUMED_SHARE:.0%} of the speed of a {CUBE}-cube product, because it is too large to time"
         return StepSpeed(seconds, tokens / seconds, peak, how)
     steps = [stepper(_cut(recipe, depth), device) for depth in depths]
-    times = in_turn(steps, budget)
+    times = in_turn(steps, began + budget - time.perf_counter(), least=least)
     seconds = times[0] if n <= DEEP else times[0] + (n - SHALLOW) / (DEEP - SHALLOW) * (times[1] - times[0])
     of = f"{n} layers" if n <= DEEP else f"networks of {SHALLOW} and {DEEP} layers"
     return StepSpeed(seconds, tokens / seconds, peak, f"measured for a few seconds, by {of}")
@@ -125,21 +125,27 @@ def in_turn(
 ) -> list[float]:
     """Median seconds of each step, taken in turn so that other load on the machine affects all of them alike.
 
-    After one warm-up step, each is taken `least` times, and more often within the budget, in seconds. `poll` is called
-    between any two steps and may raise.
+    After one warm-up step, each is taken `least` times, and more often while another round fits into the budget, in
+    seconds. With `least` 0 and no time for a second round, the warm-up steps count. `poll` is called before each step
+    and may raise.
     """
-    for step in steps:
-        poll()
-        step()
-    times: list[list[float]] = [[] for _ in steps]
-    began = time.perf_counter()
-    while len(times[0]) < least or (len(times[0]) < 50 and time.perf_counter() - began < budget):
-        for step, taken in zip(steps, times, strict=True):
+
+    def one_round() -> list[float]:
+        times = []
+        for step in steps:
             poll()
             start = time.perf_counter()
             step()
-            taken.append(time.perf_counter() - start)
-    return [statistics.median(taken) for taken in times]
+            times.append(time.perf_counter() - start)
+        return times
+
+    began = time.perf_counter()
+    first = one_round()
+    last_start = began + budget - sum(first)
+    rounds: list[list[float]] = []
+    while len(rounds) < least or (len(rounds) < 50 and time.perf_counter() < last_start):
+        rounds.append(one_round())
+    return [statistics.median(times) for times in zip(*(rounds or [first]), strict=True)]
 
 
 def _cut(recipe: Recipe, depth: int) -> Recipe:
