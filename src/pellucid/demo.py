@@ -27,7 +27,7 @@ def run_demo(arguments: list[str] | None = None) -> int:
     assert isinstance(run, Run)  # not of images
     if run.exit_code:
         return run.exit_code
-    show(run)
+    show_run(run)
     return 0
 
 
@@ -43,7 +43,7 @@ def continue_or_start(minutes: float) -> Run | ImageRun:
     return train(bundled("shakespeare"), out=HERE, resume=True, show=True)
 
 
-def show(run: Run) -> None:
+def show_run(run: Run) -> None:
     """Print samples, a score, and the next commands."""
     model = load(run.path)
     assert isinstance(model, LanguageModel)

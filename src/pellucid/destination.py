@@ -1,7 +1,8 @@
-"""Check that something can be written at a path, before any work is done for it."""
+"""Check that something can be written at a path before any work is done for it, and flush what was written."""
 
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -39,3 +40,14 @@ def _reason(error: Exception, folder: Path) -> str:
     if isinstance(error, FileNotFoundError):
         return f"{folder} takes no new files"
     return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def flush_folder(path: Path) -> None:
+    """Flush the folder's entries to disk before this returns."""
+    if sys.platform == "win32":
+        return  # folders cannot be opened there, and their entries are written through
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -9,9 +9,9 @@ from pellucid.architecture import Architecture, Attention
 from pellucid.model import Transformer
 from pellucid.model.mask import prefix_mask
 from pellucid.model.weights import initialise
+from pellucid.text.tokenizers.base import MASK
 from pellucid.text.tokens.batches import noise
 from pellucid.training import objectives
-from pellucid.training.data import MASK
 from pellucid.training.objectives import MicroBatch, after_prefix, hide, logits_of, summed_loss, summed_loss_in_chunks
 from pellucid.training.recipe import RecipeError
 from pellucid.training.run_dir import load_run

@@ -23,7 +23,7 @@ from pellucid.destination import check_destination
 
 
 @dataclass(frozen=True)
-class InputOptions(FilesOptions):
+class TrainingTextOptions(FilesOptions):
     """Which text is read, and how it becomes tokens."""
 
     drop_duplicates: Annotated[bool, option()] = False
@@ -103,7 +103,7 @@ class OutputOptions:
 def train(
     paths: Annotated[Positional[tuple[str, ...]], option("[TEXT ...]")] = (),
     *,
-    input: InputOptions,
+    input: TrainingTextOptions,
     model: ModelOptions,
     training: TrainingOptions,
     output: OutputOptions,
@@ -156,7 +156,7 @@ def train(
     return run.exit_code
 
 
-def fields_of(input: InputOptions, model: ModelOptions, training: TrainingOptions) -> dict[str, Any]:
+def fields_of(input: TrainingTextOptions, model: ModelOptions, training: TrainingOptions) -> dict[str, Any]:
     """The fields of the recipe that options set."""
     given = {
         "text.tokenizer": input.tokenizer,

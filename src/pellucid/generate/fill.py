@@ -8,10 +8,7 @@ from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import evaluation_mode
 from pellucid.model import Transformer
 from pellucid.model.embed import NoReadout
-from pellucid.text.tokenizers.base import Tokenizer
-
-#: how a blank is written in a prompt, and the special token that stands for it
-BLANK, MASK = "[MASK]", "<|mask|>"
+from pellucid.text.tokenizers.base import BLANK, MASK, Tokenizer
 
 
 @dataclass(frozen=True)

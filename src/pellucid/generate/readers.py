@@ -7,7 +7,7 @@ nobody reads the columns before it.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +18,7 @@ from pellucid.generate.encoder_inputs import NO_SOURCES, NoSources
 from pellucid.generate.errors import GenerationError
 from pellucid.model import OFF, Cache, Tap, Transformer
 from pellucid.model.embed import NoReadout
+from pellucid.model.modes import in_evaluation_mode
 from pellucid.model.transformer import Backbone
 
 NextLogits = Float[Tensor, "rows n_vocab"]
@@ -54,16 +55,9 @@ class SequenceState:
 
 @contextmanager
 def evaluation_mode(network: Transformer) -> Iterator[None]:
-    """Without gradients and without dropout; a network in training goes back to it."""
-    training = network.training
-    if training:
-        network.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        if training:
-            network.train()
+    """Run without gradients and without dropout, and restore the training mode."""
+    with in_evaluation_mode(network) if network.training else nullcontext(), torch.inference_mode():
+        yield
 
 
 def last_logits(network: Transformer, tokens: Tensor, **given) -> NextLogits:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pellucid.generate.errors import LogitsError
 from pellucid.generate.text import TextPiece, stream_generate
 from pellucid.model import Transformer
+from pellucid.model.modes import in_evaluation_mode
 from pellucid.text.tokenizers.base import Tokenizer
 
 #: the largest number of tokens of a sample
@@ -18,12 +19,9 @@ def sample_text(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: i
 
     The network's training mode is restored.
     """
-    network.eval()
-    try:
-        options = {"max_tokens": SAMPLE_TOKENS, "temperature": 0.8, "seed": seed, "weights": "loaded"}
+    options = {"max_tokens": SAMPLE_TOKENS, "temperature": 0.8, "seed": seed, "weights": "loaded"}
+    with in_evaluation_mode(network):
         text = join_pieces(stream_generate(network, tokenizer, prompt, **options), poll)
-    finally:
-        network.train()
     return None if text is None else prompt + text
 
 

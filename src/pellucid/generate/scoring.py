@@ -9,7 +9,7 @@ those of decoded tokens.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,7 @@ from pellucid.model.shapes import Encoded, SourceVisible, Tokens, Visible
 from pellucid.model.transformer import Backbone
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError
+from pellucid.text.tokens.batches import lay_windows
 
 #: the default limit of logits in memory: 64 MiB in float32
 CHUNK = 2**24
@@ -254,19 +255,6 @@ def score_tokens(
         for (_, end, scored), row in zip(some, losses, strict=True):
             log_probs[scored : end + 1] = -row[scored - end - 1 :]
     return log_probs[first:]
-
-
-def lay_windows(n: int, n_ctx: int, stride: int, first: int = 1) -> Iterator[tuple[int, int, int]]:
-    """Windows (begin, end, scored) over targets 1 ... n: inputs begin ... end - 1 give targets scored ... end.
-
-    All have min(n, n_ctx) inputs, and each target from `first` on is scored in exactly one of them.
-    """
-    end = min(n, max(n_ctx, first - 1 + stride))
-    while True:
-        yield max(0, end - n_ctx), end, first
-        if end == n:
-            return
-        first, end = end + 1, min(n, end + stride)
 
 
 def _window_losses(

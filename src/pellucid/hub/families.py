@@ -213,7 +213,7 @@ def _settled(a: Architecture) -> dict[str, Any]:
     values: dict[str, Any] = {"encoder": "given" if a.encoder is not None else None}
     nested = a.to_dict()
     for name in [*(n for n in architecture_fields() if n != "dropout"), *(f"dropout.{n}" for n in nested["dropout"])]:
-        values[name] = look_up(nested, name)
+        values[name] = value_at(nested, name)
     values |= {"attention.d_head": a.d_head, "attention.n_kv_heads": a.n_kv_heads, "mlp.d_ff": a.d_ff}
     windows = [a.window(layer) for layer in range(a.n_layers)]
     values["attention.windows"] = [0 if w >= a.n_ctx and not a.positions.local_base else w for w in windows]
@@ -235,7 +235,7 @@ def _settled(a: Architecture) -> dict[str, Any]:
     return values | {f"encoder.{n}": None if n in UNREAD else v for n, v in _settled(a.encoder).items()}
 
 
-def look_up(values: Mapping[str, Any], paths: str) -> Any:
+def value_at(values: Mapping[str, Any], paths: str) -> Any:
     """The value at the first of the paths (`a.b|c`) that exists, else None."""
     for path in paths.split("|"):
         value: Any = values

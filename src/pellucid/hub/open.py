@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture, count_parameters
-from pellucid.hub.families import FamilyError, architecture_of, each_to_ours, family_of, look_up, unknown_entries
+from pellucid.hub.families import FamilyError, architecture_of, each_to_ours, family_of, unknown_entries, value_at
 from pellucid.hub.files import FolderError, inside, read_object
 from pellucid.hub.own_code import PREFIX, Unprefixed, architecture_in, is_own
 from pellucid.hub.peft import CONFIG as ADAPTER
@@ -261,7 +261,7 @@ def _check_numbers(value: Any, depth: int = 0) -> None:
 def _check_sizes(path: Path, a: Architecture) -> None:
     sizes = a.to_dict()
     for name, most in BOUNDS.items():
-        if (value := look_up(sizes, name)) is not None and not value <= most:
+        if (value := value_at(sizes, name)) is not None and not value <= most:
             raise FolderError(f"{path}: {name} = {value}: expected {most:,} at most")
     if max(a.ngrams, default=0) > LONGEST_NGRAM:
         raise FolderError(f"{path}: ngrams = {max(a.ngrams)}: expected {LONGEST_NGRAM} at most")

@@ -18,8 +18,8 @@ from pellucid.training.recipe import (
     RecipeError,
     TextOptions,
     TrainOptions,
-    _part,
     planned_end,
+    recipe_part,
     settle_held_out,
 )
 
@@ -66,8 +66,8 @@ class PredictorRecipe:
             kind=values["kind"],
             model=KINDS[values["kind"]].from_dict(values["model"]),
             mixture=values["mixture"],
-            text=_part(TextOptions, EARLIER | values["text"], "text"),
-            train=_part(TrainOptions, values["train"], "train"),
+            text=recipe_part(TextOptions, EARLIER | values["text"], "text"),
+            train=recipe_part(TrainOptions, values["train"], "train"),
             segments=tuple((a, b) for a, b in values["segments"]),
             replans=tuple((a, b) for a, b in values.get("replans", ())),
         )
@@ -125,7 +125,7 @@ def make_predictor_recipe(
     length = {name: value for name, value in length.items() if value}
     if kind == "ngram" and length:
         raise RecipeError(f"an n-gram predictor counts its text once: leave out {next(iter(length))}")
-    train = _part(TrainOptions, {**vars(TRAIN), **of["train"], **length}, "train")
+    train = recipe_part(TrainOptions, {**vars(TRAIN), **of["train"], **length}, "train")
     if kind != "ngram" and not any(getattr(train, name) for name in LENGTHS):
         train = replace(train, minutes=10.0)
     made = PredictorRecipe(
@@ -133,7 +133,7 @@ def make_predictor_recipe(
         kind=kind,  # type: ignore[arg-type]
         model=KINDS[kind](n_vocab=1, separator=0, **described),
         mixture=mixture,
-        text=_part(TextOptions, {**vars(TextOptions()), **settle_held_out(TextOptions(), of["text"])}, "text"),
+        text=recipe_part(TextOptions, {**vars(TextOptions()), **settle_held_out(TextOptions(), of["text"])}, "text"),
         train=train,
     )
     if "alpha" in described and described.get("smoothing") != "add-alpha":

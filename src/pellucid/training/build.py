@@ -20,12 +20,13 @@ from pellucid.text.read.chunks import counted
 from pellucid.text.read.documents import Corpus
 from pellucid.text.read.pairs import Pairs, PairSplit, split_pairs
 from pellucid.text.split import Split, split_corpus
+from pellucid.text.tokenizers.base import MASK
 from pellucid.text.tokenizers.tokenizer import LEARNED, Kind, Tokenizer, TokenizerError, learn_tokenizer, load_tokenizer
 from pellucid.text.tokens.pairs import PairTokens, encode_pairs
 from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.text.tokens.store import Tokens
 from pellucid.training import resolve_recipe as resolve
-from pellucid.training.data import MASK, make_data
+from pellucid.training.data import make_data
 from pellucid.training.interrupt import Interruption, Phase
 from pellucid.training.measure import BUDGET, seconds_per_step
 from pellucid.training.objectives import Loss, autocast

@@ -13,7 +13,6 @@ import math
 import os
 import re
 import shutil
-import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, Literal
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from pellucid.destination import flush_folder
 from pellucid.text.regular import read_regular
 
 MANIFEST = "manifest.json"
@@ -111,17 +111,6 @@ def write_durably(path: Path, content: bytes) -> None:
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
-
-
-def flush_folder(path: Path) -> None:
-    """The folder's entries are on disk when this returns."""
-    if sys.platform == "win32":
-        return  # folders cannot be opened there, and their entries are written through
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def strict(value: Any) -> Any:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pellucid.text.tokenizers.base import MASK
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.text.tokens.batches import Batch, Batches, ScoredBatch, noise, windows
 from pellucid.text.tokens.pairs import PairTokens
@@ -14,9 +15,6 @@ from pellucid.text.tokens.store import Tokens
 from pellucid.training.objectives import MicroBatch, after_prefix, hide
 from pellucid.training.recipe import Recipe, RecipeError
 from pellucid.training.source_target import SourceTargetData
-
-#: the special token that hides another
-MASK = "<|mask|>"
 
 
 class TokenData:

@@ -64,9 +64,9 @@ class Recipe:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """What `to_dict` wrote."""
         made = {
-            "text": _part(TextOptions, EARLIER | values.get("text", {}), "text"),
-            "train": _part(TrainOptions, values.get("train", {}), "train"),
-            "adapt": _part(AdapterOptions, values.get("adapt", {}), "adapt"),
+            "text": recipe_part(TextOptions, EARLIER | values.get("text", {}), "text"),
+            "train": recipe_part(TrainOptions, values.get("train", {}), "train"),
+            "adapt": recipe_part(AdapterOptions, values.get("adapt", {}), "adapt"),
             "base": Base(**values["base"]) if values.get("base") else None,
         }
         return cls(
@@ -205,7 +205,7 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         named[full] = value
     of = {p: {n.partition(".")[2]: v for n, v in named.items() if n.startswith(f"{p}.")} for p in ("model", *PARTS)}
     of["text"] = settle_held_out(recipe.text, of["text"])
-    parts = {p: _part(kind, {**vars(getattr(recipe, p)), **of[p]}, p) for p, kind in PARTS.items()}
+    parts = {p: recipe_part(kind, {**vars(getattr(recipe, p)), **of[p]}, p) for p, kind in PARTS.items()}
     model = {"attention.mask": OBJECTIVE_MASK[parts["train"].objective]} if "objective" in of["train"] else {}
     base = with_encoder(recipe.model) if parts["train"].objective == "source-target" else recipe.model
     model = with_model_fields(base, model | mlp_width(base, of["model"]) | of["model"])
@@ -360,7 +360,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _part(kind: type, values: Mapping[str, Any], part: str) -> Any:
+def recipe_part(kind: type, values: Mapping[str, Any], part: str) -> Any:
     hints = typing.get_type_hints(kind)
     for name in values:
         if name not in hints:

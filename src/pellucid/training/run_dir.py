@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pellucid.destination import check_destination
+from pellucid.destination import check_destination, flush_folder
 from pellucid.model import Transformer
 from pellucid.model.lora import adapt, merge
 from pellucid.model.weights import load_state, load_trained, state_of
@@ -22,7 +22,6 @@ from pellucid.text.regular import read_regular
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from pellucid.training.checkpoint import (
     Checkpoint,
-    flush_folder,
     named_checkpoint,
     save_checkpoint,
     write_json,

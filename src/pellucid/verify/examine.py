@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.embed import NoReadout, ReadoutError
+from pellucid.model.modes import in_evaluation_mode
 from pellucid.model.weights import state_of
 from pellucid.reference.tap import OFF
 from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer
@@ -80,7 +80,7 @@ def verify(
     n_parameters = sum(p.numel() for p in state_of(network).values())
     n = max(2, min(MOST_TOKENS, int(AFFORDABLE / max(n_parameters, 1))))
     tokens = read_prompts(network.architecture, tokenizer, texts, n)
-    with evaluating(network):
+    with in_evaluation_mode(network):
         exact = copy.deepcopy(network).to("cpu", torch.float64)
         n_row = longest_row(network.architecture, n_parameters)
         subject = Subject(network, exact, tokenizer, texts, tokens, n_row)
@@ -113,18 +113,6 @@ def read_prompts(a: Architecture, tokenizer: Tokenizer | None, texts: Sequence[s
     ids = [tokenizer.encode(text)[:n] or [tokenizer.separator] for text in texts]
     # ids beyond the embedding break a law of their own and must not stop the others
     return tuple(torch.tensor([i]) % a.n_vocab for i in ids)
-
-
-@contextmanager
-def evaluating(network: Transformer):
-    """Run without dropout, and restore every module's mode."""
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _compare(subject: Subject) -> tuple[tuple[Difference, ...], Result | None]:

@@ -10,23 +10,17 @@ from torch import Tensor
 from pellucid.lens.core.inputs import Inputs
 from pellucid.model import OFF, Tap, Transformer
 from pellucid.model.block import BlockInputs
+from pellucid.model.modes import in_evaluation_mode
 from pellucid.model.transformer import Backbone
 
 
 @contextmanager
 def frozen_network(network: Transformer, grad: bool = False) -> Iterator[None]:
     """Without dropout and uncompiled, with gradients only where asked; a network in training goes back to it."""
-    training = network.training
     # loading the compiler takes a second, and where nothing loaded it nothing is compiled
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    if training:
-        network.eval()
-    try:
-        with eager, torch.set_grad_enabled(grad):
-            yield
-    finally:
-        if training:
-            network.train()
+    with in_evaluation_mode(network) if network.training else nullcontext(), eager, torch.set_grad_enabled(grad):
+        yield
 
 
 class ForwardPass:

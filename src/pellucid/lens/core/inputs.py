@@ -12,11 +12,7 @@ from pellucid.architecture import Architecture
 from pellucid.generate.text import Generated
 from pellucid.model import Transformer
 from pellucid.model.mask import padding_mask, prefix_mask
-from pellucid.text.tokenizers.base import Tokenizer
-
-#: how a user writes a blank in a text for a masked model, and the special token it becomes
-BLANK, MASK = "[MASK]", "<|mask|>"
-
+from pellucid.text.tokenizers.base import BLANK, MASK, Tokenizer
 
 #: what a network can be shown: a text, texts, ids, rows of ids, or what `generate` returned
 Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor] | Tensor | Generated

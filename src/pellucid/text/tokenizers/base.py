@@ -25,8 +25,10 @@ SEPARATOR = "<|endoftext|>"
 TOGETHER = 16
 
 
+#: our mask token, and how a blank is written in a prompt
+MASK, BLANK = "<|mask|>", "[MASK]"
 #: names of the mask token: ours first, then those of other projects
-MASKS = ("<|mask|>", "[MASK]", "<mask>")
+MASKS = (MASK, "[MASK]", "<mask>")
 
 
 class TokenizerError(ValueError):

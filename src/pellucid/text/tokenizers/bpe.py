@@ -229,7 +229,7 @@ def _check_content(content: Any, trust: bool) -> None:
         raise TokenizerError(
             f"tokenizer.json holds a model of type {kind!r}: expected byte-level BPE, characters or bytes"
         )
-    steps = steps_of(content.get("pre_tokenizer"), "pretokenizers")
+    steps = pipeline_steps(content.get("pre_tokenizer"), "pretokenizers")
     if not any(step.get("type") == "ByteLevel" for step in steps) or model.get("byte_fallback"):
         raise TokenizerError("tokenizer.json holds a BPE that is not byte-level: expected a ByteLevel pre-tokenizer")
     if absent := [character for character in byte_characters() if character not in model["vocab"]]:
@@ -248,7 +248,7 @@ def _check_content(content: Any, trust: bool) -> None:
                 f"tokenizer.json splits text by {pattern or step.get('type')!r}, which is not known to be safe: "
                 "pass trust=True if you trust where the file comes from"
             )
-    for step in steps_of(content.get("normalizer"), "normalizers"):
+    for step in pipeline_steps(content.get("normalizer"), "normalizers"):
         if step.get("type") != "NFC":
             raise TokenizerError(
                 f"tokenizer.json changes text by {step.get('type')!r}, which is not known to be safe: "
@@ -256,11 +256,15 @@ def _check_content(content: Any, trust: bool) -> None:
             )
 
 
-def steps_of(part: Any, inner: str) -> list[dict]:
+def pipeline_steps(part: Any, inner: str) -> list[dict]:
     """The steps of a pre-tokenizer or normalizer as a list."""
     if not part:
         return []
-    return [step for one in part[inner] for step in steps_of(one, inner)] if part.get("type") == "Sequence" else [part]
+    return (
+        [step for one in part[inner] for step in pipeline_steps(one, inner)]
+        if part.get("type") == "Sequence"
+        else [part]
+    )
 
 
 def _border_of(content: dict) -> re.Pattern[str] | None:
@@ -268,7 +272,7 @@ def _border_of(content: dict) -> re.Pattern[str] | None:
     # added tokens that are not special match in text, across borders too
     if content.get("normalizer") or not all(t["special"] for t in content.get("added_tokens", ())):
         return None
-    *before, last = steps_of(content.get("pre_tokenizer"), "pretokenizers")
+    *before, last = pipeline_steps(content.get("pre_tokenizer"), "pretokenizers")
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
         return None
     if not before:

@@ -18,7 +18,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from pellucid.text.tokenizers.base import Tokenizer, TokenizerError, check_special
-from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, guarded, steps_of
+from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, guarded, pipeline_steps
 
 MODELS = {"BPE": "sentencepiece", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
 #: names of the end-of-text token; the first that is declared is used
@@ -132,7 +132,7 @@ def read_external(text: str, *, trust: bool = False) -> Tokenizer | None:
     model = content.get("model") or {}
     if model.get("type") not in MODELS:
         return None
-    cuts = {step.get("type") for step in steps_of(content.get("pre_tokenizer"), "pretokenizers")}
+    cuts = {step.get("type") for step in pipeline_steps(content.get("pre_tokenizer"), "pretokenizers")}
     if (
         model["type"] == "BPE"
         and not model.get("byte_fallback")
@@ -210,7 +210,7 @@ def check_steps(content: dict[str, Any]) -> None:
     """Raise TokenizerError for unknown steps, for unsafe patterns and for long insertions."""
     parts = (("normalizer", "normalizers", CHANGES), ("pre_tokenizer", "pretokenizers", CUTS))
     for part, inner, known in (*parts, ("decoder", "decoders", JOINS)):
-        for step in steps_of(content.get(part), inner):
+        for step in pipeline_steps(content.get(part), inner):
             kind, pattern = step.get("type"), step.get("pattern") or {}
             inserted = str(step.get("content") or step.get("prepend") or "")
             expression = pattern.get("Regex") if isinstance(pattern, dict) else pattern

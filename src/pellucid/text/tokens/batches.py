@@ -13,6 +13,7 @@ which a new version may change.
 """
 
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -160,17 +161,27 @@ def windows(
     return _windows(tokens, length, stride, batch, inside_documents)
 
 
+def lay_windows(n: int, n_ctx: int, stride: int, first: int = 1) -> Iterator[tuple[int, int, int]]:
+    """Windows (begin, end, scored) over targets 1 ... n: inputs begin ... end - 1 give targets scored ... end.
+
+    All have min(n, n_ctx) inputs, and each target from `first` on is scored in exactly one of them.
+    """
+    end = min(n, max(n_ctx, first - 1 + stride))
+    while True:
+        yield max(0, end - n_ctx), end, first
+        if end == n:
+            return
+        first, end = end + 1, min(n, end + stride)
+
+
 def _windows(tokens: Part, length: int, stride: int, batch: int, inside_documents: bool) -> Iterator[ScoredBatch]:
-    n_targets = len(tokens) - 1
-    n_windows = 1 + -(-(n_targets - length) // stride)
-    for first in range(0, n_windows, batch):
-        numbers = np.arange(first, min(first + batch, n_windows))
-        starts = np.minimum(numbers * stride, n_targets - length)
-        rows = np.stack([tokens.read(int(start), int(start) + length + 1) for start in starts])
+    laid = lay_windows(len(tokens) - 1, length, stride)
+    while group := list(itertools.islice(laid, batch)):
+        starts, _, scored = (np.array(column) for column in zip(*group, strict=True))
+        rows = np.stack([tokens.read(start, start + length + 1) for start, _, _ in group])
         check_ids(rows, tokens.n_vocab)
-        # window k > 0 scores targets from the end of window k - 1 on
-        counted = np.where(numbers == 0, 0, (numbers - 1) * stride + length)
-        counts = starts[:, None] + np.arange(length) >= counted[:, None]
+        # row entry i is target start + i + 1
+        counts = starts[:, None] + np.arange(length) + 1 >= scored[:, None]
         borders = _borders(tokens, starts, length, ring=False) if inside_documents else (None, None)
         yield ScoredBatch(rows[:, :-1], rows[:, 1:], *borders, counts=counts)
 

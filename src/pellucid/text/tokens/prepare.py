@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pellucid.destination import flush_folder
 from pellucid.text.locking import lock
 from pellucid.text.split import PARTS, Split
 from pellucid.text.tokenizers.base import Tokenizer
@@ -157,7 +158,7 @@ def _write_part(
 
 def _publish(working: Path, final: Path) -> None:
     """Rename the finished folder in one step. If another process was faster, it wrote the same tokens."""
-    _flush_folder(working)
+    flush_folder(working)
     try:
         os.rename(working, final)
     except OSError:
@@ -166,14 +167,4 @@ def _publish(working: Path, final: Path) -> None:
         shutil.rmtree(working, ignore_errors=True)
     remove_journal(final)
     (final / LOCK).unlink(missing_ok=True)
-    _flush_folder(final.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    # a folder cannot be opened for flushing on every system
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    flush_folder(final.parent)

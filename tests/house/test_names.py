@@ -1,0 +1,106 @@
+"""A name means one thing, says what it is, and a file's private names stay private."""
+
+import ast
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pellucid
+
+SOURCE = Path(pellucid.__file__).parent
+#: written into converted folders and imported there alone
+WRITTEN_OUT = "hub/transformers_code/"
+
+#: names that two files may define, and why; at most ten
+TWO_MEANINGS: dict[str, str] = {
+    "Attention": "the options of attention and the module that computes it, as in every library of this field",
+    "check_memory": "the same refusal before a transformer's and before a predictor's training",
+    "measure_step": "the same measurement of a transformer's and of a predictor's training step",
+    "train": "the Python function and the command of the same name, which calls it",
+}
+MOST_EXCEPTIONS = 10
+
+#: modules that had names of no meaning outside this project, by room; none of them comes back
+FORMER_MODULES = {
+    "lens": "asking opened fed spelling pieces stream running editing generating memories matrices low_rank",
+    "training": "choices chunks folder setup resolve",
+    "text": "pieces opening making interface visible",
+    "generate": "reading source prepare products",
+    "hub": "lazily source read lazy_state_dict",
+    "plan": "telling yardstick",
+    "report": "ending beside",
+    ".": "yardstick beside",
+}
+
+#: identifiers that say nothing of what they hold, and how often they may occur in all
+EMPTY_NAMES = {"found", "given", "made", "place", "whole", "kept"}
+MOST_EMPTY_NAMES = 700
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The syntax tree of each file, by its path in the package."""
+    return {
+        path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(SOURCE.rglob("*.py"))
+    }
+
+
+def definitions() -> dict[str, list[str]]:
+    """The files that define a class or a public function of each name, at the top of a module."""
+    files = defaultdict(list)
+    for file, tree in trees().items():
+        for node in tree.body:
+            public = isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+            if public and not file.startswith(WRITTEN_OUT):
+                files[node.name].append(file)
+    return files
+
+
+def test_no_name_has_two_meanings():
+    """The reference's definition of a function of the engine may have its name."""
+    several = {
+        name: files
+        for name, files in definitions().items()
+        if len([file for file in files if not file.startswith("reference/")]) > 1
+    }
+    assert {name: files for name, files in several.items() if name not in TWO_MEANINGS} == {}
+    assert len(TWO_MEANINGS) <= MOST_EXCEPTIONS
+
+
+def test_no_former_module_is_back():
+    for room, names in FORMER_MODULES.items():
+        for name in names.split():
+            pattern = f"{name}.py" if room == "." else f"{room}/**/{name}.py"
+            assert not list(SOURCE.glob(pattern)), f"{room}/{name}"
+
+
+def test_local_names_say_what_they_hold():
+    counts = {
+        file: sum(isinstance(node, ast.Name) and node.id in EMPTY_NAMES for node in ast.walk(tree))
+        for file, tree in trees().items()
+    }
+    worst = sorted(counts.items(), key=lambda item: -item[1])[:5]
+    assert sum(counts.values()) <= MOST_EMPTY_NAMES, f"most of them in {worst}"
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def test_private_names_stay_in_their_file():
+    """No `from pellucid.x import _y`, and no `x._y` of an imported module or class."""
+    taken = []
+    for file, tree in trees().items():
+        imported: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("pellucid"):
+                imported |= {alias.asname or alias.name for alias in node.names}
+                taken += [f"{file}: {alias.name}" for alias in node.names if private(alias.name)]
+        taken += [
+            f"{file}:{node.lineno}: {node.value.id}.{node.attr}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+            if node.value.id in imported and private(node.attr)
+        ]
+    assert taken == []
