@@ -233,7 +233,7 @@ def test_speed_is_that_of_steps_whatever_lies_between_them(trained, every, savin
 def test_of_pairs_no_share_is_told(run):
     about = Contents.of(run)
     said = Page(page_of(replace(about, recipe=replace(about.recipe, tokens_per_row=3.5)))).text
-    assert "no share of the peak is told" in said
+    assert "no share of the peak is given" in said
     assert "GFLOP/s" not in said
 
 

@@ -48,7 +48,7 @@ def test_a_run_goes_on(trained, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["generate", "RUN"], "no source was given"),
+        (["generate", "RUN"], "needs a source"),
         (["generate", "RUN", "--source", ""], "the source is empty"),
         (["train", "PAIRS", "--steps", "2", "--preset", "original"], "say --objective source-target"),
         (

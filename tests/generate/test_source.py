@@ -234,7 +234,7 @@ def test_a_score_is_the_sum_of_what_generation_sees():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "no source was given"),
+        ({}, "needs a source"),
         ({"source": ""}, "the source is empty"),
         ({"source": "seventeen letters"}, "expected 1 to 16"),
         ({"source": ["one", "two"], "prompts": ["a", "b", "c"]}, "2 sources for 3 prompts"),
@@ -255,7 +255,7 @@ def test_networks_without_an_encoder_take_no_source():
         lambda: generate(decoder, ByteTokenizer(), source="one"),
         lambda: score_tokens(decoder, [1, 2], source=[1]),
     ):
-        with pytest.raises(GenerationError, match="without an encoder"):
+        with pytest.raises(GenerationError, match="has no encoder"):
             call()
     with pytest.raises(GenerationError, match="holds id 300"):
         generate_ids(text_model(), [[1]], sources=[[300]], max_tokens=1)
