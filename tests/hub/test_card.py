@@ -66,11 +66,11 @@ def test_a_run_that_ended_early_and_passed_over_steps_says_so(run, tmp_path):
     about = dict(model.about)
     about["training"] = about["training"] | {"steps": 6, "last_step": 6, "passed_over": 2}
     card = write_card(tmp_path, model.architecture, "pellucid", "", None, about).read_text()
-    assert "steps taken: 6, of 8 planned; 2 of them changed nothing, their loss or gradient was not finite" in card
+    assert "steps taken: 6, of 8 planned; 2 of them were skipped, because their loss or gradient was not finite" in card
 
 
 def test_a_model_without_a_run_has_no_section_on_training(run, tmp_path):
     model = read_model(run)
     card = write_card(tmp_path, model.architecture, "pellucid", "", None, {"source": "mine"}).read_text()
     assert "## Training" not in card
-    assert card.count("Not known to whoever wrote this model out.") == 2
+    assert card.count("Unknown to the author of this folder.") == 2

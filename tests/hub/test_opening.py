@@ -81,7 +81,7 @@ def test_texts_that_are_no_ids_are_refused_by_name(folder):
     (folder / "tokenizer.json").unlink()
     model, _ = opened(folder)
     for text, word in (("To be", "'To'"), ("1 300", "'300'"), ("1 -2", "'-2'"), ("1.5", r"'1\.5'"), ("²", "'²'")):
-        with pytest.raises(TokenizerError, match=f"{word} is no id: this model has no tokenizer"):
+        with pytest.raises(TokenizerError, match=f"{word} is not a token id: this model has no tokenizer"):
             model.generate(text)
 
 
@@ -104,7 +104,7 @@ def test_a_run_keeps_its_tokenizer(tmp_path, tokenizer):
 
 
 def test_ids_without_an_end(folder, tmp_path):
-    """Where nothing says which id ends a text, generation goes on, and nothing begins with a separator."""
+    """Where do not say which id ends a text, generation goes on, and nothing begins with a separator."""
     (folder / "tokenizer.json").unlink()
     change_config(folder, eos_token_id=None, bos_token_id=None)
     model, _ = opened(folder)
@@ -112,7 +112,7 @@ def test_ids_without_an_end(folder, tmp_path):
     log_probs = model.score("1 2 3", start="none").log_probs
     assert np.array_equal(log_probs, score_tokens(model.network, [1, 2, 3]))
     for ask in (lambda: model.score("1 2 3"), lambda: model.generate("")):
-        with pytest.raises(TokenizerError, match="nothing says which id ends a text"):
+        with pytest.raises(TokenizerError, match="do not say which id ends a text"):
             ask()
     # what is saved has no tokenizer either, and opens in the same way
     model.save(tmp_path / "saved")
@@ -132,7 +132,7 @@ def test_the_tokenizer_of_ids():
     assert (ids.separator, ids.ends, IdTokenizer(12).ends) == (11, [11], [])
     assert ids.hash != IdTokenizer(12).hash
     assert ids.token_str(7) == "7"
-    with pytest.raises(TokenizerError, match="no tokenizer that could be written"):
+    with pytest.raises(TokenizerError, match="no tokenizer to write"):
         ids.save("anywhere")
     with pytest.raises(TokenizerError, match="no tokenizer to add"):
         ids.with_special("<|mask|>")

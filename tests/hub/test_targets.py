@@ -86,7 +86,7 @@ def test_dropout_keeps_no_model_from_its_family(text, tmp_path):
     assert json.loads((done.folder / "config.json").read_text())["model_type"] == "qwen3"
     assert not done.code
     assert done.parity.holds
-    assert "rates of dropout, which act in training alone, are left out" in (done.folder / "README.md").read_text()
+    assert "Dropout rates, which matter only in training, are left out" in (done.folder / "README.md").read_text()
     # a family that has the rates keeps them
     family, written = exported_as(preset("gpt2"))
     assert (family.name, written) == ("gpt2", preset("gpt2"))

@@ -98,7 +98,7 @@ def _read(entries: Entries, family: Family) -> Architecture:
     for path, constant in {**CONSTANTS, **family.constants}.items():
         value = entries.raw(path) if entries.has(path) else constant
         if value != constant and (constant or value is not None):
-            raise FamilyError(f"{path} = {shown(value)} in config.json: Pellucid can represent only {shown(constant)}")
+            raise FamilyError(f"{path} = {shown(value)} in config.json: only {shown(constant)} can be represented")
     values: dict[str, Any] = {}
     for name, word in family.fixed.items():
         _put(values, name, word)

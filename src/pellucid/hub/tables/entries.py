@@ -61,7 +61,7 @@ class Entries:
 
     def choice(self, path: str, default: Any, known: Collection[str], null: Any = REFUSED) -> Any:
         """One of these strings."""
-        said = f"only {', '.join(map(repr, known))} can be said in our words"
+        said = f"only {', '.join(map(repr, known))} can be represented"
         return self._ask(path, default, null, lambda value: isinstance(value, str) and value in known, said)
 
     def choices(self, path: str, known: Collection[str]) -> list[str] | None:

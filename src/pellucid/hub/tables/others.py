@@ -14,7 +14,7 @@ def embed_width(entries: Entries) -> dict[str, Any]:
     width, d_model = entries.integer("word_embed_proj_dim", None, None), entries.integer("hidden_size", 768)
     if width is not None and width != d_model:
         raise FamilyError(
-            f"word_embed_proj_dim = {width} in config.json: only hidden_size = {d_model} can be said in our words"
+            f"word_embed_proj_dim = {width} in config.json: only hidden_size = {d_model} can be represented"
         )
     return {}
 
