@@ -108,8 +108,8 @@ class LaterPlaces(RotaryTable):
 class ScaledMLP(PreBlock):
     """The MLP reads a little more than the norm gives."""
 
-    def compute(self, x, tap):
-        return super().compute(x * 1.0001, tap)
+    def feed_forward(self, x, tap):
+        return super().feed_forward(x * 1.0001, tap)
 
 
 class AlwaysDropping(nn.Dropout):
@@ -372,8 +372,8 @@ class KeysOfTheNeighbour(Attention):
 class MeanMLP(PreBlock):
     """The MLP reads the mean over the batch."""
 
-    def compute(self, x, tap):
-        return super().compute(x.mean(0, keepdim=True).expand_as(x), tap)
+    def feed_forward(self, x, tap):
+        return super().feed_forward(x.mean(0, keepdim=True).expand_as(x), tap)
 
 
 class PaddedNGrams(NGrams):
@@ -476,8 +476,8 @@ def replace_one_column_before(self, rows, fresh):
 class CountsFromZero(Transformer):
     """Every call counts its positions from 0, whatever the cache keeps."""
 
-    def places(self, tokens, start):
-        return super().places(tokens, 0)
+    def positions_after(self, start, tokens):
+        return super().positions_after(0, tokens)
 
 
 CACHED, GENERATED = "cached = uncached", "generated = reference"

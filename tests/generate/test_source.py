@@ -175,14 +175,14 @@ def test_equal_beams_come_in_the_order_of_their_ids():
 
 def test_the_encoder_reads_once(monkeypatch):
     passes = []
-    original = Backbone.forward
+    original = Backbone.hidden
 
     def counting(self, tokens, **given):
         if self.architecture.encoder is None:
             passes.append(tuple(tokens.shape))
         return original(self, tokens, **given)
 
-    monkeypatch.setattr(Backbone, "forward", counting)
+    monkeypatch.setattr(Backbone, "hidden", counting)
     generate(text_model(), ByteTokenizer(), source=["one", "three"], max_tokens=30, n=2, seed=1, temperature=1.0)
     generate(text_model(), ByteTokenizer(), source=["one", "three"], max_tokens=30, beams=3)
     assert passes == [(2, 6), (2, 6)]

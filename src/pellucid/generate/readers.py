@@ -19,7 +19,6 @@ from pellucid.generate.errors import GenerationError
 from pellucid.model import OFF, Cache, Tap, Transformer
 from pellucid.model.embed import NoReadout
 from pellucid.model.modes import in_evaluation_mode
-from pellucid.model.transformer import Backbone
 
 NextLogits = Float[Tensor, "rows n_vocab"]
 
@@ -63,7 +62,7 @@ def evaluation_mode(network: Transformer) -> Iterator[None]:
 def last_logits(network: Transformer, tokens: Tensor, **given) -> NextLogits:
     """Logits at the last position alone: a long prompt's other rows of n_vocab numbers are never made."""
     tap = given.get("tap", OFF)
-    return tap("logits", network.unembed(Backbone.forward(network, tokens, **given)[:, -1:]))[:, 0]
+    return tap("logits", network.unembed(network.hidden(tokens, **given)[:, -1:]))[:, 0]
 
 
 class TapFactory:

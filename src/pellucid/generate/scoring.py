@@ -25,7 +25,6 @@ from pellucid.generate.readers import check_readable, evaluation_mode
 from pellucid.model import Transformer
 from pellucid.model.mask import prefix_mask
 from pellucid.model.shapes import Encoded, SourceVisible, Tokens, Visible
-from pellucid.model.transformer import Backbone
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError
 from pellucid.text.tokens.batches import lay_windows
@@ -288,7 +287,7 @@ def score_losses(
     At most `chunk` logits are in memory: for 16 windows of 1024 tokens and 50257 ids, 64 MiB instead of 3.1 GiB. With
     gradients on, autograd stores each chunk all the same.
     """
-    stream = Backbone.forward(network, inputs, mask=mask, source=source, source_mask=source_mask).flatten(0, 1)
+    stream = network.hidden(inputs, mask=mask, source=source, source_mask=source_mask).flatten(0, 1)
     rows = max(1, chunk // network.architecture.n_vocab)
     losses = [
         F.cross_entropy(_at_least_float32(network.unembed(x)), y, reduction="none")

@@ -14,7 +14,6 @@ import torch
 from pellucid.generate.encoder_inputs import NO_SOURCES, NoSources
 from pellucid.generate.readers import CachedReader, NextLogits, SequenceState
 from pellucid.model import Transformer
-from pellucid.model.transformer import Backbone
 
 #: how many of the last tokens must occur before in the same order; the longest match is tried first
 GRAMS = (4, 3, 2)
@@ -66,7 +65,7 @@ class SpeculatingReader(CachedReader):
         tokens_read = torch.tensor([[tokens[-1], *self.guesses]], device=device)
         positions = torch.arange(start, start + tokens_read.size(1), device=device)
         source = self.sources.of([prompt], tokens_read.size(1))
-        stream = Backbone.forward(self.network, tokens_read, positions=positions, cache=self.cache, **source)
+        stream = self.network.hidden(tokens_read, positions=positions, cache=self.cache, **source)
         first, *self.logits = self.network.unembed(stream)[0].split(1)
         self.lengths = [len(tokens)]
         return first

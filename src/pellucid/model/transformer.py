@@ -32,7 +32,7 @@ class Backbone(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = make_norm(a) if a.final_norm == "norm" else Identity()
 
-    def forward(
+    def hidden(
         self,
         tokens: Tokens,
         *,
@@ -45,19 +45,35 @@ class Backbone(nn.Module):
         cache: NoCache | None = None,
         tap: Tap = OFF,
     ) -> Stream:
-        """The stream for `tokens`; all else is optional, as for Transformer."""
+        """The residual stream [batch, pos, d_model] behind the last block and the final norm.
+
+        positions    of each token, [pos] or [batch, pos]; by default 0, 1, ... after what the cache keeps
+        mask         True where a query may read a key, [query, key] or [batch, query, key], where the keys include
+                     the cache's; it replaces the rule of attention.mask, and windows still narrow it
+        segments     kind of each token, for architectures with n_segments
+        source       an encoder's output [batch, source_pos, d_model], for blocks that read one; see `encode`
+        source_mask  True where a query may read a position of the source
+        embeddings   [batch, pos, d_model] in place of W_E[tokens]
+        cache        a Cache, which is read and extended; it keeps the keys and values of `source` from its first call
+        tap          receives every named tensor (`pellucid.tensor_names`) and may replace it
+
+        Raises ValueError when the positions do not fit into n_ctx, when blocks read an encoder's output and none is
+        given, and when source or segments are given to an architecture that would ignore them.
+        """
         self.check(segments, source, source_mask)
         cache = cache or NO_CACHE
-        positions = self.places(tokens, cache.length) if positions is None else positions
-        reading = BlockInputs(self.turns(positions), mask, source, source_mask)
+        positions = self.positions_after(cache.length, tokens) if positions is None else positions
+        inputs = BlockInputs(self.turns(positions), mask, source, source_mask)
         x = self.embed(tokens, cache.remember(tokens), positions, segments, embeddings, tap)
         for i, block in enumerate(self.blocks):
-            x = block(x, reading, cache[i], tap.at(f"blocks.{i}"))
+            x = block(x, inputs, cache[i], tap.at(f"blocks.{i}"))
         cache.advance(tokens.size(1))
         return self.final_norm(x, tap, "final_norm")
 
+    forward = hidden
+
     def check(self, segments: Tokens | None, source: Encoded | None, source_mask: SourceVisible | None) -> None:
-        """Refuse what would be ignored, and an encoder-decoder without its source."""
+        """Refuse inputs that would be ignored, and an encoder-decoder without its source."""
         if self.architecture.encoder is not None and source is None:
             raise ValueError(
                 "this architecture reads an encoder's output and none was given: pass source=encode(tokens)"
@@ -69,8 +85,8 @@ class Backbone(nn.Module):
         if segments is not None and not self.architecture.n_segments:
             raise ValueError("segments were given to an architecture with n_segments = 0: leave them out")
 
-    def places(self, tokens: Tokens, start: int) -> PositionIds:
-        """start, start + 1, ...; more than the context holds is refused."""
+    def positions_after(self, start: int, tokens: Tokens) -> PositionIds:
+        """start, start + 1, ..., one for each token; ValueError when they do not fit into the context."""
         end = start + tokens.size(1)
         if end > self.architecture.n_ctx:
             raise ValueError(
@@ -97,31 +113,37 @@ class Transformer(Backbone):
             self.unembed.weight = self.embed.token.weight
         return self
 
-    def forward(self, tokens: Tokens, *, tap: Tap = OFF, **reading) -> Logits:
-        """Logits [batch, pos, n_vocab] of the token after each of `tokens` [batch, pos].
+    def forward(
+        self,
+        tokens: Tokens,
+        *,
+        positions: PositionIds | None = None,
+        mask: Visible | None = None,
+        segments: Tokens | None = None,
+        source: Encoded | None = None,
+        source_mask: SourceVisible | None = None,
+        embeddings: Stream | None = None,
+        cache: NoCache | None = None,
+        tap: Tap = OFF,
+    ) -> Logits:
+        """Logits [batch, pos, n_vocab] of the token after each of `tokens` [batch, pos]; arguments as for `hidden`.
 
-        positions    of each token, [pos] or [batch, pos]; 0, 1, ... after what the cache keeps unless given
-        mask         True where a query may read a key, [query, key] or [batch, query, key], keys including
-                     the cache's; takes the place of the architecture's mask word, windows still narrow it
-        segments     kind of each token, for architectures with n_segments
-        source       an encoder's output [batch, source_pos, d_model], for blocks that read one; see `encode`
-        source_mask  which of its positions may be read
-        embeddings   [batch, pos, d_model] in place of W_E[tokens]
-        cache        a Cache, which is read and extended; what blocks read of `source` is kept from its first call on
-        tap          is handed every named tensor (`pellucid.tensor_names`)
-
-        Raises ReadoutError where readout = none: `hidden` gives the stream. Raises ValueError when the positions do
-        not fit into n_ctx, when an encoder's output is missing where
-        blocks read one, and when source or segments are given to an architecture that would ignore them.
+        Raises ValueError as `hidden` does, and ReadoutError where readout = none: `hidden` then gives all there is.
         """
-        x = super().forward(tokens, tap=tap, **reading)
+        x = self.hidden(
+            tokens,
+            positions=positions,
+            mask=mask,
+            segments=segments,
+            source=source,
+            source_mask=source_mask,
+            embeddings=embeddings,
+            cache=cache,
+            tap=tap,
+        )
         return tap("logits", self.unembed(x))
 
-    def hidden(self, tokens: Tokens, **reading) -> Stream:
-        """The stream [batch, pos, d_model] that the readout reads; `reading` as for `forward`."""
-        return super().forward(tokens, **reading)
-
     def encode(self, tokens: Tokens, mask: Visible | None = None, tap: Tap = OFF) -> Encoded:
-        """The encoder's output for the source tokens, to be given as `source`."""
+        """The encoder's output for the source tokens, to be passed as `source`."""
         assert self.encoder is not None, "this architecture has no encoder"
-        return self.encoder(tokens, mask=mask, tap=tap.at("encoder"))
+        return self.encoder.hidden(tokens, mask=mask, tap=tap.at("encoder"))

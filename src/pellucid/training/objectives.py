@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from pellucid.model import Transformer
 from pellucid.model.mask import documents_mask, padding_mask, prefix_mask
 from pellucid.model.shapes import Logits, Tokens, Visible
-from pellucid.model.transformer import Backbone
 from pellucid.training.chunked_loss import chunked_loss
 
 #: stands in the targets where nothing is scored
@@ -88,7 +87,7 @@ def summed_loss(network: Transformer, given: MicroBatch) -> Float[Tensor, ""]:
 
 def summed_loss_in_chunks(network: Transformer, given: MicroBatch) -> Float[Tensor, ""]:
     """The same, CHUNK logits at a time: for vocabularies whose logits would be most of what training keeps."""
-    x = Backbone.forward(network, given.inputs, **model_inputs(network, given))
+    x = network.hidden(given.inputs, **model_inputs(network, given))
     return chunked_loss(network.unembed, summed, x.flatten(0, 1), scored_targets(given), CHUNK)
 
 

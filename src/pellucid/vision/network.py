@@ -70,5 +70,5 @@ class ImageClassifier(nn.Module):
         patches = self.embed(patchify(images, self.patch))
         first = self.encoder.embed.token.weight.expand(len(images), 1, -1)
         tokens = torch.zeros(patches.size(0), patches.size(1) + 1, dtype=torch.int64, device=images.device)
-        stream = self.encoder(tokens, embeddings=torch.cat([first, patches], 1))
+        stream = self.encoder.hidden(tokens, embeddings=torch.cat([first, patches], 1))
         return self.head(stream[:, 0])

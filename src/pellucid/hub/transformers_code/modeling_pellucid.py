@@ -136,7 +136,7 @@ class PellucidPreTrainedModel(PreTrainedModel):
         inputs = inputs_with_padding(self.network, n_past, n_new, attention_mask, position_ids, prefix_length)
         tap = recorder(self.n_layers, sites)
         inputs |= {"segments": token_type_ids, "embeddings": inputs_embeds, **source}
-        return Backbone.forward(self.network, tokens, cache=cache, tap=tap, **inputs), past, tap
+        return self.network.hidden(tokens, cache=cache, tap=tap, **inputs), past, tap
 
     def states_of_one(
         self,

@@ -21,7 +21,6 @@ from pellucid.lens.show.figure import Figure, show
 from pellucid.model import Cache, Recorder, Transformer
 from pellucid.model.block import BlockInputs
 from pellucid.model.cache import NO_CACHE, NoCache
-from pellucid.model.transformer import Backbone
 from pellucid.tensor_names import axes
 from pellucid.text.tokenizers.base import Tokenizer
 
@@ -286,7 +285,7 @@ def past_of(t: Recording) -> Cache | None:
     cache = Cache(a, x.size(0), x.size(1), dtype=x.dtype, device=x.device)
     encoded, mask, segments = t.passes[""].encoded, t.inputs.source_mask, t.inputs.segments
     with torch.no_grad():
-        Backbone.forward(t.network, t.ids, cache=cache, source=encoded, source_mask=mask, segments=segments)
+        t.network.hidden(t.ids, cache=cache, source=encoded, source_mask=mask, segments=segments)
     return cache
 
 

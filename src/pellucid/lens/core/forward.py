@@ -31,14 +31,14 @@ class ForwardPass:
 
     def __init__(self, part: Backbone, inputs: Inputs, encoded: Tensor | None = None):
         self.part, self.inputs, self.encoded = part, inputs, encoded
-        self.places = part.places(inputs.tokens, 0)
+        self.places = part.positions_after(0, inputs.tokens)
         self.reading = BlockInputs(part.turns(self.places), inputs.mask, encoded, inputs.source_mask)
 
     def whole(self, tap: Tap = OFF) -> Tensor:
         """The stream behind the last block and the final norm [b, n, m]."""
         given = {"mask": self.inputs.mask, "segments": self.inputs.segments, "tap": tap}
-        return Backbone.forward(
-            self.part, self.inputs.tokens, source=self.encoded, source_mask=self.inputs.source_mask, **given
+        return self.part.hidden(
+            self.inputs.tokens, source=self.encoded, source_mask=self.inputs.source_mask, **given
         )
 
     def embed(self, tap: Tap = OFF) -> Tensor:
