@@ -13,10 +13,11 @@ import pellucid.generate.pack_weights as prepare
 import pellucid.generate.packed_linear as products
 from pellucid.architecture import Architecture
 from pellucid.model import OFF, Cache, Transformer
-from pellucid.model.attention import Attention
+from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.block import PostBlock, PreBlock, PreCrossBlock
 from pellucid.model.cache import CachedSource, CacheLayer
 from pellucid.model.embed import Embed, NGrams
+from pellucid.model.kernels import FusedAttention
 from pellucid.model.mask import Mask, causal, everything
 from pellucid.model.mlp import ACTIVATION
 from pellucid.model.norm import LayerNorm, LayerNormEpsOutside
@@ -91,10 +92,10 @@ class Transposed(nn.Linear):
         return F.linear(input, self.weight.T, self.bias)
 
 
-class FusedScale(Attention):
-    """The fast path forgets the scale, the written-out one does not."""
+class FusedScale(FusedAttention):
+    """The fused kernel forgets the scale, the explicit one does not."""
 
-    def fused(self, q, k, v, visible):
+    def forward(self, q, k, v, mask):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
 
 
@@ -120,12 +121,12 @@ class AlwaysDropping(nn.Dropout):
 
 
 def fused_becomes(kind: type) -> Plant:
-    """The second block's attention of another class, whose fused path is taken."""
+    """The second block's fused kernel of another class."""
 
     def plant(network: Transformer, patch: pytest.MonkeyPatch) -> None:
         attention = network.blocks[1].attn
-        attention.__class__ = kind
-        attention.mix = attention.fused
+        attention.fused.__class__ = kind
+        attention.kernel = attention.fused
 
     return plant
 
@@ -133,6 +134,11 @@ def fused_becomes(kind: type) -> Plant:
 def unmask(network: Transformer, patch: pytest.MonkeyPatch | None = None) -> None:
     """The first block reads later tokens."""
     network.blocks[0].attn.mask.rule, network.blocks[0].attn.mask.plain = everything, False
+
+
+def scale_of_one(network: Transformer, patch: pytest.MonkeyPatch) -> None:
+    """Neither kernel of the second block scales q . k."""
+    network.blocks[1].attn.explicit.scale = network.blocks[1].attn.fused.scale = 1.0
 
 
 def planes_as_pairs(network: Transformer, patch: pytest.MonkeyPatch) -> None:
@@ -171,7 +177,7 @@ STRUCTURE = {
     "window one too wide": Fault(
         put("blocks.1.attn.mask", "window", 4), "blocks.1.attn.scores", {"attention.windows": "3"}
     ),
-    "scale 1": Fault(put("blocks.1.attn", "scale", 1.0), "blocks.1.attn.scores"),
+    "scale 1": Fault(scale_of_one, "blocks.1.attn.scores"),
     "scale 1 in the fast path alone": Fault(fused_becomes(FusedScale), "blocks.1.attn.z"),
     "embedding not scaled": Fault(put("embed", "scale", 1.0), "embed", {"embed_scale": "sqrt(d_model)"}),
     "post for pre": Fault(become("blocks.1", PostBlock), "blocks.1.norm_1.scale"),
@@ -254,19 +260,19 @@ class ClampedFarSlopes(Slopes):
         return -self.values[:, None, None] * (i - j).abs().clamp(max=1100)
 
 
-class WindowlessWhenLong(Attention):
+class WindowlessWhenLong(FusedAttention):
     """The fused kernel takes the causal flag for long rows, whatever the window."""
 
-    def fused(self, q, k, v, visible):
+    def forward(self, q, k, v, mask):
         if q.size(2) > 48:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
-        return super().fused(q, k, v, visible)
+        return super().forward(q, k, v, mask)
 
 
 class FlagOfPlain(Mask):
     """Whoever asks is told that the causal flag says it all."""
 
-    def is_triangle(self, n_queries, n_keys, given):
+    def is_causal(self, n_queries, n_keys, given):
         return given is None and n_queries == n_keys and n_keys > 48
 
 
@@ -349,9 +355,9 @@ class NoPadding(Mask):
         given = given if given is None or given.ndim == 2 or len(given) == 1 else None
         return super().forward(n_queries, n_keys, given, like)
 
-    def is_triangle(self, n_queries, n_keys, given):
+    def is_causal(self, n_queries, n_keys, given):
         given = given if given is None or given.ndim == 2 or len(given) == 1 else None
-        return super().is_triangle(n_queries, n_keys, given)
+        return super().is_causal(n_queries, n_keys, given)
 
 
 class FirstTurns(RotaryTable):
@@ -361,7 +367,7 @@ class FirstTurns(RotaryTable):
         return super().forward(positions[0] if positions.ndim == 2 else positions)
 
 
-class KeysOfTheNeighbour(Attention):
+class KeysOfTheNeighbour(MultiHeadAttention):
     """Every row reads the keys of the row before it."""
 
     def project_qkv(self, x, y, cache=None):
@@ -509,11 +515,11 @@ CACHES = {
 
 # Packed weights -----------------------------------------------------------------------------------
 
-TOGETHER = prepare.together
+PROJECT_QKV = prepare.PackedAttention.project_qkv
 
 
-def keys_for_queries(attention, widths, x, y, cache=None):
-    q, k, v = TOGETHER(attention, widths, x, y)
+def keys_for_queries(attention, x, y, cache=None):
+    q, k, v = PROJECT_QKV(attention, x, y)
     return k, q, v
 
 
@@ -572,7 +578,7 @@ def packed(plant: Plant, first: str) -> Fault:
 
 PACKING = {
     "keys packed in the place of queries": packed(
-        replace_method(prepare, "together", keys_for_queries), "blocks.0.attn.q"
+        replace_method(prepare.PackedAttention, "project_qkv", keys_for_queries), "blocks.0.attn.q"
     ),
     "int8 kept with another row's scale": packed(product("int8", NextRowsScale), "blocks.0.attn.query.weight"),
     "int8 multiplied by another row's scale": packed(product("int8", NextRowsScaleInTheProduct), "blocks.0.attn.q"),

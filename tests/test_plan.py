@@ -57,7 +57,7 @@ def counted(do) -> float:
 def test_flops_are_those_of_every_product_that_is_computed(a: Architecture):
     """Of a forward pass on a full row, attention written out."""
     network = Transformer(a).eval()
-    choose_attention_kernel(network, "written_out")
+    choose_attention_kernel(network, "explicit")
     tokens = draw_tokens(a, 1, a.n_ctx)
     source = None if a.encoder is None else draw_tokens(a.encoder, 1, a.encoder.n_ctx)
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_a_token_is_written_with_the_products_of_one_position(a: Architecture):
     if a.n_ctx < 2:
         return
     network = Transformer(a).eval()
-    choose_attention_kernel(network, "written_out")
+    choose_attention_kernel(network, "explicit")
     source = {} if a.encoder is None else {"source": network.encode(draw_tokens(a.encoder, 1, a.encoder.n_ctx))}
     with torch.no_grad():
         cache = Cache(a, capacity=a.n_ctx)

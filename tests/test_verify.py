@@ -16,7 +16,8 @@ from drawing import make_network
 from pellucid.cli import main
 from pellucid.language_model import LanguageModel
 from pellucid.model import Recorder
-from pellucid.model.attention import Attention
+from pellucid.model.attention import MultiHeadAttention
+from pellucid.model.kernels import ExplicitAttention
 from pellucid.model.mask import Mask
 from pellucid.model.norm import INNER, Identity
 from pellucid.tensor_names import ROWS, names, row
@@ -188,14 +189,14 @@ def test_those_are_all_the_tensors_there_are():
 def test_a_shared_head_read_by_the_wrong_queries_is_found():
     """Query head h reads head h mod n_kv_heads."""
 
-    class Mixed(Attention):
-        def pattern(self, q, k, visible, tap):
+    class Mixed(ExplicitAttention):
+        def pattern(self, q, k, mask, tap):
             mixed = copy.copy(self)
             mixed.group = 1
-            return Attention.pattern(mixed, q, k.repeat(1, self.group, 1, 1), visible, tap)
+            return ExplicitAttention.pattern(mixed, q, k.repeat(1, self.group, 1, 1), mask, tap)
 
     network = make_network(BASE.with_fields({"attention.n_heads": 4, "attention.n_kv_heads": 2}))
-    network.blocks[1].attn.__class__ = Mixed
+    network.blocks[1].attn.explicit.__class__ = Mixed
     assert verify(network).first == "blocks.1.attn.scores"
 
 
@@ -214,7 +215,7 @@ class Halved(torch.autograd.Function):
         return grads[0] / 2
 
 
-class HalfLearned(Attention):
+class HalfLearned(MultiHeadAttention):
     """The right output, from a backward pass written wrongly."""
 
     def forward(self, x, *rest, **reading):
@@ -249,8 +250,8 @@ def test_a_given_mask_that_is_forgotten_is_found():
         def forward(self, n_queries, n_keys, given, like):
             return super().forward(n_queries, n_keys, None, like)
 
-        def is_triangle(self, n_queries, n_keys, given):
-            return super().is_triangle(n_queries, n_keys, None)
+        def is_causal(self, n_queries, n_keys, given):
+            return super().is_causal(n_queries, n_keys, None)
 
     network = make_network(BASE)
     network.blocks[1].attn.mask.__class__ = Forgetful

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from drawing import WORDS_WITH_LOGITS, architectures, bodies, make_network
 from pellucid.architecture import Architecture
+from pellucid.model.attention import choose_attention_kernel
 from pellucid.model.weights import state_of
 from pellucid.reference.learning import loss_and_gradient, next_token_loss
 from pellucid.reference.tape import gradient, real
@@ -59,10 +60,9 @@ def test_every_gradient_is_the_reference_s(a, seed):
 
 @settings(max_examples=20)
 @given(architectures(max_ctx=6))
-def test_attention_written_out_has_the_same_gradient(a):
+def test_explicit_attention_has_the_same_gradient(a):
     network = make_network(a)
-    for block in network.blocks:
-        block.attn.mix = block.attn.written_out
+    choose_attention_kernel(network, "explicit")
     check_gradient(network, draw_tokens(a, 2, 4))
 
 

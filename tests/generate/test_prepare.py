@@ -63,7 +63,7 @@ def kept_of(made: Transformer, name: str) -> torch.Tensor | None:
     place, _, part = name.removesuffix(".weight").rpartition(".")
     parent = made.get_submodule(place)
     if part in ("query", "key", "value") and not parent.cross:
-        whole, h, g = getattr(parent.joined, "kept", None), made.architecture.n_heads, made.architecture.n_kv_heads
+        whole, h, g = getattr(parent.qkv, "kept", None), made.architecture.n_heads, made.architecture.n_kv_heads
         return None if whole is None else whole.split([n * parent.d_head for n in (h, g, g)])["qkv".index(part[0])]
     return getattr(getattr(parent, part), "kept", None)
 
@@ -97,7 +97,7 @@ def test_weights_are_shared_but_for_what_is_packed():
     made = pack_network(network, "float32").network
     assert made.embed.token.weight is network.embed.token.weight
     assert isinstance(network.blocks[0].attn.query, nn.Linear)
-    assert network.blocks[0].attn.mix == network.blocks[0].attn.fused
+    assert network.blocks[0].attn.kernel is network.blocks[0].attn.fused
 
 
 def test_a_change_of_the_weights_is_seen():

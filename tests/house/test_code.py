@@ -83,7 +83,7 @@ def test_a_forward_is_a_paragraph(forward):
 
 
 def test_the_forwards_are_found():
-    assert {"model/block.py:PreBlock", "model/attention.py:Attention", *BRANCHY_FORWARDS} <= forwards().keys()
+    assert {"model/block.py:PreBlock", "model/attention.py:MultiHeadAttention", *BRANCHY_FORWARDS} <= forwards().keys()
 
 
 def tracked():

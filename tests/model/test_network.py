@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture, ArchitectureError, Positions
 from pellucid.model import Cache, Recorder, Transformer
+from pellucid.model.attention import choose_attention_kernel
 from pellucid.model.mask import Mask, documents_mask, padding_mask, prefix_mask
 from pellucid.model.positions import SCALING, Relative
 from pellucid.model.tables import Table
@@ -21,12 +22,10 @@ A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"n_hea
 ONE = A.with_fields({"n_layers": 1})
 
 
-def write_out(network):
-    """The same network with every attention written out."""
+def with_explicit_attention(network):
+    """The same network with every pattern written down."""
     twin = copy.deepcopy(network)
-    for module in twin.modules():
-        if hasattr(module, "written_out") and hasattr(module, "mix"):
-            module.mix = module.written_out
+    choose_attention_kernel(twin, "explicit")
     return twin
 
 
@@ -35,45 +34,50 @@ def write_out(network):
 
 @settings(max_examples=25)
 @given(any_architectures(), st.data())
-def test_written_out_is_fused(a, data):
+def test_explicit_attention_is_fused_attention(a, data):
     network, n = make_network(a), data.draw(st.integers(1, a.n_ctx))
     random = torch.Generator().manual_seed(data.draw(st.integers(0, 9)))
     shape = data.draw(st.sampled_from([None, (n, n), (2, n, n)]))
     reading = {} if shape is None else {"mask": torch.rand(shape, generator=random) < 0.5}
     tokens = draw_tokens(a, 2, n)
-    assert difference(call(write_out(network), tokens, **reading), call(network, tokens, **reading).detach()) <= 1e-12
+    assert (
+        difference(call(with_explicit_attention(network), tokens, **reading), call(network, tokens, **reading).detach())
+        <= 1e-12
+    )
 
 
 @torch.no_grad()
 @settings(max_examples=20)
 @given(architectures({"attention.mask": st.sampled_from(["causal", "prefix"])}), st.data())
-def test_written_out_is_fused_with_a_cache(a, data):
+def test_explicit_attention_is_fused_attention_with_a_cache(a, data):
     network, tokens, first = make_network(a), draw_tokens(a, 2, a.n_ctx), data.draw(st.integers(1, a.n_ctx - 1))
     found = []
-    for twin in (network, write_out(network)):
+    for twin in (network, with_explicit_attention(network)):
         cache = Cache(a, 2, dtype=torch.float64)
         twin(tokens[:, :first], cache=cache)
         found.append(twin(tokens[:, first:], cache=cache))
     assert difference(*found) <= 1e-12
 
 
-def test_written_out_twins_are_twins():
-    """deepcopy binds the written-out twin to its own weights, not to the original's."""
-    twin = write_out(make_network(A))
-    assert all(block.attn.mix.__self__ is block.attn for block in twin.blocks)
-    assert all(block.attn.mix.__self__ is block.attn for block in copy.deepcopy(make_network(A)).blocks)
+def test_a_copy_of_a_network_has_kernels_of_its_own():
+    network = make_network(A)
+    twin = with_explicit_attention(network)
+    for block, other in zip(network.blocks, twin.blocks, strict=True):
+        assert block.attn.kernel is block.attn.fused
+        assert other.attn.kernel is other.attn.explicit
+        assert other.attn.explicit is not block.attn.explicit
 
 
 @pytest.mark.item("S3-12-b")
 @pytest.mark.parametrize("words", [{}, {"positions.kind": "alibi"}, {"n_kv_heads": 1}, {"windows": "2"}], ids=str)
-@pytest.mark.parametrize("mix", ["fused", "written_out"])
+@pytest.mark.parametrize("kernel", ["fused", "explicit"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_row_that_may_read_nothing_reads_zeros_and_its_gradients_are_finite(words, mix, dtype):
+def test_a_row_that_may_read_nothing_reads_zeros_and_its_gradients_are_finite(words, kernel, dtype):
     network = make_network(ONE.with_fields(words), dtype=dtype)
-    network = write_out(network) if mix == "written_out" else network
+    network = with_explicit_attention(network) if kernel == "explicit" else network
     mask = torch.ones(5, 5, dtype=torch.bool).tril()
     mask[2] = False
-    recorder = Recorder(["blocks.0.attn.z", "blocks.0.attn.pattern"], grad=mix == "written_out")
+    recorder = Recorder(["blocks.0.attn.z", "blocks.0.attn.pattern"], grad=kernel == "explicit")
     logits = network(draw_tokens(ONE, 2, 5), mask=mask, tap=recorder)
     logits.float().square().sum().backward()
     assert (recorder.values["blocks.0.attn.z"][:, :, 2] == 0).all()
@@ -102,22 +106,22 @@ def test_masks_are_made_only_where_kernels_need_them():
     like = torch.zeros(())
     triangle, everything = torch.ones(3, 5, dtype=torch.bool).tril(2), torch.ones(3, 3, dtype=torch.bool)
     causal = Mask(A, 0)
-    assert causal.is_triangle(3, 3, None)
-    assert not causal.is_triangle(3, 5, None)
-    assert not causal.is_triangle(3, 3, everything)
+    assert causal.is_causal(3, 3, None)
+    assert not causal.is_causal(3, 5, None)
+    assert not causal.is_causal(3, 3, everything)
     assert causal(1, 5, None, like) is None
     assert torch.equal(causal(3, 5, None, like), triangle)
     assert torch.equal(causal(3, 3, everything, like), everything)
     for cross, a in ((False, A.with_fields({"attention.mask": "bidirectional"})), (True, A)):
         mask = Mask(a, 0, cross)
-        assert not mask.is_triangle(3, 3, None)
+        assert not mask.is_causal(3, 3, None)
         assert mask(3, 5, None, like) is None
     windowed = Mask(A.with_fields({"windows": 2}), 0)
-    assert not windowed.is_triangle(3, 3, None)
+    assert not windowed.is_causal(3, 3, None)
     assert torch.equal(windowed(1, 5, None, like), torch.tensor([[False, False, False, True, True]]))
     assert torch.equal(windowed(3, 5, None, like), triangle.triu(1))
     far = Mask(A.with_fields({"positions.kind": "alibi"}), 0)
-    assert not far.is_triangle(3, 3, None)
+    assert not far.is_causal(3, 3, None)
     infinity = torch.inf
     assert far(2, 3, None, like)[1].tolist() == [[-1 / 256, 0, -infinity], [-2 / 256, -1 / 256, 0]]
 
@@ -355,13 +359,13 @@ def test_entries_are_zero_with_probability_p_and_scaled_otherwise(rate, name):
 
 
 @pytest.mark.item("S1-1.1.2-k", "S1-fig1", "S4-drop-a")
-@pytest.mark.parametrize("mix", ["fused", "written_out"])
-def test_the_pattern_s_entries_are_dropped_with_probability_p(mix):
+@pytest.mark.parametrize("kernel", ["fused", "explicit"])
+def test_the_pattern_s_entries_are_dropped_with_probability_p(kernel):
     """With every value 1, z_i = sum_j of kept A_ij / (1 - p): the first row reads itself, 0 or 1 / (1 - p)."""
     p = 0.25
     a = ONE.with_fields({"dropout.pattern": p})
     network = make_network(a)
-    network = (write_out(network) if mix == "written_out" else network).train()
+    network = (with_explicit_attention(network) if kernel == "explicit" else network).train()
     recorder = Recorder(["blocks.0.attn.z"], {"blocks.0.attn.v": [torch.ones_like]})
     torch.manual_seed(0)
     network(draw_tokens(a, 1024, 2), tap=recorder)

@@ -12,6 +12,7 @@ from tiny import FIELDS, assert_same_run, assert_same_tensors, make_training, re
 from torch.nn import functional as F
 
 from pellucid.architecture import count_parameters
+from pellucid.model.kernels import FusedAttention
 from pellucid.text.tokens.store import Tokens
 from pellucid.training import loop as loop_module
 from pellucid.training import resolve_recipe as resolve
@@ -215,11 +216,13 @@ def test_three_minutes_are_not_spent_on_compiling(monkeypatch):
 
 @pytest.mark.parametrize(("fused", "chosen"), [(1.0, "written_out"), (0.5, "fused")])
 def test_attention_is_computed_the_way_that_was_measured_to_be_faster(text, tmp_path, monkeypatch, fused, chosen):
-    monkeypatch.setattr(resolve, "mix_seconds", lambda mix, *_: fused if mix.__name__ == "fused" else 0.6)
+    monkeypatch.setattr(
+        resolve, "kernel_seconds", lambda kernel, *_: fused if isinstance(kernel, FusedAttention) else 0.6
+    )
     run = start(text, tmp_path / "run", attention="auto", steps=2).path
     assert json.loads((run / "recipe.json").read_bytes())["train"]["attention"] == chosen
     network = build_network(make_recipe((str(text),), None, FIELDS | {"attention": chosen}), CPU)
-    assert all(block.attn.mix.__name__ == chosen for block in network.blocks)
+    assert all(block.attn.kernel is getattr(block.attn, resolve.KERNELS[chosen]) for block in network.blocks)
 
 
 def test_attention_written_out_trains_to_the_same_losses_and_resumes_bit_for_bit(text, tmp_path):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pellucid.generate.readers import CachedReader, NextLogits, last_logits
 from pellucid.model import Cache, Transformer
-from pellucid.model.attention import Attention
+from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.cache import NoCache
 from pellucid.model.shapes import Keys, NewKeys
 
@@ -114,9 +114,8 @@ class GraphedReader(CachedReader):
 
 
 def has_fixed_shapes(network: Transformer) -> bool:
-    """Whether a step is the same function of tensors for every length: no encoder, no n-grams (which look back at
-    tokens),
-    and no masks that depend on a distance.
+    """Whether a step is the same function of tensors for every length: no encoder, no n-grams (which look
+    back at tokens), and no masks that depend on a distance.
     """
-    layers = [m for m in network.modules() if isinstance(m, Attention)]
+    layers = [m for m in network.modules() if isinstance(m, MultiHeadAttention)]
     return network.encoder is None and network.embed.ngrams is None and all(m.mask.plain for m in layers)

@@ -6,7 +6,6 @@ with other products in its places. docs/log.md has what was measured.
 """
 
 import copy
-import functools
 import weakref
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.packed_linear import PRODUCTS, available
 from pellucid.model import Transformer
-from pellucid.model.attention import Attention
+from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.shapes import Encoded, NewKeys, Queries, Stream
 
@@ -52,23 +51,56 @@ def pack_network(network: Transformer, weights: str) -> PackedNetwork:
     """
     check(network, weights)
     shared = {id(t): t for t in (*network.parameters(), *network.buffers())}
-    made = copy.deepcopy(network, shared).eval()
+    copied = copy.deepcopy(network, shared).eval()
     errors: dict[str, float] = {}
     with torch.inference_mode():
-        for parent_name, parent in list(made.named_modules()):
-            if isinstance(parent, Attention):
-                parent.mix = parent.fused  # of one query too it is faster than written out
-                if not parent.cross:
-                    join(parent, weights, parent_name, errors)
+        for block_name, block in list(copied.named_modules()):
+            for name, child in list(block.named_children()):
+                if isinstance(child, MultiHeadAttention) and not child.cross:
+                    setattr(block, name, with_packed_qkv(child, weights, f"{block_name}.{name}", errors))
+        for parent_name, parent in list(copied.named_modules()):
+            if isinstance(parent, MultiHeadAttention):
+                parent.kernel = parent.fused  # faster than the explicit kernel for one query too
             for name, child in list(parent.named_children()):
                 if isinstance(child, nn.Linear):
                     setattr(parent, name, packed(child.weight, child.bias, weights, f"{parent_name}.{name}", errors))
                 elif isinstance(child, nn.Dropout):
                     setattr(parent, name, nn.Identity())
-        a = made.architecture
+        a = copied.architecture
         if (a.readout, a.logit_cap, a.logit_scale) == ("linear", 0.0, "1"):
-            made.unembed = packed(made.unembed.weight, None, weights, "unembed", errors)
-    return PackedNetwork(made, weights, errors, sentence(weights, errors))
+            copied.unembed = packed(copied.unembed.weight, None, weights, "unembed", errors)
+    return PackedNetwork(copied, weights, errors, sentence(weights, errors))
+
+
+class PackedAttention(MultiHeadAttention):
+    """Self-attention whose q, k and v are one product; everything else is that of the attention that it replaces."""
+
+    def __init__(self, attention: MultiHeadAttention, qkv: nn.Module):
+        """`qkv` maps x to q, k and v of all heads, one after another."""
+        nn.Module.__init__(self)
+        self.d_head, self.group, self.cross = attention.d_head, attention.group, attention.cross
+        linear_maps = (attention.query, attention.key, attention.value)
+        self.n_heads_each = [linear.out_features // attention.d_head for linear in linear_maps]
+        self.qkv, self.out = qkv, attention.out
+        self.query_norm, self.key_norm, self.rotate = attention.query_norm, attention.key_norm, attention.rotate
+        self.mask, self.explicit, self.fused = attention.mask, attention.explicit, attention.fused
+        self.kernel = attention.kernel
+
+    def project_qkv(self, x: Stream, y: Encoded, cache: NoCache = NO_CACHE) -> tuple[Queries, NewKeys, NewKeys]:
+        """Queries, keys and values of x, which is y."""
+        q, k, v = self.heads(self.qkv(x)).split(self.n_heads_each, dim=1)
+        return q, k, v
+
+
+def with_packed_qkv(
+    attention: MultiHeadAttention, weights: str, name: str, errors: dict[str, float]
+) -> PackedAttention:
+    """The attention with one packed matrix, whose rows are those of its three."""
+    linear_maps = (attention.query, attention.key, attention.value)
+    biases: list[Tensor] = [linear.bias for linear in linear_maps if linear.bias is not None]
+    bias = torch.cat(biases) if biases else None
+    joined = torch.cat([linear.weight for linear in linear_maps])
+    return PackedAttention(attention, packed(joined, bias, weights, f"{name}.qkv", errors))
 
 
 def packed(weight: Tensor, bias: Tensor | None, weights: str, name: str, errors: dict[str, float]) -> nn.Module:
@@ -78,25 +110,6 @@ def packed(weight: Tensor, bias: Tensor | None, weights: str, name: str, errors:
     if weights != "float32":
         errors[name] = float((cast(Tensor, product.kept) - weight).norm() / weight.norm().clamp(min=1e-30))
     return product
-
-
-def join(attention: Attention, weights: str, name: str, errors: dict[str, float]) -> None:
-    """q, k and v of the stream by one product, whose rows are those of the three matrices."""
-    three = (attention.query, attention.key, attention.value)
-    biases = [linear.bias for linear in three]
-    bias = None if biases[0] is None else torch.cat([b for b in biases if b is not None])
-    attention.joined = packed(torch.cat([linear.weight for linear in three]), bias, weights, f"{name}.joined", errors)
-    attention.project = functools.partial(together, attention, [linear.out_features for linear in three])
-    del attention.query, attention.key, attention.value
-
-
-def together(
-    attention: Attention, widths: list[int], x: Stream, y: Encoded, cache: NoCache = NO_CACHE
-) -> tuple[Queries, NewKeys, NewKeys]:
-    """q, k and v of x, which is y, as `Attention.three` makes them."""
-    joined = cast(nn.Module, attention.joined)
-    q, k, v = attention.heads(joined(x)).split([width // attention.d_head for width in widths], dim=1)
-    return q, k, v
 
 
 def check(network: Transformer, weights: str) -> None:
@@ -143,8 +156,8 @@ def network_for(network: Transformer, weights: str, n_tokens: int) -> tuple[Tran
         weights = "float32" if packing_pays(network, n_tokens) else "loaded"
     if weights == "loaded":
         return network, "weights: as loaded"
-    made = packed_network(network, weights)
-    return made.network, made.said
+    copied = packed_network(network, weights)
+    return copied.network, copied.said
 
 
 def packing_pays(network: Transformer, n_tokens: int) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from pellucid.architecture import Architecture
-from pellucid.model.attention import make_attention
+from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.mlp import make_mlp
 from pellucid.model.norm import Identity, make_norm
@@ -38,7 +38,7 @@ class PreBlock(nn.Module):
     def __init__(self, a: Architecture, layer: int):
         super().__init__()
         self.norm_1 = block_norm(a, "norm_1")
-        self.attn = make_attention(a, layer)
+        self.attn = MultiHeadAttention(a, layer)
         self.norm_1_out = block_norm(a, "norm_1_out")
         self.norm_2 = block_norm(a, "norm_2")
         self.mlp = make_mlp(a)
@@ -93,7 +93,7 @@ class PreCrossBlock(PreBlock):
     def __init__(self, a: Architecture, layer: int):
         super().__init__(a, layer)
         self.norm_cross = make_norm(a)
-        self.cross = make_attention(a, layer, cross=True)
+        self.cross = MultiHeadAttention(a, layer, cross=True)
 
     def forward(self, x: Stream, reading: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)

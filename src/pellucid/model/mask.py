@@ -3,6 +3,8 @@
 Queries are the last n_queries of n_keys positions: with a cache the keys reach further back.
 """
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
@@ -18,14 +20,14 @@ def causal(i: Tensor, j: Tensor) -> Tensor:
 
 
 def everything(i: Tensor, j: Tensor) -> Tensor:
-    """Every j."""
+    """j is any position."""
     return (j == j) | (i == i)
 
 
 def prefix_mask(lengths: Int[Tensor, " batch"], n: int) -> Visible:
     """[batch, n, n]: j <= i, or j inside the row's prefix of the given length."""
-    place = torch.arange(n, device=lengths.device)
-    return causal(place[:, None], place) | (place < lengths[:, None])[:, None, :]
+    j = torch.arange(n, device=lengths.device)
+    return causal(j[:, None], j) | (j < lengths[:, None])[:, None, :]
 
 
 def padding_mask(real: Bool[Tensor, "batch pos"]) -> Visible:
@@ -35,12 +37,36 @@ def padding_mask(real: Bool[Tensor, "batch pos"]) -> Visible:
 
 def documents_mask(documents: PositionIds) -> Visible:
     """[batch, n, n]: j <= i, and both in the same document, given as one number per position."""
-    place = torch.arange(documents.size(-1), device=documents.device)
-    return causal(place[:, None], place) & (documents[..., :, None] == documents[..., None, :])
+    j = torch.arange(documents.size(-1), device=documents.device)
+    return causal(j[:, None], j) & (documents[..., :, None] == documents[..., None, :])
+
+
+class ScoreMask(NamedTuple):
+    """The mask of one call, for queries and keys of known numbers.
+
+    values          [batch or 1, head or 1, query, key]: True where a query may read a key, or numbers that are added
+                    to the scores; None where nothing limits, or where `is_causal` says it all
+    is_causal       there are as many queries as keys, and i reads every j <= i
+    may_block_rows  whether some query may have no key to read
+    """
+
+    values: Tensor | None
+    is_causal: bool
+    may_block_rows: bool
+
+    def applied_to(self, scores: Tensor) -> Tensor:
+        """The scores [batch, head, query, key], -inf where a query may not read a key."""
+        values = self.values
+        if self.is_causal:
+            j = torch.arange(scores.size(-1), device=scores.device)
+            values = causal(j[:, None], j)
+        if values is None:
+            return scores
+        return scores.masked_fill(~values, -torch.inf) if values.dtype == torch.bool else scores + values
 
 
 class Mask(nn.Module):
-    """The rule of one layer: the architecture's word, its window, and what scores gain from their distance."""
+    """The rule of one layer: attention.mask, its window, and what scores gain from their distance."""
 
     def __init__(self, a: Architecture, layer: int, cross: bool = False):
         super().__init__()
@@ -54,8 +80,15 @@ class Mask(nn.Module):
         self.plain = not unlimited and not self.window and not near
         self.unlimited = unlimited and not self.window and not near
 
-    def is_triangle(self, n_queries: int, n_keys: int, given: Tensor | None) -> bool:
-        """Whether the kernel's own causal flag says it all."""
+    def between(self, q: Tensor, k: Tensor, given: Visible | None = None) -> ScoreMask:
+        """The mask between queries and keys [batch, head, pos, d_head]; `given` replaces the rule."""
+        n_queries, n_keys = q.size(2), k.size(2)
+        is_causal = self.is_causal(n_queries, n_keys, given)
+        # every rule lets i read i, so that only a mask that is given can leave a row empty
+        return ScoreMask(None if is_causal else self(n_queries, n_keys, given, q), is_causal, given is not None)
+
+    def is_causal(self, n_queries: int, n_keys: int, given: Tensor | None) -> bool:
+        """Whether the causal flag of a fused kernel says it all."""
         # decided here: where sizes may change, a compiler's comparison is a symbol, which the kernel does not take
         if self.plain and given is None and n_queries == n_keys:  # noqa: SIM103
             return True

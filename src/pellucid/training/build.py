@@ -194,7 +194,7 @@ def build_network(recipe: Recipe, device: torch.device, weights: Weights | None 
 def choose_paths(network: Transformer, recipe: Recipe) -> None:
     """How the network computes what it computes: attention written out, activations computed again."""
     if recipe.train.attention == "written_out":
-        choose_attention_kernel(network, "written_out")
+        choose_attention_kernel(network, "explicit")
     if recipe.train.recompute == "yes":
         recompute_blocks(network)
 
@@ -305,7 +305,7 @@ def settle_kernels(
     ]
     poll()
     attention, why = resolve.resolve_attention(recipe, device, poll)
-    choose_attention_kernel(network, attention)
+    choose_attention_kernel(network, resolve.KERNELS[attention])
     return with_train(recipe, attention=attention), [*lines, why]
 
 

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture, count_parameters
 from pellucid.model import Transformer
-from pellucid.model.attention import Attention
+from pellucid.model.attention import MultiHeadAttention
+from pellucid.model.kernels import KernelName
 from pellucid.model.lora import adapt
+from pellucid.model.mask import Mask
 from pellucid.model.weights import trained_state
 from pellucid.training.objectives import CHUNK, MANY_LOGITS
 from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, with_train
@@ -41,7 +43,9 @@ SMALLEST_PASS = 1024
 EVALUATIONS, SHORTEST, LONGEST = 10, 20.0, 900.0
 
 #: the longest context for which attention written out may be faster, and its words
-WRITTEN_OUT, MIXES = 512, ("fused", "written_out")
+WRITTEN_OUT = 512
+#: the kernel of pellucid.model.kernels that each value of train.attention names
+KERNELS: dict[str, KernelName] = {"fused": "fused", "written_out": "explicit"}
 #: seconds after which attention has been timed often enough
 LONG = 0.5
 
@@ -98,15 +102,19 @@ def resolve_attention(
     if device.type != "cpu" or a.n_ctx > WRITTEN_OUT:
         return "fused", "attention: fused"
     dtype = torch.bfloat16 if recipe.train.precision == "bfloat16" else torch.float32
-    module = Attention(a, 0)
-    seconds = {word: mix_seconds(getattr(module, word), a, recipe.train.batch, dtype, poll) for word in MIXES}
+    attention = MultiHeadAttention(a, 0)
+    seconds = {
+        word: kernel_seconds(getattr(attention, kernel), attention.mask, a, recipe.train.batch, dtype, poll)
+        for word, kernel in KERNELS.items()
+    }
     share = seconds["written_out"] / seconds["fused"]
     word = "written_out" if share < 0.9 else "fused"
     return word, f"attention: {word} (written out it takes {share:.2f} times the fused kernel's time here)"
 
 
-def mix_seconds(
-    mix: Callable[..., Tensor],
+def kernel_seconds(
+    kernel: Callable[..., Tensor],
+    mask: Mask,
     a: Architecture,
     batch: int,
     dtype: torch.dtype,
@@ -119,7 +127,7 @@ def mix_seconds(
     while len(times) < 6 and (len(times) < 2 or sum(times) < LONG):
         poll()
         start = time.perf_counter()
-        mix(q, k, v, None).sum().backward()
+        kernel(q, k, v, mask.between(q, k)).sum().backward()
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
 

@@ -8,7 +8,7 @@ import torch
 
 from pellucid.architecture import Architecture
 from pellucid.model import Backbone, Transformer
-from pellucid.model.attention import Attention
+from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.mask import Mask
 from pellucid.reference import layers
 from pellucid.verify.comparison import Weights, compare
@@ -35,9 +35,9 @@ def _compare_masks(
     """The same of one stack of blocks."""
     expected: dict[tuple[int, int, int, bool], np.ndarray] = {}
     for layer, block in enumerate(network.blocks):
-        name, mask = f"{prefix}blocks.{layer}.attn.scores", cast(Attention, block.attn).mask
+        name, mask = f"{prefix}blocks.{layer}.attn.scores", cast(MultiHeadAttention, block.attn).mask
         for n_keys in edges(a, layer):
-            if mask.is_triangle(n_keys, n_keys, None) and not is_triangle(a, layer, n_keys):
+            if mask.is_causal(n_keys, n_keys, None) and not is_triangle(a, layer, n_keys):
                 yield Difference(name, None, f"the kernel is told that {n_keys} tokens read all earlier ones")
             for n, drawn in ASKED:
                 if n > n_keys:

@@ -75,7 +75,7 @@ class PellucidPreTrainedModel(PreTrainedModel):
         self.network = Transformer(a)
         self.n_layers, self.n_ctx, self.mask = a.n_layers, a.n_ctx, a.attention.mask
         self.keeps_tokens = bool(a.ngrams) or not a.n_layers
-        choose_attention_kernel(self.network, "written_out" if config._attn_implementation == "eager" else "fused")
+        choose_attention_kernel(self.network, "explicit" if config._attn_implementation == "eager" else "fused")
         self._tied_weights_keys = shared_parameters(self)
         self.post_init()
 

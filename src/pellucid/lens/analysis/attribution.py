@@ -26,6 +26,7 @@ from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.figure import Figure, show
+from pellucid.model.kernels import repeat_kv
 from pellucid.tensor_names import names
 
 Side = Literal["query", "key"]
@@ -272,7 +273,7 @@ def _scores_before_cap(t: Recording, scope: str) -> Tensor:
     else:
         with frozen_network(t.network):
             q, k = attention.query_norm(t[f"{scope}.q"]), attention.key_norm(t[f"{scope}.k"])
-    return torch.einsum("bhid,bhjd->bhij", q * attention.scale, attention.shared(k))
+    return torch.einsum("bhid,bhjd->bhij", q * t.architecture.score_scale, repeat_kv(k, attention.group))
 
 
 def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) -> tuple[list[str], Tensor]:
@@ -321,7 +322,7 @@ def value_weighted(t: Recording, layer: int, scope: Literal["attn", "cross"] = "
     full = f"blocks.{layer}.{scope}"
     attention = module_of(t, full)
     W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))
-    v = t[f"{full}.v"].repeat_interleave(attention.group, dim=1)
+    v = repeat_kv(t[f"{full}.v"], attention.group)
     size = torch.einsum("bhjd,mhd->bhjm", v, W_O).norm(dim=-1)
     return t[f"{full}.pattern"] * size[:, :, None]
 

@@ -1,0 +1,72 @@
+"""How z_i = sum_j A_ij v_j is computed from queries, keys, values and a mask: two ways to one function."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pellucid.architecture import Architecture
+from pellucid.model.mask import ScoreMask
+from pellucid.model.shapes import Keys, Pattern, Queries, SharedKeys
+from pellucid.model.tap import OFF, Tap
+
+KernelName = Literal["fused", "explicit"]
+
+
+class FusedAttention(nn.Module):
+    """z without writing A down, by PyTorch's fused kernels   (Dao et al. 2022)"""
+
+    def __init__(self, a: Architecture):
+        super().__init__()
+        self.scale, self.grouped = a.score_scale, a.n_kv_heads < a.n_heads
+        self.dropout_rate = a.dropout.pattern
+
+    def forward(self, q: Queries, k: Keys, v: Keys, mask: ScoreMask) -> Queries:
+        p = self.dropout_rate if self.training else 0.0
+        return F.scaled_dot_product_attention(
+            q, k, v, mask.values, dropout_p=p, is_causal=mask.is_causal, scale=self.scale, enable_gqa=self.grouped
+        )
+
+
+class ExplicitAttention(nn.Module):
+    """z with A written down, which a tap can then keep and edit."""
+
+    def __init__(self, a: Architecture):
+        super().__init__()
+        self.scale, self.group = a.score_scale, a.n_heads // a.n_kv_heads
+        self.dropout = nn.Dropout(a.dropout.pattern)
+
+    def forward(self, q: Queries, k: Keys, v: Keys, mask: ScoreMask, tap: Tap = OFF) -> Queries:
+        pattern = self.dropout(self.pattern(q, k, mask, tap))
+        return torch.einsum("bhij,bhjd->bhid", pattern, repeat_kv(v, self.group))
+
+    def pattern(self, q: Queries, k: Keys, mask: ScoreMask, tap: Tap = OFF) -> Pattern:
+        """A = softmax_j(scale q_i . k_j + mask); the row of a query that may read nothing is zero."""
+        scores = self.cap(torch.einsum("bhid,bhjd->bhij", q * self.scale, repeat_kv(k, self.group)))
+        scores = mask.applied_to(scores)
+        if tap is OFF and not mask.may_block_rows:
+            return scores.softmax(-1)
+        scores = tap("scores", scores)
+        blocked = scores.amax(-1, keepdim=True) == -torch.inf
+        return tap("pattern", scores.masked_fill(blocked, 0).softmax(-1).masked_fill(blocked, 0))
+
+    def cap(self, scores: Tensor) -> Tensor:
+        """The scores before the mask; here they have no cap."""
+        return scores
+
+
+class CappedAttention(ExplicitAttention):
+    """The same with c tanh(score / c) for every score, which no fused kernel knows   (Gemma Team 2024, Gemma 2)"""
+
+    def __init__(self, a: Architecture):
+        super().__init__(a)
+        self.c = a.attention.score_cap
+
+    def cap(self, scores: Tensor) -> Tensor:
+        return self.c * (scores / self.c).tanh()
+
+
+def repeat_kv(x: Keys, times: int) -> SharedKeys:
+    """The keys or values that each query head reads: every head of x `times` times in a row."""
+    return x if times == 1 else x.repeat_interleave(times, dim=1)
