@@ -21,7 +21,7 @@ from pellucid.model.kernels import FusedAttention
 from pellucid.model.mask import Mask, causal, everything
 from pellucid.model.mlp import ACTIVATION
 from pellucid.model.norm import LayerNorm, LayerNormEpsOutside
-from pellucid.model.positions import Learned, Relative, RotaryTable, Sinusoidal, Slopes, buckets
+from pellucid.model.positions import Alibi, Learned, Relative, RotaryTable, Sinusoidal, buckets
 from pellucid.model.tables import Table
 
 BASE = Architecture(n_vocab=257, n_ctx=16, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2, "mlp.d_ff": 12})
@@ -142,7 +142,7 @@ def scale_of_one(network: Transformer, patch: pytest.MonkeyPatch) -> None:
 
 
 def planes_as_pairs(network: Transformer, patch: pytest.MonkeyPatch) -> None:
-    network.blocks[1].attn.rotate.split, network.blocks[1].attn.rotate.axis = (-1, 2), -1
+    network.blocks[1].attn.rotary.split, network.blocks[1].attn.rotary.axis = (-1, 2), -1
 
 
 def untie(network: Transformer, patch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def untie(network: Transformer, patch: pytest.MonkeyPatch) -> None:
 
 def round_turns(network: Transformer, patch: pytest.MonkeyPatch) -> None:
     """Sines and cosines went through bfloat16."""
-    network.turns.values = network.turns.values.bfloat16().to(network.turns.values.dtype)
+    network.rotary_table.values = network.rotary_table.values.bfloat16().to(network.rotary_table.values.dtype)
 
 
 class ForwardNGrams(NGrams):
@@ -188,13 +188,13 @@ STRUCTURE = {
         become("blocks.0.norm_2", LayerNorm), "blocks.0.norm_2.scale", {"norm.eps": 1e-2, "norm.eps_at": "outside"}
     ),
     "rotary pairs for halves": Fault(planes_as_pairs, "blocks.1.attn.rot_q", ROTARY),
-    "rotary from position 1": Fault(become("turns", LaterPlaces), "blocks.0.attn.rot_q", ROTARY),
+    "rotary from position 1": Fault(become("rotary_table", LaterPlaces), "blocks.0.attn.rot_q", ROTARY),
     "exact gelu": Fault(put("blocks.0.mlp", "f", ACTIVATION["gelu"]), "blocks.0.mlp.post"),
     "the readout's other activation": Fault(put("unembed", "f", torch.tanh), "logits", {"readout": "bert"}),
     "dropout left on": Fault(put("blocks.0", "drop_attn", AlwaysDropping()), "blocks.0.attn_out"),
     "tied weights apart": Fault(untie, "unembed.weight"),
     "n-grams of one row less": Fault(put("embed.ngrams", "rows", 6), "ngram_embed", NGRAMS),
-    "angles that lost their digits": Fault(round_turns, "turns.values", ROTARY),
+    "angles that lost their digits": Fault(round_turns, "rotary_table.values", ROTARY),
     "n-grams read forwards": Fault(become("embed.ngrams", ForwardNGrams), "ngram_embed", NGRAMS),
     "segments forgotten": Fault(become("embed", NoSegments), "seg_embed", {"n_segments": 2}),
     "an encoder that cannot look ahead": Fault(
@@ -228,8 +228,8 @@ class ClampedFar(Learned):
 class Repeating(Sinusoidal):
     """Positions begin anew at 100."""
 
-    def forward(self, positions):
-        return super().forward(positions % 100)
+    def added(self, positions):
+        return super().added(positions % 100)
 
 
 class ClampedTurns(RotaryTable):
@@ -246,17 +246,17 @@ class RoundedTurns(RotaryTable):
         return super().forward(positions.bfloat16().long().clamp(max=positions.max()))
 
 
-class ClampedSlopes(Slopes):
+class ClampedSlopes(Alibi):
     """Distances grow up to 64."""
 
-    def forward(self, i, j):
+    def score_bias(self, i, j):
         return -self.values[:, None, None] * (i - j).abs().clamp(max=64)
 
 
-class ClampedFarSlopes(Slopes):
+class ClampedFarSlopes(Alibi):
     """Distances grow up to 1,100."""
 
-    def forward(self, i, j):
+    def score_bias(self, i, j):
         return -self.values[:, None, None] * (i - j).abs().clamp(max=1100)
 
 
@@ -279,7 +279,7 @@ class FlagOfPlain(Mask):
 def slopes_become(kind: type) -> Plant:
     def plant(network: Transformer, patch: pytest.MonkeyPatch) -> None:
         for block in network.blocks:
-            block.attn.mask.distance.__class__ = kind
+            block.attn.mask.position_bias.__class__ = kind
 
     return plant
 
@@ -308,9 +308,11 @@ FAR = {
     "sinusoids that repeat": Fault(
         become("embed.position", Repeating), "pos_embed", LONG | {"positions.kind": "sinusoidal"}, LONG_ROW
     ),
-    "rotary positions clamped": Fault(become("turns", ClampedTurns), "blocks.0.attn.rot_q", LONG | ROTARY, LONG_ROW),
+    "rotary positions clamped": Fault(
+        become("rotary_table", ClampedTurns), "blocks.0.attn.rot_q", LONG | ROTARY, LONG_ROW
+    ),
     "rotary positions in bfloat16": Fault(
-        become("turns", RoundedTurns), "blocks.0.attn.rot_q", {"n_ctx": 400} | ROTARY, LONG_ROW
+        become("rotary_table", RoundedTurns), "blocks.0.attn.rot_q", {"n_ctx": 400} | ROTARY, LONG_ROW
     ),
     "alibi's distances clamped": Fault(
         slopes_become(ClampedSlopes), "blocks.0.attn.scores", LONG | {"positions.kind": "alibi"}, LONG_ROW
@@ -401,7 +403,7 @@ class ForgetfulCross(PreCrossBlock):
     """Cross-attention reads all of the source, padding too."""
 
     def cross_attend(self, x, reading, cache, tap):
-        return super().cross_attend(x, type(reading)(reading.turn, reading.visible, reading.source), cache, tap)
+        return super().cross_attend(x, type(reading)(reading.rotation, reading.visible, reading.source), cache, tap)
 
 
 def neighbour(network: Transformer, patch: pytest.MonkeyPatch) -> None:
@@ -421,7 +423,9 @@ BATCH = "a batch = its rows"
 BATCHES = {
     "the first row's mask for all rows": Fault(masks_become(FirstMask), "blocks.0.attn.scores", law=BATCH),
     "padding is read": Fault(masks_become(NoPadding), "blocks.0.attn.scores", law=BATCH),
-    "the first row's positions for all rows": Fault(become("turns", FirstTurns), "blocks.0.attn.rot_q", ROTARY, BATCH),
+    "the first row's positions for all rows": Fault(
+        become("rotary_table", FirstTurns), "blocks.0.attn.rot_q", ROTARY, BATCH
+    ),
     "keys of the neighbouring row": Fault(neighbour, "blocks.1.attn.k", law=BATCH),
     "an MLP that reads the mean of the batch": Fault(become("blocks.1", MeanMLP), "blocks.1.mlp.pre", law=BATCH),
     "n-grams that begin in the padding": Fault(become("embed.ngrams", PaddedNGrams), "ngram_embed", NGRAMS, BATCH),

@@ -73,8 +73,21 @@ class Positions:
     max_distance: int = 128
 
     def n_exact(self, mask: str) -> int:
-        """Distances below this have a relative bucket each, under an attention mask of this word."""
+        """Relative distances below this have a bucket each; under a bidirectional mask each side has half."""
         return self.n_buckets // (4 if mask == "bidirectional" else 2)
+
+
+#: where order enters, by positions.kind: rows added to the stream, q and k rotated, or numbers added to the scores
+POSITIONS_ENTER = {"learned": "stream", "sinusoidal": "stream", "rotary": "rotation", "alibi": "scores"}
+POSITIONS_ENTER |= {"relative": "scores"}
+#: the other fields of Positions that each positions.kind, and for rotary positions each positions.scaling, reads
+POSITION_FIELDS: dict[str, tuple[str, ...]] = {
+    "sinusoidal": ("base", "layout"),
+    "rotary": ("base", "fraction", "layout", "rounding", "scaling", "local_base"),
+    "alibi": ("slopes",),
+    "relative": ("n_buckets", "max_distance"),
+}
+SCALING_FIELDS = {"none": (), "linear": ("factor",), "llama3": ("factor", "low", "high", "n_trained")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +259,37 @@ class Architecture:
     def d_ff(self) -> int:
         """Width of the MLP's hidden layers."""
         return self.mlp.d_ff or 4 * self.d_model
+
+    @property
+    def adds_positions(self) -> bool:
+        """Whether a row for each position is added to the stream."""
+        return POSITIONS_ENTER.get(self.positions.kind) == "stream"
+
+    @property
+    def biases_scores(self) -> bool:
+        """Whether scores gain a number from the distance between query and key."""
+        return POSITIONS_ENTER.get(self.positions.kind) == "scores"
+
+    def rotates(self, layer: int) -> bool:
+        """Whether layer `layer` rotates its queries and keys."""
+        return POSITIONS_ENTER.get(self.positions.kind) == "rotation"
+
+    @property
+    def rotates_somewhere(self) -> bool:
+        """Whether some layer rotates its queries and keys."""
+        return any(self.rotates(layer) for layer in range(self.n_layers))
+
+    @property
+    def position_table_width(self) -> int:
+        """How many numbers the fixed table of positions has for each position; 0 where there is none."""
+        tables = 2 if self.positions.local_base else 1
+        return {"rotary": tables * self.d_rotary, "sinusoidal": self.d_model}.get(self.positions.kind, 0)
+
+    @property
+    def position_fields(self) -> tuple[str, ...]:
+        """The fields of `positions` that this architecture depends on."""
+        scaling = SCALING_FIELDS[self.positions.scaling] if self.d_rotary else ()
+        return ("kind", *POSITION_FIELDS.get(self.positions.kind, ()), *scaling)
 
     @property
     def d_rotary(self) -> int:

@@ -174,14 +174,18 @@ def axes(full: str) -> list[str]:
     return row(full).axes.split()
 
 
-def absent(template: str, a: Architecture) -> str:
-    """Why the architecture has no tensor of this row, or "" where it has."""
+def absent(template: str, a: Architecture, layer: int | None = None) -> str:
+    """Why the architecture, or one layer of it, has no tensor of this row; "" where it has."""
+    rotated = a.rotates_somewhere if layer is None else a.rotates(layer)
+    unrotated = f"positions.kind = {a.positions.kind} rotates nothing"
+    if a.rotates_somewhere:
+        unrotated = f"layer {layer} rotates nothing"
     part = template.split(".")[-1] if template.endswith((".scale", ".normalized")) else ""
     place = template.removeprefix("blocks.i.").removesuffix(f".{part}")
     without = "norm.kind = none" if a.norm.kind == "none" else f"block = {a.block} has no such norm"
     reasons = {
         "pos_embed": (
-            a.positions.kind not in ("learned", "sinusoidal"),
+            not a.adds_positions,
             f"positions.kind = {a.positions.kind} adds nothing to the stream",
         ),
         "seg_embed": (not a.n_segments, "n_segments = 0"),
@@ -190,8 +194,8 @@ def absent(template: str, a: Architecture) -> str:
         **{name: (a.norm.kind == "none" or name not in a.block_norms, without) for name in BLOCK_NORMS},
         "norm_cross": (a.norm.kind == "none" or a.encoder is None, "no encoder is read, or norm.kind = none"),
         "final_norm": (a.final_norm == "none" or a.norm.kind == "none", "the last stream is not normalised"),
-        "attn.rot_q": (a.positions.kind != "rotary", f"positions.kind = {a.positions.kind} rotates nothing"),
-        "attn.rot_k": (a.positions.kind != "rotary", f"positions.kind = {a.positions.kind} rotates nothing"),
+        "attn.rot_q": (not rotated, unrotated),
+        "attn.rot_k": (not rotated, unrotated),
         "resid_mid": (
             a.block in ("parallel", "shared"),
             f"a {a.block} block adds attention and MLP to the stream at once",
@@ -221,7 +225,7 @@ def names(a: Architecture) -> list[str]:
     inside = [t for t in templates if t.startswith("blocks.i.")]
     found += [t for t in templates if t in TEMPLATES_BEFORE]
     for i in range(a.n_layers):
-        for template in inside:
+        for template in (t for t in inside if not absent(t, a, i)):
             full = template.replace("blocks.i.", f"blocks.{i}.")
             if not full.endswith(".l"):
                 found.append(full)

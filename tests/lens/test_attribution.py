@@ -174,12 +174,12 @@ def test_scores_are_sums_over_what_was_written_before(a, data):
     scores, total, cap = scores[why.keys], why.values.sum(0), a.attention.score_cap
     assert difference(total, why.scores) <= 1e-10
     if cap:
-        distance = t.network.get_submodule(f"blocks.{layer}.{part}").mask.distance
+        bias = t.network.get_submodule(f"blocks.{layer}.{part}").mask.position_bias
         assert torch.equal(why.after_cap, scores)
         assert "distance" not in why.labels
         total = cap * (total / cap).tanh()
-        if distance is not None:  # added behind the cap
-            total = total + distance(torch.tensor([[query]]), torch.tensor(why.keys))[head, 0].detach()
+        if bias is not None:  # added behind the cap
+            total = total + bias.score_bias(torch.tensor([[query]]), torch.tensor(why.keys))[head, 0].detach()
     assert difference(total, scores) <= 1e-10
     assert why.top(why.keys[0], 3)[0][0] in why.labels
 

@@ -256,7 +256,7 @@ def test_a_network_made_without_memory_has_its_tables_when_it_is_given_some(kind
 
 def test_rotary_tables_in_float64_are_cosines_of_the_angles():
     a = A.with_fields({"positions.kind": "rotary", "positions.base": 100.0})
-    (cos,), (sin,) = make_network(a).turns.values
+    (cos,), (sin,) = make_network(a).rotary_table.values
     angle = torch.arange(8, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.1], dtype=torch.float64)
     assert difference(cos, angle.cos()) <= 1e-15
     assert difference(sin, angle.sin()) <= 1e-15
@@ -272,7 +272,7 @@ def test_buckets_of_every_distance_are_the_definitions(n_buckets, max_distance, 
     with torch.no_grad():
         relative.weight.copy_(torch.arange(n_buckets)[:, None] + torch.tensor([0, 100]))
     place = torch.arange(2 * max_distance)
-    found = relative(place[:, None], place)
+    found = relative.score_bias(place[:, None], place)
     expected = relative_buckets(len(place), len(place), n_buckets, max_distance, two_sided)
     assert found[0].tolist() == expected.tolist()
     assert torch.equal(found[1], found[0] + 100)
@@ -303,10 +303,10 @@ def test_layers_with_a_window_turn_by_their_own_base_unscaled():
     words = {"positions.kind": "rotary", "positions.base": 100.0, "positions.scaling": "linear"}
     a = A.with_fields(words | {"positions.local_base": 25.0, "attention.windows": (3, 0)})
     network = make_network(a)
-    for (cos, _), w in zip(network.turns.values.transpose(0, 1), ([1 / 8, 0.1 / 8], [1.0, 0.2]), strict=True):
+    for (cos, _), w in zip(network.rotary_table.values.transpose(0, 1), ([1 / 8, 0.1 / 8], [1.0, 0.2]), strict=True):
         angle = torch.arange(8, dtype=torch.float64)[:, None] * torch.tensor(w, dtype=torch.float64)
         assert difference(cos, angle.cos()) <= 1e-15
-    assert [block.attn.rotate.kind for block in network.blocks[:2]] == [1, 0]
+    assert [block.attn.rotary.kind for block in network.blocks[:2]] == [1, 0]
 
 
 @settings(max_examples=15)

@@ -42,7 +42,7 @@ def our_buckets(n, n_buckets, max_distance, mask):
     with torch.no_grad():
         table.weight.copy_(torch.arange(float(n_buckets))[:, None])
         place = torch.arange(n)
-        return table(place[:, None], place)[0].long()
+        return table.score_bias(place[:, None], place)[0].long()
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -329,8 +329,8 @@ def test_one_table_serves_every_layer():
     network, _ = as_ours(model, config)
     names = [name for name, _ in network.named_parameters() if "relative" in name or "mask" in name]
     assert names == ["relative.weight", "encoder.relative.weight"]
-    assert len({id(block.attn.mask.distance) for block in network.blocks}) == 1
-    assert all(block.cross.mask.distance is None for block in network.blocks)
+    assert len({id(block.attn.mask.position_bias) for block in network.blocks}) == 1
+    assert all(block.cross.mask.position_bias is None for block in network.blocks)
     tokens = draw(network.architecture)
     before = our_logits(network, tokens)
     with torch.no_grad():

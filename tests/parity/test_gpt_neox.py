@@ -68,7 +68,7 @@ def their_angles(monkeypatch):
 
     def put(network):
         turns = float32_turns(network.architecture)
-        network.turns.values = turns
+        network.rotary_table.values = turns
         cos, sin = turns[:, 0].numpy()
 
         def rotate(x, positions, d_rotary, layout, w):
@@ -114,7 +114,7 @@ def test_the_other_layout_is_another_function(their_angles):
     network, _ = as_ours(model, config)
     their_angles(network)
     for block in network.blocks:
-        block.attn.rotate.split, block.attn.rotate.axis = (-1, 2), -1
+        block.attn.rotary.split, block.attn.rotary.axis = (-1, 2), -1
     tokens = draw(network.architecture)
     assert farthest(network(tokens), model(tokens).logits) > 1e-2
 

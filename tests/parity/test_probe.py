@@ -130,7 +130,7 @@ def test_padding_that_is_read_is_found(name: str, plant, first: str, theirs):
 
 def test_positions_of_another_row_are_found(theirs):
     made = theirs("llama")
-    made.network.turns.__class__ = FirstTurns
+    made.network.rotary_table.__class__ = FirstTurns
     found = made.parity()
     assert (found.worst[1], found.first) == ("a batch padded on the left", "blocks.1.resid_pre")
 

@@ -82,7 +82,7 @@ class PackedAttention(MultiHeadAttention):
         linear_maps = (attention.query, attention.key, attention.value)
         self.n_heads_each = [linear.out_features // attention.d_head for linear in linear_maps]
         self.qkv, self.out = qkv, attention.out
-        self.query_norm, self.key_norm, self.rotate = attention.query_norm, attention.key_norm, attention.rotate
+        self.query_norm, self.key_norm, self.rotary = attention.query_norm, attention.key_norm, attention.rotary
         self.mask, self.explicit, self.fused = attention.mask, attention.explicit, attention.fused
         self.kernel = attention.kernel
 

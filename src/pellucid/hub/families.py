@@ -32,12 +32,8 @@ __all__ = [
     "unknown_entries",
 ]
 
-#: the fields of positions that each value of positions.kind, and of positions.scaling for rotary ones, uses
-READ = {"rotary": ("base", "fraction", "layout", "rounding", "scaling", "local_base")}
-READ |= {"sinusoidal": ("base", "layout"), "alibi": ("slopes",), "relative": ("n_buckets", "max_distance")}
 #: fields without effect in an encoder, which has no readout
 UNREAD = ("unembed", "readout", "logit_scale", "logit_cap", "source_embed")
-READ_SCALED = {"none": (), "linear": ("factor",), "llama3": ("factor", "low", "high", "n_trained")}
 PARTS = {"weight": "weight", "gain": "weight", "bias": "bias"}
 
 
@@ -219,8 +215,7 @@ def _settled(a: Architecture) -> dict[str, Any]:
     values["attention.windows"] = [0 if w >= a.n_ctx and not a.positions.local_base else w for w in windows]
     if not any(windows):
         values["positions.local_base"] = 0.0
-    read = ("kind", *READ.get(a.positions.kind, ()), *(READ_SCALED[a.positions.scaling] if a.d_rotary else ()))
-    values |= {name: None for name in values if name.startswith("positions.") and name[10:] not in read}
+    values |= {name: None for name in values if name.startswith("positions.") and name[10:] not in a.position_fields}
     # the two options mean the same if nothing is odd
     if a.positions.kind == "rotary" and int(a.d_head * a.positions.fraction) % 2 == 0:
         values["positions.rounding"] = "up"

@@ -271,8 +271,7 @@ def _check_sizes(path: Path, a: Architecture) -> None:
 
 def _check_table(path: Path, a: Architecture, n_numbers: int) -> None:
     """Check that the position table, which no file holds, is not larger than usual or than the weights."""
-    width = {"rotary": a.d_rotary, "sinusoidal": a.d_model}.get(a.positions.kind, 0)
-    size = a.n_ctx * width * (2 if a.positions.local_base else 1)
+    size = a.n_ctx * a.position_table_width
     if a.encoder is not None:
         _check_table(path, a.encoder, n_numbers)
     if size > max(LARGEST_TABLE, n_numbers):

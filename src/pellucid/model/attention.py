@@ -8,7 +8,7 @@ from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.kernels import CappedAttention, ExplicitAttention, FusedAttention, KernelName
 from pellucid.model.mask import Mask
 from pellucid.model.norm import make_qk_norm
-from pellucid.model.positions import NoRotation, Rotary
+from pellucid.model.positions import NoRotation, make_rotary
 from pellucid.model.shapes import Encoded, Keys, NewKeys, Queries, Rotation, Stream, Visible
 from pellucid.model.tap import OFF, Tap
 
@@ -28,7 +28,7 @@ class MultiHeadAttention(nn.Module):
         self.value = nn.Linear(a.d_model, a.n_kv_heads * a.d_head, bias=bias_qkv)
         self.out = nn.Linear(a.n_heads * a.d_head, a.d_model, bias=bias_out)
         self.query_norm, self.key_norm = make_qk_norm(a, a.n_heads), make_qk_norm(a, a.n_kv_heads)
-        self.rotate = Rotary(a, layer) if a.positions.kind == "rotary" and not cross else NoRotation()
+        self.rotary = NoRotation() if cross else make_rotary(a, layer)
         self.mask = Mask(a, layer, cross)
         #: taps of scores and patterns need the explicit kernel, whichever computes z
         self.explicit = CappedAttention(a) if a.attention.score_cap else ExplicitAttention(a)
@@ -39,7 +39,7 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Stream,
         source: Encoded | None = None,
-        turn: Rotation | None = None,
+        rotation: Rotation | None = None,
         visible: Visible | None = None,
         cache: NoCache = NO_CACHE,
         tap: Tap = OFF,
@@ -47,7 +47,7 @@ class MultiHeadAttention(nn.Module):
         """What is read from `source`, or from x itself and from earlier positions that the cache keeps."""
         q, k, v = self.project_qkv(x, x if source is None else source, cache)
         q, k, v = tap("q", q), tap("k", k), tap("v", v)
-        q, k = self.rotate(self.query_norm(q), self.key_norm(k), turn, tap)
+        q, k = self.rotary.rotated(self.query_norm(q), self.key_norm(k), rotation, tap)
         k, v = cache.extend(k, v)
         z = tap("z", self.attend(q, k, v, visible, tap))
         return self.project_out(z, tap)

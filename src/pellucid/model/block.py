@@ -15,9 +15,9 @@ from pellucid.model.tap import OFF, Tap
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """What all blocks of one call read besides the stream: turns, the mask given, an encoder's output and its mask."""
+    """What all blocks of one call read besides the stream: rotations, a mask, an encoder's output and its mask."""
 
-    turn: Rotation | None = None
+    rotation: Rotation | None = None
     visible: Visible | None = None
     source: Encoded | None = None
     source_visible: SourceVisible | None = None
@@ -45,14 +45,14 @@ class PreBlock(nn.Module):
         self.norm_2_out = block_norm(a, "norm_2_out")
         self.drop_attn, self.drop_mlp = nn.Dropout(a.dropout.attn_out), nn.Dropout(a.dropout.mlp_out)
 
-    def forward(self, x: Stream, reading: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+    def forward(self, x: Stream, inputs: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
-        x = tap("resid_mid", x + self.attend(self.norm_1(x, tap, "norm_1"), reading, cache, tap))
+        x = tap("resid_mid", x + self.attend(self.norm_1(x, tap, "norm_1"), inputs, cache, tap))
         return tap("resid_post", x + self.feed_forward(self.norm_2(x, tap, "norm_2"), tap))
 
-    def attend(self, x: Stream, reading: BlockInputs, cache: NoCache, tap: Tap) -> Stream:
+    def attend(self, x: Stream, inputs: BlockInputs, cache: NoCache, tap: Tap) -> Stream:
         """What attention adds to the stream."""
-        out = self.attn(x, turn=reading.turn, visible=reading.visible, cache=cache, tap=tap.at("attn"))
+        out = self.attn(x, rotation=inputs.rotation, visible=inputs.visible, cache=cache, tap=tap.at("attn"))
         return tap("attn_out", self.drop_attn(self.norm_1_out(out, tap, "norm_1_out")))
 
     def feed_forward(self, x: Stream, tap: Tap) -> Stream:
@@ -63,28 +63,28 @@ class PreBlock(nn.Module):
 class PostBlock(PreBlock):
     """x = norm_1(x + attn(x));  x = norm_2(x + mlp(x))   (S3, slide 8; Vaswani et al. 2017)"""
 
-    def forward(self, x: Stream, reading: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+    def forward(self, x: Stream, inputs: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
-        x = self.norm_1(tap("resid_mid", x + self.attend(x, reading, cache, tap)), tap, "norm_1")
+        x = self.norm_1(tap("resid_mid", x + self.attend(x, inputs, cache, tap)), tap, "norm_1")
         return tap("resid_post", self.norm_2(x + self.feed_forward(x, tap), tap, "norm_2"))
 
 
 class ParallelBlock(PreBlock):
     """x += attn(norm_1(x)) + mlp(norm_2(x))   (S0 Remark 4.1, counting X once)"""
 
-    def forward(self, x: Stream, reading: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+    def forward(self, x: Stream, inputs: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
-        read = self.attend(self.norm_1(x, tap, "norm_1"), reading, cache, tap)
+        read = self.attend(self.norm_1(x, tap, "norm_1"), inputs, cache, tap)
         return tap("resid_post", x + read + self.feed_forward(self.norm_2(x, tap, "norm_2"), tap))
 
 
 class SharedBlock(PreBlock):
     """x += attn(norm_1(x)) + mlp(norm_1(x))   (Wang and Komatsuzaki 2021, GPT-J)"""
 
-    def forward(self, x: Stream, reading: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+    def forward(self, x: Stream, inputs: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
         y = self.norm_1(x, tap, "norm_1")
-        return tap("resid_post", x + self.attend(y, reading, cache, tap) + self.feed_forward(y, tap))
+        return tap("resid_post", x + self.attend(y, inputs, cache, tap) + self.feed_forward(y, tap))
 
 
 class PreCrossBlock(PreBlock):
@@ -95,26 +95,26 @@ class PreCrossBlock(PreBlock):
         self.norm_cross = make_norm(a)
         self.cross = MultiHeadAttention(a, layer, cross=True)
 
-    def forward(self, x: Stream, reading: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+    def forward(self, x: Stream, inputs: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
-        x = tap("resid_mid", x + self.attend(self.norm_1(x, tap, "norm_1"), reading, cache, tap))
-        x = tap("resid_cross", x + self.cross_attend(self.norm_cross(x, tap, "norm_cross"), reading, cache, tap))
+        x = tap("resid_mid", x + self.attend(self.norm_1(x, tap, "norm_1"), inputs, cache, tap))
+        x = tap("resid_cross", x + self.cross_attend(self.norm_cross(x, tap, "norm_cross"), inputs, cache, tap))
         return tap("resid_post", x + self.feed_forward(self.norm_2(x, tap, "norm_2"), tap))
 
-    def cross_attend(self, x: Stream, reading: BlockInputs, cache: NoCache, tap: Tap) -> Stream:
+    def cross_attend(self, x: Stream, inputs: BlockInputs, cache: NoCache, tap: Tap) -> Stream:
         """What cross-attention adds to the stream."""
-        visible = reading.source_visible
-        out = self.cross(x, reading.source, visible=visible, cache=cache.of_source(), tap=tap.at("cross"))
+        visible = inputs.source_visible
+        out = self.cross(x, inputs.source, visible=visible, cache=cache.of_source(), tap=tap.at("cross"))
         return tap("cross_out", self.drop_attn(out))
 
 
 class PostCrossBlock(PreCrossBlock):
     """x = norm_1(x + attn(x));  x = norm_cross(x + cross(x, source));  x = norm_2(x + mlp(x))   (Vaswani et al.)"""
 
-    def forward(self, x: Stream, reading: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
+    def forward(self, x: Stream, inputs: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
-        x = self.norm_1(tap("resid_mid", x + self.attend(x, reading, cache, tap)), tap, "norm_1")
-        x = self.norm_cross(tap("resid_cross", x + self.cross_attend(x, reading, cache, tap)), tap, "norm_cross")
+        x = self.norm_1(tap("resid_mid", x + self.attend(x, inputs, cache, tap)), tap, "norm_1")
+        x = self.norm_cross(tap("resid_cross", x + self.cross_attend(x, inputs, cache, tap)), tap, "norm_cross")
         return tap("resid_post", self.norm_2(x + self.feed_forward(x, tap), tap, "norm_2"))
 
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from pellucid.architecture import Architecture
 from pellucid.model.mlp import ACTIVATION
 from pellucid.model.norm import Identity, make_norm
-from pellucid.model.positions import ADDED
+from pellucid.model.positions import make_added
 from pellucid.model.shapes import History, Logits, PositionIds, Stream, Tokens
 from pellucid.model.tap import OFF, Tap
 
@@ -46,7 +46,7 @@ class Embed(nn.Module):
     def __init__(self, a: Architecture):
         super().__init__()
         self.token = nn.Embedding(a.n_vocab, a.d_model)
-        self.position = ADDED[a.positions.kind](a) if a.positions.kind in ADDED else None
+        self.position = make_added(a)
         self.segment = nn.Embedding(a.n_segments, a.d_model) if a.n_segments else None
         self.ngrams = NGrams(a) if a.ngrams else None
         self.norm = make_norm(a) if a.embed_norm == "norm" else Identity()
@@ -66,7 +66,7 @@ class Embed(nn.Module):
         place of W_E[t]; without `segments` all are of kind 0."""
         x = tap("embed", self.scale * (self.token(tokens) if embeddings is None else embeddings))
         if self.position is not None:
-            x = x + tap("pos_embed", self.position(positions).to(x.dtype).expand_as(x))
+            x = x + tap("pos_embed", self.position.added(positions).to(x.dtype).expand_as(x))
         if self.segment is not None:
             x = x + tap("seg_embed", self.segment(torch.zeros_like(tokens) if segments is None else segments))
         if self.ngrams is not None:

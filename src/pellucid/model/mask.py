@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from pellucid.architecture import Architecture
-from pellucid.model.positions import Slopes
+from pellucid.model.positions import Alibi, Relative, make_score_bias
 from pellucid.model.shapes import PositionIds, Visible
 
 
@@ -73,12 +73,12 @@ class Mask(nn.Module):
         unlimited = cross or a.attention.mask == "bidirectional"
         self.rule = everything if unlimited else causal
         self.window = 0 if cross else a.window(layer)
-        near = a.positions.kind in ("alibi", "relative") and not cross
-        #: i, j -> [head, query, key]; the table of relative positions is the stack's, which puts it here
-        self.distance: nn.Module | None = Slopes(a) if near and a.positions.kind == "alibi" else None
+        biased = a.biases_scores and not cross
+        #: what the scores gain; one that all layers share is put here by the backbone
+        self.position_bias: Alibi | Relative | None = make_score_bias(a) if biased else None
         #: the rule is j <= i alone, which attention kernels know without being told pair by pair
-        self.plain = not unlimited and not self.window and not near
-        self.unlimited = unlimited and not self.window and not near
+        self.plain = not unlimited and not self.window and not biased
+        self.unlimited = unlimited and not self.window and not biased
 
     def between(self, q: Tensor, k: Tensor, given: Visible | None = None) -> ScoreMask:
         """The mask between queries and keys [batch, head, pos, d_head]; `given` replaces the rule."""
@@ -97,7 +97,7 @@ class Mask(nn.Module):
     def forward(self, n_queries: int, n_keys: int, given: Visible | None, like: Tensor) -> Tensor | None:
         """What is added to the scores, or a boolean mask [batch or 1, 1, query, key], or None for no limit.
 
-        `given`, True where a query may read a key, takes the place of the word's rule.
+        `given`, True where a query may read a key, replaces the rule of attention.mask.
         """
         if given is None and (self.unlimited or (self.plain and n_queries == 1)):
             return None
@@ -107,6 +107,6 @@ class Mask(nn.Module):
         if self.window:
             visible = visible & ((i - j).abs() < self.window)
         visible = visible if visible.ndim == 2 else visible[:, None]
-        if self.distance is None:
+        if self.position_bias is None:
             return visible
-        return self.distance(i, j).to(like.dtype).masked_fill(~visible, -torch.inf)
+        return self.position_bias.score_bias(i, j).to(like.dtype).masked_fill(~visible, -torch.inf)

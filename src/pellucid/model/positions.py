@@ -1,4 +1,11 @@
-"""Where order comes from: rows added to the stream, planes of q and k turned by an angle, numbers added to scores."""
+"""How order enters: rows added to the stream, planes of q and k rotated, or numbers added to the scores.
+
+A scheme is one class with one of three methods, and stands in one of three tables at the end of this file:
+
+    added(positions)            the rows that are added to the stream
+    rotated(q, k, rotation)     q and k with their planes rotated, layer by layer; `rotation` is looked up once a call
+    score_bias(i, j)            the numbers that are added to the scores of queries i and keys j
+"""
 
 import math
 
@@ -7,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pellucid.architecture import Architecture, Positions
-from pellucid.model.shapes import Distance, PositionIds, Rotation
+from pellucid.model.shapes import PositionIds, Rotation, ScoreBias
 from pellucid.model.tables import Table
 from pellucid.model.tap import OFF, Tap
 
@@ -29,8 +36,8 @@ def linear_scaling(p: Positions, w: Tensor) -> Tensor:
 
 def llama3_scaling(p: Positions, w: Tensor) -> Tensor:
     """w_k where plane k turns often in n_trained positions, w_k / factor where seldom   (Llama Team 2024)"""
-    kept = ((p.n_trained * w / (2 * math.pi) - p.low) / (p.high - p.low)).clamp(0, 1)
-    return kept * w + (1 - kept) * w / p.factor
+    unscaled = ((p.n_trained * w / (2 * math.pi) - p.low) / (p.high - p.low)).clamp(0, 1)
+    return unscaled * w + (1 - unscaled) * w / p.factor
 
 
 SCALING = {"none": no_scaling, "linear": linear_scaling, "llama3": llama3_scaling}
@@ -47,6 +54,9 @@ class Learned(nn.Embedding):
     def __init__(self, a: Architecture):
         super().__init__(a.n_ctx, a.d_model)
 
+    def added(self, positions: PositionIds) -> Float[Tensor, "... pos d_model"]:
+        return self(positions)
+
 
 class Sinusoidal(Table):
     """x_i += (sin(i w_k), cos(i w_k)), in halves or in pairs."""
@@ -56,19 +66,19 @@ class Sinusoidal(Table):
         axis = {"halves": -2, "pairs": -1}[a.positions.layout]
         super().__init__(torch.stack([angle.sin(), angle.cos()], axis).flatten(1))
 
-    def forward(self, positions: PositionIds) -> Float[Tensor, "... pos d_model"]:
+    def added(self, positions: PositionIds) -> Float[Tensor, "... pos d_model"]:
         return self.values[positions]
 
 
 class RotaryTable(Table):
-    """cos(i w_k) and sin(i w_k), of all layers or of those without and those with a window; looked up once."""
+    """cos(i w_k) and sin(i w_k) for all layers, or first for layers without and then for layers with a window."""
 
     def __init__(self, a: Architecture):
         p, width = a.positions, a.rotary_divisor
-        each = [SCALING[p.scaling](p, frequencies(width, p.base))]
+        frequencies_of_kinds = [SCALING[p.scaling](p, frequencies(width, p.base))]
         if p.local_base:
-            each.append(frequencies(width, p.local_base))
-        angle = torch.stack([angles(a.n_ctx, w) for w in each])
+            frequencies_of_kinds.append(frequencies(width, p.local_base))
+        angle = torch.stack([angles(a.n_ctx, w) for w in frequencies_of_kinds])
         super().__init__(torch.stack([angle.cos(), angle.sin()]))
 
     def forward(self, positions: PositionIds) -> Rotation:
@@ -76,8 +86,8 @@ class RotaryTable(Table):
         return cos[:, positions], sin[:, positions]
 
 
-class NoRotary(nn.Module):
-    """Nothing to turn: positions do not enter through q and k."""
+class NoTable(nn.Module):
+    """No layer rotates, so that nothing is looked up."""
 
     def forward(self, positions: PositionIds) -> None:
         return None
@@ -86,52 +96,60 @@ class NoRotary(nn.Module):
 class Rotary(nn.Module):
     """(q_i, k_j) -> (R_i q_i, R_j k_j): plane k of the first d_rotary coordinates turned by i w_k (Su et al. 2021)."""
 
+    table = RotaryTable
+
     def __init__(self, a: Architecture, layer: int):
         super().__init__()
         self.d_rotary, self.kind = a.d_rotary, int(a.positions.local_base > 0 and a.window(layer) > 0)
         # halves: coordinates (k, k + d/2) make plane k; pairs: (2k, 2k + 1)
         self.split, self.axis = {"halves": ((2, -1), -2), "pairs": ((-1, 2), -1)}[a.positions.layout]
 
-    def forward(self, q: Tensor, k: Tensor, turn: Rotation, tap: Tap = OFF) -> tuple[Tensor, Tensor]:
-        return tap("rot_q", self.turn(q, turn)), tap("rot_k", self.turn(k, turn))
+    def rotated(self, q: Tensor, k: Tensor, rotation: Rotation | None, tap: Tap = OFF) -> tuple[Tensor, Tensor]:
+        return tap("rot_q", self.rotate(q, rotation)), tap("rot_k", self.rotate(k, rotation))
 
-    def turn(self, x: Float[Tensor, "batch any_head pos d_head"], turn: Rotation) -> Tensor:
+    def rotate(self, x: Float[Tensor, "batch any_head pos d_head"], rotation: Rotation | None) -> Tensor:
         """R_i x_i for each position i."""
-        cos, sin = (t[self.kind] if t.ndim == 3 else t[self.kind, :, None] for t in turn)
-        turned, kept = x[..., : self.d_rotary], x[..., self.d_rotary :]
-        a, b = turned.unflatten(-1, self.split).unbind(self.axis)
-        turned = torch.stack([a * cos - b * sin, a * sin + b * cos], self.axis).flatten(-2)
-        return torch.cat([turned.to(x.dtype), kept], -1)
+        assert rotation is not None, "the table of this scheme gives every layer its angles"
+        cos, sin = (t[self.kind] if t.ndim == 3 else t[self.kind, :, None] for t in rotation)
+        planes, unrotated = x[..., : self.d_rotary], x[..., self.d_rotary :]
+        a, b = planes.unflatten(-1, self.split).unbind(self.axis)
+        rotated = torch.stack([a * cos - b * sin, a * sin + b * cos], self.axis).flatten(-2)
+        return torch.cat([rotated.to(x.dtype), unrotated], -1)
 
 
 class NoRotation(nn.Module):
     """(q, k) -> (q, k)"""
 
-    def forward(self, q: Tensor, k: Tensor, turn: None, tap: Tap = OFF) -> tuple[Tensor, Tensor]:
+    table = NoTable
+
+    def rotated(self, q: Tensor, k: Tensor, rotation: Rotation | None, tap: Tap = OFF) -> tuple[Tensor, Tensor]:
         return q, k
 
+    def rotate(self, x: Tensor, rotation: Rotation | None) -> Tensor:
+        return x
 
-def geometric(n_heads: int) -> Float[Tensor, " head"]:
+
+def geometric_slopes(n_heads: int) -> Float[Tensor, " head"]:
     """s_h = 2^(-8h/n_heads)   (Press et al. 2021, section 3)"""
     return 2 ** (-8 * torch.arange(1, n_heads + 1, dtype=torch.float64, device="cpu") / n_heads)
 
 
-def interleaved(n_heads: int) -> Float[Tensor, " head"]:
+def interleaved_slopes(n_heads: int) -> Float[Tensor, " head"]:
     """The slopes of p = 2^floor(log2 n_heads) heads, then every second one of 2p   (Press et al. 2021, their code)"""
     p = 2 ** (n_heads.bit_length() - 1)
-    return torch.cat([geometric(p), geometric(2 * p)[::2]])[:n_heads]
+    return torch.cat([geometric_slopes(p), geometric_slopes(2 * p)[::2]])[:n_heads]
 
 
-SLOPES = {"geometric": geometric, "interleaved": interleaved}
+SLOPES = {"geometric": geometric_slopes, "interleaved": interleaved_slopes}
 
 
-class Slopes(Table):
+class Alibi(Table):
     """score_ij -= s_h |i - j|   (Press et al. 2021)"""
 
     def __init__(self, a: Architecture):
         super().__init__(SLOPES[a.positions.slopes](a.n_heads))
 
-    def forward(self, i: Tensor, j: Tensor) -> Distance:
+    def score_bias(self, i: Tensor, j: Tensor) -> ScoreBias:
         return -self.values[:, None, None] * (i - j).abs()
 
 
@@ -144,11 +162,11 @@ class Relative(nn.Embedding):
         self.sided = a.positions.n_buckets // 2 if self.two_sided else a.positions.n_buckets
         self.buckets = Table(buckets(self.sided, a.positions.max_distance))
 
-    def forward(self, i: Tensor, j: Tensor) -> Distance:
+    def score_bias(self, i: Tensor, j: Tensor) -> ScoreBias:
         ahead = j > i
         distance = (i - j).abs() if self.two_sided else (i - j).clamp(min=0)
         bucket = self.buckets.values[distance.clamp(max=len(self.buckets.values) - 1)].long()
-        return super().forward(bucket + self.sided * ahead if self.two_sided else bucket).permute(2, 0, 1)
+        return self(bucket + self.sided * ahead if self.two_sided else bucket).permute(2, 0, 1)
 
 
 def buckets(n: int, max_distance: int) -> Float[Tensor, " distance"]:
@@ -160,4 +178,35 @@ def buckets(n: int, max_distance: int) -> Float[Tensor, " distance"]:
     return torch.where(distance < exact, distance, (exact + (steps + 1e-9).floor()).clamp(max=n - 1))
 
 
+# The scheme of each positions.kind, by where order enters ------------------------------------------
+
 ADDED = {"learned": Learned, "sinusoidal": Sinusoidal}
+ROTATED = {"rotary": Rotary}
+SCORE_BIAS = {"alibi": Alibi}
+#: one module for all layers, whose parameters they share
+SHARED_SCORE_BIAS = {"relative": Relative}
+
+
+def make_added(a: Architecture) -> Learned | Sinusoidal | None:
+    """What is added to the stream, or None."""
+    return ADDED[a.positions.kind](a) if a.positions.kind in ADDED else None
+
+
+def make_rotary(a: Architecture, layer: int) -> Rotary | NoRotation:
+    """The rotation of one layer."""
+    return ROTATED[a.positions.kind](a, layer) if a.rotates(layer) else NoRotation()
+
+
+def make_rotary_table(a: Architecture) -> RotaryTable | NoTable:
+    """What the rotations of all layers look up, once a call."""
+    return ROTATED[a.positions.kind].table(a) if a.positions.kind in ROTATED else NoTable()
+
+
+def make_score_bias(a: Architecture) -> Alibi | None:
+    """What the scores of one layer gain, unless all layers share it."""
+    return SCORE_BIAS[a.positions.kind](a) if a.positions.kind in SCORE_BIAS else None
+
+
+def make_shared_score_bias(a: Architecture) -> Relative | None:
+    """What the scores of all layers gain, or None."""
+    return SHARED_SCORE_BIAS[a.positions.kind](a) if a.positions.kind in SHARED_SCORE_BIAS else None

@@ -10,7 +10,7 @@ from pellucid.model.block import BLOCK, CROSS_BLOCK, BlockInputs
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.embed import READOUT, Embed
 from pellucid.model.norm import Identity, make_norm
-from pellucid.model.positions import NoRotary, Relative, RotaryTable
+from pellucid.model.positions import make_rotary_table, make_shared_score_bias
 from pellucid.model.shapes import Encoded, Logits, PositionIds, SourceVisible, Stream, Tokens, Visible
 from pellucid.model.tap import OFF, Tap
 
@@ -22,13 +22,13 @@ class Backbone(nn.Module):
         super().__init__()
         self.architecture = a
         self.embed = Embed(a)
-        self.turns = RotaryTable(a) if a.positions.kind == "rotary" else NoRotary()
+        self.rotary_table = make_rotary_table(a)
         make_block = (BLOCK if a.encoder is None else CROSS_BLOCK)[a.block]
-        self.relative = Relative(a) if a.positions.kind == "relative" else None
+        self.relative = make_shared_score_bias(a)
         blocks = [make_block(a, layer) for layer in range(a.n_layers)]
         if self.relative is not None:
             for block in blocks:
-                block.attn.mask.distance = self.relative  # one table, read in every layer
+                block.attn.mask.position_bias = self.relative  # one table, read in every layer
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = make_norm(a) if a.final_norm == "norm" else Identity()
 
@@ -63,7 +63,7 @@ class Backbone(nn.Module):
         self.check(segments, source, source_mask)
         cache = cache or NO_CACHE
         positions = self.positions_after(cache.length, tokens) if positions is None else positions
-        inputs = BlockInputs(self.turns(positions), mask, source, source_mask)
+        inputs = BlockInputs(self.rotary_table(positions), mask, source, source_mask)
         x = self.embed(tokens, cache.remember(tokens), positions, segments, embeddings, tap)
         for i, block in enumerate(self.blocks):
             x = block(x, inputs, cache[i], tap.at(f"blocks.{i}"))

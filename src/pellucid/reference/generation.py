@@ -110,8 +110,7 @@ def transformer_step(
 
         return edit
 
-    key = "rot_k" if a.positions.kind == "rotary" else "k"
-    names = [f"blocks.{l}.attn.{x}" for l in range(a.n_layers) for x in (key, "v")]
+    names = [f"blocks.{l}.attn.{x}" for l in range(a.n_layers) for x in ("rot_k" if a.rotates(l) else "k", "v")]
     end = cache.length + len(tokens)
     tap = TensorRecorder({name: extended(name) for name in names})
     before = np.asarray(cache.tokens, np.int64)

@@ -89,7 +89,7 @@ def self_attention(a: Architecture, layer: int, w: Weights, x: Array, reading: L
     """
     w, tap = part(w, "attn"), tap.at("attn")
     q, k, v = _queries_keys_values(a, w, x, x, tap)
-    if a.positions.kind == "rotary":
+    if a.rotates(layer):
         # a batch of positions needs an axis for the heads
         places = reading.positions if reading.positions.ndim == 1 else reading.positions[:, None]
         turn = {"d_rotary": a.d_rotary, "layout": a.positions.layout, "w": rotary_frequencies(a, layer)}

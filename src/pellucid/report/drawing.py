@@ -158,7 +158,7 @@ def _attention(a: Architecture) -> list[str]:
     score += {"alibi": " - slope × distance", "relative": " + b[distance]"}.get(a.positions.kind, "")
     first = ["q and k over their RMS"] if a.attention.qk_norm != "none" else []
     part = f" in {a.d_rotary} of {d}" if a.d_rotary < a.d_head else ""
-    first += [f"rotated by position{part}"] if a.positions.kind == "rotary" else []
+    first += [f"rotated by position{part}"] if a.rotates_somewhere else []
     return [f"softmax({score}) v", *([", ".join(first)] if first else [])]
 
 

@@ -131,7 +131,7 @@ def their_inputs(a: Architecture, case: Case) -> dict[str, Tensor]:
         inputs["input_ids"] = case.given["source"]
     if "segments" in case.given:
         inputs["token_type_ids"] = case.given["segments"]
-    if "positions" in case.given and a.positions.kind in ("learned", "sinusoidal", "rotary"):
+    if "positions" in case.given and (a.adds_positions or a.rotates_somewhere):
         inputs["position_ids"] = case.given["positions"].expand(case.tokens.shape)
     if len(case.rows) > 1 or "position_ids" in inputs:
         # without a mask, transformers reads non-consecutive positions as texts packed into one row
@@ -157,7 +157,7 @@ def make_probe(a: Architecture, tokenizer: Tokenizer | None) -> ProbeInput:
         cases.append(alone(a, draw(a, n_row), f"a row of {n_row} tokens"))
     positions = spread_positions(a.n_ctx, min(POSITIONS, n_row) if n_row < a.n_ctx else longest)
     name = f"{len(positions)} tokens at positions up to {a.n_ctx - 1}"
-    if a.positions.kind in ("learned", "sinusoidal", "rotary"):
+    if a.adds_positions or a.rotates_somewhere:
         cases.append(alone(a, draw(a, len(positions)), name, positions=positions))
     widest = min(longest, BATCH_TOKENS)
     rows = [draw(a, k) for k in ((widest + 1) // 2, widest, 1)]
@@ -204,7 +204,7 @@ def check_masks(network: Transformer) -> None:
 
 def logits_of_float32_angles(network: Transformer, probe: ProbeInput) -> list[Tensor] | None:
     """The logits with rotary angles rounded to float32; None if that changes nothing."""
-    if probe.a.positions.kind != "rotary":
+    if not probe.a.rotates_somewhere:
         return None
     with float32_angles(network):
         return our_logits(network, probe)

@@ -66,8 +66,7 @@ def most_keys(a: Architecture) -> int:
 def is_triangle(a: Architecture, layer: int, n: int) -> bool:
     """Whether in n tokens every one reads all before it and itself, and distances add nothing to the scores."""
     window = a.window(layer)
-    near = a.positions.kind in ("alibi", "relative")
-    return a.attention.mask != "bidirectional" and not near and not 0 < window < n
+    return a.attention.mask != "bidirectional" and not a.biases_scores and not 0 < window < n
 
 
 def draw_mask(n: int, n_keys: int) -> np.ndarray:

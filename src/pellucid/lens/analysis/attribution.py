@@ -253,9 +253,9 @@ def why(
         labels = [f"{one} . {other}" for one in q_labels for other in k_labels]
         values = (torch.einsum("pd,rjd->prj", q, k) * scale).flatten(0, 1)
     rest = scores[keys] - values.sum(0)
-    distance = None if cap else module_of(t, scope).mask.distance
-    if distance is not None:
-        far = distance(keys.new_tensor([[place]]), keys)[head, 0].detach().to(rest.dtype)
+    bias = None if cap else module_of(t, scope).mask.position_bias
+    if bias is not None:
+        far = bias.score_bias(keys.new_tensor([[place]]), keys)[head, 0].detach().to(rest.dtype)
         labels, values, rest = [*labels, "distance"], torch.cat([values, far[None]]), rest - far
     if t.edits:
         labels, values = [*labels, "edited"], torch.cat([values, rest[None]])
@@ -267,8 +267,8 @@ def why(
 
 def _scores_before_cap(t: Recording, scope: str) -> Tensor:
     """scale q_i . k_j, with queries and keys normalised and turned as they were [b, h, i, j]."""
-    attention, rotated = module_of(t, scope), t.architecture.positions.kind == "rotary" and scope.endswith("attn")
-    if rotated:
+    attention = module_of(t, scope)
+    if f"{scope}.rot_q" in names(t.architecture):
         q, k = t[f"{scope}.rot_q"], t[f"{scope}.rot_k"]
     else:
         with frozen_network(t.network):
@@ -294,10 +294,8 @@ def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) ->
         gain = inner.multiplier.detach().reshape(-1, attention.d_head)
         # one for each head, or one that all heads share
         made = gain[number % len(gain)] * made / rho[number % len(rho)]
-    turn = t.passes[""].reading.turn
-    if turn is not None and scope.endswith("attn"):
-        made = attention.rotate.turn(made[:, None], turn)[:, 0]
-    return [*parts.labels, "bias"], made
+    rotated = attention.rotary.rotate(made[:, None], t.passes[""].reading.rotation)[:, 0]
+    return [*parts.labels, "bias"], rotated
 
 
 def _read(t: Recording, scope: str, by: By, side: Side) -> tuple[Decomposition, Frozen]:

@@ -310,6 +310,8 @@ def reading_from(t: Recording, rows: int, start: int, past: Cache | None, layer:
     if not start or past is None:
         return t.passes[""].repeated(rows), NO_CACHE
     whole = t.passes[""].repeated(rows)
-    turn = None if whole.turn is None else (whole.turn[0][..., start:, :], whole.turn[1][..., start:, :])
+    rotation = whole.rotation
+    if rotation is not None:
+        rotation = (rotation[0][..., start:, :], rotation[1][..., start:, :])
     source_mask = None if whole.source_visible is None else whole.source_visible[:, start:]
-    return BlockInputs(turn, None, whole.source, source_mask), Past(past, layer, start)
+    return BlockInputs(rotation, None, whole.source, source_mask), Past(past, layer, start)

@@ -32,7 +32,7 @@ class ForwardPass:
     def __init__(self, part: Backbone, inputs: Inputs, encoded: Tensor | None = None):
         self.part, self.inputs, self.encoded = part, inputs, encoded
         self.places = part.positions_after(0, inputs.tokens)
-        self.reading = BlockInputs(part.turns(self.places), inputs.mask, encoded, inputs.source_mask)
+        self.reading = BlockInputs(part.rotary_table(self.places), inputs.mask, encoded, inputs.source_mask)
 
     def whole(self, tap: Tap = OFF) -> Tensor:
         """The stream behind the last block and the final norm [b, n, m]."""
@@ -59,7 +59,7 @@ class ForwardPass:
         def more(x: Tensor | None) -> Tensor | None:
             return x if x is None or x.ndim == 2 else x.repeat_interleave(times, 0)
 
-        return BlockInputs(r.turn, more(r.visible), more(r.source), more(r.source_visible))
+        return BlockInputs(r.rotation, more(r.visible), more(r.source), more(r.source_visible))
 
 
 def run_forward(network: Transformer, inputs: Inputs, tap: Tap) -> Tensor:

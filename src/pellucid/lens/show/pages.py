@@ -130,7 +130,7 @@ def show_attribution(found: Attribution, k: int = 24) -> Figure:
 def show_heads(circuits: Circuits) -> Figure:
     """Every head by its weights: copying score, sizes of its two circuits."""
     a = circuits.architecture
-    offset = 1 if a.positions.kind == "rotary" and circuits.part != "cross" else None
+    offset = 1 if a.rotates_somewhere and circuits.part != "cross" else None
     try:
         copying = circuits.copying()
     except CircuitError:
@@ -140,7 +140,13 @@ def show_heads(circuits: Circuits) -> Figure:
         for h in range(a.n_heads):
             head = circuits[l, h]
             score = None if copying is None else float(f"{float(copying[l, h]):.3g}")
-            rows.append([f"{l}.{h}", score, *plain(torch.stack([head.ov.norm(), head.qk(offset).norm()]))])
+            rows.append(
+                [
+                    f"{l}.{h}",
+                    score,
+                    *plain(torch.stack([head.ov.norm(), head.qk(offset if head.is_rotated else None).norm()])),
+                ]
+            )
     at = "" if offset is None else f" (keys {offset} back)"
     panel = {
         "kind": "table",
@@ -177,7 +183,7 @@ def show_scores(found: Heads) -> Figure:
 def show_head(head: Head, offset: int | None = None, n: int = 6, k: int = 5) -> Figure:
     """One head by its weights: spectra of its circuits, and their strongest directions through the vocabulary."""
     panels: list[Panel] = []
-    if head.circuits.architecture.positions.kind == "rotary" and head.circuits.part != "cross" and offset is None:
+    if head.is_rotated and offset is None:
         offset = 1
     circuits: list[tuple[Literal["ov", "qk"], FactoredMatrix]] = [("ov", head.ov), ("qk", head.qk(offset))]
     for of, circuit in circuits:

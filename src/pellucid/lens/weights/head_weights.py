@@ -64,6 +64,11 @@ class Head:
         """The factor before q . k; not part of W_QK."""
         return self.circuits.architecture.score_scale
 
+    @property
+    def is_rotated(self) -> bool:
+        """Whether q and k of this head are rotated, so that its QK circuit depends on how far back the key is."""
+        return self.circuits.part != "cross" and self.circuits.architecture.rotates(self.layer)
+
     # In the stream --------------------------------------------------------------------------
 
     @property
@@ -99,22 +104,22 @@ class Head:
     def turned(self, W: Tensor, offset: int | None) -> Tensor:
         """R_offset W [d, m]: (R_i q)^T (R_j k) = (R_{i-j} q)^T k depends on i and j through i - j alone."""
         a = self.circuits.architecture
-        if a.positions.kind != "rotary" or self.circuits.part == "cross":
+        if not self.is_rotated:
             if offset is not None:
                 raise CircuitError("nothing is rotated here, so the QK circuit is one matrix: leave the offset out")
             return W
         if offset is None:
             raise CircuitError(
-                "positions.kind = rotary: the QK circuit is a function of how far back the key is; "
+                f"positions.kind = {a.positions.kind}: the QK circuit is a function of how far back the key is; "
                 "give offset=1 for the token before, offset=0 for the token itself"
             )
         least = 0 if a.attention.mask == "causal" else 1 - a.n_ctx
         if not least <= offset < a.n_ctx:
             raise CircuitError(f"offset = {offset}: this head reads keys {least} to {a.n_ctx - 1} positions back")
         engine = self.circuits.engine
-        cos, sin = engine.turns(torch.tensor([abs(offset)], device=W.device))
-        turn = (cos, sin if offset >= 0 else -sin)
-        return engine.blocks[self.layer].attn.rotate.turn(W.T[None, None], turn)[0, 0].T
+        cos, sin = engine.rotary_table(torch.tensor([abs(offset)], device=W.device))
+        rotation = (cos, sin if offset >= 0 else -sin)
+        return engine.blocks[self.layer].attn.rotary.rotate(W.T[None, None], rotation)[0, 0].T
 
     # Through the vocabulary -----------------------------------------------------------------
 
