@@ -87,7 +87,7 @@ def kept_by(s: Subject, packed: Transformer) -> list[tuple[str, Tensor, Tensor]]
     stored: dict[str, Tensor] = {}
     for name, module in packed.named_modules():
         matrix, (parent, _, last) = getattr(module, "kept", None), name.rpartition(".")
-        if isinstance(matrix, Tensor) and last == "joined":
+        if isinstance(matrix, Tensor) and last == "qkv":
             three = [f"{parent}.{part}.weight" for part in ("query", "key", "value")]
             stored |= zip(three, matrix.split([len(weights[part]) for part in three]), strict=True)
         elif isinstance(matrix, Tensor) and f"{name}.weight" in weights:
