@@ -1,6 +1,6 @@
 """What a transformer is: one frozen value that names every choice an equation depends on.
 
-A size is an integer, a choice is a word, and beside each word stands its formula. Row vectors
+A size is an integer, a choice is an option, and beside each option stands its formula. Row vectors
 throughout: position i of the stream is the row x_i, and a stored matrix W (out x in) acts as
 x W^T. How a model is run (device, dtype, kernels, parallelism) is not part of this file, and
 neither torch nor numpy is imported here.
@@ -21,6 +21,12 @@ from typing import Any, Literal, Self
 
 class ArchitectureError(ValueError):
     """A field that does not exist or a value that no transformer can have."""
+
+
+def require(holds: bool, name: str, value: Any, expected: str) -> None:
+    """Raise ArchitectureError, with the field and what was expected of it, unless `holds`."""
+    if not holds:
+        raise ArchitectureError(f"{name} = {value}: expected {expected}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +82,28 @@ class Positions:
         """Relative distances below this have a bucket each; under a bidirectional mask each side has half."""
         return self.n_buckets // (4 if mask == "bidirectional" else 2)
 
+    def check(self, a: "Architecture") -> None:
+        """Refuse values that contradict each other or the rest of the architecture."""
+        require(self.base > 0, "positions.base", self.base, "a number above 0")
+        require(0 < self.fraction <= 1, "positions.fraction", self.fraction, "above 0, at most 1")
+        require(self.factor > 0, "positions.factor", self.factor, "a number above 0")
+        require(self.local_base >= 0, "positions.local_base", self.local_base, "0 (none) or a number above it")
+        below_high = f"from 0 up to, not including, positions.high = {self.high}"
+        require(0 <= self.low < self.high, "positions.low", self.low, below_high)
+        require(self.n_trained >= 1, "positions.n_trained", self.n_trained, "at least 1")
+        if self.kind == "rotary":
+            planes = "fraction * d_head of 2 or more: a plane has two coordinates"
+            require(a.d_rotary >= 2, "positions.fraction", self.fraction, planes)
+            fits = f"down where all of an odd d_head = {a.d_head} is rotated: there is no coordinate more"
+            require(a.d_rotary <= a.d_head, "positions.rounding", self.rounding, fits)
+        if self.kind == "relative":
+            exact = self.n_exact(a.attention.mask)
+            require(exact >= 1, "positions.n_buckets", self.n_buckets, "2 or more, 4 where bidirectional")
+            farther = f"more than {exact}, the distances that have a bucket each"
+            require(self.max_distance > exact, "positions.max_distance", self.max_distance, farther)
+        if self.kind == "sinusoidal":
+            require(a.d_model % 2 == 0, "d_model", a.d_model, "an even number where positions.kind = sinusoidal")
+
 
 #: where order enters, by positions.kind: rows added to the stream, q and k rotated, or numbers added to the scores
 POSITIONS_ENTER = {"learned": "stream", "sinusoidal": "stream", "rotary": "rotation", "alibi": "scores"}
@@ -111,6 +139,10 @@ class Norm:
     #: what multiplies: the stored vector g, or 1 + g
     gain: Literal["g", "1+g"] = "g"
 
+    def check(self, a: "Architecture") -> None:
+        """Refuse an eps that no norm can have."""
+        require(0 <= self.eps < 1, "norm.eps", self.eps, "a number from 0 up to, not including, 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
@@ -143,6 +175,21 @@ class Attention:
     #: rms_all: q of all heads together by theirs, and k of all heads
     qk_norm: Literal["none", "rms", "rms_all"] = "none"
 
+    def check(self, a: "Architecture") -> None:
+        """Refuse values that contradict each other or d_model."""
+        heads, kv = self.n_heads, self.n_kv_heads
+        require(heads >= 1, "attention.n_heads", heads, "at least 1")
+        require(kv >= 0, "attention.n_kv_heads", kv, "0 (as many as n_heads) or a divisor of n_heads")
+        require(heads % (kv or heads) == 0, "attention.n_kv_heads", kv, f"a divisor of n_heads = {heads}")
+        require(self.d_head >= 0, "attention.d_head", self.d_head, "0 (d_model / n_heads) or more")
+        if not self.d_head:
+            fits = f"a divisor of d_model = {a.d_model}, or attention.d_head set"
+            require(a.d_model % heads == 0, "attention.n_heads", heads, fits)
+        fits = bool(self.windows) and min(self.windows) >= 0
+        require(fits, "attention.windows", self.windows, "one or more integers >= 0")
+        require(self.scale_value > 0, "attention.scale_value", self.scale_value, "a number above 0")
+        require(self.score_cap >= 0, "attention.score_cap", self.score_cap, "0 (none) or a number above it")
+
 
 @dataclass(frozen=True, kw_only=True)
 class MLP:
@@ -166,6 +213,13 @@ class MLP:
     #: whether the linear maps add a vector: none, all
     bias: Literal["none", "all"] = "all"
 
+    def check(self, a: "Architecture") -> None:
+        """Refuse negative sizes, and a gated MLP of another depth than 1."""
+        require(self.d_ff >= 0, "mlp.d_ff", self.d_ff, "0 (4 d_model) or more")
+        require(self.n_hidden >= 0, "mlp.n_hidden", self.n_hidden, "0 or more hidden layers")
+        fits = self.form == "plain" or self.n_hidden == 1
+        require(fits, "mlp.n_hidden", self.n_hidden, "1 where mlp.form = gated")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout:
@@ -179,6 +233,11 @@ class Dropout:
     attn_out: float = 0.0
     #: on what the MLP adds to the stream
     mlp_out: float = 0.0
+
+    def check(self, a: "Architecture") -> None:
+        """Refuse what is no rate."""
+        for name, rate in dataclasses.asdict(self).items():
+            require(0 <= rate < 1, f"dropout.{name}", rate, "a rate from 0 up to, not including, 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,7 +468,9 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
         if value not in options:
             near = difflib.get_close_matches(str(value), options, 1)
             best = f"; did you mean {near[0]!r}?" if near else ""
-            raise ArchitectureError(f"{name} = {value!r} is not a word for it: say one of {', '.join(options)}{best}")
+            raise ArchitectureError(
+                f"{name} = {value!r} is not one of its options: choose one of {', '.join(options)}{best}"
+            )
         return value
     if hint == tuple[str, ...]:  # paths, which may hold any character
         return (value,) if isinstance(value, str) else tuple(map(str, value))
@@ -435,7 +496,7 @@ def _build(cls: Any, values: Mapping[str, Any], path: str) -> Any:
         raise ArchitectureError(f"{path or 'architecture'} = {values!r}: expected an object with named fields")
     hints = typing.get_type_hints(cls)
     known = [f.name for f in fields(cls)]
-    made = {}
+    checked = {}
     for name, value in values.items():
         full = f"{path}.{name}" if path else name
         if name not in known:
@@ -443,14 +504,14 @@ def _build(cls: Any, values: Mapping[str, Any], path: str) -> Any:
             hint = f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(known)}"
             raise ArchitectureError(f"there is no field {full!r}; {hint}")
         if name in PARTS and cls is Architecture:
-            made[name] = _build(hints[name], value, full)
+            checked[name] = _build(hints[name], value, full)
         elif name == "encoder":
-            made[name] = None if value is None else _build(Architecture, value, full)
+            checked[name] = None if value is None else _build(Architecture, value, full)
         else:
-            made[name] = parse_value(full, value, hints[name])
-    if missing := [f.name for f in fields(cls) if f.name not in made and not _has_default(f)]:
+            checked[name] = parse_value(full, value, hints[name])
+    if missing := [f.name for f in fields(cls) if f.name not in checked and not _has_default(f)]:
         raise ArchitectureError(f"{path or 'architecture'} lacks {', '.join(missing)}: give each a value")
-    return cls(**made)
+    return cls(**checked)
 
 
 def _has_default(f: dataclasses.Field) -> bool:
@@ -458,84 +519,35 @@ def _has_default(f: dataclasses.Field) -> bool:
 
 
 def _check(a: Architecture) -> None:
-    """Refuse sizes and words that contradict each other."""
+    """Refuse values of the wrong type, then values that contradict each other: first sizes, then part by part."""
     for name in architecture_fields():
         if name == "dropout":
             continue
         part, _, last = name.rpartition(".")
         value = getattr(getattr(a, part) if part else a, last)
         parse_value(name, value, field_type(name))
-
-    def refuse_unless(true: bool, name: str, value: Any, expected: str) -> None:
-        if not true:
-            raise ArchitectureError(f"{name} = {value}: expected {expected}")
-
-    heads, kv = a.attention.n_heads, a.attention.n_kv_heads
     for name, least in (("n_vocab", 1), ("n_ctx", 1), ("d_model", 1), ("n_layers", 0), ("n_segments", 0)):
-        refuse_unless(getattr(a, name) >= least, name, getattr(a, name), f"at least {least}")
-    refuse_unless(heads >= 1, "attention.n_heads", heads, "at least 1")
-    refuse_unless(kv >= 0, "attention.n_kv_heads", kv, "0 (as many as n_heads) or a divisor of n_heads")
-    refuse_unless(heads % (kv or heads) == 0, "attention.n_kv_heads", kv, f"a divisor of n_heads = {heads}")
-    refuse_unless(a.attention.d_head >= 0, "attention.d_head", a.attention.d_head, "0 (d_model / n_heads) or more")
-    if not a.attention.d_head:
-        fits = f"a divisor of d_model = {a.d_model}, or attention.d_head set"
-        refuse_unless(a.d_model % heads == 0, "attention.n_heads", heads, fits)
-    refuse_unless(
-        sorted({*a.ngrams}) == [*a.ngrams] and min(a.ngrams, default=2) >= 2,
-        "ngrams",
-        a.ngrams,
-        "lengths from 2 on, in ascending order, each once",
-    )
-    refuse_unless(a.ngram_rows >= 1, "ngram_rows", a.ngram_rows, "at least 1")
-    windows = a.attention.windows
-    refuse_unless(bool(windows) and min(windows) >= 0, "attention.windows", windows, "one or more integers >= 0")
-    refuse_unless(a.mlp.d_ff >= 0, "mlp.d_ff", a.mlp.d_ff, "0 (4 d_model) or more")
-    refuse_unless(a.mlp.n_hidden >= 0, "mlp.n_hidden", a.mlp.n_hidden, "0 or more hidden layers")
-    one = a.mlp.form == "plain" or a.mlp.n_hidden == 1
-    refuse_unless(one, "mlp.n_hidden", a.mlp.n_hidden, "1 where mlp.form = gated")
-    refuse_unless(0 <= a.norm.eps < 1, "norm.eps", a.norm.eps, "a number from 0 up to, not including, 1")
-    refuse_unless(a.positions.base > 0, "positions.base", a.positions.base, "a number above 0")
-    refuse_unless(0 < a.positions.fraction <= 1, "positions.fraction", a.positions.fraction, "above 0, at most 1")
-    refuse_unless(a.positions.factor > 0, "positions.factor", a.positions.factor, "a number above 0")
-    refuse_unless(a.attention.scale_value > 0, "attention.scale_value", a.attention.scale_value, "a number above 0")
-    for name, value in (
-        ("positions.local_base", a.positions.local_base),
-        ("attention.score_cap", a.attention.score_cap),
-        ("logit_cap", a.logit_cap),
-    ):
-        refuse_unless(value >= 0, name, value, "0 (none) or a number above it")
-    low, high = a.positions.low, a.positions.high
-    refuse_unless(0 <= low < high, "positions.low", low, f"from 0 up to, not including, positions.high = {high}")
-    refuse_unless(a.positions.n_trained >= 1, "positions.n_trained", a.positions.n_trained, "at least 1")
-    if a.positions.kind == "rotary":
-        turned = "fraction * d_head of 2 or more: a plane has two coordinates"
-        refuse_unless(a.d_rotary >= 2, "positions.fraction", a.positions.fraction, turned)
-        fits = f"down where all of an odd d_head = {a.d_head} is rotated: there is no coordinate more"
-        refuse_unless(a.d_rotary <= a.d_head, "positions.rounding", a.positions.rounding, fits)
-    if a.positions.kind == "relative":
-        exact = a.positions.n_exact(a.attention.mask)
-        refuse_unless(exact >= 1, "positions.n_buckets", a.positions.n_buckets, "2 or more, 4 where bidirectional")
-        farther = f"more than {exact}, the distances that have a bucket each"
-        refuse_unless(a.positions.max_distance > exact, "positions.max_distance", a.positions.max_distance, farther)
-    if a.positions.kind == "sinusoidal":
-        refuse_unless(a.d_model % 2 == 0, "d_model", a.d_model, "an even number where positions.kind = sinusoidal")
+        require(getattr(a, name) >= least, name, getattr(a, name), f"at least {least}")
+    ascending = sorted({*a.ngrams}) == [*a.ngrams] and min(a.ngrams, default=2) >= 2
+    require(ascending, "ngrams", a.ngrams, "lengths from 2 on, in ascending order, each once")
+    require(a.ngram_rows >= 1, "ngram_rows", a.ngram_rows, "at least 1")
+    require(a.logit_cap >= 0, "logit_cap", a.logit_cap, "0 (none) or a number above it")
+    for part in (a.attention, a.mlp, a.norm, a.positions, a.dropout):
+        part.check(a)
     if a.readout == "none":
         for name, value, only in (
             ("unembed", a.unembed, "tied"),
             ("logit_scale", a.logit_scale, "1"),
             ("logit_cap", a.logit_cap, 0.0),
         ):
-            refuse_unless(value == only, name, value, f"{only} where readout = none: there are no logits")
-    for f in fields(Dropout):
-        p = getattr(a.dropout, f.name)
-        refuse_unless(0 <= p < 1, f"dropout.{f.name}", p, "a rate from 0 up to, not including, 1")
+            require(value == only, name, value, f"{only} where readout = none: there are no logits")
     if a.encoder is not None:
         same = a.encoder.d_model == a.d_model
-        refuse_unless(same, "encoder.d_model", a.encoder.d_model, f"d_model = {a.d_model}")
-        refuse_unless(a.encoder.encoder is None, "encoder.encoder", "given", "an encoder without one of its own")
-        refuse_unless(a.block in ("pre", "post"), "block", a.block, "pre or post where an encoder is read")
+        require(same, "encoder.d_model", a.encoder.d_model, f"d_model = {a.d_model}")
+        require(a.encoder.encoder is None, "encoder.encoder", "given", "an encoder without one of its own")
+        require(a.block in ("pre", "post"), "block", a.block, "pre or post where an encoder is read")
         fits = a.source_embed == "own" or a.encoder.n_vocab == a.n_vocab
-        refuse_unless(fits, "encoder.n_vocab", a.encoder.n_vocab, f"n_vocab = {a.n_vocab} where W_E is shared")
+        require(fits, "encoder.n_vocab", a.encoder.n_vocab, f"n_vocab = {a.n_vocab} where W_E is shared")
 
 
 def count_parameters(a: Architecture) -> dict[str, int]:

@@ -166,7 +166,7 @@ def test_json_says_the_same_as_toml(tmp_path):
         ("r.json", "[1]", "holds list: expected named fields"),
         ("r.json", '{"modle": {"d_model": 3}}', "there is no field 'modle.d_model'"),
         ("r.json", '{"train": {"steps": true}}', "train.steps = True: expected an integer"),
-        ("r.json", '{"train": {"optimizer": 3}}', "train.optimizer = 3 is not a word for it"),
+        ("r.json", '{"train": {"optimizer": 3}}', "train.optimizer = 3 is not one of its options"),
         ("none.toml", None, "cannot be read: No such file"),
     ],
 )
