@@ -135,7 +135,7 @@ def test_what_was_not_read_is_said(monkeypatch):
 
 def test_a_network_that_cannot_run_breaks_its_laws_and_nothing_more():
     class Raising(Mask):
-        def forward(self, n_queries, n_keys, given, like):
+        def between(self, q, k, given=None):
             raise IndexError("index 48 is out of range")
 
     network = make_network(BASE)

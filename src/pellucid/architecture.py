@@ -468,9 +468,8 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
         if value not in options:
             near = difflib.get_close_matches(str(value), options, 1)
             best = f"; did you mean {near[0]!r}?" if near else ""
-            raise ArchitectureError(
-                f"{name} = {value!r} is not one of its options: choose one of {', '.join(options)}{best}"
-            )
+            listed = ", ".join(options)
+            raise ArchitectureError(f"{name} = {value!r} is not one of its options: say one of {listed}{best}")
         return value
     if hint == tuple[str, ...]:  # paths, which may hold any character
         return (value,) if isinstance(value, str) else tuple(map(str, value))

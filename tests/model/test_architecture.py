@@ -70,10 +70,10 @@ def refusal(changes):
         ({"dropout": 1}, "dropout.embed = 1.0: expected a rate from 0 up to, not including, 1"),
         (
             {"block": "per"},
-            "block = 'per' is not one of its options: choose one of pre, post, parallel, shared, inner, sandwich; did you mean "
-            "'pre'?",
+            "block = 'per' is not one of its options: say one of pre, post, parallel, shared, inner, sandwich; did you "
+            "mean 'pre'?",
         ),
-        ({"norm.kind": "quiet"}, "norm.kind = 'quiet' is not one of its options: choose one of none, layer, rms"),
+        ({"norm.kind": "quiet"}, "norm.kind = 'quiet' is not one of its options: say one of none, layer, rms"),
         ({"n_layers": "two"}, "n_layers = 'two': expected an integer"),
         ({"n_layers": 2.5}, "n_layers = 2.5: expected an integer"),
         ({"n_layers": True}, "n_layers = True: expected an integer"),
