@@ -17,9 +17,10 @@ from pellucid.architecture import Architecture
 from pellucid.destination import check_destination
 from pellucid.edits import Edit
 from pellucid.generate.fill import Filling, fill
+from pellucid.generate.readers import NO_TAPS, TapFactory
 from pellucid.generate.samples import sample_target, sample_text
 from pellucid.generate.scoring import Score, score
-from pellucid.generate.text import Generated, TextPiece, generate, stream_generate
+from pellucid.generate.text import Generated, GenerateOptions, TextPiece, generate, stream_generate
 from pellucid.hub.families import FamilyError
 from pellucid.hub.open import LoadWarning, find_folder, open_folder
 from pellucid.hub.open import copy_parameters as fill_network
@@ -78,9 +79,10 @@ class ModelError(ValueError):
 
 @dataclass
 class LanguageModel:
-    """A network with its tokenizer. Texts go in, texts and probabilities come out.
+    """A transformer with its tokenizer: generate text, score text, look inside, save.
 
-    `provenance` says where the weights come from: the folder, and the step of a run.
+    `pellucid.load` opens one. The network is a torch module and is used as it is: no conversion, no rewritten weights.
+    `provenance` holds the folder that the weights come from, and the step of a run.
     """
 
     network: Transformer
@@ -91,32 +93,55 @@ class LanguageModel:
     def architecture(self) -> Architecture:
         return self.network.architecture
 
-    def generate(self, prompt: str = "", *, edits: Sequence[Edit] = (), **options: Any) -> Generated:
-        """One continuation of the prompt; see `pellucid.generate.text.stream_generate` for the options.
+    def generate(
+        self, prompt: str = "", *, edits: Sequence[Edit] = (), **options: Unpack[GenerateOptions]
+    ) -> Generated:
+        """Generate one text from the prompt; `pellucid.generate.text.stream_generate` describes the options.
 
-        An encoder-decoder reads `source="..."`, and writes the target; `beams=4` looks for the likeliest one.
-        `edits` (`pellucid.edits`) are made at every step, positions counted from the prompt's first token.
+        An encoder-decoder reads `source="..."` and generates the target; `beams=4` searches for the likeliest text.
+        `edits` (`pellucid.edits`) are made at every step; their positions count from the prompt's first token.
         """
-        return generate(self.network, self.tokenizer, prompt, **self._edited(edits), **options)[0]
+        return generate(self.network, self.tokenizer, prompt, taps=self._taps(edits), **options)[0]
 
     def generate_many(
-        self, prompts: str | list[str] = "", *, n: int = 1, edits: Sequence[Edit] = (), **options: Any
+        self,
+        prompts: str | Sequence[str] = "",
+        *,
+        n: int = 1,
+        edits: Sequence[Edit] = (),
+        **options: Unpack[GenerateOptions],
     ) -> list[Generated]:
-        """n continuations of every prompt, in one batch, those of the first prompt first; `source` may be a list."""
-        return generate(self.network, self.tokenizer, prompts, n=n, **self._edited(edits), **options)
+        """Generate n texts from every prompt in one batch, those of the first prompt first; `source` may be a list."""
+        return generate(self.network, self.tokenizer, prompts, n=n, taps=self._taps(edits), **options)
 
-    def stream(self, prompt: str = "", *, edits: Sequence[Edit] = (), **options: Any) -> Iterator[TextPiece]:
-        """The continuation piece by piece; the pieces' texts joined are the text that `generate` gives."""
-        return stream_generate(self.network, self.tokenizer, prompt, **self._edited(edits), **options)
+    def stream(
+        self,
+        prompt: str | Sequence[str] = "",
+        *,
+        n: int = 1,
+        edits: Sequence[Edit] = (),
+        **options: Unpack[GenerateOptions],
+    ) -> Iterator[TextPiece]:
+        """Generate text piece by piece; the pieces' texts joined are the text that `generate` returns."""
+        return stream_generate(self.network, self.tokenizer, prompt, n=n, taps=self._taps(edits), **options)
 
     def generate_traced(
-        self, prompt: str = "", *, keep: str | Sequence[str], edits: Sequence[Edit] = (), **options: Any
+        self,
+        prompt: str = "",
+        *,
+        keep: str | Sequence[str],
+        edits: Sequence[Edit] = (),
+        n: int = 1,
+        **options: Unpack[GenerateOptions],
     ) -> tuple[Generated, dict[str, Tensor]]:
-        """One continuation, and the tensors named in `keep` as they were while it was generated [1, ...]."""
-        return generate_traced(self.network, self.tokenizer, prompt, keep, edits, **options)
+        """Generate one text, and return it with the tensors named in `keep` as they were at each step [1, ...].
 
-    def _edited(self, edits: Sequence[Edit]) -> dict[str, Any]:
-        return {"taps": GenerationTrace(self.network, edits)} if edits else {}
+        Raises InputError for beams and for n above 1, which generate several texts.
+        """
+        return generate_traced(self.network, self.tokenizer, prompt, keep, edits, n=n, **options)
+
+    def _taps(self, edits: Sequence[Edit]) -> TapFactory:
+        return GenerationTrace(self.network, edits) if edits else NO_TAPS
 
     def with_edits(self, edits: Sequence[Edit]) -> "LanguageModel":
         """A model whose weights do what the edits do (`pellucid.lens.weights.weight_edits`), a copy."""
@@ -141,15 +166,23 @@ class LanguageModel:
         text       a string; or the pathlib.Path of a file, which is read as training reads it
         reading    how such a file is read: its field, its format, its encoding
         baselines  also score n-grams that are counted on the training text of the run that this model is from
-        progress   is told what takes long: progress(stage, done, total)
+        progress   progress(stage, done, total) is called during long steps
         """
 
-        def scored(given: str) -> Score:
-            how = {"source": source, "start": start, "stride": stride, "batch": batch}
-            return score(self.network, self.tokenizer, given, prefix=prefix, **how)  # type: ignore[arg-type]
+        def score_text(text: str) -> Score:
+            return score(
+                self.network,
+                self.tokenizer,
+                text,
+                prefix=prefix,
+                source=source,
+                start=start,
+                stride=stride,
+                batch=batch,
+            )
 
-        found = score_given(scored, text, reading)
-        return with_baselines(found, self.provenance.get("folder"), self.tokenizer, progress) if baselines else found
+        result = score_given(score_text, text, reading)
+        return with_baselines(result, self.provenance.get("folder"), self.tokenizer, progress) if baselines else result
 
     def mixed_with(self, other: Predictor, weight: float = 0.5) -> Predictor:
         """Mix with an n-gram: `weight` is the model's share (`pellucid.predictors.transformer_mixture`)."""

@@ -330,7 +330,7 @@ def test_a_trace_as_the_value_of_an_edit():
     edit = change.resample("blocks.1.resid_pre", there)
     patched = trace(network, None, here.ids, edits=[edit])
     assert torch.equal(patched.logits, there.logits)
-    with pytest.raises(EditError, match="once it is resolved"):
+    with pytest.raises(EditError, match=r"write `trace\.edits`"):
         to_json([edit])
     again = trace(network, None, here.ids, edits=from_json(to_json(patched.edits)))
     assert torch.equal(again.logits, there.logits)
@@ -355,10 +355,10 @@ def test_a_query_told_to_look_at_what_comes_later_does_not():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: change.zero("embed", pos=-1), "counted from 0, and are not negative"),
+        (lambda: change.zero("embed", pos=-1), "expected whole numbers from 0 on"),
         (lambda: change.zero("embed", pos=slice(0, 4, 2)), "has no step"),
         (lambda: change.clamp("embed"), "neither low nor high"),
-        (lambda: Edit("halve", "embed"), "is no edit"),
+        (lambda: Edit("halve", "embed"), "is not an edit"),
         (lambda: change.mean("embed", "time"), "say batch or pos"),
         (lambda: from_json('[{"op": "zero"}]'), "without name"),
         (lambda: from_json('[{"op": "zero", "name": "embed", "at": 3}]'), "no field 'at'"),

@@ -4,6 +4,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 from pellucid.generate.beams import BeamSearch, search_beams
 from pellucid.generate.decode import Decoding, generate_ids
@@ -18,7 +19,7 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 
 class PromptCut(UserWarning):
-    """A prompt is longer than the context, and its beginning is not read."""
+    """A prompt is longer than the context, so its beginning is not read."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,47 @@ class TextPiece:
     result: Generated | None = None
 
 
-def generate(
-    network: Transformer, tokenizer: Tokenizer, prompts: str | Sequence[str] = "", **options
-) -> list[Generated]:
-    """Continue every prompt `n` times. The results come prompt by prompt, sample by sample.
+class SamplingOptions(TypedDict, total=False):
+    """How tokens are chosen (`pellucid.generate.sampling.Sampling`)."""
 
-    The options are those of `stream_generate`, which gives the same texts while they are generated.
+    temperature: float | None
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """How text is generated; `stream_generate` describes each option and holds the defaults."""
+
+    source: str | Sequence[str] | None
+    max_tokens: int
+    stop: str | Sequence[str]
+    seed: int | None
+    beams: int
+    cache: bool
+    weights: str
+    speculate: int
+    report: Callable[[str], object] | None
+
+
+def generate(
+    network: Transformer,
+    tokenizer: Tokenizer,
+    prompts: str | Sequence[str] = "",
+    *,
+    n: int = 1,
+    taps: TapFactory = NO_TAPS,
+    **options: Unpack[GenerateOptions],
+) -> list[Generated]:
+    """Continue every prompt `n` times: the results prompt by prompt, sample by sample.
+
+    The options are those of `stream_generate`, which yields the same texts while they are generated.
     """
-    finished = [piece for piece in stream_generate(network, tokenizer, prompts, **options) if piece.result]
-    # short texts finish before long ones
+    stream = stream_generate(network, tokenizer, prompts, n=n, taps=taps, **options)
+    finished = [piece for piece in stream if piece.result]
+    # short texts are finished before long ones
     finished.sort(key=lambda piece: (piece.prompt, piece.sample))
     return [piece.result for piece in finished if piece.result]
 
@@ -117,8 +150,7 @@ def stream_generate(
     report         called with a sentence that names the weights in use and their rounding error
 
     An empty prompt starts from the separator, as training texts do. A prompt longer than the context keeps its last
-    n_ctx
-    tokens, with one PromptCut warning. Options are checked at once, before the first piece is requested. Raises
+    n_ctx tokens, with one PromptCut warning. Options are checked at once, before the first piece is requested. Raises
     GenerationError.
     """
     usual = 0.8 if source is None and not beams else 0.0

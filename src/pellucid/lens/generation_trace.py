@@ -1,14 +1,14 @@
 """Keeping and editing tensors while text is generated: positions are those of the text, with a cache or without."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from pellucid.edits import Edit, EditError
 from pellucid.generate.readers import TapFactory
-from pellucid.generate.text import Generated, generate
+from pellucid.generate.text import Generated, GenerateOptions, generate
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.interventions import EditContext, functions, resolve
 from pellucid.model import Recorder, Tap, Transformer
@@ -107,19 +107,21 @@ def generate_traced(
     prompt: str,
     keep: str | Sequence[str],
     edits: Sequence[Edit] = (),
-    **options: Any,
+    *,
+    n: int = 1,
+    **options: Unpack[GenerateOptions],
 ) -> tuple[Generated, dict[str, Tensor]]:
-    """One continuation (`pellucid.generate.text.generate`), and what was kept of it (`Watch.tensors`).
+    """One continuation (`pellucid.generate.text.generate`), and its kept tensors (`GenerationTrace.tensors`).
 
-    Raises InputError for beams and for several samples, which read many texts.
+    Raises InputError for beams and for several samples, which generate several texts.
     """
-    if options.get("beams") or options.get("n", 1) != 1:
+    if options.get("beams") or n != 1:
         raise InputError(
-            "tensors are kept of one text, and beams or n read several: generate, and trace what came of it"
+            "tensors are kept of one text, but beams or n generate several: generate first, then trace the result"
         )
     watch = GenerationTrace(network, edits, keep)
-    made = generate(network, tokenizer, prompt, taps=watch, **options)[0]
-    return made, watch.tensors()
+    generated = generate(network, tokenizer, prompt, taps=watch, **options)[0]
+    return generated, watch.tensors()
 
 
 def _put(into: Tensor, places: list, values: Tensor) -> Tensor:

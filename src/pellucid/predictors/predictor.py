@@ -4,7 +4,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
@@ -15,15 +15,23 @@ from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import SequenceState
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.scoring import Score, ScoringError, token_pieces, why_not_comparable
-from pellucid.generate.text import Generated, TextPiece, Writer, pieces
+from pellucid.generate.text import Generated, SamplingOptions, TextPiece, Writer, pieces
 from pellucid.predictors.on_text import Progress, score_given, with_baselines
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 
+class PredictorOptions(SamplingOptions, total=False):
+    """How a predictor generates text; `Predictor.stream` holds the defaults."""
+
+    max_tokens: int
+    stop: str | Sequence[str]
+    seed: int | None
+
+
 @dataclass
 class Predictor:
-    """What `load_predictor` returns, used like a LanguageModel.
+    """An n-gram, a neural probabilistic or a recurrent predictor with its tokenizer, used like a LanguageModel.
 
     network      forward(tokens [batch, pos]) -> logits [batch, pos, n_vocab]; log_probs(ids) -> float64 [n - 1]
     kind         ngram, neural-probabilistic, recurrent
@@ -35,31 +43,38 @@ class Predictor:
     kind: str
     provenance: dict[str, Any]
 
-    def generate(self, prompt: str = "", **options: Any) -> Generated:
-        """One continuation of the prompt; the options are those of `stream`."""
+    def generate(self, prompt: str = "", **options: Unpack[PredictorOptions]) -> Generated:
+        """Generate one text from the prompt; the options are those of `stream`."""
         return self.generate_many(prompt, **options)[0]
 
-    def generate_many(self, prompts: str | Sequence[str], **options: Any) -> list[Generated]:
-        """n continuations of every prompt, those of the first prompt first."""
-        ended = [piece for piece in self.stream(prompts, **options) if piece.result]
-        ended.sort(key=lambda piece: (piece.prompt, piece.sample))
-        return [piece.result for piece in ended if piece.result]
+    def generate_many(
+        self, prompts: str | Sequence[str], *, n: int = 1, **options: Unpack[PredictorOptions]
+    ) -> list[Generated]:
+        """Generate n texts from every prompt, those of the first prompt first."""
+        finished = [piece for piece in self.stream(prompts, n=n, **options) if piece.result]
+        finished.sort(key=lambda piece: (piece.prompt, piece.sample))
+        return [piece.result for piece in finished if piece.result]
 
     def stream(
         self,
         prompts: str | Sequence[str],
         *,
+        n: int = 1,
         max_tokens: int = 200,
-        temperature: float = 0.8,
         stop: str | Sequence[str] = (),
         seed: int | None = None,
-        n: int = 1,
-        **sampling: Any,
+        temperature: float | None = None,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
     ) -> Iterator[TextPiece]:
-        """Continue prompts together, as `pellucid.generate.stream_generate` does for a transformer.
+        """Continue all prompts in one batch and yield the text piece by piece (`pellucid.generate.stream_generate`).
 
-        `sampling` are further fields of `Sampling`. Raises GenerationError, and UnseenContextError where
-        maximum likelihood comes to a context that it never saw.
+        temperature and the options after it say how tokens are chosen, see `Sampling`; temperature is 0.8 unless given.
+        Raises GenerationError, and UnseenContextError where a maximum-likelihood predictor meets a context that was not
+        in its training text.
         """
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         for name, value, least in (("max_tokens", max_tokens, 0), ("n", n, 1)):
@@ -68,9 +83,17 @@ class Predictor:
         seed = secrets.randbits(32) if seed is None else seed
         encoded = [self.tokenizer.encode(text) or [self.tokenizer.separator] for text in texts]
         rows = [SequenceState(k, sample, seed, tuple(ids)) for k, ids in enumerate(encoded) for sample in range(n)]
-        chosen = Sampling(temperature=temperature, **sampling)
-        decoding = Decoding(self.network, rows, max_tokens, chosen, [self.tokenizer.separator], False, None)  # type: ignore[arg-type]
-        decoding.reader = Reader(self.network)  # type: ignore[assignment]
+        sampling = Sampling(
+            temperature=0.8 if temperature is None else temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+        )
+        network: Any = self.network  # decoded like a transformer, but read by a reader of its own
+        decoding = Decoding(network, rows, max_tokens, sampling, [self.tokenizer.separator], False, None)
+        decoding.reader = cast(Any, Reader(network))
         stops = [stop] if isinstance(stop, str) else list(stop)
         writers = [Writer(r, texts[r.prompt], encoded[r.prompt], self.tokenizer, stops) for r in decoding.rows]
         return pieces(decoding, writers)
@@ -84,14 +107,18 @@ class Predictor:
         baselines: bool = False,
         progress: Progress | None = None,
     ) -> Score:
-        """How probable a text, or the text of a file, is, by itself or after `prefix`, the separator being read first.
+        """How probable a text is, by itself or as the continuation of `prefix`; the separator is read first.
 
-        `reading` says how a file is read, `baselines` adds what n-grams counted on the run's training text make of it
-        (`pellucid.predictors.on_text`). Raises ScoringError where there is nothing to score, or maximum likelihood says
-        nothing about a token.
+        text       a string; or the pathlib.Path of a file, which is read as training reads it
+        reading    how such a file is read: its field, its format, its encoding
+        baselines  also score n-grams that are counted on the training text of the run that this predictor is from
+        progress   progress(stage, done, total) is called during long steps
+
+        Raises ScoringError where there is no token to score, or where a maximum-likelihood predictor meets a context
+        that was not in its training text.
         """
-        found = score_given(lambda given: self._score(given, prefix), text, reading)
-        return with_baselines(found, self.provenance.get("folder"), self.tokenizer, progress) if baselines else found
+        score = score_given(lambda text: self._score(text, prefix), text, reading)
+        return with_baselines(score, self.provenance.get("folder"), self.tokenizer, progress) if baselines else score
 
     def _score(self, text: str, prefix: str) -> Score:
         """The score of a text after a prefix.
@@ -116,8 +143,7 @@ class Predictor:
 
     def log_probs(self, ids: np.ndarray) -> np.ndarray:
         """log P of each token after the first given those before it, nats, float64 [len(ids) - 1]."""
-        found: np.ndarray = self.network.log_probs(ids)  # type: ignore[operator]
-        return found
+        return cast(Any, self.network).log_probs(ids)
 
 
 class Reader:

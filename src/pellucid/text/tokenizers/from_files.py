@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pellucid.destination import check_destination
 from pellucid.text.read.documents import read_corpus
@@ -21,9 +20,10 @@ def train_tokenizer(
     out: str | Path | None = None,
     reading: ReadOptions | None = None,
     progress: Progress = None,
-    **how: Any,
+    pattern: str = "gpt2",
+    share: float = 1.0,
 ) -> Tokenizer:
-    """A tokenizer made from texts, written to `out`/tokenizer.json; `how`: pattern and share, as in `pellucid.text`.
+    """A tokenizer made from texts, written to `out`/tokenizer.json; `pattern` and `share` as in `pellucid.text`.
 
     `vocabulary` is of bpe and word, 8192 unless given; `field` of JSON lines, or column of tables, holds the text;
     `reading` says the rest of how files are found and read. The tokenizer's notes say what became of the files.
@@ -34,11 +34,11 @@ def train_tokenizer(
     if out is not None:
         check_destination(Path(out) / "tokenizer.json")
     n_vocab = vocabulary or (8192 if kind in LEARNED else None)
-    check_learning(kind, n_vocab, **how)
+    check_learning(kind, n_vocab, pattern=pattern, share=share)
     reading = replace(reading or ReadOptions(), field=field) if field else reading
     corpus = read_corpus([str(path) for path in inputs], progress, reading)
     texts = told(corpus.texts(), sum(corpus.documents.n_characters), progress)
-    tokenizer = make_tokenizer(kind, texts, n_vocab, **how)
+    tokenizer = make_tokenizer(kind, texts, n_vocab, pattern=pattern, share=share)
     tokenizer.notes = (
         *tokenizer.notes,
         *corpus.notes,
