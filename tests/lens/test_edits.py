@@ -169,7 +169,7 @@ def test_a_generation_s_logits_are_those_of_a_trace_with_its_edits(a, data, cach
 
 @pytest.mark.parametrize("several", [{"beams": 2}, {"n": 2}])
 def test_several_texts_are_not_kept_as_if_they_were_one(several):
-    with pytest.raises(InputError, match="trace what came of it"):
+    with pytest.raises(InputError, match="then trace the result"):
         model().generate_traced("abc", keep="logits", **several)
 
 
@@ -359,7 +359,7 @@ def test_a_query_told_to_look_at_what_comes_later_does_not():
         (lambda: change.zero("embed", pos=slice(0, 4, 2)), "has no step"),
         (lambda: change.clamp("embed"), "neither low nor high"),
         (lambda: Edit("halve", "embed"), "is not an edit"),
-        (lambda: change.mean("embed", "time"), "say batch or pos"),
+        (lambda: change.mean("embed", "time"), "give batch or pos"),
         (lambda: from_json('[{"op": "zero"}]'), "without name"),
         (lambda: from_json('[{"op": "zero", "name": "embed", "at": 3}]'), "no field 'at'"),
         (lambda: from_json('{"op": "zero"}'), "expected a JSON list"),

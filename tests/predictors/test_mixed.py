@@ -70,6 +70,6 @@ def test_the_commands_mix(runs, parts, capsys):
     assert main(["generate", learned, "Speak", "--mix", counted, "--max-tokens", "4", "--temperature", "0"]) == 0
     assert capsys.readouterr().out.startswith("Speak")
     assert main(["score", learned, str(runs / "chapter.txt"), "--mix-weight", "0.25"]) == 2
-    assert "without --mix" in capsys.readouterr().err
+    assert "needs --mix" in capsys.readouterr().err
     assert main(["generate", learned, "Speak", "--mix", counted, "--speculate", "4"]) == 2
     assert "needs a transformer" in capsys.readouterr().err
