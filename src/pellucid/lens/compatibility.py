@@ -20,11 +20,11 @@ def as_transformer_lens(t: Recording) -> dict[str, Tensor]:
     if t.architecture.encoder is not None:
         raise InputError("TransformerLens has other names for encoder-decoders: use ours")
     theirs = their_names(t.architecture)
-    found = t.tensors(list(dict.fromkeys(theirs.values())))
-    made = {name: in_their_order(ours, found[ours]) for name, ours in theirs.items()}
+    ours_by_name = t.tensors(list(dict.fromkeys(theirs.values())))
+    renamed = {name: in_their_order(ours, ours_by_name[ours]) for name, ours in theirs.items()}
     if t.architecture.logit_cap:
-        made |= dict.fromkeys(("unembed.hook_out", "hook_unembed"), t.logits_before_cap())
-    return made
+        renamed |= dict.fromkeys(("unembed.hook_out", "hook_unembed"), t.logits_before_cap())
+    return renamed
 
 
 def their_names(a: Architecture) -> dict[str, str]:
@@ -32,12 +32,12 @@ def their_names(a: Architecture) -> dict[str, str]:
     templates = dict.fromkeys([*ALIASES, *module_hooks(a)])
     if a.mlp.form == "plain":
         del templates["blocks.i.mlp.hook_pre_linear"]  # of gated MLPs alone
-    found: dict[str, list[str]] = {name: [] for name in names(a)}
+    theirs_of: dict[str, list[str]] = {name: [] for name in names(a)}
     for template in templates:
         layers = range(a.n_layers) if template.startswith("blocks.i.") else range(1)
         for theirs in (template.replace("blocks.i.", f"blocks.{layer}.") for layer in layers):
-            found.get(canonical(theirs, a), []).append(theirs)
-    return {theirs: ours for ours, several in found.items() for theirs in several}
+            theirs_of.get(canonical(theirs, a), []).append(theirs)
+    return {theirs: ours for ours, several in theirs_of.items() for theirs in several}
 
 
 def in_their_order(full: str, x: Tensor) -> Tensor:

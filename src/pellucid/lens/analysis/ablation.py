@@ -101,7 +101,7 @@ def _layer(t: Recording, metric: PreparedMetric, name: str, value: Tensor) -> Te
     by_head = letters[1] in "hg"
     heads = list(range(t[name].size(1))) if by_head else [0]
     widest = max(t.architecture.d_ff, t.architecture.d_model) * t.ids.numel()
-    at_once, found = max(1, MOST // widest), []
+    at_once, metrics = max(1, MOST // widest), []
     for first in range(0, len(heads), at_once):
         some = heads[first : first + at_once]
 
@@ -120,5 +120,5 @@ def _layer(t: Recording, metric: PreparedMetric, name: str, value: Tensor) -> Te
         for l in range(layer, t.architecture.n_layers):
             x = t.passes[""].block(l, x, tap, reading)
         rows = torch.arange(n_rows, device=x.device).repeat_interleave(len(some))
-        found.append(metric.of_stream(x, rows).view(n_rows, len(some)).mean(0))
-    return torch.cat(found) if by_head else found[0][0]
+        metrics.append(metric.of_stream(x, rows).view(n_rows, len(some)).mean(0))
+    return torch.cat(metrics) if by_head else metrics[0][0]

@@ -89,7 +89,7 @@ def attribute(
     """
     if by not in ("component", "head", "neuron", "source"):
         raise InputError(f"by = {by!r}: say component, head, neuron or source")
-    readout, place = readout_of(t), t.position(pos, row)
+    readout, position = readout_of(t), t.position(pos, row)
     one, other = t.token_id(token), None if vs is None else t.token_id(vs)
 
     def difference(of_tokens: Tensor) -> Tensor:
@@ -101,59 +101,59 @@ def attribute(
     u = final.back(read)
     labels, values = [], []
     for write in writes(t):
-        for label, value in _shares(t, write, write.back(u)[row, place], row, place, by):
+        for label, value in _shares(t, write, write.back(u)[row, position], row, position, by):
             labels.append(label)
             values.append(value)
     if final.bias is not None:
         labels.append("final_norm.bias")
-        values.append((final.bias @ read[row, place])[None])
+        values.append((final.bias @ read[row, position])[None])
     for label, value in readout.biases(w).items():
         labels.append(label)
-        values.append(value[row, place][None])
+        values.append(value[row, position][None])
     if readout.b_U is not None:
         labels.append("unembed.bias")
         values.append(difference(readout.b_U)[None])
-    logit, flat = float(difference(t.logits_before_cap()[row, place])), torch.cat(values)
+    logit, flat = float(difference(t.logits_before_cap()[row, position])), torch.cat(values)
     edited_at = ("final_norm", "final_norm.normalized") + (() if t.architecture.logit_cap else ("logits",))
     if any(e.name in edited_at for e in t.edits):
         labels, flat = [*labels, "readout (edited)"], torch.cat([flat, (logit - flat.sum())[None]])
-    after_cap = float(difference(t.logits[row, place])) if t.architecture.logit_cap else None
+    after_cap = float(difference(t.logits[row, position])) if t.architecture.logit_cap else None
     target = t.spell(one) if other is None else f"{t.spell(one)} - {t.spell(other)}"
     fed = t.spelled(row)
     note = about_the_readout(t)
-    return Attribution(target, place, fed, _numbered(labels, values), flat, logit, after_cap, note)
+    return Attribution(target, position, fed, _numbered(labels, values), flat, logit, after_cap, note)
 
 
 def _numbered(labels: list[str], values: list[Tensor]) -> list[str]:
     """A label for every entry: those of a write with several are numbered."""
-    made = []
+    numbered = []
     for label, value in zip(labels, values, strict=False):
-        made += (
+        numbered += (
             [label]
             if len(value) == 1 and not label.endswith(("<- ", ".neuron."))
             else [f"{label}{k}" for k in range(len(value))]
         )
-    return made + labels[len(values) :]
+    return numbered + labels[len(values) :]
 
 
-def _shares(t: Recording, write: Write, u: Tensor, row: int, place: int, by: By) -> Iterator[tuple[str, Tensor]]:
+def _shares(t: Recording, write: Write, u: Tensor, row: int, position: int, by: By) -> Iterator[tuple[str, Tensor]]:
     """What one write adds along u [m] at one position, split as asked: labels with vectors of one or more entries."""
     name = write.name
     if by in ("head", "source") and name.endswith(("attn_out", "cross_out")):
         for label, value in (by_head(t, name) or {}).items():
             scope, _, head = label.rpartition(".head.")
             if by == "source" and scope:
-                before = norm_out(t, name).back(u.expand(*t.ids.shape, -1))[row, place]
-                yield f"{label} <- ", _by_source(t, scope, int(head), before, row, place)
+                before = norm_out(t, name).back(u.expand(*t.ids.shape, -1))[row, position]
+                yield f"{label} <- ", _by_source(t, scope, int(head), before, row, position)
             else:
-                yield label, (value[row, place] @ u)[None]
+                yield label, (value[row, position] @ u)[None]
     elif by == "neuron" and name.endswith("mlp_out") and module_of(t, name.removesuffix("_out")).up:
         post, W_out, bias = down(t, name)
         norm = norm_out(t, name)
-        u, behind = norm.back(u.expand(*t.ids.shape, -1))[row, place], u
-        shares = post[row, place] * (u @ W_out)
+        u, behind = norm.back(u.expand(*t.ids.shape, -1))[row, position], u
+        shares = post[row, position] * (u @ W_out)
         yield f"{name.removesuffix('_out')}.neuron.", shares
-        rest = write.value()[row, place] @ u - shares.sum()
+        rest = write.value()[row, position] @ u - shares.sum()
         if bias is not None:
             yield f"{name.removesuffix('_out')}.bias", (bias @ u)[None]
             rest = rest - bias @ u
@@ -163,15 +163,15 @@ def _shares(t: Recording, write: Write, u: Tensor, row: int, place: int, by: By)
         if edited_writes(t, name):
             yield f"{name} (edited)", rest[None]
     else:
-        yield name, (write.value()[row, place] @ u)[None]
+        yield name, (write.value()[row, position] @ u)[None]
 
 
-def _by_source(t: Recording, scope: str, head: int, u: Tensor, row: int, place: int) -> Tensor:
+def _by_source(t: Recording, scope: str, head: int, u: Tensor, row: int, position: int) -> Tensor:
     """A_ij v_j W_O^T . u for every j [j]."""
     attention = module_of(t, scope)
     W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))[:, head]
     v = t[f"{scope}.v"][row, head // attention.group]
-    shares = t[f"{scope}.pattern"][row, head, place] * (v @ (u @ W_O))
+    shares = t[f"{scope}.pattern"][row, head, position] * (v @ (u @ W_O))
     if any(e.name in (f"{scope}.z", f"{scope}.result") for e in t.edits):
         # an edited head no longer is the sum of what it read: what the edit left is spread over nothing
         raise InputError(f"{scope} has an edited z or result, which no source token accounts for: ask by='head'")
@@ -238,13 +238,13 @@ def why(
         raise InputError("part = cross: this architecture reads no encoder with blocks; leave part out")
     if part not in ("attn", "cross"):
         raise InputError(f"part = {part!r}: say attn or cross")
-    place, scope, cap = t.position(query, row), f"blocks.{layer}.{part}", t.architecture.attention.score_cap
-    computed = t[f"{scope}.scores"][row, head, place]
+    position, scope, cap = t.position(query, row), f"blocks.{layer}.{part}", t.architecture.attention.score_cap
+    computed = t[f"{scope}.scores"][row, head, position]
     keys = (computed > -torch.inf).nonzero().flatten()
-    scores = _scores_before_cap(t, scope)[row, head, place] if cap else computed
+    scores = _scores_before_cap(t, scope)[row, head, position] if cap else computed
     q_labels, q = _sides(t, scope, head, row, by, "query")
     k_labels, k = _sides(t, scope, head, row, by, "key")
-    q, k, scale = q[:, place], k[:, keys], t.architecture.score_scale
+    q, k, scale = q[:, position], k[:, keys], t.architecture.score_scale
     if side == "key":
         labels, values = k_labels, torch.einsum("pjd,d->pj", k, q.sum(0)) * scale
     elif side == "query":
@@ -255,14 +255,14 @@ def why(
     rest = scores[keys] - values.sum(0)
     bias = None if cap else module_of(t, scope).mask.position_bias
     if bias is not None:
-        far = bias.score_bias(keys.new_tensor([[place]]), keys)[head, 0].detach().to(rest.dtype)
+        far = bias.score_bias(keys.new_tensor([[position]]), keys)[head, 0].detach().to(rest.dtype)
         labels, values, rest = [*labels, "distance"], torch.cat([values, far[None]]), rest - far
     if t.edits:
         labels, values = [*labels, "edited"], torch.cat([values, rest[None]])
     read = t.inputs.source.tokens if part == "cross" and t.inputs.source is not None else t.ids
     fed = [t.spell(int(read[row, j])) for j in keys]
     after_cap = computed[keys] if cap else None
-    return Why(layer, head, place, side, labels, keys.tolist(), fed, values, scores[keys], after_cap)
+    return Why(layer, head, position, side, labels, keys.tolist(), fed, values, scores[keys], after_cap)
 
 
 def _scores_before_cap(t: Recording, scope: str) -> Tensor:
@@ -284,17 +284,17 @@ def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) ->
     number = head if side == "query" else head // attention.group
     span = slice(number * attention.d_head, (number + 1) * attention.d_head)
     W = linear.weight.detach()[span]
-    made = norm(parts.values)[:, row] @ W.T
+    vectors = norm(parts.values)[:, row] @ W.T
     bias = W.new_zeros(attention.d_head) if linear.bias is None else linear.bias.detach()[span]
     bias = bias if norm.bias is None else bias + norm.bias @ W.T
-    made = torch.cat([made, bias.expand_as(made[:1])])
+    vectors = torch.cat([vectors, bias.expand_as(vectors[:1])])
     inner: Any = getattr(attention, f"{side}_norm")
     if hasattr(inner, "rho"):
         rho = inner.rho(t[f"{scope}.{side[0]}"][row : row + 1]).detach()[0]
         gain = inner.multiplier.detach().reshape(-1, attention.d_head)
         # one for each head, or one that all heads share
-        made = gain[number % len(gain)] * made / rho[number % len(rho)]
-    rotated = attention.rotary.rotate(made[:, None], t.passes[""].reading.rotation)[:, 0]
+        vectors = gain[number % len(gain)] * vectors / rho[number % len(rho)]
+    rotated = attention.rotary.rotate(vectors[:, None], t.passes[""].reading.rotation)[:, 0]
     return [*parts.labels, "bias"], rotated
 
 

@@ -40,8 +40,8 @@ class Heads:
     def best(self, kind: str) -> tuple[int, int]:
         """The head (layer, head) with the highest score of a kind."""
         self._check(kind)
-        found = self.scores[kind].nan_to_num(-torch.inf)
-        layer, head = divmod(int(found.argmax()), found.size(1))
+        scores = self.scores[kind].nan_to_num(-torch.inf)
+        layer, head = divmod(int(scores.argmax()), scores.size(1))
         return layer, head
 
     def table(self, by: str | None = None) -> list[dict[str, Any]]:
@@ -112,26 +112,26 @@ def head_scores(t: Recording, text: str = "") -> Heads:
     if not layers:
         raise InputError("n_layers = 0: there are no heads")
     wanted = looked_for(t.ids, t.inputs.real)
-    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+    scores: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
     for layer in layers:
         v, pattern = t.tensors([f"blocks.{layer}.attn.{name}" for name in ("v", "pattern")]).values()
         for kind, keys in wanted.items():
-            found[kind].append(share(pattern, keys))
-        found["copying"].append(_copying(t, layer, pattern, v))
-    return Heads(text, {kind: torch.stack(rows) for kind, rows in found.items()})
+            scores[kind].append(share(pattern, keys))
+        scores["copying"].append(_copying(t, layer, pattern, v))
+    return Heads(text, {kind: torch.stack(rows) for kind, rows in scores.items()})
 
 
 def looked_for(ids: Tensor, real: Tensor) -> dict[str, Tensor]:
     """The keys [b, i, j] that heads of each kind look for, in tokens [b, n] of which `real` are no padding."""
-    place = torch.arange(ids.size(1), device=ids.device)
-    earlier = (place < place[:, None]) & real[:, :, None]
+    position = torch.arange(ids.size(1), device=ids.device)
+    earlier = (position < position[:, None]) & real[:, :, None]
     same = (ids[:, :, None] == ids[:, None, :]) & earlier
     followed = torch.zeros_like(same)
     followed[:, :, 1:] = same[:, :, :-1]  # the key behind an earlier occurrence, which may be the query's own place
     return {
-        "previous": (place == place[:, None] - 1) & real[:, :, None],
+        "previous": (position == position[:, None] - 1) & real[:, :, None],
         "duplicate": same,
-        "first": (place == 0) & earlier,
+        "first": (position == 0) & earlier,
         "induction": followed,
     }
 

@@ -112,7 +112,9 @@ def kl(to: Recording | None = None, pos: int = -1) -> Metric:
         if len(other.inputs.lengths) != len(t.inputs.lengths):
             raise InputError(f"KL to a trace of {len(other.inputs.lengths)} rows from {len(t.inputs.lengths)} rows")
         places = [other.position(pos, row) for row in range(len(other.inputs.lengths))]
-        expected = torch.stack([other.logits[row, place] for row, place in enumerate(places)]).detach().log_softmax(-1)
+        expected = (
+            torch.stack([other.logits[row, position] for row, position in enumerate(places)]).detach().log_softmax(-1)
+        )
 
         def measure(logits: Tensor, rows: Tensor) -> Tensor:
             return (expected[rows].exp() * (expected[rows] - logits.log_softmax(-1))).sum(-1)

@@ -51,9 +51,9 @@ class Patching:
     @property
     def values(self) -> Tensor:
         """The exact values where there are any, else the estimates."""
-        found = self.exact if self.exact is not None else self.estimate
-        assert found is not None
-        return found
+        values = self.exact if self.exact is not None else self.estimate
+        assert values is not None
+        return values
 
     @property
     def recovered(self) -> Tensor:
@@ -82,8 +82,8 @@ class Patching:
     def best(self) -> tuple[int, ...]:
         """The place with the largest recovered share: (layer, position) or (layer, position, head)."""
         at = torch.unravel_index(self.recovered.argmax(), self.recovered.shape)
-        layer, place, *head = (int(k) for k in at)
-        where = self.positions[place]
+        layer, column, *head = (int(k) for k in at)
+        where = self.positions[column]
         return (self.layers[layer], -1 if where is None else where, *head)
 
 
@@ -191,14 +191,14 @@ def _estimate(
 ) -> Tensor:
     """corrupt + (clean - corrupt activation) . gradient, from one backward pass [layer, pos(, head)]."""
     value = _metric(metric, bad, grad=True)
-    found = torch.autograd.grad(value, [bad[name] for name in names], materialize_grads=True)
-    slopes, rows = dict(zip(names, found, strict=True)), []
+    gradients = torch.autograd.grad(value, [bad[name] for name in names], materialize_grads=True)
+    slopes, rows = dict(zip(names, gradients, strict=True)), []
     for name in names:
         change = torch.where(bad[name] == good[name], 0, good[name] - bad[name]).detach()
         gain = (change * slopes[name]).sum(-1)[0]
         by_place = gain.T if gain.ndim == 2 else gain  # [pos(, head)]
-        whole = by_place.sum(0, keepdim=True)
-        rows.append(whole if places == [None] else by_place[[p for p in places if p is not None]])
+        total = by_place.sum(0, keepdim=True)
+        rows.append(total if places == [None] else by_place[[p for p in places if p is not None]])
     return corrupt + torch.stack(rows)
 
 
@@ -224,7 +224,7 @@ def _block(
     letters = axes(name)
     heads = bad[name].size(1) if letters[1] in "hg" else 0
     cells = [(p, h) for p in places for h in range(max(heads, 1))]
-    found = corrupt.repeat(len(cells))
+    metrics = corrupt.repeat(len(cells))
     changed = [
         k for k, (p, h) in enumerate(cells) if not torch.equal(*(_cell(t[name], letters, p, h) for t in (good, bad)))
     ]
@@ -232,14 +232,14 @@ def _block(
     at_once = max(1, min(64, MOST // widest))
     for first in range(0, len(changed), at_once):
         some = changed[first : first + at_once]
-        found[some] = _run(good, bad, metric, name, [cells[k] for k in some], past)
-    return found.view(len(places), heads) if heads else found
+        metrics[some] = _run(good, bad, metric, name, [cells[k] for k in some], past)
+    return metrics.view(len(places), heads) if heads else metrics
 
 
-def _cell(x: Tensor, letters: list[str], place: int | None, head: int) -> Tensor:
+def _cell(x: Tensor, letters: list[str], position: int | None, head: int) -> Tensor:
     """The part of a tensor [1, ...] that one place means."""
     x = x[0, head] if letters[1] in "hg" else x[0]
-    return x if place is None else x[place]
+    return x if position is None else x[position]
 
 
 def _run(
@@ -309,9 +309,9 @@ def reading_from(t: Recording, rows: int, start: int, past: Cache | None, layer:
     """What blocks read when a one-row trace is run again for `rows` rows from position `start` on."""
     if not start or past is None:
         return t.passes[""].repeated(rows), NO_CACHE
-    whole = t.passes[""].repeated(rows)
-    rotation = whole.rotation
+    full = t.passes[""].repeated(rows)
+    rotation = full.rotation
     if rotation is not None:
         rotation = (rotation[0][..., start:, :], rotation[1][..., start:, :])
-    source_mask = None if whole.source_visible is None else whole.source_visible[:, start:]
-    return BlockInputs(rotation, None, whole.source, source_mask), Past(past, layer, start)
+    source_mask = None if full.source_visible is None else full.source_visible[:, start:]
+    return BlockInputs(rotation, None, full.source, source_mask), Past(past, layer, start)

@@ -41,12 +41,12 @@ class Readout:
 
     def biases(self, w: Tensor) -> dict[str, Tensor]:
         """What the biases between the two add along w [b, i], by name."""
-        found = {}
+        added = {}
         if self.dense is not None and self.slope is not None:
-            found["unembed.dense.bias"] = (self.slope * self.norm.back(w)) @ self.dense.bias.detach()
+            added["unembed.dense.bias"] = (self.slope * self.norm.back(w)) @ self.dense.bias.detach()
         if self.norm.bias is not None:
-            found["unembed.norm.bias"] = w @ self.norm.bias
-        return found
+            added["unembed.norm.bias"] = w @ self.norm.bias
+        return added
 
 
 def readout_of(t: Recording) -> Readout:

@@ -37,9 +37,9 @@ class Frozen:
             return x
         return self.gain * (x - x.mean(-1, keepdim=True) if self.centred else x) / self.scale
 
-    def at(self, row: int, place: int) -> "Frozen":
+    def at(self, row: int, position: int) -> "Frozen":
         """The same norm at one position, for parts [..., m]."""
-        return self if self.scale is None else replace(self, scale=self.scale[row, place])
+        return self if self.scale is None else replace(self, scale=self.scale[row, position])
 
     def back(self, u: Tensor) -> Tensor:
         """The direction before the norm that reads what u reads behind it: the transposed map."""
@@ -221,18 +221,18 @@ def by_head(t: Recording, name: str) -> dict[str, Tensor] | None:
         return None
     scope, norm = name.removesuffix("_out"), norm_out(t, name)
     result = norm(t[f"{scope}.result"].transpose(0, 1))
-    made = {f"{scope}.head.{h}": part for h, part in enumerate(result)}
+    parts = {f"{scope}.head.{h}": part for h, part in enumerate(result)}
     bias = module_of(t, scope).out.bias
     if bias is not None:
-        made[f"{scope}.bias"] = norm(bias.detach().expand_as(result[0]))
+        parts[f"{scope}.bias"] = norm(bias.detach().expand_as(result[0]))
     if norm.bias is not None:
-        made[f"{name} (norm's bias)"] = norm.bias.expand_as(result[0])
-    return made | _rest(t, name, torch.stack(list(made.values())).sum(0))
+        parts[f"{name} (norm's bias)"] = norm.bias.expand_as(result[0])
+    return parts | _rest(t, name, torch.stack(list(parts.values())).sum(0))
 
 
-def _rest(t: Recording, name: str, found: Tensor) -> dict[str, Tensor]:
+def _rest(t: Recording, name: str, total: Tensor) -> dict[str, Tensor]:
     """What edits of the sum itself have changed."""
-    return {f"{name} (edited)": t[name] - found} if edited_writes(t, name) else {}
+    return {f"{name} (edited)": t[name] - total} if edited_writes(t, name) else {}
 
 
 def edited_writes(t: Recording, name: str) -> bool:
@@ -270,15 +270,15 @@ def decompose_at(t: Recording, point: str | None, by: By, pos: int, row: int = 0
     """
     end = None if point is None else t.full_name(point)
     prefix = "encoder." if end is not None and end.startswith("encoder.") else ""
-    place = t.position(pos, row, end or "logits")
+    position = t.position(pos, row, end or "logits")
     if by in ("component", "head"):
-        whole = decompose(t, point, by)
-        return Decomposition(whole.point, whole.labels, whole.values[:, row, place])
+        decomposition = decompose(t, point, by)
+        return Decomposition(decomposition.point, decomposition.labels, decomposition.values[:, row, position])
     labels: list[str] = []
     values: list[Tensor] = []
     for w in writes(t, end, prefix):
-        norms = [norm.at(row, place) for norm in w.norms]
-        for label, pieces in _pieces(t, w, by, row, place):
+        norms = [norm.at(row, position) for norm in w.norms]
+        for label, pieces in _pieces(t, w, by, row, position):
             labels += [label] if pieces.ndim == 1 else [f"{label}{k}" for k in range(len(pieces))]
             x = pieces[None] if pieces.ndim == 1 else pieces
             for norm in norms:
@@ -287,20 +287,23 @@ def decompose_at(t: Recording, point: str | None, by: By, pos: int, row: int = 0
     return Decomposition(end or "the stream that is read out", labels, torch.cat(values))
 
 
-def _pieces(t: Recording, w: Write, by: str, row: int, place: int) -> Iterator[tuple[str, Tensor]]:
+def _pieces(t: Recording, w: Write, by: str, row: int, position: int) -> Iterator[tuple[str, Tensor]]:
     """One write as vectors [m], and as rows of vectors [k, m] that are numbered."""
     if by == "source" and w.name.endswith(("attn_out", "cross_out")):
         for label, value in (by_head(t, w.name) or {}).items():
             scope, _, head = label.rpartition(".head.")
             if scope:
-                yield f"{label} <- ", norm_out(t, w.name).at(row, place)(_by_source(t, scope, int(head), row, place))
+                yield (
+                    f"{label} <- ",
+                    norm_out(t, w.name).at(row, position)(_by_source(t, scope, int(head), row, position)),
+                )
             else:
-                yield label, value[row, place]
+                yield label, value[row, position]
     elif by == "neuron" and w.name.endswith("mlp_out") and module_of(t, w.name.removesuffix("_out")).up:
         post, W_out, bias = down(t, w.name)
-        mlp, norm = w.name.removesuffix("_out"), norm_out(t, w.name).at(row, place)
-        neurons = norm(post[row, place, :, None] * W_out.T)
-        rest = w.value()[row, place] - neurons.sum(0)
+        mlp, norm = w.name.removesuffix("_out"), norm_out(t, w.name).at(row, position)
+        neurons = norm(post[row, position, :, None] * W_out.T)
+        rest = w.value()[row, position] - neurons.sum(0)
         yield f"{mlp}.neuron.", neurons
         for label, b in ((f"{mlp}.bias", None if bias is None else norm(bias)), (f"{w.name} (norm's bias)", norm.bias)):
             if b is not None:
@@ -309,14 +312,14 @@ def _pieces(t: Recording, w: Write, by: str, row: int, place: int) -> Iterator[t
         if edited_writes(t, w.name):
             yield f"{w.name} (edited)", rest
     else:
-        yield w.name, w.value()[row, place]
+        yield w.name, w.value()[row, position]
 
 
-def _by_source(t: Recording, scope: str, head: int, row: int, place: int) -> Tensor:
+def _by_source(t: Recording, scope: str, head: int, row: int, position: int) -> Tensor:
     """A_ij v_j W_O^T for every j [j, m]"""
     if any(e.name in (f"{scope}.z", f"{scope}.result") for e in t.edits):
         raise InputError(f"{scope} has an edited z or result, which no source token accounts for: ask by='head'")
     attention = module_of(t, scope)
     W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))[:, head]
     v = t[f"{scope}.v"][row, head // attention.group]
-    return t[f"{scope}.pattern"][row, head, place, :, None] * (v @ W_O.T)
+    return t[f"{scope}.pattern"][row, head, position, :, None] * (v @ W_O.T)

@@ -36,8 +36,8 @@ class ForwardPass:
 
     def whole(self, tap: Tap = OFF) -> Tensor:
         """The stream behind the last block and the final norm [b, n, m]."""
-        given = {"mask": self.inputs.mask, "segments": self.inputs.segments, "tap": tap}
-        return self.part.hidden(self.inputs.tokens, source=self.encoded, source_mask=self.inputs.source_mask, **given)
+        options = {"mask": self.inputs.mask, "segments": self.inputs.segments, "tap": tap}
+        return self.part.hidden(self.inputs.tokens, source=self.encoded, source_mask=self.inputs.source_mask, **options)
 
     def embed(self, tap: Tap = OFF) -> Tensor:
         """The stream before the first block [b, n, m]."""

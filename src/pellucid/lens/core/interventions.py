@@ -75,10 +75,10 @@ def resolve(edits: Sequence[Edit], a: Architecture) -> list[Edit]:
 
 def functions(edits: Sequence[Edit], frame: EditContext) -> Functions:
     """Resolved edits as functions of the tensors, by name."""
-    made: Functions = {}
+    by_name: Functions = {}
     for edit in edits:
-        made.setdefault(edit.name, []).append(lambda x, edit=edit: apply(edit, x, frame))
-    return made
+        by_name.setdefault(edit.name, []).append(lambda x, edit=edit: apply(edit, x, frame))
+    return by_name
 
 
 def apply(edit: Edit, x: Tensor, frame: EditContext) -> Tensor:
@@ -126,27 +126,27 @@ def _chosen(edit: Edit, x: Tensor, frame: EditContext) -> Tensor:
     """Where the edit applies, to be broadcast against x."""
     letters = axes(edit.name)
     chosen = torch.ones([1] * x.ndim, dtype=torch.bool, device=x.device)
-    for place in PLACES:
-        given = getattr(edit, place)
-        if given is None:
+    for option in PLACES:
+        indices = getattr(edit, option)
+        if indices is None:
             continue
-        axis = axis_of(place, letters)
-        if place in ("pos", "key"):
-            chosen = chosen & _along(among(frame.places(edit.name, letters[axis], x.size(axis)), given), axis, x.ndim)
+        axis = axis_of(option, letters)
+        if option in ("pos", "key"):
+            chosen = chosen & _along(among(frame.places(edit.name, letters[axis], x.size(axis)), indices), axis, x.ndim)
         else:
-            numbers = frame.rows if place == "row" else torch.arange(x.size(axis), device=x.device)
+            numbers = frame.rows if option == "row" else torch.arange(x.size(axis), device=x.device)
             shape = [1] * x.ndim
             shape[axis] = -1
-            chosen = chosen & among(numbers, given).view(shape)
+            chosen = chosen & among(numbers, indices).view(shape)
     return chosen
 
 
-def among(numbers: Tensor, given: Any) -> Tensor:
+def among(numbers: Tensor, indices: Any) -> Tensor:
     """Which of the numbers are among the places given."""
-    if isinstance(given, slice):
-        inside = numbers >= (given.start or 0)
-        return inside if given.stop is None else inside & (numbers < given.stop)
-    return torch.isin(numbers, torch.tensor(given, device=numbers.device, dtype=numbers.dtype))
+    if isinstance(indices, slice):
+        inside = numbers >= (indices.start or 0)
+        return inside if indices.stop is None else inside & (numbers < indices.stop)
+    return torch.isin(numbers, torch.tensor(indices, device=numbers.device, dtype=numbers.dtype))
 
 
 def _along(x: Tensor, axis: int, ndim: int) -> Tensor:
@@ -172,28 +172,28 @@ def _aligned(edit: Edit, x: Tensor, frame: EditContext) -> tuple[Tensor, Tensor]
     return value, reached
 
 
-def axis_of(place: str, letters: Sequence[str]) -> int:
+def axis_of(option: str, letters: Sequence[str]) -> int:
     """The axis that a place narrows down: positions of keys and values lie along j."""
-    return next(letters.index(letter) for letter in PLACES[place] if letter in letters)
+    return next(letters.index(letter) for letter in PLACES[option] if letter in letters)
 
 
 def _check_places(edit: Edit, full: str, a: Architecture) -> None:
     """Refuse places that the tensor has no axis for, and heads and neurons that do not exist."""
     letters = axes(full)
     sizes = {"head": a.n_heads, "kv_head": a.n_kv_heads, "neuron": a.d_ff}
-    for place in PLACES:
-        given = getattr(edit, place)
-        if given is None:
+    for option in PLACES:
+        indices = getattr(edit, option)
+        if indices is None:
             continue
-        fits = any(letter in letters for letter in PLACES[place]) and (place != "key" or "i" in letters)
+        fits = any(letter in letters for letter in PLACES[option]) and (option != "key" or "i" in letters)
         if not fits:
-            other = {"head": "kv_head", "kv_head": "head", "key": "pos"}.get(place, "another place")
+            other = {"head": "kv_head", "kv_head": "head", "key": "pos"}.get(option, "another place")
             raise EditError(
-                f"{place} was given for {full}, whose axes are {row(full).axes}: say {other}, or leave it out"
+                f"{option} was given for {full}, whose axes are {row(full).axes}: say {other}, or leave it out"
             )
-        last = (given.stop or 0) - 1 if isinstance(given, slice) else max(given, default=-1)
-        if place in sizes and last >= sizes[place]:
-            raise EditError(f"{place} = {last} of {full}: there are {sizes[place]}, counted from 0")
+        last = (indices.stop or 0) - 1 if isinstance(indices, slice) else max(indices, default=-1)
+        if option in sizes and last >= sizes[option]:
+            raise EditError(f"{option} = {last} of {full}: there are {sizes[option]}, counted from 0")
 
 
 def _check_value(edit: Edit, full: str, value: Any, a: Architecture) -> None:

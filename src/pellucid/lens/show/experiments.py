@@ -19,47 +19,49 @@ def matrix_panel(title: str, note: str, values: Tensor, rows: list[str], columns
 
 
 @show.register(Patching)
-def show_patching(found: Patching) -> Figure:
+def show_patching(patching: Patching) -> Figure:
     """The share of the clean run's answer that each place brings back: a row for each layer, or head."""
-    values = found.recovered.detach().cpu()
+    values = patching.recovered.detach().cpu()
     n_heads = values.size(2) if values.ndim == 3 else 0
     by_row = values.transpose(1, 2).flatten(0, 1) if n_heads else values
-    rows = [f"{layer}.{h}" for layer in found.layers for h in range(n_heads)] or [f"block {l}" for l in found.layers]
-    places = [p for p in found.positions if p is not None]
-    columns = [found.tokens[p] for p in places] or ["all positions"]
-    how = "each place exactly" if found.exact is not None else "estimated by one backward pass"
+    rows = [f"{layer}.{h}" for layer in patching.layers for h in range(n_heads)] or [
+        f"block {l}" for l in patching.layers
+    ]
+    places = [p for p in patching.positions if p is not None]
+    columns = [patching.tokens[p] for p in places] or ["all positions"]
+    how = "each place exactly" if patching.exact is not None else "estimated by one backward pass"
     note = (
-        f"{found.metric}: {found.clean:.4g} in the clean run, {found.corrupt:.4g} in the corrupt one. The share of the "
-        f"difference that comes back as the clean run's {found.site} is put in, {how}: 0 nothing, 1 all of it."
+        f"{patching.metric}: {patching.clean:.4g} in the clean run, {patching.corrupt:.4g} in the corrupt one. The share "
+        f"of the difference that comes back as the clean run's {patching.site} is put in, {how}: 0 nothing, 1 all of it."
     )
-    if found.exact is not None and found.estimate is not None:
-        note += f" Estimates by one backward pass correlate with it at {found.agreement['correlation']:.3g}."
-    title = f"Patching {found.site}"
+    if patching.exact is not None and patching.estimate is not None:
+        note += f" Estimates by one backward pass correlate with it at {patching.agreement['correlation']:.3g}."
+    title = f"Patching {patching.site}"
     panel = matrix_panel(title, note, by_row, rows, columns, " at ")
     return Figure(title, [panel | ({"places": places} if places else {})])
 
 
 @show.register(Ablation)
-def show_ablation(found: Ablation) -> Figure:
+def show_ablation(ablation: Ablation) -> Figure:
     """What the metric loses or gains without each head, or each block's part."""
-    title, effect = f"Without {found.site}, by {found.kind}", found.effect.detach().cpu()
-    note = f"{found.metric}: {found.baseline:.4g} with everything there; shown is the change."
+    title, effect = f"Without {ablation.site}, by {ablation.kind}", ablation.effect.detach().cpu()
+    note = f"{ablation.metric}: {ablation.baseline:.4g} with everything there; shown is the change."
     if effect.ndim == 1:
-        return Figure(title, [bars_panel(title, [f"block {l}" for l in found.layers], effect, note)])
-    rows, columns = [f"block {l}" for l in found.layers], [f"head {h}" for h in range(effect.size(1))]
+        return Figure(title, [bars_panel(title, [f"block {l}" for l in ablation.layers], effect, note)])
+    rows, columns = [f"block {l}" for l in ablation.layers], [f"head {h}" for h in range(effect.size(1))]
     return Figure(title, [matrix_panel(title, note, effect, rows, columns, ", ")])
 
 
 @show.register(Why)
-def show_why(found: Why) -> Figure:
+def show_why(why: Why) -> Figure:
     """The scores of one query: what each part adds at each key it may read, largest parts first."""
-    values = found.values.detach().cpu()
+    values = why.values.detach().cpu()
     order = values.abs().amax(1).argsort(descending=True).tolist()
-    rows = [short_label(found.labels[i]) if found.side != "pair" else found.labels[i] for i in order]
-    columns = list(found.tokens)
-    title = f"Why head {found.head} of block {found.layer} looks where it looks from {found.query}"
+    rows = [short_label(why.labels[i]) if why.side != "pair" else why.labels[i] for i in order]
+    columns = list(why.tokens)
+    title = f"Why head {why.head} of block {why.layer} looks where it looks from {why.query}"
     note = "A column is a key; its parts sum to its score. Keys with a higher score than others are read more."
-    note += "" if found.after_cap is None else " The scores are those before the cap (attention.score_cap)."
+    note += "" if why.after_cap is None else " The scores are those before the cap (attention.score_cap)."
     panels = [matrix_panel("Scores by what was written", note, values[torch.tensor(order)], rows, columns, " at ")]
-    panels.append(bars_panel("The scores themselves", columns, found.scores.detach().cpu()))
-    return Figure(title, [panel | {"places": found.keys} for panel in panels])
+    panels.append(bars_panel("The scores themselves", columns, why.scores.detach().cpu()))
+    return Figure(title, [panel | {"places": why.keys} for panel in panels])

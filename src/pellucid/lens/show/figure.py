@@ -141,12 +141,12 @@ def show(result: object, **options: Unpack[ShowOptions]) -> Figure:
 
 def as_json(value: Any) -> str:
     """Compact JSON that may stand inside a script element: no text in it can end the element or open a comment."""
-    made = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     unsafe = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
     for character, escaped in unsafe.items():
-        made = made.replace(character, escaped)
+        text = text.replace(character, escaped)
     # lone surrogates cannot be written as UTF-8
-    return made.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @cache

@@ -14,8 +14,8 @@ PATTERN_BYTES = 6_000_000
 
 def pack_tensor(x: Tensor) -> dict[str, Any]:
     """Float32 or int32 numbers of any shape."""
-    whole = not x.is_floating_point()
-    return _packed(x.to(torch.int32 if whole else torch.float32), "int32" if whole else "float32")
+    integers = not x.is_floating_point()
+    return _packed(x.to(torch.int32 if integers else torch.float32), "int32" if integers else "float32")
 
 
 def pack_pattern(pattern: Tensor, side: int) -> dict[str, Any]:

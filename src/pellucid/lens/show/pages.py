@@ -53,15 +53,15 @@ def show_trace(t: Recording, panels: Sequence[PanelName] = TRACE_PANELS, *, row:
         "attribution": lambda: attribution_panel(t, row, words),
         "heads": lambda: heads_panel(t, row, scores),
     }
-    made: list[Panel] = []
+    drawn: list[Panel] = []
     with torch.inference_mode():
         for name in panels:
-            found = makers[name]()
-            made += found if isinstance(found, list) else [found]
+            panel = makers[name]()
+            drawn += panel if isinstance(panel, list) else [panel]
     fed, source = t.spelled(row), t.source_tokens[row] if t.inputs.source is not None else []
     options: dict[str, Any] = {"source": source, "words": words.texts}
     options |= {"vocabulary": t.architecture.n_vocab, "position": n - 1}
-    return Figure(title or f"{n} tokens", made, tokens=fed, facts=facts_of(t, row), **options)
+    return Figure(title or f"{n} tokens", drawn, tokens=fed, facts=facts_of(t, row), **options)
 
 
 def inspect_page(t: Recording, row: int = 0, name: str = "") -> Figure:
@@ -110,20 +110,22 @@ def facts_of(t: Recording, row: int) -> list[tuple[str, str]]:
 
 
 @show.register(Attribution)
-def show_attribution(found: Attribution, k: int = 24) -> Figure:
+def show_attribution(attribution: Attribution, k: int = 24) -> Figure:
     """The k largest parts of a logit, or of a difference of two."""
-    top = found.top(k)
-    rest = found.total - sum(x for _, x in top)
-    left = len(found.labels) - len(top)
+    top = attribution.top(k)
+    rest = attribution.total - sum(x for _, x in top)
+    left = len(attribution.labels) - len(top)
     labels, values = [short_label(label) for label, _ in top], [x for _, x in top]
     if left:
         labels, values = [*labels, f"{left} other parts"], [*values, rest]
-    said = "the network says" if found.after_cap is None else "the logit before the cap is"
-    note = f"At position {found.position}; the sum is {found.total:.4g}, {said} {found.logit:.4g}."
-    note += f" Behind the cap the network says {found.after_cap:.4g}." if found.after_cap is not None else ""
-    note += f" {found.note[0].upper()}{found.note[1:]}." if found.note else ""
-    panel = bars_panel(f"Logit of {found.target}", labels, torch.tensor(values), note)
-    return Figure(f"Logit of {found.target}", [panel], height=60 + 18 * len(labels) + 120)
+    said = "the network says" if attribution.after_cap is None else "the logit before the cap is"
+    note = f"At position {attribution.position}; the sum is {attribution.total:.4g}, {said} {attribution.logit:.4g}."
+    note += (
+        f" Behind the cap the network says {attribution.after_cap:.4g}." if attribution.after_cap is not None else ""
+    )
+    note += f" {attribution.note[0].upper()}{attribution.note[1:]}." if attribution.note else ""
+    panel = bars_panel(f"Logit of {attribution.target}", labels, torch.tensor(values), note)
+    return Figure(f"Logit of {attribution.target}", [panel], height=60 + 18 * len(labels) + 120)
 
 
 @show.register(Circuits)
@@ -161,16 +163,16 @@ def show_heads(circuits: Circuits) -> Figure:
 
 
 @show.register(Heads)
-def show_scores(found: Heads) -> Figure:
+def show_scores(heads: Heads) -> Figure:
     """A table of what every head does, from random tokens or a text."""
-    kinds = list(found.scores)
+    kinds = list(heads.scores)
     rows = [
-        [f"{row['layer']}.{row['head']}", *plain(torch.tensor([row[kind] for kind in kinds]))] for row in found.table()
+        [f"{row['layer']}.{row['head']}", *plain(torch.tensor([row[kind] for kind in kinds]))] for row in heads.table()
     ]
     panel = {
         "kind": "table",
         "title": "Heads by what they do",
-        "note": f"On {found.text}. Shares of attention; copying runs from -1 to 1.",
+        "note": f"On {heads.text}. Shares of attention; copying runs from -1 to 1.",
         "columns": ["head", *kinds],
         "bars": [None, *("sign" if kind == "copying" else "share" for kind in kinds)],
         "rows": rows,
@@ -189,13 +191,14 @@ def show_head(head: Head, offset: int | None = None, n: int = 6, k: int = 5) -> 
     for of, circuit in circuits:
         panels.append(_spectrum(f"Singular values of W_{of.upper()}", circuit))
         try:
-            found = head.directions(of, n, k, None if of == "ov" else offset)
+            directions = head.directions(of, n, k, None if of == "ov" else offset)
         except CircuitError as error:
             panels.append({"kind": "note", "title": f"W_{of.upper()} through the vocabulary", "text": f"{error}."})
             continue
         ends = ["read", "promoted"] if of == "ov" else ["as keys", "as queries"]
         rows = [
-            [float(f"{d.strength:.4g}"), [token for token, _ in d.into], [token for token, _ in d.out]] for d in found
+            [float(f"{d.strength:.4g}"), [token for token, _ in d.into], [token for token, _ in d.out]]
+            for d in directions
         ]
         panels.append(
             {
@@ -227,18 +230,18 @@ def _eigenvalues(head: Head) -> list[Panel]:
 
 
 @show.register(Composition)
-def show_composition(found: Composition) -> Figure:
+def show_composition(composition: Composition) -> Figure:
     """Composition scores of all pairs of heads, above or below what random matrices have."""
-    layers, heads = found.scores.shape[:2]
+    layers, heads = composition.scores.shape[:2]
     names = [f"{l}.{h}" for l in range(layers) for h in range(heads)]
     if layers < 2:
         text = "There is no pair of heads in different blocks."
-        return Figure(f"{found.kind}-composition", [{"kind": "note", "title": "Pairs of heads", "text": text}])
+        return Figure(f"{composition.kind}-composition", [{"kind": "note", "title": "Pairs of heads", "text": text}])
     # the last block's heads are read by none, the first block's read none
-    excess = found.excess[:-1, :, 1:].flatten(2).flatten(0, 1)
+    excess = composition.excess[:-1, :, 1:].flatten(2).flatten(0, 1)
     note = (
-        f"Rows write, columns read their {dict(Q='queries', K='keys', V='values')[found.kind]} from it. Scores less "
-        f"the {found.baseline:.3g} that random heads have (give or take {found.spread:.2g})."
+        f"Rows write, columns read their {dict(Q='queries', K='keys', V='values')[composition.kind]} from it. Scores "
+        f"less the {composition.baseline:.3g} that random heads have (give or take {composition.spread:.2g})."
     )
-    panel = matrix_panel(f"{found.kind}-composition", note, excess, names[:-heads], names[heads:], " \u2192 ")
-    return Figure(f"{found.kind}-composition", [panel])
+    panel = matrix_panel(f"{composition.kind}-composition", note, excess, names[:-heads], names[heads:], " \u2192 ")
+    return Figure(f"{composition.kind}-composition", [panel])

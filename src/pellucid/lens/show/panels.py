@@ -28,12 +28,12 @@ class Glossary:
 
     def __call__(self, ids: Tensor) -> Tensor:
         """The same ids as places in `texts`."""
-        found, inverse = ids.unique(return_inverse=True)
-        for token in found.tolist():
+        distinct, inverse = ids.unique(return_inverse=True)
+        for token in distinct.tolist():
             if token not in self.places:
                 self.places[token] = len(self.texts)
                 self.texts.append(self.trace.spell(token))
-        return torch.tensor([self.places[token] for token in found.tolist()])[inverse.cpu()]
+        return torch.tensor([self.places[token] for token in distinct.tolist()])[inverse.cpu()]
 
 
 def tokens_panel(t: Recording, row: int, words: Glossary, k: int = 10) -> Panel:
@@ -72,7 +72,7 @@ def attention_panels(t: Recording, row: int, scores: list[Tensor] | None = None)
     kinds += [("cross", "Attention from the target to the source", "", "cross", a, n, n_source)]
     kinds = [kind for kind in kinds if a.encoder is not None or not kind[0]]
     n_heads = sum(part.n_layers * part.n_heads for _, _, _, _, part, _, _ in kinds if part is not None)
-    made: list[Panel] = []
+    panels: list[Panel] = []
     for of, title, prefix, scope, part, n_queries, n_keys in kinds:
         if part is None or not part.n_layers:
             continue
@@ -82,8 +82,8 @@ def attention_panels(t: Recording, row: int, scores: list[Tensor] | None = None)
             layers.append(pack_pattern(pattern, side))
             if scores is not None and not of:
                 scores.append(pattern_scores(t, row, pattern))
-        made.append({"kind": "attention", "title": title, "of": of, "layers": layers, "heads": part.n_heads})
-    return made
+        panels.append({"kind": "attention", "title": title, "of": of, "layers": layers, "heads": part.n_heads})
+    return panels
 
 
 def lens_panel(t: Recording, row: int, words: Glossary) -> Panel:
@@ -91,18 +91,18 @@ def lens_panel(t: Recording, row: int, words: Glossary) -> Panel:
     points = points_of_stream(t, mid=False)
     if not points:
         return {"kind": "note", "title": "Logit lens", "text": "This network has no blocks to look between."}
-    n, found = t.inputs.lengths[row], logit_lens(t, mid=False, k=5)
+    n, lens = t.inputs.lengths[row], logit_lens(t, mid=False, k=5)
     return {
         "kind": "lens",
         "title": "Logit lens",
         "masked": t.architecture.attention.mask == "bidirectional",
         "points": ["embedding" if p.endswith("resid_pre") else f"block {p.split('.')[1]}" for p in points],
-        "top": pack_tensor(words(found.tokens[:, row, :n])),
-        "probability": pack_tensor(found.probabilities[:, row, :n]),
-        "target": pack_tensor(found.probability[:, row, :n].nan_to_num(-1)),
-        "rank": pack_tensor(found.rank[:, row, :n]),
-        "entropy": pack_tensor(found.entropy[:, row, :n] / torch.log(torch.tensor(2.0))),
-        "kl": pack_tensor(found.kl[:, row, :n].clamp(min=0) / torch.log(torch.tensor(2.0))),
+        "top": pack_tensor(words(lens.tokens[:, row, :n])),
+        "probability": pack_tensor(lens.probabilities[:, row, :n]),
+        "target": pack_tensor(lens.probability[:, row, :n].nan_to_num(-1)),
+        "rank": pack_tensor(lens.rank[:, row, :n]),
+        "entropy": pack_tensor(lens.entropy[:, row, :n] / torch.log(torch.tensor(2.0))),
+        "kl": pack_tensor(lens.kl[:, row, :n].clamp(min=0) / torch.log(torch.tensor(2.0))),
     }
 
 

@@ -42,8 +42,8 @@ class Circuits(CircuitWeights):
             )
         return Head(self, layer, head)
 
-    def __getitem__(self, place: tuple[int, int]) -> Head:
-        return self.head(*place)
+    def __getitem__(self, index: tuple[int, int]) -> Head:
+        return self.head(*index)
 
     def neuron(self, layer: int, neuron: int, hidden: int = 0) -> Neuron:
         """One neuron of a block's MLP, as a key and a value; `hidden` says of which hidden layer."""

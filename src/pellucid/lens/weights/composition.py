@@ -41,7 +41,7 @@ class Composition:
         flat = self.scores.flatten().nan_to_num(-torch.inf)
         best = flat.topk(min(k, int((flat > -torch.inf).sum())))
         places = [torch.unravel_index(i, self.scores.shape) for i in best.indices]
-        rows = [tuple(int(n) for n in place) for place in places]
+        rows = [tuple(int(n) for n in indices) for indices in places]
         return [((r[0], r[1]), (r[2], r[3]), float(x)) for r, x in zip(rows, best.values, strict=True)]
 
 
@@ -101,10 +101,10 @@ def _baseline(d_model: int, d_head: int, draws: int) -> tuple[float, float]:
     def drawn() -> tuple[Tensor, Tensor]:
         return torch.randn(d_model, d_head, generator=generator), torch.randn(d_head, d_model, generator=generator)
 
-    found = []
+    norms = []
     for _ in range(draws):
         (left, right), (out, value) = drawn(), drawn()
         read = triangle(left) @ right
-        found.append((read / read.norm() @ _writer(out, value)).norm())
-    scores = torch.stack(found)
+        norms.append((read / read.norm() @ _writer(out, value)).norm())
+    scores = torch.stack(norms)
     return float(scores.mean()), float(scores.std())

@@ -47,8 +47,8 @@ class Embeddings(VocabularyView):
             if by == "cosine":
                 closeness = closeness / (table.norm(dim=1) * x.norm()).clamp(min=torch.finfo(table.dtype).tiny)
         closeness = closeness.index_fill(0, torch.tensor([at], device=table.device), -torch.inf)
-        found = self.largest(closeness, min(k, len(table) - 1))
-        return [(name, -value if by == "distance" else value) for name, value in found]
+        nearest = self.largest(closeness, min(k, len(table) - 1))
+        return [(name, -value if by == "distance" else value) for name, value in nearest]
 
     def norms(self) -> Tensor:
         """The length of every row [n]."""

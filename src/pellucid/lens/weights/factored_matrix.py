@@ -62,9 +62,9 @@ class FactoredMatrix:
 
     __rmul__ = __mul__
 
-    def __getitem__(self, place: Any) -> Tensor:
+    def __getitem__(self, index: Any) -> Tensor:
         """M[i], M[i, j], M[:, j], M[a:b, c:d], M[[2, 3], [5, 7, 11]]: these rows and columns alone are computed."""
-        rows, columns = place if isinstance(place, tuple) else (place, slice(None))
+        rows, columns = index if isinstance(index, tuple) else (index, slice(None))
         return self.left[rows] @ self.right[:, columns]
 
     def blocks(self, n_rows: int = 1024) -> Iterator[Tensor]:
@@ -93,8 +93,8 @@ class FactoredMatrix:
         """
         self._check_square("eigenvalues")
         small = self.right @ self.left if self.left.size(1) <= self.shape[0] else self.dense()
-        found = torch.linalg.eigvals(small)
-        return found[found.abs().argsort(descending=True)]
+        eigenvalues = torch.linalg.eigvals(small)
+        return eigenvalues[eigenvalues.abs().argsort(descending=True)]
 
     def svd(self) -> SVD:
         """Singular values and vectors: left = Q_1 R_1, right^T = Q_2 R_2, and the svd of R_1 R_2^T."""

@@ -160,10 +160,10 @@ class Head:
         """
         if of not in ("ov", "qk"):
             raise CircuitError(f"of = {of!r}: say ov or qk")
-        c, found = self.circuits, (self.ov if of == "ov" else self.qk(offset)).svd()
+        c, svd = self.circuits, (self.ov if of == "ov" else self.qk(offset)).svd()
         into = exact(c.read_E)
         out = exact(c.W_U) if of == "ov" else into
-        rows = zip(found.S[:n], found.U.T, found.V.T, strict=False)
+        rows = zip(svd.S[:n], svd.U.T, svd.V.T, strict=False)
         return [Direction(float(s), c.largest(out @ u, k), c.largest(into @ v, k)) for s, u, v in rows]
 
     def show(self, offset: int | None = None) -> Figure:

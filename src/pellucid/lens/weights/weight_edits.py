@@ -37,7 +37,7 @@ def with_edits(network: Transformer, edits: Sequence[Edit]) -> Transformer:
 
     Raises EditError for anything else, and where a value needs a bias that the architecture has not, naming the option.
     """
-    made = copy.deepcopy(network)
+    copied = copy.deepcopy(network)
     by_name: dict[str, list[Edit]] = {}
     for edit in resolve(edits, network.architecture):
         _check(edit, network.architecture)
@@ -45,8 +45,8 @@ def with_edits(network: Transformer, edits: Sequence[Edit]) -> Transformer:
     # what a head writes is scaled or turned before the attention's input is: both change W_O, from its two sides
     for name in sorted(by_name, key=lambda name: not name.endswith(".result")):
         with torch.no_grad():
-            _write(made, name, by_name[name])
-    return made
+            _write(copied, name, by_name[name])
+    return copied
 
 
 def _check(edit: Edit, a: Architecture) -> None:
@@ -54,7 +54,7 @@ def _check(edit: Edit, a: Architecture) -> None:
     what = f"{edit.op} of {edit.name}"
     if edit.op not in AFFINE or edit.over is not None or (edit.op == "freeze" and edit.value is None):
         raise EditError(f"{what} depends on the run: it is not a change of weights")
-    if any(getattr(edit, place) is not None for place in ("pos", "row", "key")):
+    if any(getattr(edit, option) is not None for option in ("pos", "row", "key")):
         raise EditError(f"{what} at some positions or rows alone is not a change of weights")
     if is_stream(edit.name, a):
         raise EditError(
@@ -149,10 +149,10 @@ def _affine(edit: Edit, part: Backbone) -> Affine:
     inner = [letter for letter in letters if letter in sizes]
     shape = [sizes[letter] for letter in inner]
     chosen = torch.ones(shape, dtype=torch.bool)
-    for place, letter in (("head", "h"), ("kv_head", "g"), ("neuron", "f")):
-        given = getattr(edit, place)
-        if given is not None:
-            here = among(torch.arange(sizes[letter]), given)
+    for option, letter in (("head", "h"), ("kv_head", "g"), ("neuron", "f")):
+        indices = getattr(edit, option)
+        if indices is not None:
+            here = among(torch.arange(sizes[letter]), indices)
             chosen = chosen & here.view([-1 if k == inner.index(letter) else 1 for k in range(len(inner))])
     value = torch.as_tensor(0.0 if edit.value is None else edit.value, dtype=torch.float64, device="cpu")
     if value.ndim == len(letters):
