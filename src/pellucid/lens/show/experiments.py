@@ -31,8 +31,9 @@ def show_patching(patching: Patching) -> Figure:
     columns = [patching.tokens[p] for p in places] or ["all positions"]
     how = "each place exactly" if patching.exact is not None else "estimated by one backward pass"
     note = (
-        f"{patching.metric}: {patching.clean:.4g} in the clean run, {patching.corrupt:.4g} in the corrupt one. The share "
-        f"of the difference that comes back as the clean run's {patching.site} is put in, {how}: 0 nothing, 1 all of it."
+        f"{patching.metric}: {patching.clean:.4g} in the clean run, {patching.corrupt:.4g} in the corrupt one. The "
+        f"share of the difference that comes back as the clean run's {patching.site} is put in, {how}: 0 nothing, 1 "
+        f"all of it."
     )
     if patching.exact is not None and patching.estimate is not None:
         note += f" Estimates by one backward pass correlate with it at {patching.agreement['correlation']:.3g}."
