@@ -59,7 +59,7 @@ class TextPiece:
     result: Generated | None = None
 
 
-class SamplingOptions(TypedDict, total=False):
+class DrawOptions(TypedDict, total=False):
     """How tokens are chosen (`pellucid.generate.sampling.Sampling`)."""
 
     temperature: float | None
@@ -70,7 +70,7 @@ class SamplingOptions(TypedDict, total=False):
     frequency_penalty: float
 
 
-class GenerateOptions(SamplingOptions, total=False):
+class GenerateOptions(DrawOptions, total=False):
     """How text is generated; `stream_generate` describes each option and holds the defaults."""
 
     source: str | Sequence[str] | None

@@ -15,13 +15,13 @@ from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import SequenceState
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.scoring import Score, ScoringError, token_pieces, why_not_comparable
-from pellucid.generate.text import Generated, SamplingOptions, TextPiece, Writer, pieces
+from pellucid.generate.text import DrawOptions, Generated, TextPiece, Writer, pieces
 from pellucid.predictors.on_text import Progress, score_given, with_baselines
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 
-class PredictorOptions(SamplingOptions, total=False):
+class PredictorGenerateOptions(DrawOptions, total=False):
     """How a predictor generates text; `Predictor.stream` holds the defaults."""
 
     max_tokens: int
@@ -43,12 +43,12 @@ class Predictor:
     kind: str
     provenance: dict[str, Any]
 
-    def generate(self, prompt: str = "", **options: Unpack[PredictorOptions]) -> Generated:
+    def generate(self, prompt: str = "", **options: Unpack[PredictorGenerateOptions]) -> Generated:
         """Generate one text from the prompt; the options are those of `stream`."""
         return self.generate_many(prompt, **options)[0]
 
     def generate_many(
-        self, prompts: str | Sequence[str], *, n: int = 1, **options: Unpack[PredictorOptions]
+        self, prompts: str | Sequence[str], *, n: int = 1, **options: Unpack[PredictorGenerateOptions]
     ) -> list[Generated]:
         """Generate n texts from every prompt, those of the first prompt first."""
         finished = [piece for piece in self.stream(prompts, n=n, **options) if piece.result]
