@@ -60,6 +60,7 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     choose("positions.base", st.sampled_from([10_000.0, 50.0]))
     choose("positions.factor", st.sampled_from([2.0, 8.0]))
     choose("positions.local_base", st.sampled_from([0.0, 30.0]))
+    choose("positions.every", st.sampled_from([0, 0, 2]))
     choose("attention.score_cap", st.sampled_from([0.0, 0.0, 2.0]))
     choose("logit_cap", st.sampled_from([0.0, 0.0, 3.0]))
     relative = fields["positions.kind"] == "relative"

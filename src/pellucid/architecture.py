@@ -68,6 +68,8 @@ class Positions:
     high: float = 4.0
     #: length of the texts that a scaled model was trained on before
     n_trained: int = 8192
+    #: n > 0: rotary positions leave out every n-th layer, l + 1 being a multiple of n (NoPE); 0: they leave out none
+    every: int = 0
     #: base of the rotary w_k, never scaled, in layers that have a window; 0: as in the others
     local_base: float = 0.0
     #: s_h of alibi for h = 1 ... n_heads: geometric 2^(-8h/n_heads); interleaved, p being the largest power of two up
@@ -87,6 +89,7 @@ class Positions:
         require(self.base > 0, "positions.base", self.base, "a number above 0")
         require(0 < self.fraction <= 1, "positions.fraction", self.fraction, "above 0, at most 1")
         require(self.factor > 0, "positions.factor", self.factor, "a number above 0")
+        require(self.every >= 0, "positions.every", self.every, "0 (no layer is left out) or a number above it")
         require(self.local_base >= 0, "positions.local_base", self.local_base, "0 (none) or a number above it")
         below_high = f"from 0 up to, not including, positions.high = {self.high}"
         require(0 <= self.low < self.high, "positions.low", self.low, below_high)
@@ -331,7 +334,8 @@ class Architecture:
 
     def rotates(self, layer: int) -> bool:
         """Whether layer `layer` rotates its queries and keys."""
-        return POSITIONS_ENTER.get(self.positions.kind) == "rotation"
+        left_out = self.positions.every and (layer + 1) % self.positions.every == 0
+        return POSITIONS_ENTER.get(self.positions.kind) == "rotation" and not left_out
 
     @property
     def rotates_somewhere(self) -> bool:
@@ -348,7 +352,8 @@ class Architecture:
     def position_fields(self) -> tuple[str, ...]:
         """The fields of `positions` that this architecture depends on."""
         scaling = SCALING_FIELDS[self.positions.scaling] if self.d_rotary else ()
-        return ("kind", *POSITION_FIELDS.get(self.positions.kind, ()), *scaling)
+        every = ("every",) if self.d_rotary and 0 < self.positions.every <= self.n_layers else ()
+        return ("kind", *POSITION_FIELDS.get(self.positions.kind, ()), *scaling, *every)
 
     @property
     def d_rotary(self) -> int:

@@ -434,5 +434,8 @@ def _why_not(pattern: str, a: Architecture) -> str:
         layers = "its hidden layers are numbered from 0" if part.mlp.n_hidden else "an affine map hides nothing"
         why = f"mlp.n_hidden = {part.mlp.n_hidden}: {layers}"
     else:
-        why = absent(template, part) or f"the architecture has {part.n_layers} layers, numbered from 0"
+        why = (
+            absent(template, part, int(layer) if layer.isdigit() else None)
+            or f"the architecture has {part.n_layers} layers, numbered from 0"
+        )
     return f"this architecture has no {pattern!r}: {why}"

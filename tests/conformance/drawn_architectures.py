@@ -25,6 +25,7 @@ SIZES: dict[str, Any] = {
     "positions.base": st.sampled_from([10.0, 10_000.0]),
     "positions.factor": st.sampled_from([2.0, 8.0]),
     "positions.local_base": st.sampled_from([0.0, 30.0]),
+    "positions.every": st.sampled_from([0, 0, 1, 2]),
     "attention.score_cap": st.sampled_from([0.0, 0.0, 2.0]),
     "logit_cap": st.sampled_from([0.0, 0.0, 3.0]),
     "positions.n_buckets": st.sampled_from([4, 6, 9]),

@@ -13,9 +13,11 @@ from pellucid.architecture import Architecture, ArchitectureError, Positions
 from pellucid.model import Cache, Recorder, Transformer
 from pellucid.model.attention import choose_attention_kernel
 from pellucid.model.mask import Mask, documents_mask, padding_mask, prefix_mask
-from pellucid.model.positions import SCALING, Relative
+from pellucid.model.positions import SCALING, Relative, Rotary
 from pellucid.model.tables import Table
 from pellucid.reference.embedding import relative_buckets
+from pellucid.reference.transformer import forward
+from pellucid.tensor_names import names
 from running import any_architectures, call, draw_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"n_heads": 2})
@@ -518,3 +520,15 @@ def test_a_norm_of_nothing_has_a_gradient(kind):
     torch.nn.init.zeros_(network.blocks[0].mlp.up[0].weight)
     network(draw_tokens(network.architecture, 2, 4)).square().sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in network.parameters())
+
+
+def test_every_nth_layer_is_without_rotary_positions():
+    """Layers 1 and 3 of four read q and k as they are, and have no tensors of that name; the others are rotated."""
+    a = A.with_fields({"n_layers": 4, "positions.kind": "rotary", "positions.every": 2})
+    assert [a.rotates(layer) for layer in range(4)] == [True, False, True, False]
+    assert [isinstance(block.attn.rotary, Rotary) for block in make_network(a).blocks] == [True, False, True, False]
+    assert [name for name in names(a) if name.endswith("rot_q")] == ["blocks.0.attn.rot_q", "blocks.2.attn.rot_q"]
+    network, tokens = make_network(a), draw_tokens(a, 2, 5)
+    recorder = Recorder(names(a))
+    expected = forward(a, {name: p.detach().numpy() for name, p in network.named_parameters()}, tokens.numpy())
+    assert difference(network(tokens, tap=recorder).detach(), torch.from_numpy(expected)) <= 1e-10

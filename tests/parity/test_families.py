@@ -30,6 +30,7 @@ COMMON |= {
     "logit_cap": 0.0,
     "attention.score_cap": 0.0,
     "positions.local_base": 0.0,
+    "positions.every": 0,
 }
 COMMON |= {"attention.scale": "1/sqrt(d_head)", "embed_norm": "none", "final_norm": "norm", "readout": "linear"}
 #: what each family leaves free is drawn

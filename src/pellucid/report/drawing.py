@@ -158,6 +158,7 @@ def _attention(a: Architecture) -> list[str]:
     score += {"alibi": " - slope × distance", "relative": " + b[distance]"}.get(a.positions.kind, "")
     first = ["q and k over their RMS"] if a.attention.qk_norm != "none" else []
     part = f" in {a.d_rotary} of {d}" if a.d_rotary < a.d_head else ""
+    part += f", but for every {a.positions.every}th layer" if "every" in a.position_fields else ""
     first += [f"rotated by position{part}"] if a.rotates_somewhere else []
     return [f"softmax({score}) v", *([", ".join(first)] if first else [])]
 
