@@ -81,6 +81,16 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
             "windows": {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
         },
     ),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        LLAMA | {"num_hidden_layers": 3, "no_rope_layer_interval": 2, "pad_token_id": None},
+        TIED
+        | {
+            "biases": {"attention_bias": True, "mlp_bias": True},
+            "every layer rotated": {"no_rope_layers": [1, 1, 1]},
+            "windows": {"use_sliding_window": True, "sliding_window": 3},
+        },
+    ),
     "stablelm": (
         "StableLmForCausalLM",
         LLAMA | {"hidden_size": 32, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.5}},

@@ -4,7 +4,7 @@ from pellucid.hub.tables.bert import BERT, DISTILBERT, ROBERTA
 from pellucid.hub.tables.encoder_decoder import BART, T5
 from pellucid.hub.tables.gemma import GEMMA, GEMMA2, GEMMA3
 from pellucid.hub.tables.gpt import GPT1, GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX
-from pellucid.hub.tables.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3, STABLELM
+from pellucid.hub.tables.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3, SMOLLM3, STABLELM
 from pellucid.hub.tables.others import BLOOM, MPT, OPT
 from pellucid.hub.tables.parallel import FALCON, GPTJ, PHI
 from pellucid.hub.tables.rows import ConfigField, Derived, Family, TensorRow
@@ -37,6 +37,7 @@ FAMILIES = {
         GEMMA,
         GEMMA2,
         GEMMA3,
+        SMOLLM3,
         T5,
         BART,
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pellucid.architecture import Architecture
-from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError
+from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError, shown
 from pellucid.hub.tables.rotary import EVEN, EVEN_PART, rotary
 from pellucid.hub.tables.rows import ACTIVATIONS, TIED, ConfigField, Derived, Family, TensorRow, visible_windows
 
@@ -195,6 +195,69 @@ STABLELM = Family(
     rows=ROWS,
     ignored=IGNORED,
     limits=EVEN_PART,
+)
+
+
+def layers_without_rotary(entries: Entries) -> dict[str, Any]:
+    """`positions.every` from the layers' 0 (no rotary positions) and 1, and the windows, which default to the zeros."""
+    n_layers = entries.integer("num_hidden_layers", 36, least=0, most=BOUNDS["n_layers"])
+    interval = entries.integer("no_rope_layer_interval", 4)
+    rotated = entries.raw("no_rope_layers")
+    if rotated is None:
+        rotated = rotary_layers(n_layers, interval)
+    if not isinstance(rotated, list):
+        raise FamilyError(f"no_rope_layers = {shown(rotated)} in config.json: expected a list of 0 and 1")
+    every = rotated.index(0) + 1 if 0 in rotated[:n_layers] else 0
+    if rotated[:n_layers] != rotary_layers(n_layers, every):
+        raise FamilyError(
+            f"no_rope_layers = {shown(rotated)} in config.json: expected 0 for every n-th layer and 1 for the others, "
+            f"at least num_hidden_layers = {n_layers} in all"
+        )
+    slides, window = entries.flag("use_sliding_window", False), entries.integer("sliding_window", None, None)
+    windows = alternating(entries, window, lambda i: slides and window is not None and not rotated[i], 36)
+    return {"positions.every": every, **windows}
+
+
+def rotary_layers(n_layers: int, every: int) -> list[int]:
+    """1 for each layer with rotary positions, 0 for every n-th without."""
+    return [int(not every or (layer + 1) % every != 0) for layer in range(n_layers)]
+
+
+SMOLLM3 = Family(
+    name="smollm3",
+    model_class="SmolLM3ForCausalLM",
+    prefix="model.",
+    fields=(
+        *with_defaults(
+            SIZES,
+            vocab_size=128_256,
+            max_position_embeddings=32_768,
+            hidden_size=2048,
+            num_hidden_layers=36,
+            num_attention_heads=16,
+            num_key_value_heads=4,
+            tie_word_embeddings=True,
+        ),
+        ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
+        ConfigField("mlp_bias", "mlp.bias", False, ALL_OR_NONE),
+    ),
+    derived=(
+        rotary(default_base=2_000_000.0),
+        Derived(
+            layers_without_rotary,
+            lambda a: {
+                **layer_types(a),
+                "no_rope_layers": rotary_layers(a.n_layers, a.positions.every),
+                "no_rope_layer_interval": a.positions.every or a.n_layers + 1,
+                "use_sliding_window": any(visible_windows(a)),
+                "pad_token_id": None,  # theirs is 128004 where there is no entry, beyond most vocabularies
+            },
+        ),
+    ),
+    fixed=WORDS | {"attention.qk_norm": "none"},
+    rows=ROWS,
+    ignored=IGNORED,
+    limits=EVEN,
 )
 
 #: a norm after each sublayer

@@ -27,12 +27,16 @@ OF_OTHERS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all
 OF_OTHERS += ("short_factor", "long_factor", "mrope_interleaved", *SCALED["llama3"])
 
 
-def rotary(fraction: float | None = None, base: str = "rope_theta", share: str = "partial_rotary_factor") -> Derived:
+def rotary(
+    fraction: float | None = None,
+    base: str = "rope_theta",
+    share: str = "partial_rotary_factor",
+    default_base: float = 10_000.0,
+) -> Derived:
     """The rotary positions of a family: base, rotated share of each head, and scaling.
 
     `fraction` is the default share, None for families that rotate whole heads; `base` and `share` are the names of
-    these
-    two entries outside the object.
+    these two entries outside the object, and `default_base` is the base where there is no entry.
     """
 
     def read(entries: Entries) -> dict[str, Any]:
@@ -44,7 +48,7 @@ def rotary(fraction: float | None = None, base: str = "rope_theta", share: str =
             raise FamilyError(
                 f"partial_rotary_factor = {shown(part)} in config.json: models of this family rotate whole heads"
             )
-        theta = entries.number(f"{path}.rope_theta", entries.number(base, 10_000.0, above=0), above=0)
+        theta = entries.number(f"{path}.rope_theta", entries.number(base, default_base, above=0), above=0)
         return scaling(entries, path) | {"positions.base": theta, "positions.fraction": part}
 
     def write(a: Architecture) -> dict[str, Any]:
