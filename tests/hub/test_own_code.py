@@ -124,10 +124,19 @@ def our_generated(network, prompts, n):
     return [row.generated for row in decoding.rows], logits
 
 
-def same(found, expected):
-    """Equal ids, and logits as close as the float32 in which `generate` keeps them."""
-    assert found[0] == expected[0]
-    assert difference(found[1].double(), expected[1].double()) <= 1e-6
+def same(written, expected):
+    """Equal ids, and logits as close as the float32 in which `generate` keeps them.
+
+    Each row is compared up to its first tie: capped logits may be so near to each other that float32 makes them equal,
+    and which of them is the likeliest is then nobody's fault.
+    """
+    for ids, logits, expected_ids, expected_logits in zip(*written, *expected, strict=True):
+        top = expected_logits.double().topk(2, dim=-1).values
+        ties = (top[:, 0] - top[:, 1] < 1e-6).nonzero().flatten().tolist()
+        n = ties[0] if ties else len(expected_ids)
+        assert ids[:n] == expected_ids[:n]
+        # the logits of the step with the tie still have the same tokens behind them
+        assert difference(logits[: n + 1].double(), expected_logits[: n + 1].double()) <= 1e-6
 
 
 @settings(max_examples=25)
