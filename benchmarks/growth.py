@@ -22,6 +22,7 @@ import torch
 from benchmarks.looking import Peak, give_back
 from benchmarks.side_by_side import BenchmarkError, Worker, header, serve, show
 from pellucid.presets import with_vocabulary
+from pellucid.runs.optimizer import make_optimizer
 from pellucid.training import build as setup
 from pellucid.training.objectives import MicroBatch, autocast
 from pellucid.training.recipe import make_recipe
@@ -44,7 +45,7 @@ def passes(sizes: dict[str, int]) -> dict[str, Callable[[], object]]:
     recipe = make_recipe(("ids",), "modern", {**sizes, **chosen, "steps": 1})
     recipe = replace(recipe, model=with_vocabulary(recipe.model, N_VOCAB))
     network = setup.build_network(recipe, device).train()
-    optimizer, loss = setup.make_optimizer(recipe, network), autocast(network, device, "float32")
+    optimizer, loss = make_optimizer(recipe, network), autocast(network, device, "float32")
     ids = torch.randint(N_VOCAB, (sizes["batch"], sizes["n_ctx"] + 1), generator=torch.Generator().manual_seed(0))
     given, good = MicroBatch(ids[:, :-1], ids[:, 1:]), torch.tensor(False)
 

@@ -26,10 +26,12 @@ from benchmarks.side_by_side import header, show
 from benchmarks.sizing import CORPORA, held_out, known_of
 from pellucid.plan import sizing
 from pellucid.plan.speed import in_turn, stepper
-from pellucid.training.recipe import Recipe, make_recipe, with_train
-from pellucid.training.reporter import QuietReporter
-from pellucid.training.resolve_recipe import with_length
-from pellucid.training.run import start
+from pellucid.runs.length import with_length
+from pellucid.runs.options import with_train
+from pellucid.runs.pipeline import start_run
+from pellucid.runs.reporter import QuietReporter
+from pellucid.training.recipe import Recipe, make_recipe
+from pellucid.training.trainable import TransformerTrainable
 
 TEXTS = ("shakespeare", "austen", "udhr")
 PLAIN = {"model.mlp.form": "plain", "model.mlp.activation": "relu2"}
@@ -80,7 +82,9 @@ def run_cell(cell: Cell, data: Path, cost: tuple[float, float]) -> dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "text.txt"
         file.write_text(text, encoding="utf-8")
-        run = start(replace(recipe, inputs=(str(file),)), Path(folder) / "run", QuietReporter())
+        run = start_run(
+            TransformerTrainable(replace(recipe, inputs=(str(file),))), Path(folder) / "run", QuietReporter()
+        )
         if run.exit_code:  # it was interrupted
             raise SystemExit(run.exit_code)
     keep = ("vocabulary", "d_model", "n_layers", "batch", "ngrams", "steps", "passes")

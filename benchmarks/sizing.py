@@ -29,11 +29,12 @@ from benchmarks.side_by_side import header, show
 from pellucid.demo import bundled
 from pellucid.plan import sizing
 from pellucid.plan.sizing import CONTEXT, DROPOUT, PASSES_WITHOUT_DROPOUT, STEPPING
+from pellucid.runs.length import with_length
+from pellucid.runs.pipeline import start_run
+from pellucid.runs.reporter import QuietReporter
 from pellucid.text import read_corpus, split_corpus
 from pellucid.training.recipe import Recipe, make_recipe
-from pellucid.training.reporter import QuietReporter
-from pellucid.training.resolve_recipe import with_length
-from pellucid.training.run import start
+from pellucid.training.trainable import TransformerTrainable
 
 #: of a text, kept for measuring: a tenth, or this many bytes where that is less
 HELD_OUT = 100_000
@@ -259,7 +260,7 @@ def run_cell(cell: Cell, data: Path) -> dict[str, Any]:
         file = Path(folder) / "text.txt"
         file.write_text(text, encoding="utf-8")
         recipe = with_length(make_recipe((str(file),), None, fields), {"steps": steps})
-        run = start(recipe, Path(folder) / "run", QuietReporter())
+        run = start_run(TransformerTrainable(recipe), Path(folder) / "run", QuietReporter())
         if run.exit_code:  # it was interrupted
             raise SystemExit(run.exit_code)
         n_train = json.loads((run.path / "data.json").read_text())["parts"]["train"]["tokens"]

@@ -102,15 +102,18 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     from dataclasses import replace
 
     from pellucid.presets import with_vocabulary
+    from pellucid.runs.device import compiled
+    from pellucid.runs.interrupt import Interruption
+    from pellucid.runs.metrics import MetricsFile
+    from pellucid.runs.optimizer import make_optimizer
+    from pellucid.runs.trainer import LAG, Trainer
     from pellucid.text.tokens.batches import Batches
     from pellucid.text.tokens.store import Part
     from pellucid.training import build as setup
-    from pellucid.training import loop
     from pellucid.training import resolve_recipe as resolve
-    from pellucid.training.interrupt import Interruption
-    from pellucid.training.metrics import MetricsFile
     from pellucid.training.objectives import MicroBatch, autocast
     from pellucid.training.recipe import make_recipe
+    from pellucid.training.trainable import TransformerTrainable
 
     n_layers, n_heads, d_model, n_ctx, batch, n_vocab = given["shape"]
     device = torch.device(given["device"])
@@ -134,15 +137,17 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     network = setup.build_network(recipe, device).train()
     loss = autocast(network, device, given["precision"])
     folder = Path(tempfile.mkdtemp())
-    training = loop.Training(
-        run=folder, recipe=recipe, network=network, optimizer=setup.make_optimizer(recipe, network),
-        loss=setup.compiled(loss) if given["compile"] else loss, data=Data(), reporter=Silent(),
+    trainable = TransformerTrainable(recipe)
+    trainable.network, trainable.data = network, Data()  # type: ignore[assignment]
+    trainable.loss = compiled(loss) if given["compile"] else loss
+    training = Trainer(
+        run_dir=folder, trainable=trainable, optimizer=make_optimizer(recipe, network), reporter=Silent(),
         metrics=MetricsFile(folder / "metrics.jsonl"), interruption=Interruption(),
     )  # type: ignore[arg-type]  # fmt: skip
 
     def step() -> None:
         training.take_step()
-        training.read_figures(loop.LAG)
+        training.read_figures(LAG)
 
     return network, step
 

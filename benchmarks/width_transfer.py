@@ -19,8 +19,8 @@ from pellucid.demo import bundled
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise
 from pellucid.presets import modern
-from pellucid.training.optimizer import Optimizer
-from pellucid.training.schedule import rate_factor
+from pellucid.runs.optimizer import Optimizer
+from pellucid.runs.schedule import rate_factor
 
 CONTEXT, BATCH, HEAD = 64, 16, 32
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from pellucid import LanguageModel, load, train
+from pellucid.runs.checkpoint import steps_of
 from pellucid.text.read.documents import bundled
-from pellucid.training.checkpoint import steps_of
 
 FOLDER = Path(__file__).parents[1] / "runs" / "examples" / "characters"
 FIELDS = {

@@ -15,12 +15,12 @@ import pellucid
 from pellucid import baselines
 from pellucid.predictors.ngram_baselines import Baseline, score_baselines
 from pellucid.predictors.repeats import Repeats, repeats, window_hashes, window_length
+from pellucid.runs.checkpoint import folder_of, steps_of
+from pellucid.runs.overfitting import Curve
 from pellucid.text.read.pairs import read_pairs, split_pairs
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 from pellucid.text.tokens.pairs import encode_pairs
 from pellucid.text.tokens.store import Part
-from pellucid.training.checkpoint import folder_of, steps_of
-from pellucid.training.overfitting import Curve
 
 TINY = {name: value for name, value in FIELDS.items() if name != "steps"}
 

@@ -1,6 +1,10 @@
 """Images as tokens: patches as the definition has them, the published size, and digits learned."""
 
 import json
+import math
+import shutil
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,14 +17,16 @@ from torch import nn
 import pellucid
 from pellucid.cli import main
 from pellucid.reference import images as reference
+from pellucid.runs import reporter as display
+from pellucid.runs.checkpoint import load_checkpoint, steps_of
+from pellucid.runs.metrics import read_metrics
+from pellucid.runs.trainer import Trainer
 from pellucid.text.tokens.batches import permute
-from pellucid.training import reporter as display
-from pellucid.training.checkpoint import steps_of
-from pellucid.vision import learning
-from pellucid.vision import run as images_run
-from pellucid.vision.learning import ImageTraining, classify, initialise_classifier, train_classifier
+from pellucid.vision.learning import check_labels, initialise_classifier
 from pellucid.vision.network import ImageClassifier, ImagesError, patchify, unpatchify, vision
+from pellucid.vision.recipe import split_images
 
+FIRST_EDITION = Path(__file__).parent / "data" / "runs_of_the_first_edition"
 SIZES = st.tuples(*(st.integers(1, 3) for _ in range(4)))
 
 
@@ -90,43 +96,29 @@ def test_what_does_not_fit_is_refused():
         ImageClassifier(vision(16, 1, 2, 4).with_fields({"attention.mask": "causal"}), 2, 1, 10)
     images, labels = np.zeros((4, 1, 8, 8), np.float32), np.zeros(4, np.int64)
     with pytest.raises(ImagesError, match=r"labels \(3,\)"):
-        train_classifier(small(), images, labels[:3])
+        check_labels(images, labels[:3], 10)
     with pytest.raises(ImagesError, match="this classifier knows 0 to 9"):
-        train_classifier(small(), images, labels + 10)
+        check_labels(images, labels + 10, 10)
 
 
-def test_training_is_a_function_of_the_seed():
-    """Dropout and all. And it lowers the loss: eight images and their classes are soon known."""
-    images = np.random.default_rng(0).normal(size=(8, 1, 8, 8)).astype(np.float32)
-    labels = np.arange(8) % 4
-    choices, found = ImageTraining(epochs=60, batch=4, learning_rate=1e-2), []
-    for _ in range(2):
-        model = ImageClassifier(vision(16, 2, 2, 16).with_fields({"dropout": 0.01}), 2, 1, 10)
-        found.append((train_classifier(model, images, labels, choices), [p.clone() for p in model.parameters()]))
-    assert found[0][0] == found[1][0]
-    assert all(torch.equal(p, q) for p, q in zip(found[0][1], found[1][1], strict=True))
-    assert found[0][0][-1] < 0.1 < 1 < found[0][0][0]
-    assert (classify(model, images) == labels).all()
-
-
-@pytest.mark.slow
-@pytest.mark.item("S4-tok-c")
-def test_digits_are_read():
-    """scikit-learn's 1,797 digits of 8 x 8 pixels, 2 x 2 patches, every fifth image held out.
-
-    Decay and the size of the first weights were chosen on another fifth. 20 to 40 seconds on one thread.
-    """
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = (digits.images[:, None] / 8 - 1).astype(np.float32)
-    held = np.arange(len(images)) % 5 == 0
-    model = ImageClassifier(vision(64, 2, 4, 16), 2, 1, 10)
-    choices = ImageTraining(epochs=40, weight_decay=1.0, init_std=0.1)
-    losses = train_classifier(model, images[~held], digits.target[~held], choices)
-    accuracy = (classify(model, images[held]) == digits.target[held]).mean()
-    print(f"{accuracy:.2%} of {held.sum()} digits read, last epoch's loss {losses[-1]:.4f} nats")
-    assert accuracy >= 0.97
+def test_training_is_a_function_of_the_seed(tmp_path):
+    """And it lowers the loss: the eight images that it is trained on and their classes are soon known."""
+    images, labels = np.random.default_rng(0).normal(size=(9, 8, 8)).astype(np.float32), np.arange(9) % 4
+    path = image_file(tmp_path, images, labels)
+    fields = {"d_model": 16, "n_heads": 2, "patch": 2, "batch": 4, "learning_rate": 1e-2, "evaluate_every": 120}
+    kind = {"predictor": "image-classifier", "steps": 120}
+    runs = [
+        pellucid.train(path, out=tmp_path / name, fields=fields | {"seed": seed}, **kind)
+        for name, seed in (("a", 1337), ("b", 1337), ("c", 1))
+    ]
+    weights = [load_checkpoint(run.path)[0].weights for run in runs]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+    losses = [row["loss"] for row in read_metrics(runs[0].path / "metrics.jsonl") if "loss" in row]
+    assert losses[-1] < 0.1 < 1 < losses[0]
+    model = pellucid.load_images(runs[0].path)
+    used, _ = split_images(9, model.recipe)
+    assert (model.classify(images[used]) == labels[used]).all()
 
 
 def image_file(folder, images, labels, name="images.npz"):
@@ -158,51 +150,48 @@ def test_a_run_is_trained_saved_loaded_and_scored(tmp_path, capsys, monkeypatch)
     assert (model.classify(images) == labels).all()
     assert model.score(images, labels).accuracy == 1.0
     assert model.score(images, (labels + 1) % 3).loss > 1
-    epochs = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
-    assert epochs == ["1/8", "8/8"]  # those between them came within no time
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in said if "  held-out loss " in line] == [str(7 * k) for k in range(1, 9)]
+    assert [line for line in said if line.startswith("step 56/56  loss ") and "nats/image" in line]
+    assert "images: 54 to train on, 6 held out, 1 x 4 x 6, 3 classes" in said
     assert main(["score", str(run), str(path)]) == 0
     assert "images    60\naccuracy  1.0000" in capsys.readouterr().out
     # the checkpoint is the network: what was measured is measured again
-    best = min(json.loads(line)["held_out_loss"] for line in (run / "metrics.jsonl").read_text().splitlines())
+    best = min(row["held_out_loss"] for row in read_metrics(run / "metrics.jsonl") if "held_out_loss" in row)
     held = permute(np.arange(60, dtype=np.uint64), 60, model.recipe.train.seed, 0).astype(np.int64)[:6]
     assert model.score(bars(60)[0][held], bars(60)[1][held]).loss == pytest.approx(best, rel=1e-6)
 
 
 def test_weights_that_diverge_end_the_run_with_3_and_what_was_good_stays(tmp_path, capsys, monkeypatch):
-    """Once in the steps, where gradients stop being finite, and once in what is measured after an epoch."""
+    """Once in the steps, where gradients stop being finite, and once in what is measured after the last epoch."""
     path, sizes = image_file(tmp_path, *bars(60)), ["--set", "d_model=16", "--set", "n_layers=1", "--set", "batch=8"]
     command = ["train", str(path), "--predictor", "image-classifier", "--epochs", "4", *sizes]
+    take_step, held_out_loss = Trainer.take_step, Trainer.held_out_loss
 
-    def after_epochs(number, loss):
-        count = [0]
+    def exploding(self):
+        if self.step == 9:
+            self.network.head.weight.data.fill_(math.nan)
+        take_step(self)
 
-        def measured(network, *data):
-            count[0] += 1
-            return images_run.ImageScore(6, 0.5, loss if count[0] == number else 1.0 / count[0])
+    def measured(self, whole):
+        return (math.nan, math.nan, 0.5) if self.step == 28 else held_out_loss(self, whole)
 
-        return measured
-
-    def exploding(model, optimizer, images, labels):
-        taken.append(1)
-        if len(taken) == 9:
-            model.head.weight.data.fill_(float("nan"))
-        return real(model, optimizer, images, labels)
-
-    real, taken = learning.learn, []
-    for name, where, what, instead, says in (
-        ("a", images_run, "score_scaled", after_epochs(3, float("nan")), "held-out loss after epoch 3 is not finite"),
-        ("b", learning, "learn", exploding, "not finite 3 steps in a row, up to step 11"),
+    for name, method, instead, says in (
+        ("a", "held_out_loss", measured, "the held-out loss after step 28 is not finite"),
+        ("b", "take_step", exploding, "not finite 3 steps in a row, up to step 12"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(where, what, instead)
+            patch.setattr(Trainer, method, instead)
             assert main([*command, "--out", str(tmp_path / name)]) == 3
         error = capsys.readouterr().err
         assert error.startswith("pellucid: stopped: the ")
         assert says in error
+        assert "--from" not in error  # no run starts from an image classifier
+        assert "muon" not in error
         assert steps_of(tmp_path / name)
         assert "NaN" not in (tmp_path / name / "metrics.jsonl").read_text()
         assert pellucid.load_images(tmp_path / name).score(*bars(9)).n == 9
-    with pytest.raises(ValueError, match="has no checkpoint of step 9: say best, last, or one of the steps 2"):
+    with pytest.raises(ValueError, match="has no checkpoint of step 9: say best, last, or one of the steps 21"):
         pellucid.load_images(tmp_path / "a", checkpoint="9")
 
 
@@ -227,8 +216,32 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_written(tmp_path, ca
         with pytest.raises(ValueError, match=message):
             pellucid.train(*paths, predictor="image-classifier", fields=fields, out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="in one sitting of whole epochs: leave out minutes"):
-        pellucid.train(good, predictor="image-classifier", minutes=1.0, out=tmp_path / "run")
+    with pytest.raises(ValueError, match="reads no tokens: give its length in epochs, steps or minutes"):
+        pellucid.train(good, predictor="image-classifier", tokens=100, out=tmp_path / "run")
+
+
+def test_a_run_of_the_first_edition_is_loaded_and_not_resumed(tmp_path):
+    """Its checkpoints hold no optimizer state."""
+    shutil.copytree(FIRST_EDITION / "runs" / "image-classifier", tmp_path / "run")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    recipe = pellucid.load_images(tmp_path / "run").recipe
+    assert (recipe.train.epochs, recipe.train.batch, recipe.train.device) == (2, 16, "cpu")
+    with pytest.raises(ValueError, match="hold no optimizer state, so training cannot continue exactly"):
+        pellucid.train(out=tmp_path / "run", resume=True, epochs=4)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_minutes_are_kept_and_images_that_changed_are_refused(tmp_path):
+    path = image_file(tmp_path, *bars(60))
+    fields = {"d_model": 16, "n_layers": 1, "batch": 8}
+    began = time.monotonic()
+    run = pellucid.train(path, predictor="image-classifier", fields=fields, minutes=0.03, out=tmp_path / "run")
+    assert run.exit_code == 0
+    assert run.step == run.recipe.n_steps > 0
+    assert time.monotonic() - began < 30
+    image_file(tmp_path, *bars(57))
+    with pytest.raises(ValueError, match=r"was trained on other images \(.*images.npz changed\)"):
+        pellucid.train(out=run.path, resume=True)
 
 
 @pytest.mark.slow

@@ -22,9 +22,10 @@ from pellucid.plan.format import duration, scaled, size
 from pellucid.plan.planning import as_dict, by_choice, cache_bytes, changes_that_help
 from pellucid.plan.speed import in_turn, training_speed
 from pellucid.presets import preset
+from pellucid.runs.options import RecipeError, with_train
 from pellucid.training import memory
 from pellucid.training.memory import first_in_chunks, training_memory, walk, without_numbers
-from pellucid.training.recipe import Recipe, RecipeError, make_recipe, with_train
+from pellucid.training.recipe import Recipe, make_recipe
 from pellucid.training.resolve_recipe import training_bytes
 from running import any_architectures, call, draw_tokens
 

@@ -35,8 +35,8 @@ from pellucid.report.charts import (
 from pellucid.report.contents import Contents
 from pellucid.report.drawing import draw_architecture, equations
 from pellucid.report.page import e, page_of
-from pellucid.training.loop import LAG
-from pellucid.training.recipe import RecipeError, with_train
+from pellucid.runs.options import RecipeError, with_train
+from pellucid.runs.trainer import LAG
 from running import any_architectures
 
 PARTS = (

@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from pellucid.predictors.load import load_predictor as load_predictor
     from pellucid.predictors.predictor import Predictor as Predictor
     from pellucid.presets import preset as preset
+    from pellucid.runs.options import TrainOptions as TrainOptions
+    from pellucid.runs.pipeline import Run as Run
     from pellucid.text.tokenizers.from_files import train_tokenizer as train_tokenizer
     from pellucid.text.tokenizers.tokenizer import load_tokenizer as load_tokenizer
     from pellucid.training.config import TextOptions as TextOptions
-    from pellucid.training.config import TrainOptions as TrainOptions
     from pellucid.training.recipe import Recipe as Recipe
-    from pellucid.training.run import Run as Run
     from pellucid.vision.run import ImageModel as ImageModel
     from pellucid.vision.run import load_images as load_images
 
@@ -70,11 +70,11 @@ _MODULES = {
     "Positions": "pellucid.architecture",
     "Predictor": "pellucid.predictors.predictor",
     "Recipe": "pellucid.training.recipe",
-    "Run": "pellucid.training.run",
+    "Run": "pellucid.runs.pipeline",
     "Score": "pellucid.generate.scoring",
     "TextOptions": "pellucid.training.config",
     "Trace": "pellucid.lens.trace",
-    "TrainOptions": "pellucid.training.config",
+    "TrainOptions": "pellucid.runs.options",
     "convert": "pellucid.conversion",
     "count_parameters": "pellucid.architecture",
     "load": "pellucid.language_model",

@@ -15,10 +15,11 @@ from pellucid.hub.peft import write_adapter as write_files
 from pellucid.hub.tables import FAMILIES, Family
 from pellucid.hub.write import families_for
 from pellucid.model.lora import factors
-from pellucid.training.checkpoint import named_checkpoint
+from pellucid.runs.checkpoint import named_checkpoint
+from pellucid.runs.options import RecipeError
 from pellucid.training.config import Base
-from pellucid.training.recipe import Recipe, RecipeError
-from pellucid.training.run_dir import load_run, read_recipe
+from pellucid.training.load import load_run, read_recipe
+from pellucid.training.recipe import Recipe
 
 Weights = Mapping[str, Tensor]
 

@@ -15,11 +15,11 @@ from pellucid.architecture import count_parameters
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_part, baseline, rows_of, score_baselines, spread
 from pellucid.predictors.repeats import Repeats, repeats
+from pellucid.runs.pipeline import Run
+from pellucid.runs.run_dir import read_json
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Part, Tokens
 from pellucid.training.recipe import Recipe
-from pellucid.training.run import Run
-from pellucid.training.run_dir import read_json
 
 FILE = "baselines.json"
 #: the name of this file in runs of version 0.1.0

@@ -40,9 +40,10 @@ from pellucid.hub.write import (
 )
 from pellucid.model import Transformer
 from pellucid.model.weights import state_of
+from pellucid.runs.metrics import read_metrics
+from pellucid.runs.run_dir import read_json
 from pellucid.text.tokenizers.base import Tokenizer
-from pellucid.training.metrics import read_metrics
-from pellucid.training.run_dir import load_run, read_json, read_recipe
+from pellucid.training.load import load_run, read_recipe
 from pellucid.verify.parity import (
     Parity,
     ParityError,

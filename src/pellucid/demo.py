@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from pellucid.language_model import LanguageModel, load, train
+from pellucid.runs.metrics import read_metrics
+from pellucid.runs.pipeline import Run
 from pellucid.text.read.documents import bundled
-from pellucid.training.metrics import read_metrics
-from pellucid.training.run import Run, read_recipe
-from pellucid.vision.run import ImageRun
+from pellucid.training.load import read_recipe
 
 HERE = Path("runs/demo")
 PROMPTS = ("ROMEO:\n", "KING RICHARD III:\n", "First Citizen:\n")
@@ -24,14 +24,13 @@ def run_demo(arguments: list[str] | None = None) -> int:
     if options.fresh:
         shutil.rmtree(HERE, ignore_errors=True)
     run = continue_or_start(options.minutes)
-    assert isinstance(run, Run)  # not of images
     if run.exit_code:
         return run.exit_code
     show_run(run)
     return 0
 
 
-def continue_or_start(minutes: float) -> Run | ImageRun:
+def continue_or_start(minutes: float) -> Run:
     """The finished demo run; an interrupted one is continued, and otherwise a new one starts."""
     if not (HERE / "recipe.json").exists():
         return train(bundled("shakespeare"), out=HERE, minutes=minutes, fields={"sample_prompt": "ROMEO:\n"}, show=True)

@@ -48,15 +48,19 @@ from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.train import Kind, train_predictor
 from pellucid.predictors.transformer_mixture import mixed_with
 from pellucid.report.finalize import finalize, pre_run_checks
+from pellucid.runs.checkpoint import steps_of
+from pellucid.runs.device import resolve_device
+from pellucid.runs.length import with_length
+from pellucid.runs.options import RecipeError
+from pellucid.runs.pipeline import NO_FOLDER, Run, resume_run, start_run
+from pellucid.runs.reporter import PlainReporter, QuietReporter, make_reporter
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Tokenizer
-from pellucid.training import run as runs
-from pellucid.training.checkpoint import steps_of
 from pellucid.training.kinds import check_loader, kind_of
+from pellucid.training.load import load_run, read_recipe
 from pellucid.training.recipe import (
     Recipe,
-    RecipeError,
     check_changes,
     differences,
     make_recipe,
@@ -64,13 +68,11 @@ from pellucid.training.recipe import (
     overlay,
     take_length,
 )
-from pellucid.training.reporter import PlainReporter, QuietReporter, make_reporter
-from pellucid.training.resolve_recipe import resolve_device, with_length
-from pellucid.training.run import Run
 from pellucid.training.text_parts import HeldOut, add_held_out
+from pellucid.training.trainable import Sampler, TransformerTrainable
 from pellucid.verify import Report, verify
-from pellucid.vision.run import KIND as IMAGES
-from pellucid.vision.run import ImageRun, train_images
+from pellucid.vision.recipe import KIND as IMAGES
+from pellucid.vision.run import train_images
 
 
 class ModelError(ValueError):
@@ -397,7 +399,7 @@ def load(
             raise ModelError(
                 f"{folder} is a run, which has the tokenizer that it was trained with: leave tokenizer out"
             )
-        network, own, step = runs.load_run(folder, checkpoint, torch_device, base_weights, dtype)
+        network, own, step = load_run(folder, checkpoint, torch_device, base_weights, dtype)
         check_finite(network, f"{folder}, step {step}", allow_nan)
         return LanguageModel(network, own, {"folder": str(folder), "step": step})
     opened = open_folder(folder, trust=trust)
@@ -448,7 +450,7 @@ def train(
     held_out: HeldOut | None = None,
     explain: bool = False,
     show: bool = False,
-) -> Run | ImageRun:
+) -> Run[Any]:
     """Train a language model on text files and folders, into the run folder `out` (runs/NAME unless given).
 
     predictor   transformer unless given, or ngram, neural-probabilistic, recurrent (`pellucid.predictors`), with
@@ -486,16 +488,9 @@ def train(
         if wrong := [n for n, v in (("preset", preset), ("recipe", recipe), ("from", from_model)) if v is not None]:
             raise RecipeError(f"{wrong[0]} goes with a transformer, not with predictor = {kind}: leave it out")
         if kind == IMAGES:
-            if other := [
-                name for name, value in (asked | {"resume": resume or None}).items() if value and name != "epochs"
-            ]:
-                raise RecipeError(
-                    f"an image classifier is trained in one sitting of whole epochs: leave out {other[0]}"
-                )
             if "text.held_out_files" in changes:
                 raise RecipeError("an image classifier holds out a share of its images, no files: say --held-out 0.1")
-            changes |= {} if epochs is None else {"epochs": int(epochs)}
-            return train_images(*inputs, out=out, fields=changes, show=show)
+            return train_images(*inputs, out=out, fields=changes, resume=resume, show=show, **asked)
         return train_predictor(
             *inputs, kind=cast(Kind, kind), out=out, fields=fields, resume=resume, show=show, **asked
         )
@@ -504,9 +499,9 @@ def train(
     if not inputs or not all(map(str, inputs)):
         raise RecipeError("no text was named, or one by an empty path: give at least one file or folder")
     paths = tuple(str(Path(path)) for path in inputs)
-    given: dict[str, Any] = {}
+    model: dict[str, Any] = {}
     if from_model is not None:
-        made, given = start_from(from_model, paths, preset, changes, file)
+        made, model = start_from(from_model, paths, preset, changes, file)
     else:
         made = make_recipe(paths, preset, changes, file)
         if opens_in is not None:
@@ -516,10 +511,12 @@ def train(
     if opens_in is not None:
         made = made_for(opens_in, made)
     folder = None if out is None else Path(out)
-    given |= {"beside": pre_run_checks, "began": began}
     made = with_length(made, length)
-    given |= sizing_of(made, changes, open_=preset is None and from_model is None and file is None, explain=explain)
-    run = runs.start(made, folder, reporter, sampler_of(made), **given)
+    sizes = sizing_of(made, changes, open_=preset is None and from_model is None and file is None, explain=explain)
+    trainable = TransformerTrainable(
+        made, sampler_of(made), checks=pre_run_checks, choose_sizes=sizes.get("size"), **model
+    )
+    run = start_run(trainable, folder, reporter, began)
     return with_adapter(finalize(run, reporter))
 
 
@@ -560,8 +557,8 @@ def continue_run(
 ) -> Run:
     """Resume the run in `out`; whatever else was said must be what the run has."""
     if out is None:
-        raise RecipeError("--resume continues a run that exists: name its folder with --out, such as --out runs/NAME")
-    recipe = runs.read_recipe(Path(out))
+        raise RecipeError(NO_FOLDER)
+    recipe = read_recipe(Path(out))
     if opens_in not in (None, recipe.opens_in):
         raise RecipeError(
             f"{out} cannot be resumed with --for {opens_in}: it was trained for {recipe.opens_in or 'no target'}; "
@@ -574,7 +571,10 @@ def continue_run(
             f"run from its weights with --from {out}"
         )
     weights = base_weights(recipe) if recipe.adapt.rank else None
-    run = runs.resume(Path(out), inputs, length, reporter, sampler_of(recipe), weights, held_out_files=moved)
+    text = replace(recipe.text, held_out_files=moved or recipe.text.held_out_files)
+    moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text)
+    trainable = TransformerTrainable(moved_recipe, sampler_of(recipe), weights=weights)
+    run = resume_run(trainable, Path(out), length, reporter, recipe)
     return with_adapter(finalize(run, reporter))
 
 
@@ -585,6 +585,6 @@ def with_adapter(run: Run) -> Run:
     return run
 
 
-def sampler_of(recipe: Recipe) -> runs.Sampler | None:
+def sampler_of(recipe: Recipe) -> Sampler | None:
     """What writes samples during training; a masked model writes none, an encoder-decoder the target of a source."""
     return {"masked": None, "source-target": sample_target}.get(recipe.train.objective, sample_text)

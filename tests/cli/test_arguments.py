@@ -235,11 +235,11 @@ def test_python_checks_the_destination_first(tmp_path, monkeypatch):
     """Nothing is read for a run, a conversion or a tokenizer that could not be kept."""
     file = tmp_path / "file"
     file.write_text("to be, or not to be")
-    monkeypatch.setattr("pellucid.training.run.read_input", fail)
+    monkeypatch.setattr("pellucid.training.trainable.read_input", fail)
     monkeypatch.setattr("pellucid.conversion.read_model", fail)
     monkeypatch.setattr("pellucid.text.tokenizers.from_files.read_corpus", fail)
     monkeypatch.setattr("pellucid.vision.run.read_images", fail)
-    monkeypatch.setattr("pellucid.predictors.train.read_text", fail)
+    monkeypatch.setattr("pellucid.predictors.trainable.read_text", fail)
     with pytest.raises(DestinationError):
         pellucid.train(file, out=file / "run", steps=1)
     with pytest.raises(DestinationError):

@@ -16,6 +16,8 @@ FLOORS = (
     ("architecture",),
     ("tensor_names", "presets", "edits", "destination"),
     ("text", "reference", "model"),
+    # what every kind of run shares stands below the kinds
+    ("runs",),
     ("predictors", "training", "generate", "lens", "hub"),
     # vision trains a network of their own, so it stands above training
     ("plan", "verify", "vision", "baselines"),

@@ -16,10 +16,10 @@ from pellucid.cli import main
 from pellucid.hub.open import open_folder
 from pellucid.language_model import LanguageModel
 from pellucid.model.weights import state_of
+from pellucid.runs.checkpoint import folder_of, steps_of
+from pellucid.runs.metrics import read_metrics
+from pellucid.runs.options import RecipeError
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
-from pellucid.training.checkpoint import folder_of, steps_of
-from pellucid.training.metrics import read_metrics
-from pellucid.training.recipe import RecipeError
 
 #: peft asks transformers for what its next version calls otherwise
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

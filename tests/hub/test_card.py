@@ -7,7 +7,7 @@ import pytest
 import pellucid
 from pellucid.conversion import read_model
 from pellucid.hub.card import write_card
-from pellucid.training.metrics import read_metrics
+from pellucid.runs.metrics import read_metrics
 
 FIELDS = {
     "d_model": 16,

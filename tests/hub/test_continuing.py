@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import pellucid
 from pellucid.cli import main
+from pellucid.runs.metrics import read_metrics
+from pellucid.runs.options import RecipeError
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
-from pellucid.training.metrics import read_metrics
-from pellucid.training.recipe import RecipeError
 
 #: the rates of a start from nothing: these models are random
 FIELDS = {

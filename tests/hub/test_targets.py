@@ -14,9 +14,10 @@ from pellucid.hub.write import exported_as
 from pellucid.plan import as_dict, make_plan, plan_lines, sizing
 from pellucid.presets import PRESETS, preset
 from pellucid.report.page import write_page
+from pellucid.runs.length import with_length
+from pellucid.runs.options import RecipeError
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
-from pellucid.training.recipe import RecipeError, make_recipe
-from pellucid.training.resolve_recipe import with_length
+from pellucid.training.recipe import make_recipe
 
 TINY = {"n_layers": 1, "d_model": 16, "n_heads": 2, "n_ctx": 16, "d_ff": 32, "vocabulary": 270, "sample_every": -1}
 

@@ -11,7 +11,7 @@ from pellucid.model.lora import LoRALinear, adapt, factors, merge, start_adapter
 from pellucid.model.weights import WeightsError, load_trained, state_of, trained_state
 from pellucid.presets import preset
 from pellucid.reference.feedforward import low_rank
-from pellucid.training.optimizer import Optimizer
+from pellucid.runs.optimizer import Optimizer
 from running import any_architectures, call, draw_tokens
 
 RATES = {"learning_rate": 0.1, "muon_learning_rate": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}

@@ -11,9 +11,9 @@ import pellucid
 from pellucid.cli import main
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import ORDERS
+from pellucid.runs.options import RecipeError
 from pellucid.text.read.chunks import DocumentError
 from pellucid.text.read.find import ReadOptions
-from pellucid.training.recipe import RecipeError
 
 TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "ngrams": (), "batch": 4, "sample_every": -1}
 TINY |= {"compile": "no", "precision": "float32", "device": "cpu", "tokenizer": "char"}

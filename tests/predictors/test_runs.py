@@ -13,8 +13,7 @@ import torch
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.scoring import ScoringError
 from pellucid.predictors.data import PredictorData
-from pellucid.predictors.fit import count_part
-from pellucid.predictors.load import load_predictor, make_network
+from pellucid.predictors.load import load_predictor
 from pellucid.predictors.mixture import Mixture
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import score_baselines
@@ -26,10 +25,11 @@ from pellucid.predictors.recipe import (
     read_predictor_recipe,
 )
 from pellucid.predictors.train import train_predictor
+from pellucid.predictors.trainable import count_part
+from pellucid.runs.checkpoint import CheckpointError, folder_of, load_checkpoint, steps_of
+from pellucid.runs.metrics import WALL_CLOCK, read_metrics
+from pellucid.runs.options import RecipeError
 from pellucid.text.tokens.store import Part, Tokens
-from pellucid.training.checkpoint import CheckpointError, folder_of, load_checkpoint, steps_of
-from pellucid.training.metrics import WALL_CLOCK, read_metrics
-from pellucid.training.recipe import RecipeError
 
 SMALL = {"tokenizer": "char", "batch": 4, "device": "cpu", "sample_every": -1}
 KINDS = {
@@ -136,7 +136,7 @@ def test_every_token_is_a_target_once_an_epoch_with_all_that_it_reads(kind):
     part = Part.from_ids(ids, n_vocab=len(ids), n_bytes=len(ids))
     recipe = make_predictor_recipe(("-",), kind, {**KINDS[kind], "batch": 2}, {"steps": 3})
     recipe = described_by_text(recipe, len(ids), 0)
-    data = PredictorData(part, part, recipe, make_network(recipe.model), torch.device("cpu"))
+    data = PredictorData(part, part, recipe, torch.device("cpu"))
     passes = [data.at(step, 0, 1) for step in range(3)]
     targets = np.concatenate([p.targets[p.counts].numpy() for p in passes])
     np.testing.assert_array_equal(np.sort(targets), ids)
@@ -335,7 +335,7 @@ def test_interrupted_while_it_counts_an_ngram_leaves_nothing(tmp_path, text, mon
         os.kill(os.getpid(), signal.SIGINT)
         return count_part(*given, **more)
 
-    monkeypatch.setattr("pellucid.predictors.train.count_part", count)
+    monkeypatch.setattr("pellucid.predictors.trainable.count_part", count)
     run = train_predictor(text, kind="ngram", out=tmp_path / "run", fields={"tokenizer": "char"})
     assert run.exit_code == 130
     assert not (tmp_path / "run").exists()

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from pellucid.language_model import train
-from pellucid.training import muon
-from pellucid.training.checkpoint import load_checkpoint
-from pellucid.training.metrics import read_metrics
-from pellucid.training.resolve_recipe import can_compile, resolve_device
+from pellucid.runs import muon
+from pellucid.runs.checkpoint import load_checkpoint
+from pellucid.runs.device import can_compile, resolve_device
+from pellucid.runs.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

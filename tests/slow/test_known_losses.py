@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pellucid.language_model import load, train
+from pellucid.runs.metrics import read_metrics
 from pellucid.text.read.documents import bundled
-from pellucid.training.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,9 +10,9 @@ from pellucid.generate import generate
 from pellucid.language_model import load, train
 from pellucid.predictors.load import load_predictor
 from pellucid.predictors.ngram import NGram, UnseenContextError
+from pellucid.runs.checkpoint import steps_of
 from pellucid.text.read.documents import bundled
-from pellucid.training.checkpoint import steps_of
-from pellucid.training.run import load_run
+from pellucid.training.load import load_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

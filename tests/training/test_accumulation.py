@@ -39,7 +39,7 @@ def test_gradients_are_those_of_the_large_batch(text, tmp_path, inside):
 def test_gradients_are_those_of_the_mean_over_all_tokens(text, tmp_path):
     found, loss, _ = gradients(text, tmp_path, 2, 4)
     training = make_training(text, tmp_path / "direct", torch.float64, batch=8, accumulate=1, dropout=0.0)
-    given = training.data.at(0, 0, 1)
+    given = training.trainable.data.at(0, 0, 1)
     logits = training.network(given.inputs)
     mean = F.cross_entropy(logits.reshape(-1, logits.size(-1)), given.targets.reshape(-1))
     mean.backward()
@@ -50,7 +50,7 @@ def test_gradients_are_those_of_the_mean_over_all_tokens(text, tmp_path):
 
 def test_passes_of_different_sizes_add_up_by_their_tokens(text, tmp_path):
     training = make_training(text, tmp_path / "run", torch.float64, batch=4, accumulate=1, dropout=0.0)
-    given = training.data.at(0, 0, 1)
+    given = training.trainable.data.at(0, 0, 1)
     whole = summed_loss(training.network, given)
     parts = [MicroBatch(given.inputs[a:b], given.targets[a:b]) for a, b in ((0, 1), (1, 4))]
     assert sum(summed_loss(training.network, part) for part in parts).item() == pytest.approx(whole.item(), rel=1e-13)

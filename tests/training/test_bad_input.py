@@ -8,7 +8,7 @@ import pytest
 from tiny import FIELDS, SHAKESPEARE, forked
 
 from pellucid import cli
-from pellucid.training.checkpoint import steps_of
+from pellucid.runs.checkpoint import steps_of
 
 TINY = [f"--set={name}={value}" for name, value in FIELDS.items() if name != "steps"] + ["--steps", "2"]
 
@@ -133,7 +133,7 @@ def test_compiling_without_a_compiler(tmp_path, capsys, text, monkeypatch):
 def test_a_full_disk_leaves_no_folder(tmp_path, capsys, text, monkeypatch):
     import errno
 
-    from pellucid.training import checkpoint
+    from pellucid.runs import checkpoint
 
     def full(path, mode):
         raise OSError(errno.ENOSPC, "No space left on device")

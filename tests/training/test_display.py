@@ -1,6 +1,7 @@
 """What a run prints: few lines where it is short, an ETA that is known, and evaluations spread over the time."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,12 +9,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tiny import FIELDS, rows, start, write_text
 
-from pellucid.training import reporter as display
-from pellucid.training import resolve_recipe as resolve
-from pellucid.training import run as runs
+from pellucid.runs import device, length
+from pellucid.runs import reporter as display
+from pellucid.runs.length import LONGEST, SHORTEST, evaluation_interval
+from pellucid.runs.reporter import LiveReporter, PlainReporter
 from pellucid.training.recipe import make_recipe
-from pellucid.training.reporter import LiveReporter, PlainReporter
-from pellucid.training.resolve_recipe import LONGEST, SHORTEST, evaluation_interval
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
 
 
 def recipe_of(steps, **fields):
-    return runs.replace(make_recipe(("a",), None, FIELDS | fields | {"steps": steps}), segments=((0, steps),))
+    return replace(make_recipe(("a",), None, FIELDS | fields | {"steps": steps}), segments=((0, steps),))
 
 
 def lines_of(durations, every=10.0, reporter=None):
@@ -118,14 +118,14 @@ def test_intervals(steps, seconds_per_step, every):
 
 def test_minutes_and_compiling_are_times_too():
     minutes = recipe_of(0, evaluate_every=0, minutes=1.0)
-    assert evaluation_interval(runs.replace(minutes, segments=((0, 300),)), None) == 100
+    assert evaluation_interval(replace(minutes, segments=((0, 300),)), None) == 100
     compiled = recipe_of(300, evaluate_every=0, compile="yes")
-    saved = resolve.COMPILE_SAVES["cpu"]
+    saved = device.COMPILE_SAVES["cpu"]
     assert evaluation_interval(compiled, 0.2 / (1 - saved)) == evaluation_interval(recipe_of(300), 0.2) == 100
 
 
 def test_what_is_asked_for_is_done():
-    recipe = resolve.resolve_intervals(recipe_of(50, evaluate_every=3, sample_every=4, checkpoint_every=5), 0.1)
+    recipe = length.resolve_intervals(recipe_of(50, evaluate_every=3, sample_every=4, checkpoint_every=5), 0.1)
     assert (recipe.train.evaluate_every, recipe.train.sample_every, recipe.train.checkpoint_every) == (3, 4, 5)
 
 

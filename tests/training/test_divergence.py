@@ -7,12 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import Heard, assert_same_run, make_training, recipe_for, resume, rows, start
+from tiny import Heard, assert_same_run, make_training, recipe_for, resume, rows, start, start_recipe
 
 from pellucid import cli
 from pellucid.generate.samples import sample_text
-from pellucid.training import run as runs
-from pellucid.training.checkpoint import (
+from pellucid.runs.checkpoint import (
     CheckpointError,
     best_step,
     diverged_steps,
@@ -22,27 +21,27 @@ from pellucid.training.checkpoint import (
     strict,
     write_json,
 )
-from pellucid.training.loop import NumericsError, Training
-from pellucid.training.metrics import MetricsFile
+from pellucid.runs.metrics import MetricsFile
+from pellucid.runs.trainer import NumericsError, Trainer
 
 
 def explode(monkeypatch, at: int, factor: float = 1e30) -> None:
     """The update of step `at` multiplies every weight; its own loss and gradient were finite."""
-    real = Training.take_step
+    real = Trainer.take_step
 
-    def take_step(self: Training) -> None:
+    def take_step(self: Trainer) -> None:
         real(self)
         if self.step == at:
             with torch.no_grad():
                 for p in self.network.parameters():
                     p.mul_(factor)
 
-    monkeypatch.setattr(Training, "take_step", take_step)
+    monkeypatch.setattr(Trainer, "take_step", take_step)
 
 
 def measure(monkeypatch, losses: dict[int, float]) -> None:
     """Held-out losses by step."""
-    monkeypatch.setattr(Training, "held_out_loss", lambda self, whole: (losses[self.step], losses[self.step], 0.5))
+    monkeypatch.setattr(Trainer, "held_out_loss", lambda self, whole: (losses[self.step], losses[self.step], 0.5))
 
 
 def read_strictly(path) -> list[dict]:
@@ -120,7 +119,7 @@ def test_a_sample_of_diverged_weights_is_skipped_and_the_exit_code_is_3(text, tm
     heard = Heard()
 
     def train() -> int:
-        return runs.start(recipe_for(text, **fields), tmp_path / "run", heard, sample_text).exit_code
+        return start_recipe(recipe_for(text, **fields), tmp_path / "run", heard, sample_text).exit_code
 
     monkeypatch.setitem(cli.COMMANDS, "train", train)
     assert cli.main(["train"]) == 3
@@ -133,19 +132,19 @@ def test_a_sample_of_diverged_weights_is_skipped_and_the_exit_code_is_3(text, tm
 
 def test_measured_and_interrupted_the_checkpoint_becomes_good_later(text, tmp_path, monkeypatch):
     """That a checkpoint was measured is known again when the run goes on."""
-    real = Training.evaluate_and_sample
+    real = Trainer.evaluate_and_sample
 
-    def look(self: Training, whole: bool) -> None:
+    def look(self: Trainer, whole: bool) -> None:
         real(self, whole)
         if self.step == 4:
             self.interruption.signal = 2
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "evaluate_and_sample", look)
+        patch.setattr(Trainer, "evaluate_and_sample", look)
         start(text, tmp_path / "run")
     assert good_step(tmp_path / "run") is None
     training = make_training(text, tmp_path / "other")
-    training.run, training.metrics = tmp_path / "run", MetricsFile(tmp_path / "run" / "metrics.jsonl", 4)
+    training.run_dir, training.metrics = tmp_path / "run", MetricsFile(tmp_path / "run" / "metrics.jsonl", 4)
     training.restore(named_checkpoint(tmp_path / "run", "last"))
     training.take_step()
     training.read_figures(0)

@@ -5,13 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny import FIELDS, SHAKESPEARE, Heard, assert_same_run, recipe_for, resume, rows, start, write_text
+from tiny import FIELDS, SHAKESPEARE, Heard, assert_same_run, recipe_for, resume, rows, start, start_recipe, write_text
 
 import pellucid
 from pellucid import cli
 from pellucid.predictors.recipe import make_predictor_recipe
+from pellucid.runs.options import RecipeError
 from pellucid.text.read.documents import DocumentError
-from pellucid.training.recipe import Recipe, RecipeError, make_recipe, read_recipe_file
+from pellucid.training.recipe import Recipe, make_recipe, read_recipe_file
 from pellucid.training.text_parts import add_held_out, held_out_fields
 
 TINY = {name: value for name, value in FIELDS.items() if name != "steps"}
@@ -173,7 +174,7 @@ def test_pairs_are_held_out_by_file_too(tmp_path):
     heard = Heard()
     fields = {"objective": "source-target", "held_out_files": [str(pairs / "valid.tsv")]}
     made = make_recipe((str(pairs),), "original", FIELDS | {"steps": 2} | fields)
-    run = pellucid.training.run.start(made, tmp_path / "run", heard).path
+    run = start_recipe(made, tmp_path / "run", heard).path
     about = data_of(run)
     assert (about["parts"]["train"]["pairs"], about["parts"]["held_out"]["pairs"]) == (64, 3)
     assert about["split"]["rule"] == "files"

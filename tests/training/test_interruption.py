@@ -5,15 +5,17 @@ import signal
 import time
 
 import pytest
-from tiny import Heard, assert_same_run, forked, recipe_for, resume, sample_text, start
+from kinds import KINDS, STEPS
+from tiny import Heard, assert_same_run, forked, recipe_for, resume, sample_text, start, start_recipe
 
 from pellucid import cli
+from pellucid.runs import checkpoint
+from pellucid.runs import trainer as trainer_module
+from pellucid.runs.checkpoint import steps_of
+from pellucid.runs.trainer import Trainer
 from pellucid.training import build as setup
-from pellucid.training import checkpoint
-from pellucid.training import loop as loop_module
-from pellucid.training import run as runs
-from pellucid.training.checkpoint import steps_of
-from pellucid.training.loop import Training
+from pellucid.training import trainable as trainable_module
+from pellucid.vision import trainable as image_module
 
 
 def at_call(monkeypatch, where, name, number, signals=(signal.SIGINT,)):
@@ -35,31 +37,55 @@ def whole(text, tmp_path):
     return start(text, tmp_path / "whole").path
 
 
-@pytest.mark.parametrize(
-    ("where", "name", "number", "step"),
-    [
-        (Training, "take_step", 1, 1),
-        (Training, "take_step", 6, 6),
-        (loop_module, "judged", 1, 4),  # within the first evaluation
-        (loop_module, "save_checkpoint", 2, 8),
-        (checkpoint.os, "rename", 2, 4),  # within a save: the folder's own renaming comes first
-        (loop_module, "mark_best", 1, 4),
-    ],
+#: what is called when the signal comes: where, by which name, for the which time, and the step that is saved then;
+#: None stands for the class of what is trained
+MOMENTS = (
+    (Trainer, "take_step", 1, 1),
+    (Trainer, "take_step", 6, 6),
+    (None, "held_out_sums", 1, 4),  # within the first evaluation
+    (trainer_module, "save_checkpoint", 2, 8),
+    (checkpoint, "seal", 1, 4),  # within a save
+    (trainer_module, "mark_best", 1, 4),
 )
-@pytest.mark.parametrize(("number_of", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_in_any_phase_is_followed_by_a_save(
-    whole, text, tmp_path, monkeypatch, where, name, number, step, number_of, code
-):
+
+
+#: both signals come to a transformer in every moment; to the other kinds they come in turn
+SIGNALS = [
+    pytest.param(kind, moment, number_of, id=f"{kind.name}-{moment[1]} {moment[2]}-{number_of.name}")
+    for kind in KINDS
+    for k, moment in enumerate(MOMENTS)
+    for number_of in (signal.SIGINT, signal.SIGTERM)
+    if kind.name == "transformer" or (number_of == signal.SIGINT) == bool(k % 2)
+]
+
+
+@pytest.mark.parametrize(("kind", "moment", "number_of"), SIGNALS)
+def test_a_signal_in_any_phase_is_followed_by_a_save(whole_runs, tmp_path, monkeypatch, kind, moment, number_of):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    where, name, number, step = moment
     with monkeypatch.context() as patch:
-        at_call(patch, where, name, number, (number_of,))
-        done = start(text, tmp_path / "run")
-    assert (done.exit_code, done.step) == (code, step)
+        at_call(patch, where or kind.trainable, name, number, (number_of,))
+        done = kind.start(kind.write_input(tmp_path), tmp_path / "run")
+    assert (done.exit_code, done.step) == (128 + number_of, step)
     assert steps_of(done.path)[-1] == step
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
-    again = resume(done.path)
-    assert (again.exit_code, again.step) == (0, 12)
-    assert_same_run(done.path, whole)
+    again = kind.resume(done.path)
+    assert (again.exit_code, again.step) == (0, STEPS)
+    assert_same_run(done.path, whole_runs(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_signal_before_the_first_step_of_any_kind_leaves_nothing_behind(tmp_path, monkeypatch, kind):
+    source = kind.write_input(tmp_path)
+    at_call(monkeypatch, kind_module(kind), {"image-classifier": "read_images"}.get(kind.name, "read_recipe_text"), 1)
+    done = kind.start(source, tmp_path / "run")
+    assert (done.exit_code, done.step) == (130, 0)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "cache") == [source.name]
+
+
+def kind_module(kind):
+    """Where the input of a run of this kind is read."""
+    return image_module if kind.name == "image-classifier" else setup
 
 
 def test_a_signal_while_sampling(whole, text, tmp_path):
@@ -79,14 +105,14 @@ def test_a_signal_while_sampling(whole, text, tmp_path):
 
 def test_a_final_evaluation_that_was_interrupted_is_made_up_for(whole, text, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        real = Training.held_out_loss
+        real = Trainer.held_out_loss
 
         def held_out_loss(self, whole):
             if whole:
                 os.kill(os.getpid(), signal.SIGINT)
             return real(self, whole)
 
-        patch.setattr(Training, "held_out_loss", held_out_loss)
+        patch.setattr(Trainer, "held_out_loss", held_out_loss)
         done = start(text, tmp_path / "run")
     assert (done.exit_code, done.step) == (130, 12)
     assert resume(done.path).exit_code == 0
@@ -95,12 +121,18 @@ def test_a_final_evaluation_that_was_interrupted_is_made_up_for(whole, text, tmp
 
 @pytest.mark.parametrize(("number_of", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize(
-    ("where", "name"), [(setup, "read_recipe_text"), (setup, "train_tokenizer"), (setup, "prepare"), (setup, "build")]
+    ("where", "name"),
+    [
+        (setup, "read_recipe_text"),
+        (setup, "learn_tokenizer"),
+        (setup, "prepare_tokens"),
+        (trainable_module, "build_network"),
+    ],
 )
 def test_a_signal_before_the_first_step_leaves_nothing_behind(
     text, tmp_path, monkeypatch, number_of, code, where, name
 ):
-    at_call(monkeypatch, runs if name == "build" else where, name, 1, (number_of,))
+    at_call(monkeypatch, where, name, 1, (number_of,))
     heard = Heard()
     done = start(text, tmp_path / "run", heard)
     assert (done.exit_code, done.step) == (code, 0)
@@ -112,7 +144,7 @@ def test_a_signal_before_the_first_step_leaves_nothing_behind(
 
 def test_a_signal_while_a_run_is_read_again_changes_nothing(whole, monkeypatch):
     before = {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()}
-    at_call(monkeypatch, setup, "prepare", 1, (signal.SIGTERM,))
+    at_call(monkeypatch, setup, "prepare_tokens", 1, (signal.SIGTERM,))
     done = resume(whole, steps=20)
     assert (done.exit_code, done.step) == (143, 12)
     assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == before
@@ -121,12 +153,12 @@ def test_a_signal_while_a_run_is_read_again_changes_nothing(whole, monkeypatch):
 @pytest.mark.parametrize(("number_of", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_stops_at_once(whole, text, tmp_path, monkeypatch, number_of, code):
     with monkeypatch.context() as patch:
-        at_call(patch, Training, "take_step", 6, (number_of, number_of))
+        at_call(patch, Trainer, "take_step", 6, (number_of, number_of))
         with pytest.raises(KeyboardInterrupt):
             start(text, tmp_path / "run")
     assert steps_of(tmp_path / "run") == [4]
     with monkeypatch.context() as patch:
-        at_call(patch, loop_module, "save_checkpoint", 1, (number_of, number_of))
+        at_call(patch, trainer_module, "save_checkpoint", 1, (number_of, number_of))
         patch.setitem(cli.COMMANDS, "train", lambda: resume(tmp_path / "run").exit_code)
         assert cli.main(["train"]) == code
     assert resume(tmp_path / "run").step == 12
@@ -137,15 +169,15 @@ def test_the_command_line_ends_with_143_after_saving(text, tmp_path):
     run = tmp_path / "run"
 
     def train() -> int:
-        real = Training.take_step
+        real = Trainer.take_step
 
-        def take_step(self: Training) -> None:
+        def take_step(self: Trainer) -> None:
             real(self)
             time.sleep(0.01)
             if self.step == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        Training.take_step = take_step  # type: ignore[method-assign]
+        Trainer.take_step = take_step  # type: ignore[method-assign]
         fields = [f"--set={k}={v}" for k, v in {"d_model": 8, "n_heads": 1, "n_ctx": 8, "compile": "no"}.items()]
         return cli.main(["train", str(text), "--out", str(run), "--steps", "9", "--tokenizer", "byte", *fields])
 
@@ -159,7 +191,7 @@ def test_in_another_thread_the_callers_signals_stay(text, tmp_path):
 
     found = []
     handler = signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(target=lambda: found.append(runs.start(recipe_for(text), tmp_path / "run", Heard())))
+    thread = threading.Thread(target=lambda: found.append(start_recipe(recipe_for(text), tmp_path / "run", Heard())))
     thread.start()
     thread.join()
     assert found[0].step == 12

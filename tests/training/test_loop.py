@@ -4,6 +4,7 @@ import io
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,19 +14,22 @@ from torch.nn import functional as F
 
 from pellucid.architecture import count_parameters
 from pellucid.model.kernels import FusedAttention
+from pellucid.runs import device, length
+from pellucid.runs.checkpoint import best_step, folder_of, steps_of, verify_files
+from pellucid.runs.metrics import read_metrics
+from pellucid.runs.options import RecipeError, with_train
+from pellucid.runs.reporter import LiveReporter, PlainReporter, ProgressRate, clock, make_reporter
+from pellucid.runs.run_dir import cache_folder
+from pellucid.runs.trainer import Trainer
 from pellucid.text.tokens.store import Tokens
-from pellucid.training import loop as loop_module
+from pellucid.training import build as build_module
 from pellucid.training import resolve_recipe as resolve
-from pellucid.training import run as runs
+from pellucid.training import trainable as trainable_module
 from pellucid.training.build import build_network
-from pellucid.training.checkpoint import best_step, folder_of, steps_of, verify_files
-from pellucid.training.loop import Training
+from pellucid.training.load import load_run
 from pellucid.training.memory import check_memory
-from pellucid.training.metrics import read_metrics
 from pellucid.training.objectives import MicroBatch, summed_loss
-from pellucid.training.recipe import RecipeError, make_recipe
-from pellucid.training.reporter import LiveReporter, PlainReporter, ProgressRate, clock, make_reporter
-from pellucid.training.run_dir import cache_folder
+from pellucid.training.recipe import make_recipe
 
 CPU = torch.device("cpu")
 
@@ -39,13 +43,13 @@ def held_out(run) -> list[dict]:
 
 def test_the_last_save_comes_before_the_last_evaluation_and_sample(text, tmp_path, monkeypatch):
     seen = []
-    real = Training.held_out_loss
+    real = Trainer.held_out_loss
 
     def held_out_loss(self, whole):
-        seen.append((self.step, whole, verify_files(folder_of(self.run, self.step))))
+        seen.append((self.step, whole, verify_files(folder_of(self.run_dir, self.step))))
         return real(self, whole)
 
-    monkeypatch.setattr(Training, "held_out_loss", held_out_loss)
+    monkeypatch.setattr(Trainer, "held_out_loss", held_out_loss)
 
     def sampler(network, tokenizer, prompt, seed, poll):
         seen.append(("sample", verify_files(folder_of(tmp_path / "run", max(steps_of(tmp_path / "run"))))))
@@ -83,10 +87,10 @@ def test_the_same_seed_gives_the_same_run_and_another_another(text, tmp_path):
 
 def test_dropout_differs_between_the_passes_of_a_step_and_between_steps(text, tmp_path):
     training = make_training(text, tmp_path / "run", dropout=0.5, batch=2, accumulate=2, learning_rate=1e-12)
-    given = training.data.at(0, 0, 2)
+    given = training.trainable.data.at(0, 0, 2)
     seen = []
-    real = training.loss
-    training.loss = lambda _: (seen.append(real(given)), seen[-1])[1]
+    real = training.trainable.loss
+    training.trainable.loss = lambda _: (seen.append(real(given)), seen[-1])[1]
     training.network.train()
     training.take_step()
     training.take_step()
@@ -99,7 +103,7 @@ def test_dropout_differs_between_the_passes_of_a_step_and_between_steps(text, tm
 @pytest.mark.item("S4-acc-a")
 def test_the_held_out_loss_is_the_mean_over_every_token_but_the_first(text, tmp_path):
     done = start(text, tmp_path / "run")
-    network, tokenizer, _ = runs.load_run(done.path, "last", CPU)
+    network, tokenizer, _ = load_run(done.path, "last", CPU)
     part = Tokens.open(next(cache_folder().glob("tokens-*")), tokenizer).part("held_out")
     ids = torch.from_numpy(part.read(0, len(part)))
     n, n_ctx, total, right = len(ids), 16, 0.0, 0
@@ -125,8 +129,10 @@ def test_the_held_out_loss_is_the_mean_over_every_token_but_the_first(text, tmp_
 
 def test_only_a_part_is_read_on_the_way_and_all_of_it_at_the_end(text, tmp_path, monkeypatch):
     read = []
-    real = loop_module.losses_and_hits
-    monkeypatch.setattr(loop_module, "losses_and_hits", lambda n, g: (read.append(int(g.counts.sum())), real(n, g))[1])
+    real = trainable_module.losses_and_hits
+    monkeypatch.setattr(
+        trainable_module, "losses_and_hits", lambda n, g: (read.append(int(g.counts.sum())), real(n, g))[1]
+    )
     done = start(text, tmp_path / "run", steps=2, evaluate_every=1, evaluate_tokens=100)
     ends = [row["whole"] for row in held_out(done.path)]
     assert ends == [False, True]
@@ -162,11 +168,11 @@ def test_the_metrics_have_a_row_for_every_step(text, tmp_path):
 
 def test_minutes_become_steps_by_a_measurement(text, tmp_path):
     recipe = make_recipe((str(text),), None, FIELDS | {"steps": 0, "minutes": 3.0})
-    assert resolve.resolve_steps(recipe, 1000, lambda: 0.5)[0] == int(180 * 0.93 / 0.5)
+    assert length.resolve_steps(recipe, 1000, lambda: 0.5)[0] == int(180 * 0.93 / 0.5)
     recipe = make_recipe((str(text),), None, FIELDS | {"steps": 0, "epochs": 3.0})
-    assert resolve.resolve_steps(recipe, 6400, None)[0] == 300  # 64 tokens a step
+    assert length.resolve_steps(recipe, 6400, None)[0] == 300  # 64 tokens a step
     recipe = make_recipe((str(text),), None, FIELDS | {"steps": 0, "tokens": 6400})
-    assert resolve.resolve_steps(recipe, 1, None)[0] == 100
+    assert length.resolve_steps(recipe, 1, None)[0] == 100
 
 
 # Choices that are made once ---------------------------------------------------------------------
@@ -174,7 +180,7 @@ def test_minutes_become_steps_by_a_measurement(text, tmp_path):
 
 def test_what_was_left_open_is_written_down_and_kept(text, tmp_path, monkeypatch):
     monkeypatch.setattr(resolve, "matmul_seconds", lambda device, dtype: 1.0 if dtype == torch.float32 else 0.5)
-    monkeypatch.setattr(resolve, "compile_pays", lambda *_: (False, "compiled: no"))
+    monkeypatch.setattr(build_module, "compile_pays", lambda *_: (False, "compiled: no"))
     run = start(text, tmp_path / "run", precision="auto", compile="auto", device="auto", batch=0).path
     written = json.loads((run / "recipe.json").read_bytes())["train"]
     assert written["precision"] == "bfloat16"
@@ -183,35 +189,37 @@ def test_what_was_left_open_is_written_down_and_kept(text, tmp_path, monkeypatch
     assert written["device"] in ("cpu", "cuda", "mps")
     assert min(written[n] for n in ("evaluate_every", "checkpoint_every", "sample_every", "evaluate_tokens")) > 0
     monkeypatch.setattr(resolve, "matmul_seconds", lambda *_: pytest.fail("measured again"))
-    monkeypatch.setattr(resolve, "compile_pays", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(build_module, "compile_pays", lambda *_: pytest.fail("measured again"))
     resume(run, steps=13)
     assert json.loads((run / "recipe.json").read_bytes())["train"] == written
 
 
 def test_measuring_a_step_spoils_no_weight(text, tmp_path, monkeypatch):
     plain = start(text, tmp_path / "plain", steps=3).path
-    monkeypatch.setattr(resolve, "compile_pays", lambda device, seconds, steps: (False, f"compiled: no {seconds > 0}"))
+    monkeypatch.setattr(
+        build_module, "compile_pays", lambda device, seconds, steps: (False, f"compiled: no {seconds > 0}")
+    )
     measured = start(text, tmp_path / "measured", steps=3, compile="auto").path
     assert_same_tensors(tensors(plain, 3), tensors(measured, 3))
 
 
 def test_minutes_of_a_compiled_run_are_fewer_and_quicker_steps(text):
     recipe = make_recipe((str(text),), None, FIELDS | {"steps": 0, "minutes": 10.0})
-    left = 600 * 0.93 - resolve.COMPILE_SECONDS["cpu"]
-    expected = int(left / (0.5 * (1 - resolve.COMPILE_SAVES["cpu"])))
-    assert resolve.resolve_steps(recipe, 1000, lambda: 0.5, compiled=True)[0] == expected
-    assert expected > resolve.resolve_steps(recipe, 1000, lambda: 0.5)[0]
+    left = 600 * 0.93 - device.COMPILE_SECONDS["cpu"]
+    expected = int(left / (0.5 * (1 - device.COMPILE_SAVES["cpu"])))
+    assert length.resolve_steps(recipe, 1000, lambda: 0.5, compiled=True)[0] == expected
+    assert expected > length.resolve_steps(recipe, 1000, lambda: 0.5)[0]
 
 
 def test_a_compiled_run_of_half_a_minute_has_steps(text):
     recipe = make_recipe((str(text),), None, FIELDS | {"steps": 0, "minutes": 0.5})
-    assert resolve.resolve_steps(recipe, 1000, lambda: 0.1, compiled=True)[0] > 100
+    assert length.resolve_steps(recipe, 1000, lambda: 0.1, compiled=True)[0] > 100
 
 
 def test_three_minutes_are_not_spent_on_compiling(monkeypatch):
-    monkeypatch.setattr(resolve, "can_compile", lambda device: True)
-    assert not resolve.compile_pays(CPU, 0.4, int(180 / 0.4))[0]
-    assert resolve.compile_pays(CPU, 0.4, int(600 / 0.4))[0]
+    monkeypatch.setattr(device, "can_compile", lambda device: True)
+    assert not device.compile_pays(CPU, 0.4, int(180 / 0.4))[0]
+    assert device.compile_pays(CPU, 0.4, int(600 / 0.4))[0]
 
 
 @pytest.mark.parametrize(("fused", "chosen"), [(1.0, "written_out"), (0.5, "fused")])
@@ -239,11 +247,11 @@ def test_attention_written_out_trains_to_the_same_losses_and_resumes_bit_for_bit
 
 
 def test_compiling_pays_where_it_saves_more_than_it_costs(monkeypatch):
-    monkeypatch.setattr(resolve, "can_compile", lambda device: True)
-    assert not resolve.compile_pays(CPU, 0.1, 100)[0]
-    assert resolve.compile_pays(CPU, 0.1, 100_000)[0]
-    monkeypatch.setattr(resolve, "can_compile", lambda device: False)
-    assert resolve.compile_pays(CPU, 0.1, 100_000) == (False, "compiled: no (there is no C++ compiler here)")
+    monkeypatch.setattr(device, "can_compile", lambda device: True)
+    assert not device.compile_pays(CPU, 0.1, 100)[0]
+    assert device.compile_pays(CPU, 0.1, 100_000)[0]
+    monkeypatch.setattr(device, "can_compile", lambda device: False)
+    assert device.compile_pays(CPU, 0.1, 100_000) == (False, "compiled: no (there is no C++ compiler here)")
 
 
 def test_bfloat16_is_near_float32_and_keeps_float32_weights(text, tmp_path):
@@ -296,7 +304,7 @@ def test_inside_documents_nothing_is_read_across_a_border(text, tmp_path):
     def losses(inputs: torch.Tensor, counts: torch.Tensor) -> list[float]:
         given = MicroBatch(inputs, targets, documents, positions, counts)
         with torch.no_grad():
-            return loop_module.losses_and_hits(network, given)[0][counts].tolist()
+            return trainable_module.losses_and_hits(network, given)[0][counts].tolist()
 
     for document in range(3):
         mine = documents == document
@@ -366,7 +374,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(text, tmp_path):
 def test_the_panel_shows_what_a_run_is_about(text, tmp_path):
     console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True)
     reporter = LiveReporter(console)
-    recipe = runs.replace(make_recipe(("a",), None, FIELDS), segments=((0, 100),))
+    recipe = replace(make_recipe(("a",), None, FIELDS), segments=((0, 100),))
     reporter.begin(recipe, 0)
     try:
         assert "first step" in str(reporter.__rich__())
@@ -403,7 +411,7 @@ def test_the_panel_shows_what_a_run_is_about(text, tmp_path):
 def test_a_skipped_step_does_not_spoil_the_panel(tmp_path):
     console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True)
     reporter = LiveReporter(console)
-    reporter.begin(runs.replace(make_recipe(("a",), None, FIELDS), segments=((0, 9),)), 0)
+    reporter.begin(replace(make_recipe(("a",), None, FIELDS), segments=((0, 9),)), 0)
     try:
         reporter.step({"step": 1, "loss": None, "learning_rate": 1.0}, 9)
         console.print(reporter)
@@ -425,12 +433,12 @@ def test_the_clock(seconds, shown):
 def test_memory_is_counted_from_the_sizes():
     small = make_recipe((), None, {"n_vocab": 512})
     big = make_recipe((), None, {"n_vocab": 512, "d_model": 192 * 1000})
-    check_memory(runs.with_train(small, batch=4), CPU)
+    check_memory(with_train(small, batch=4), CPU)
     with pytest.raises(RecipeError, match=r"would need about .* GiB and cpu has .* GiB: [0-9,]* parameters"):
-        check_memory(runs.with_train(big, batch=4), CPU)
+        check_memory(with_train(big, batch=4), CPU)
     with pytest.raises(RecipeError, match="sequences of 128 tokens"):
-        check_memory(runs.with_train(small, batch=10**9), CPU)
-    assert 2**28 < resolve.memory_bytes(CPU) < 2**50
+        check_memory(with_train(small, batch=10**9), CPU)
+    assert 2**28 < device.memory_bytes(CPU) < 2**50
     # an encoder's activations are counted: n_ctx positions more, and attention that reads them
     alone, both = small.model, make_recipe((), None, {"n_vocab": 512, "objective": "source-target"}).model
     weights = 16 * (count_parameters(both)["total"] - count_parameters(alone)["total"])

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from pellucid.architecture import Architecture
 from pellucid.plan.planning import default_recipe
 from pellucid.presets import PRESETS, preset, with_vocabulary
+from pellucid.runs.options import with_train
 from pellucid.training import memory, memory_lines
 from pellucid.training.memory import first_in_chunks, training_memory, walk
 from pellucid.training.memory_lines import NoClosedFormError, step_lines, upper_envelope
-from pellucid.training.recipe import Recipe, with_train
+from pellucid.training.recipe import Recipe
 from pellucid.training.shape_tensors import PIECES, LinearBytes, ShapesOnly
 from running import any_architectures
 

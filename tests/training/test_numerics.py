@@ -8,23 +8,23 @@ import torch
 from tiny import assert_same_tensors, make_training, resume, rows, start, tensors
 
 from pellucid import cli
-from pellucid.training.checkpoint import folder_of, steps_of, verify_files
-from pellucid.training.loop import NumericsError, Training
+from pellucid.runs.checkpoint import folder_of, steps_of, verify_files
+from pellucid.runs.trainer import NumericsError, Trainer
 
 BAD = [math.nan, math.inf, -math.inf]
 
 
-def snapshot(training: Training) -> dict[str, torch.Tensor]:
+def snapshot(training: Trainer) -> dict[str, torch.Tensor]:
     state = {**dict(training.network.named_parameters()), **training.optimizer.state()}
     return {name: value.detach().clone() for name, value in state.items()}
 
 
-def spoil_loss(training: Training, value: float):
-    real = training.loss
-    training.loss = lambda given: real(given) * value
+def spoil_loss(training: Trainer, value: float):
+    real = training.trainable.loss
+    training.trainable.loss = lambda given: real(given) * value
 
 
-def spoil_gradient(training: Training, value: float, where: str = "blocks.0.mlp.down.weight"):
+def spoil_gradient(training: Trainer, value: float, where: str = "blocks.0.mlp.down.weight"):
     """One element of one gradient, in the last of the step's passes."""
     parameter = dict(training.network.named_parameters())[where]
 
@@ -45,18 +45,18 @@ def test_a_bad_step_changes_no_bit(text, tmp_path, word, value, where):
     for _ in range(2):
         training.take_step()
     before = snapshot(training)
-    real = training.loss
+    real = training.trainable.loss
     hook = None if where == "loss" else spoil_gradient(training, value, where)
     if where == "loss":
         spoil_loss(training, value)
     training.take_step()
     assert_same_tensors(snapshot(training), before)
-    training.loss = real
+    training.trainable.loss = real
     if hook:
         hook.remove()
     training.take_step()
     training.read_figures(0)
-    found = rows(training.run)
+    found = rows(training.run_dir)
     assert [row.get("skipped", False) for row in found] == [False, False, True, False]
     assert [row["step"] for row in found] == [1, 2, 3, 4]
     assert found[2]["loss"] is None
@@ -72,7 +72,7 @@ def test_what_follows_a_skipped_step_is_as_if_it_had_not_been_taken(text, tmp_pa
     ends = []
     for name, bad in (("with", (0, 3)), ("without", ())):
         training = make_training(text, tmp_path / name, optimizer=word, schedule="constant", warmup=0, dropout=0.0)
-        data, seen = training.data, []
+        data, seen = training.trainable.data, []
 
         class Same:
             """The same batches for the steps that count."""
@@ -80,10 +80,10 @@ def test_what_follows_a_skipped_step_is_as_if_it_had_not_been_taken(text, tmp_pa
             def at(self, step, micro, of, data=data, bad=bad):
                 return data.at(step - sum(b < step for b in bad), micro, of)
 
-        training.data = Same()
-        real = training.loss
+        training.trainable.data = Same()
+        real = training.trainable.loss
         for step in range(4 + len(bad)):
-            training.loss = (lambda given, real=real: real(given) * math.nan) if step in bad else real
+            training.trainable.loss = (lambda given, real=real: real(given) * math.nan) if step in bad else real
             training.take_step()
             seen.append(step)
         ends.append(snapshot(training))
@@ -91,18 +91,18 @@ def test_what_follows_a_skipped_step_is_as_if_it_had_not_been_taken(text, tmp_pa
 
 
 def bad_steps(monkeypatch, steps: set[int]) -> None:
-    real = Training.take_step
+    real = Trainer.take_step
 
-    def take_step(self: Training) -> None:
-        loss = self.loss
+    def take_step(self: Trainer) -> None:
+        loss = self.trainable.loss
         if self.step in steps:
-            self.loss = lambda given: loss(given) * math.nan
+            self.trainable.loss = lambda given: loss(given) * math.nan
         try:
             real(self)
         finally:
-            self.loss = loss
+            self.trainable.loss = loss
 
-    monkeypatch.setattr(Training, "take_step", take_step)
+    monkeypatch.setattr(Trainer, "take_step", take_step)
 
 
 def test_three_in_a_row_end_the_run_and_keep_its_checkpoints(text, tmp_path, monkeypatch):
@@ -129,15 +129,15 @@ def test_two_in_a_row_and_then_a_good_one_do_not(text, tmp_path, monkeypatch):
 
 def test_bad_steps_are_counted_across_an_interruption(text, tmp_path, monkeypatch):
     bad_steps(monkeypatch, {2, 3, 4})
-    real = Training.take_step
+    real = Trainer.take_step
 
-    def take_step(self: Training) -> None:
+    def take_step(self: Trainer) -> None:
         real(self)
         if self.step == 4:
             self.interruption.signal = signal.SIGINT
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "take_step", take_step)
+        patch.setattr(Trainer, "take_step", take_step)
         assert start(text, tmp_path / "run", evaluate_every=4).step == 4
     assert steps_of(tmp_path / "run") == [4]  # two bad steps behind it
     with pytest.raises(NumericsError, match="up to step 5"):

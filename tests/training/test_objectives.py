@@ -9,12 +9,12 @@ from pellucid.architecture import Architecture, Attention
 from pellucid.model import Transformer
 from pellucid.model.mask import prefix_mask
 from pellucid.model.weights import initialise
+from pellucid.runs.options import RecipeError
 from pellucid.text.tokenizers.base import MASK
 from pellucid.text.tokens.batches import noise
 from pellucid.training import objectives
+from pellucid.training.load import load_run
 from pellucid.training.objectives import MicroBatch, after_prefix, hide, logits_of, summed_loss, summed_loss_in_chunks
-from pellucid.training.recipe import RecipeError
-from pellucid.training.run_dir import load_run
 
 
 @pytest.mark.item("S3-2-b")
@@ -139,7 +139,7 @@ def test_accumulated_prefix_passes_are_the_large_batch(tmp_path):
         training = make_training(text, tmp_path / f"t{of}", torch.float64, data=data, objective="prefix", dropout=0.0)
         for micro in range(of):
             given = data.at(0, micro, of)
-            (training.loss(given) / given.total).backward()
+            (training.trainable.loss(given) / given.total).backward()
         found.append({n: p.grad.clone() for n, p in training.network.named_parameters()})
     for name, grad in found[0].items():
         assert torch.allclose(grad, found[1][name], rtol=0, atol=1e-12), name

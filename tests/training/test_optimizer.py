@@ -5,8 +5,9 @@ import torch
 from tiny import make_training, recipe_for
 
 from pellucid.architecture import count_parameters
-from pellucid.training.build import make_optimizer
-from pellucid.training.muon import Muon, orthogonal
+from pellucid.runs.muon import Muon, orthogonal
+from pellucid.runs.optimizer import make_optimizer
+from pellucid.training.build import build_network
 
 GOOD = torch.tensor(False)
 
@@ -98,10 +99,9 @@ def test_the_state_is_put_back_under_the_names_of_the_parameters(text, tmp_path)
 
 
 def test_the_factor_scales_both_peaks(text):
-    import pellucid.training.run as runs
 
     recipe = recipe_for(text, learning_rate=0.5, muon_learning_rate=0.25)
-    network = runs.build_network(recipe, torch.device("cpu"))
+    network = build_network(recipe, torch.device("cpu"))
     optimizer = make_optimizer(recipe, network)
     for factor in (0.5, 0.1, 1.0):
         optimizer.set_factor(factor)

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import Heard, assert_same_tensors, recipe_for, resume, rows, sample_text, start, tensors
 
-from pellucid.training import build as setup
-from pellucid.training import pace as pace_module
-from pellucid.training import run as runs
-from pellucid.training.checkpoint import folder_of, steps_of
-from pellucid.training.loop import Training
-from pellucid.training.pace import HARD_STOP, Pace
-from pellucid.training.schedule import position, rate_factor
+from pellucid.runs import pace as pace_module
+from pellucid.runs import pipeline
+from pellucid.runs.checkpoint import folder_of, steps_of
+from pellucid.runs.pace import HARD_STOP, Pace
+from pellucid.runs.schedule import position, rate_factor
+from pellucid.runs.trainer import Trainer
+from pellucid.training import trainable
+from pellucid.training.load import read_recipe
 
 QUICK = {"d_model": 8, "n_layers": 1, "n_heads": 1, "n_ctx": 8, "ngrams": (), "accumulate": 1, "steps": 0}
 
@@ -28,7 +29,7 @@ class Clock:
     def __init__(self, patch, step, evaluate=0.0, sample=0.0):
         self.now, self.began = 1000.0, 1000.0
         self.step = step if callable(step) else lambda seconds: step
-        real, judge = Training.take_step, Training.held_out_loss
+        real, judge = Trainer.take_step, Trainer.held_out_loss
 
         def take_step(training):
             real(training)
@@ -46,8 +47,8 @@ class Clock:
         patch.setattr(time, "monotonic", lambda: self.now)
         # until one was made, an evaluation is taken to be a share of a step's time for each token
         patch.setattr(pace_module, "STEP_TO_FORWARD", 1e9)
-        patch.setattr(Training, "take_step", take_step)
-        patch.setattr(Training, "held_out_loss", held_out_loss)
+        patch.setattr(Trainer, "take_step", take_step)
+        patch.setattr(Trainer, "held_out_loss", held_out_loss)
 
     @property
     def seconds(self):
@@ -56,7 +57,7 @@ class Clock:
 
 def measured(patch, seconds):
     """What a step seems to take before the first one."""
-    for module in (setup, runs):
+    for module in (pipeline, trainable):
         patch.setattr(module, "measure_step", lambda *given: seconds)
 
 
@@ -99,14 +100,14 @@ def test_a_run_that_replays_the_recorded_plans_is_the_same_bit_for_bit(text, tmp
         clock = Clock(patch, SPEEDS["twice as long"])
         measured(patch, 0.5)
         stops = [12]
-        real = Training.keep_pace
+        real = Trainer.keep_pace
 
         def keep_pace(training):
             real(training)
             if training.step == stops[0]:
                 training.interruption.signal = 2
 
-        patch.setattr(Training, "keep_pace", keep_pace)
+        patch.setattr(Trainer, "keep_pace", keep_pace)
         fields = QUICK | {"minutes": 0.5, "checkpoint_every": 3, "evaluate_every": 10, "keep_last": 9}
         first = start(text, run, sampler=clock.sampler, **fields)
         assert (first.exit_code, first.step) == (130, 12)
@@ -123,14 +124,14 @@ def test_a_run_that_replays_the_recorded_plans_is_the_same_bit_for_bit(text, tmp
         assert done.exit_code == 0
         assert done.recipe.replans[: len(planned)] == tuple(map(tuple, planned))
         assert len(done.recipe.replans) > len(planned)
-    written = runs.read_recipe(run)
+    written = read_recipe(run)
     assert written == replace(done.recipe, inputs=written.inputs)
     again = tmp_path / "again"
     shutil.copytree(run, again)
     shutil.rmtree(again / "checkpoints")
     (again / "metrics.jsonl").unlink()
     # nothing has been saved yet: the recorded plans are followed from the first step
-    replayed = runs.resume(again, (), {}, Heard(), sample_text)
+    replayed = resume(again)
     assert (replayed.step, replayed.recipe.replans) == (done.step, done.recipe.replans)
     assert_same_tensors(tensors(again, done.step), tensors(run, done.step))
     assert rows(again) == rows(run)

@@ -6,9 +6,9 @@ import time
 import pytest
 from rich.console import Console
 
-from pellucid.training import interrupt
-from pellucid.training.interrupt import Interrupted, Interruption, Phase
-from pellucid.training.reporter import LiveReporter, PlainReporter, how_far
+from pellucid.runs import interrupt
+from pellucid.runs.interrupt import Interrupted, Interruption, Phase
+from pellucid.runs.reporter import LiveReporter, PlainReporter, how_far
 
 
 def phase_of(name="encoding", unit="bytes", done=0, total=0):

@@ -11,17 +11,9 @@ from tiny import start
 
 from pellucid.architecture import ArchitectureError, field_type, parse_value
 from pellucid.presets import gated_width
-from pellucid.training.recipe import (
-    PARTS,
-    Recipe,
-    RecipeError,
-    make_recipe,
-    make_recipe_on,
-    overlay,
-    recipe_fields,
-    take_length,
-)
-from pellucid.training.resolve_recipe import with_length
+from pellucid.runs.length import with_length
+from pellucid.runs.options import RecipeError
+from pellucid.training.recipe import PARTS, Recipe, make_recipe, make_recipe_on, overlay, recipe_fields, take_length
 
 OTHER = {
     "text.tokenizer": "char",

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from kinds import KINDS
+from kinds import STEPS as STEPS_OF_KINDS
 from tiny import (
     Heard,
     assert_same_run,
@@ -20,18 +22,21 @@ from tiny import (
     rows,
     sample_text,
     start,
+    start_recipe,
     tensors,
     write_text,
 )
 
 import pellucid
 from pellucid import cli
-from pellucid.training import checkpoint as module
+from pellucid.runs import checkpoint as module
+from pellucid.runs import trainer as trainer_module
+from pellucid.runs.checkpoint import folder_of, load_checkpoint, steps_of, verify_files
+from pellucid.runs.options import RecipeError
+from pellucid.runs.run_dir import only_one
+from pellucid.runs.trainer import Trainer
 from pellucid.training import resolve_recipe as resolve
-from pellucid.training import run as runs
-from pellucid.training.checkpoint import folder_of, load_checkpoint, steps_of, verify_files
-from pellucid.training.loop import Training
-from pellucid.training.recipe import RecipeError
+from pellucid.training.load import load_run, read_recipe
 
 STEPS = 20
 
@@ -43,21 +48,21 @@ def whole(request, text, tmp_path) -> Path:
 
 
 def begin(whole: Path, text: Path, run: Path):
-    word = runs.read_recipe(whole).train.optimizer
+    word = read_recipe(whole).train.optimizer
     return start(text, run, optimizer=word, steps=STEPS)
 
 
 def test_interrupted_after_any_step_it_ends_the_same(whole, text, tmp_path, monkeypatch):
     rng = random.Random(0)
-    real = Training.take_step
+    real = Trainer.take_step
     stops: set[int] = set()
 
-    def take_step(self: Training) -> None:
+    def take_step(self: Trainer) -> None:
         real(self)
         if self.step in stops:
             self.interruption.signal = signal.SIGINT
 
-    monkeypatch.setattr(Training, "take_step", take_step)
+    monkeypatch.setattr(Trainer, "take_step", take_step)
     run = tmp_path / "run"
     points = sorted(rng.sample(range(1, STEPS), 10))
     for i, point in enumerate(points):
@@ -68,6 +73,67 @@ def test_interrupted_after_any_step_it_ends_the_same(whole, text, tmp_path, monk
     stops = set()
     assert resume(run).exit_code == 0
     assert_same_run(run, whole)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_interrupted_after_any_step_a_run_of_any_kind_ends_the_same(whole_runs, tmp_path, monkeypatch, kind):
+    real, stops = Trainer.take_step, [2, 5, 8, 11]
+
+    def take_step(self: Trainer) -> None:
+        real(self)
+        if self.step == stops[0]:
+            self.interruption.signal = signal.SIGINT
+
+    monkeypatch.setattr(Trainer, "take_step", take_step)
+    run, source = tmp_path / "run", kind.write_input(tmp_path)
+    for number, stop in enumerate((2, 5, 8, 11)):
+        stops[0] = stop
+        done = kind.resume(run) if number else kind.start(source, run)
+        assert (done.step, done.exit_code) == (stop, 130)
+        assert steps_of(run)[-1] == stop
+    stops[0] = 0
+    assert kind.resume(run).exit_code == 0
+    assert_same_run(run, whole_runs(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_killed_at_a_save_a_run_of_any_kind_ends_the_same(whole_runs, tmp_path, kind):
+    """Before the first checkpoint, between two, and when one has its files and not yet its name."""
+    run, source = tmp_path / "run", kind.write_input(tmp_path)
+
+    def go(killed_at: int) -> int:
+        real = trainer_module.save_checkpoint
+
+        def save_checkpoint(run_dir, saved):
+            if saved.step == killed_at:
+                os.rename = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+            return real(run_dir, saved)
+
+        trainer_module.save_checkpoint = save_checkpoint
+        return (kind.resume(run) if run.exists() else kind.start(source, run)).exit_code
+
+    for killed_at in (4, 8, 12):
+        code, _, errors = forked(lambda at=killed_at: go(at), tmp_path)
+        assert code == -signal.SIGKILL, errors
+        assert steps_of(run) == [step for step in (4, 8) if step < killed_at]
+    assert kind.resume(run).step == STEPS_OF_KINDS
+    assert_same_run(run, whole_runs(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_finished_run_of_any_kind_stays_as_it_is_or_is_made_longer(whole_runs, tmp_path, kind):
+    run, source = tmp_path / "run", kind.write_input(tmp_path)
+    shutil.copytree(whole_runs(kind), run)
+    written = json.loads((run / "recipe.json").read_bytes())
+    (run / "recipe.json").write_text(json.dumps(written | {"inputs": [str(source)]}, indent=1) + "\n")
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != "report.html"}
+    again = kind.resume(run)
+    assert (again.step, again.exit_code) == (12, 0)
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != "report.html"} == before
+    with pytest.raises(RecipeError, match="has 12 steps already"):
+        kind.resume(run, steps=11)
+    assert kind.resume(run, steps=14).step == 14
+    assert json.loads((run / "recipe.json").read_bytes())["segments"] == [[0, 12], [12, 14]]
 
 
 def test_killed_at_any_moment_it_ends_the_same(whole, text, tmp_path):
@@ -252,8 +318,8 @@ def test_text_that_has_moved_is_found_where_it_is_said_to_be(text, tmp_path):
     with pytest.raises(ValueError, match="no such file"):
         resume(run, steps=13)
     moved = str(tmp_path / "moved" / text.name)
-    assert runs.resume(run, (moved,), {"steps": 13}, Heard(), sample_text).step == 13
-    assert runs.read_recipe(run).inputs == (moved,)
+    assert resume(run, inputs=(moved,), steps=13).step == 13
+    assert read_recipe(run).inputs == (moved,)
 
 
 def refuse(capsys, *arguments) -> str:
@@ -374,24 +440,24 @@ def test_a_recipe_that_is_none_is_taken_for_no_kind_of_run(written, says, tmp_pa
 
 def test_two_processes_do_not_train_in_one_folder(text, tmp_path):
     run = start(text, tmp_path / "run").path
-    with runs.only_one(run), pytest.raises(RecipeError, match="is being trained by another process"):
+    with only_one(run), pytest.raises(RecipeError, match="is being trained by another process"):
         resume(run, steps=20)
     assert resume(run, steps=13).step == 13
 
 
 def test_a_run_from_another_model_keeps_its_weights_through_a_kill_before_the_first_save(text, tmp_path):
     first = start(text, tmp_path / "first").path
-    network, tokenizer, _ = runs.load_run(first, "last", torch.device("cpu"))
+    network, tokenizer, _ = load_run(first, "last", torch.device("cpu"))
     weights = dict(network.named_parameters())
 
     def go(out: Path):
         given = {"tokenizer": tokenizer, "weights": weights}
-        return runs.start(recipe_for(text, evaluate_every=6), out, Heard(), sample_text, **given)
+        return start_recipe(recipe_for(text, evaluate_every=6), out, Heard(), sample_text, **given)
 
     whole = go(tmp_path / "whole").path
 
     def killed() -> int:
-        Training.save = lambda self: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        Trainer.save = lambda self: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
         return go(tmp_path / "run").exit_code
 
     assert forked(killed, tmp_path)[0] == -signal.SIGKILL

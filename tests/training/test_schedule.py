@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import make_training
 
-from pellucid.training.schedule import rate_factor
+from pellucid.runs.schedule import rate_factor
 
 
 def test_warm_up_is_a_line_that_ends_at_the_peak():
@@ -54,7 +54,7 @@ def test_a_step_is_in_the_last_segment_that_has_begun(text, tmp_path):
     from dataclasses import replace
 
     training = make_training(text, tmp_path / "run", steps=100, warmup=0, floor=0.0)
-    training.recipe = replace(training.recipe, segments=((0, 100), (40, 61)))
+    training.trainable.recipe = replace(training.recipe, segments=((0, 100), (40, 61)))
     # made shorter at step 40: the steps before it keep the rates of the run to 100
     assert training.factor(39) == rate_factor(39, 100, shape="cosine", warmup=0, floor=0.0)
     assert training.factor(40) == 1.0

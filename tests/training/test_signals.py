@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kinds import KINDS
 from tiny import assert_same_run, forked, recipe_for, resume, start, write_text
 
 from pellucid import cli
@@ -21,15 +22,14 @@ from pellucid.generate import samples
 from pellucid.plan import sizing
 from pellucid.predictors import counting as counts
 from pellucid.predictors import ngram_baselines as baselines
+from pellucid.runs import measure
+from pellucid.runs.checkpoint import steps_of
+from pellucid.runs.trainer import Trainer
 from pellucid.text import split as split_module
 from pellucid.text.read import documents
 from pellucid.text.tokens import encode as encoding
-from pellucid.training import build as setup
-from pellucid.training import loop, measure
-from pellucid.training.checkpoint import steps_of
-from pellucid.training.loop import Training
+from pellucid.training import trainable
 from pellucid.training.resolve_recipe import resolve_batch
-from pellucid.vision import learning
 
 #: seconds after which a process that should have stopped is taken for hung
 HANG = 60
@@ -181,7 +181,7 @@ def test_before_the_first_step_nothing_is_left_behind(child, tmp_path, monkeypat
 
 
 def evaluating(patch, child):
-    patch.setattr(loop, "losses_and_hits", child.slowed(loop.losses_and_hits, 0.3, after=3))
+    patch.setattr(trainable, "losses_and_hits", child.slowed(trainable.losses_and_hits, 0.3, after=3))
     return "--set=evaluate_every=2"
 
 
@@ -223,8 +223,10 @@ def test_a_step_of_a_hundred_million_sequences_is_left_unfinished(child, tmp_pat
     """Of its passes, which would take days, those that remain are left."""
     write_text(tmp_path)
     with monkeypatch.context() as patch:
-        precise = setup.autocast
-        patch.setattr("pellucid.training.run.autocast", lambda *given: child.slowed(precise(*given), 0.01, after=3))
+        precise = trainable.autocast
+        patch.setattr(
+            "pellucid.training.trainable.autocast", lambda *given: child.slowed(precise(*given), 0.01, after=3)
+        )
         command = ["train", "text.txt", *TINY, "--set=accumulate=50000000", "--steps", "3", "--out", "run"]
         code, said = child.run(command, signal.SIGINT)
     assert code == 130, said
@@ -275,8 +277,8 @@ def test_what_cannot_be_left_is_said_to_be_finished(child, tmp_path, monkeypatch
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr("pellucid.training.run.compiled", compiled)
-        patch.setattr("pellucid.training.resolve_recipe.can_compile", lambda device: True)
+        patch.setattr("pellucid.runs.trainable.compiled", compiled)
+        patch.setattr("pellucid.training.build.can_compile", lambda device: True)
         command = ["train", "text.txt", *TINY, "--set=compile=yes", "--steps", "3", "--out", "run"]
         code, said = child.run(command, signal.SIGTERM)
     assert code == 143, said
@@ -284,18 +286,20 @@ def test_what_cannot_be_left_is_said_to_be_finished(child, tmp_path, monkeypatch
     assert steps_of(tmp_path / "run") == [1]
 
 
-def test_images_keep_the_last_epoch(child, tmp_path, monkeypatch):
-    from tests.test_images import bars, image_file
-
-    path = image_file(tmp_path, *bars(60))
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_signal_among_the_steps_of_any_kind_is_followed_by_a_save(child, tmp_path, monkeypatch, kind):
+    """Within an epoch too; resumed, the run ends as one that was not interrupted."""
+    command = kind.command(kind.write_input(tmp_path), "run")
     with monkeypatch.context() as patch:
-        patch.setattr(learning, "learn", child.slowed(learning.learn, 0.05, after=10))
-        sizes = ["--set=d_model=16", "--set=n_layers=1", "--set=batch=8"]
-        command = ["train", path, "--predictor", "image-classifier", "--epochs", "400", *sizes, "--out", "run"]
+        patch.setattr(Trainer, "take_step", child.slowed(Trainer.take_step, 0.2, after=6))
         code, said = child.run(command, signal.SIGINT)
     assert code == 130, said
-    last = steps_of(tmp_path / "run")[-1]
-    assert f"interrupted in epoch {last + 1} of 400: epoch {last} is the last one that was saved" in said
+    assert steps_of(tmp_path / "run")[-1] in (6, 7)
+    again = ["train", "--resume", "--out", "run"]
+    assert forked(lambda: run_in(tmp_path, again), tmp_path)[0] == 0
+    whole = [*kind.command(kind.write_input(tmp_path), "whole")]
+    assert forked(lambda: run_in(tmp_path, whole), tmp_path)[0] == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_run_that_is_made_longer_is_as_it_was_when_its_measurement_is_interrupted(child, tmp_path, monkeypatch):
@@ -323,6 +327,6 @@ def test_a_signal_that_waited_is_obeyed_between_passes(tmp_path):
     assert training.step == 1
     training.interruption.came -= 10
     before = [p.detach().clone() for p in training.network.parameters()]
-    Training.take_step(training)
+    Trainer.take_step(training)
     assert training.step == 1
     assert all(bool((a == b).all()) for a, b in zip(before, training.network.parameters(), strict=True))

@@ -9,21 +9,22 @@ import numpy as np
 import pytest
 import torch
 from tests.training.tiny import FIELDS, Heard, assert_same_run, assert_same_tensors, rows, tensors
+from tiny import resume, start_recipe
 
 import pellucid
 from pellucid.architecture import ArchitectureError, count_parameters
 from pellucid.generate import generate
 from pellucid.model import Transformer
 from pellucid.presets import preset
+from pellucid.runs.options import RecipeError
 from pellucid.text.read.pairs import PairsError, read_pairs, split_pairs
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.text.tokens.pairs import encode_pairs
-from pellucid.training import run as runs
 from pellucid.training.build import build_network
 from pellucid.training.encoder import with_model_fields
+from pellucid.training.load import load_run
 from pellucid.training.objectives import MicroBatch, encoded, logits_of, summed_loss, token_losses
-from pellucid.training.recipe import RecipeError, differences, make_recipe, overlay, read_recipe_file
-from pellucid.training.run_dir import load_run
+from pellucid.training.recipe import differences, make_recipe, overlay, read_recipe_file
 from pellucid.training.source_target import SourceTargetData
 
 CPU = torch.device("cpu")
@@ -49,7 +50,7 @@ def recipe_for(path, preset_name="original", **fields):
 
 
 def start(path, out, sampler=None, **fields):
-    return runs.start(recipe_for(path, **fields), out, Heard(), sampler)
+    return start_recipe(recipe_for(path, **fields), out, Heard(), sampler)
 
 
 def data_of(run):
@@ -191,7 +192,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(pairs, tmp_path, sto
     """Dropout on, two passes a step; stopped at a checkpoint, at the end of one segment of a longer run."""
     fields = {"schedule": "constant", "warmup": 0, "evaluate_every": 4}
     start(pairs, tmp_path / "parts", steps=stop, **fields)
-    runs.resume(tmp_path / "parts", (), {"steps": 9}, Heard())
+    resume(tmp_path / "parts", sampler=None, steps=9)
     start(pairs, tmp_path / "whole", steps=9, **fields)
     assert_same_tensors(tensors(tmp_path / "parts", 9), tensors(tmp_path / "whole", 9))
     ends = [[row for row in rows(tmp_path / name) if "loss" in row] for name in ("parts", "whole")]
@@ -209,10 +210,10 @@ def test_an_interrupted_run_is_the_uninterrupted_one(pairs, tmp_path):
             if row["step"] == 3:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    stopped = runs.start(recipe_for(pairs), tmp_path / "parts", Impatient())
+    stopped = start_recipe(recipe_for(pairs), tmp_path / "parts", Impatient())
     assert stopped.exit_code == 130
     assert 3 <= stopped.step < 12
-    runs.resume(tmp_path / "parts", (), {}, Heard())
+    resume(tmp_path / "parts", sampler=None)
     start(pairs, tmp_path / "whole")
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
@@ -221,12 +222,12 @@ def test_changed_pairs_are_refused_by_name(pairs, tmp_path):
     start(pairs, tmp_path / "run", steps=2, evaluate_every=2)
     pairs.write_text(pairs.read_text() + "new\twen\n")
     with pytest.raises(RecipeError, match=r"trained on other text \(pairs\.tsv changed"):
-        runs.resume(tmp_path / "run", (), {"steps": 4}, Heard())
+        resume(tmp_path / "run", sampler=None, steps=4)
 
 
 def test_epochs_are_passes_over_the_pairs(pairs, tmp_path):
     fields = {**TINY, "evaluate_every": 50, "steps": 0, "epochs": 3, "n_layers": 1}
-    run = runs.start(make_recipe((str(pairs),), "original", fields), tmp_path / "run", Heard())
+    run = start_recipe(make_recipe((str(pairs),), "original", fields), tmp_path / "run", Heard())
     n = data_of(run).part.n_pairs
     assert run.step == round(3 * n / 4)
     last = [row for row in rows(run.path) if "tokens" in row][-1]

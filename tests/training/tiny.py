@@ -15,21 +15,23 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from pellucid.runs.checkpoint import folder_of, steps_of
+from pellucid.runs.interrupt import Interruption
+from pellucid.runs.length import resolve_intervals
+from pellucid.runs.metrics import WALL_CLOCK, MetricsFile, read_metrics
+from pellucid.runs.optimizer import make_optimizer
+from pellucid.runs.pipeline import resume_run, start_run
+from pellucid.runs.reporter import PlainReporter
+from pellucid.runs.trainer import Trainer
 from pellucid.text.read.documents import read_corpus
 from pellucid.text.split import split_corpus
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 from pellucid.text.tokens.prepare import prepare_tokens
-from pellucid.training import run as runs
-from pellucid.training.build import build_network, make_optimizer
-from pellucid.training.checkpoint import folder_of, steps_of
+from pellucid.training.build import build_network
 from pellucid.training.data import TokenData
-from pellucid.training.interrupt import Interruption
-from pellucid.training.loop import Training
-from pellucid.training.metrics import WALL_CLOCK, MetricsFile, read_metrics
-from pellucid.training.objectives import autocast
+from pellucid.training.load import read_recipe
 from pellucid.training.recipe import Recipe, make_recipe
-from pellucid.training.reporter import PlainReporter
-from pellucid.training.resolve_recipe import resolve_intervals
+from pellucid.training.trainable import TransformerTrainable
 
 SHAKESPEARE = Path(__file__).parent.parent / "data" / "shakespeare.txt"
 
@@ -95,35 +97,48 @@ def sample_text(network: Any, tokenizer: Any, prompt: str, seed: int, poll: Any 
 
 
 def start(text: Path, out: Path, reporter: PlainReporter | None = None, sampler: Any = sample_text, **fields: Any):
-    return runs.start(recipe_for(text, **fields), out, reporter or Heard(), sampler)
+    return start_recipe(recipe_for(text, **fields), out, reporter, sampler)
 
 
-def resume(out: Path, reporter: PlainReporter | None = None, **length: Any):
-    return runs.resume(out, (), length, reporter or Heard(), sample_text)
+def start_recipe(recipe: Recipe, out: Path, reporter: PlainReporter | None = None, sampler: Any = None, **given: Any):
+    """A run of this recipe; `given` are the other arguments of TransformerTrainable."""
+    return start_run(TransformerTrainable(recipe, sampler, **given), out, reporter or Heard())
+
+
+def resume(
+    out: Path,
+    reporter: PlainReporter | None = None,
+    sampler: Any = sample_text,
+    inputs: tuple[str, ...] = (),
+    **length: Any,
+):
+    written = read_recipe(out)
+    trainable = TransformerTrainable(replace(written, inputs=inputs or written.inputs), sampler)
+    return resume_run(trainable, out, length, reporter or Heard(), written)
 
 
 def make_training(
     text: Path, out: Path, dtype: torch.dtype = torch.float32, data: Any = None, **fields: Any
-) -> Training:
-    """A run's loop before its first step, without its folder's other files."""
+) -> Trainer:
+    """The trainer of a run before its first step, without the other files of the run's folder."""
     recipe = recipe_for(text, **fields)
-    corpus = split_corpus(read_corpus([str(text)]), recipe.text.held_out, recipe.train.seed)
+    split = split_corpus(read_corpus([str(text)]), recipe.text.held_out, recipe.train.seed)
     tokenizer = ByteTokenizer()
-    recipe = replace(
-        recipe, model=replace(recipe.model, n_vocab=tokenizer.n_vocab), segments=((0, recipe.train.steps),)
-    )
-    network = build_network(recipe, torch.device("cpu")).to(dtype)
+    model = replace(recipe.model, n_vocab=tokenizer.n_vocab)
+    recipe = resolve_intervals(replace(recipe, model=model, segments=((0, recipe.train.steps),)))
+    trainable = TransformerTrainable(recipe)
+    trainable.network = build_network(recipe, torch.device("cpu")).to(dtype)
+    trainable.loss = trainable.make_loss()
+    tokens = None if data else prepare_tokens(split, tokenizer, out.parent / "cache")
+    trainable.data = data or TokenData(tokens, recipe, torch.device("cpu"))
     out.mkdir(parents=True, exist_ok=True)
     reporter = Heard()
     reporter.begin(recipe, 0)
     OPEN.append(MetricsFile(out / "metrics.jsonl"))
-    return Training(
-        run=out,
-        recipe=resolve_intervals(recipe),
-        network=network,
-        optimizer=make_optimizer(recipe, network),
-        loss=autocast(network, torch.device("cpu"), recipe.train.precision),
-        data=data or TokenData(prepare_tokens(corpus, tokenizer, out.parent / "cache"), recipe, torch.device("cpu")),
+    return Trainer(
+        run_dir=out,
+        trainable=trainable,
+        optimizer=make_optimizer(recipe, trainable.network),
         reporter=reporter,
         metrics=OPEN[-1],
         interruption=Interruption(),

@@ -136,11 +136,13 @@ def predictor_sections(kind: str) -> Iterator[Section]:
 
 def image_sections() -> Iterator[Section]:
     """The fields of an image classifier."""
-    from pellucid.vision.run import PARTS, ImageRecipe
+    from pellucid.runs.options import TrainOptions
+    from pellucid.vision.recipe import IMAGE_TRAIN, ImageOptions, ImageRecipe, image_fields
 
-    for part, choices in PARTS.items():
-        yield section(part, choices, f"{part}.", [f.name for f in dataclasses.fields(choices)], choices())
-    yield section("run", ImageRecipe, "", ["held_out", "device"], ImageRecipe(inputs=()))
+    names = image_fields()
+    yield section("model", ImageOptions, "model.", names["model"], ImageOptions())
+    yield section("train", TrainOptions, "train.", names["train"], IMAGE_TRAIN)
+    yield section("run", ImageRecipe, "", names[""], ImageRecipe(inputs=()))
 
 
 INTRODUCTION = (

@@ -32,8 +32,8 @@ def progress_on_stderr(name: str) -> Iterator[Progress]:
     """Show work that takes longer than a second on standard error; a signal raises KeyboardInterrupt."""
     from rich.console import Console
 
-    from pellucid.training.interrupt import Interruption
-    from pellucid.training.reporter import reporter_on
+    from pellucid.runs.interrupt import Interruption
+    from pellucid.runs.reporter import reporter_on
 
     with Interruption(reporter_on(Console(stderr=True)), at_once=True) as watch, watch.phase(name) as phase:
         yield phase.stage

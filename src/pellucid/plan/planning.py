@@ -24,10 +24,12 @@ from pellucid.plan.accelerators import (
 from pellucid.plan.flops import Flops, flops, written
 from pellucid.plan.speed import StepSpeed, training_speed
 from pellucid.presets import preset, with_vocabulary
+from pellucid.runs.device import memory_bytes, resolve_device
+from pellucid.runs.options import with_train
 from pellucid.training import resolve_recipe as resolve
+from pellucid.training.load import read_recipe
 from pellucid.training.memory import Memory, first_in_chunks, training_memory
-from pellucid.training.recipe import OBJECTIVE_MASK, Recipe, with_train
-from pellucid.training.run import read_recipe
+from pellucid.training.recipe import OBJECTIVE_MASK, Recipe
 
 #: batches beyond this are not looked for
 MOST = 1 << 24
@@ -103,10 +105,10 @@ def make_plan(
         raise PlanError(f"{wrong[0]} below 1: give a number from 1 on")
     model = recipe.model if n_ctx is None else replace(recipe.model, n_ctx=n_ctx)
     recipe = replace(recipe, model=model if vocabulary is None else with_vocabulary(model, vocabulary))
-    here = resolve.resolve_device(recipe.train.device if device == "auto" else device)
+    here = resolve_device(recipe.train.device if device == "auto" else device)
     recipe = _resolved(recipe, here, batch, precision, measure)
     parameters = count_parameters(recipe.model)
-    memory, room = training_memory(recipe), float(resolve.memory_bytes(here))
+    memory, room = training_memory(recipe), float(memory_bytes(here))
     known = recipe.n_steps * recipe.tokens_per_step
     made = Plan(
         name=name,

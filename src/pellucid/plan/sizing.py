@@ -16,16 +16,18 @@ import torch
 
 from pellucid.plan.speed import in_turn, stepper
 from pellucid.presets import gated_width, with_vocabulary
+from pellucid.runs.device import memory_bytes, resolve_device
+from pellucid.runs.options import LENGTHS, RecipeError, with_train
 from pellucid.text.split import Split
 from pellucid.training import resolve_recipe as resolve
-from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, full_name, with_fields, with_train
+from pellucid.training.recipe import Recipe, full_name, with_fields
 
 #: fields that are sizes: if the user sets one of them, none is chosen
 SIZES = ("model.d_model", "model.n_layers", "model.attention.n_heads", "model.attention.d_head", "model.n_ctx")
 WIDTHS, DEPTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), (1, 2, 3, 4, 6, 8, 12, 16, 24)
 VOCABULARIES = (SMALLEST := 320, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 CONTEXT, HEAD = 128, 32
-#: the share of the time that is spent in steps, as in `resolve_recipe.resolve_steps`
+#: the share of the time that is spent in steps, as in `runs.length.resolve_steps`
 STEPPING = 0.93
 #: n-gram tables are left out if the run reads its text more often than this times the cube root of variety and tokens
 #: for each of their rows: they would memorize it
@@ -134,8 +136,8 @@ def size_to(
     Fields in `options` stay as they are. Timing this machine takes a few seconds; `poll` is called meanwhile and may
     raise.
     """
-    device = resolve.resolve_device(recipe.train.device)
-    room = 0.5 * resolve.memory_bytes(device)
+    device = resolve_device(recipe.train.device)
+    room = 0.5 * memory_bytes(device)
     sizing = choose_size(recipe, text_properties(split), scale_of(recipe, device, poll), room)
     known = {full_name(name) for name in options if name not in LENGTHS}
     final = sized(recipe, sizing, known)

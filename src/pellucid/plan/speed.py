@@ -17,9 +17,11 @@ from pellucid.model import Transformer
 from pellucid.model.lora import adapt
 from pellucid.model.weights import initialise
 from pellucid.plan.flops import flops
-from pellucid.training.build import choose_paths, make_optimizer, n_logits
+from pellucid.runs.optimizer import make_optimizer
+from pellucid.runs.options import with_train
+from pellucid.training.build import choose_paths, n_logits
 from pellucid.training.objectives import MicroBatch, autocast
-from pellucid.training.recipe import Recipe, with_train
+from pellucid.training.recipe import Recipe
 from pellucid.training.resolve_recipe import resolve_batch
 
 #: layers of the two networks that are timed instead of a network with more than DEEP layers

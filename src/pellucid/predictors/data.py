@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pellucid.predictors.neural import NeuralProbabilistic
+from pellucid.predictors.neural import NeuralProbabilisticOptions
 from pellucid.predictors.recipe import PredictorRecipe
 from pellucid.text.tokens.batches import Batches, windows
 from pellucid.text.tokens.store import Part
@@ -23,8 +23,8 @@ class PredictorData:
     token is a target once an epoch, and what stands at the beginning of a window is no beginning of a text.
     """
 
-    def __init__(self, train: Part, held_out: Part, recipe: PredictorRecipe, network: nn.Module, device: torch.device):
-        self.extra = network.reach - 1 if isinstance(network, NeuralProbabilistic) else 0
+    def __init__(self, train: Part, held_out: Part, recipe: PredictorRecipe, device: torch.device):
+        self.extra = recipe.model.reach - 1 if isinstance(recipe.model, NeuralProbabilisticOptions) else 0
         self.n_ctx, self.batch, self.device = recipe.window, recipe.train.batch, device
         self.batches = Batches(train, self.n_ctx, self.batch * recipe.train.accumulate, recipe.train.seed)
         self.train, self.part = train, held_out

@@ -12,11 +12,11 @@ from pellucid.predictors.ngram import NGram
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.recipe import PredictorRecipe, read_predictor_recipe
 from pellucid.predictors.recurrent import Recurrent, RecurrentOptions
+from pellucid.runs.checkpoint import CheckpointError, named_checkpoint
+from pellucid.runs.device import resolve_device
+from pellucid.runs.run_dir import read_json
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
-from pellucid.training.checkpoint import CheckpointError, named_checkpoint
 from pellucid.training.kinds import check_loader
-from pellucid.training.resolve_recipe import resolve_device
-from pellucid.training.run_dir import read_json
 
 
 def load_predictor(

@@ -11,6 +11,8 @@ import numpy as np
 from pellucid.generate.scoring import Score
 from pellucid.predictors.ngram_baselines import COUNTED, as_part, score_baselines, spread
 from pellucid.predictors.recipe import read_predictor_recipe
+from pellucid.runs.options import RecipeError
+from pellucid.runs.run_dir import cache_folder, read_json
 from pellucid.text.one_text import OneText, read_one_text
 from pellucid.text.read.chunks import DocumentError
 from pellucid.text.read.find import ReadOptions
@@ -20,8 +22,8 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from pellucid.text.tokens.pairs import PairTokens, encode_pairs
 from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.text.tokens.store import Tokens, describe_difference
-from pellucid.training.recipe import Recipe, RecipeError
-from pellucid.training.run_dir import cache_folder, read_json, read_recipe
+from pellucid.training.load import read_recipe
+from pellucid.training.recipe import Recipe
 from pellucid.training.text_parts import read_recipe_pairs, read_recipe_text
 
 #: is told what is being done, how much of it is done, and of how much

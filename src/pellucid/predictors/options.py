@@ -44,11 +44,11 @@ class PredictorOptions:
             raise PredictorError(f"this does not describe a predictor: {error}") from None
 
 
-def check_at_least(choices: Any, least: int, *names: str) -> None:
+def check_at_least(options: Any, least: int, *names: str) -> None:
     """PredictorError unless each of these fields is at least `least`."""
     for name in names:
-        if getattr(choices, name) < least:
-            raise PredictorError(f"{name} = {getattr(choices, name)}: expected at least {least}")
+        if getattr(options, name) < least:
+            raise PredictorError(f"{name} = {getattr(options, name)}: expected at least {least}")
 
 
 def plain_forward(mask: Any, positions: Any) -> None:

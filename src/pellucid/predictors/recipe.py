@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_type_hints
 
@@ -11,17 +11,10 @@ from pellucid.architecture import ArchitectureError, parse_value, resolve_field
 from pellucid.predictors.neural import NeuralProbabilisticOptions
 from pellucid.predictors.ngram import NGramOptions
 from pellucid.predictors.recurrent import RecurrentOptions
+from pellucid.runs.options import LENGTHS, RecipeError, TrainOptions
 from pellucid.text.regular import read_regular
 from pellucid.training.config import EARLIER
-from pellucid.training.recipe import (
-    LENGTHS,
-    RecipeError,
-    TextOptions,
-    TrainOptions,
-    planned_end,
-    recipe_part,
-    settle_held_out,
-)
+from pellucid.training.recipe import TextOptions, TextRecipe, recipe_part, settle_held_out
 
 Kind = Literal["ngram", "neural-probabilistic", "recurrent"]
 Description = NGramOptions | NeuralProbabilisticOptions | RecurrentOptions
@@ -39,22 +32,14 @@ WINDOW = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictorRecipe:
-    """One run: what is read, the predictor, and how it is trained. See training.recipe.Recipe."""
+class PredictorRecipe(TextRecipe):
+    """One run of a predictor: the text, the predictor, and how it is trained."""
 
-    inputs: tuple[str, ...]
     kind: Kind
     model: Description
     #: the order of an n-gram that is mixed in, fitted on training text set aside; 0: none
     mixture: int = 0
-    text: TextOptions = field(default_factory=TextOptions)
     train: TrainOptions = TRAIN
-    segments: tuple[tuple[int, int], ...] = ()
-    replans: tuple[tuple[int, int], ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -73,18 +58,13 @@ class PredictorRecipe:
         )
 
     @property
-    def n_steps(self) -> int:
-        """The step after the last one."""
-        return planned_end(self.segments, self.replans) or self.train.steps
-
-    @property
     def window(self) -> int:
         """Targets of one training window."""
         return self.model.n_ctx if isinstance(self.model, RecurrentOptions) else WINDOW
 
     @property
-    def tokens_per_step(self) -> int:
-        return self.train.batch * max(1, self.train.accumulate) * self.window
+    def row(self) -> float:
+        return self.window
 
 
 def predictor_fields(kind: str) -> list[str]:

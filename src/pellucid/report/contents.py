@@ -10,11 +10,12 @@ from typing import Any
 from pellucid.architecture import count_parameters
 from pellucid.baselines import Baselines, read_baselines
 from pellucid.plan.flops import Flops, flops
+from pellucid.runs.metrics import read_metrics
+from pellucid.runs.options import RecipeError
+from pellucid.runs.trainer import LAG
 from pellucid.text.read.find import STANDARD_INPUT
-from pellucid.training.loop import LAG
-from pellucid.training.metrics import read_metrics
-from pellucid.training.recipe import Recipe, RecipeError
-from pellucid.training.run import read_recipe
+from pellucid.training.load import read_recipe
+from pellucid.training.recipe import Recipe
 
 #: the number of steps over which a speed is taken, if they follow each other
 STEPS_TOGETHER = 8

@@ -13,11 +13,11 @@ from pellucid.hub.targets import run_opens_in
 from pellucid.plan.speed import product_speed
 from pellucid.report.contents import MACHINE
 from pellucid.report.page import write_page
+from pellucid.runs.pipeline import Run
+from pellucid.runs.reporter import PlainReporter
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens
 from pellucid.training.recipe import Recipe
-from pellucid.training.reporter import PlainReporter
-from pellucid.training.run import Run
 
 
 def pre_run_checks(

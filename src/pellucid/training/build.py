@@ -1,6 +1,5 @@
-"""What a run is made of: its tokens, its network, its optimiser, and the choices that were left open."""
+"""What a transformer's run is made of: its tokens, its network, and the options that the user left open."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -11,11 +10,20 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute
 
+from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.attention import choose_attention_kernel
 from pellucid.model.lora import adapt, start_adapters
 from pellucid.model.weights import initialise, load_state
 from pellucid.presets import with_vocabulary
+from pellucid.runs.device import COMPILE_SAVES, COMPILE_SECONDS, can_compile, compile_pays
+from pellucid.runs.interrupt import Interruption, Phase
+from pellucid.runs.length import resolve_intervals, resolve_steps
+from pellucid.runs.measure import BUDGET
+from pellucid.runs.options import RecipeError, TrainOptions, with_train
+from pellucid.runs.pace import Pace
+from pellucid.runs.reporter import PlainReporter
+from pellucid.runs.run_dir import cache_folder
 from pellucid.text.read.chunks import counted
 from pellucid.text.read.documents import Corpus
 from pellucid.text.read.pairs import Pairs, PairSplit, split_pairs
@@ -26,15 +34,7 @@ from pellucid.text.tokens.pairs import PairTokens, encode_pairs
 from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.text.tokens.store import Tokens
 from pellucid.training import resolve_recipe as resolve
-from pellucid.training.data import make_data
-from pellucid.training.interrupt import Interruption, Phase
-from pellucid.training.measure import BUDGET, seconds_per_step
-from pellucid.training.objectives import Loss, autocast
-from pellucid.training.optimizer import Optimizer
-from pellucid.training.pace import Pace
-from pellucid.training.recipe import Recipe, RecipeError, TrainOptions, with_train
-from pellucid.training.reporter import PlainReporter
-from pellucid.training.run_dir import cache_folder
+from pellucid.training.recipe import Recipe, TextRecipe, TextRecipeT
 from pellucid.training.text_parts import lines_on_skipped, lines_on_unknown, read_recipe_pairs, read_recipe_text
 
 #: share of the time of a run of minutes that measuring a step may take
@@ -51,7 +51,7 @@ def default_vocabulary(n_bytes: int) -> int:
     return 2 ** (wanted.bit_length() - 1)
 
 
-def make_tokenizer(recipe: Recipe, split: Split | PairSplit, interruption: Interruption) -> Tokenizer:
+def make_tokenizer(recipe: TextRecipe, split: Split | PairSplit, interruption: Interruption) -> Tokenizer:
     """The tokenizer that the recipe asks for, trained on the training part alone; Interrupted where a signal comes."""
     asked = recipe.text.tokenizer
     n_vocab = (recipe.text.vocabulary or default_vocabulary(split.n_bytes)) if asked in LEARNED else None
@@ -143,12 +143,12 @@ def fit_to_input(recipe: Recipe, tokens: Tokens | PairTokens, tokenizer: Tokeniz
 
 
 def read_text(
-    recipe: Recipe,
+    recipe: TextRecipeT,
     reporter: PlainReporter,
     tokenizer: Tokenizer | None,
     interruption: Interruption,
-    size: ChooseSizes | None = None,
-) -> tuple[Recipe, Corpus, Tokens, Tokenizer]:
+    size: Callable[[TextRecipeT, Split, Phase], tuple[TextRecipeT, list[str]]] | None = None,
+) -> tuple[TextRecipeT, Corpus, Tokens, Tokenizer]:
     """The recipe, sized to the text where asked; the corpus, its tokens on disk, and the tokenizer."""
     with interruption.phase("reading", "bytes") as phase:
         corpus = read_recipe_text(recipe, phase.stage)
@@ -215,34 +215,22 @@ def recompute_blocks(network: Transformer) -> None:
         block.forward = partial(recompute, block.forward, use_reentrant=False)
 
 
-def make_optimizer(recipe: Recipe, network: Transformer) -> Optimizer:
-    """The recipe's optimiser over the network's parameters."""
-    t = recipe.train
-    return Optimizer(
-        network,
-        t.optimizer,
-        learning_rate=t.learning_rate,
-        muon_learning_rate=t.muon_learning_rate,
-        betas=(t.beta_1, t.beta_2),
-        eps=t.eps,
-        weight_decay=t.weight_decay,
-        ngram_weight_decay=t.ngram_weight_decay,
-        muon_dtype=torch.bfloat16 if t.precision == "bfloat16" else torch.float32,
-    )
-
-
 def autotune(
     recipe: Recipe,
     network: Transformer,
-    tokens: Tokens | PairTokens,
+    n_train: int,
     device: torch.device,
-    weights: Weights | None,
+    measure: Callable[[Recipe, float], float],
     interruption: Interruption,
     pace: Pace | None = None,
 ) -> tuple[Recipe, list[str]]:
-    """Precision, attention, number of steps, compilation and intervals, each with the sentence that explains it.
+    """Choose precision, attention, number of steps, compilation and intervals, each with the line that explains it.
 
-    The number of steps of a run of minutes, which `pace` is told about, is a first guess: see `plan_in_time`.
+    n_train  tokens of one epoch
+    measure  gives the seconds of a step of the recipe that is not compiled; its second argument is how many seconds
+             measuring may take
+
+    The number of steps of a run of minutes, whose `pace` is started, is a first guess; see `plan_in_time`.
     """
     with interruption.phase("measuring matrix products and attention") as phase:
         recipe, lines = settle_kernels(recipe, network, device, phase)
@@ -250,47 +238,33 @@ def autotune(
         lines.append(describe_adapters(recipe))
     seconds: list[float] = []
 
-    def measure() -> float:
+    def step_seconds() -> float:
         if not seconds:
-            with interruption.phase("measuring a step") as phase:
-                budget = BUDGET if pace is None else min(BUDGET, MEASURING * pace.total)
-                seconds.append(measure_step(recipe, network, tokens, device, phase, budget))
-                first_weights(network, recipe, weights)
+            seconds.append(measure(recipe, BUDGET if pace is None else min(BUDGET, MEASURING * pace.total)))
         return seconds[0]
 
-    n_tokens, sentence = len(tokens.part("train")), ""
-    if recipe.train.compile == "auto":
-        guess = resolve.resolve_steps(recipe, n_tokens, measure, left=pace and pace.left)[0]
-        pays, sentence = resolve.compile_pays(device, measure(), guess)
-        recipe = with_train(recipe, compile="yes" if pays else "no")
-    elif recipe.train.compile == "yes" and not resolve.can_compile(device):
-        raise RecipeError("train.compile = yes: there is no C++ compiler here (g++ or clang++); say no, or install one")
-    compiles = recipe.train.compile == "yes"
-    steps, why = resolve.resolve_steps(recipe, n_tokens, measure, compiles, pace and pace.left)
+    sentence, compiles = choose_compilation(recipe, n_train, device, step_seconds, pace)
+    recipe = with_train(recipe, compile="yes" if compiles else "no")
+    n_steps, why = resolve_steps(recipe, n_train, step_seconds, compiles, pace and pace.left)
     lines += ([] if recipe.train.minutes else [why]) + ([sentence] if sentence else [])
     if pace is not None:
-        saved, cost = (resolve.COMPILE_SAVES, resolve.COMPILE_SECONDS) if compiles else ({}, {})
-        pace.start(measure() * (1 - saved.get(device.type, 0.0)), reserve=cost.get(device.type, 0.0))
+        saved, cost = (COMPILE_SAVES, COMPILE_SECONDS) if compiles else ({}, {})
+        pace.start(step_seconds() * (1 - saved.get(device.type, 0.0)), reserve=cost.get(device.type, 0.0))
     measured = seconds[0] if seconds else None
-    return resolve.resolve_intervals(replace(recipe, segments=((0, steps),)), measured), lines
+    return resolve_intervals(replace(recipe, segments=((0, n_steps),)), measured), lines
 
 
-def plan_in_time(recipe: Recipe, opened: Recipe, pace: Pace) -> tuple[Recipe, str]:
-    """The recipe with as many steps as fit into the time that is left, and a sentence that says how many.
-
-    `opened` is the recipe with the intervals that were asked for.
-    """
-    t, asked = recipe.train, opened.train
-    intervals = {name: getattr(asked, name) for name in ("evaluate_every", "checkpoint_every", "sample_every")}
-    for _ in range(2):  # evaluations take time, and their number depends on that of the steps
-        recipe = replace(recipe, segments=((0, pace.end_of(recipe, 0)),))
-        recipe = resolve.resolve_intervals(with_train(recipe, **intervals), pace.per_step, may_move=True)
-    return recipe, (
-        f"length: {t.minutes:g} minutes, about {recipe.n_steps:,} steps at {pace.per_step * 1e3:.0f} ms; their number "
-        "follows their speed"
-        if t.minutes
-        else ""
-    )
+def choose_compilation(
+    recipe: Recipe, n_train: int, device: torch.device, step_seconds: Callable[[], float], pace: Pace | None
+) -> tuple[str, bool]:
+    """A line where compiling was left open, and whether the step is compiled; RecipeError where it cannot be."""
+    if recipe.train.compile == "auto":
+        guess = resolve_steps(recipe, n_train, step_seconds, left=pace and pace.left)[0]
+        pays, sentence = compile_pays(device, step_seconds(), guess)
+        return sentence, pays
+    if recipe.train.compile == "yes" and not can_compile(device):
+        raise RecipeError("train.compile = yes: there is no C++ compiler here (g++ or clang++); say no, or install one")
+    return "", recipe.train.compile == "yes"
 
 
 def settle_kernels(
@@ -334,36 +308,10 @@ def n_logits(recipe: Recipe) -> int:
     return 0 if recipe.train.compile == "yes" else recipe.train.batch * recipe.model.n_ctx * recipe.model.n_vocab
 
 
-def compiled(loss: Loss) -> Loss:
-    """The loss as one compiled graph with its backward pass; what was compiled before is found again on disk."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
-    return torch.compile(loss)
-
-
-def measure_step(
-    recipe: Recipe,
-    network: Transformer,
-    tokens: Tokens | PairTokens,
-    device: torch.device,
-    poll: Callable[[], object] = lambda: None,
-    budget: float = BUDGET,
-) -> float:
-    """Seconds of a training step, not compiled; the weights are spoilt."""
-    optimizer, data = make_optimizer(recipe, network), make_data(tokens, recipe, device)
-    t, loss = recipe.train, autocast(network, device, recipe.train.precision, n_logits(recipe))
-    good = torch.zeros((), dtype=torch.bool, device=device)
-
-    def wait() -> None:
-        next(network.parameters()).flatten()[0].item()
-
-    def take_pass(rows: int) -> None:
-        optimizer.zero_grad()
-        (loss(data.at(0, 0, t.batch * t.accumulate // rows)) / recipe.tokens_per_step).backward()
-        wait()
-
-    def update() -> None:
-        optimizer.step(good)
-        wait()
-
-    network.train()
-    return seconds_per_step(take_pass, update, rows=t.batch, passes=t.accumulate, poll=poll, budget=budget)
+def describe_model(a: Architecture, n_parameters: int) -> str:
+    """One line that says what is trained."""
+    heads = f"{a.n_heads} heads" + (f" ({a.n_kv_heads} of keys and values)" if a.n_kv_heads != a.n_heads else "")
+    return (
+        f"model: {n_parameters:,} parameters, {a.n_layers} layers, width {a.d_model}, {heads}, context {a.n_ctx}, "
+        f"vocabulary {a.n_vocab:,}, {a.positions.kind} positions, {a.norm.kind} norm, {a.mlp.activation}"
+    )

@@ -1,11 +1,7 @@
-"""The choices of a recipe, each with its default: how text becomes tokens, and how weights are found."""
+"""The options of a language model's recipe besides those of every run: its text, its adapters, its base model."""
 
 from dataclasses import dataclass
 from typing import Literal
-
-from pellucid.training.schedule import ScheduleName
-
-Word = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,84 +45,6 @@ class TextOptions:
 
 #: what a recipe says that was written before there were other rules of holding text out
 EARLIER = {"split": "documents"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """How the weights are found. Rates are per step; losses in nats per token."""
-
-    #: length in updates of the weights; give at most one of steps, tokens, epochs and minutes
-    steps: int = 0
-    #: length in tokens that are trained on
-    tokens: int = 0
-    #: length in passes over the training text
-    epochs: float = 0.0
-    #: length in minutes; the number of steps follows from measuring one
-    minutes: float = 0.0
-
-    #: what is predicted: the next token, the text after a prefix, tokens that are masked, or a target from its source
-    objective: Literal["next-token", "prefix", "masked", "source-target"] = "next-token"
-    #: share of the tokens that are hidden where the objective is masked
-    mask_share: float = 0.15
-
-    #: sequences in one pass; 0: chosen
-    batch: int = 0
-    #: passes whose gradients are added up before a step; 0: chosen, and batch is then divided among them
-    accumulate: int = 0
-    #: adamw for every weight, or muon for the matrices inside the blocks and AdamW for the others
-    optimizer: Word = "muon"
-    #: the largest learning rate of AdamW
-    learning_rate: float = 5e-3
-    #: the largest learning rate of Muon
-    muon_learning_rate: float = 2e-2
-    #: decay of AdamW's average of the gradients
-    beta_1: float = 0.9
-    #: decay of AdamW's average of the squared gradients
-    beta_2: float = 0.99
-    #: added to AdamW's divisor
-    eps: float = 1e-8
-    #: decoupled weight decay, of matrices only
-    weight_decay: float = 0.1
-    #: weight decay of the tables of n-grams, which would soon know the training text by heart
-    ngram_weight_decay: float = 2.0
-    #: the largest norm of the gradient; 0: the gradient is not clipped
-    clip: float = 1.0
-    #: how the learning rate falls after the warm-up: as a cosine, linearly over the last fifth (wsd), or not at all
-    schedule: ScheduleName = "cosine"
-    #: steps over which the learning rate rises from 0; -1: 2 % of the steps, at most 100
-    warmup: int = -1
-    #: the last learning rate as a share of the largest
-    floor: float = 0.01
-    #: standard deviation of the first weights
-    init_std: float = 0.02
-
-    #: where the first weights, the order of the batches and the dropout are drawn from
-    seed: int = 1337
-    #: auto, cpu, cuda or mps; auto takes a GPU where there is one
-    device: str = "auto"
-    #: the precision of matrix products; auto: what this machine multiplies faster
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    #: whether torch.compile is used; auto: where it saves more time than it takes
-    compile: Literal["auto", "no", "yes"] = "auto"
-    #: two ways to compute the same function; auto: the faster one, measured by a forward and a backward pass
-    attention: Literal["auto", "fused", "written_out"] = "auto"
-    #: yes: the activations of a block are computed again in the backward pass, which saves memory and takes time
-    recompute: Literal["no", "yes"] = "no"
-    #: yes: only algorithms that give the same result in every run
-    deterministic: Literal["no", "yes"] = "no"
-
-    #: steps between measurements of the held-out loss; 0: chosen by the length of the run
-    evaluate_every: int = 0
-    #: held-out tokens that are read each time but the last, which reads all; 0: chosen
-    evaluate_tokens: int = 0
-    #: steps between checkpoints; 0: at every measurement of the held-out loss
-    checkpoint_every: int = 0
-    #: how many checkpoints are kept besides the best
-    keep_last: int = 2
-    #: steps between samples of generated text; 0: at every measurement of the held-out loss; -1: never
-    sample_every: int = 0
-    #: the prompt of the samples
-    sample_prompt: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

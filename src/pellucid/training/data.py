@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pellucid.runs.options import RecipeError
 from pellucid.text.tokenizers.base import MASK
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.text.tokens.batches import Batch, Batches, ScoredBatch, noise, windows
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens
 from pellucid.training.objectives import MicroBatch, after_prefix, hide
-from pellucid.training.recipe import Recipe, RecipeError
+from pellucid.training.recipe import Recipe
 from pellucid.training.source_target import SourceTargetData
 
 

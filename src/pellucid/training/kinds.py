@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pellucid.training.recipe import RecipeError
-from pellucid.training.run_dir import read_json
+from pellucid.runs.options import RecipeError
+from pellucid.runs.run_dir import read_json
 
 #: the public function that opens a run of each kind
 LOADERS = {

@@ -19,11 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pellucid.architecture import count_parameters
-from pellucid.training.build import choose_paths, make_optimizer, n_logits
+from pellucid.runs.device import memory_bytes
+from pellucid.runs.optimizer import make_optimizer
+from pellucid.runs.options import RecipeError, with_train
+from pellucid.training.build import choose_paths, n_logits
 from pellucid.training.memory_lines import NoClosedFormError, bare_network, micro_batch_of, step_lines
 from pellucid.training.objectives import MANY_LOGITS, autocast
-from pellucid.training.recipe import Recipe, RecipeError, with_train
-from pellucid.training.resolve_recipe import memory_bytes, n_trained, training_bytes
+from pellucid.training.recipe import Recipe
+from pellucid.training.resolve_recipe import n_trained, training_bytes
 
 #: layers that are walked through; a deeper network needs as much more for each as the second pair does
 SHALLOW, DEEP = 2, 4

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.lora import adapt
+from pellucid.runs.muon import update_together
+from pellucid.runs.optimizer import is_hidden_matrix
 from pellucid.training.build import choose_paths
-from pellucid.training.muon import update_together
 from pellucid.training.objectives import MANY_LOGITS, MicroBatch, autocast
-from pellucid.training.optimizer import is_hidden_matrix
 from pellucid.training.recipe import Recipe
 from pellucid.training.shape_tensors import CPU, LinearBytes, NoClosedFormError, ShapesOnly, shapes_only, sum_of
 

@@ -10,48 +10,52 @@ import json
 import math
 import tomllib
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pellucid.architecture import Architecture, ArchitectureError, architecture_fields, parse_value, resolve_field
 from pellucid.presets import gated_width, preset
+from pellucid.runs.options import (
+    LENGTHS,
+    RecipeError,
+    RunRecipe,
+    TrainOptions,
+    check_train,
+    parse_options,
+    refuser,
+    with_train,
+)
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import LEARNED, Kind
 from pellucid.training.config import ADAPTING, CONTINUING, EARLIER, AdapterOptions, Base
 from pellucid.training.config import TextOptions as TextOptions
-from pellucid.training.config import TrainOptions as TrainOptions
 from pellucid.training.encoder import PREFIX, check_encoder, with_encoder, with_model_fields
-
-#: pairs of steps
-Segments = tuple[tuple[int, int], ...]
-
-
-class RecipeError(ValueError):
-    """A choice that does not exist, or two that contradict each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """One run: what is read, the network, and how it is trained.
+class TextRecipe(RunRecipe):
+    """A recipe of a model of text, which says how the text becomes tokens."""
 
-    `segments` are the ranges of steps over which the schedule runs from warm-up to its end: one for a
-    run, one more for each time its length was changed. A step is in the last one that has begun. `replans` are
-    pairs (step, end): at that step of a run of minutes the end of its segment was moved (`schedule.position`).
-    `base` is the model that it started from, whose weights a run of adapters does not keep.
-    `tokens_per_row` is how many tokens a row predicts on average, 0 where it is n_ctx of them.
+    text: TextOptions = field(default_factory=TextOptions)
+
+
+TextRecipeT = TypeVar("TextRecipeT", bound=TextRecipe)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(TextRecipe):
+    """One run of a transformer: the text, the network, and how it is trained.
+
+    `base` is the model that the run started from, whose weights a run of adapters does not keep.
+    `tokens_per_row` is how many tokens a row predicts on average, 0 where it predicts n_ctx of them.
     `opens_in` is the software that the architecture was chosen for, "" where any was allowed.
     """
 
-    inputs: tuple[str, ...]
     model: Architecture
-    text: TextOptions = field(default_factory=TextOptions)
-    train: TrainOptions = field(default_factory=TrainOptions)
     adapt: AdapterOptions = field(default_factory=AdapterOptions)
     base: Base | None = None
-    segments: tuple[tuple[int, int], ...] = ()
-    replans: tuple[tuple[int, int], ...] = ()
     kind: str = "transformer"
     tokens_per_row: float = 0.0
     opens_in: str = ""
@@ -81,27 +85,11 @@ class Recipe:
         )
 
     @property
-    def n_steps(self) -> int:
-        """The step after the last one."""
-        return planned_end(self.segments, self.replans) or self.train.steps
-
-    @property
-    def tokens_per_step(self) -> int:
-        return round(self.train.batch * max(1, self.train.accumulate) * self.row)
-
-    @property
     def row(self) -> float:
         """Tokens that a row predicts, on average where rows differ."""
         return self.tokens_per_row or self.model.n_ctx
 
 
-def planned_end(segments: Segments, replans: Segments) -> int:
-    """The step after the last one, 0 where nothing is planned."""
-    start, end = segments[-1] if segments else (0, 0)
-    return next((to for step, to in reversed(replans) if step >= start), end)
-
-
-LENGTHS = ("steps", "tokens", "epochs", "minutes")
 PARTS = {"text": TextOptions, "train": TrainOptions, "adapt": AdapterOptions}
 
 
@@ -361,78 +349,35 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def recipe_part(kind: type, values: Mapping[str, Any], part: str) -> Any:
-    hints = typing.get_type_hints(kind)
-    for name in values:
-        if name not in hints:
-            near = difflib.get_close_matches(name, hints, 1)
-            raise RecipeError(f"there is no field {part}.{name}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    made = kind(**{name: parse_value(f"{part}.{name}", value, hints[name]) for name, value in values.items()})
-    if kind is not AdapterOptions:
-        _check_part(made)
-    return made
+    """The options of one part of a recipe, from values as text or typed; RecipeError for what no run can have."""
+    options = parse_options(kind, values, part)
+    if isinstance(options, TextOptions):
+        _check_text(options)
+    elif isinstance(options, TrainOptions):
+        check_train(options)
+    return options
 
 
-def _check_text(part: TextOptions, refuse_unless: Callable[[bool, str, str], None]) -> None:
+def _check_text(part: TextOptions) -> None:
+    refuse_unless = refuser(part, "text")
     files = bool(part.held_out_files)
     refuse_unless(
-        0 < part.held_out < 1 or files, "text.held_out", "a share between 0 and 1, such as 0.1, or files of your own"
+        0 < part.held_out < 1 or files, "held_out", "a share between 0 and 1, such as 0.1, or files of your own"
     )
-    refuse_unless(all(part.held_out_files), "text.held_out_files", "files and folders")
-    refuse_unless((part.split == "files") == files, "text.split", "files together with text.held_out_files, only")
-    refuse_unless(part.vocabulary >= 0, "text.vocabulary", "a number of ids, or 0 to have it chosen")
+    refuse_unless(all(part.held_out_files), "held_out_files", "files and folders")
+    refuse_unless((part.split == "files") == files, "split", "files together with text.held_out_files, only")
+    refuse_unless(part.vocabulary >= 0, "vocabulary", "a number of ids, or 0 to have it chosen")
     learned = part.tokenizer in LEARNED or not part.vocabulary
-    refuse_unless(learned, "text.vocabulary", f"0 where text.tokenizer = {part.tokenizer}, which learns none")
+    refuse_unless(learned, "vocabulary", f"0 where text.tokenizer = {part.tokenizer}, which learns none")
     ReadOptions(format=part.format, encoding=part.encoding)
-    refuse_unless(0 < part.sample <= 1, "text.sample", "a share above 0, and 1 for all of the text")
+    refuse_unless(0 < part.sample <= 1, "sample", "a share above 0, and 1 for all of the text")
     sampled = part.tokenizer in LEARNED or part.sample == 1
-    refuse_unless(sampled, "text.sample", f"1 where text.tokenizer = {part.tokenizer}, which learns nothing")
+    refuse_unless(sampled, "sample", f"1 where text.tokenizer = {part.tokenizer}, which learns nothing")
     divided = part.tokenizer == "bpe" or part.pattern == "gpt2"
-    refuse_unless(divided, "text.pattern", f"gpt2 where text.tokenizer = {part.tokenizer}, which has none")
-
-
-def _check_part(part: Any) -> None:
-    def refuse_unless(true: bool, name: str, expected: str) -> None:
-        if not true:
-            raise RecipeError(f"{name} = {getattr(part, name.partition('.')[2])}: expected {expected}")
-
-    if isinstance(part, TextOptions):
-        _check_text(part, refuse_unless)
-        return
-    for f in fields(part):
-        value = getattr(part, f.name)
-        refuse_unless(not isinstance(value, float) or math.isfinite(value), f"train.{f.name}", "a finite number")
-    given = [name for name in LENGTHS if getattr(part, name)]
-    if len(given) > 1:
-        raise RecipeError(f"the length is given twice, by {' and '.join(given)}: give one of them")
-    for name in (
-        *LENGTHS,
-        "batch",
-        "accumulate",
-        "clip",
-        "weight_decay",
-        "ngram_weight_decay",
-        "evaluate_every",
-        "evaluate_tokens",
-        "checkpoint_every",
-    ):
-        refuse_unless(getattr(part, name) >= 0, f"train.{name}", "0 or more")
-    for name in ("learning_rate", "muon_learning_rate", "eps", "init_std"):
-        refuse_unless(getattr(part, name) > 0, f"train.{name}", "a number above 0")
-    refuse_unless(0 < part.mask_share < 1, "train.mask_share", "a share between 0 and 1, such as 0.15")
-    for name in ("beta_1", "beta_2"):
-        refuse_unless(0 <= getattr(part, name) < 1, f"train.{name}", "a number from 0 up to, not including, 1")
-    refuse_unless(0 <= part.floor <= 1, "train.floor", "a number from 0 to 1")
-    refuse_unless(part.keep_last >= 1, "train.keep_last", "1 or more")
-    for name in ("warmup", "sample_every"):
-        refuse_unless(getattr(part, name) >= -1, f"train.{name}", "-1 or more")
+    refuse_unless(divided, "pattern", f"gpt2 where text.tokenizer = {part.tokenizer}, which has none")
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
     """What differs between two recipes, a line a field: what `--resume` may not change."""
     a, b = _flat(old.to_dict()), _flat(new.to_dict())
     return [f"{k}: {a.get(k)} in the run, {b.get(k)} asked for" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
-
-
-def with_train(recipe: Recipe, **changes: Any) -> Recipe:
-    """A copy with fields of `train` changed."""
-    return replace(recipe, train=replace(recipe.train, **changes))

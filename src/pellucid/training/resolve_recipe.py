@@ -1,16 +1,8 @@
 """Turning what a recipe leaves open into numbers: asked of this machine once, printed, and written down."""
 
-import ctypes
-import math
-import os
-import shutil
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +14,9 @@ from pellucid.model.kernels import KernelName
 from pellucid.model.lora import adapt
 from pellucid.model.mask import Mask
 from pellucid.model.weights import trained_state
+from pellucid.runs.options import with_train
 from pellucid.training.objectives import CHUNK, MANY_LOGITS
-from pellucid.training.recipe import LENGTHS, Recipe, RecipeError, with_train
-
-#: seconds that compiling a training step costs, by kind of device; measured on CPUs alone (docs/log.md)
-COMPILE_SECONDS = {"cpu": 35.0, "cuda": 60.0, "mps": 60.0}
-#: the share of eager time that compiling saves on each; measured on CPUs alone (docs/log.md)
-COMPILE_SAVES = {"cpu": 0.27, "cuda": 0.35, "mps": 0.0}
-#: how many times its cost compiling has to save before it is chosen: on a busy machine it costs twice as much
-CLEAR_GAIN = 2.0
+from pellucid.training.recipe import Recipe
 
 #: bytes: a CPU's larger tensors are mapped anew each time and their pages cleared, which costs more than it takes to
 #: go through a batch in several passes (docs/log.md); 32 MiB is where glibc's malloc begins to
@@ -38,34 +24,12 @@ MAPPED = 32 * 2**20
 #: tokens that a pass keeps at least, so that its products stay efficient
 SMALLEST_PASS = 1024
 
-#: evaluations of a run, and seconds between two of them at least and at most: a run of seconds is measured at its end,
-#: one of days every quarter of an hour
-EVALUATIONS, SHORTEST, LONGEST = 10, 20.0, 900.0
-
 #: the longest context for which attention written out may be faster, and its words
 WRITTEN_OUT = 512
 #: the kernel of pellucid.model.kernels that each value of train.attention names
 KERNELS: dict[str, KernelName] = {"fused": "fused", "written_out": "explicit"}
 #: seconds after which attention has been timed often enough
 LONG = 0.5
-
-
-def resolve_device(word: str) -> torch.device:
-    """The device of that name; auto is the first of CUDA, Apple's MPS and the CPU that is there."""
-    if word == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    if word.partition(":")[0] not in COMPILE_SECONDS:
-        raise RecipeError(f"train.device = {word!r}: say auto, {', '.join(COMPILE_SECONDS)}, or cuda:1 and so on")
-    try:
-        device = torch.device(word)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise RecipeError(
-            f"device {word!r} cannot be used here ({str(error).splitlines()[0]}): say cpu or auto"
-        ) from None
-    return device
 
 
 def matmul_seconds(device: torch.device, dtype: torch.dtype, n: int = 384) -> float:
@@ -154,66 +118,6 @@ def widest_row(a: Architecture) -> int:
     return max(a.n_ctx * of_position, widest_row(a.encoder) if a.encoder else 0)
 
 
-def resolve_steps(
-    recipe: Recipe,
-    n_train_tokens: int,
-    seconds_per_step: Callable[[], float] | None,
-    compiled: bool = False,
-    left: float | None = None,
-) -> tuple[int, str]:
-    """The number of steps and a sentence that says where it comes from.
-
-    Minutes need a measurement of a step that is not compiled; `compiled` says that it will be, in a device that
-    the recipe names, and that compiling is still to be paid for. `left` is how many seconds there still are.
-    """
-    t, per_step = recipe.train, recipe.tokens_per_step
-    if t.steps:
-        return t.steps, f"length: {t.steps:,} steps of {per_step:,} tokens, as asked"
-    if t.tokens:
-        return max(1, round(t.tokens / per_step)), f"length: {t.tokens:,} tokens, {per_step:,} a step"
-    if t.epochs:
-        steps = max(1, round(t.epochs * n_train_tokens / (t.batch * t.accumulate * recipe.row)))
-        return steps, f"length: {t.epochs:g} epochs of {n_train_tokens:,} tokens, {steps:,} steps"
-    assert seconds_per_step is not None
-    seconds = seconds_per_step()
-    left = 0.93 * max(left if left is not None else 60 * t.minutes, 0.0)  # the rest is for saving and evaluating
-    if compiled:
-        kind = recipe.train.device.partition(":")[0]
-        # of a short run half the time is left: what was compiled before is found again, and the deadline holds anyway
-        seconds, left = seconds * (1 - COMPILE_SAVES[kind]), max(left - COMPILE_SECONDS[kind], left / 2)
-    steps = max(1, int(left / seconds))
-    how = " once compiled" if compiled else ""
-    return steps, f"length: {t.minutes:g} minutes, {steps:,} steps at {seconds * 1e3:.0f} ms{how}"
-
-
-def with_length(recipe: Recipe, length: dict[str, Any]) -> Recipe:
-    """A copy whose length is the one given; ten minutes where none is."""
-    given = {name: value for name, value in length.items() if value}
-    if not given and not any(getattr(recipe.train, name) for name in LENGTHS):
-        given = {"minutes": 10.0}
-    return with_train(recipe, **{**dict.fromkeys(LENGTHS, 0), **given}) if given else recipe
-
-
-def compile_pays(device: torch.device, seconds_per_step: float, n_steps: int) -> tuple[bool, str]:
-    """Whether compiling saves clearly more than it costs over the run, and a sentence with the figures."""
-    if not can_compile(device):
-        return False, "compiled: no (there is no C++ compiler here)"
-    saved = seconds_per_step * n_steps * COMPILE_SAVES[device.type]
-    pays = saved > CLEAR_GAIN * COMPILE_SECONDS[device.type]
-    word = "yes" if pays else "no"
-    return (
-        pays,
-        f"compiled: {word} (saves about {saved:.0f} s of this run, costs about {COMPILE_SECONDS[device.type]:.0f})",
-    )
-
-
-def can_compile(device: torch.device) -> bool:
-    """Whether torch.compile finds what it needs: a C++ compiler on the CPU, Triton on CUDA."""
-    if device.type == "cuda":
-        return True
-    return device.type == "cpu" and any(shutil.which(c) for c in (os.environ.get("CXX") or "g++", "clang++"))
-
-
 def n_trained(recipe: Recipe) -> int:
     """How many numbers training changes: of adapters r (in + out) for each linear map."""
     if not recipe.adapt.rank:
@@ -247,55 +151,3 @@ def kept_per_position(a: Architecture) -> int:
     qkv = (a.n_heads + 2 * a.n_kv_heads) * a.d_head
     cross = 4 * a.d_model + qkv if a.encoder is not None else 0
     return a.n_layers * (10 * a.d_model + 3 * a.d_ff + qkv + cross)
-
-
-def memory_bytes(device: torch.device) -> int:
-    """How much memory the device has in all, or this container may use."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    if sys.platform == "win32":
-        kibibytes = ctypes.c_ulonglong()
-        ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kibibytes))
-        return 1024 * kibibytes.value
-    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:  # a container may have less
-        return min(installed, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):
-        return installed
-
-
-def resolve_intervals(recipe: Recipe, seconds_per_step: float | None = None, may_move: bool = False) -> Recipe:
-    """Evaluation, checkpoint and sample intervals, in steps; a measured step is one that is not compiled.
-
-    `may_move`: the end may become a later one, and what is only done there is not to be done before.
-    """
-    t = recipe.train
-    evaluate = t.evaluate_every or evaluation_interval(recipe, seconds_per_step)
-    if may_move and not t.evaluate_every and evaluate >= recipe.n_steps:
-        evaluate = 2 * recipe.n_steps
-    return replace(
-        recipe,
-        train=replace(
-            t,
-            evaluate_every=evaluate,
-            evaluate_tokens=t.evaluate_tokens or 20 * max(1024, recipe.tokens_per_step // t.accumulate),
-            checkpoint_every=t.checkpoint_every or evaluate,
-            sample_every=t.sample_every or evaluate,
-        ),
-    )
-
-
-def evaluation_interval(recipe: Recipe, seconds_per_step: float | None) -> int:
-    """Steps between evaluations, all intervals alike and the last one at the end.
-
-    A run has ten, but they are about SHORTEST seconds apart at least, and LONGEST at most. It has ten as well where its
-    time is not known.
-    """
-    t, n = recipe.train, EVALUATIONS
-    seconds = 60 * t.minutes
-    if not seconds and seconds_per_step is not None:
-        saved = COMPILE_SAVES[t.device.partition(":")[0]] if t.compile == "yes" else 0.0
-        seconds = recipe.n_steps * seconds_per_step * (1 - saved)
-    if seconds:
-        n = max(1, min(EVALUATIONS, round(seconds / SHORTEST)), math.ceil(seconds / LONGEST))
-    return max(1, math.ceil(recipe.n_steps / n))

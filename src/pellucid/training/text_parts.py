@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pellucid.runs.options import RecipeError
 from pellucid.text.read.chunks import counted
 from pellucid.text.read.documents import Corpus, read_corpus, read_with_held_out
 from pellucid.text.read.find import ReadOptions, Skipped
@@ -11,7 +12,7 @@ from pellucid.text.read.pairs import Pairs, read_pairs, read_pairs_with_held_out
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens
-from pellucid.training.recipe import Recipe, RecipeError
+from pellucid.training.recipe import Recipe, TextRecipe
 
 #: files that were left out, of those that are printed
 PRINTED = 5
@@ -57,14 +58,14 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def reading_of(recipe: Recipe) -> ReadOptions:
+def reading_of(recipe: TextRecipe) -> ReadOptions:
     """How the recipe finds and reads files."""
     t = recipe.text
     named = {name: getattr(t, name) for name in ("field", "format", "encoding", "include", "exclude", "licence")}
     return ReadOptions(drop_duplicates=t.drop_duplicates == "yes", skip_bad=t.skip_bad == "yes", **named)
 
 
-def read_recipe_text(recipe: Recipe, progress: Callable | None = None) -> Corpus:
+def read_recipe_text(recipe: TextRecipe, progress: Callable | None = None) -> Corpus:
     """The recipe's text, and the files that it holds out."""
     t, reading = recipe.text, reading_of(recipe)
     if t.held_out_files:

@@ -3,6 +3,12 @@
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pellucid.runs.optimizer import make_optimizer
+from pellucid.runs.trainable import Trainable
 
 #: seconds that measuring may take; what has begun is finished
 BUDGET = 3.0
@@ -63,3 +69,25 @@ def timed(do: Callable[..., object], *given: int) -> float:
 def divisors(n: int, most: int = 1 << 12) -> list[int]:
     """Those up to `most`, in order."""
     return [d for d in range(1, min(n, most) + 1) if n % d == 0]
+
+
+def measure_step(trainable: Trainable[Any], poll: Callable[[], object] = lambda: None, budget: float = BUDGET) -> float:
+    """Seconds of a training step, not compiled; the weights are spoilt."""
+    recipe, network, data, loss = trainable.recipe, trainable.network, trainable.make_data(), trainable.make_loss()
+    t, optimizer = recipe.train, make_optimizer(recipe, network)
+    bad = torch.zeros((), dtype=torch.bool, device=trainable.device)
+
+    def wait() -> None:
+        next(network.parameters()).flatten()[0].item()
+
+    def take_pass(rows: int) -> None:
+        optimizer.zero_grad()
+        (loss(data.at(0, 0, t.batch * t.accumulate // rows)) / recipe.tokens_per_step).backward()
+        wait()
+
+    def update() -> None:
+        optimizer.step(bad)
+        wait()
+
+    network.train()
+    return seconds_per_step(take_pass, update, rows=t.batch, passes=t.accumulate, poll=poll, budget=budget)

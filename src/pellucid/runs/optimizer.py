@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pellucid.training.config import Word
-from pellucid.training.muon import Muon
+from pellucid.runs.muon import Muon
+from pellucid.runs.options import OptimizerName, RunRecipe
 
 
 def is_hidden_matrix(name: str, p: Tensor) -> bool:
@@ -31,7 +31,7 @@ class Optimizer:
     def __init__(
         self,
         model: nn.Module,
-        word: Word,
+        word: OptimizerName,
         *,
         learning_rate: float,
         muon_learning_rate: float,
@@ -103,3 +103,19 @@ class Optimizer:
                     value = state[f"{self.names[p]}/{key}"]
                     values[key] = value.to(p.device, torch.float32 if key == "step" else p.dtype).clone()
                 part.state[p] = values
+
+
+def make_optimizer(recipe: RunRecipe, network: nn.Module) -> Optimizer:
+    """The recipe's optimiser over the network's parameters."""
+    t = recipe.train
+    return Optimizer(
+        network,
+        t.optimizer,
+        learning_rate=t.learning_rate,
+        muon_learning_rate=t.muon_learning_rate,
+        betas=(t.beta_1, t.beta_2),
+        eps=t.eps,
+        weight_decay=t.weight_decay,
+        ngram_weight_decay=t.ngram_weight_decay,
+        muon_dtype=torch.bfloat16 if t.precision == "bfloat16" else torch.float32,
+    )

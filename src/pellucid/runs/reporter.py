@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,12 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pellucid.architecture import Architecture
+from pellucid.runs.interrupt import Phase
+from pellucid.runs.options import RunRecipe
 from pellucid.text.sanitize import sanitize
-from pellucid.training.interrupt import Phase
-
-if TYPE_CHECKING:  # torch would be loaded with it
-    from pellucid.training.recipe import Recipe
 
 
 class PlainReporter:
@@ -31,6 +28,8 @@ class PlainReporter:
         #: when the last line about a phase was written, and whether steps are being taken
         self.told = -1e9
         self.is_training = False
+        #: what one target is
+        self.unit = "token"
 
     def line(self, text: str) -> None:
         text = sanitize(text)
@@ -46,8 +45,9 @@ class PlainReporter:
         for text in lines:
             self.line(text)
 
-    def begin(self, recipe: "Recipe", step: int) -> None:
-        self.speed = ProgressRate(recipe, step)
+    def begin(self, recipe: RunRecipe, step: int, unit: str = "token") -> None:
+        """Training begins at this step; losses are in nats per `unit`."""
+        self.speed, self.unit = ProgressRate(recipe, step), unit
         self.is_training = True
 
     def doing(self, phase: Phase) -> None:
@@ -68,10 +68,10 @@ class PlainReporter:
         is_due = left is not None and left > self.every and now - self.last >= self.every
         if is_due or row["step"] == n_steps:
             self.last = now
-            loss = "skipped" if row["loss"] is None else f"{row['loss']:.4f} nats/token"
+            loss = "skipped" if row["loss"] is None else f"{row['loss']:.4f} nats/{self.unit}"
             self.line(
                 f"step {row['step']}/{n_steps}  loss {loss}  lr {row['learning_rate']:.2e}  "
-                f"{self.speed.tokens_per_second():,.0f} tokens/s  ETA {clock(left)}"
+                f"{self.speed.tokens_per_second():,.0f} {self.unit}s/s  ETA {clock(left)}"
             )
 
     def now_and_then(self, text: str, is_last: bool) -> None:
@@ -82,10 +82,11 @@ class PlainReporter:
             self.line(text)
 
     def evaluation(self, row: dict[str, Any]) -> None:
-        self.line(
-            f"step {row['step']}  held-out loss {row['held_out_loss']:.4f} nats/token, "
-            f"{row['bits_per_byte']:.4f} bits/byte" + ("" if row["whole"] else " (on a part)")
-        )
+        """The row of an evaluation: its loss, and bits per byte of text or the accuracy on images."""
+        bits = row.get("bits_per_byte")
+        second = f"{row['accuracy']:.2%} right" if bits is None else f"{bits:.4f} bits/byte"
+        loss = f"held-out loss {row['held_out_loss']:.4f} nats/{self.unit}"
+        self.line(f"step {row['step']}  {loss}, {second}" + ("" if row["whole"] else " (on a part)"))
 
     def sample(self, step: int, text: str) -> None:
         self.line(f"--- sample at step {step}\n{text}\n---")
@@ -115,8 +116,8 @@ class LiveReporter(PlainReporter):
     def line(self, text: str) -> None:
         self.console.print(Text(sanitize(text)))
 
-    def begin(self, recipe: "Recipe", step: int) -> None:
-        super().begin(recipe, step)
+    def begin(self, recipe: RunRecipe, step: int, unit: str = "token") -> None:
+        super().begin(recipe, step, unit)
         self.n_steps = recipe.n_steps
         self.live = Live(self, console=self.console, refresh_per_second=4, transient=True)
         self.live.start()
@@ -168,16 +169,21 @@ class LiveReporter(PlainReporter):
             table.add_column()
         held = self.held_out
         table.add_row(
-            "loss", f"{self.smooth or float('nan'):.4f} nats/token", "learning rate", f"{self.row['learning_rate']:.2e}"
+            "loss",
+            f"{self.smooth or float('nan'):.4f} nats/{self.unit}",
+            "learning rate",
+            f"{self.row['learning_rate']:.2e}",
         )
+        measures_images = self.unit == "image"
+        accuracy, bits = held.get("accuracy"), held.get("bits_per_byte")
         table.add_row(
             "held-out loss",
-            f"{held['held_out_loss']:.4f} nats/token" if held else "not yet",
-            "bits per byte",
-            f"{held['bits_per_byte']:.4f}" if held else "not yet",
+            f"{held['held_out_loss']:.4f} nats/{self.unit}" if held else "not yet",
+            "accuracy" if measures_images else "bits per byte",
+            "not yet" if not held else f"{accuracy:.2%}" if measures_images else f"{bits:.4f}",
         )
         left = self.speed.remaining(self.n_steps)
-        known = [f"{self.speed.tokens_per_second():,.0f} tokens/s", clock(left)]
+        known = [f"{self.speed.tokens_per_second():,.0f} {self.unit}s/s", clock(left)]
         speed, eta = known if left is not None else ["after the next step"] * 2
         table.add_row("speed", speed, "ETA", eta)
         # in a cell of its own: a bar does not end its line
@@ -192,7 +198,7 @@ class LiveReporter(PlainReporter):
 class ProgressRate:
     """Tokens per second and time left, from the steps of this sitting after its first, which may compile."""
 
-    def __init__(self, recipe: "Recipe", step: int):
+    def __init__(self, recipe: RunRecipe, step: int):
         self.recipe, self.first = recipe, None
         self.now: tuple[int, float] = (step, time.monotonic())
         self.began = self.now
@@ -250,15 +256,6 @@ def make_reporter() -> PlainReporter:
 def reporter_on(console: Console) -> PlainReporter:
     """The live panel where the console is a terminal, plain lines otherwise."""
     return LiveReporter(console) if console.is_terminal else PlainReporter(sys.stderr if console.stderr else None)
-
-
-def describe(a: Architecture, n_parameters: int) -> str:
-    """One line that says what is trained."""
-    heads = f"{a.n_heads} heads" + (f" ({a.n_kv_heads} of keys and values)" if a.n_kv_heads != a.n_heads else "")
-    return (
-        f"model: {n_parameters:,} parameters, {a.n_layers} layers, width {a.d_model}, {heads}, context {a.n_ctx}, "
-        f"vocabulary {a.n_vocab:,}, {a.positions.kind} positions, {a.norm.kind} norm, {a.mlp.activation}"
-    )
 
 
 class QuietReporter(PlainReporter):

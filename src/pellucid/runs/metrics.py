@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any, TextIO
 
-from pellucid.training.checkpoint import strict, write_durably
+from pellucid.runs.checkpoint import strict, write_durably
 
 WALL_CLOCK = ("seconds", "tokens_per_second")
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pellucid.training.recipe import Recipe
+from pellucid.runs.options import RunRecipe
 
 #: share of the time, or of the steps, that are left until the end is looked at again, and of the whole time at least
 AGAIN, LEAST = 0.12, 0.004
@@ -57,9 +57,15 @@ class Pace:
     _steps: float = 0.0
 
     @classmethod
-    def from_now(cls, seconds: float, **known: float) -> "Pace":
+    def from_now(cls, seconds: float) -> "Pace":
         """A run that has so many seconds, beginning with this one."""
-        return cls(seconds, time.monotonic() + seconds, **known)  # type: ignore[arg-type]
+        return cls(seconds, time.monotonic() + seconds)
+
+    @classmethod
+    def of_minutes(cls, minutes: float, began: float | None = None) -> "Pace | None":
+        """A run of so many minutes, which began at `began` by time.monotonic(), or now; None of 0 minutes."""
+        seconds = 60 * minutes
+        return cls(seconds, (time.monotonic() if began is None else began) + seconds) if minutes else None
 
     @property
     def left(self) -> float:
@@ -81,7 +87,7 @@ class Pace:
         self.n_held_out, self.n_bytes, self.most = n_held_out, 12.0 * n_trained, most
 
     @classmethod
-    def resumed(cls, recipe: Recipe, state: Mapping[str, Any]) -> "Pace | None":
+    def resumed(cls, recipe: RunRecipe, state: Mapping[str, Any]) -> "Pace | None":
         """Of a run of minutes that was interrupted: what it had left, beginning with this moment.
 
         None of other runs, and where nothing is left: then the steps that were planned are taken.
@@ -106,7 +112,7 @@ class Pace:
         self._seconds, self._steps = kept * self._seconds + seconds, kept * self._steps + 1
         self.per_step = self._seconds / self._steps
 
-    def is_due(self, recipe: Recipe, step: int) -> bool:
+    def is_due(self, recipe: RunRecipe, step: int) -> bool:
         """Whether enough time has gone by since the end was looked at, or enough steps, which may be far quicker."""
         waited = time.monotonic() - self.asked
         if waited < LEAST * self.total:
@@ -114,7 +120,7 @@ class Pace:
         before, left = self.asked_at
         return waited >= AGAIN * (self.ends_at - self.asked) or step - before >= AGAIN * left
 
-    def end_of(self, recipe: Recipe, step: int) -> int:
+    def end_of(self, recipe: RunRecipe, step: int) -> int:
         """The step after the last one, if the run is to end in time with `step` steps taken."""
         self.asked = time.monotonic()
         low, high = 1, max(1, min(int(max(self.left, 0.0) / max(self.per_step, 1e-9)) + 1, 1 << 40))
@@ -123,7 +129,7 @@ class Pace:
             low, high = (middle, high) if self.seconds_of(recipe, step, middle) <= self.left else (low, middle - 1)
         return int(max(step + 1, min(step + low, self.most)))
 
-    def moved_end(self, recipe: Recipe, step: int) -> int | None:
+    def moved_end(self, recipe: RunRecipe, step: int) -> int | None:
         """Another end than the recipe's, where that is worth moving."""
         end = self.end_of(recipe, step)
         change = abs(end - recipe.n_steps)
@@ -132,7 +138,7 @@ class Pace:
         self.asked_at = (step, (moved or recipe.n_steps) - step)
         return moved
 
-    def seconds_of(self, recipe: Recipe, step: int, n: int) -> float:
+    def seconds_of(self, recipe: RunRecipe, step: int, n: int) -> float:
         """Of `n` more steps, of what is due between them, and of the end."""
         t, seconds = recipe.train, n * self.per_step
         for every, cost in (
@@ -155,7 +161,7 @@ class Pace:
         """Seconds of a sample."""
         return self.took["sample"] or SAMPLE
 
-    def evaluation(self, n_tokens: int, recipe: Recipe) -> float:
+    def evaluation(self, n_tokens: int, recipe: RunRecipe) -> float:
         """Seconds of reading so many held-out tokens, at most all of them."""
         each = self.took["token"] or self.per_step / recipe.tokens_per_step / STEP_TO_FORWARD
         return min(n_tokens, self.n_held_out) * each

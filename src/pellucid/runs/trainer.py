@@ -1,19 +1,16 @@
-"""The training loop: step, now and then save, evaluate and sample; stop where nothing is lost."""
+"""The training loop of every kind of run: take steps, save, evaluate and sample, and stop where nothing is lost."""
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pellucid.model import Transformer
-from pellucid.model.weights import load_trained, trained_state
-from pellucid.training.checkpoint import (
+from pellucid.runs.checkpoint import (
     Checkpoint,
     best_loss,
     mark_best,
@@ -24,14 +21,14 @@ from pellucid.training.checkpoint import (
     steps_of,
     write_json,
 )
-from pellucid.training.interrupt import Interrupted, Interruption, Phase
-from pellucid.training.metrics import MetricsFile
-from pellucid.training.objectives import Loss, MicroBatch, losses_and_hits
-from pellucid.training.optimizer import Optimizer
-from pellucid.training.overfitting import Curve
-from pellucid.training.pace import Pace
-from pellucid.training.recipe import Recipe
-from pellucid.training.schedule import position, rate_factor
+from pellucid.runs.interrupt import Interrupted, Interruption, Phase
+from pellucid.runs.metrics import MetricsFile
+from pellucid.runs.optimizer import Optimizer
+from pellucid.runs.options import RecipeT
+from pellucid.runs.overfitting import Curve
+from pellucid.runs.pace import Pace
+from pellucid.runs.schedule import position, rate_factor
+from pellucid.runs.trainable import Trainable
 
 #: steps whose figures may still be on the device: reading them at once would make it wait
 LAG = 4
@@ -43,28 +40,8 @@ class NumericsError(RuntimeError):
     """Losses or gradients were not finite, several steps in a row, or the last held-out loss was not."""
 
 
-class Data(Protocol):
-    """What the loop asks of a dataset."""
-
-    def at(self, step: int, micro: int, of: int) -> MicroBatch:
-        """Part `micro` of `of` of a step's batch; a pure function of its arguments."""
-        ...
-
-    def held_out(self) -> Iterator[MicroBatch]:
-        """All held-out tokens in a fixed order; `counts` says which targets are scored."""
-        ...
-
-    @property
-    def held_out_tokens_per_byte(self) -> float: ...
-
-    @property
-    def n_held_out(self) -> int:
-        """Held-out tokens."""
-        ...
-
-
-class Reporter(Protocol):
-    """Who is told what happens; the loop does not care how it is shown."""
+class StepReporter(Protocol):
+    """What the Trainer asks of a reporter; it does not care how something is shown."""
 
     def step(self, row: dict[str, Any], n_steps: int) -> None: ...
     def evaluation(self, row: dict[str, Any]) -> None: ...
@@ -78,34 +55,40 @@ def step_seed(seed: int, step: int) -> int:
 
 
 @dataclass
-class Training:
-    """A run under way. `loss` is the objective over the network, compiled or not; the rest is plain."""
+class Trainer(Generic[RecipeT]):
+    """A run under way: `trainable` has begun, and `optimizer` is over its network."""
 
-    run: Path
-    recipe: Recipe
-    network: Transformer
+    run_dir: Path
+    trainable: Trainable[RecipeT]
     optimizer: Optimizer
-    loss: Loss
-    data: Data
-    reporter: Reporter
+    reporter: StepReporter
     metrics: MetricsFile
     interruption: Interruption
-    #: gives None where the network's logits are not finite
-    sample: Callable[[Transformer, int, Phase], str | None] | None = None
     step: int = 0
     #: seconds of this run before it was last interrupted
     seconds_before: float = 0.0
     #: of a run of minutes
     pace: Pace | None = None
     bad_in_a_row: int = 0
-    #: the checkpoint that is good as soon as training has gone on from it
+    #: the step whose checkpoint is good as soon as training has gone on from it
     candidate: int | None = None
+    #: rows of the last steps, with figures that may still be on the device
     pending: deque[tuple[dict[str, Any], dict[str, Tensor]]] = field(default_factory=deque)
     started: float = field(default_factory=time.monotonic)
     last_evaluation: dict[str, Any] | None = None
     curve: Curve = field(default_factory=Curve)
     #: what is being done, for whoever looks on
     phase: Phase = field(default_factory=lambda: Phase("", "", Interruption()))
+
+    @property
+    def recipe(self) -> RecipeT:
+        """The recipe of the run; a run of minutes changes it."""
+        return self.trainable.recipe
+
+    @property
+    def network(self) -> nn.Module:
+        """The network that is trained."""
+        return self.trainable.network
 
     # One step ------------------------------------------------------------------------------
 
@@ -116,28 +99,29 @@ class Training:
         until = next((s[0] for s in r.segments if s[0] > start), math.inf)
         moved = [replan for replan in r.replans if start <= replan[0] < until]
         warmup = min(100, (end - start) // 50) if t.warmup < 0 else t.warmup
-        at = position(step, start, end, moved) - start
-        return rate_factor(at, end - start, shape=t.schedule, warmup=warmup, floor=t.floor)
+        elapsed = position(step, start, end, moved) - start
+        return rate_factor(elapsed, end - start, shape=t.schedule, warmup=warmup, floor=t.floor)
 
     def take_step(self) -> None:
-        """One update from the batch of this step; the weights of a step that is not finite stay as they were.
+        """One update from the batch of this step; a step that is not finite changes no weight.
 
-        Where a signal has been waiting and more passes are to come, no step is taken.
+        A signal that has been waiting ends the step between two passes; then no update is made.
         """
         t = self.recipe.train
         torch.manual_seed(step_seed(t.seed, self.step))
         rate = self.factor(self.step)
         self.optimizer.set_factor(rate)
         self.optimizer.zero_grad()
+        trainable, tokens_per_step = self.trainable, self.recipe.tokens_per_step
         total = torch.zeros((), device=next(self.network.parameters()).device)
         for micro in range(t.accumulate):
             if micro and self.interruption.is_overdue:
                 return
             self.phase.set(micro, t.accumulate)
-            given = self.data.at(self.step, micro, t.accumulate)
-            part = self.loss(given) / (given.total or self.recipe.tokens_per_step)
-            part.backward()
-            total += part.detach()
+            batch = trainable.data.at(self.step, micro, t.accumulate)
+            share = trainable.loss(batch) / (batch.total or tokens_per_step)
+            share.backward()
+            total += share.detach()
         norm = self.clip(t.clip)
         bad = ~(torch.isfinite(total) & torch.isfinite(norm))
         self.optimizer.step(bad)
@@ -145,12 +129,12 @@ class Training:
         row = {
             "step": self.step,
             "learning_rate": rate * t.learning_rate,
-            "tokens": self.step * self.recipe.tokens_per_step,
+            f"{trainable.unit}s": self.step * tokens_per_step,
         }
         self.pending.append((row, {"loss": total, "grad_norm": norm, "bad": bad}))
 
     def clip(self, largest: float) -> Tensor:
-        """The norm of the gradient, scaled down where it is larger than allowed."""
+        """The norm of the gradient before clipping; the gradient is scaled down where its norm is above `largest`."""
         parameters = [p for p in self.network.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if largest:
@@ -158,7 +142,7 @@ class Training:
         return norm
 
     def read_figures(self, keep: int) -> None:
-        """Write the figures of all but the last `keep` steps; raises NumericsError after three bad ones in a row."""
+        """Write the rows of all but the last `keep` steps; raises NumericsError after three bad steps in a row."""
         while len(self.pending) > keep:
             row, figures = self.pending.popleft()
             values = {name: t.item() for name, t in figures.items()}
@@ -182,26 +166,27 @@ class Training:
     def accept(self, step: int) -> None:
         """Record that the checkpoint of this step is good: its held-out loss is finite and training went on from it."""
         self.candidate = None
-        mark_good(self.run, step)
-        prune(self.run, self.recipe.train.keep_last)
+        mark_good(self.run_dir, step)
+        prune(self.run_dir, self.recipe.train.keep_last)
 
     def refuse(self, step: int) -> None:
         """Set aside the checkpoints that hold the weights of this step, which have diverged; those of step 0 stay."""
         self.candidate = None
-        set_aside(self.run, max(step - self.bad_in_a_row - 1, 0), "diverged")
+        set_aside(self.run_dir, max(step - self.bad_in_a_row - 1, 0), "diverged")
 
     def diverged(self, what: str) -> NumericsError:
-        """The error that ends a run whose weights have diverged: what happened, what is left and what helps."""
-        left = steps_of(self.run)
-        kept = (
-            f"the newest good checkpoint is of step {left[-1]}: --resume continues from there by the same steps, and "
-            f"a new run with --from {self.run} starts from the best one with other rates"
-            if left
+        """The error that ends a run that has diverged: what happened, which checkpoint is left, and what helps."""
+        steps, t = steps_of(self.run_dir), self.recipe.train
+        starts_anew = f"a new run with --from {self.run_dir} starts from the best one with other rates"
+        remedy = (
+            f"the newest good checkpoint is of step {steps[-1]}: --resume continues from there by the same steps, and "
+            f"{starts_anew if self.trainable.can_start_from else 'a new run can take other rates'}"
+            if steps
             else "no good checkpoint was saved: start a new run"
         )
-        return NumericsError(
-            f"stopped: {what}; {kept}. Lower learning_rate and muon_learning_rate, or set precision=float32"
-        )
+        rates = "learning_rate and muon_learning_rate" if t.optimizer == "muon" else "learning_rate"
+        precise = ", or set precision=float32" if t.precision == "bfloat16" else ""
+        return NumericsError(f"stopped: {what}; {remedy}. Lower {rates}{precise}")
 
     def seconds(self) -> float:
         """Seconds this run has trained, over all its sittings."""
@@ -209,14 +194,13 @@ class Training:
 
     # Between steps -------------------------------------------------------------------------
 
-    def go(self) -> None:
-        """Train to the last step, or until interrupted or out of time; always ends with a checkpoint."""
+    def train(self) -> None:
+        """Train to the last step, or until a signal or the deadline; the last step taken always has a checkpoint."""
         t, first = self.recipe.train, self.step
         self.network.train()
         if self.step:
-            self.evaluate_and_sample(
-                whole=self.step == self.recipe.n_steps
-            )  # an interruption may have come between the save and this
+            # a signal may have come between the save and this
+            self.evaluate_and_sample(whole=self.step == self.recipe.n_steps)
             if self.step == self.recipe.n_steps:
                 self.conclude()
         while self.step < self.recipe.n_steps and not self.interruption:
@@ -252,9 +236,10 @@ class Training:
             self.pace.stepped(time.monotonic() - began, counts=not compiles)
 
     def keep_pace(self) -> None:
-        """Move the end of a run of minutes where steps turn out slower or faster than planned, and write that down.
+        """Move the end of a run of minutes where steps are slower or faster than planned, and write it to recipe.json.
 
-        What was written down before the run was interrupted is followed first: the same steps have the same rates.
+        A resumed run first follows the moves that were written before it was interrupted, so that the same steps have
+        the same rates.
         """
         if (
             self.pace is None
@@ -264,8 +249,8 @@ class Training:
             return
         end = self.pace.moved_end(self.recipe, self.step)
         if end is not None:
-            self.recipe = replace(self.recipe, replans=(*self.recipe.replans, (self.step, end)))
-            write_json(self.run / "recipe.json", self.recipe.to_dict())
+            self.trainable.recipe = replace(self.recipe, replans=(*self.recipe.replans, (self.step, end)))
+            write_json(self.run_dir / "recipe.json", self.recipe.to_dict())
 
     def conclude(self) -> None:
         """Judge the last checkpoint by its held-out loss alone, as no step follows that could show more."""
@@ -298,12 +283,12 @@ class Training:
         if self.pace:
             state |= self.pace.state()
         with self.interruption.phase(f"saving step {self.step}"):
-            save_checkpoint(self.run, Checkpoint(self.step, trained_state(self.network), self.optimizer.state(), state))
-            prune(self.run, self.recipe.train.keep_last)
+            save_checkpoint(self.run_dir, Checkpoint(self.step, self.trainable.state(), self.optimizer.state(), state))
+            prune(self.run_dir, self.recipe.train.keep_last)
         self.tell_pace("save", began)
 
     def tell_pace(self, what: str, began: float, times: int = 1) -> None:
-        """Say how long something between steps took, or each of so many."""
+        """Record how long a save or a sample took, or each of so many held-out tokens."""
         if self.pace and times:
             self.pace.took[what] = (time.monotonic() - began) / times
 
@@ -312,13 +297,13 @@ class Training:
         t = self.recipe.train
         if (whole or self.is_due(t.evaluate_every)) and not self.has_row("held_out_loss"):
             self.evaluate(whole)
-        asked = self.sample and t.sample_every > 0 and (whole or self.is_due(t.sample_every))
-        if self.sample and asked and not self.interruption and not self.has_row("sample"):
+        is_due = self.trainable.can_sample and t.sample_every > 0 and (whole or self.is_due(t.sample_every))
+        if is_due and not self.interruption and not self.has_row("sample"):
             text, began = None, time.monotonic()
             if not self.has_diverged:
                 try:
                     with self.interruption.phase("sampling", "tokens") as phase:
-                        text = self.sample(self.network, step_seed(t.seed, self.step), phase)
+                        text = self.trainable.sample(step_seed(t.seed, self.step), phase)
                 except Interrupted:
                     return
             self.metrics.write({"step": self.step, "sample": text})
@@ -331,7 +316,7 @@ class Training:
     def evaluate(self, whole: bool) -> None:
         """Measure the held-out loss; the best checkpoint is the one whose loss over the same part is lowest."""
         began = time.monotonic()
-        with self.interruption.phase("evaluating", "tokens") as self.phase:
+        with self.interruption.phase("evaluating", f"{self.trainable.unit}s") as self.phase:
             measured = self.held_out_loss(whole)
         if measured is None:
             return
@@ -339,10 +324,11 @@ class Training:
         loss, part, accuracy = measured
         if not math.isfinite(loss + part):
             loss = part = math.nan
-        if part < best_loss(self.run):
-            mark_best(self.run, self.step, part)  # before the row, by which a run that is resumed knows of it
-        bits = loss / math.log(2) * self.data.held_out_tokens_per_byte
-        row = {"step": self.step, "held_out_loss": loss, "bits_per_byte": bits, "accuracy": accuracy, "whole": whole}
+        if part < best_loss(self.run_dir):
+            mark_best(self.run_dir, self.step, part)  # before the row, by which a run that is resumed knows of it
+        per_byte = self.trainable.data.held_out_tokens_per_byte
+        bits = {} if per_byte is None else {"bits_per_byte": loss / math.log(2) * per_byte}
+        row = {"step": self.step, "held_out_loss": loss, **bits, "accuracy": accuracy, "whole": whole}
         row = self.metrics.write(row | {"held_out_part": part, "seconds": round(self.seconds(), 3)})
         self.last_evaluation = row
         if row["held_out_loss"] is None:
@@ -363,36 +349,34 @@ class Training:
 
     @torch.no_grad()
     def held_out_loss(self, whole: bool) -> tuple[float, float, float] | None:
-        """Mean nats per held-out token over what is asked for and over the first `evaluate_tokens`; then accuracy,
-        the share of tokens that were the likeliest.
+        """The mean held-out loss in nats per unit, over everything or, unless `whole`, over the first
+        `evaluate_tokens`; the mean over those first ones; and the accuracy, the share of likeliest targets.
 
-        Windows of the training context, as many as begin within that number; None when interrupted.
+        None where a signal came.
         """
         self.network.eval()
-        total, right, count, read, part = 0.0, 0, 0, 0, None
+        nats, n_right, n_scored, n_read, part = 0.0, 0, 0, 0, None
         try:
-            for given in self.data.held_out():
+            for batch in self.trainable.data.held_out():
                 if self.interruption:
                     return None
-                losses, likeliest = losses_and_hits(self.network, given)
-                total += losses[given.counts].double().sum().item()
-                right += int(likeliest[given.counts].sum())
-                count += losses[given.counts].numel()
-                read += given.inputs.numel()
-                self.phase.set(read, self.data.n_held_out if whole else self.recipe.train.evaluate_tokens)
-                if part is None and read >= self.recipe.train.evaluate_tokens:
-                    part = total / count
+                sums = self.trainable.held_out_sums(batch)
+                nats, n_right = nats + sums.nats, n_right + sums.n_right
+                n_scored, n_read = n_scored + sums.n_scored, n_read + sums.n_read
+                self.phase.set(n_read, self.trainable.data.n_held_out if whole else self.recipe.train.evaluate_tokens)
+                if part is None and n_read >= self.recipe.train.evaluate_tokens:
+                    part = nats / n_scored
                     if not whole:
                         break
         finally:
             self.network.train()
-        return total / count, total / count if part is None else part, right / count
+        return nats / n_scored, nats / n_scored if part is None else part, n_right / n_scored
 
     # From a checkpoint ---------------------------------------------------------------------
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue exactly where the checkpoint was written."""
-        load_trained(self.network, checkpoint.weights, f"the checkpoint of step {checkpoint.step}")
+        self.trainable.load_state(checkpoint.weights, f"the checkpoint of step {checkpoint.step}")
         if checkpoint.step:
             self.optimizer.load_state(checkpoint.optimizer)
         self.step = checkpoint.step

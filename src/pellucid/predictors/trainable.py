@@ -1,0 +1,223 @@
+"""Training a predictor's network on text, and counting an n-gram: what the pipeline of runs asks of them."""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pellucid.generate.samples import SAMPLE_TOKENS, Poll, join_pieces
+from pellucid.predictors.counting import peak_bytes
+from pellucid.predictors.data import PredictorData, counted_loss
+from pellucid.predictors.load import at_checkpoint, make_network
+from pellucid.predictors.mixture import Counted, Mixture, fit_weight
+from pellucid.predictors.neural import initialise_predictor
+from pellucid.predictors.ngram import NGram, NGramOptions
+from pellucid.predictors.ngram_baselines import baseline
+from pellucid.predictors.predictor import Predictor
+from pellucid.predictors.recipe import PredictorRecipe, described_by_text
+from pellucid.runs.checkpoint import best_step, write_json
+from pellucid.runs.device import memory_bytes, resolve_device
+from pellucid.runs.interrupt import Interruption, Phase
+from pellucid.runs.length import plan_in_time, resolve_intervals, resolve_steps
+from pellucid.runs.measure import measure_step
+from pellucid.runs.options import RecipeError, with_train
+from pellucid.runs.pace import Pace
+from pellucid.runs.reporter import PlainReporter
+from pellucid.runs.trainable import BatchLoss, CountedKind
+from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from pellucid.text.tokens.store import Part, Tokens
+from pellucid.training.build import read_text
+from pellucid.training.trainable import TextTrainable
+
+#: the share of the training tokens that a mixture's weight is fitted on; the network is not trained on them
+SET_ASIDE = 0.05
+
+
+class PredictorTrainable(TextTrainable[PredictorRecipe]):
+    """The network of a predictor and the text that it is trained on; with a mixture, then an n-gram's share too."""
+
+    tokens: Tokens
+    finish_name = "mixing with an n-gram"
+
+    def __init__(self, recipe: PredictorRecipe):
+        self.recipe = recipe
+
+    def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
+        resolve_device(self.recipe.train.device)  # refused before the text is read
+        tokenizer = load_tokenizer(run_dir) if run_dir else None
+        self.recipe, self.corpus, self.tokens, self.tokenizer = read_text(
+            self.recipe, reporter, tokenizer, interruption
+        )
+        self.recipe = described_by_text(self.recipe, self.tokenizer.n_vocab, self.tokenizer.separator)
+        self.part, self.aside = trained_part(self.recipe, self.tokens)
+
+    def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:
+        device, t = resolve_device(self.recipe.train.device), self.recipe.train
+        closed = {name: word for name, word in PLAIN.items() if getattr(t, name) == "auto"}
+        batch, passes = t.batch or max(4, 2048 // self.recipe.window), t.accumulate or 1
+        self.recipe = with_train(self.recipe, batch=batch, accumulate=passes, device=str(device), **closed)
+        self.check_memory()
+        n_held_out = self.make_data().n_held_out  # refuses text too small for a window
+
+        def measure() -> float:
+            self.build()
+            with interruption.phase("measuring a step") as phase:
+                return measure_step(self, phase)
+
+        if pace:
+            pace.start(measure())
+            pace.know(n_held_out, self.n_trained)
+            self.recipe, _ = plan_in_time(self.recipe, self.recipe, pace)
+        else:
+            n_steps, _ = resolve_steps(self.recipe, self.n_train, measure)
+            self.recipe = resolve_intervals(replace(self.recipe, segments=((0, n_steps),)))
+        self.build()
+        return [f"model: {self.recipe.kind}, {self.n_trained:,} parameters; {self.recipe.n_steps:,} steps"]
+
+    def files(self) -> dict[str, Any]:
+        return {"architecture.json": self.recipe.model.to_dict(), **super().files()}
+
+    def check_memory(self) -> None:
+        """Refuse a batch whose logits, their probabilities and their gradients alone do not fit."""
+        recipe = self.recipe
+        need, have = 12 * recipe.train.batch * recipe.window * recipe.model.n_vocab, memory_bytes(self.device)
+        if need > have:
+            raise RecipeError(
+                f"the logits of {recipe.train.batch:,} sequences need {need / 2**30:,.1f} GiB in training and "
+                f"{self.device.type} has {have / 2**30:.1f} GiB: make batch smaller"
+            )
+
+    def build(self) -> None:
+        self.network = build_predictor(self.recipe).to(self.device)
+
+    def make_data(self) -> PredictorData:
+        return PredictorData(self.part, self.tokens.part("held_out"), self.recipe, self.device)
+
+    def make_loss(self) -> BatchLoss:
+        return counted_loss(self.network, self.device, self.recipe.train.precision)
+
+    @property
+    def n_train(self) -> int:
+        return len(self.part)
+
+    @property
+    def n_trained(self) -> int:
+        return sum(p.numel() for p in make_network(self.recipe.model).parameters())
+
+    @property
+    def can_sample(self) -> bool:
+        return True
+
+    def sample(self, seed: int, phase: Phase) -> str | None:
+        return sample_predictor(self.network, self.tokenizer, self.recipe, seed, phase)
+
+    def needs_finish(self, last: Mapping[str, Any]) -> bool:
+        return bool(self.recipe.mixture) and "mixture_weight" not in last
+
+    def finish(self, run_dir: Path, step: int, phase: Phase) -> tuple[dict[str, Any], list[str]]:
+        """Count an n-gram, fit its share on the text set aside, and measure the two together on the held-out part."""
+        recipe, held_out = self.recipe, self.tokens.part("held_out")
+        separator = recipe.model.separator if recipe.text.inside_documents == "yes" else None
+        options = NGramOptions(n_vocab=recipe.model.n_vocab, order=recipe.mixture, separator=separator)
+        counted = Counted(count_part(self.part, options, phase))
+        network: Any = at_checkpoint(recipe, run_dir, "best")[0]
+        weight = fit_weight(network.log_probs(self.aside), counted.log_probs(self.aside))
+        phase()
+        shutil.rmtree(run_dir / "ngram", ignore_errors=True)  # of a run that was shorter
+        counted.ngram.save(run_dir / "ngram")
+        about = {"weight": weight, "fitted_on_tokens": len(self.aside), "step": best_step(run_dir)}
+        write_json(run_dir / "mixture.json", about)
+        log_probs = Mixture(network, counted, weight).log_probs(held_out.read(0, len(held_out)))
+        _, loss, bits = baseline("", -float(log_probs.mean()), held_out)
+        row = {"step": step, "held_out_loss": loss, "bits_per_byte": bits, "whole": True, "mixture_weight": weight}
+        return row, [f"mixed with an n-gram of order {recipe.mixture}, weight of the network {weight:.3f}"]
+
+
+#: what `auto` means for networks without blocks
+PLAIN = {"precision": "float32", "compile": "no"}
+
+
+def build_predictor(recipe: PredictorRecipe) -> nn.Module:
+    """The network with its first weights, drawn from the seed."""
+    return initialise_predictor(make_network(recipe.model), recipe.train.seed)
+
+
+def trained_part(recipe: PredictorRecipe, tokens: Tokens) -> tuple[Part, np.ndarray]:
+    """What the network is trained on, and the ids set aside for a mixture's weight, none without a mixture."""
+    part = tokens.part("train")
+    if not recipe.mixture:
+        return part, np.empty(0, dtype=np.int64)
+    border = int(len(part) * (1 - SET_ASIDE))
+    ids = part.read(0, len(part))
+    return Part.from_ids(ids[:border], part.n_vocab), ids[border:]
+
+
+def sample_predictor(
+    network: nn.Module, tokenizer: Tokenizer, recipe: PredictorRecipe, seed: int, poll: Poll
+) -> str | None:
+    """What the network writes after the recipe's prompt; None where its logits are not finite."""
+    predictor, prompt = Predictor(network, tokenizer, recipe.kind, {}), recipe.train.sample_prompt
+    text = join_pieces(predictor.stream(prompt, max_tokens=SAMPLE_TOKENS, seed=seed), poll)
+    return None if text is None else prompt + text
+
+
+def count_part(part: Part, options: NGramOptions, poll: Callable[[], object] = lambda: None) -> NGram:
+    """An n-gram of a part of the text; RecipeError, before anything is allocated, where it does not fit into memory.
+
+    `poll` is called on the way and may raise.
+    """
+    need, have = 8 * len(part) + peak_bytes(len(part), options.order), memory_bytes(torch.device("cpu"))
+    if need > have:
+        raise RecipeError(
+            f"counting {len(part):,} tokens may take {need / 2**30:.1f} GiB and this machine has "
+            f"{have / 2**30:.1f} GiB: give less text, or a lower order"
+        )
+    ids, o = part.read(0, len(part)), options
+    return NGram.train(ids, o.n_vocab, o.order, o.smoothing, alpha=o.alpha, separator=o.separator, poll=poll)
+
+
+class NGramRun(CountedKind[PredictorRecipe]):
+    """An n-gram, which is counted and measured before its folder is written, so that a signal leaves nothing behind."""
+
+    def __init__(self, recipe: PredictorRecipe):
+        self.recipe = recipe
+
+    def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
+        resolve_device(self.recipe.train.device)
+        self.recipe, self.corpus, self.tokens, self.tokenizer = read_text(self.recipe, reporter, None, interruption)
+        self.recipe = described_by_text(self.recipe, self.tokenizer.n_vocab, self.tokenizer.separator)
+
+    def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:
+        began, options = time.monotonic(), self.recipe.model
+        assert isinstance(options, NGramOptions)
+        with interruption.phase("counting") as phase:
+            self.ngram = count_part(self.tokens.part("train"), options, phase)
+        held_out = self.tokens.part("held_out")
+        with interruption.phase("evaluating") as phase:
+            log_probs = self.ngram.log_probs(held_out.read(0, len(held_out)), phase)
+        _, loss, bits = baseline("", -float(log_probs.mean()), held_out)
+        is_finite = math.isfinite(loss)
+        self.evaluation = {
+            "step": 0,
+            "held_out_loss": loss if is_finite else None,
+            "bits_per_byte": bits if is_finite else None,
+            "without_probability": float(np.mean(~np.isfinite(log_probs))),
+            "whole": True,
+            "seconds": round(time.monotonic() - began, 3),
+        }
+        return [f"model: ngram, order {options.order}, {self.ngram.n_parameters:,} counts", *self.ngram.notes]
+
+    def files(self) -> dict[str, Any]:
+        data = self.tokens.manifest | self.corpus.about()
+        return {"architecture.json": self.recipe.model.to_dict(), "data.json": data}
+
+    def fill(self, folder: Path) -> None:
+        self.tokenizer.save(folder)
+        self.ngram.save(folder / "ngram")

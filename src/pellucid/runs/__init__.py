@@ -1,0 +1,1 @@
+"""One pipeline for every kind of run: its folder, checkpoints, trainer, metrics, reporter and signals."""

@@ -1,0 +1,95 @@
+"""The device that a run computes on: its name, its memory, and whether compiling for it pays."""
+
+import ctypes
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pellucid.runs.options import RecipeError
+from pellucid.runs.run_dir import cache_folder
+
+#: seconds that compiling a training step costs, by kind of device; measured on CPUs alone (docs/log.md)
+COMPILE_SECONDS = {"cpu": 35.0, "cuda": 60.0, "mps": 60.0}
+#: the share of eager time that compiling saves on each; measured on CPUs alone (docs/log.md)
+COMPILE_SAVES = {"cpu": 0.27, "cuda": 0.35, "mps": 0.0}
+#: how many times its cost compiling has to save before it is chosen: on a busy machine it costs twice as much
+CLEAR_GAIN = 2.0
+
+
+def resolve_device(word: str) -> torch.device:
+    """The device of that name; auto is the first of CUDA, Apple's MPS and the CPU that is there."""
+    if word == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if word.partition(":")[0] not in COMPILE_SECONDS:
+        raise RecipeError(f"train.device = {word!r}: say auto, {', '.join(COMPILE_SECONDS)}, or cuda:1 and so on")
+    try:
+        device = torch.device(word)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise RecipeError(
+            f"device {word!r} cannot be used here ({str(error).splitlines()[0]}): say cpu or auto"
+        ) from None
+    return device
+
+
+def memory_bytes(device: torch.device) -> int:
+    """How much memory the device has in all, or this container may use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if sys.platform == "win32":
+        kibibytes = ctypes.c_ulonglong()
+        ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kibibytes))
+        return 1024 * kibibytes.value
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:  # a container may have less
+        return min(installed, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return installed
+
+
+def compile_pays(device: torch.device, seconds_per_step: float, n_steps: int) -> tuple[bool, str]:
+    """Whether compiling saves clearly more than it costs over the run, and a sentence with the figures."""
+    if not can_compile(device):
+        return False, "compiled: no (there is no C++ compiler here)"
+    saved = seconds_per_step * n_steps * COMPILE_SAVES[device.type]
+    pays = saved > CLEAR_GAIN * COMPILE_SECONDS[device.type]
+    word = "yes" if pays else "no"
+    return (
+        pays,
+        f"compiled: {word} (saves about {saved:.0f} s of this run, costs about {COMPILE_SECONDS[device.type]:.0f})",
+    )
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether torch.compile finds what it needs: a C++ compiler on the CPU, Triton on CUDA."""
+    if device.type == "cuda":
+        return True
+    return device.type == "cpu" and any(shutil.which(c) for c in (os.environ.get("CXX") or "g++", "clang++"))
+
+
+def compiled(loss: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    """The loss as one compiled graph with its backward pass; what was compiled before is found again on disk."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    return torch.compile(loss)
+
+
+@contextmanager
+def deterministic_kernels(asked: bool) -> Iterator[None]:
+    """Only kernels whose results do not vary between runs, where asked for; the caller's choice is put back."""
+    before = torch.are_deterministic_algorithms_enabled()
+    if asked:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -1,0 +1,205 @@
+"""The options that every training run has, whatever it trains, and what every recipe has."""
+
+import dataclasses
+import difflib
+import json
+import math
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeVar
+
+from pellucid.architecture import parse_value
+from pellucid.runs.schedule import ScheduleName
+
+OptimizerName = Literal["adamw", "muon"]
+#: pairs of steps
+Segments = tuple[tuple[int, int], ...]
+#: the options that say how long a run is; at most one of them is given
+LENGTHS = ("steps", "tokens", "epochs", "minutes")
+
+
+class RecipeError(ValueError):
+    """An option that does not exist, or two that contradict each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How the weights are found. Rates are per step; losses in nats per token."""
+
+    #: length in updates of the weights; give at most one of steps, tokens, epochs and minutes
+    steps: int = 0
+    #: length in tokens that are trained on
+    tokens: int = 0
+    #: length in passes over the training text
+    epochs: float = 0.0
+    #: length in minutes; the number of steps follows from measuring one
+    minutes: float = 0.0
+
+    #: what is predicted: the next token, the text after a prefix, tokens that are masked, or a target from its source
+    objective: Literal["next-token", "prefix", "masked", "source-target"] = "next-token"
+    #: share of the tokens that are hidden where the objective is masked
+    mask_share: float = 0.15
+
+    #: sequences in one pass; 0: chosen
+    batch: int = 0
+    #: passes whose gradients are added up before a step; 0: chosen, and batch is then divided among them
+    accumulate: int = 0
+    #: adamw for every weight, or muon for the matrices inside the blocks and AdamW for the others
+    optimizer: OptimizerName = "muon"
+    #: the largest learning rate of AdamW
+    learning_rate: float = 5e-3
+    #: the largest learning rate of Muon
+    muon_learning_rate: float = 2e-2
+    #: decay of AdamW's average of the gradients
+    beta_1: float = 0.9
+    #: decay of AdamW's average of the squared gradients
+    beta_2: float = 0.99
+    #: added to AdamW's divisor
+    eps: float = 1e-8
+    #: decoupled weight decay, of matrices only
+    weight_decay: float = 0.1
+    #: weight decay of the tables of n-grams, which would soon know the training text by heart
+    ngram_weight_decay: float = 2.0
+    #: the largest norm of the gradient; 0: the gradient is not clipped
+    clip: float = 1.0
+    #: how the learning rate falls after the warm-up: as a cosine, linearly over the last fifth (wsd), or not at all
+    schedule: ScheduleName = "cosine"
+    #: steps over which the learning rate rises from 0; -1: 2 % of the steps, at most 100
+    warmup: int = -1
+    #: the last learning rate as a share of the largest
+    floor: float = 0.01
+    #: standard deviation of the first weights
+    init_std: float = 0.02
+
+    #: where the first weights, the order of the batches and the dropout are drawn from
+    seed: int = 1337
+    #: auto, cpu, cuda or mps; auto takes a GPU where there is one
+    device: str = "auto"
+    #: the precision of matrix products; auto: what this machine multiplies faster
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    #: whether torch.compile is used; auto: where it saves more time than it takes
+    compile: Literal["auto", "no", "yes"] = "auto"
+    #: two ways to compute the same function; auto: the faster one, measured by a forward and a backward pass
+    attention: Literal["auto", "fused", "written_out"] = "auto"
+    #: yes: the activations of a block are computed again in the backward pass, which saves memory and takes time
+    recompute: Literal["no", "yes"] = "no"
+    #: yes: only algorithms that give the same result in every run
+    deterministic: Literal["no", "yes"] = "no"
+
+    #: steps between measurements of the held-out loss; 0: chosen by the length of the run
+    evaluate_every: int = 0
+    #: held-out tokens that are read each time but the last, which reads all; 0: chosen
+    evaluate_tokens: int = 0
+    #: steps between checkpoints; 0: at every measurement of the held-out loss
+    checkpoint_every: int = 0
+    #: how many checkpoints are kept besides the best
+    keep_last: int = 2
+    #: steps between samples of generated text; 0: at every measurement of the held-out loss; -1: never
+    sample_every: int = 0
+    #: the prompt of the samples
+    sample_prompt: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecipe(ABC):
+    """What every recipe has.
+
+    `segments` are the ranges of steps over which the schedule runs from warm-up to its end: one for a
+    run, one more for each time its length was changed. A step is in the last one that has begun. `replans` are
+    pairs (step, end): at that step of a run of minutes the end of its segment was moved (`schedule.position`).
+    """
+
+    inputs: tuple[str, ...]
+    train: TrainOptions = TrainOptions()
+    segments: Segments = ()
+    replans: Segments = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @property
+    def n_steps(self) -> int:
+        """The step after the last one."""
+        return planned_end(self.segments, self.replans) or self.train.steps
+
+    @property
+    @abstractmethod
+    def row(self) -> float:
+        """Targets of one sequence, on average where sequences differ; an image has one, its class."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Targets of one step, on average where sequences differ."""
+        return round(self.train.batch * max(1, self.train.accumulate) * self.row)
+
+
+RecipeT = TypeVar("RecipeT", bound=RunRecipe)
+
+
+def planned_end(segments: Segments, replans: Segments) -> int:
+    """The step after the last one, 0 where nothing is planned."""
+    start, end = segments[-1] if segments else (0, 0)
+    return next((to for step, to in reversed(replans) if step >= start), end)
+
+
+def with_train(recipe: RecipeT, **changes: Any) -> RecipeT:
+    """A copy with fields of `train` changed."""
+    return replace(recipe, train=replace(recipe.train, **changes))
+
+
+def parse_options(kind: type, values: Mapping[str, Any], part: str) -> Any:
+    """An object of the options class `kind` from values as text or typed; `part` is its name in the recipe.
+
+    Raises RecipeError, which names the nearest field, for a field that does not exist.
+    """
+    hints = typing.get_type_hints(kind)
+    for name in values:
+        if name not in hints:
+            near = difflib.get_close_matches(name, hints, 1)
+            raise RecipeError(f"there is no field {part}.{name}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    return kind(**{name: parse_value(f"{part}.{name}", value, hints[name]) for name, value in values.items()})
+
+
+def refuser(options: Any, part: str) -> Callable[[bool, str, str], None]:
+    """A function that raises RecipeError unless something is true: which field of `options`, and what was expected."""
+
+    def refuse_unless(true: bool, name: str, expected: str) -> None:
+        if not true:
+            raise RecipeError(f"{part}.{name} = {getattr(options, name)}: expected {expected}")
+
+    return refuse_unless
+
+
+def check_train(options: TrainOptions) -> None:
+    """Raise RecipeError for values that no run can have."""
+    refuse_unless = refuser(options, "train")
+    for f in fields(options):
+        value = getattr(options, f.name)
+        refuse_unless(not isinstance(value, float) or math.isfinite(value), f.name, "a finite number")
+    lengths = [name for name in LENGTHS if getattr(options, name)]
+    if len(lengths) > 1:
+        raise RecipeError(f"the length is given twice, by {' and '.join(lengths)}: give one of them")
+    for name in (
+        *LENGTHS,
+        "batch",
+        "accumulate",
+        "clip",
+        "weight_decay",
+        "ngram_weight_decay",
+        "evaluate_every",
+        "evaluate_tokens",
+        "checkpoint_every",
+    ):
+        refuse_unless(getattr(options, name) >= 0, name, "0 or more")
+    for name in ("learning_rate", "muon_learning_rate", "eps", "init_std"):
+        refuse_unless(getattr(options, name) > 0, name, "a number above 0")
+    refuse_unless(0 < options.mask_share < 1, "mask_share", "a share between 0 and 1, such as 0.15")
+    for name in ("beta_1", "beta_2"):
+        refuse_unless(0 <= getattr(options, name) < 1, name, "a number from 0 up to, not including, 1")
+    refuse_unless(0 <= options.floor <= 1, "floor", "a number from 0 to 1")
+    refuse_unless(options.keep_last >= 1, "keep_last", "1 or more")
+    for name in ("warmup", "sample_every"):
+        refuse_unless(getattr(options, name) >= -1, name, "-1 or more")

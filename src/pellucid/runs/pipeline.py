@@ -1,0 +1,227 @@
+"""The pipeline of every kind of run: read, prepare, write the run's folder, train to the end; or resume."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+from pellucid.runs.checkpoint import (
+    Checkpoint,
+    diverged_steps,
+    load_checkpoint,
+    set_aside,
+    steps_of,
+    write_json,
+)
+from pellucid.runs.device import deterministic_kernels
+from pellucid.runs.interrupt import Interrupted, Interruption
+from pellucid.runs.length import lengthen
+from pellucid.runs.measure import measure_step
+from pellucid.runs.metrics import MetricsFile
+from pellucid.runs.optimizer import make_optimizer
+from pellucid.runs.options import RecipeError, RecipeT
+from pellucid.runs.pace import Pace
+from pellucid.runs.reporter import PlainReporter
+from pellucid.runs.run_dir import choose_folder, only_one, read_json, write_run_dir
+from pellucid.runs.trainable import CountedKind, Startable, Trainable
+from pellucid.runs.trainer import Trainer
+
+NO_FOLDER = "--resume continues a run that exists: name its folder with --out, such as --out runs/NAME"
+
+
+@dataclass(frozen=True)
+class Run(Generic[RecipeT]):
+    """A run's folder and how it ended.
+
+    held_out_loss  nats per token (per image for image classifiers), None where it was not measured
+    bits_per_byte  of the held-out text, None where there is no text
+    accuracy       the share of held-out targets that were the likeliest
+    exit_code      0 where the run is done; 130 after Ctrl-C and 143 after SIGTERM, with the last step saved
+    """
+
+    path: Path
+    recipe: RecipeT
+    step: int
+    held_out_loss: float | None = None
+    bits_per_byte: float | None = None
+    exit_code: int = 0
+    accuracy: float | None = None
+
+
+def start_run(
+    startable: Startable[RecipeT], out: Path | None, reporter: PlainReporter, began: float | None = None
+) -> Run[RecipeT]:
+    """Read what the recipe names, decide what it leaves open, write the run's folder, and train.
+
+    out    the folder of the run, runs/NAME unless given
+    began  when the minutes of the run began, by time.monotonic(); now unless given
+
+    Raises ValueError, before the folder is made, where the input or an option is wrong.
+    """
+    run_dir = choose_folder(out, startable.recipe.inputs)
+    pace = Pace.of_minutes(startable.recipe.train.minutes, began)
+    with Interruption(reporter) as interruption:
+        try:
+            startable.read(reporter, interruption)
+            lines = startable.prepare(interruption, pace)
+            interruption.poll()
+        except Interrupted:
+            reporter.note(f"interrupted before the first step: nothing was written to {run_dir}")
+            return Run(run_dir, startable.recipe, 0, exit_code=interruption.exit_code)
+        reporter.start([*lines, f"run: {run_dir}"])
+        write_run_dir(run_dir, startable.recipe.to_dict(), startable.files(), startable.fill)
+        with only_one(run_dir):
+            if isinstance(startable, CountedKind):
+                return write_counted(run_dir, startable, reporter)
+            assert isinstance(startable, Trainable)
+            return train_to_end(run_dir, startable, reporter, interruption, pace)
+
+
+def write_counted(run_dir: Path, counted: CountedKind[RecipeT], reporter: PlainReporter) -> Run[RecipeT]:
+    """Write and print the evaluation of a kind that takes no steps."""
+    metrics = MetricsFile(run_dir / "metrics.jsonl")
+    row = metrics.write(counted.evaluation)
+    metrics.close()
+    if row["held_out_loss"] is not None:
+        reporter.evaluation(row)
+    else:
+        reporter.note(f"{row['without_probability']:.1%} of the held-out tokens have no probability, or probability 0")
+    return ended_run(run_dir, counted, 0, row)
+
+
+def resume_run(
+    trainable: Trainable[RecipeT],
+    run_dir: Path,
+    length: Mapping[str, Any],
+    reporter: PlainReporter,
+    written: RecipeT | None = None,
+) -> Run[RecipeT]:
+    """Continue a run exactly where its last verified checkpoint left it; `length` makes it longer.
+
+    trainable  has the recipe of the run, with other inputs where those have moved
+    written    the recipe as recipe.json has it, that of `trainable` unless given
+
+    The input is read again. Raises RecipeError where it is no longer the same, and names the file that differs.
+    """
+    written = written or trainable.recipe
+    with Interruption(reporter) as interruption, only_one(run_dir):
+        pace = Pace.of_minutes(length.get("minutes") or 0.0)
+        step = max(steps_of(run_dir), default=0)
+        try:
+            trainable.read(reporter, interruption, run_dir)
+            if difference := trainable.difference(read_json(run_dir / "data.json")):
+                anew = f" with --from {run_dir}" if trainable.can_start_from else ""
+                raise RecipeError(
+                    f"{run_dir} was trained on other {trainable.input_name} ({difference}): put it back, or start a "
+                    f"new run{anew}"
+                )
+            trainable.check_memory()
+            checkpoint, passed = load_checkpoint(run_dir) if steps_of(run_dir) else (None, [])
+            step = checkpoint.step if checkpoint else 0
+            reporter.start(warnings_on_start(run_dir, step, passed, trainable.can_start_from))
+
+            trainable.build()
+            measured = False
+
+            def measure() -> float:
+                nonlocal measured
+                measured = True
+                with interruption.phase("measuring a step") as phase:
+                    return measure_step(trainable, phase)
+
+            n_held_out = trainable.make_data().n_held_out
+            if pace:
+                pace.know(n_held_out, trainable.n_trained)
+            trainable.recipe = lengthen(trainable.recipe, step, length, measure, trainable.n_train, pace)
+        except Interrupted:
+            reporter.note(f"interrupted before the first step: {run_dir} is as it was")
+            return Run(run_dir, trainable.recipe, step, exit_code=interruption.exit_code)
+        recipe = trainable.recipe
+        if recipe != written:
+            write_json(run_dir / "recipe.json", recipe.to_dict())
+        if measured:  # which spoils the weights
+            trainable.build()
+        set_aside(run_dir, step)
+        position = f"{run_dir} is at step {step} of {recipe.n_steps}"
+        finished = f"{position}: finished; --steps, --minutes, ... make it longer"
+        reporter.start([finished if step == recipe.n_steps else position])
+        if checkpoint and not any(length.values()) and (pace := Pace.resumed(recipe, checkpoint.state)):
+            most = math.inf if recipe.train.minutes else recipe.segments[-1][1]
+            pace.know(n_held_out, trainable.n_trained, most)
+        return train_to_end(run_dir, trainable, reporter, interruption, pace, checkpoint)
+
+
+def warnings_on_start(run_dir: Path, step: int, passed: list[str], can_start_from: bool = True) -> list[str]:
+    """Why a run continues from `step` and not from a later checkpoint; `passed` says what is wrong with damaged ones.
+
+    `can_start_from`: a new run can start from the weights of this one.
+    """
+    diverged = [str(n) for n in diverged_steps(run_dir) if n > step]
+    lines = [f"warning: {sentence}; continuing from step {step}" for sentence in passed]
+    if diverged:
+        where = f"step {step}, the last good checkpoint," if step else "the beginning, as no good checkpoint is left,"
+        anew = f"a new run with --from {run_dir}" if can_start_from else "a new run"
+        lines.append(
+            f"warning: training had diverged by step {diverged[0]}; continuing from {where} by the same steps: {anew} "
+            "can take other rates"
+        )
+    return lines
+
+
+def train_to_end(
+    run_dir: Path,
+    trainable: Trainable[RecipeT],
+    reporter: PlainReporter,
+    interruption: Interruption,
+    pace: Pace | None,
+    checkpoint: Checkpoint | None = None,
+) -> Run[RecipeT]:
+    """Train from a checkpoint, or from the first weights where there is none, until the run is done or stopped."""
+    trainable.begin()
+    recipe = trainable.recipe
+    trainer = Trainer(
+        run_dir=run_dir,
+        trainable=trainable,
+        optimizer=make_optimizer(recipe, trainable.network),
+        reporter=reporter,
+        metrics=MetricsFile(run_dir / "metrics.jsonl", checkpoint.step if checkpoint else 0),
+        interruption=interruption,
+        pace=pace,
+    )
+    if checkpoint:
+        trainer.restore(checkpoint)
+    reporter.begin(recipe, trainer.step, trainable.unit)
+    try:
+        with deterministic_kernels(recipe.train.deterministic == "yes"):
+            trainer.train()
+        last = trainer.last_evaluation or {}
+        if trainable.needs_finish(last) and not interruption:
+            last = finish_training(trainer) or last
+    finally:
+        reporter.close()
+        trainer.metrics.close()
+    is_done = trainer.complete and not trainable.needs_finish(last)
+    return ended_run(run_dir, trainable, trainer.step, last, 0 if is_done else interruption.exit_code)
+
+
+def finish_training(trainer: Trainer) -> dict[str, Any] | None:
+    """Do what follows the last step and write its row; None where a signal came."""
+    try:
+        with trainer.interruption.phase(trainer.trainable.finish_name) as phase:
+            row, lines = trainer.trainable.finish(trainer.run_dir, trainer.step, phase)
+    except Interrupted:
+        return None
+    row = trainer.metrics.write(row)
+    for text in lines:
+        trainer.reporter.note(text)
+    trainer.reporter.evaluation(row)
+    return row
+
+
+def ended_run(
+    run_dir: Path, startable: Startable[RecipeT], step: int, last: Mapping[str, Any], exit_code: int = 0
+) -> Run[RecipeT]:
+    """The run, with the figures of its last evaluation."""
+    figures = {name: last.get(name) for name in ("held_out_loss", "bits_per_byte", "accuracy")}
+    return Run(run_dir, startable.recipe, step, **figures, exit_code=exit_code)

@@ -1,0 +1,96 @@
+"""A run's folder: its name, its files, and who may write in it."""
+
+import glob
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pellucid.destination import check_destination, flush_folder
+from pellucid.runs.checkpoint import (
+    write_json,
+)
+from pellucid.runs.options import RecipeError
+from pellucid.text.locking import lock
+from pellucid.text.regular import read_regular
+
+
+def cache_folder() -> Path:
+    """Where prepared tokens are kept between runs: PELLUCID_CACHE, or the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("PELLUCID_CACHE") or Path(base) / "pellucid")
+
+
+def choose_folder(out: Path | None, inputs: tuple[str, ...]) -> Path:
+    """The folder of a new run: the one asked for, which may not exist, or the next free runs/NAME.
+
+    Raises ValueError where it cannot be written, so that this is known before anything is read.
+    """
+    if out is not None:
+        if out.exists():
+            raise RecipeError(f"{out} exists: choose another --out, or continue that run with --resume --out {out}")
+        check_destination(out)
+        return out
+    named = next((part for part in reversed(Path(inputs[0]).resolve().parts) if not glob.has_magic(part)), "")
+    name = "stdin" if inputs[0] == "-" else re.sub(r"[^\w.-]+", "-", Path(named).stem) or "run"
+    candidates = [Path("runs") / name, *(Path("runs") / f"{name}-{i}" for i in range(2, 10_000))]
+    chosen = next(path for path in candidates if not path.exists())
+    check_destination(chosen)
+    return chosen
+
+
+def write_run_dir(
+    run_dir: Path, recipe: dict[str, Any], files: Mapping[str, Any], fill: Callable[[Path], object]
+) -> None:
+    """Make the folder of a run, complete and flushed to disk, or not at all.
+
+    recipe  the content of recipe.json
+    files   the JSON values of other files by their names
+    fill    writes whatever else the folder holds
+
+    Raises RecipeError where the folder has come into being since it was chosen.
+    """
+    aside = run_dir.with_name(f".{run_dir.name}.writing-{os.getpid()}")
+    aside.mkdir(parents=True)
+    try:
+        fill(aside)
+        for path in aside.iterdir():
+            if path.is_file():
+                with open(path, "r+b") as file:
+                    os.fsync(file.fileno())
+        for name, content in files.items():
+            write_json(aside / name, content)
+        write_json(aside / "recipe.json", recipe)
+        flush_folder(aside)
+        if run_dir.exists():  # somebody else's since it was chosen
+            raise RecipeError(f"{run_dir} exists: another run has taken that name; choose another --out")
+        os.rename(aside, run_dir)
+        flush_folder(run_dir.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def only_one(run_dir: Path) -> Iterator[None]:
+    """Let one process at a time train in a folder; the system takes the lock back however the process ends.
+
+    Raises RecipeError where another process has the lock.
+    """
+    with open(run_dir / "lock", "ab") as file:
+        if not lock(file):
+            raise RecipeError(f"{run_dir} is being trained by another process: wait for it, or stop it first")
+        yield
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of a run; raises RecipeError where it is missing or damaged."""
+    try:
+        return json.loads(read_regular(path))
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise RecipeError(f"{path} is damaged, it is not JSON any more: {error}") from None

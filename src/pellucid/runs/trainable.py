@@ -1,0 +1,183 @@
+"""What the pipeline of runs asks of one kind of model: its text or images, its network, its batches and its loss."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.model.weights import load_trained, trained_state
+from pellucid.runs.device import compiled
+from pellucid.runs.interrupt import Interruption, Phase
+from pellucid.runs.options import RecipeT
+from pellucid.runs.pace import Pace
+from pellucid.runs.reporter import PlainReporter
+
+
+class TrainingBatch(Protocol):
+    """What one pass reads and predicts."""
+
+    @property
+    def total(self) -> int | None:
+        """How many targets the whole step scores; None: `RunRecipe.tokens_per_step`."""
+        ...
+
+
+#: the sum of -log P over the scored targets of a pass, in nats
+BatchLoss = Callable[[Any], Tensor]
+
+
+class TrainingData(Protocol):
+    """The batches of a run. They are pure functions of the step, so that a resumed run reads the same ones."""
+
+    def at(self, step: int, micro: int, of: int) -> TrainingBatch:
+        """Part `micro` of `of` of a step's batch."""
+        ...
+
+    def held_out(self) -> Iterator[Any]:
+        """All that is held out, in a fixed order."""
+        ...
+
+    @property
+    def n_held_out(self) -> int:
+        """Held-out tokens or images."""
+        ...
+
+    @property
+    def held_out_tokens_per_byte(self) -> float | None:
+        """Held-out tokens per byte of their text; None where there is no text."""
+        ...
+
+
+@dataclass(frozen=True)
+class HeldOutSums:
+    """One batch of held-out targets: the sum of -log P in nats, how many targets were likeliest, were scored, read."""
+
+    nats: float
+    n_right: int
+    n_scored: int
+    n_read: int
+
+
+class Startable(ABC, Generic[RecipeT]):
+    """A kind of model in a run, as far as it is read, prepared and written; `start_run` takes one."""
+
+    recipe: RecipeT
+
+    @abstractmethod
+    def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
+        """Read what the recipe names, with the tokenizer in `run_dir` where the run is resumed.
+
+        Raises Interrupted, with nothing left behind, when a signal comes.
+        """
+
+    @abstractmethod
+    def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:
+        """Decide what the recipe leaves open, make the network, and return the lines that describe both."""
+
+    @abstractmethod
+    def files(self) -> dict[str, Any]:
+        """JSON values for the run's folder by file name; data.json, which says what was read, is among them."""
+
+    def fill(self, folder: Path) -> None:
+        """Write what the run's folder holds besides JSON files."""
+
+
+class CountedKind(Startable[RecipeT]):
+    """A kind that is counted while it is prepared and takes no training steps."""
+
+    #: the row of its evaluation, which `prepare` makes; its held_out_loss is None where some token has no probability
+    evaluation: dict[str, Any]
+
+
+class Trainable(Startable[RecipeT]):
+    """A kind that is trained step by step; `resume_run` and the Trainer take one.
+
+    A run calls `read`, then `prepare` (a new run) or `build` (a resumed one), then `begin`; the Trainer uses what
+    `begin` has made.
+    """
+
+    network: nn.Module
+    data: TrainingData
+    #: the loss in the precision of the recipe, compiled where the recipe says so
+    loss: BatchLoss
+    #: what one target is: losses are in nats per unit
+    unit = "token"
+    #: what the run reads, in an error
+    input_name = "text"
+    #: whether a new run can start from the weights of this one (--from)
+    can_start_from = False
+    #: the phase of `finish`
+    finish_name = "finishing"
+
+    @abstractmethod
+    def difference(self, data: Mapping[str, Any]) -> str:
+        """How what was read differs from the data.json of a resumed run, "" where it does not."""
+
+    @abstractmethod
+    def check_memory(self) -> None:
+        """Raise RecipeError where training cannot fit into the memory of this machine."""
+
+    @abstractmethod
+    def build(self) -> None:
+        """Make the network with its first weights, on the device of the recipe."""
+
+    @abstractmethod
+    def make_data(self) -> TrainingData:
+        """The batches of the recipe; raises ValueError where there is too little for one."""
+
+    @abstractmethod
+    def make_loss(self) -> BatchLoss:
+        """The loss of the network in the precision of the recipe, not compiled."""
+
+    @property
+    @abstractmethod
+    def n_train(self) -> int:
+        """Targets of one epoch."""
+
+    @property
+    @abstractmethod
+    def n_trained(self) -> int:
+        """How many numbers training changes."""
+
+    @abstractmethod
+    def held_out_sums(self, batch: Any) -> HeldOutSums:
+        """The losses of one held-out batch."""
+
+    def sample(self, seed: int, phase: Phase) -> str | None:
+        """A text that the network writes, None where its logits are not finite; called where `can_sample`."""
+        raise NotImplementedError
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether the network writes samples."""
+        return False
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights that a checkpoint holds: those that training changes."""
+        return trained_state(self.network)
+
+    def load_state(self, weights: Mapping[str, Tensor], where: str) -> None:
+        """Put back what `state` gave; `where` names the checkpoint in an error. Raises WeightsError."""
+        load_trained(self.network, weights, where)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the recipe, which is decided."""
+        return torch.device(self.recipe.train.device)
+
+    def begin(self) -> None:
+        """Make the batches and the loss of the recipe, which is complete now."""
+        self.data, loss = self.make_data(), self.make_loss()
+        self.loss = compiled(loss) if self.recipe.train.compile == "yes" else loss
+
+    def needs_finish(self, last: Mapping[str, Any]) -> bool:
+        """Whether `finish` is still to be called, by the last evaluation of the run."""
+        return False
+
+    def finish(self, run_dir: Path, step: int, phase: Phase) -> tuple[dict[str, Any], list[str]]:
+        """What follows the last step: the row of an evaluation, and lines to print. It may raise Interrupted."""
+        raise NotImplementedError

@@ -1,0 +1,65 @@
+"""The recipe and the network in a transformer's run folder."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pellucid.model import Transformer
+from pellucid.model.lora import adapt, merge
+from pellucid.model.weights import load_state, load_trained, state_of
+from pellucid.runs.checkpoint import Checkpoint, named_checkpoint, save_checkpoint
+from pellucid.runs.options import RecipeError
+from pellucid.runs.run_dir import read_json
+from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from pellucid.training.recipe import Recipe
+
+
+def read_recipe(run: Path) -> Recipe:
+    """The recipe of a run's folder; raises RecipeError where there is none."""
+    path = run / "recipe.json"
+    if not path.exists():
+        what = "does not exist" if not run.exists() else "has no recipe.json"
+        raise RecipeError(f"{run} {what}: give the folder of a run, such as runs/NAME")
+    values = read_json(path)
+    try:
+        return Recipe.from_dict(values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecipeError(f"{path} cannot be read: {error}") from None
+
+
+#: the weights of the model that a recipe's run started from
+BaseWeights = Callable[[Recipe], Mapping[str, Tensor]]
+
+
+def load_run(
+    run: Path,
+    checkpoint: str,
+    device: torch.device,
+    base_weights: BaseWeights | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Transformer, Tokenizer, int]:
+    """The network and tokenizer of a run at a checkpoint: best, last, or a step, and which step that is.
+
+    A run of adapters asks `base_weights` for what they change, and gives the merged network.
+    Warns where the last one is damaged and the one before it is taken; a damaged best one is refused.
+    """
+    recipe = read_recipe(run)
+    found = named_checkpoint(run, checkpoint)
+    network, where = Transformer(recipe.model).to(dtype), f"{run}, step {found.step}"
+    if not recipe.adapt.rank:
+        load_state(network, found.weights, where)
+    else:
+        if base_weights is None:
+            raise RecipeError(f"{run} holds adapters alone: load it with pellucid.load, which finds what they change")
+        load_state(network, base_weights(recipe), f"the model that {run} started from")
+        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules)
+        load_trained(network, found.weights, where)
+        merge(network)
+    return network.to(device).eval(), load_tokenizer(run), found.step
+
+
+def keep_first(run: Path, network: Transformer) -> None:
+    """Weights that the seed does not give again become the checkpoint of step 0."""
+    save_checkpoint(run, Checkpoint(0, state_of(network), {}, {"step": 0, "bad_in_a_row": 0, "seconds": 0.0}))

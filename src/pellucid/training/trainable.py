@@ -1,0 +1,176 @@
+"""Training a transformer on text or pairs: what the pipeline of runs asks of it."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pellucid.architecture import count_parameters
+from pellucid.model import Transformer
+from pellucid.runs.device import resolve_device
+from pellucid.runs.interrupt import Interruption, Phase
+from pellucid.runs.length import plan_in_time
+from pellucid.runs.measure import measure_step
+from pellucid.runs.pace import Pace
+from pellucid.runs.reporter import PlainReporter
+from pellucid.runs.trainable import BatchLoss, HeldOutSums, Trainable
+from pellucid.text.read.documents import Corpus
+from pellucid.text.read.pairs import Pairs
+from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from pellucid.text.tokens.pairs import PairTokens
+from pellucid.text.tokens.store import Tokens, describe_difference
+from pellucid.training import resolve_recipe as resolve
+from pellucid.training.build import (
+    ChooseSizes,
+    Weights,
+    autotune,
+    build_network,
+    describe_model,
+    describe_step,
+    first_weights,
+    fit_to_input,
+    n_logits,
+    read_input,
+)
+from pellucid.training.data import make_data
+from pellucid.training.load import keep_first
+from pellucid.training.memory import check_memory
+from pellucid.training.objectives import MicroBatch, autocast, losses_and_hits
+from pellucid.training.recipe import Recipe, TextRecipeT
+
+#: writes a sample after a prompt by a seed, or gives None where the network's logits are not finite; its last argument
+#: is called with the number of tokens written, and how many there will be
+Sampler = Callable[[Transformer, Tokenizer, str, int, Callable[[int, int], object]], str | None]
+#: what is measured before the first step of a run: lines to print, and JSON files for its folder
+PreRunChecks = Callable[[Recipe, Tokens | PairTokens, Callable[[], None]], tuple[list[str], dict[str, Any]]]
+
+
+class TextTrainable(Trainable[TextRecipeT]):
+    """A model of text, and the text that it is trained on; `read` sets these fields."""
+
+    network: Any
+    corpus: Corpus | Pairs
+    tokens: Tokens | PairTokens
+    tokenizer: Tokenizer
+
+    def files(self) -> dict[str, Any]:
+        return {"data.json": self.tokens.manifest | self.corpus.about()}
+
+    def fill(self, folder: Path) -> None:
+        self.tokenizer.save(folder)
+
+    def difference(self, data: Mapping[str, Any]) -> str:
+        return "; ".join(describe_difference(dict(data), self.tokens.manifest).splitlines())
+
+    @property
+    def n_train(self) -> int:
+        return len(self.tokens.part("train"))
+
+    def held_out_sums(self, batch: MicroBatch) -> HeldOutSums:
+        losses, is_likeliest = losses_and_hits(self.network, batch)
+        scored, n_right = losses[batch.counts], int(is_likeliest[batch.counts].sum())
+        return HeldOutSums(scored.double().sum().item(), n_right, scored.numel(), batch.inputs.numel())
+
+
+class TransformerTrainable(TextTrainable[Recipe]):
+    """A transformer and the text that it is trained on.
+
+    recipe        what is decided so far; a new run decides the rest
+    sampler       writes the samples; without one there are none
+    tokenizer     of the model that a new run starts from
+    weights       of the model that a run starts from, by parameter; a run of adapters needs them when it is resumed too
+    checks        what is measured before the first step
+    choose_sizes  decides sizes that the recipe leaves open
+    """
+
+    network: Transformer
+    can_start_from = True
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        sampler: Sampler | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        weights: Weights | None = None,
+        checks: PreRunChecks | None = None,
+        choose_sizes: ChooseSizes | None = None,
+    ):
+        self.recipe, self.sampler, self.weights = recipe, sampler, weights
+        self.checks, self.choose_sizes = checks, choose_sizes
+        self.known_tokenizer = tokenizer
+        self.check_files: dict[str, Any] = {}
+
+    def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
+        resolve_device(self.recipe.train.device)  # refused before the text is read
+        known = load_tokenizer(run_dir) if run_dir else self.known_tokenizer
+        sizes = None if run_dir else self.choose_sizes
+        self.recipe, self.corpus, self.tokens, self.tokenizer = read_input(
+            self.recipe, reporter, known, interruption, sizes
+        )
+
+    def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:
+        device = resolve_device(self.recipe.train.device)
+        asked = self.recipe.train
+        opened = self.recipe = fit_to_input(self.recipe, self.tokens, self.tokenizer, device)
+        with interruption.phase("planning memory"):
+            check_memory(self.recipe, device)
+        interruption.poll()
+        data = make_data(self.tokens, self.recipe, device)  # refuses text too small for a window
+        with interruption.phase("making the network"):
+            self.network = build_network(self.recipe, device, self.weights)
+        interruption.poll()
+
+        def measure(recipe: Recipe, budget: float) -> float:
+            self.recipe = recipe
+            with interruption.phase("measuring a step") as phase:
+                seconds = measure_step(self, phase, budget)
+            first_weights(self.network, recipe, self.weights)
+            return seconds
+
+        n_train = len(self.tokens.part("train"))
+        recipe, lines = autotune(self.recipe, self.network, n_train, device, measure, interruption, pace)
+        with interruption.phase("counting n-grams to compare with") as phase:
+            checked, self.check_files = self.checks(recipe, self.tokens, phase) if self.checks else ([], {})
+        interruption.poll()
+        if pace:
+            most = math.inf if recipe.train.minutes else recipe.n_steps
+            pace.know(data.n_held_out, resolve.n_trained(recipe), most)
+            recipe, sentence = plan_in_time(recipe, opened, pace)
+            lines.append(sentence)
+        self.recipe = recipe
+        n_parameters = count_parameters(recipe.model)["total"]
+        model = [describe_model(recipe.model, n_parameters), describe_step(asked, recipe)]
+        return [*model, *filter(None, lines), *checked]
+
+    def files(self) -> dict[str, Any]:
+        return {"architecture.json": self.recipe.model.to_dict(), **self.check_files, **super().files()}
+
+    def fill(self, folder: Path) -> None:
+        super().fill(folder)
+        if self.weights is not None and not self.recipe.adapt.rank:
+            keep_first(folder, self.network)
+
+    def check_memory(self) -> None:
+        check_memory(self.recipe, self.device)
+
+    def build(self) -> None:
+        self.network = build_network(self.recipe, self.device, self.weights)
+
+    def make_data(self):
+        return make_data(self.tokens, self.recipe, self.device)
+
+    def make_loss(self) -> BatchLoss:
+        return autocast(self.network, self.device, self.recipe.train.precision, n_logits(self.recipe))
+
+    @property
+    def n_trained(self) -> int:
+        return resolve.n_trained(self.recipe)
+
+    @property
+    def can_sample(self) -> bool:
+        return self.sampler is not None
+
+    def sample(self, seed: int, phase: Phase) -> str | None:
+        assert self.sampler is not None
+        return self.sampler(self.network, self.tokenizer, self.recipe.train.sample_prompt, seed, phase)

@@ -1,0 +1,103 @@
+"""Every kind of run goes through one pipeline: each of its parts is defined once, and used from one file."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import pellucid
+
+SOURCE = Path(pellucid.__file__).parent
+#: the rooms of the kinds, which describe what is trained and leave to `runs` how
+KINDS = ("training", "predictors", "vision")
+#: what a run is made of, and the file that defines it
+PARTS = {
+    "start_run": "runs/pipeline.py",
+    "resume_run": "runs/pipeline.py",
+    "Run": "runs/pipeline.py",
+    "Trainer": "runs/trainer.py",
+    "Pace": "runs/pace.py",
+    "lengthen": "runs/length.py",
+    "plan_in_time": "runs/length.py",
+    "resolve_intervals": "runs/length.py",
+    "make_optimizer": "runs/optimizer.py",
+    "Optimizer": "runs/optimizer.py",
+    "measure_step": "runs/measure.py",
+    "PlainReporter": "runs/reporter.py",
+    "LiveReporter": "runs/reporter.py",
+    "QuietReporter": "runs/reporter.py",
+    "Interruption": "runs/interrupt.py",
+    "MetricsFile": "runs/metrics.py",
+    "write_run_dir": "runs/run_dir.py",
+    "only_one": "runs/run_dir.py",
+    "save_checkpoint": "runs/checkpoint.py",
+    "TrainOptions": "runs/options.py",
+}
+#: what is called in one file alone, which is how every run comes to have it
+CALLED_ONCE = {
+    "choose_folder": "runs/pipeline.py",
+    "write_run_dir": "runs/pipeline.py",
+    "only_one": "runs/pipeline.py",
+    "Trainer": "runs/pipeline.py",
+    "MetricsFile": "runs/pipeline.py",
+    "deterministic_kernels": "runs/pipeline.py",
+    "Optimizer": "runs/optimizer.py",
+    "lengthen": "runs/pipeline.py",
+    "set_aside": None,
+}
+
+
+def trees():
+    return {str(p.relative_to(SOURCE)): ast.parse(p.read_text(encoding="utf-8")) for p in SOURCE.rglob("*.py")}
+
+
+TREES = trees()
+
+
+def definitions(name):
+    """The files that define a class or function of this name at their top."""
+    return [
+        path
+        for path, tree in TREES.items()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name
+    ]
+
+
+def callers(name):
+    """The files that call something by this name."""
+    return {
+        path
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+    }
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_of_the_pipeline_is_defined_once(name):
+    assert definitions(name) == [PARTS[name]]
+
+
+@pytest.mark.parametrize("name", CALLED_ONCE)
+def test_a_part_of_the_pipeline_is_used_from_one_file(name):
+    expected = {"runs/pipeline.py", "runs/trainer.py"} if CALLED_ONCE[name] is None else {CALLED_ONCE[name]}
+    assert callers(name) == expected
+
+
+@pytest.mark.parametrize("room", KINDS)
+def test_a_kind_has_no_signals_deadlines_or_reporters_of_its_own(room):
+    """It is given them: its files may name their types, and make none."""
+    for path, tree in TREES.items():
+        if not path.startswith(f"{room}/"):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called.split(".")[0] not in ("Interruption", "Pace", "Trainer", "MetricsFile", "signal"), path
+            if isinstance(node, ast.ClassDef):
+                assert not node.name.endswith("Reporter"), f"{path} defines {node.name}"
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef):
+                assert not re.match("(start|resume|deadline)(_|$)|settle$", node.name), f"{path} defines {node.name}"

@@ -1,0 +1,72 @@
+"""Every kind of model that is trained step by step, each in a run of STEPS steps that takes a moment."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tiny import FIELDS, write_text
+
+import pellucid
+from pellucid.runs.pipeline import Run
+from pellucid.runs.trainable import Trainable
+from pellucid.training.trainable import TextTrainable
+from pellucid.vision.trainable import ImageTrainable
+
+STEPS = 12
+#: what decides when something is measured and saved
+INTERVALS = {"evaluate_every": 4, "device": "cpu"}
+OF_TEXT = {"tokenizer": "byte", "batch": 4, "evaluate_tokens": 100, "sample_every": 4}
+
+
+@dataclass(frozen=True)
+class RunKind:
+    """How a run of one kind is started and resumed by the public function."""
+
+    name: str
+    fields: dict[str, Any]
+    trainable: type[Trainable] = TextTrainable
+    predictor: str | None = None
+
+    def write_input(self, folder: Path) -> Path:
+        """The file that a run of this kind is trained on."""
+        return write_images(folder) if self.name == "image-classifier" else write_text(folder)
+
+    def start(self, source: Path, out: Path, steps: int = STEPS, **fields: Any) -> Run:
+        return pellucid.train(source, out=out, predictor=self.predictor, fields=self.fields | fields, steps=steps)
+
+    def resume(self, out: Path, **length: Any) -> Run:
+        return pellucid.train(out=out, resume=True, **length)
+
+    def command(self, source: Path, out: str, steps: int = STEPS) -> list[str]:
+        """The command line of `start`."""
+        spelled = {name: ",".join(map(str, v)) if isinstance(v, tuple) else v for name, v in self.fields.items()}
+        fields = [f"--set={name}={value}" for name, value in spelled.items() if name not in ("steps", "tokenizer")]
+        tokenizer = [f"--tokenizer={self.fields['tokenizer']}"] if "tokenizer" in self.fields else []
+        kind = [] if self.predictor is None else ["--predictor", self.predictor]
+        return ["train", str(source), "--out", out, "--steps", str(steps), *kind, *tokenizer, *fields]
+
+
+def write_images(folder: Path, n: int = 60) -> Path:
+    """A .npz file of images of 4 x 6 pixels with one bright column, whose position is the class."""
+    labels = np.arange(n) % 3
+    images = np.zeros((n, 4, 6), np.uint8)
+    images[np.arange(n), :, labels * 2] = 200
+    np.savez(folder / "images.npz", images=images, labels=labels)
+    return folder / "images.npz"
+
+
+TRANSFORMER = {name: value for name, value in FIELDS.items() if name != "steps"}
+SMALL = {"d_embed": 6, "d_hidden": 12}
+KINDS = (
+    RunKind("transformer", TRANSFORMER | {"sample_every": 4}),
+    RunKind("neural-probabilistic", INTERVALS | OF_TEXT | SMALL | {"order": 4}, predictor="neural-probabilistic"),
+    RunKind("recurrent", INTERVALS | OF_TEXT | SMALL | {"n_ctx": 16}, predictor="recurrent"),
+    RunKind("mixture", INTERVALS | OF_TEXT | SMALL | {"n_ctx": 16, "mixture": 3}, predictor="recurrent"),
+    RunKind(
+        "image-classifier",
+        INTERVALS | {"d_model": 16, "n_layers": 1, "batch": 8},
+        ImageTrainable,
+        "image-classifier",
+    ),
+)
