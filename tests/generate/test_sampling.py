@@ -106,6 +106,17 @@ def test_repetition_penalty_by_hand_counts_prompt_and_generated_once():
     assert result.tolist() == [[1.0, -4.0, 3.0, 0.25]]
 
 
+def test_presence_penalty_and_biases_by_hand():
+    logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
+    result = penalise(logits, Sampling(presence_penalty=0.5), [[2, 2], [0]], [[1, 1, 0], []])
+    assert result.tolist() == [[2.5, 1.5, 1.0], [3.0, 2.0, 1.0]]
+    biased = penalise(logits, Sampling(logit_bias=((2, 5.0), (99, 1.0))), [[], []], [[], []])
+    assert biased.tolist() == [[3.0, 2.0, 6.0]] * 2
+    assert logits.tolist() == [[3.0, 2.0, 1.0]] * 2
+    with pytest.raises(GenerationError, match="logit_bias of id 1"):
+        Sampling(logit_bias=((1, math.inf),))
+
+
 def test_frequency_penalty_by_hand_counts_generated_tokens_only():
     logits = rows([2.0, -2.0, 3.0, 0.5], [0.0, 0.0, 0.0, 0.0])
     result = penalise(logits, Sampling(frequency_penalty=0.5), [[2, 2], [0]], [[1, 1, 0], []])

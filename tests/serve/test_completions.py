@@ -9,6 +9,8 @@ import numpy as np
 import openai
 import pytest
 
+from pellucid.generate.decode import generate_ids
+from pellucid.generate.sampling import Sampling
 from pellucid.generate.scoring import score_tokens
 from pellucid.generate.text import generate
 
@@ -118,6 +120,25 @@ def test_stop_strings_end_a_text_and_are_not_shown(server, client):
     assert served.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.parametrize(
+    ("body", "sampling"),
+    [
+        ({"logit_bias": {"65": 90.5, "101": -100}}, {"logit_bias": ((65, 90.5), (101, -100.0))}),
+        ({"presence_penalty": 50}, {"presence_penalty": 50.0}),
+        ({"frequency_penalty": 20}, {"frequency_penalty": 20.0}),
+    ],
+)
+def test_biases_and_penalties_are_those_of_sampling(server, client, body, sampling):
+    options = {"model": "small", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    decoding = generate_ids(
+        server.engine.network, [PROMPT.encode()], max_tokens=12, sampling=Sampling(temperature=0, **sampling)
+    )
+    list(decoding)
+    served = client.completions.create(**options, **body).choices[0].text
+    assert served == server.engine.tokenizer.decode(decoding.rows[0].generated)
+    assert served != client.completions.create(**options).choices[0].text
+
+
 def test_tokenize_and_back(server):
     tokens = post(server, "/tokenize", prompt="né").json()["tokens"]
     assert tokens == list("né".encode())
@@ -147,7 +168,8 @@ def test_models_health_and_metrics(server, client):
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 5}, "best_of"),
         ({"stop": ""}, "stop"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logit_bias": {"five": 1}}, "logit_bias of 'five'"),
+        ({"logit_bias": {"5": 1000}}, "a number from -100 to 100"),
         ({"prompt": [999]}, "token id 999: this model knows ids from 0 to 256"),
         ({"prompt": "x" * 65}, "the prompt has 65 tokens and this model's context is 64"),
         ({"prompt": "\ud800"}, "surrogate"),

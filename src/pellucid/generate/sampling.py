@@ -31,6 +31,8 @@ class Sampling:
                         (Keskar et al. 2019, section 4.1, with the sign repaired as Hugging Face does)
     frequency_penalty   logits fall by this much for every time the token was generated; the prompt
                         does not count (as in OpenAI's interface)
+    presence_penalty    logits fall by this much once if the token was generated at all; the prompt does not count
+    logit_bias          pairs of an id and what is added to its logit, before temperature and truncation
 
     Raises GenerationError for values out of range.
     """
@@ -41,9 +43,16 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self):
+        for token, bias in self.logit_bias:
+            if token < 0 or not math.isfinite(bias):
+                raise GenerationError(f"logit_bias of id {token} is {bias}: expected an id and a finite number")
         for f in fields(self):
+            if f.name == "logit_bias":
+                continue
             value = getattr(self, f.name)
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not number or not _RANGE[f.name][0](value):
@@ -62,6 +71,7 @@ _RANGE = {
     "min_p": (lambda p: 0 <= p <= 1, "a fraction from 0 to 1; 0 keeps all"),
     "repetition_penalty": (lambda r: r > 0, "a number above 0; 1 changes nothing, more discourages repetition"),
     "frequency_penalty": (lambda f: True, "a number; 0 changes nothing, more discourages repetition"),
+    "presence_penalty": (lambda f: True, "a number; 0 changes nothing, more discourages repetition"),
 }
 
 
@@ -83,7 +93,7 @@ def choose_tokens(
 
     numbers    one in [0, 1) per row (`uniform`); not needed if temperature is 0
     prompts    each row's prompt, for the repetition penalty
-    generated  what each row has generated, for both penalties
+    generated  what each row has generated, for the penalties
     n_allowed  ids from here on do not exist for the tokenizer and are never chosen
 
     `logits` is not changed. Raises LogitsError if a row's largest logit is not finite.
@@ -106,13 +116,19 @@ def choose_tokens(
 def penalise(
     logits: Scores, sampling: Sampling, prompts: Sequence[Sequence[int]], generated: Sequence[Sequence[int]]
 ) -> Scores:
-    """Logits after both penalties; a new tensor if either is on."""
+    """Logits after penalties and biases; a new tensor if any is on."""
     if sampling.repetition_penalty != 1:
         seen = _counts(logits, [[*p, *g] for p, g in zip(prompts, generated, strict=True)]) > 0
         r = sampling.repetition_penalty
         logits = torch.where(seen, torch.where(logits > 0, logits / r, logits * r), logits)
     if sampling.frequency_penalty:
         logits = logits - sampling.frequency_penalty * _counts(logits, generated)
+    if sampling.presence_penalty:
+        logits = logits - sampling.presence_penalty * (_counts(logits, generated) > 0)
+    if sampling.logit_bias:
+        known = [(token, bias) for token, bias in sampling.logit_bias if token < logits.size(-1)]
+        logits = logits.clone()
+        logits[:, [token for token, _ in known]] += logits.new_tensor([bias for _, bias in known])
     return logits
 
 

@@ -51,10 +51,11 @@ class CompletionBody(Body):
             raise ValueError("suffix: this model writes on from a prompt and cannot fill the text before a suffix")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ValueError(f"best_of = {self.best_of} with n = {self.n}: expected the same number; ask for more by n")
-        if self.presence_penalty:
-            raise ValueError("presence_penalty is not offered: use frequency_penalty or repetition_penalty")
-        if self.logit_bias:
-            raise ValueError("logit_bias is not offered")
+        for token, bias in (self.logit_bias or {}).items():
+            if not token.isdecimal() or not -100 <= bias <= 100:
+                raise ValueError(
+                    f"logit_bias of {token!r} is {bias}: expected a token id and a number from -100 to 100"
+                )
         if self.stop is not None and "" in ([self.stop] if isinstance(self.stop, str) else self.stop):
             raise ValueError("stop: expected strings of at least one character")
         if self.stream_options is not None and not self.stream:

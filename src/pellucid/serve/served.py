@@ -69,6 +69,8 @@ def sampling_of(body: CompletionBody) -> Sampling:
         min_p=body.min_p or 0.0,
         repetition_penalty=body.repetition_penalty or 1.0,
         frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        logit_bias=tuple(sorted((int(token), bias) for token, bias in (body.logit_bias or {}).items())),
     )
 
 
