@@ -292,7 +292,7 @@ def test_memory_is_told_by_precision_context_and_batch():
 def test_what_does_not_fit_is_said_with_what_would(monkeypatch):
     a = recipe(n_layers=2, batch=6).model
     room = training_memory(recipe(n_layers=2, batch=6)).peak
-    monkeypatch.setattr(planning.resolve, "memory_bytes", lambda device: 0.8 * room)
+    monkeypatch.setattr(planning, "memory_bytes", lambda device: 0.8 * room)
     made = make_plan(a, batch=6, precision="float32", measure=False, device="cpu", accelerators=())
     assert not made.fits
     assert 0 < made.largest_batch < 6
@@ -301,7 +301,7 @@ def test_what_does_not_fit_is_said_with_what_would(monkeypatch):
     for change, needed in made.changes:
         assert f"  {change}: {size(needed)}, {'fits' if needed <= 0.9 * 0.8 * room else 'still too much'}" in said
     assert any(needed <= 0.72 * room for _, needed in made.changes)
-    monkeypatch.setattr(planning.resolve, "memory_bytes", lambda device: 0.1 * made.memory.weights)
+    monkeypatch.setattr(planning, "memory_bytes", lambda device: 0.1 * made.memory.weights)
     made = make_plan(a, batch=1, measure=False, device="cpu", accelerators=())
     assert "not one sequence fits" in "\n".join(plan_lines(made))
 

@@ -15,7 +15,7 @@ import pellucid
 from drawing import make_network
 from pellucid.cli import main
 from pellucid.language_model import LanguageModel
-from pellucid.model import Recorder
+from pellucid.model import OFF, Recorder
 from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.kernels import ExplicitAttention
 from pellucid.model.mask import Mask
@@ -295,12 +295,12 @@ def test_a_tap_that_changes_the_computation_is_found(monkeypatch):
 
 
 def test_rows_that_do_not_sum_to_one_are_found():
-    class Doubled(Attention):
-        def pattern(self, q, k, visible, tap):
-            return tap("pattern", super().pattern(q, k, visible, tap) * 1.001)
+    class Doubled(ExplicitAttention):
+        def pattern(self, q, k, mask, tap=OFF):
+            return tap("pattern", super().pattern(q, k, mask, tap) * 1.001)
 
     network = make_network(BASE)
-    network.blocks[0].attn.__class__ = Doubled
+    network.blocks[0].attn.explicit.__class__ = Doubled
     report = verify(network)
     assert report.first == "blocks.0.attn.pattern"
     assert check_of(report, "attention rows sum to 1").measured == "blocks.0.attn.pattern: a row sums to 1 + 1.0e-03"

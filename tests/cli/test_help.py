@@ -20,7 +20,7 @@ from pellucid.cli.completion import completion
 from pellucid.cli.fields import fitted, meanings, sections
 from pellucid.predictors.recipe import KINDS, predictor_fields
 from pellucid.training.recipe import PARTS, TextOptions, recipe_fields
-from pellucid.vision.run import PARTS as IMAGE_PARTS
+from pellucid.vision.recipe import image_fields
 
 SOURCE = Path(pellucid.__file__).parent
 ROOT = SOURCE.parent.parent
@@ -115,8 +115,8 @@ def test_what_was_meant_is_named(words, near, capsys, tmp_path, monkeypatch):
 def test_every_field_is_explained(kind, capsys, monkeypatch):
     """All names that --set takes, and no others; each with its meaning, the values it takes and its default."""
     monkeypatch.setenv("COLUMNS", "80")
-    of_images = [f"{part}.{f.name}" for part, fields in IMAGE_PARTS.items() for f in dataclasses.fields(fields)]
-    known = {"transformer": recipe_fields, "image-classifier": lambda: [*of_images, "held_out", "device"]}
+    of_images = [f"{part}.{name}".removeprefix(".") for part, names in image_fields().items() for name in names]
+    known = {"transformer": recipe_fields, "image-classifier": lambda: of_images}
     expected = known[kind]() if kind in known else predictor_fields(kind)
     found = [field for section in sections(kind) for field in section.fields]
     # model.dropout sets four rates at once; each of them is listed

@@ -371,7 +371,7 @@ def test_a_conversion_whose_code_gives_other_logits_is_stopped(tmp_path, shakesp
     before = sorted(tmp_path.iterdir())
     assert main(["convert", str(tmp_path / "own"), str(tmp_path / "new"), "--family", "pellucid"]) == 1
     assert (
-        "times what rounding may change; the first tensor that differs is logits; nothing was written"
+        "times the allowed rounding error; the first tensor that differs is logits; nothing was written"
         in capsys.readouterr().err
     )
     assert sorted(tmp_path.iterdir()) == before

@@ -156,7 +156,7 @@ NOT_SAID = [
     ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 10.0}}}, "rope_parameters.full_attention = "),
     ("bert", {"type_vocab_size": 0}, "type_vocab_size in config.json sets n_segments = 0"),
     ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping = 0.0"),
-    ("t5", {"dense_act_fn": "gelu"}, "dense_act_fn = 'gelu' in config.json: feed_forward_proj says 'relu'"),
+    ("t5", {"dense_act_fn": "gelu"}, "dense_act_fn = 'gelu' in config.json: feed_forward_proj implies 'relu'"),
     ("qwen2", {"layer_types": ["sliding_attention"] * 3}, "layer_types holds 'sliding_attention'"),
 ]
 

@@ -61,6 +61,8 @@ class SamplingOptions:
     """Sample from tokens that are at least this share as likely as the likeliest."""
     repetition_penalty: Annotated[float, option("N", default="off"), above(0)] = 1.0
     """Divide the logits of tokens that are in the text already by this (multiply, if negative)."""
+    presence_penalty: Annotated[float, option("N", default="off")] = 0.0
+    """Subtract this from the logits of tokens that were generated already, once."""
     frequency_penalty: Annotated[float, option("N", default="off")] = 0.0
     """Subtract this from a token's logit for each time that it was generated."""
     seed: Annotated[int | None, option("N", default="drawn and printed")] = None
@@ -116,7 +118,7 @@ def generate_command(
     values["report"] = None if m.weights == "auto" else lambda said: print(said, file=sys.stderr)
     options: dict[str, Any] = {name: value for name, value in values.items() if value is not None} | {
         name: getattr(sampling, name)
-        for name in ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "seed")
+        for name in ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed")
     }
     results = write(loaded, prompt, output, options)
     if sampling.seed is None and not sampling.beams:

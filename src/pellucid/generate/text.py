@@ -68,6 +68,7 @@ class DrawOptions(TypedDict, total=False):
     min_p: float
     repetition_penalty: float
     frequency_penalty: float
+    presence_penalty: float
 
 
 class GenerateOptions(DrawOptions, total=False):
@@ -117,6 +118,7 @@ def stream_generate(
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
     frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
     stop: str | Sequence[str] = (),
     seed: int | None = None,
     n: int = 1,
@@ -161,6 +163,7 @@ def stream_generate(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
     )
     check_numbers(n, beams, sampling, seed)
     texts, sources = paired(prompts, source)

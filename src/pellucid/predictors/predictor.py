@@ -69,6 +69,7 @@ class Predictor:
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
         frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
     ) -> Iterator[TextPiece]:
         """Continue all prompts in one batch and yield the text piece by piece (`pellucid.generate.stream_generate`).
 
@@ -90,6 +91,7 @@ class Predictor:
             min_p=min_p,
             repetition_penalty=repetition_penalty,
             frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
         )
         network: Any = self.network  # decoded like a transformer, but read by a reader of its own
         decoding = Decoding(network, rows, max_tokens, sampling, [self.tokenizer.separator], False, None)

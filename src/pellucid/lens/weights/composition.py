@@ -82,7 +82,9 @@ def _writer(W_O: Tensor, W_V: Tensor) -> Tensor:
 
 def _reader(head: Head, kind: Kind, offset: int | None) -> Tensor:
     """R B / |A B| [r, m] for the reading circuit A B [m, m] with A = Q R"""
-    circuit = {"Q": lambda: head.qk(offset).T, "K": lambda: head.qk(offset), "V": lambda: head.ov}[kind]()
+    # positions.every leaves layers without rotation, whose QK circuit is one matrix for all offsets
+    back = offset if head.is_rotated or not head.circuits.architecture.positions.every else None
+    circuit = {"Q": lambda: head.qk(back).T, "K": lambda: head.qk(back), "V": lambda: head.ov}[kind]()
     factor = triangle(circuit.left) @ circuit.right
     return factor / factor.norm()
 
