@@ -259,6 +259,7 @@ def test_overfitting_is_a_rising_held_out_loss_while_the_training_loss_falls(hel
         assert not made.warning()
 
 
+@pytest.mark.slow
 def test_a_run_that_overfits_says_so_once_and_one_that_does_not_says_nothing(tmp_path):
     fields = {"d_model": 32, "dropout": 0, "accumulate": 1, "batch": 8, "evaluate_every": 20, "evaluate_tokens": 200}
     said = {}
@@ -272,6 +273,7 @@ def test_a_run_that_overfits_says_so_once_and_one_that_does_not_says_nothing(tmp
     assert not said[20_000]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_warns_as_the_uninterrupted_one(tmp_path):
     """It goes on from before the warning, and knows of the evaluations of the first sitting."""
     fields = {"d_model": 32, "dropout": 0, "accumulate": 1, "batch": 8, "evaluate_every": 20, "evaluate_tokens": 200}

@@ -94,6 +94,7 @@ def test_shift_of_sinusoids(figures: Path):
 
 
 @pytest.mark.item("S4-emb-d")
+@pytest.mark.slow
 def test_hintons_family_trees(figures: Path):
     results = example("hintons_family_trees").main()
     assert (results["questions"], results["facts"]) == (104, 112)
@@ -103,6 +104,7 @@ def test_hintons_family_trees(figures: Path):
 
 
 @pytest.mark.item("S1-1.1.2-j")
+@pytest.mark.slow
 def test_mup_scores(figures: Path):
     results = example("mup_scores").main()
     assert results["muP_ratio"] <= 1.6
@@ -111,6 +113,7 @@ def test_mup_scores(figures: Path):
 
 
 @pytest.mark.item("S4-emp-b")
+@pytest.mark.slow
 def test_shannons_series(figures: Path):
     results = example("shannons_series").main(with_model=False)
     assert results["order_1_runs_1"] < 0.01

@@ -34,7 +34,7 @@ FORMER_MODULES = {
 
 #: identifiers that say nothing of what they hold, and how often they may occur in all
 EMPTY_NAMES = {"found", "given", "made", "place", "whole", "kept"}
-MOST_EMPTY_NAMES = 700
+MOST_EMPTY_NAMES = 400
 
 
 @cache

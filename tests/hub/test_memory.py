@@ -16,6 +16,7 @@ from benchmarks.conversion import TARGET, WAYS, write_checkpoint  # noqa: E402
 SMALL = 8 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["huggingface to pellucid", "pellucid to huggingface"])
 def test_memory_is_of_a_shard(way, tmp_path):
     given, to = WAYS[way]

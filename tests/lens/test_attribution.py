@@ -29,7 +29,7 @@ def look(a, edits=(), seed=0):
     return trace(network, None, tokens, edits=edits, **source)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(any_architectures(LINEAR), st.data())
 def test_what_was_written_sums_to_the_stream(a, data):
     edits = data.draw(drawn_edits(a)) if data.draw(st.booleans()) else []
@@ -45,7 +45,7 @@ def test_what_was_written_sums_to_the_stream(a, data):
     assert difference(t.decompose(by=by).total, t.stream()) <= (1e-5 if edits else 1e-12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(any_architectures(LINEAR), st.data(), st.sampled_from(["component", "head", "neuron", "source"]))
 def test_what_was_written_sums_to_the_stream_at_one_position(a, data, by):
     """Neuron by neuron and source by source too; along a logit's direction the parts are the attribution's."""
@@ -78,7 +78,7 @@ def capped(x, cap):
     return cap * math.tanh(x / cap) if cap else x
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(any_architectures(SMOOTH), st.sampled_from(["component", "head", "neuron", "source"]), st.integers(0, 3))
 def test_attributions_sum_to_the_logit(a, by, pos):
     """Of every readout, bert's among them; with a cap they sum to the logit before it."""
@@ -160,7 +160,7 @@ def test_head_results_and_the_bias_are_what_attention_adds(a):
         assert difference(total, t[f"{scope}_out"]) <= 1e-12
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(architectures({"norm.eps": 1e-2}), st.data())
 def test_scores_are_sums_over_what_was_written_before(a, data):
     t, layer = look(a), data.draw(st.integers(0, a.n_layers - 1))

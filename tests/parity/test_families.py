@@ -198,7 +198,7 @@ def test_an_encoder_is_refused():
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_word_is_written_or_refused_by_name(name):
     """What is not refused is the same function when it comes back from the files."""
-    family, written = FAMILIES[name], set()
+    family, written, compared = FAMILIES[name], set(), set()
     for field, options in words():
         for word in options:
             if field == "block" and word not in ("pre", "post") and name in PAIRS:
@@ -208,6 +208,9 @@ def test_every_word_is_written_or_refused_by_name(name):
                 assert blocker == f"{field} = {word}"
                 continue
             written.add(f"{field} = {word}")
+            if a in compared:
+                continue  # the option that the family has anyway
+            compared.add(a)
             config, network = config_of(a, family), make_network(a)
             again = Transformer(architecture_of(config)).double().eval()
             load_state(again, to_ours(to_theirs(state_of(network), a, family), config))

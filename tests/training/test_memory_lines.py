@@ -55,7 +55,7 @@ def test_presets_with_every_option(name, depth, options):
     assert_equal_to_the_walk(with_options(shrunk(preset(name), depth), **options))
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 @given(any_architectures({"n_layers": 4}), st.sampled_from(OPTIONS))
 def test_drawn_architectures(a, options):
     if a.readout == "none":
