@@ -14,8 +14,6 @@ WRITTEN_OUT = "hub/transformers_code/"
 #: names that two files may define, and why; at most ten
 TWO_MEANINGS: dict[str, str] = {
     "Attention": "the options of attention and the module that computes it, as in every library of this field",
-    "check_memory": "the same refusal before a transformer's and before a predictor's training",
-    "measure_step": "the same measurement of a transformer's and of a predictor's training step",
     "train": "the Python function and the command of the same name, which calls it",
 }
 MOST_EXCEPTIONS = 10
