@@ -111,6 +111,8 @@ class Baseline:
     seconds: dict[str, float] = field(default_factory=dict)
     calls: dict[str, set[tuple[str, int]]] = field(default_factory=dict)
     collecting: set[tuple[str, int]] = field(default_factory=set)
+    #: the first test that fails, and how; nothing is measured then
+    failure: str = ""
 
 
 def load_rooms(
@@ -443,7 +445,8 @@ def measure(room: Room) -> Baseline:
             start = time.process_time()
             reports = runtestprotocol(item, log=False, nextitem=following)
             if failed := [r for r in reports if r.failed]:
-                raise ValueError(f"{item.nodeid} fails on the unchanged code:\n{failed[0].longreprtext}")
+                baseline.failure = f"{item.nodeid} fails on the unchanged code:\n{failed[0].longreprtext}"
+                return
             if not any(r.skipped for r in reports):
                 baseline.seconds[item.nodeid] = time.process_time() - start
                 baseline.calls[item.nodeid] = set(called)
@@ -453,6 +456,8 @@ def measure(room: Room) -> Baseline:
         status = pytest.main([*PYTEST_OPTIONS, *room.test_files], plugins=[Session(run)])
     finally:
         sys.settrace(None)
+    if baseline.failure:
+        raise ValueError(baseline.failure)
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) or not baseline.seconds:
         raise ValueError(f"the tests of {room.name} do not pass on the unchanged code: pytest says {status!r}")
     return baseline

@@ -47,10 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = arguments[1:]
     try:
         if arguments[:1] not in ([name] for name in commands):
-            return overview(arguments, commands, program, about)
-        with warnings.catch_warnings(), terminated_like_interrupted():
-            warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
-            return run(commands[arguments[0]], f"{program} {arguments[0]}", arguments[1:])
+            code = overview(arguments, commands, program, about)
+        else:
+            with warnings.catch_warnings(), terminated_like_interrupted():
+                warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
+                code = run(commands[arguments[0]], f"{program} {arguments[0]}", arguments[1:])
+        sys.stdout.flush()  # here, where a reader that has gone away is no error
+        return code
     except KeyboardInterrupt as interrupt:
         print("interrupted", file=sys.stderr)
         return interrupt.args[0] if interrupt.args else 130
