@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from pellucid.architecture import MLP, Architecture, Attention, Dropout, Norm, Positions, words
+from pellucid.architecture import MLP, Architecture, Attention, Dropout, Norm, Positions, field_options
 from pellucid.model import Transformer
 
 N_VOCAB = 11
-WORDS = tuple(words())
+WORDS = tuple(field_options())
 #: the same without readout = none, under which there are no logits
 WORDS_WITH_LOGITS = tuple((name, tuple(w for w in of if (name, w) != ("readout", "none"))) for name, of in WORDS)
 PARTS = {"attention": Attention, "mlp": MLP, "positions": Positions, "norm": Norm, "dropout": Dropout}

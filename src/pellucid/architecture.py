@@ -380,8 +380,8 @@ class Architecture:
     def score_scale(self) -> float:
         """The factor before q . k."""
         d, shared = self.d_head, self.d_model / self.n_heads
-        words = {"1/sqrt(d_head)": d**-0.5, "1/d_head": 1 / d, "1": 1.0, "1/sqrt(d_model/n_heads)": shared**-0.5}
-        return (words | {"scale_value": self.attention.scale_value})[self.attention.scale]
+        factors = {"1/sqrt(d_head)": d**-0.5, "1/d_head": 1 / d, "1": 1.0, "1/sqrt(d_model/n_heads)": shared**-0.5}
+        return (factors | {"scale_value": self.attention.scale_value})[self.attention.scale]
 
     @property
     def unembed_scale(self) -> float:
@@ -440,7 +440,7 @@ def resolve_field(name: str, known: Sequence[str]) -> str:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise ArchitectureError(f"{name!r} is ambiguous: say one of {', '.join(matches)}")
+        raise ArchitectureError(f"{name!r} is ambiguous: choose one of {', '.join(matches)}")
     # the last word alone is compared too, so that `n_head` finds attention.n_heads
     tails = {k.rpartition(".")[2]: k for k in reversed(known)}
     near = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(name.rpartition(".")[2], tails, 1)
@@ -448,8 +448,8 @@ def resolve_field(name: str, known: Sequence[str]) -> str:
     raise ArchitectureError(f"there is no field {name!r}; {hint}")
 
 
-def words() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every choice of the architecture, as (dotted field, its words)."""
+def field_options() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every field of the architecture that takes one of a few options: its dotted name, and the options."""
     for name in architecture_fields():
         if name != "dropout" and typing.get_origin(hint := field_type(name)) is Literal:
             yield name, typing.get_args(hint)
@@ -474,7 +474,7 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
             near = difflib.get_close_matches(str(value), options, 1)
             best = f"; did you mean {near[0]!r}?" if near else ""
             listed = ", ".join(options)
-            raise ArchitectureError(f"{name} = {value!r} is not one of its options: say one of {listed}{best}")
+            raise ArchitectureError(f"{name} = {value!r} is not one of its options: choose one of {listed}{best}")
         return value
     if hint == tuple[str, ...]:  # paths, which may hold any character
         return (value,) if isinstance(value, str) else tuple(map(str, value))

@@ -463,7 +463,7 @@ def train(
     minutes, steps, tokens, epochs   the length, at most one of them; 10 minutes unless given
     held_out    what is measured on and never trained on: a share of the text (a tenth unless given), or files and
                 folders of your own
-    resume      continue the run in `out` exactly; a length makes it longer, other choices are refused
+    resume      continue the run in `out` exactly; a length makes it longer, and other options are refused
     from_model  start from the weights, tokenizer and architecture of this run or saved model
     opens_in    transformers or gguf (llama.cpp): where no preset is named, start from one that this software opens
                 without extra code, and refuse options that it cannot represent, before the text is read
@@ -471,7 +471,7 @@ def train(
     show        print what happens: live in a terminal, plain lines elsewhere
 
     Losses are in nats per token. Ctrl-C and SIGTERM save and return (`Run.exit_code` 130, 143). Raises
-    ValueError, with nothing written, when the text or a choice is wrong; NumericsError after three steps
+    ValueError, with nothing written, when the text or an option is wrong; NumericsError after three steps
     in a row whose loss or gradient was not finite.
     """
     began, reporter = time.monotonic(), make_reporter() if show else QuietReporter()
@@ -484,12 +484,12 @@ def train(
         raise RecipeError(f"{out} is a {kind} with weights of its own: resume it without --predictor and --from")
     if kind != "transformer":
         if opens_in is not None:
-            raise RecipeError(f"opens_in = {opens_in} goes with a transformer, not with {kind}: leave it out")
+            raise RecipeError(f"opens_in = {opens_in} applies to a transformer, not to {kind}: leave it out")
         if wrong := [n for n, v in (("preset", preset), ("recipe", recipe), ("from", from_model)) if v is not None]:
-            raise RecipeError(f"{wrong[0]} goes with a transformer, not with predictor = {kind}: leave it out")
+            raise RecipeError(f"{wrong[0]} applies to a transformer, not to predictor = {kind}: leave it out")
         if kind == IMAGES:
             if "text.held_out_files" in changes:
-                raise RecipeError("an image classifier holds out a share of its images, no files: say --held-out 0.1")
+                raise RecipeError("an image classifier holds out a share of its images, no files: give --held-out 0.1")
             return train_images(*inputs, out=out, fields=changes, resume=resume, show=show, **asked)
         return train_predictor(
             *inputs, kind=cast(Kind, kind), out=out, fields=fields, resume=resume, show=show, **asked
@@ -501,20 +501,22 @@ def train(
     paths = tuple(str(Path(path)) for path in inputs)
     model: dict[str, Any] = {}
     if from_model is not None:
-        made, model = start_from(from_model, paths, preset, changes, file)
+        run_recipe, model = start_from(from_model, paths, preset, changes, file)
     else:
-        made = make_recipe(paths, preset, changes, file)
+        run_recipe = make_recipe(paths, preset, changes, file)
         if opens_in is not None:
-            made = make_recipe(paths, preset, changes, file, PRESET_FOR.get(made.train.objective, "small"))
-        if made.adapt.rank:
+            run_recipe = make_recipe(paths, preset, changes, file, PRESET_FOR.get(run_recipe.train.objective, "small"))
+        if run_recipe.adapt.rank:
             raise RecipeError("adapters change a model that exists: name it with --from, or leave out --lora")
     if opens_in is not None:
-        made = made_for(opens_in, made)
+        run_recipe = made_for(opens_in, run_recipe)
     folder = None if out is None else Path(out)
-    made = with_length(made, length)
-    sizes = sizing_of(made, changes, open_=preset is None and from_model is None and file is None, explain=explain)
+    run_recipe = with_length(run_recipe, length)
+    sizes = sizing_of(
+        run_recipe, changes, open_=preset is None and from_model is None and file is None, explain=explain
+    )
     trainable = TransformerTrainable(
-        made, sampler_of(made), checks=pre_run_checks, choose_sizes=sizes.get("size"), **model
+        run_recipe, sampler_of(run_recipe), checks=pre_run_checks, choose_sizes=sizes.get("size"), **model
     )
     run = start_run(trainable, folder, reporter, began)
     return with_adapter(finalize(run, reporter))
@@ -541,8 +543,8 @@ def start_from(
     source = load(model, device="cpu")
     weights = dict(source.network.named_parameters())
     base = base_of(model, source.provenance, weights)
-    made = replace(make_recipe_on(source.architecture, paths, changes, file), base=base)
-    return made, {"tokenizer": source.tokenizer, "weights": weights}
+    run_recipe = replace(make_recipe_on(source.architecture, paths, changes, file), base=base)
+    return run_recipe, {"tokenizer": source.tokenizer, "weights": weights}
 
 
 def continue_run(
@@ -555,7 +557,7 @@ def continue_run(
     reporter: PlainReporter,
     opens_in: Target | None = None,
 ) -> Run:
-    """Resume the run in `out`; whatever else was said must be what the run has."""
+    """Resume the run in `out`; every other option must be the one that the run has."""
     if out is None:
         raise RecipeError(NO_FOLDER)
     recipe = read_recipe(Path(out))
@@ -567,7 +569,7 @@ def continue_run(
     moved = changes.pop("text.held_out_files", ()) if recipe.text.held_out_files else ()
     if changed := differences(recipe, overlay(recipe, preset, changes, file)):
         raise RecipeError(
-            f"{out} cannot be resumed with other choices ({'; '.join(changed[:3])}): leave them out, or start a new "
+            f"{out} cannot be resumed with other options ({'; '.join(changed[:3])}): leave them out, or start a new "
             f"run from its weights with --from {out}"
         )
     weights = base_weights(recipe) if recipe.adapt.rank else None

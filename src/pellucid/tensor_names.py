@@ -403,7 +403,7 @@ def of_symbol(symbol: str, layer: int | None = None) -> str:
     if not found:
         raise KeyError(f"no source text has a symbol {symbol!r}; pellucid.tensor_names.symbols() lists them")
     if len(found) > 1:
-        raise KeyError(f"{symbol!r} stands for several tensors: say one of {', '.join(found)}")
+        raise KeyError(f"{symbol!r} stands for several tensors: choose one of {', '.join(found)}")
     if found[0].startswith("blocks.i.") == (layer is None):
         why = "is a tensor of every block: give its layer" if layer is None else "belongs to no block: leave out layer"
         raise KeyError(f"{symbol!r} {why}")

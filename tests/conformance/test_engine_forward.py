@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from drawing import WORDS_WITH_LOGITS, architectures, bodies, make_network
-from pellucid.architecture import Architecture, words
+from pellucid.architecture import Architecture, field_options
 from pellucid.model import Recorder
 from pellucid.model.embed import ReadoutError
 from pellucid.model.weights import state_of
@@ -107,7 +107,7 @@ def test_masks_positions_segments_and_embeddings_given(a, data):
 
 
 def word_cases():
-    return [pytest.param(field, word, id=f"{field}={word}") for field, options in words() for word in options]
+    return [pytest.param(field, word, id=f"{field}={word}") for field, options in field_options() for word in options]
 
 
 @pytest.mark.item("S0-1.2-h", "S1-1.1-l", "S3-9-b")

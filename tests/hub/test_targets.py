@@ -105,7 +105,7 @@ def test_dropout_keeps_no_model_from_its_family(text, tmp_path):
         ("gguf", {"fields": {"text.pattern": "word-end"}}, "has no name for"),
         ("gguf", {"fields": {"objective": "masked"}}, "bidirectional|post"),
         ("transformers", {"fields": {"objective": "prefix"}}, "prefix"),
-        ("gguf", {"predictor": "ngram"}, "goes with a transformer"),
+        ("gguf", {"predictor": "ngram"}, "applies to a transformer"),
     ],
 )
 def test_what_a_target_cannot_open_is_refused_before_the_text_is_read(target, given, says, tmp_path):

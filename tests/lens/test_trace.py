@@ -91,7 +91,7 @@ def test_four_spellings_are_one_tensor():
         ("A", "is a tensor of every block: give its layer"),
         (("S4 S", 0), "belongs to no block"),
         (("sigma", 0), "stands for several tensors"),
-        ("P", "stands for several tensors: say one of pos_embed, probs"),
+        ("P", "stands for several tensors: choose one of pos_embed, probs"),
         (9, "numbered from 0"),
     ],
 )

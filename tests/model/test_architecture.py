@@ -20,8 +20,8 @@ from pellucid.architecture import (
     Positions,
     architecture_fields,
     count_parameters,
+    field_options,
     field_type,
-    words,
 )
 from pellucid.model import Transformer
 from running import any_architectures
@@ -70,10 +70,10 @@ def refusal(changes):
         ({"dropout": 1}, "dropout.embed = 1.0: expected a rate from 0 up to, not including, 1"),
         (
             {"block": "per"},
-            "block = 'per' is not one of its options: say one of pre, post, parallel, shared, inner, sandwich; did you "
-            "mean 'pre'?",
+            "block = 'per' is not one of its options: choose one of pre, post, parallel, shared, inner, sandwich; "
+            "did you mean 'pre'?",
         ),
-        ({"norm.kind": "quiet"}, "norm.kind = 'quiet' is not one of its options: say one of none, layer, rms"),
+        ({"norm.kind": "quiet"}, "norm.kind = 'quiet' is not one of its options: choose one of none, layer, rms"),
         ({"n_layers": "two"}, "n_layers = 'two': expected an integer"),
         ({"n_layers": 2.5}, "n_layers = 2.5: expected an integer"),
         ({"n_layers": True}, "n_layers = True: expected an integer"),
@@ -95,7 +95,7 @@ def test_a_field_like_no_other_is_answered_with_all_of_them():
 
 def test_an_ambiguous_bare_name_is_refused_with_its_candidates():
     message = refusal({"kind": "rotary"})
-    assert message == "'kind' is ambiguous: say one of positions.kind, norm.kind"
+    assert message == "'kind' is ambiguous: choose one of positions.kind, norm.kind"
 
 
 def test_parts_and_encoders_are_checked_when_constructed():
@@ -208,7 +208,7 @@ def test_every_part_is_frozen_named_and_without_flags(kind):
 
 
 def test_every_choice_is_a_word_and_every_size_a_number():
-    choices = dict(words())
+    choices = dict(field_options())
     for name in architecture_fields():
         if name != "dropout":
             assert (name in choices) != (field_type(name) in (int, float, tuple[int, ...])), name

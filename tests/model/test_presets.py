@@ -75,7 +75,7 @@ def test_a_preset_takes_the_vocabulary_of_the_tokenizer():
     assert preset("gpt2") == PRESETS["gpt2"]
     assert preset("gpt2", n_vocab=100).d_model == 768
     with pytest.raises(
-        ArchitectureError, match=r"there is no preset 'gpt4': did you mean 'gpt\d'\? say one of .*modern, gpt1, gpt2"
+        ArchitectureError, match=r"there is no preset 'gpt4': did you mean 'gpt\d'\? choose one of .*modern, gpt1, gpt2"
     ):
         preset("gpt4")
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from theirs import draw, farthest, logits_of, our_logits
 
 from drawing import architectures, make_network
-from pellucid.architecture import Architecture, Positions, words
+from pellucid.architecture import Architecture, Positions, field_options
 from pellucid.hub import FAMILIES, FamilyError, architecture_of, config_of, to_ours, to_theirs
 from pellucid.hub.families import in_the_way
 from pellucid.model import Transformer
@@ -199,7 +199,7 @@ def test_an_encoder_is_refused():
 def test_every_word_is_written_or_refused_by_name(name):
     """What is not refused is the same function when it comes back from the files."""
     family, written, compared = FAMILIES[name], set(), set()
-    for field, options in words():
+    for field, options in field_options():
         for word in options:
             if field == "block" and word not in ("pre", "post") and name in PAIRS:
                 continue  # no architecture that reads an encoder has it

@@ -181,9 +181,9 @@ def test_what_would_be_ignored_is_refused(choices):
     ("kind", "change", "message"),
     [
         (NeuralProbabilisticOptions, {"order": 1}, "order = 1: expected at least 2"),
-        (NeuralProbabilisticOptions, {"direct": "yes"}, "say one of none, all"),
+        (NeuralProbabilisticOptions, {"direct": "yes"}, "choose one of none, all"),
         (NeuralProbabilisticOptions, {"d_embed": 2.0}, "d_embed = 2.0: expected int"),
-        (RecurrentOptions, {"cell": "lstm"}, "say one of gru, elman"),
+        (RecurrentOptions, {"cell": "lstm"}, "choose one of gru, elman"),
         (RecurrentOptions, {"n_ctx": 0}, "n_ctx = 0"),
         (RecurrentOptions, {"separator": 11}, "separator = 11: expected an id from 0 to 10"),
     ],

@@ -363,7 +363,7 @@ def test_another_format_is_refused(tmp_path):
         ([0, 1], {"order": 3}, "too few for order 3"),
         ([0.5, 1.0], {}, "expected one row of whole numbers"),
         ([0, 1], {"order": 0}, "order = 0"),
-        ([0, 1], {"smoothing": "kn"}, "say one of"),
+        ([0, 1], {"smoothing": "kn"}, "choose one of"),
         ([0, 1], {"alpha": 0.0}, "alpha = 0.0"),
         ([0, 1], {"separator": 3}, "separator = 3"),
     ],

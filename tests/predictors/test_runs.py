@@ -285,7 +285,7 @@ def test_baselines_are_the_counts_on_the_held_out_part(tmp_path, text):
         ("neural-probabilistic", {"fields": {"optimizer": "muon"}}, "no field 'optimizer'"),
         ("neural-probabilistic", {"fields": {"mixture": -1}}, "mixture = -1"),
         ("recurrent", {"fields": {"inside_documents": "yes"}}, "reads on across documents"),
-        ("oracle", {}, "say one of ngram, neural-probabilistic, recurrent"),
+        ("oracle", {}, "choose one of ngram, neural-probabilistic, recurrent"),
     ],
 )
 def test_wrong_choices_are_refused_and_nothing_is_written(tmp_path, text, kind, options, message):

@@ -1,6 +1,7 @@
 """The interface as clients see it: OpenAI's own package, plain HTTP, and what must be refused."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 
@@ -13,6 +14,9 @@ from pellucid.generate.decode import generate_ids
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.scoring import score_tokens
 from pellucid.generate.text import generate
+from pellucid.serve.app import CancellingStream
+from pellucid.serve.protocol import CompletionBody
+from pellucid.serve.served import Answer, ServedModel
 
 PROMPT = "To be, or not to be"
 
@@ -108,6 +112,31 @@ def test_echoed_log_probabilities_are_those_of_score(server, client):
             assert chosen in alternatives.values()
         if max_tokens:
             assert logprobs.token_logprobs[-1] == max(logprobs.top_logprobs[-1].values())
+
+
+def test_text_offsets_count_characters_where_tokens_are_bytes(client):
+    served = client.completions.create(model="small", prompt="nét", max_tokens=0, logprobs=0, echo=True)
+    # the two bytes of é begin at one place
+    assert served.choices[0].logprobs.text_offset == [0, 1, 1, 2]
+    assert served.choices[0].text == "nét"
+
+
+def test_a_stream_whose_client_leaves_before_it_begins_gives_its_row_back(server):
+    async def leave() -> None:
+        body = CompletionBody(prompt="x", max_tokens=10**9, temperature=0, stream=True)
+        answer = Answer(ServedModel("small", server.engine), body)
+
+        async def gone():
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            raise OSError("nobody is there")
+
+        with contextlib.suppress(Exception):
+            await CancellingStream(answer, {})({"type": "http", "asgi": {"spec_version": "2.4"}}, gone, send)
+        assert all(generation.cancelled for generation in answer.generations)
+
+    asyncio.run(leave())
 
 
 def test_stop_strings_end_a_text_and_are_not_shown(server, client):

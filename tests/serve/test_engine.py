@@ -30,7 +30,7 @@ class Client:
 
     @property
     def tokens(self) -> list[int]:
-        return [event.score.token for event in self.events if isinstance(event, TokenEvent)]
+        return [event.token for event in self.events if isinstance(event, TokenEvent)]
 
     @property
     def finished(self) -> bool:
@@ -208,3 +208,23 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(network):
     assert len(running.emit.tokens) == 20
     with pytest.raises(QueueFullError, match="shutting down"):
         engine.submit([request([1])])
+
+
+def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(network, monkeypatch):
+    engine = Engine(network, IdTokenizer(11))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.batch, "step", lambda tokens: 1 / 0)
+        for client in serve(engine, [request([1]), request([2])]):
+            assert isinstance(client.events[-1], ZeroDivisionError)
+    assert len(serve(engine, [request([1])])[0].tokens) == 4
+
+
+def test_what_fails_in_one_sequence_ends_that_one_alone(network, monkeypatch):
+    engine, bad, good = Engine(network, IdTokenizer(11)), request([1]), request([2])
+    engine.submit([bad, good])
+    monkeypatch.setattr(bad.writer, "push", lambda token: 1 / 0)
+    with torch.inference_mode():
+        while engine.busy:
+            engine.round()
+    assert isinstance(bad.emit.events[-1], ZeroDivisionError)
+    assert len(good.emit.tokens) == 4

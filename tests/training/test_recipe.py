@@ -80,9 +80,9 @@ def test_every_field_is_set_by_its_name(name):
         ({"lr": "1"}, "there is no field 'lr'; did you mean 'train.learning_rate'?"),
         ({"learning_rat": "1"}, "did you mean 'train.learning_rate'?"),
         ({"n_head": "4"}, "did you mean 'model.attention.n_heads'?"),
-        ({"bias": "all"}, "'bias' is ambiguous: say one of model.attention.bias, model.mlp.bias, model.norm.bias"),
+        ({"bias": "all"}, "'bias' is ambiguous: choose one of model.attention.bias, model.mlp.bias, model.norm.bias"),
         ({"optimizer": "muons"}, "did you mean 'muon'?"),
-        ({"schedule": "linear"}, "say one of cosine, wsd, constant"),
+        ({"schedule": "linear"}, "choose one of cosine, wsd, constant"),
         ({"batch": "many"}, "train.batch = 'many': expected an integer"),
         ({"batch": "1.5"}, "train.batch = '1.5': expected an integer"),
         ({"learning_rate": "fast"}, "train.learning_rate = 'fast': expected a number"),
@@ -109,7 +109,7 @@ def test_a_mistake_is_one_line_that_says_what_was_expected(changes, says):
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones():
-    with pytest.raises(ArchitectureError, match="there is no preset 'big': say one of small, modern, gpt1"):
+    with pytest.raises(ArchitectureError, match="there is no preset 'big': choose one of small, modern, gpt1"):
         make_recipe((), "big", {})
 
 

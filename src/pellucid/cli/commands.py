@@ -30,7 +30,7 @@ from pellucid.cli.options import (
 from pellucid.cli.plan import plan_command, report_command
 from pellucid.cli.progress import progress_on_stderr
 from pellucid.cli.serve import serve_command
-from pellucid.cli.train import train
+from pellucid.cli.train import train_command
 
 OK, FAILED, WRONG_INPUT, NUMERICS = 0, 1, 2, 3
 
@@ -341,7 +341,7 @@ def verify_command(
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
-    "train": train,
+    "train": train_command,
     "generate": generate_command,
     "score": score_command,
     "fill": fill_command,

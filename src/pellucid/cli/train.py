@@ -100,7 +100,7 @@ class OutputOptions:
 
 
 @command
-def train(
+def train_command(
     paths: Annotated[Positional[tuple[str, ...]], option("[TEXT ...]")] = (),
     *,
     input: TrainingTextOptions,

@@ -116,7 +116,7 @@ def check(network: Transformer, weights: str) -> None:
     """Refuse what cannot be packed."""
     weight = network.embed.token.weight
     if weights not in PRODUCTS:
-        raise GenerationError(f"weights = {weights!r}: say one of {', '.join(get_args(Weights))}")
+        raise GenerationError(f"weights = {weights!r}: choose one of {', '.join(get_args(Weights))}")
     if weight.dtype != torch.float32 or weight.device.type != "cpu":
         raise GenerationError(
             f"weights = {weights} packs a float32 network on the CPU and this one is {str(weight.dtype)[6:]} on "
@@ -151,7 +151,7 @@ def packed_network(network: Transformer, weights: str) -> PackedNetwork:
 def network_for(network: Transformer, weights: str, n_tokens: int) -> tuple[Transformer, str]:
     """The network to write about `n_tokens` with, and a sentence that says which it is."""
     if weights not in get_args(Weights):
-        raise GenerationError(f"weights = {weights!r}: say one of {', '.join(get_args(Weights))}")
+        raise GenerationError(f"weights = {weights!r}: choose one of {', '.join(get_args(Weights))}")
     if weights == "auto":
         weights = "float32" if packing_pays(network, n_tokens) else "loaded"
     if weights == "loaded":

@@ -134,7 +134,7 @@ def stream_generate(
     source         the text for the encoder of an encoder-decoder, one for each prompt or one for all; the prompt is
                    then the beginning of the target, usually empty, and one prompt serves any number of sources
     max_tokens     of every text; 0 gives empty texts
-    temperature    and the next five: how tokens are chosen, see `Sampling`. The default is 0.8, because small models,
+    temperature    and the next six: how tokens are chosen, see `Sampling`. The default is 0.8, because small models,
                    whose tails are poor, read better a little below 1; 1 is the model's own distribution. With a
                    source the default is 0
     stop           strings that end a text where they occur in it, however they are tokenized; they are not shown

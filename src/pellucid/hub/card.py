@@ -5,7 +5,7 @@ tested.
 from pathlib import Path
 from typing import Any
 
-from pellucid.architecture import Architecture, count_parameters, words
+from pellucid.architecture import Architecture, count_parameters, field_options
 from pellucid.hub.own_code import auto_classes
 
 #: stated on every card, because it is true of every conversion
@@ -89,7 +89,7 @@ def _architecture(a: Architecture) -> list[str]:
     sizes = [f"- parameters: {count_parameters(a)['total']:,}"]
     sizes += [f"- {name}: {values[name]}" for name in ("n_vocab", "n_ctx", "d_model", "n_layers")]
     sizes += [f"- attention.n_heads: {a.n_heads}", f"- attention.n_kv_heads: {a.n_kv_heads}", f"- mlp.d_ff: {a.d_ff}"]
-    for name, _ in words():
+    for name, _ in field_options():
         part, _, last = name.rpartition(".")
         sizes.append(f"- {name}: {(values[part] if part else values)[last]}")
     return sizes

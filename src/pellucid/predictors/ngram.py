@@ -69,7 +69,7 @@ class NGramOptions:
             raise NGramError(f"n_vocab = {self.n_vocab}, order = {self.order}: expected at least 1 of each")
         if self.smoothing not in typing.get_args(Smoothing):
             known = ", ".join(typing.get_args(Smoothing))
-            raise NGramError(f"smoothing = {self.smoothing!r}: say one of {known}")
+            raise NGramError(f"smoothing = {self.smoothing!r}: choose one of {known}")
         if not self.alpha > 0:
             raise NGramError(f"alpha = {self.alpha}: expected a number above 0; maximum-likelihood adds nothing")
         if self.separator is not None and not 0 <= self.separator < self.n_vocab:

@@ -24,7 +24,7 @@ class PredictorOptions:
             if typing.get_origin(hint) is Literal:
                 if value not in typing.get_args(hint):
                     known = ", ".join(typing.get_args(hint))
-                    raise PredictorError(f"{field.name} = {value!r} is not a word for it: say one of {known}")
+                    raise PredictorError(f"{field.name} = {value!r} is not a word for it: choose one of {known}")
             elif isinstance(value, bool) or not isinstance(value, hint):
                 raise PredictorError(f"{field.name} = {value!r}: expected {hint.__name__}")
         check_at_least(self, 1, "n_vocab")

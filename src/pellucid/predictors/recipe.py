@@ -70,7 +70,7 @@ class PredictorRecipe(TextRecipe):
 def predictor_fields(kind: str) -> list[str]:
     """The dotted name of every field that can be set for this kind of predictor."""
     if kind not in KINDS:
-        raise RecipeError(f"predictor {kind!r}: say one of {', '.join(KINDS)}")
+        raise RecipeError(f"predictor {kind!r}: choose one of {', '.join(KINDS)}")
     names = [f"model.{f.name}" for f in dataclasses.fields(KINDS[kind]) if f.name not in FROM_TEXT]
     names += [f"text.{f.name}" for f in dataclasses.fields(TextOptions)]
     if kind == "ngram":

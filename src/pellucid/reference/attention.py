@@ -32,7 +32,7 @@ def default_scale(d_head: int, kind: str = "1/sqrt(d_head)") -> float:
     """
     scales = {"1/sqrt(d_head)": 1 / math.sqrt(d_head), "1/d_head": 1 / d_head, "1": 1.0}
     if kind not in scales:
-        raise ValueError(f"scale = {kind!r}: say one of {', '.join(scales)}")
+        raise ValueError(f"scale = {kind!r}: choose one of {', '.join(scales)}")
     return scales[kind]
 
 

@@ -11,10 +11,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from pellucid import __version__
 from pellucid.generate.errors import GenerationError
-from pellucid.serve.engine import QueueFullError, TooLargeError
+from pellucid.serve.engine import QueueFullError, TokenScore, TooLargeError
 from pellucid.serve.limits import Limits
 from pellucid.serve.metrics import metrics_text
 from pellucid.serve.protocol import CompletionBody, DetokenizeBody, TokenizeBody, error_body
@@ -101,12 +102,26 @@ def make_app(
         about = {"id": f"cmpl-{answer.generations[0].seed:08x}{id(answer):x}", "object": "text_completion"}
         about |= {"created": int(answer.created), "model": model.name}
         if body.stream:
-            return StreamingResponse(stream_completion(answer, about), media_type="text/event-stream")
+            return CancellingStream(answer, about)
         return JSONResponse(await whole_completion(answer, about, request))
 
     install_errors(app)
     app.add_middleware(Limits, hosts=hosts, key=key)  # type: ignore[arg-type]
     return app
+
+
+class CancellingStream(StreamingResponse):
+    """A streamed answer whose rows are given back however it ends, also where the client leaves before it begins."""
+
+    def __init__(self, answer: Answer, about: dict[str, Any]):
+        super().__init__(stream_completion(answer, about), media_type="text/event-stream")
+        self.answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.answer.cancel()
 
 
 async def stream_completion(answer: Answer, about: dict[str, Any]) -> AsyncIterator[str]:
@@ -125,7 +140,7 @@ async def stream_completion(answer: Answer, about: dict[str, Any]) -> AsyncItera
                 told.add(index)
                 yield event([prompt_chunk(answer, index, logprobs[index])], **none_yet)
             lists = None
-            if body.logprobs is not None and token.score.token >= 0:
+            if token.score is not None:
                 lists = logprobs[index].of([token.score], [token.score.token])
             if token.text or lists or token.finish_reason:
                 yield event([completion_chunk(index, token.text, lists, token.finish_reason)], **none_yet)
@@ -148,14 +163,14 @@ def prompt_chunk(answer: Answer, index: int, logprobs: CompletionLogprobs) -> di
 async def whole_completion(answer: Answer, about: dict[str, Any], request: Request) -> dict[str, Any]:
     """The answer of a request that does not stream; a client that leaves frees its rows."""
     texts = [""] * len(answer.generations)
-    scores: list[list[Any]] = [[] for _ in answer.generations]
+    scores: list[list[TokenScore]] = [[] for _ in answer.generations]
     reasons: list[str | None] = [None] * len(answer.generations)
 
     async def collect() -> None:
         async for index, _, token in answer.each():
             texts[index] += token.text
             reasons[index] = token.finish_reason
-            if token.score.token >= 0:
+            if token.score is not None:
                 scores[index].append(token.score)
 
     await unless_disconnected(collect(), request)

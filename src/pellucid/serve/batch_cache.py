@@ -56,6 +56,11 @@ class BatchCache:
         if self.end - longest > max(64, longest):
             self.move(longest)
 
+    def clear(self) -> None:
+        """Remove all rows."""
+        self.lengths = []
+        self.cache.length = 0
+
     def move(self, end: int) -> None:
         """Let all rows end at column `end`."""
         rows, longest = len(self.lengths), max(self.lengths, default=0)

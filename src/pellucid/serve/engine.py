@@ -48,26 +48,26 @@ class TokenScore:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One token more of a sequence: the characters that can be shown now, and the reason where it was the last."""
+    """One token more of a sequence.
 
-    score: TokenScore
+    token          its id; None where a sequence of no tokens has had its prompt read
+    text           the characters that can be shown now
+    score          its log-probability, where the request asks for those
+    finish_reason  why it is the last one: end, length or stop
+    """
+
+    token: int | None
     text: str
+    score: TokenScore | None = None
     finish_reason: str | None = None
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Seconds of a request: waiting and reading its prompt, and decoding."""
-
-    prompt: float
-    decoding: float
 
 
 @dataclass(eq=False)
 class Generation:
     """A sequence in the engine: what was asked for, and how far it is.
 
-    emit      called in the engine's thread with a TokenEvent, or with the exception that ended the sequence
+    emit      called in the engine's thread with a TokenEvent, or with the exception that ended the sequence; it does
+              not raise
     n_top     how many of the likeliest tokens each event names; -1 computes no log-probabilities at all
     echo      log-probabilities of the prompt's tokens are wanted too: `prompt_scores`, None for the first token
     """
@@ -208,7 +208,14 @@ class Engine:
             except Exception as error:
                 generation.emit(generation, error)
         if self.decoding:
-            self.decode()
+            try:
+                self.decode()
+            except Exception as error:
+                # a step that all rows share: none of them can go on, and the next requests start with an empty batch
+                for generation in self.decoding:
+                    generation.emit(generation, error)
+                self.decoding = []
+                self.batch.clear()
 
     def drop_cancelled(self) -> None:
         with self.changed:
@@ -269,7 +276,7 @@ class Engine:
     def finish_empty(self, generation: Generation) -> None:
         """A request for no tokens: its prompt was scored, and that is all."""
         generation.first_token = generation.last_token = time.monotonic()
-        generation.emit(generation, TokenEvent(TokenScore(-1, 0.0), "", "length"))
+        generation.emit(generation, TokenEvent(None, "", None, "length"))
 
     def score_prompt(self, generation: Generation, tokens: Sequence[int], begin: int, logits: Tensor) -> None:
         """log P of the prompt's tokens that this chunk's logits [pos, n_vocab] predict."""
@@ -286,9 +293,9 @@ class Engine:
         for row in reversed(range(len(self.decoding))):
             generation = self.decoding[row]
             if not goes_on[row]:
-                if self.batch.lengths[row] <= self.n_ctx and not generation.window_start:
+                if self.prefixes.budget and not generation.window_start:
                     read = [*generation.state.given, *generation.state.generated]
-                    self.prefixes.keep(read, self.batch.copy_row(row)) if self.prefixes.budget else None
+                    self.prefixes.keep(read, self.batch.copy_row(row))
                 self.leave(row)
             elif self.window_moves(generation):
                 # the older half of the window is dropped and the rest is read afresh, as `generate` does
@@ -319,18 +326,18 @@ class Engine:
                 )
                 for r, token in zip(rows, chosen.tolist(), strict=True):
                     tokens[r] = token
-        return [
-            self.tell(generation, token, logits[r]) if finite[r] else self.fail(generation)
-            for r, (generation, token) in enumerate(zip(generations, tokens, strict=True))
-        ]
-
-    def fail(self, generation: Generation) -> bool:
-        """End one sequence whose logits are not numbers."""
-        generation.emit(
-            generation,
-            LogitsError("the network's logits hold NaN or infinity for this prompt, so no token can be chosen"),
-        )
-        return False
+        no_numbers = LogitsError("the network's logits hold NaN or infinity for this prompt, so no token can be chosen")
+        goes_on = []
+        for r, (generation, token) in enumerate(zip(generations, tokens, strict=True)):
+            try:
+                if not finite[r]:
+                    raise no_numbers
+                goes_on.append(self.tell(generation, token, logits[r]))
+            except Exception as error:
+                # what fails in one sequence ends that one alone
+                generation.emit(generation, error)
+                goes_on.append(False)
+        return goes_on
 
     def tell(self, generation: Generation, token: int, logits: Tensor) -> bool:
         """Append a token to its sequence and emit it; whether the sequence goes on."""
@@ -346,10 +353,8 @@ class Engine:
         text = generation.writer.push(token)
         if generation.writer.stops.stopped:
             state.finish_reason = "stop"
-        score = TokenScore(token, 0.0)
-        if generation.n_top >= 0:
-            score = token_scores(logits[None], [token], generation.n_top)[0]
-        generation.emit(generation, TokenEvent(score, text, state.finish_reason))
+        score = token_scores(logits[None], [token], generation.n_top)[0] if generation.n_top >= 0 else None
+        generation.emit(generation, TokenEvent(token, text, score, state.finish_reason))
         return state.finish_reason is None
 
 

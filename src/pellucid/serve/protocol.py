@@ -59,7 +59,7 @@ class CompletionBody(Body):
         if self.stop is not None and "" in ([self.stop] if isinstance(self.stop, str) else self.stop):
             raise ValueError("stop: expected strings of at least one character")
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options goes with stream = true")
+            raise ValueError("stream_options applies to stream = true: leave it out, or stream")
         return self
 
 

@@ -1,6 +1,7 @@
 """A model that is served: its engine, and what clients ask about it."""
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -103,7 +104,8 @@ class Answer:
 
     def hear(self, generation: Generation, event: TokenEvent | Exception) -> None:
         """Called in the engine's thread."""
-        self.loop.call_soon_threadsafe(self.events.put_nowait, (generation, event))
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the answer any more
+            self.loop.call_soon_threadsafe(self.events.put_nowait, (generation, event))
 
     def cancel(self) -> None:
         """Give every row back before the next step."""
@@ -153,10 +155,10 @@ class Answer:
 
 
 class CompletionLogprobs:
-    """OpenAI's four lists about the tokens of a text completion, and where the next token begins in its text."""
+    """OpenAI's four lists about the tokens of a text completion, and how many characters came before the next token."""
 
-    def __init__(self, model: ServedModel, offset: int = 0):
-        self.model, self.offset = model, offset
+    def __init__(self, model: ServedModel):
+        self.model, self.offset, self.characters = model, 0, model.tokenizer.stream()
 
     def of(self, scores: Sequence[TokenScore | None], tokens: Sequence[int]) -> dict[str, list[Any]]:
         """The lists for these tokens; None for the first one of a prompt, which nothing predicts."""
@@ -164,7 +166,8 @@ class CompletionLogprobs:
         offsets = []
         for token in tokens:
             offsets.append(self.offset)
-            self.offset += len(self.model.tokenizer.decode([token]))
+            # a token inside a character ends no character: the next one stands at the same place
+            self.offset += len(self.characters.push(token))
         return {
             "tokens": texts,
             "token_logprobs": [score and score.log_prob for score in scores],

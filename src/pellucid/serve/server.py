@@ -88,7 +88,7 @@ def run_app(
         timeout_graceful_shutdown=int(drain_seconds) + 5,
     )
     if ready is not None:
-        ready(f"http://{host}:{port}")
+        ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
     # uvicorn repeats the signal when it has shut down in order
     with contextlib.suppress(KeyboardInterrupt):
         DrainingServer(config, models, drain_seconds).run()

@@ -101,7 +101,7 @@ def train_images(
     if not written.segments:
         raise RecipeError(
             f"{out} was trained by version 0.1.0, whose checkpoints of image classifiers hold no optimizer state, so "
-            "training cannot continue exactly: start a new run. pellucid.load still reads this one"
+            "training cannot continue exactly: start a new run. pellucid.load_images still opens this one"
         )
     recipe = replace(written, inputs=paths or written.inputs)
     return resume_run(ImageTrainable(recipe), Path(out), length, reporter, written)

@@ -4,11 +4,11 @@ from typing import Any
 
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries, FamilyError, shown
-from pellucid.hub.tables.llama import ALL_OR_NONE, IGNORED, ROWS, SIZES, WORDS, alternating
+from pellucid.hub.tables.llama import ALL_OR_NONE, IGNORED, LLAMA_OPTIONS, ROWS, SIZES, alternating
 from pellucid.hub.tables.rotary import EVEN, OF_OTHERS, check_flat, rotary, scaling, scaling_to
 from pellucid.hub.tables.rows import ACTIVATIONS, TIED, ConfigField, Derived, Family, TensorRow
 
-GEMMA_WORDS = WORDS | {"norm.gain": "1+g", "embed_scale": "sqrt(d_model)", "mlp.bias": "none"}
+GEMMA_OPTIONS = LLAMA_OPTIONS | {"norm.gain": "1+g", "embed_scale": "sqrt(d_model)", "mlp.bias": "none"}
 CAUSAL = {"use_bidirectional_attention": False}
 #: their "gelu" means the tanh approximation
 TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "tanh": "tanh"}
@@ -48,7 +48,7 @@ GEMMA = Family(
     derived=(rotary(),),
     limits=EVEN,
     without_effect={"hidden_activation": "hidden_act says it"},
-    fixed=GEMMA_WORDS | {"block": "pre", "attention.qk_norm": "none"},
+    fixed=GEMMA_OPTIONS | {"block": "pre", "attention.qk_norm": "none"},
     constants=CAUSAL,
     rows=ROWS,
     ignored=IGNORED,
@@ -191,7 +191,7 @@ GEMMA2 = Family(
             },
         ),
     ),
-    fixed=GEMMA_WORDS | {"block": "sandwich", "attention.qk_norm": "none"},
+    fixed=GEMMA_OPTIONS | {"block": "sandwich", "attention.qk_norm": "none"},
     without_effect={"hidden_act": "hidden_activation says it", "cache_implementation": "caching"},
     constants=CAUSAL,
     rows=SANDWICH_ROWS,
@@ -226,7 +226,7 @@ GEMMA3 = Family(
             lambda a: {"final_logit_softcapping": a.logit_cap or None},
         ),
     ),
-    fixed=GEMMA_WORDS | {"block": "sandwich", "attention.qk_norm": "rms", "attention.score_cap": 0.0},
+    fixed=GEMMA_OPTIONS | {"block": "sandwich", "attention.qk_norm": "rms", "attention.score_cap": 0.0},
     # their code reads no score cap, whatever the file holds
     constants=CAUSAL | {"attn_logit_softcapping": None},
     without_effect={"_sliding_window_pattern": "layer_types is its expansion", "cache_implementation": "caching"},

@@ -63,7 +63,7 @@ def qwen_windows(entries: Entries) -> dict[str, Any]:
 
 
 QWEN_WINDOWS = Derived(qwen_windows, lambda a: layer_types(a) | {"use_sliding_window": any(visible_windows(a))})
-WORDS = {
+LLAMA_OPTIONS = {
     "positions.kind": "rotary",
     "positions.layout": "halves",
     "positions.fraction": 1.0,
@@ -99,7 +99,7 @@ LLAMA = Family(
         ConfigField("mlp_bias", "mlp.bias", False, ALL_OR_NONE),
     ),
     derived=(rotary(),),
-    fixed=WORDS | {"attention.qk_norm": "none"},
+    fixed=LLAMA_OPTIONS | {"attention.qk_norm": "none"},
     rows=ROWS,
     ignored=IGNORED,
     limits=EVEN,
@@ -117,7 +117,7 @@ MISTRAL = Family(
             lambda a: {"sliding_window": max(visible_windows(a), default=0) or None},
         ),
     ),
-    fixed=WORDS | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "none"},
+    fixed=LLAMA_OPTIONS | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "none"},
     rows=ROWS,
     ignored=IGNORED,
     limits=EVEN,
@@ -136,7 +136,7 @@ QWEN2 = Family(
     ),
     derived=(rotary(), QWEN_WINDOWS),
     constants={"use_mrope": False},
-    fixed=WORDS | {"attention.bias": "qkv", "mlp.bias": "none", "attention.qk_norm": "none"},
+    fixed=LLAMA_OPTIONS | {"attention.bias": "qkv", "mlp.bias": "none", "attention.qk_norm": "none"},
     rows=ROWS,
     ignored=IGNORED,
     limits=EVEN,
@@ -159,7 +159,7 @@ QWEN3 = Family(
     ),
     derived=(rotary(), QWEN_WINDOWS),
     constants={"use_mrope": False},
-    fixed=WORDS | {"mlp.bias": "none", "attention.qk_norm": "rms"},
+    fixed=LLAMA_OPTIONS | {"mlp.bias": "none", "attention.qk_norm": "rms"},
     rows=ROWS,
     ignored=IGNORED,
     limits=EVEN,
@@ -188,7 +188,7 @@ STABLELM = Family(
         ConfigField("use_parallel_residual", "block", False, {True: "shared", False: "pre"}),
     ),
     derived=(rotary(0.25),),
-    fixed={name: word for name, word in WORDS.items() if name != "positions.fraction"}
+    fixed={name: word for name, word in LLAMA_OPTIONS.items() if name != "positions.fraction"}
     | {"norm.kind": "layer", "norm.bias": "all", "mlp.bias": "none", "attention.qk_norm": "none"},
     # otherwise their rotary tables would have the width head_dim, but their attention another
     constants={"qk_layernorm": False, "head_dim": None},
@@ -254,7 +254,7 @@ SMOLLM3 = Family(
             },
         ),
     ),
-    fixed=WORDS | {"attention.qk_norm": "none"},
+    fixed=LLAMA_OPTIONS | {"attention.qk_norm": "none"},
     rows=ROWS,
     ignored=IGNORED,
     limits=EVEN,
@@ -271,7 +271,7 @@ OLMO2 = Family(
         ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
     ),
     derived=(rotary(),),
-    fixed=WORDS | {"mlp.bias": "none", "attention.qk_norm": "rms_all", "block": "inner"},
+    fixed=LLAMA_OPTIONS | {"mlp.bias": "none", "attention.qk_norm": "rms_all", "block": "inner"},
     limits=EVEN,
     rows=(
         *(row for row in ROWS if "layernorm" not in row.theirs),

@@ -62,7 +62,7 @@ class Heads:
 
     def _check(self, kind: str) -> None:
         if kind not in self.scores:
-            raise InputError(f"kind = {kind!r}: say one of {', '.join(self.scores)}")
+            raise InputError(f"kind = {kind!r}: choose one of {', '.join(self.scores)}")
 
 
 def detect_heads(
