@@ -13,6 +13,7 @@
     train_tokenizer, load_tokenizer
     preset, Architecture      a described architecture, by name or option by option
     Recipe                    everything that decides a run
+    ChatTemplate              conversations as text and as ids
     show                      a picture of a trace or of a result
 
 Each name is imported when it is first used, so importing the package is fast.
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from pellucid.presets import preset as preset
     from pellucid.runs.options import TrainOptions as TrainOptions
     from pellucid.runs.pipeline import Run as Run
+    from pellucid.text.chat_template import ChatTemplate as ChatTemplate
     from pellucid.text.tokenizers.from_files import train_tokenizer as train_tokenizer
     from pellucid.text.tokenizers.tokenizer import load_tokenizer as load_tokenizer
     from pellucid.training.config import TextOptions as TextOptions
@@ -58,6 +60,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "Architecture": "pellucid.architecture",
     "Attention": "pellucid.architecture",
+    "ChatTemplate": "pellucid.text.chat_template",
     "Circuits": "pellucid.lens.weights.circuits",
     "Dropout": "pellucid.architecture",
     "Edit": "pellucid.edits",
@@ -91,6 +94,7 @@ __all__ = [
     "MLP",
     "Architecture",
     "Attention",
+    "ChatTemplate",
     "Circuits",
     "Dropout",
     "Edit",

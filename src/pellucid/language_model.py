@@ -54,6 +54,7 @@ from pellucid.runs.length import with_length
 from pellucid.runs.options import RecipeError
 from pellucid.runs.pipeline import NO_FOLDER, Run, resume_run, start_run
 from pellucid.runs.reporter import PlainReporter, QuietReporter, make_reporter
+from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Tokenizer
@@ -84,12 +85,14 @@ class LanguageModel:
     """A transformer with its tokenizer: generate text, score text, look inside, save.
 
     `pellucid.load` opens one. The network is a torch module and is used as it is: no conversion, no rewritten weights.
-    `provenance` holds the folder that the weights come from, and the step of a run.
+    `provenance` holds the folder that the weights come from, and the step of a run. `chat_template` turns a
+    conversation into what the model reads, for a model that was trained on conversations.
     """
 
     network: Transformer
     tokenizer: Tokenizer
     provenance: dict[str, Any]
+    chat_template: ChatTemplate | None = None
 
     @property
     def architecture(self) -> Architecture:
@@ -148,7 +151,8 @@ class LanguageModel:
     def with_edits(self, edits: Sequence[Edit]) -> "LanguageModel":
         """A model whose weights do what the edits do (`pellucid.lens.weights.weight_edits`), a copy."""
         changed = with_edits(self.network, edits)
-        return LanguageModel(changed, self.tokenizer, self.provenance | {"edits": [e.to_dict() for e in edits]})
+        provenance = self.provenance | {"edits": [e.to_dict() for e in edits]}
+        return LanguageModel(changed, self.tokenizer, provenance, self.chat_template)
 
     def score(
         self,
@@ -352,7 +356,7 @@ class LanguageModel:
         return verify(self.network if only_ids else self, prompts, progress)
 
     def save(self, folder: str | Path, *, edits: Sequence[Edit] = ()) -> Path:
-        """Write architecture.json, tokenizer.json (where there is one) and model.safetensors into a new folder.
+        """Write architecture.json, model.safetensors, and tokenizer files (where there are any) into a new folder.
 
         `edits` are written into the weights, where they are a change of weights; EditError, and nothing written, else.
         """
@@ -364,6 +368,8 @@ class LanguageModel:
         (folder / "architecture.json").write_text(json.dumps(network.architecture.to_dict(), indent=1) + "\n")
         if not isinstance(self.tokenizer, IdTokenizer):
             self.tokenizer.save(folder)
+            if self.chat_template is not None:
+                write_chat_template(folder, self.chat_template)
         save_weights(network, folder / "model.safetensors")
         return folder
 
@@ -401,15 +407,16 @@ def load(
             )
         network, own, step = load_run(folder, checkpoint, torch_device, base_weights, dtype)
         check_finite(network, f"{folder}, step {step}", allow_nan)
-        return LanguageModel(network, own, {"folder": str(folder), "step": step})
+        return LanguageModel(network, own, {"folder": str(folder), "step": step}, read_chat_template(folder))
     opened = open_folder(folder, trust=trust)
     if (reads := opened.tokenizer(tokenizer)) is None:
         reads = opened.ids()
-    for sentence in opened.notes(reads):
+    chat_template, why_none = opened.chat_template()
+    for sentence in (*opened.notes(reads), *why_none):
         warnings.warn(sentence, LoadWarning, stacklevel=2)
     network = fill_network(Transformer(opened.architecture).to(dtype), opened.ours())
     check_finite(network, str(folder), allow_nan)
-    return LanguageModel(network.to(torch_device).eval(), reads, {"folder": str(folder)})
+    return LanguageModel(network.to(torch_device).eval(), reads, {"folder": str(folder)}, chat_template)
 
 
 def heads_over(

@@ -19,6 +19,7 @@ from pellucid.hub.shards import Shards
 from pellucid.hub.tables import Family
 from pellucid.hub.tables.entries import BOUNDS, LARGEST
 from pellucid.model import Transformer
+from pellucid.text.chat_template import CONFIG, JINJA, ChatError, ChatTemplate, read_chat_template
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
@@ -27,8 +28,6 @@ LONGEST_LIST, LONGEST_TOKENIZER, LONGEST_NGRAM = 1 << 14, 1 << 26, 1 << 10
 LARGEST_TABLE = 1 << 24
 #: the files that may hold a tokenizer, each row one tokenizer
 TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"), ("vocab.txt",))
-#: optional files next to the last
-TOKENIZER_OPTIONS = "tokenizer_config.json"
 
 
 class LoadWarning(UserWarning):
@@ -88,8 +87,17 @@ class Folder:
         for file in itertools.chain(*complete):
             if file.stat().st_size > LONGEST_TOKENIZER:
                 raise TokenizerError(f"{file} is larger than {LONGEST_TOKENIZER:,} bytes: expected a tokenizer")
-        inside(self.path, TOKENIZER_OPTIONS)
+        inside(self.path, CONFIG)
         return load_tokenizer(self.path, trust=self.trust) if complete else None
+
+    def chat_template(self) -> tuple[ChatTemplate | None, list[str]]:
+        """The folder's chat template, None if it has none that can be used; a sentence says what is wrong with it."""
+        for name in (CONFIG, JINJA):
+            inside(self.path, name)
+        try:
+            return read_chat_template(self.path), []
+        except ChatError as error:
+            return None, [f"{error}; without one the model takes part in no conversation"]
 
     def ids(self) -> IdTokenizer:
         """The stand-in tokenizer that reads ids; config.json names the id that ends a text."""
@@ -202,7 +210,7 @@ def download(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    wanted = ["*.safetensors", "*.json", "merges.txt", "vocab.bpe", "vocab.txt"]
+    wanted = ["*.safetensors", "*.json", "merges.txt", "vocab.bpe", "vocab.txt", JINJA]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

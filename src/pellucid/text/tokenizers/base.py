@@ -156,6 +156,30 @@ class Tokenizer(abc.ABC):
         while batch := list(itertools.islice(chunks, TOGETHER)):
             yield from self.encode_batch(batch)
 
+    def encode_parts(self, parts: Sequence[tuple[str | int, bool]]) -> tuple[list[int], list[bool]]:
+        """Ids of texts and special ids in turn, and which of them stand for something of a part that is marked True.
+
+        Neighbouring texts are encoded as one, so that a mark changes no id.
+        """
+        ids: list[int] = []
+        marked: list[bool] = []
+        for is_text, group in itertools.groupby(parts, key=lambda part: isinstance(part[0], str)):
+            run = list(group)
+            if not is_text:
+                ids += [int(special) for special, _ in run]
+                marked += [mark for _, mark in run]
+                continue
+            text = "".join(str(piece) for piece, _ in run)
+            own = self.encode(text)
+            ids += own
+            if len(run) == 1:
+                marked += [run[0][1]] * len(own)
+            else:
+                ends = np.cumsum([len(piece) for piece in self.pieces_of(text, own)])
+                widths = [len(str(piece).encode()) for piece, _ in run]
+                marked += which_overlap([0, *ends[:-1]], ends, widths, [mark for _, mark in run])
+        return ids, marked
+
     # Ids to text ----------------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int], *, errors: str = "replace") -> str:
@@ -265,6 +289,16 @@ class Stream:
 def _character_length(lead: int) -> int:
     """The number of bytes of the UTF-8 character that begins with this byte."""
     return 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+
+
+def which_overlap(
+    starts: Sequence[int] | np.ndarray, ends: Sequence[int] | np.ndarray, widths: Sequence[int], marks: Sequence[bool]
+) -> list[bool]:
+    """Which of the stretches [start, end) contain something of a part that is marked; parts of these widths follow
+    one another.
+    """
+    until = np.concatenate([[0], np.cumsum(np.repeat(marks, widths))])
+    return (until[np.asarray(ends, dtype=np.int64)] > until[np.asarray(starts, dtype=np.int64)]).tolist()
 
 
 def check_special(tokenizer: "Tokenizer", names: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ Ties go to the pair of the smaller ids, so that training is deterministic (S0-1.
 
 import json
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tokenizers import Tokenizer as Engine
 
 from pellucid.text.regular import read_regular
-from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text
+from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text, which_overlap
 from pellucid.text.tokenizers.symbols import byte_characters
 
 MIN_FREQUENCY = 2
@@ -45,6 +46,8 @@ KNOWN_PATTERNS = tuple(BORDERS)
 #: names of the end-of-text token in other projects
 SEPARATORS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
 
+#: noncharacters in an order that no text repeats
+UNSPOKEN = "\ufdd0" * 32 + "{}"
 #: characters per call into the engine, and the most per call if no border is found
 CHUNK, LONGEST_CHUNK = 1 << 16, 1 << 24
 #: characters per training text; a pre-token longer than three of these is cut
@@ -140,6 +143,13 @@ class BPETokenizer(Tokenizer):
         encoded = guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
 
+    def encode_parts(self, parts: Sequence[tuple[str | int, bool]]) -> tuple[list[int], list[bool]]:
+        return self._marking.encode(parts)
+
+    @cached_property
+    def _marking(self) -> "MarkingEngine":
+        return MarkingEngine(self._json)
+
     def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
         # only known patterns have known borders
         return cut_at_borders(pieces, border=self._border) if self._border else iter(["".join(pieces)])
@@ -157,6 +167,56 @@ class BPETokenizer(Tokenizer):
 
     def _table(self) -> Sequence[bytes]:
         return self._bytes
+
+
+class MarkingEngine:
+    """The engine of a tokenizer.json whose special tokens have names that no text can spell.
+
+    It reads texts with special ids among them at once, as other projects do, so that their rules for the white space
+    beside a special token hold. The unknown token is none of these.
+    """
+
+    def __init__(self, text: str):
+        self._name = f"\ufdd0{secrets.token_hex(16)} {{}}\ufdd1"
+        content = unreachable(json.loads(text), self._name)
+        renamed = [token for token in content.get("added_tokens") or [] if token["content"][0] == self._name[0]]
+        plain = [token for token in content.get("added_tokens") or [] if not token["special"]]
+        content["added_tokens"] = sorted(
+            [*plain, *(token | {"normalized": False} for token in renamed)], key=lambda token: token["id"]
+        )
+        content["post_processor"] = None  # it would trim the white space from the characters of a token
+        self._engine = guarded(Engine.from_str, json.dumps(content))
+        self._engine.no_truncation()
+        self._engine.no_padding()
+
+    def encode(self, parts: Sequence[tuple[str | int, bool]]) -> tuple[list[int], list[bool]]:
+        """See `Tokenizer.encode_parts`."""
+        texts = [piece if isinstance(piece, str) else self._name.format(piece) for piece, _ in parts]
+        check_text(joined := "".join(texts))
+        encoding = guarded(self._engine.encode, joined, add_special_tokens=False)
+        starts, ends = zip(*encoding.offsets, strict=True) if encoding.ids else ((), ())
+        return encoding.ids, which_overlap(starts, ends, [len(text) for text in texts], [mark for _, mark in parts])
+
+
+def unreachable(content: dict[str, Any], name: str = UNSPOKEN) -> dict[str, Any]:
+    """A tokenizer.json with its special tokens, except the unknown one, renamed so that no text can spell them.
+
+    Their names are entries of the vocabulary, which a text could otherwise produce. No merge makes the new names.
+    """
+    changed = json.loads(json.dumps(content))
+    model, added = changed["model"], changed.get("added_tokens") or []
+    special = {t["content"]: name.format(t["id"]) for t in added if t["special"]}
+    special.pop(str(model.get("unk_token")), None)
+    for entry in added:
+        entry["content"] = special.get(entry["content"], entry["content"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {special.get(token, token): i for token, i in model["vocab"].items()}
+    else:
+        model["vocab"] = [
+            [token if i == model.get("unk_id") else special.get(token, token), score]
+            for i, (token, score) in enumerate(model["vocab"])
+        ]
+    return changed
 
 
 def cut_at_borders(

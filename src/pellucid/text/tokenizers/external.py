@@ -18,7 +18,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from pellucid.text.tokenizers.base import Tokenizer, TokenizerError, check_special
-from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, guarded, pipeline_steps
+from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, MarkingEngine, guarded, pipeline_steps, unreachable
 
 MODELS = {"BPE": "sentencepiece", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
 #: names of the end-of-text token; the first that is declared is used
@@ -33,8 +33,6 @@ MOST_IDS, LONGEST_INSERT = 1 << 22, 4
 SPACE = "\u2581"
 #: the roles of BERT's special tokens
 BERT_SPECIAL = ("pad", "unk", "cls", "sep", "mask")
-#: noncharacters in an order that no text repeats
-UNSPOKEN = "\ufdd0" * 32 + "{}"
 
 
 class ExternalTokenizer(Tokenizer):
@@ -52,7 +50,7 @@ class ExternalTokenizer(Tokenizer):
             check_steps(content)
         model = content["model"]
         self.kind, self._model = MODELS[model["type"]], model
-        self._engine = guarded(Engine.from_str, text if model["type"] == "BPE" else unreachable(content))
+        self._engine = guarded(Engine.from_str, text if model["type"] == "BPE" else json.dumps(unreachable(content)))
         self._engine.no_truncation()
         self._engine.no_padding()
         self._engine.encode_special_tokens = True
@@ -87,6 +85,13 @@ class ExternalTokenizer(Tokenizer):
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         encoded = guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
+
+    def encode_parts(self, parts: Sequence[tuple[str | int, bool]]) -> tuple[list[int], list[bool]]:
+        return self._marking.encode(parts)
+
+    @cached_property
+    def _marking(self) -> MarkingEngine:
+        return MarkingEngine(self._json)
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
         return guarded(self._engine.encode, text, add_special_tokens=False).offsets
@@ -183,27 +188,6 @@ def wordpiece_json(tokens: Sequence[str], options: Mapping[str, Any]) -> str:
         },
     }
     return json.dumps(content, ensure_ascii=False)
-
-
-def unreachable(content: dict[str, Any]) -> str:
-    """The tokenizer with its special tokens, except the unknown one, renamed so that no text can spell them.
-
-    Their names are entries of the vocabulary, which a text could otherwise produce. No merge makes the new names.
-    """
-    changed = json.loads(json.dumps(content))
-    model, added = changed["model"], changed.get("added_tokens") or []
-    special = {t["content"]: UNSPOKEN.format(t["id"]) for t in added if t["special"]}
-    special.pop(str(model.get("unk_token")), None)
-    for token in added:
-        token["content"] = special.get(token["content"], token["content"])
-    if isinstance(model["vocab"], dict):
-        model["vocab"] = {special.get(name, name): i for name, i in model["vocab"].items()}
-    else:
-        model["vocab"] = [
-            [name if i == model.get("unk_id") else special.get(name, name), score]
-            for i, (name, score) in enumerate(model["vocab"])
-        ]
-    return json.dumps(changed)
 
 
 def check_steps(content: dict[str, Any]) -> None:
