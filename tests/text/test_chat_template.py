@@ -160,7 +160,7 @@ def test_a_template_that_rewrites_earlier_turns_says_so(tokenizers):
 HOSTILE = {
     "the classes of Python": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "the globals of a function": "{{ cycler.__init__.__globals__.os.environ }}",
-    "a method by its name": "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}{{ ('' | attr('__class__')).x }}",
+    "a method by its name": "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
     "a change of the messages": "{{ messages.append({'role': 'system', 'content': 'x'}) }}",
     "a private attribute": "{% set ns = namespace(_Namespace__attrs=1) %}{{ ns }}",
     "a loop without end": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",

@@ -16,7 +16,7 @@ from typing import Any, cast
 MEMORY = 1 << 29
 
 
-class TooLong(ValueError):
+class OutputLimitError(ValueError):
     """A template wrote more than it may."""
 
 
@@ -76,7 +76,7 @@ def compile_template(source: str) -> Any:
 def render_template(template: Any, variables: Mapping[str, Any], most: int) -> str:
     """The template's text. `now`, an ISO date among the variables, is the day that strftime_now knows, today if absent.
 
-    Raises TooLong for more than `most` characters.
+    Raises OutputLimitError for more than `most` characters.
     """
     values = dict(variables)
     now = values.pop("now", None)
@@ -88,7 +88,7 @@ def render_template(template: Any, variables: Mapping[str, Any], most: int) -> s
     for block in template.generate(**values, strftime_now=strftime_now):
         length += len(block)
         if length > most:
-            raise TooLong(f"it writes more than {most:,} characters")
+            raise OutputLimitError(f"it writes more than {most:,} characters")
         blocks.append(block)
     return "".join(blocks)
 
