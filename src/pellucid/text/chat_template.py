@@ -259,6 +259,8 @@ class Marker:
         self.mark = next(mark for n in itertools.count() if (mark := BREAK.format(n)) not in said)
         names = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True))) or "(?!)"
         self.markers = re.compile(f"({names})")
+        self.beginnings = tuple(name[:k] for name in self.special for k in range(1, len(name)))
+        self.ends = tuple(name[k:] for name in self.special for k in range(1, len(name)))
         self.first_characters = re.compile(f"(?={names})(.)", re.DOTALL)
 
     def broken(self, value: Any) -> Any:
@@ -271,10 +273,12 @@ class Marker:
             return value
         text = self.first_characters.sub(lambda match: match[1] + self.mark, value)
         inner = text.strip()
-        begins = self.mark if any(inner.startswith(name[k:]) for name in self.special for k in range(1, len(name))) else ""
-        ends = self.mark if any(inner.endswith(name[:k]) for name in self.special for k in range(1, len(name))) else ""
         at = text.index(inner)
-        return text[:at] + begins + inner + ends + text[at + len(inner) :]
+        if inner.endswith(self.beginnings):
+            inner += self.mark
+        if inner.startswith(self.ends):
+            inner = self.mark + inner
+        return text[:at] + inner + text[at + len(text.strip()) :]
 
     def end_of_answer(self, text: str, start: int, end: int) -> int:
         """Where an answer ends: behind the last marker, if nothing but white space follows it."""
@@ -322,7 +326,7 @@ class TemplateProcess:
         with self._lock:
             reply = self._ask(line.encode() + b"\n")
         if reply is None:
-            raise ChatError(f"the chat template was stopped: it takes more than {seconds:g} s, or more memory than it may")
+            raise ChatError(f"the chat template was stopped: it takes more than {seconds:g} s, or too much memory")
         answer = json.loads(reply)
         if "error" in answer:
             raise ChatError(f"the chat template cannot be used for these messages: {answer['error']}")
