@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import environ
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +139,7 @@ class ChatTemplate:
         text, *parts = self._render([(checked, False), *calls], now)
         spans = []
         for i, before, prompt, answered in zip(turns, parts[::3], parts[1::3], parts[2::3], strict=True):
-            start = len(commonprefix([text, prompt]))
+            start = shared_length(text, prompt)
             if not text.startswith(answered) or start < len(before):
                 raise ChatError(
                     f"the chat template writes the first {i + 1} messages differently once others follow, so that "
@@ -210,6 +209,13 @@ def _read_short(path: Path) -> bytes:
     if path.is_file() and path.stat().st_size > LONGEST_CONFIG:
         raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes: expected {LONGEST_CONFIG:,} at most")
     return read_regular(path)
+
+
+def shared_length(one: str, other: str) -> int:
+    """How many characters at the beginning of both are the same."""
+    if one.startswith(other):
+        return len(other)
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
