@@ -97,9 +97,7 @@ class ChatTemplate:
         names = {role: value.get("content") if isinstance(value, Mapping) else value for role, value in values.items()}
         return cls(entry, {role: name for role, name in names.items() if isinstance(name, str)})
 
-    def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, now: str | None = None
-    ) -> str:
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, now: str | None = None) -> str:
         """The text of a conversation, as transformers' `apply_chat_template` gives it.
 
         add_generation_prompt  end with what stands before an answer of the assistant
