@@ -13,7 +13,7 @@ import uvicorn
 from pellucid.architecture import Architecture, Attention
 from pellucid.model import Transformer
 from pellucid.serve.app import make_app
-from pellucid.serve.engine import Engine
+from pellucid.serve.batching import BatchingEngine
 from pellucid.serve.served import ServedModel
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
@@ -23,7 +23,7 @@ class RunningServer:
     """Where the server answers, and what stands behind it."""
 
     url: str
-    engine: Engine
+    engine: BatchingEngine
 
 
 def small_network(seed: int = 0) -> Transformer:
@@ -38,7 +38,7 @@ def small_network(seed: int = 0) -> Transformer:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    engine = Engine(small_network(), ByteTokenizer(), max_rows=4, chunk=8)
+    engine = BatchingEngine(small_network(), ByteTokenizer(), max_rows=4, chunk=8, max_tokens=10**6)
     app = make_app([ServedModel("small", engine)])
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

@@ -17,6 +17,8 @@ from pellucid.cli import main
 
 RUN = Path(__file__).parent.parent / "data" / "runs_of_the_first_edition" / "runs" / "transformer"
 
+NGRAM, MASKED = RUN.parent / "ngram", RUN.parent / "masked"
+
 
 def free_port() -> int:
     with socket.socket() as listening:
@@ -28,7 +30,19 @@ def free_port() -> int:
 def process():
     """The command and its address, once it answers."""
     port = free_port()
-    command = [sys.executable, "-m", "pellucid", "serve", str(RUN), "--port", str(port), "--drain", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "pellucid",
+        "serve",
+        str(RUN),
+        "--port",
+        str(port),
+        "--drain",
+        "1",
+        "--max-tokens",
+        "1000000",
+    ]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     ) as running:
@@ -52,7 +66,7 @@ def test_a_signal_lets_requests_finish_and_then_ends_their_streams(process, numb
     streaming = threading.Event()
 
     def read() -> None:
-        body = {"prompt": "x", "max_tokens": 10**9, "temperature": 0, "stream": True}
+        body = {"prompt": "x", "max_tokens": 10**6, "temperature": 0, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
             for line in answer.iter_lines():
                 lines.append(line)
@@ -79,6 +93,13 @@ def test_a_signal_lets_requests_finish_and_then_ends_their_streams(process, numb
         ([str(RUN), str(RUN)], "give each model a name of its own"),
         ([str(RUN), "--port", "0"], "expected a port from 1 to 65535"),
         ([str(RUN), "--memory", "0.0000001"], "give at least"),
+        ([str(RUN), "--mix-weight", "0.5"], "needs --mix"),
+        ([str(RUN), "--mix", str(NGRAM), "--speculate", "4"], "--speculate 4 works on a transformer"),
+        ([str(NGRAM), "--weights", "int8"], "--weights int8 works on a transformer"),
+        ([str(MASKED), "--speculate", "2"], "is a masked model"),
+        ([str(NGRAM), "--mix", str(NGRAM)], "mixes a transformer that generates text"),
+        ([str(RUN), str(NGRAM), "--mix", str(NGRAM)], "it mixes one model with an n-gram"),
+        ([str(RUN.parent / "image-classifier")], "classifies images"),
     ],
 )
 def test_wrong_options_are_refused_with_a_sentence(arguments, sentence, capsys):

@@ -14,9 +14,10 @@ from pellucid.generate.decode import generate_ids
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.scoring import score_tokens
 from pellucid.generate.text import generate
-from pellucid.serve.app import CancellingStream
-from pellucid.serve.protocol import CompletionBody
-from pellucid.serve.served import Answer, ServedModel
+from pellucid.serve.answer import Answer
+from pellucid.serve.completions import CompletionBody, stream_completion
+from pellucid.serve.served import ServedModel
+from pellucid.serve.streams import CancellingStream
 
 PROMPT = "To be, or not to be"
 
@@ -123,8 +124,8 @@ def test_text_offsets_count_characters_where_tokens_are_bytes(client):
 
 def test_a_stream_whose_client_leaves_before_it_begins_gives_its_row_back(server):
     async def leave() -> None:
-        body = CompletionBody(prompt="x", max_tokens=10**9, temperature=0, stream=True)
-        answer = Answer(ServedModel("small", server.engine), body)
+        body = CompletionBody(prompt="x", max_tokens=10**6, temperature=0, stream=True)
+        answer = Answer(ServedModel("small", server.engine), body, [[120]], max_tokens=10**6)
 
         async def gone():
             return {"type": "http.disconnect"}
@@ -133,7 +134,9 @@ def test_a_stream_whose_client_leaves_before_it_begins_gives_its_row_back(server
             raise OSError("nobody is there")
 
         with contextlib.suppress(Exception):
-            await CancellingStream(answer, {})({"type": "http", "asgi": {"spec_version": "2.4"}}, gone, send)
+            await CancellingStream(answer, stream_completion(answer, body, {}))(
+                {"type": "http", "asgi": {"spec_version": "2.4"}}, gone, send
+            )
         assert all(generation.cancelled for generation in answer.generations)
 
     asyncio.run(leave())

@@ -15,7 +15,8 @@ from pellucid.generate.errors import GenerationError, LogitsError
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.scoring import score_tokens
 from pellucid.model import Transformer
-from pellucid.serve.engine import Engine, Generation, QueueFullError, TokenEvent, TooLargeError
+from pellucid.serve.batching import BatchingEngine
+from pellucid.serve.generation import Generation, QueueFullError, TokenEvent, TooLargeError
 from pellucid.text.ids import IdTokenizer
 
 
@@ -55,7 +56,7 @@ def drawn_request(rng: random.Random, a, client: Client) -> Generation:
 )
 def test_whoever_else_is_served_the_tokens_are_those_of_generate(a, seed, chunk, prefixes):
     rng, network = random.Random(seed), make_network(a)
-    engine = Engine(network, IdTokenizer(a.n_vocab), chunk=chunk, prefixes=prefixes, max_rows=3)
+    engine = BatchingEngine(network, IdTokenizer(a.n_vocab), chunk=chunk, prefixes=prefixes, max_rows=3, max_tokens=64)
     clients = [Client() for _ in range(5)]
     requests = [drawn_request(rng, a, client) for client in clients]
     coming = list(requests)
@@ -89,7 +90,7 @@ def network() -> Transformer:
     return Transformer(Architecture(**SMALL, attention=Attention(n_heads=2))).double().eval()
 
 
-def serve(engine: Engine, generations: list[Generation]) -> list[Client]:
+def serve(engine: BatchingEngine, generations: list[Generation]) -> list[Client]:
     """Submit generations together and run rounds until nothing is left to do."""
     engine.submit(generations)
     with torch.inference_mode():
@@ -98,13 +99,13 @@ def serve(engine: Engine, generations: list[Generation]) -> list[Client]:
     return [generation.emit for generation in generations]
 
 
-def request(prompt: list[int], **options) -> Generation:
+def request(prompt_ids: list[int], **options) -> Generation:
     defaults = {"sampling": Sampling(temperature=0), "max_tokens": 4, "seed": 0, "n_top": 3}
-    return Generation(prompt, emit=Client(), **(defaults | options))
+    return Generation(prompt_ids, emit=Client(), **(defaults | options))
 
 
 def test_log_probabilities_are_those_of_score(network):
-    engine = Engine(network, IdTokenizer(11), chunk=3)
+    engine = BatchingEngine(network, IdTokenizer(11), chunk=3)
     one, other = serve(engine, [request([1, 2, 3, 4, 5], echo=True), request([7, 8])])
     generation = request([1, 2, 3, 4, 5], echo=True)
     client = serve(engine, [generation])[0]
@@ -123,14 +124,14 @@ def test_log_probabilities_are_those_of_score(network):
 
 
 def test_a_prompt_that_was_read_is_not_read_again_and_the_numbers_stay(network):
-    engine = Engine(network, IdTokenizer(11), chunk=4)
+    engine = BatchingEngine(network, IdTokenizer(11), chunk=4)
     first, second = request([1, 2, 3, 4, 5, 6]), request([1, 2, 3, 4, 5, 9])
     serve(engine, [first])
     read = engine.prompt_tokens
     serve(engine, [second])
     assert second.cached_tokens == 5
     assert engine.prompt_tokens - read == 1
-    alone = serve(Engine(network, IdTokenizer(11), prefixes=0), [request([1, 2, 3, 4, 5, 9])])[0]
+    alone = serve(BatchingEngine(network, IdTokenizer(11), prefixes=0), [request([1, 2, 3, 4, 5, 9])])[0]
     np.testing.assert_allclose(
         [event.score.log_prob for event in second.emit.events],
         [event.score.log_prob for event in alone.events],
@@ -140,7 +141,7 @@ def test_a_prompt_that_was_read_is_not_read_again_and_the_numbers_stay(network):
 
 
 def test_kept_prefixes_stay_within_their_budget(network):
-    engine = Engine(network, IdTokenizer(11), prefixes=5000)
+    engine = BatchingEngine(network, IdTokenizer(11), prefixes=5000)
     for first in range(11):
         serve(engine, [request([first, 1, 2, 3, 4])])
         assert engine.prefixes.nbytes <= 5000
@@ -149,7 +150,7 @@ def test_kept_prefixes_stay_within_their_budget(network):
 
 
 def test_a_cancelled_sequence_gives_its_row_back_within_a_token(network):
-    engine = Engine(network, IdTokenizer(11), max_rows=1)
+    engine = BatchingEngine(network, IdTokenizer(11), max_rows=1, max_tokens=1000)
     endless, waiting = request([1], max_tokens=1000), request([2])
     engine.submit([endless, waiting])
     with torch.inference_mode():
@@ -171,24 +172,24 @@ def test_logits_that_are_no_numbers_end_one_request_alone(network):
     with torch.no_grad():
         broken.embed.token.weight[9] = torch.nan
         broken.unembed.weight = torch.nn.Parameter(broken.embed.token.weight.nan_to_num())
-    bad, good = serve(Engine(broken, IdTokenizer(11)), [request([9, 1]), request([1, 2])])
+    bad, good = serve(BatchingEngine(broken, IdTokenizer(11)), [request([9, 1]), request([1, 2])])
     assert isinstance(bad.events[-1], LogitsError)
     assert len(good.tokens) == 4
 
 
 def test_what_does_not_fit_is_refused_with_its_figure(network):
-    engine = Engine(network, IdTokenizer(11), max_queue=2)
+    engine = BatchingEngine(network, IdTokenizer(11), max_queue=2)
     with pytest.raises(TooLargeError, match="the prompt has 17 tokens and this model's context is 16"):
         engine.submit([request([1] * 17)])
     engine.submit([request([1]), request([2])])
     with pytest.raises(QueueFullError, match="2 sequences wait already"):
         engine.submit([request([3])])
     with pytest.raises(GenerationError, match=r"give at least [\d,]+"):
-        Engine(network, IdTokenizer(11), memory=100)
+        BatchingEngine(network, IdTokenizer(11), memory=100)
 
 
 def test_a_long_prompt_delays_the_others_by_one_chunk(network):
-    engine = Engine(network, IdTokenizer(11), chunk=2)
+    engine = BatchingEngine(network, IdTokenizer(11), chunk=2, max_tokens=50)
     short, long = request([1], max_tokens=50), request([2] * 16)
     engine.submit([short, long])
     with torch.inference_mode():
@@ -200,7 +201,7 @@ def test_a_long_prompt_delays_the_others_by_one_chunk(network):
 
 
 def test_draining_finishes_what_runs_and_takes_nothing_new(network):
-    engine = Engine(network, IdTokenizer(11))
+    engine = BatchingEngine(network, IdTokenizer(11), max_tokens=20)
     engine.start()
     running = request([1], max_tokens=20)
     engine.submit([running])
@@ -211,7 +212,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(network):
 
 
 def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(network, monkeypatch):
-    engine = Engine(network, IdTokenizer(11))
+    engine = BatchingEngine(network, IdTokenizer(11))
     with monkeypatch.context() as patch:
         patch.setattr(engine.batch, "step", lambda tokens: 1 / 0)
         for client in serve(engine, [request([1]), request([2])]):
@@ -220,7 +221,7 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(network, mon
 
 
 def test_what_fails_in_one_sequence_ends_that_one_alone(network, monkeypatch):
-    engine, bad, good = Engine(network, IdTokenizer(11)), request([1]), request([2])
+    engine, bad, good = BatchingEngine(network, IdTokenizer(11)), request([1]), request([2])
     engine.submit([bad, good])
     monkeypatch.setattr(bad.writer, "push", lambda token: 1 / 0)
     with torch.inference_mode():

@@ -8,8 +8,8 @@ import pytest
 from tests.serve.conftest import small_network
 
 from pellucid.serve.app import make_app
-from pellucid.serve.engine import Engine
-from pellucid.serve.protocol import CompletionBody
+from pellucid.serve.batching import BatchingEngine
+from pellucid.serve.completions import CompletionBody
 from pellucid.serve.served import ServedModel
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
@@ -27,7 +27,7 @@ def test_the_python_of_the_page(server, capsys):
 
 
 def test_the_page_names_every_route():
-    app = make_app([ServedModel("small", Engine(small_network(), ByteTokenizer()))])
+    app = make_app([ServedModel("small", BatchingEngine(small_network(), ByteTokenizer()))])
     table = PAGE.partition("## What is answered")[2]
     for route in app.routes:
         assert f"`{route.path}`".replace(":path", "") in table.replace("POST ", "").replace("GET ", ""), route.path

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from tests.serve.conftest import small_network
 
 from pellucid.serve.app import make_app
-from pellucid.serve.engine import Engine
+from pellucid.serve.batching import BatchingEngine
 from pellucid.serve.limits import Limits
 from pellucid.serve.served import ServedModel
 from pellucid.serve.server import ServeError, check_address, model_names_of, read_key
@@ -22,7 +22,9 @@ KEY = "a key of its own"
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[TestClient]:
     """An application with a key, without a socket."""
-    app = make_app([ServedModel("small", Engine(small_network(), ByteTokenizer()))], key=KEY, hosts=("testserver",))
+    app = make_app(
+        [ServedModel("small", BatchingEngine(small_network(), ByteTokenizer()))], key=KEY, hosts=("testserver",)
+    )
     with TestClient(app) as client:
         yield client
 

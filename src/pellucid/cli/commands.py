@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction
 
@@ -22,6 +22,7 @@ from pellucid.cli.options import (
     FileOptions,
     MixOptions,
     OptionError,
+    WritingModelOptions,
     above,
     at_least,
     command,
@@ -33,16 +34,6 @@ from pellucid.cli.serve import serve_command
 from pellucid.cli.train import train_command
 
 OK, FAILED, WRONG_INPUT, NUMERICS = 0, 1, 2, 3
-
-
-@dataclass(frozen=True)
-class WritingModelOptions(MixOptions):
-    """Which weights are used, and how they are computed with."""
-
-    weights: Annotated[Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8"], option("FORMAT")] = "auto"
-    """Store the matrices in this format on a CPU: auto, loaded, float32, float16, bfloat16 or int8."""
-    speculate: Annotated[int, option("N", default="off"), at_least(0)] = 0
-    """Guess up to this many tokens at once from earlier text; the result is the same."""
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,16 @@ class MixOptions(CheckpointOptions):
     """Give the model this share of the mixture, and the n-gram the rest."""
 
 
+@dataclass(frozen=True)
+class WritingModelOptions(MixOptions):
+    """Which weights are used, and how they are computed with."""
+
+    weights: Annotated[Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8"], option("FORMAT")] = "auto"
+    """Store the matrices in this format on a CPU: auto, loaded, float32, float16, bfloat16 or int8."""
+    speculate: Annotated[int, option("N", default="off"), at_least(0)] = 0
+    """Guess up to this many tokens at once from earlier text; the result is the same."""
+
+
 # Types ------------------------------------------------------------------------------------------
 
 

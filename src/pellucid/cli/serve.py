@@ -1,14 +1,15 @@
 """The command that answers clients of the OpenAI interface."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional
 
-from pellucid.cli.loading import loaded_from, transformer_of
-from pellucid.cli.options import MODEL, CheckpointOptions, Expected, at_least, command, option
+from pellucid.cli.loading import mixed_from
+from pellucid.cli.options import MODEL, Expected, OptionError, WritingModelOptions, at_least, command, option
 
 PORT = Expected(lambda port: 1 <= port <= 65535, "a port from 1 to 65535")
 
@@ -39,6 +40,8 @@ class CapacityOptions:
     """Decode at most this many sequences together."""
     max_queue: Annotated[int, option("N"), at_least(1)] = 256
     """Let at most this many sequences wait; more are told to try again later."""
+    max_tokens: Annotated[int | None, option("N", default="the model's context"), at_least(1)] = None
+    """Generate at most this many tokens for a sequence; requests for more are refused."""
     drain: Annotated[float, option("SECONDS"), at_least(0)] = 10.0
     """On Ctrl-C or SIGTERM, let running requests finish for this long."""
 
@@ -48,7 +51,7 @@ def serve_command(
     model: Annotated[Positional[tuple[str, ...]], option("MODEL")],
     *,
     model_names: Annotated[str | None, option("NAMES", default="the folders' names")] = None,
-    model_options: Annotated[CheckpointOptions, option(name="model")],
+    model_options: Annotated[WritingModelOptions, option(name="model")],
     address: AddressOptions,
     capacity: CapacityOptions,
 ) -> int:
@@ -72,32 +75,30 @@ def serve_command(
     for name in model:
         if not MODEL.holds(name):
             raise ServeError(f"{name}: expected {MODEL.what}")
+        check_model_options(name, model, model_options)
     key = read_key(address.api_key_file)
     check_address(address.listen, key)
     names = model_names_of(model, model_names)
 
     from pellucid.serve.app import LOOPBACK, make_app
-    from pellucid.serve.engine import Engine
+    from pellucid.serve.opening import EngineOptions, describe_engine, engine_for
     from pellucid.serve.served import ServedModel
     from pellucid.serve.server import run_app
 
+    options = EngineOptions(
+        memory=int(capacity.memory * 2**30 / len(model)),
+        prefixes=int(capacity.prefix_memory * 2**30 / len(model)),
+        max_rows=capacity.max_batch,
+        max_queue=capacity.max_queue,
+        max_tokens=capacity.max_tokens,
+        weights=model_options.weights,
+        speculate=model_options.speculate,
+    )
     served = []
     for name, path in zip(names, model, strict=True):
-        loaded = transformer_of(loaded_from(path, model_options), path)
-        engine = Engine(
-            loaded.network,
-            loaded.tokenizer,
-            memory=int(capacity.memory * 2**30 / len(model)),
-            prefixes=int(capacity.prefix_memory * 2**30 / len(model)),
-            max_rows=capacity.max_batch,
-            max_queue=capacity.max_queue,
-        )
+        engine = engine_for(mixed_from(path, model_options), options)
         served.append(ServedModel(name, engine))
-        print(
-            f"{name}: {path}, up to {engine.batch.max_rows} requests of {engine.n_ctx} tokens at once, "
-            f"{engine.batch.cache.nbytes / 2**20:,.0f} MiB of keys and values",
-            file=sys.stderr,
-        )
+        print(f"{name}: {path}, {describe_engine(engine)}", file=sys.stderr)
     app = make_app(served, key=key, hosts=(*LOOPBACK, address.listen, *address.host))
     run_app(
         app,
@@ -109,3 +110,31 @@ def serve_command(
     )
     print("stopped", file=sys.stderr)
     return 0
+
+
+def check_model_options(path: str, models: Sequence[str], options: WritingModelOptions) -> None:
+    """Raise OptionError for a kind of model that is not served, and for options that it would ignore, before loading.
+
+    Masked models that are no runs are only known when they are loaded, and `engine_for` refuses their options.
+    """
+    from pellucid.runs.run_dir import read_json
+    from pellucid.training.kinds import kind_of
+
+    recipe = Path(path) / "recipe.json"
+    kind = kind_of(Path(path)) if recipe.exists() else "transformer"
+    if kind == "image-classifier":
+        raise OptionError(f"{path} classifies images: serve a model of text")
+    if options.mix and len(models) > 1:
+        raise OptionError(
+            f"--mix {options.mix} with {len(models)} models: it mixes one model with an n-gram; serve one"
+        )
+    if not options.mix and options.mix_weight is not None:
+        raise OptionError(f"--mix-weight {options.mix_weight} needs --mix: name the n-gram run to mix with")
+    masked = kind == "transformer" and recipe.exists() and read_json(recipe)["train"]["objective"] == "masked"
+    what = "a mixture" if options.mix else "a masked model" if masked else f"a predictor of kind {kind}"
+    if options.mix or masked or kind != "transformer":
+        flag = f"--speculate {options.speculate}" if options.speculate else f"--weights {options.weights}"
+        if options.speculate or options.weights != "auto":
+            raise OptionError(f"{flag} works on a transformer that generates text, and {path} is {what}: leave it out")
+    if options.mix and (masked or kind != "transformer"):
+        raise OptionError(f"--mix {options.mix} mixes a transformer that generates text with an n-gram: leave it out")

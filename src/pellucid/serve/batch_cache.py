@@ -8,6 +8,8 @@ leaves, the last one takes its place, so that a step always reads the first rows
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from pellucid.generate.readers import NextLogits, last_logits
 from pellucid.model import Cache, Transformer
@@ -89,6 +91,28 @@ class BatchCache:
         self.cache.length = view.length
         self.lengths = [n + 1 for n in self.lengths]
         return logits
+
+    def step_along(self, tokens: Sequence[int]) -> Float[Tensor, "pos n_vocab"]:
+        """Read several tokens of the only row at once, and return the logits after each. They must fit into n_ctx."""
+        (length,), n, device = self.lengths, len(tokens), self.cache.store.device
+        if self.end + n > self.cache.capacity:
+            self.move(length)
+        view, start = self.cache.first_rows(1), self.end - length
+        columns = torch.arange(self.end + n, device=device)
+        visible = (columns >= start) & (columns <= columns[self.end :, None])
+        stream = self.network.hidden(
+            torch.tensor([list(tokens)], device=device),
+            positions=torch.arange(length, length + n, device=device),
+            mask=visible[None] if start else None,
+            cache=view,
+        )
+        self.cache.length, self.lengths = view.length, [length + n]
+        return self.network.unembed(stream)[0]
+
+    def forget_last(self, n: int) -> None:
+        """Forget the last n tokens of the only row."""
+        self.cache.crop(self.end - n)
+        self.lengths = [self.lengths[0] - n]
 
     def copy_row(self, row: int) -> Cache:
         """A cache of one row that holds what this row has read."""

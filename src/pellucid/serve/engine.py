@@ -1,141 +1,68 @@
-"""Continuous batching: one thread reads prompts in chunks and decodes all sequences that go on, one token each a round.
+"""What every engine has: one thread that computes for one model, a queue, and rounds.
 
-A round admits waiting sequences, reads at most one chunk of one prompt, and decodes one token of every sequence whose
-prompt has been read. A long prompt therefore delays the others by one chunk at most, and a sequence that is finished or
-cancelled leaves before the next round. Each sequence draws with its own seed (`pellucid.generate.sampling.uniform`),
-its window moves as in `pellucid.generate`, and what is computed for one row reads no other row: tokens and
-log-probabilities are those of `LanguageModel.generate` and `score`, whoever else is served.
+A round does a little for everybody: it admits waiting sequences, advances one job, and generates one token of every
+sequence. The two subclasses say how: `BatchingEngine` decodes the sequences of a transformer together,
+`StepwiseEngine` those of other models one after another. An engine by itself takes jobs alone, which is all that a
+masked model is asked for.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pellucid.generate.errors import GenerationError, LogitsError
-from pellucid.generate.readers import SequenceState, check_readable, evaluation_mode, prefix_length, visible_keys
-from pellucid.generate.sampling import Sampling, choose_tokens, uniform
-from pellucid.generate.text import Writer
-from pellucid.model import Cache, Transformer
-from pellucid.serve.batch_cache import BatchCache, bytes_of_row
-from pellucid.serve.prefix_cache import PrefixCache
+from pellucid.generate.readers import evaluation_mode
+from pellucid.generate.sampling import choose_tokens, uniform
+from pellucid.serve.generation import Generation, QueueFullError, TokenEvent, TooLargeError, token_scores
+from pellucid.serve.histogram import Histogram
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
-#: prompt tokens that are read between two decoding steps
-CHUNK = 256
-
-
-class QueueFullError(RuntimeError):
-    """More requests wait than the queue holds; try again later."""
-
-
-class TooLargeError(GenerationError):
-    """A request that can never be served: it does not fit into the context."""
-
-
-@dataclass(frozen=True)
-class TokenScore:
-    """One token: log P(token | what came before), nats, and the likeliest tokens there with theirs, likeliest first."""
-
-    token: int
-    log_prob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class TokenEvent:
-    """One token more of a sequence.
-
-    token          its id; None where a sequence of no tokens has had its prompt read
-    text           the characters that can be shown now
-    score          its log-probability, where the request asks for those
-    finish_reason  why it is the last one: end, length or stop
-    """
-
-    token: int | None
-    text: str
-    score: TokenScore | None = None
-    finish_reason: str | None = None
-
-
-@dataclass(eq=False)
-class Generation:
-    """A sequence in the engine: what was asked for, and how far it is.
-
-    emit      called in the engine's thread with a TokenEvent, or with the exception that ended the sequence; it does
-              not raise
-    n_top     how many of the likeliest tokens each event names; -1 computes no log-probabilities at all
-    echo      log-probabilities of the prompt's tokens are wanted too: `prompt_scores`, None for the first token
-    """
-
-    prompt_ids: Sequence[int]
-    sampling: Sampling
-    max_tokens: int
-    seed: int
-    emit: Callable[["Generation", TokenEvent | Exception], None]
-    sample: int = 0
-    stop: Sequence[str] = ()
-    n_top: int = -1
-    echo: bool = False
-    prompt_scores: list[TokenScore | None] = field(default_factory=list)
-    cached_tokens: int = 0
-    cancelled: bool = False
-    arrived: float = field(default_factory=time.monotonic)
-    #: when the first and the last token came; 0 before
-    first_token: float = 0.0
-    last_token: float = 0.0
-    # the engine's own
-    state: SequenceState = field(init=False)
-    writer: Writer = field(init=False)
-    cache: Cache | None = field(init=False, default=None)
-    window_start: int = field(init=False, default=0)
-
-    def cancel(self) -> None:
-        """Give the sequence's row back before the next step."""
-        self.cancelled = True
+#: bounds of times in seconds, in the metrics
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Engine:
     """The thread that computes for one model.
 
-    memory      bytes that keys and values of running sequences may take; decides how many rows there are
-    max_rows    sequences that are decoded together at most
-    max_queue   sequences that may wait
-    prefixes    bytes of keys and values that are kept of earlier prompts
+    n_ctx       the most tokens of a prompt
+    max_rows    sequences that are generated at once, at most
+    max_queue   sequences and jobs that may wait
+    max_tokens  the most tokens of a generated text; `n_ctx` unless given
     """
+
+    #: why this model continues no text; "" where it does
+    no_text = "this model fills masked tokens and does not continue a text: send it to /v1/fill"
+    #: tokens looked up among earlier prompts, those found there, and the bytes of what is kept of them
+    prefix_asked = prefix_reused = prefix_bytes = 0
 
     def __init__(
         self,
-        network: Transformer,
+        network: nn.Module,
         tokenizer: Tokenizer,
         *,
-        memory: int = 2**30,
+        n_ctx: int,
+        n_vocab: int,
         max_rows: int = 64,
         max_queue: int = 256,
-        prefixes: int = 2**28,
-        chunk: int = CHUNK,
+        max_tokens: int | None = None,
     ):
-        check_readable(network)
-        rows = min(max_rows, memory // bytes_of_row(network))
-        if rows < 1:
-            raise GenerationError(
-                f"{memory:,} bytes hold the keys and values of no sequence of {network.architecture.n_ctx} tokens: "
-                f"give at least {bytes_of_row(network):,}"
-            )
-        self.network, self.tokenizer, self.chunk, self.max_queue = network, tokenizer, chunk, max_queue
-        self.n_ctx = network.architecture.n_ctx
-        self.n_allowed = tokenizer.n_vocab - sum(i >= network.architecture.n_vocab for i in tokenizer.special.values())
-        self.batch, self.prefixes = BatchCache(network, rows), PrefixCache(network, prefixes)
+        self.network: Any = network
+        self.tokenizer, self.n_ctx, self.n_vocab = tokenizer, n_ctx, n_vocab
+        self.max_rows, self.max_queue, self.max_tokens = max_rows, max_queue, max_tokens or n_ctx
+        # a special token without a row of the embedding is never chosen
+        self.n_allowed = tokenizer.n_vocab - sum(i >= n_vocab for i in tokenizer.special.values())
         self.waiting: deque[Generation] = deque()
         self.reading: deque[Generation] = deque()
-        #: the sequences of the batch's rows
         self.decoding: list[Generation] = []
-        self.generated_tokens = 0
-        self.prompt_tokens = 0
+        self.jobs: deque[tuple[Iterator[None], Future]] = deque()
+        self.generated_tokens = self.prompt_tokens = 0
+        self.time_to_first_token, self.time_between_tokens = Histogram(SECONDS), Histogram(SECONDS)
         self.changed = threading.Condition()
         self.draining = self.stopped = False
         self.thread = threading.Thread(target=self.run, name="pellucid engine", daemon=True)
@@ -145,24 +72,49 @@ class Engine:
     def start(self) -> None:
         self.thread.start()
 
+    def check(self, generation: Generation) -> None:
+        """Raise GenerationError or TooLargeError for a sequence that can never be served."""
+        if self.no_text:
+            raise GenerationError(self.no_text)
+        n = len(generation.prompt_ids)
+        if n > self.n_ctx:
+            raise TooLargeError(
+                f"the prompt has {n} tokens and this model's context is {self.n_ctx}: give at most {self.n_ctx}",
+                "prompt",
+            )
+        if generation.max_tokens > self.max_tokens:
+            raise TooLargeError(
+                f"max_tokens = {generation.max_tokens}: this server generates at most {self.max_tokens} tokens for a "
+                "request; ask for less, or start it with a larger --max-tokens",
+                "max_tokens",
+            )
+
     def submit(self, generations: Sequence[Generation]) -> None:
         """Queue sequences; raises QueueFullError, TooLargeError or GenerationError and queues none of them."""
         for generation in generations:
-            n = len(generation.prompt_ids)
-            if n > self.n_ctx:
-                raise TooLargeError(
-                    f"the prompt has {n} tokens and this model's context is {self.n_ctx}: give at most {self.n_ctx}"
-                )
-            prompt = tuple(generation.prompt_ids)
-            generation.state = SequenceState(0, generation.sample, generation.seed, prompt)
-            generation.writer = Writer(generation.state, "", list(prompt), self.tokenizer, generation.stop)
+            self.check(generation)
+            generation.begin(self.tokenizer)
         with self.changed:
-            if self.draining:
-                raise QueueFullError("the server is shutting down: send the request to another one")
-            if len(self.waiting) + len(generations) > self.max_queue:
-                raise QueueFullError(f"{len(self.waiting)} sequences wait already: try again later")
+            self.check_room(len(generations))
             self.waiting.extend(generations)
             self.changed.notify()
+
+    def compute(self, steps: Iterator[Any]) -> Future:
+        """The last thing that `steps` yields, which the engine's thread advances by one step a round."""
+        future: Future = Future()
+        with self.changed:
+            self.check_room(1)
+            self.jobs.append((steps, future))
+            self.changed.notify()
+        return future
+
+    def check_room(self, n: int) -> None:
+        """Raise QueueFullError where `n` more have no room in the queue."""
+        if self.draining:
+            raise QueueFullError("the server is shutting down: send the request to another one")
+        waiting = len(self.waiting) + len(self.jobs)
+        if waiting + n > self.max_queue:
+            raise QueueFullError(f"{waiting} sequences wait already: try again later")
 
     def drain(self, seconds: float) -> None:
         """Take no more requests, let what is running finish for so many seconds, then end it."""
@@ -187,124 +139,62 @@ class Engine:
                     break
             with evaluation_mode(self.network):
                 self.round()
-        for generation in [*self.waiting, *self.reading, *self.decoding]:
-            generation.emit(generation, QueueFullError("the server stopped before this request was finished"))
+        stopped = QueueFullError("the server stopped before this request was finished")
+        for generation in [*self.waiting, *self.running()]:
+            generation.emit(generation, stopped)
+        for _, future in self.jobs:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(stopped)
+
+    def running(self) -> list[Generation]:
+        """The sequences that have a row."""
+        return [*self.reading, *self.decoding]
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.reading or self.decoding)
+        return bool(self.waiting or self.jobs or self.running())
 
     def round(self) -> None:
-        """Admit, read a chunk, decode a token of every row."""
+        """Drop what was cancelled, admit what waits, advance a job, and generate."""
         self.drop_cancelled()
         with self.changed:
-            while self.waiting and len(self.reading) + len(self.decoding) < self.batch.max_rows:
-                self.reading.append(self.waiting.popleft())
-        if self.reading:
-            generation = self.reading.popleft()
-            try:
-                if not self.read_chunk(generation):
-                    self.reading.append(generation)
-            except Exception as error:
-                generation.emit(generation, error)
-        if self.decoding:
-            try:
-                self.decode()
-            except Exception as error:
-                # a step that all rows share: none of them can go on, and the next requests start with an empty batch
-                for generation in self.decoding:
-                    generation.emit(generation, error)
-                self.decoding = []
-                self.batch.clear()
+            while self.waiting and len(self.running()) < self.max_rows:
+                self.admit(self.waiting.popleft())
+        if self.jobs:
+            self.advance_job()
+        self.generate_round()
+
+    def admit(self, generation: Generation) -> None:
+        """Give a sequence a row."""
+        self.reading.append(generation)
+
+    def generate_round(self) -> None:
+        """One token more of each sequence; nothing where jobs are all there is."""
 
     def drop_cancelled(self) -> None:
+        """Give back what clients no longer want."""
         with self.changed:
             self.waiting = deque(g for g in self.waiting if not g.cancelled)
+            self.jobs = deque(job for job in self.jobs if not job[1].cancelled())
         self.reading = deque(g for g in self.reading if not g.cancelled)
-        for row in reversed([row for row, g in enumerate(self.decoding) if g.cancelled]):
-            self.leave(row)
 
-    def leave(self, row: int) -> None:
-        """Take a sequence out of the batch; the last row takes its place."""
-        self.batch.leave(row)
-        self.decoding[row] = self.decoding[-1]
-        self.decoding.pop()
+    def advance_job(self) -> None:
+        """One step of the first job; the next round advances the next one."""
+        with self.changed:
+            steps, future = self.jobs.popleft()
+        try:
+            value = next(steps)
+        except Exception as error:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+            return
+        if value is None:
+            with self.changed:
+                self.jobs.append((steps, future))
+        elif future.set_running_or_notify_cancel():
+            future.set_result(value)
 
-    def read_chunk(self, generation: Generation) -> bool:
-        """Read the next chunk of a window, and join the batch at its end. True when the whole window has been read."""
-        start, tokens = generation.state.window(self.n_ctx)
-        cache = generation.cache
-        if cache is None:
-            generation.window_start = start
-            fresh = Cache(
-                self.network.architecture,
-                1,
-                len(tokens),
-                dtype=self.batch.cache.store.dtype,
-                device=self.batch.cache.store.device,
-            )
-            reuse = not start and not generation.echo
-            cache = generation.cache = self.prefixes.start(tokens, len(tokens)) if reuse else fresh
-            generation.cached_tokens = max(generation.cached_tokens, cache.length)
-        prefix = prefix_length(self.network, generation.state, start)
-        # a prefix is read from both sides, so it is read at once
-        n = len(tokens) - cache.length if prefix else min(self.chunk, len(tokens) - cache.length)
-        chunk = torch.tensor([tokens[cache.length : cache.length + n]], device=cache.store.device)
-        mask = visible_keys([len(tokens)], [prefix], chunk.device) if prefix else None
-        begin = cache.length
-        stream = self.network.hidden(chunk, mask=mask, cache=cache)
-        self.prompt_tokens += n
-        if generation.echo and not generation.state.generated:
-            self.score_prompt(generation, tokens, begin, self.network.unembed(stream)[0])
-        if cache.length < len(tokens):
-            return False
-        generation.cache = None
-        if not start:
-            self.prefixes.keep(tokens, cache)
-        if generation.max_tokens == 0:
-            self.finish_empty(generation)
-            return True
-        logits = self.network.unembed(stream[:, -1:])[:, 0]
-        if self.advance([generation], logits)[0]:
-            if self.window_moves(generation):
-                self.reading.append(generation)
-            else:
-                self.batch.join(cache)
-                self.decoding.append(generation)
-        return True
-
-    def finish_empty(self, generation: Generation) -> None:
-        """A request for no tokens: its prompt was scored, and that is all."""
-        generation.first_token = generation.last_token = time.monotonic()
-        generation.emit(generation, TokenEvent(None, "", None, "length"))
-
-    def score_prompt(self, generation: Generation, tokens: Sequence[int], begin: int, logits: Tensor) -> None:
-        """log P of the prompt's tokens that this chunk's logits [pos, n_vocab] predict."""
-        if not generation.prompt_scores:
-            generation.prompt_scores.append(None)
-        targets = tokens[begin + 1 : begin + 1 + len(logits)]
-        scores = token_scores(logits[: len(targets)], targets, max(0, generation.n_top))
-        generation.prompt_scores.extend(scores)
-
-    def decode(self) -> None:
-        """One token more of every row."""
-        logits = self.batch.step([g.state.generated[-1] for g in self.decoding])
-        goes_on = self.advance(self.decoding, logits)
-        for row in reversed(range(len(self.decoding))):
-            generation = self.decoding[row]
-            if not goes_on[row]:
-                if self.prefixes.budget and not generation.window_start:
-                    read = [*generation.state.given, *generation.state.generated]
-                    self.prefixes.keep(read, self.batch.copy_row(row))
-                self.leave(row)
-            elif self.window_moves(generation):
-                # the older half of the window is dropped and the rest is read afresh, as `generate` does
-                self.leave(row)
-                self.reading.append(generation)
-
-    def window_moves(self, generation: Generation) -> bool:
-        """Whether the next token is read in another window than the one in the cache."""
-        return generation.state.window(self.n_ctx)[0] != generation.window_start
+    # Tokens ------------------------------------------------------------------------------------------------------
 
     def advance(self, generations: Sequence[Generation], logits: Tensor) -> list[bool]:
         """Choose the next token of each row, and tell each sequence; whether each goes on."""
@@ -343,10 +233,8 @@ class Engine:
         """Append a token to its sequence and emit it; whether the sequence goes on."""
         state = generation.state
         state.generated.append(token)
-        self.generated_tokens += 1
-        generation.last_token = time.monotonic()
-        generation.first_token = generation.first_token or generation.last_token
-        if token in self.tokenizer.ends:
+        self.note_time(generation)
+        if token in self.tokenizer.ends or token in generation.stop_ids:
             state.finish_reason = "end"
         elif len(state.generated) == generation.max_tokens:
             state.finish_reason = "length"
@@ -357,15 +245,18 @@ class Engine:
         generation.emit(generation, TokenEvent(token, text, score, state.finish_reason))
         return state.finish_reason is None
 
+    def finish_empty(self, generation: Generation) -> None:
+        """A request for no tokens: its prompt was scored, and that is all."""
+        generation.first_token = generation.last_token = time.monotonic()
+        generation.emit(generation, TokenEvent(None, "", None, "length"))
 
-def token_scores(logits: Tensor, tokens: Sequence[int], n_top: int) -> list[TokenScore]:
-    """log softmax of each row of logits [pos, n_vocab] at its token and at the `n_top` likeliest ones."""
-    log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    chosen = log_probs[torch.arange(len(tokens)), list(tokens)].tolist()
-    if not n_top:
-        return [TokenScore(token, log_prob) for token, log_prob in zip(tokens, chosen, strict=True)]
-    top = log_probs.topk(min(n_top, log_probs.size(-1)))
-    return [
-        TokenScore(token, log_prob, tuple(zip(ids, values, strict=True)))
-        for token, log_prob, ids, values in zip(tokens, chosen, top.indices.tolist(), top.values.tolist(), strict=True)
-    ]
+    def note_time(self, generation: Generation) -> None:
+        """Count a token, and how long it took."""
+        now = time.monotonic()
+        self.generated_tokens += 1
+        if generation.first_token:
+            self.time_between_tokens.observe(now - generation.last_token)
+        else:
+            generation.first_token = now
+            self.time_to_first_token.observe(now - generation.arrived)
+        generation.last_token = now

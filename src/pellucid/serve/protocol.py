@@ -1,81 +1,172 @@
-"""What clients may send: OpenAI's request bodies with the bounds of this server. Numbers are finite and in range."""
+"""What the requests of all routes share: bounds, options of sampling, edits, and OpenAI's shape of errors."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import torch
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 
-#: samples of one prompt, alternatives of one token, and prompts of one request, at most
-MAX_SAMPLES, MAX_ALTERNATIVES, MAX_PROMPTS = 8, 20, 256
+from pellucid.edits import Edit, EditError
+from pellucid.generate.sampling import Sampling
+
+#: samples of one prompt, alternatives of one token, prompts of one request, and edits of one request, at most
+MAX_SAMPLES, MAX_ALTERNATIVES, MAX_PROMPTS, MAX_EDITS = 8, 20, 256, 64
+#: OpenAI's number for a log-probability of minus infinity, which JSON cannot hold
+LEAST_LOG_PROB = -9999.0
 
 Ids = list[Annotated[int, Field(strict=True, ge=0)]]
+#: a text, ids, or several of either
+Prompts = str | Ids | Annotated[list[str] | list[Ids], Field(max_length=MAX_PROMPTS)]
+StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class Body(BaseModel):
-    """Unknown fields are accepted: clients send `user`, `store`, `metadata` and others that change no number."""
+    """Unknown fields are accepted: clients send `user`, `store`, `metadata` and others that change no number.
+
+    `refused` names the fields that other servers know and that would change the answer, with the values that do not;
+    accepting them without doing them would be a lie.
+    """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_what_is_not_done(cls, values: Any) -> Any:
+        """Refuse options by name where ignoring them would change what the caller gets."""
+        if isinstance(values, dict):
+            for name, harmless in cls.refused.items():
+                value = values.get(name)
+                if value is not None and value not in harmless:
+                    raise ValueError(f"{name} is not done here: leave it out")
+        return values
 
 
 class StreamOptions(Body):
     include_usage: bool = False
 
 
-class CompletionBody(Body):
-    """The body of POST /v1/completions. Prompts are texts or token ids, one or several."""
+class Span(BaseModel):
+    """The indices from `from` on and below `to`."""
+
+    model_config = ConfigDict(extra="forbid", serialize_by_alias=True)
+    begin: Annotated[StrictInt | None, Field(ge=0, alias="from")] = None
+    to: Annotated[StrictInt | None, Field(ge=0)] = None
+
+
+Place = Annotated[StrictInt, Field(ge=0)] | list[Annotated[StrictInt, Field(ge=0)]] | Span | None
+
+
+class EditBody(BaseModel):
+    """One edit (`pellucid.edits`), as `pellucid.edits.to_json` writes it."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    op: Literal["zero", "mean", "resample", "set", "add", "scale", "project_out", "clamp", "freeze"]
+    name: Annotated[str, Field(max_length=200)]
+    value: Any = None
+    over: Literal["batch", "pos"] | None = None
+    factor: float = 1.0
+    low: float | None = None
+    high: float | None = None
+    row: Place = None
+    head: Place = None
+    kv_head: Place = None
+    pos: Place = None
+    key: Place = None
+    neuron: Place = None
+
+    def edit(self, dtype: torch.dtype) -> Edit:
+        """The edit, its value as a tensor, so that no step converts it again. Raises EditError."""
+        fields = self.model_dump(exclude_unset=True)
+        try:
+            edit = Edit.from_dict(fields)
+            if edit.value is None:
+                return edit
+            value = torch.tensor(edit.value, dtype=dtype)
+        except EditError:
+            raise
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise EditError(f"the value for {self.name} is no array of numbers: {error}") from None
+        if value.isnan().any():
+            raise EditError(f"the value for {self.name} holds NaN: give numbers")
+        return replace(edit, value=value)
+
+
+class SamplingBody(Body):
+    """How tokens are chosen, when a text ends, and what is edited on the way."""
+
+    #: what vLLM's and llama.cpp's servers know besides, with the values that change nothing
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "use_beam_search": (False,),
+        "length_penalty": (1, 1.0),
+        "min_tokens": (0,),
+        "ignore_eos": (False,),
+        "stop_token_ids": ([],),
+        "typical_p": (1, 1.0),
+        "mirostat": (0,),
+        "grammar": ("",),
+        "json_schema": ({},),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "structured_outputs": (),
+        "response_format": ({"type": "text"},),
+        "prompt_logprobs": (),
+        "allowed_token_ids": (),
+        "bad_words": ([],),
+        "logits_processors": ([],),
+    }
 
     model: str | None = None
-    prompt: str | Ids | Annotated[list[str] | list[Ids], Field(max_length=MAX_PROMPTS)] = ""
-    max_tokens: Annotated[int, Field(ge=0)] | None = 16
     temperature: Annotated[float, Field(ge=0, le=100)] | None = 1.0
     top_p: Annotated[float, Field(ge=0, le=1)] | None = 1.0
-    top_k: Annotated[int, Field(ge=-1)] | None = 0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = 0
     min_p: Annotated[float, Field(ge=0, le=1)] | None = 0.0
-    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = 1
-    best_of: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    seed: int | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
-    echo: bool | None = False
+    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     presence_penalty: Annotated[float, Field(ge=-100, le=100)] | None = 0.0
     frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = 1.0
-    logit_bias: dict[str, float] | None = None
-    suffix: str | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = 1.0
+    logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    edits: Annotated[list[EditBody], Field(max_length=MAX_EDITS)] | None = None
 
     @model_validator(mode="after")
-    def refuse_what_is_not_done(self) -> "CompletionBody":
-        """Refuse options by name where ignoring them would change what the caller gets."""
-        if self.suffix:
-            raise ValueError("suffix: this model writes on from a prompt and cannot fill the text before a suffix")
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError(f"best_of = {self.best_of} with n = {self.n}: expected the same number; ask for more by n")
+    def check_together(self) -> "SamplingBody":
         for token, bias in (self.logit_bias or {}).items():
-            if not token.isdecimal() or not -100 <= bias <= 100:
+            if not (token.isascii() and token.isdecimal() and len(token) < 10) or not -100 <= bias <= 100:
                 raise ValueError(
-                    f"logit_bias of {token!r} is {bias}: expected a token id and a number from -100 to 100"
+                    f"logit_bias of {token!r:.40} is {bias}: expected a token id and a number from -100 to 100"
                 )
-        if self.stop is not None and "" in ([self.stop] if isinstance(self.stop, str) else self.stop):
-            raise ValueError("stop: expected strings of at least one character")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options applies to stream = true: leave it out, or stream")
         return self
 
+    @property
+    def include_usage(self) -> bool:
+        """Whether the last chunk of a stream tells the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
 
-class TokenizeBody(Body):
-    """The body of POST /tokenize."""
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
-    model: str | None = None
-    prompt: str
-    add_special_tokens: bool = False
-
-
-class DetokenizeBody(Body):
-    """The body of POST /detokenize."""
-
-    model: str | None = None
-    tokens: Ids
+    def sampling(self) -> Sampling:
+        """How tokens are chosen; GenerationError where the numbers do not go together."""
+        return Sampling(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=max(0, self.top_k or 0),
+            top_p=1.0 if self.top_p is None else self.top_p,
+            min_p=self.min_p or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            logit_bias=tuple(sorted((int(token), bias) for token, bias in (self.logit_bias or {}).items())),
+        )
 
 
 def error_body(message: str, kind: str, code: str | None = None, parameter: str | None = None) -> dict[str, Any]:
@@ -91,3 +182,14 @@ def finish_reason(reason: str | None) -> FinishReason | None:
     if reason is None:
         return None
     return "length" if reason == "length" else "stop"
+
+
+def json_log_prob(log_prob: float) -> float:
+    """A log-probability as JSON can hold it."""
+    return max(log_prob, LEAST_LOG_PROB)
+
+
+def as_list(prompt: Any) -> Sequence[Any]:
+    """Several prompts as they are, and one as a list of one."""
+    many = not isinstance(prompt, str) and prompt and not isinstance(prompt[0], int)
+    return prompt if many else [prompt]

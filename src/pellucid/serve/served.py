@@ -1,17 +1,19 @@
 """A model that is served: its engine, and what clients ask about it."""
 
-import asyncio
-import contextlib
-import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pellucid.architecture import count_parameters
-from pellucid.generate.sampling import Sampling
-from pellucid.serve.engine import Engine, Generation, TokenEvent, TokenScore
-from pellucid.serve.protocol import CompletionBody, finish_reason
+from pellucid.architecture import Architecture, count_parameters
+from pellucid.generate.encoder_inputs import encode_source
+from pellucid.generate.readers import NO_TAPS, TapFactory
+from pellucid.lens.generation_trace import GenerationTrace
+from pellucid.model import Transformer
+from pellucid.serve.engine import Engine
+from pellucid.serve.generation import SharedSources
+from pellucid.serve.protocol import EditBody, as_list
+from pellucid.serve.stepwise import EncoderDecoderEngine, read_together
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 
@@ -27,166 +29,76 @@ class ServedModel:
     def tokenizer(self) -> Tokenizer:
         return self.engine.tokenizer
 
+    @property
+    def architecture(self) -> Architecture | None:
+        """The transformer's architecture, None for another predictor."""
+        return self.engine.network.architecture if isinstance(self.engine.network, Transformer) else None
+
+    @property
+    def reads_sources(self) -> bool:
+        """Whether an encoder reads a source."""
+        return isinstance(self.engine, EncoderDecoderEngine)
+
     def describe(self) -> dict[str, Any]:
         """OpenAI's model object; `meta` as llama.cpp's server gives it."""
-        a = self.engine.network.architecture
-        meta = {
-            "n_vocab": a.n_vocab,
-            "n_ctx_train": a.n_ctx,
-            "n_embd": a.d_model,
-            "n_params": count_parameters(a)["total"],
-        }
+        meta = {"n_vocab": self.engine.n_vocab, "n_ctx_train": self.engine.n_ctx}
+        if (a := self.architecture) is not None:
+            meta |= {"n_embd": a.d_model, "n_params": count_parameters(a)["total"]}
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "pellucid", "meta": meta}
 
     def prompts(self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]) -> list[list[int]]:
         """Ids of each prompt; an empty text begins with the separator, as training texts do."""
-        many = prompt if not isinstance(prompt, str) and prompt and not isinstance(prompt[0], int) else [prompt]
-        return [self.encode(one) for one in many]  # type: ignore[arg-type]
+        return [self.encode(one) for one in as_list(prompt)]
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Ids of one prompt; ValueError for ids that this model does not know."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt) or [self.tokenizer.separator]
-        n = self.engine.network.architecture.n_vocab
-        if wrong := [token for token in prompt if not 0 <= token < n]:
-            raise ValueError(f"token id {wrong[0]}: this model knows ids from 0 to {n - 1}")
+        self.check_ids(prompt)
         return list(prompt) or [self.tokenizer.separator]
 
+    def targets(self, prompt: Any) -> list[list[int]]:
+        """Beginnings of an encoder-decoder's targets: the start token, and what is to follow it."""
+        begun = [self.tokenizer.encode(one) if isinstance(one, str) else list(one) for one in as_list(prompt)]
+        for ids in begun:
+            self.check_ids(ids)
+        return [[self.tokenizer.start, *ids] for ids in begun]
+
+    def sources(self, source: Any) -> list[list[int]]:
+        """What the encoder reads; ids are read as they are."""
+        return [encode_source(self.tokenizer, one) if isinstance(one, str) else list(one) for one in as_list(source)]
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Raise ValueError for ids outside the vocabulary."""
+        if wrong := [token for token in ids if not 0 <= token < self.engine.n_vocab]:
+            raise ValueError(f"token id {wrong[0]}: this model knows ids from 0 to {self.engine.n_vocab - 1}")
+
+    def taps(self, edits: Sequence[EditBody] | None) -> TapFactory:
+        """What makes a request's edits; EditError for edits that this model does not allow."""
+        if not edits:
+            return NO_TAPS
+        network = self.engine.network
+        if not isinstance(network, Transformer):
+            raise ValueError("edits: this model is no transformer, so it has no tensors to edit; leave edits out")
+        dtype = network.embed.token.weight.dtype
+        try:
+            return GenerationTrace(network, [edit.edit(dtype) for edit in edits])
+        except KeyError as error:
+            raise ValueError(str(error.args[0])) from None
+
+    def shared_sources(self, sources: Sequence[Sequence[int]] | None, taps: TapFactory) -> SharedSources:
+        """The encoder's inputs of a request's prompts."""
+        if sources is None or not isinstance(self.engine, EncoderDecoderEngine):
+            return SharedSources()
+        return SharedSources(read_together(self.engine, sources, taps))
+
     def token_text(self, token: int) -> str:
-        """A token as clients are shown it; one that is a part of a character as its bytes."""
+        """A token as clients are shown it: a special one by its name, a part of a character as its bytes."""
+        for name, special in self.tokenizer.special.items():
+            if special == token:
+                return name
         data = self.tokenizer.token_bytes(token)
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def sampling_of(body: CompletionBody) -> Sampling:
-    """How tokens are chosen; GenerationError where the numbers do not go together."""
-    return Sampling(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_k=max(0, body.top_k or 0),
-        top_p=1.0 if body.top_p is None else body.top_p,
-        min_p=body.min_p or 0.0,
-        repetition_penalty=body.repetition_penalty or 1.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        logit_bias=tuple(sorted((int(token), bias) for token, bias in (body.logit_bias or {}).items())),
-    )
-
-
-class Answer:
-    """The texts of one request as they come: events of all its sequences in one queue."""
-
-    def __init__(self, model: ServedModel, body: CompletionBody):
-        self.model, self.body = model, body
-        self.loop, self.created = asyncio.get_running_loop(), time.time()
-        self.events: asyncio.Queue[tuple[Generation, TokenEvent | Exception]] = asyncio.Queue()
-        stops = body.stop or ()
-        seed = secrets.randbits(32) if body.seed is None else body.seed
-        self.generations = [
-            Generation(
-                prompt_ids=ids,
-                sampling=sampling_of(body),
-                max_tokens=16 if body.max_tokens is None else body.max_tokens,
-                seed=seed,
-                emit=self.hear,
-                sample=sample,
-                stop=[stops] if isinstance(stops, str) else list(stops),
-                n_top=-1 if body.logprobs is None else body.logprobs,
-                echo=bool(body.echo) and body.logprobs is not None,
-            )
-            for ids in model.prompts(body.prompt)
-            for sample in range(body.n or 1)
-        ]
-        self.index = {id(generation): index for index, generation in enumerate(self.generations)}
-        model.engine.submit(self.generations)
-
-    def hear(self, generation: Generation, event: TokenEvent | Exception) -> None:
-        """Called in the engine's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the answer any more
-            self.loop.call_soon_threadsafe(self.events.put_nowait, (generation, event))
-
-    def cancel(self) -> None:
-        """Give every row back before the next step."""
-        for generation in self.generations:
-            generation.cancel()
-
-    async def each(self) -> AsyncIterator[tuple[int, Generation, TokenEvent]]:
-        """Events with the index of their sequence, until all are finished; raises what ended a sequence."""
-        going = len(self.generations)
-        try:
-            while going:
-                generation, event = await self.events.get()
-                if isinstance(event, Exception):
-                    raise event
-                going -= event.finish_reason is not None
-                yield self.index[id(generation)], generation, event
-        finally:
-            self.cancel()
-
-    def usage(self) -> dict[str, Any]:
-        """How many tokens were read and written, and how many of the prompts' were known already."""
-        read = sum(len(g.prompt_ids) for g in self.generations[:: self.body.n or 1])
-        written = sum(len(g.state.generated) for g in self.generations)
-        cached = sum(g.cached_tokens for g in self.generations[:: self.body.n or 1])
-        return {
-            "prompt_tokens": read,
-            "completion_tokens": written,
-            "total_tokens": read + written,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
-
-    def timings(self) -> dict[str, float]:
-        """Milliseconds and tokens per second, as llama.cpp's server gives them."""
-        first = min(g.first_token for g in self.generations)
-        prompt = 1000 * (first - min(g.arrived for g in self.generations))
-        predicted = 1000 * (max(g.last_token for g in self.generations) - first)
-        usage = self.usage()
-        n_prompt, n_predicted = usage["prompt_tokens"], usage["completion_tokens"]
-        return {
-            "prompt_n": n_prompt,
-            "prompt_ms": prompt,
-            "prompt_per_second": 1000 * n_prompt / prompt if prompt else 0.0,
-            "predicted_n": n_predicted,
-            "predicted_ms": predicted,
-            "predicted_per_second": 1000 * n_predicted / predicted if predicted else 0.0,
-        }
-
-
-class CompletionLogprobs:
-    """OpenAI's four lists about the tokens of a text completion, and how many characters came before the next token."""
-
-    def __init__(self, model: ServedModel):
-        self.model, self.offset, self.characters = model, 0, model.tokenizer.stream()
-
-    def of(self, scores: Sequence[TokenScore | None], tokens: Sequence[int]) -> dict[str, list[Any]]:
-        """The lists for these tokens; None for the first one of a prompt, which nothing predicts."""
-        texts = [self.model.token_text(token) for token in tokens]
-        offsets = []
-        for token in tokens:
-            offsets.append(self.offset)
-            # a token inside a character ends no character: the next one stands at the same place
-            self.offset += len(self.characters.push(token))
-        return {
-            "tokens": texts,
-            "token_logprobs": [score and score.log_prob for score in scores],
-            "top_logprobs": [self.alternatives(score) for score in scores],
-            "text_offset": offsets,
-        }
-
-    def alternatives(self, score: TokenScore | None) -> dict[str, float] | None:
-        """The likeliest tokens with their log-probabilities, and the token itself with the same number as above."""
-        if score is None:
-            return None
-        names: dict[str, float] = {}
-        for token, log_prob in (*score.top, (score.token, score.log_prob)):
-            # two tokens may be written alike; the likelier one is named
-            name = self.model.token_text(token)
-            names[name] = max(names.get(name, log_prob), log_prob)
-        return names
-
-
-def completion_chunk(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
-    """One choice of a text completion, whole or in part."""
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason(reason)}

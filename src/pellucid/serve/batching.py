@@ -1,0 +1,271 @@
+"""Continuous batching: all sequences of a transformer are decoded together, and join and leave between steps.
+
+A round reads at most one chunk of one prompt and decodes one token of every sequence whose prompt has been read. A long
+prompt therefore delays the others by one chunk at most, and a sequence that is finished or cancelled leaves before the
+next round. Each sequence draws with its own seed (`pellucid.generate.sampling.uniform`), its window moves as in
+`pellucid.generate`, and what is computed for one row reads no other row: tokens and log-probabilities are those of
+`LanguageModel.generate` and `score`, whoever else is served.
+
+A sequence with edits is decoded by itself, on the loaded weights, in a cache of its own. Nothing that other sequences
+read was computed under its edits, and it reads nothing that was computed without them.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pellucid.generate.errors import GenerationError
+from pellucid.generate.pack_weights import network_for
+from pellucid.generate.readers import (
+    NO_TAPS,
+    check_readable,
+    evaluation_mode,
+    last_logits,
+    prefix_length,
+    visible_keys,
+)
+from pellucid.generate.speculation import look_up
+from pellucid.generate.text import looked_at
+from pellucid.model import Cache, Tap, Transformer
+from pellucid.serve.batch_cache import BatchCache, bytes_of_row
+from pellucid.serve.engine import Engine
+from pellucid.serve.generation import Generation, token_scores
+from pellucid.serve.prefix_cache import PrefixCache
+from pellucid.text.tokenizers.tokenizer import Tokenizer
+
+#: prompt tokens that are read between two decoding steps
+CHUNK = 256
+#: the tokens that packed weights may be used for: a server generates as long as it runs
+MANY_TOKENS = 1 << 20
+
+
+class BatchingEngine(Engine):
+    """The engine of a transformer that predicts the next token.
+
+    memory      bytes that keys and values of running sequences may take; decides how many rows there are
+    prefixes    bytes of keys and values that are kept of earlier prompts
+    chunk       prompt tokens that are read in a round
+    weights     the number format of the matrices (`pellucid.generate.pack_weights`)
+    speculate   guess up to this many tokens at once while a single sequence is decoded; it changes no token
+    """
+
+    no_text = ""
+
+    def __init__(
+        self,
+        network: Transformer,
+        tokenizer: Tokenizer,
+        *,
+        memory: int = 2**30,
+        max_rows: int = 64,
+        max_queue: int = 256,
+        max_tokens: int | None = None,
+        prefixes: int = 2**28,
+        chunk: int = CHUNK,
+        weights: str = "auto",
+        speculate: int = 0,
+    ):
+        check_readable(network)
+        a = network.architecture
+        # a row has its place in the batch, and a cache of its own while its prompt is read or it is edited
+        row_bytes = bytes_of_row(network) + a.n_ctx * (bytes_of_row(network) // (a.n_ctx + max(1, a.n_ctx // 2)))
+        rows = min(max_rows, memory // row_bytes)
+        if rows < 1:
+            raise GenerationError(
+                f"{memory:,} bytes hold the keys and values of no sequence of {a.n_ctx} tokens: "
+                f"give at least {row_bytes:,}"
+            )
+        sizes = {"n_ctx": a.n_ctx, "n_vocab": a.n_vocab, "max_rows": rows}
+        super().__init__(network, tokenizer, **sizes, max_queue=max_queue, max_tokens=max_tokens)
+        #: what edits work on, and what everything else is computed with
+        self.loaded, self.weights = network, weights
+        self.network, self.said = network_for(network, weights, MANY_TOKENS)
+        self.chunk, self.speculate = chunk, speculate
+        self.batch, self.prefixes = BatchCache(self.network, rows), PrefixCache(self.network, prefixes)
+        #: the sequences with edits, which are decoded one after another
+        self.edited: list[Generation] = []
+
+    @property
+    def prefix_asked(self) -> int:
+        return self.prefixes.asked
+
+    @property
+    def prefix_reused(self) -> int:
+        return self.prefixes.reused
+
+    @property
+    def prefix_bytes(self) -> int:
+        return self.prefixes.nbytes
+
+    def check(self, generation: Generation) -> None:
+        if generation.taps is not NO_TAPS:
+            looked_at(self.weights)
+        super().check(generation)
+
+    def running(self) -> list[Generation]:
+        return [*super().running(), *self.edited]
+
+    def generate_round(self) -> None:
+        """Read a chunk of a prompt, and one token more of every sequence whose prompt has been read."""
+        if self.reading:
+            generation = self.reading.popleft()
+            try:
+                if not self.read_chunk(generation):
+                    self.reading.append(generation)
+            except Exception as error:
+                generation.emit(generation, error)
+        for generation in list(self.edited):
+            self.edited.remove(generation)
+            try:
+                self.go_on(generation, self.decode_edited(generation))
+            except Exception as error:
+                generation.emit(generation, error)
+        if self.decoding:
+            try:
+                self.decode()
+            except Exception as error:
+                # a step that all rows share: none of them can go on, and the next requests start with an empty batch
+                for generation in self.decoding:
+                    generation.emit(generation, error)
+                self.decoding = []
+                self.batch.clear()
+
+    def drop_cancelled(self) -> None:
+        super().drop_cancelled()
+        self.edited = [g for g in self.edited if not g.cancelled]
+        for row in reversed([row for row, g in enumerate(self.decoding) if g.cancelled]):
+            self.leave(row)
+
+    def leave(self, row: int) -> None:
+        """Take a sequence out of the batch; the last row takes its place."""
+        self.batch.leave(row)
+        self.decoding[row] = self.decoding[-1]
+        self.decoding.pop()
+
+    # Prompts -----------------------------------------------------------------------------------------------------
+
+    def read_chunk(self, generation: Generation) -> bool:
+        """Read the next chunk of a window, and decode from its end. True when the whole window has been read."""
+        start, tokens = generation.state.window(self.n_ctx)
+        if generation.cache is None:
+            generation.window_start = start
+            generation.cache = self.cache_for(generation, start, tokens)
+            generation.cached_tokens = max(generation.cached_tokens, generation.cache.length)
+        cache, network = generation.cache, self.network_for(generation)
+        prefix = prefix_length(network, generation.state, start)
+        # a prefix is read from both sides, so it is read at once
+        n = len(tokens) - cache.length if prefix else min(self.chunk, len(tokens) - cache.length)
+        chunk = torch.tensor([tokens[cache.length : cache.length + n]], device=cache.store.device)
+        mask = visible_keys([len(tokens)], [prefix], chunk.device) if prefix else None
+        begin = cache.length
+        tap = self.tap_of(generation, begin + n, n)
+        with evaluation_mode(network):
+            stream = network.hidden(chunk, mask=mask, cache=cache, tap=tap)
+            self.prompt_tokens += n
+            if generation.echo and not generation.state.generated:
+                self.score_prompt(generation, tokens, begin, tap("logits", network.unembed(stream))[0])
+            if cache.length < len(tokens):
+                return False
+            generation.cache = None
+            if not start and generation.taps is NO_TAPS:
+                self.prefixes.keep(tokens, cache)
+            if generation.max_tokens == 0:
+                self.finish_empty(generation)
+                return True
+            logits = tap("logits", network.unembed(stream[:, -1:]))[:, 0]
+        generation.cache = cache
+        self.go_on(generation, self.advance([generation], logits)[0])
+        return True
+
+    def cache_for(self, generation: Generation, start: int, tokens: Sequence[int]) -> Cache:
+        """An empty cache for the window, or one that holds what is known of its beginning."""
+        if generation.taps is NO_TAPS and not start and not generation.echo:
+            return self.prefixes.start(tokens, len(tokens))
+        # an edited sequence is decoded in this cache, up to the end of the context
+        capacity = len(tokens) if generation.taps is NO_TAPS else self.n_ctx
+        store = self.batch.cache.store
+        return Cache(self.loaded.architecture, 1, capacity, dtype=store.dtype, device=store.device)
+
+    def network_for(self, generation: Generation) -> Transformer:
+        """The loaded network for a sequence with edits, and the packed one for the others."""
+        return self.network if generation.taps is NO_TAPS else self.loaded
+
+    def tap_of(self, generation: Generation, width: int, n_queries: int) -> Tap:
+        """The tap of a call that computes the last `n_queries` of the first `width` tokens of the window."""
+        return generation.taps.of([generation.prompt], [generation.window_start], [width], width, n_queries)
+
+    def score_prompt(self, generation: Generation, tokens: Sequence[int], begin: int, logits: Tensor) -> None:
+        """log P of the prompt's tokens that this chunk's logits [pos, n_vocab] predict."""
+        if not generation.prompt_scores:
+            generation.prompt_scores.append(None)
+        targets = tokens[begin + 1 : begin + 1 + len(logits)]
+        scores = token_scores(logits[: len(targets)], targets, max(0, generation.n_top))
+        generation.prompt_scores.extend(scores)
+
+    # Decoding ----------------------------------------------------------------------------------------------------
+
+    def go_on(self, generation: Generation, goes_on: bool) -> None:
+        """Where a sequence that is in no batch continues after its newest token: nowhere if that was the last one."""
+        cache, generation.cache = generation.cache, None
+        assert cache is not None
+        if not goes_on:
+            return
+        if self.window_moves(generation):
+            # the older half of the window is dropped and the rest is read afresh, as `generate` does
+            self.reading.append(generation)
+        elif generation.taps is NO_TAPS:
+            self.batch.join(cache)
+            self.decoding.append(generation)
+        else:
+            generation.cache = cache
+            self.edited.append(generation)
+
+    def decode_edited(self, generation: Generation) -> bool:
+        """One token more of a sequence with edits; whether it goes on."""
+        cache = generation.cache
+        assert cache is not None
+        token = torch.tensor([[generation.state.generated[-1]]], device=cache.store.device)
+        with evaluation_mode(self.loaded):
+            logits = last_logits(self.loaded, token, cache=cache, tap=self.tap_of(generation, cache.length + 1, 1))
+        return self.advance([generation], logits)[0]
+
+    def decode(self) -> None:
+        """One token more of every row, or several of a single one whose guessed tokens were right."""
+        if guesses := self.guesses():
+            goes_on = [self.decode_along(self.decoding[0], guesses)]
+        else:
+            logits = self.batch.step([g.state.generated[-1] for g in self.decoding])
+            goes_on = self.advance(self.decoding, logits)
+        for row in reversed(range(len(self.decoding))):
+            generation = self.decoding[row]
+            if not goes_on[row]:
+                if self.prefixes.budget and not generation.window_start:
+                    read = [*generation.state.given, *generation.state.generated]
+                    self.prefixes.keep(read, self.batch.copy_row(row))
+                self.leave(row)
+            elif self.window_moves(generation):
+                self.leave(row)
+                self.reading.append(generation)
+
+    def guesses(self) -> list[int]:
+        """What may follow the newest token of a single sequence (`pellucid.generate.speculation`)."""
+        if not self.speculate or len(self.decoding) > 1:
+            return []
+        room = self.n_ctx - self.batch.lengths[0] - 1
+        _, tokens = self.decoding[0].state.window(self.n_ctx)
+        return look_up(tokens, min(self.speculate, room)) if room > 0 else []
+
+    def decode_along(self, generation: Generation, guesses: list[int]) -> bool:
+        """Read guessed tokens together with the newest one, and advance as far as they are right."""
+        logits = self.batch.step_along([generation.state.generated[-1], *guesses])
+        n_right, goes_on = 0, self.advance([generation], logits[:1])[0]
+        while goes_on and n_right < len(guesses) and generation.state.generated[-1] == guesses[n_right]:
+            n_right += 1
+            goes_on = self.advance([generation], logits[n_right : n_right + 1])[0]
+        self.batch.forget_last(len(guesses) - n_right)
+        return goes_on
+
+    def window_moves(self, generation: Generation) -> bool:
+        """Whether the next token is read in another window than the one in the cache."""
+        return generation.state.window(self.n_ctx)[0] != generation.window_start

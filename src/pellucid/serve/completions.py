@@ -1,0 +1,170 @@
+"""POST /v1/completions: text that continues prompts, whole or streamed."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, ClassVar
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from pydantic import Field, model_validator
+from starlette.responses import Response
+
+from pellucid.serve.answer import Answer
+from pellucid.serve.generation import TokenScore
+from pellucid.serve.protocol import (
+    MAX_ALTERNATIVES,
+    MAX_SAMPLES,
+    Prompts,
+    SamplingBody,
+    finish_reason,
+    json_log_prob,
+)
+from pellucid.serve.served import ServedModel
+from pellucid.serve.streams import DONE, CancellingStream, error_event, server_event
+
+
+class CompletionBody(SamplingBody):
+    """The body of the request. Prompts are texts or token ids, one or several.
+
+    source   what the encoder of an encoder-decoder reads for each prompt, which then begins the target. Without it the
+             prompt is the source, and the target begins empty
+    """
+
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **SamplingBody.refused,
+        "suffix": ("",),
+    }
+
+    prompt: Prompts = ""
+    source: Prompts | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = 16
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = 1
+    best_of: int | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
+    echo: bool | None = False
+
+    @model_validator(mode="after")
+    def check_numbers_of_texts(self) -> "CompletionBody":
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ValueError(f"best_of = {self.best_of} with n = {self.n}: expected the same number; ask for more by n")
+        return self
+
+
+def read_body(model: ServedModel, body: CompletionBody) -> tuple[list[list[int]], list[list[int]] | None]:
+    """The ids of the prompts, and of the sources where an encoder reads any."""
+    if not model.reads_sources:
+        if body.source is not None:
+            raise ValueError("source: this model has no encoder; send the text as the prompt")
+        return model.prompts(body.prompt), None
+    begins = "" if body.source is None else body.prompt
+    sources = model.sources(body.prompt if body.source is None else body.source)
+    targets = model.targets(begins)
+    if len(targets) == 1:
+        targets *= len(sources)
+    if len(targets) != len(sources):
+        raise ValueError(f"{len(sources)} sources for {len(targets)} prompts: give one for each, or one prompt for all")
+    return targets, sources
+
+
+async def answer_completion(model: ServedModel, body: CompletionBody, request: Request) -> Response:
+    """The response, whole or streamed."""
+    # a long text takes long to encode, and other streams go on meanwhile
+    prompts, sources = await asyncio.to_thread(read_body, model, body)
+    answer = Answer(
+        model,
+        body,
+        prompts,
+        max_tokens=16 if body.max_tokens is None else body.max_tokens,
+        n=body.n or 1,
+        n_top=-1 if body.logprobs is None else body.logprobs,
+        echo=bool(body.echo) and body.logprobs is not None,
+        sources=sources,
+    )
+    about = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion"}
+    about |= {"created": int(answer.created), "model": model.name}
+    if body.stream:
+        return CancellingStream(answer, stream_completion(answer, body, about))
+    return JSONResponse(await whole_completion(answer, body, about, request))
+
+
+async def stream_completion(answer: Answer, body: CompletionBody, about: dict[str, Any]) -> AsyncIterator[str]:
+    """A chunk for each piece of each text, usage where asked for, and [DONE]."""
+    logprobs = [CompletionLogprobs(answer.model) for _ in answer.generations]
+    none_yet = {"usage": None} if body.include_usage else {}
+    echoed: set[int] = set()
+    try:
+        async for index, token in answer.each():
+            if body.echo and index not in echoed:
+                echoed.add(index)
+                generation = answer.generations[index]
+                text = answer.model.tokenizer.decode(generation.prompt_ids)
+                lists = None
+                if generation.echo:
+                    lists = logprobs[index].of(generation.prompt_scores, generation.prompt_ids)
+                yield server_event(about | {"choices": [completion_choice(index, text, lists, None)]} | none_yet)
+            lists = None if token.score is None else logprobs[index].of([token.score], [token.score.token])
+            if token.text or lists or token.finish_reason:
+                choice = completion_choice(index, token.text, lists, token.finish_reason)
+                yield server_event(about | {"choices": [choice]} | none_yet)
+        if body.include_usage:
+            yield server_event(about | {"choices": [], "usage": answer.usage(), "timings": answer.timings()})
+    except Exception as error:
+        yield error_event(error)
+    yield DONE
+
+
+async def whole_completion(
+    answer: Answer, body: CompletionBody, about: dict[str, Any], request: Request
+) -> dict[str, Any]:
+    """The answer of a request that does not stream."""
+    choices = []
+    for index, finished in enumerate(await answer.texts(request)):
+        generation, text = answer.generations[index], finished.text
+        if body.echo:
+            text = answer.model.tokenizer.decode(generation.prompt_ids) + text
+        lists = None
+        if body.logprobs is not None:
+            scores = [*(generation.prompt_scores if generation.echo else []), *finished.scores]
+            prompt = generation.prompt_ids if generation.echo else []
+            lists = CompletionLogprobs(answer.model).of(scores, [*prompt, *(s.token for s in finished.scores)])
+        choices.append(completion_choice(index, text, lists, finished.reason))
+    return about | {"choices": choices, "usage": answer.usage(), "timings": answer.timings()}
+
+
+def completion_choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+    """One choice of a text completion, whole or in part."""
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason(reason)}
+
+
+class CompletionLogprobs:
+    """OpenAI's four lists about the tokens of a text completion, and how many characters came before the next token."""
+
+    def __init__(self, model: ServedModel):
+        self.model, self.offset, self.characters = model, 0, model.tokenizer.stream()
+
+    def of(self, scores: Sequence[TokenScore | None], tokens: Sequence[int]) -> dict[str, list[Any]]:
+        """The lists for these tokens; None for the first one of a prompt, which nothing predicts."""
+        texts = [self.model.token_text(token) for token in tokens]
+        offsets = []
+        for token in tokens:
+            offsets.append(self.offset)
+            # a token inside a character ends no character: the next one stands at the same place
+            self.offset += len(self.characters.push(token))
+        return {
+            "tokens": texts,
+            "token_logprobs": [score and json_log_prob(score.log_prob) for score in scores],
+            "top_logprobs": [self.alternatives(score) for score in scores],
+            "text_offset": offsets,
+        }
+
+    def alternatives(self, score: TokenScore | None) -> dict[str, float] | None:
+        """The likeliest tokens with their log-probabilities, and the token itself with the same number as above."""
+        if score is None:
+            return None
+        names: dict[str, float] = {}
+        for token, log_prob in (*score.top, (score.token, score.log_prob)):
+            # two tokens may be written alike; the likelier one is named
+            name, number = self.model.token_text(token), json_log_prob(log_prob)
+            names[name] = max(names.get(name, number), number)
+        return names
