@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from pellucid.generate.text import Generated as Generated
     from pellucid.language_model import LanguageModel as LanguageModel
     from pellucid.language_model import load as load
-    from pellucid.language_model import train as train
     from pellucid.lens.show.figure import show as show
     from pellucid.lens.trace import Trace as Trace
     from pellucid.lens.weights.circuits import Circuits as Circuits
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from pellucid.text.tokenizers.tokenizer import load_tokenizer as load_tokenizer
     from pellucid.training.config import TextOptions as TextOptions
     from pellucid.training.recipe import Recipe as Recipe
+    from pellucid.training_run import train as train
     from pellucid.vision.run import ImageModel as ImageModel
     from pellucid.vision.run import load_images as load_images
 
@@ -86,7 +86,7 @@ _MODULES = {
     "load_tokenizer": "pellucid.text.tokenizers.tokenizer",
     "preset": "pellucid.presets",
     "show": "pellucid.lens.show.figure",
-    "train": "pellucid.language_model",
+    "train": "pellucid.training_run",
     "train_tokenizer": "pellucid.text.tokenizers.from_files",
 }
 # written out, not taken from _MODULES, because type checkers do not run this file

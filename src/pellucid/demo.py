@@ -5,11 +5,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from pellucid.language_model import LanguageModel, load, train
+from pellucid.language_model import LanguageModel, load
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.pipeline import Run
 from pellucid.text.read.documents import bundled
 from pellucid.training.load import read_recipe
+from pellucid.training_run import train
 
 HERE = Path("runs/demo")
 PROMPTS = ("ROMEO:\n", "KING RICHARD III:\n", "First Citizen:\n")

@@ -2,29 +2,25 @@
 
 import json
 import os
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 
-from pellucid.adapters import base_of, base_weights, write_run_adapter
+from pellucid.adapters import base_weights
 from pellucid.architecture import Architecture
 from pellucid.destination import check_destination
 from pellucid.edits import Edit
 from pellucid.generate.fill import Filling, fill
 from pellucid.generate.readers import NO_TAPS, TapFactory
-from pellucid.generate.samples import sample_target, sample_text
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, GenerateOptions, TextPiece, generate, stream_generate
-from pellucid.hub.families import FamilyError
 from pellucid.hub.open import LoadWarning, find_folder, open_folder
 from pellucid.hub.open import copy_parameters as fill_network
-from pellucid.hub.targets import PRESET_FOR, Target, check_target
 from pellucid.lens.analysis.ablation import Ablation, ablate
 from pellucid.lens.analysis.heads import Heads, detect_heads
 from pellucid.lens.analysis.metrics import Metric
@@ -42,38 +38,18 @@ from pellucid.lens.weights.head_weights import Head
 from pellucid.lens.weights.weight_edits import with_edits
 from pellucid.model import Transformer
 from pellucid.model.weights import check_finite, save_weights
-from pellucid.plan.sizing import sizing_of
 from pellucid.predictors.on_text import Progress, score_given, with_baselines
 from pellucid.predictors.predictor import Predictor
-from pellucid.predictors.train import Kind, train_predictor
 from pellucid.predictors.transformer_mixture import mixed_with
-from pellucid.report.finalize import finalize, pre_run_checks
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.device import resolve_device
-from pellucid.runs.length import with_length
-from pellucid.runs.options import RecipeError
-from pellucid.runs.pipeline import NO_FOLDER, Run, resume_run, start_run
-from pellucid.runs.reporter import PlainReporter, QuietReporter, make_reporter
 from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Tokenizer
-from pellucid.training.kinds import check_loader, kind_of
-from pellucid.training.load import load_run, read_recipe
-from pellucid.training.recipe import (
-    Recipe,
-    check_changes,
-    differences,
-    make_recipe,
-    make_recipe_on,
-    overlay,
-    take_length,
-)
-from pellucid.training.text_parts import HeldOut, add_held_out
-from pellucid.training.trainable import Sampler, TransformerTrainable
+from pellucid.training.kinds import check_loader
+from pellucid.training.load import load_run
 from pellucid.verify import Report, verify
-from pellucid.vision.recipe import KIND as IMAGES
-from pellucid.vision.run import train_images
 
 
 class ModelError(ValueError):
@@ -438,162 +414,3 @@ def heads_over(
         step: load(run, checkpoint=str(step)).heads(text, rows=rows, period=period, seed=seed, **options)
         for step in (steps_of(Path(run)) if steps is None else steps)
     }
-
-
-def train(
-    *inputs: str | Path,
-    out: str | Path | None = None,
-    resume: bool = False,
-    from_model: str | Path | None = None,
-    predictor: str | None = None,
-    preset: str | None = None,
-    recipe: str | Path | None = None,
-    fields: Mapping[str, Any] | None = None,
-    minutes: float | None = None,
-    steps: int | None = None,
-    tokens: int | None = None,
-    epochs: float | None = None,
-    opens_in: Target | None = None,
-    held_out: HeldOut | None = None,
-    explain: bool = False,
-    show: bool = False,
-) -> Run[Any]:
-    """Train a language model on text files and folders, into the run folder `out` (runs/NAME unless given).
-
-    predictor   transformer unless given, or ngram, neural-probabilistic, recurrent (`pellucid.predictors`), with
-                their own fields; image-classifier reads a .npz file of images and labels (`pellucid.vision.run`), its
-                length in epochs
-    preset      an architecture of `pellucid.presets`. Without one, and without sizes among the fields, a run of
-                minutes is sized to its text and time (`pellucid.plan.sizing`), and one of another length is "small"
-    recipe      a TOML or JSON file of fields
-    fields      single fields, such as {"model.d_model": 256, "dropout": 0.1}; they override the recipe file
-    minutes, steps, tokens, epochs   the length, at most one of them; 10 minutes unless given
-    held_out    what is measured on and never trained on: a share of the text (a tenth unless given), or files and
-                folders of your own
-    resume      continue the run in `out` exactly; a length makes it longer, and other options are refused
-    from_model  start from the weights, tokenizer and architecture of this run or saved model
-    opens_in    transformers or gguf (llama.cpp): where no preset is named, start from one that this software opens
-                without extra code, and refuse options that it cannot represent, before the text is read
-    explain     print what decided the sizes: all that were considered, and the formulas
-    show        print what happens: live in a terminal, plain lines elsewhere
-
-    Losses are in nats per token. Ctrl-C and SIGTERM save and return (`Run.exit_code` 130, 143). Raises
-    ValueError, with nothing written, when the text or an option is wrong; NumericsError after three steps
-    in a row whose loss or gradient was not finite.
-    """
-    began, reporter = time.monotonic(), make_reporter() if show else QuietReporter()
-    file = None if recipe is None else Path(recipe)
-    asked = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
-    fields = add_held_out(fields or {}, held_out)
-    changes, length = take_length(fields, asked)
-    kind = (predictor or "transformer") if not resume or out is None else kind_of(Path(out))
-    if resume and (predictor not in (None, kind) or from_model is not None):
-        raise RecipeError(f"{out} is a {kind} with weights of its own: resume it without --predictor and --from")
-    if kind != "transformer":
-        if opens_in is not None:
-            raise RecipeError(f"opens_in = {opens_in} applies to a transformer, not to {kind}: leave it out")
-        if wrong := [n for n, v in (("preset", preset), ("recipe", recipe), ("from", from_model)) if v is not None]:
-            raise RecipeError(f"{wrong[0]} applies to a transformer, not to predictor = {kind}: leave it out")
-        if kind == IMAGES:
-            if "text.held_out_files" in changes:
-                raise RecipeError("an image classifier holds out a share of its images, no files: give --held-out 0.1")
-            return train_images(*inputs, out=out, fields=changes, resume=resume, show=show, **asked)
-        return train_predictor(
-            *inputs, kind=cast(Kind, kind), out=out, fields=fields, resume=resume, show=show, **asked
-        )
-    if resume:
-        return continue_run(tuple(map(str, inputs)), out, preset, file, changes, length, reporter, opens_in)
-    if not inputs or not all(map(str, inputs)):
-        raise RecipeError("no text was named, or one by an empty path: give at least one file or folder")
-    paths = tuple(str(Path(path)) for path in inputs)
-    model: dict[str, Any] = {}
-    if from_model is not None:
-        run_recipe, model = start_from(from_model, paths, preset, changes, file)
-    else:
-        run_recipe = make_recipe(paths, preset, changes, file)
-        if opens_in is not None:
-            run_recipe = make_recipe(paths, preset, changes, file, PRESET_FOR.get(run_recipe.train.objective, "small"))
-        if run_recipe.adapt.rank:
-            raise RecipeError("adapters change a model that exists: name it with --from, or leave out --lora")
-    if opens_in is not None:
-        run_recipe = made_for(opens_in, run_recipe)
-    folder = None if out is None else Path(out)
-    run_recipe = with_length(run_recipe, length)
-    sizes = sizing_of(
-        run_recipe, changes, open_=preset is None and from_model is None and file is None, explain=explain
-    )
-    trainable = TransformerTrainable(
-        run_recipe, sampler_of(run_recipe), checks=pre_run_checks, choose_sizes=sizes.get("size"), **model
-    )
-    run = start_run(trainable, folder, reporter, began)
-    return with_adapter(finalize(run, reporter))
-
-
-def made_for(target: Target, recipe: Recipe) -> Recipe:
-    """The recipe, with its target noted; RecipeError where the target cannot open what it describes."""
-    try:
-        check_target(target, recipe.model, recipe.text.tokenizer, recipe.text.pattern)
-    except FamilyError as error:
-        raise RecipeError(f"--for {target}: {error}") from None
-    return replace(recipe, opens_in=target)
-
-
-def start_from(
-    model: str | Path, paths: tuple[str, ...], preset: str | None, changes: dict[str, Any], file: Path | None
-) -> tuple[Recipe, dict[str, Any]]:
-    """The recipe of a run that starts from a model, and the tokenizer and weights that it starts with."""
-    if preset:
-        raise RecipeError(f"--from takes the architecture of {model}: leave out --preset {preset}")
-    check_changes(changes, file)
-    if (Path(model) / "recipe.json").exists() and (kind := kind_of(Path(model))) != "transformer":
-        raise ModelError(f"{model} is a run of kind {kind}: --from needs a transformer")
-    source = load(model, device="cpu")
-    weights = dict(source.network.named_parameters())
-    base = base_of(model, source.provenance, weights)
-    run_recipe = replace(make_recipe_on(source.architecture, paths, changes, file), base=base)
-    return run_recipe, {"tokenizer": source.tokenizer, "weights": weights}
-
-
-def continue_run(
-    inputs: tuple[str, ...],
-    out: str | Path | None,
-    preset: str | None,
-    file: Path | None,
-    changes: dict[str, Any],
-    length: dict[str, Any],
-    reporter: PlainReporter,
-    opens_in: Target | None = None,
-) -> Run:
-    """Resume the run in `out`; every other option must be the one that the run has."""
-    if out is None:
-        raise RecipeError(NO_FOLDER)
-    recipe = read_recipe(Path(out))
-    if opens_in not in (None, recipe.opens_in):
-        raise RecipeError(
-            f"{out} cannot be resumed with --for {opens_in}: it was trained for {recipe.opens_in or 'no target'}; "
-            "leave it out, or start a new run"
-        )
-    moved = changes.pop("text.held_out_files", ()) if recipe.text.held_out_files else ()
-    if changed := differences(recipe, overlay(recipe, preset, changes, file)):
-        raise RecipeError(
-            f"{out} cannot be resumed with other options ({'; '.join(changed[:3])}): leave them out, or start a new "
-            f"run from its weights with --from {out}"
-        )
-    weights = base_weights(recipe) if recipe.adapt.rank else None
-    text = replace(recipe.text, held_out_files=moved or recipe.text.held_out_files)
-    moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text)
-    trainable = TransformerTrainable(moved_recipe, sampler_of(recipe), weights=weights)
-    run = resume_run(trainable, Path(out), length, reporter, recipe)
-    return with_adapter(finalize(run, reporter))
-
-
-def with_adapter(run: Run) -> Run:
-    """The run itself, its best adapters written beside its checkpoints where it has any."""
-    if run.recipe.adapt.rank and steps_of(run.path):
-        write_run_adapter(run.path, run.path / "adapter")
-    return run
-
-
-def sampler_of(recipe: Recipe) -> Sampler | None:
-    """What writes samples during training; a masked model writes none, an encoder-decoder the target of a source."""
-    return {"masked": None, "source-target": sample_target}.get(recipe.train.objective, sample_text)

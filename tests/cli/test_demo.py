@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pellucid import demo
-from pellucid.language_model import train as real_train
+from pellucid.training_run import train as real_train
 
 
 @pytest.fixture

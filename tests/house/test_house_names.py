@@ -47,7 +47,8 @@ def definitions() -> dict[str, list[str]]:
     for file, tree in trees().items():
         for node in tree.body:
             public = isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
-            if public and not file.startswith(WRITTEN_OUT):
+            overload = public and any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list)
+            if public and not overload and not file.startswith(WRITTEN_OUT):
                 files[node.name].append(file)
     return files
 

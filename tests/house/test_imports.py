@@ -27,6 +27,7 @@ FLOORS = (
     ("conversion", "report"),
     ("serve", "look"),
     ("language_model",),
+    ("training_run",),
     ("demo", "cli"),
     ("__main__",),
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import pellucid
+from pellucid.training_run import TransformerRunOptions
 
 HELD = [name for name in pellucid.__all__ if isinstance(getattr(pellucid, name), type)]
 CALLED = [name for name in pellucid.__all__ if inspect.isfunction(getattr(pellucid, name))]
@@ -59,6 +60,27 @@ def test_each_kind_of_model_has_its_own_function():
 def test_every_public_method_is_described(name):
     for full, method in public_methods(getattr(pellucid, name)):
         assert full.endswith("__init__") or inspect.getdoc(method), full
+
+
+def test_each_kind_of_run_has_options_and_a_result_of_its_own():
+    """`typed_surface.py` asserts the same of calls, which `make types` checks."""
+    results = {}
+    for overload in typing.get_overloads(pellucid.train):
+        hints = typing.get_type_hints(overload)
+        options = typing.get_type_hints(typing.get_args(hints["options"])[0])
+        results[str(hints["predictor"]), str(hints["resume"])] = (str(hints["return"]), "preset" in options)
+    of_kind = {
+        of: (result.rpartition(".")[2], preset)
+        for of, (result, preset) in results.items()
+        if "NoneType" not in of[0] and "Optional" not in of[0]
+    }
+    assert of_kind == {
+        ("typing.Literal['transformer']", "<class 'bool'>"): ("Recipe]", True),
+        ("typing.Literal['ngram', 'neural-probabilistic', 'recurrent']", "<class 'bool'>"): ("PredictorRecipe]", False),
+        ("typing.Literal['image-classifier']", "<class 'bool'>"): ("ImageRecipe]", False),
+    }
+    named = typing.get_type_hints(TransformerRunOptions)
+    assert {*named, "predictor", "resume", "inputs"} == {*inspect.signature(pellucid.train).parameters}
 
 
 def test_help_names_the_options():

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from pellucid import edits as change
 from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
-from pellucid.language_model import LanguageModel, heads_over, train
+from pellucid.language_model import LanguageModel, heads_over
 from pellucid.lens import InputError, trace
 from pellucid.lens.analysis.heads import KINDS, detect_heads, head_scores, repeated_tokens
 from pellucid.lens.analysis.steering import activations, direction, fit_probe, mean_activation
 from pellucid.model import Transformer
 from pellucid.tensor_names import axes, names
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
+from pellucid.training_run import train
 from running import any_architectures, draw_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=12, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})

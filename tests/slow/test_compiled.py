@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from pellucid.language_model import train
 from pellucid.runs import muon
 from pellucid.runs.checkpoint import load_checkpoint
 from pellucid.runs.device import can_compile, resolve_device
 from pellucid.runs.metrics import read_metrics
+from pellucid.training_run import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

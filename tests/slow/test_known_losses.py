@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pellucid.language_model import load, train
+from pellucid.language_model import load
 from pellucid.runs.metrics import read_metrics
 from pellucid.text.read.documents import bundled
+from pellucid.training_run import train
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from pellucid.generate import generate
-from pellucid.language_model import load, train
+from pellucid.language_model import load
 from pellucid.predictors.load import load_predictor
 from pellucid.predictors.ngram import NGram, UnseenContextError
 from pellucid.runs.checkpoint import steps_of
 from pellucid.text.read.documents import bundled
 from pellucid.training.load import load_run
+from pellucid.training_run import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

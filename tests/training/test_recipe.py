@@ -3,17 +3,30 @@
 import dataclasses
 import json
 import typing
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import start
 
-from pellucid.architecture import ArchitectureError, field_type, parse_value
-from pellucid.presets import gated_width
+import pellucid
+from pellucid.architecture import Architecture, ArchitectureError, Attention, field_type, parse_value
+from pellucid.presets import PRESETS, gated_width, preset
 from pellucid.runs.length import with_length
-from pellucid.runs.options import RecipeError
-from pellucid.training.recipe import PARTS, Recipe, make_recipe, make_recipe_on, overlay, recipe_fields, take_length
+from pellucid.runs.options import RecipeError, TrainOptions
+from pellucid.training.config import AdapterOptions, TextOptions
+from pellucid.training.recipe import (
+    MASK_OBJECTIVE,
+    PARTS,
+    Recipe,
+    make_recipe,
+    make_recipe_on,
+    overlay,
+    recipe_fields,
+    take_length,
+)
+from pellucid.vision.recipe import make_image_recipe
 
 OTHER = {
     "text.tokenizer": "char",
@@ -253,3 +266,62 @@ def test_the_width_of_a_gated_mlp_follows_the_width_of_the_stream():
     run = make_recipe(("x",), "small", {"d_model": 64})
     assert overlay(run, None, {"d_model": 64}, None) == run
     assert d_ff(n_layers=2) == 352
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_recipe_object_says_the_same_as_its_fields(name):
+    """Every architecture survives, and single fields change it as they change a preset."""
+    objective = "source-target" if PRESETS[name].encoder else MASK_OBJECTIVE[PRESETS[name].attention.mask]
+    described = make_recipe(("a.txt",), name, {"objective": objective, "steps": 3})
+    assert make_recipe(("a.txt",), None, {}, described) == described
+    changed = make_recipe(("b.txt",), None, {"dropout": 0.1}, described)
+    assert changed == make_recipe(("b.txt",), name, {"objective": objective, "steps": 3, "dropout": 0.1})
+
+
+def test_training_takes_a_recipe_object(text, tmp_path):
+    recipe = Recipe(
+        inputs=(str(text),),
+        model=Architecture(n_vocab=256, n_layers=1, d_model=16, n_ctx=16, attention=Attention(n_heads=2, d_head=8)),
+        text=TextOptions(tokenizer="byte"),
+        train=TrainOptions(steps=2, batch=2, seed=5),
+    )
+    run = pellucid.train(recipe=recipe, out=tmp_path / "run")
+    assert run.step == 2
+    assert run.recipe.inputs == recipe.inputs
+    assert replace(run.recipe.model, n_vocab=recipe.model.n_vocab) == recipe.model
+    assert (run.recipe.train.seed, run.recipe.train.batch) == (5, 2)
+    # a run's own recipe trains the same weights again; a length and single fields take the place of its own
+    again = pellucid.train(text, recipe=run.recipe, out=tmp_path / "again")
+    assert again.held_out_loss == run.held_out_loss
+    longer = pellucid.train(recipe=run.recipe, steps=3, fields={"seed": 6}, out=tmp_path / "longer")
+    assert (longer.step, longer.recipe.train.seed) == (3, 6)
+    # what the recipe says of a run is compared when that run is resumed
+    assert pellucid.train(out=run.path, resume=True, recipe=recipe, steps=3).step == 3
+    with pytest.raises(RecipeError, match=r"cannot be resumed with other options \(train.seed: 5 in the run, 6"):
+        pellucid.train(out=run.path, resume=True, recipe=longer.recipe, steps=4)
+
+
+def test_what_does_not_go_with_a_recipe_object_is_refused(text, tmp_path):
+    recipe = Recipe(inputs=(), model=preset("small"))
+    cases = [
+        ({"recipe": recipe}, "no text was named"),
+        ({"recipe": recipe, "preset": "gpt2"}, "leave out the preset gpt2"),
+        ({"recipe": recipe, "predictor": "ngram"}, "recipe applies to a transformer"),
+        ({"recipe": replace(recipe, opens_in="gguf")}, "--for gguf"),
+        ({"recipe": replace(recipe, train=TrainOptions(objective="masked"))}, "needs model.attention.mask"),
+        ({"recipe": replace(recipe, adapt=AdapterOptions(rank=2))}, "name it with --from"),
+        ({"recipe": make_image_recipe((str(text),), {})}, "expected a Recipe"),
+    ]
+    for options, message in cases:
+        inputs = () if message == "no text was named" else (text,)
+        with pytest.raises(ValueError, match=message):
+            pellucid.train(*inputs, out=tmp_path / "run", **options)
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_length_among_the_fields_counts_for_every_kind(text, tmp_path):
+    run = pellucid.train(
+        text, predictor="recurrent", out=tmp_path / "run", fields={"steps": 1, "tokenizer": "byte", "n_ctx": 8}
+    )
+    assert run.step == 1
+    assert pellucid.train(out=run.path, resume=True, fields={"train.steps": 2}).step == 2

@@ -235,7 +235,7 @@ def test_epochs_are_passes_over_the_pairs(pairs, tmp_path):
 
 
 def test_a_sample_is_a_held_out_source_and_its_target(pairs, tmp_path):
-    from pellucid.language_model import sample_target
+    from pellucid.generate.samples import sample_target
 
     run = start(pairs, tmp_path / "run", sample_target, steps=2, evaluate_every=2)
     [row] = [row for row in rows(run.path) if "sample" in row]

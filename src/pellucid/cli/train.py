@@ -139,20 +139,19 @@ def train_command(
 
     import pellucid
 
-    run = pellucid.train(
-        *paths,
-        out=output.out,
-        resume=output.resume,
-        from_model=model.from_,
-        predictor=model.predictor,
-        preset=model.preset,
-        recipe=recipe,
-        fields=fields,
-        opens_in=model.for_,
-        explain=output.explain,
-        show=True,
-        **length,
-    )
+    options: dict[str, Any] = {
+        "predictor": model.predictor,
+        "preset": model.preset,
+        "from_model": model.from_,
+        "recipe": recipe,
+        "opens_in": model.for_,
+        "fields": fields,
+        "out": output.out,
+        "resume": output.resume,
+        "explain": output.explain,
+    }
+    # which of them go together depends on the kind of model, so `train` checks that and the types cannot
+    run = pellucid.train(*paths, **options, **length, show=True)
     return run.exit_code
 
 

@@ -104,20 +104,28 @@ def make_recipe(
     inputs: tuple[str, ...],
     preset_name: str | None,
     changes: Mapping[str, Any],
-    file: Path | None = None,
+    start: Recipe | Path | None = None,
     default_preset: str = "small",
 ) -> Recipe:
-    """A recipe from a preset (`default_preset` unless named), then a recipe file, then single fields.
+    """A recipe from a preset (`default_preset` unless named), then a recipe or its file, then single fields.
 
     Each overrides what came before. `changes` maps field names (`model.d_model`, or `d_model` where no other
     part has it) to values, as text or typed. Raises RecipeError or ArchitectureError: one line that names the
     nearest right field.
     """
-    name, from_file = _preset_and_fields(preset_name, file)
-    base = Recipe(inputs=inputs, model=preset(name or default_preset))
-    made = with_fields(base, {**from_file, **changes})
-    check_tokenizer(made.text)
-    return made
+    if isinstance(start, Recipe):
+        recipe = with_fields(as_new(start, inputs), changes)
+    else:
+        name, from_file = _preset_and_fields(preset_name, start)
+        base = Recipe(inputs=inputs, model=preset(name or default_preset))
+        recipe = with_fields(base, {**from_file, **changes})
+    check_tokenizer(recipe.text)
+    return recipe
+
+
+def as_new(recipe: Recipe, inputs: tuple[str, ...]) -> Recipe:
+    """The recipe without what it records of a run that took place."""
+    return replace(recipe, inputs=inputs, segments=(), replans=(), base=None, tokens_per_row=0.0, opens_in="")
 
 
 def check_tokenizer(text: TextOptions) -> None:
@@ -132,18 +140,18 @@ def check_tokenizer(text: TextOptions) -> None:
 
 
 def make_recipe_on(
-    architecture: Architecture, inputs: tuple[str, ...], changes: Mapping[str, Any], file: Path | None = None
+    architecture: Architecture, inputs: tuple[str, ...], changes: Mapping[str, Any], start: Recipe | Path | None = None
 ) -> Recipe:
     """As make_recipe, on a model that exists: its tokenizer stays, and of its architecture all but the dropout.
 
     Where positions are computed, n_ctx may change too: no weight depends on it.
     """
-    name, from_file = _preset_and_fields(None, file)
+    name, from_start = _preset_and_fields(None, start)
     objective = "source-target" if architecture.encoder else MASK_OBJECTIVE[architecture.attention.mask]
     base = with_train(Recipe(inputs=inputs, model=architecture), objective=objective)
-    made = with_fields(base, {**CONTINUING, **from_file, **changes})
+    made = with_fields(base, {**CONTINUING, **from_start, **changes})
     if made.adapt.rank:
-        made = with_fields(base, {**ADAPTING, **from_file, **changes})
+        made = with_fields(base, {**ADAPTING, **from_start, **changes})
     fixed = ("model.", "text.tokenizer", "text.vocabulary")
     free = ("model.dropout", "model.n_ctx") if architecture.positions.kind != "learned" else ("model.dropout",)
     wrong = [line for line in differences(base, made) if line.startswith(fixed) and not line.startswith(free)]
@@ -155,12 +163,18 @@ def make_recipe_on(
     return made
 
 
-def _preset_and_fields(preset_name: str | None, file: Path | None) -> tuple[str | None, dict[str, Any]]:
-    """The preset that is named, here or in the recipe file, and the file's fields."""
-    from_file = {} if file is None else read_recipe_file(file)
+def _preset_and_fields(preset_name: str | None, start: Recipe | Path | None) -> tuple[str | None, dict[str, Any]]:
+    """The preset that is named, here or in a recipe file, and the fields of the recipe or its file."""
+    if start is None:
+        return preset_name, {}
+    if not isinstance(start, Path):
+        values = fields_of_recipe(start.to_dict())
+        # a tokenizer decides it when the run starts
+        return preset_name, {name: value for name, value in values.items() if name.rpartition(".")[2] != "n_vocab"}
+    from_file = read_recipe_file(start)
     name = from_file.pop("preset", None)
     if name is not None and preset_name not in (None, name):
-        raise RecipeError(f"the preset is given twice, {preset_name} and, in {file}, {name}: give one of them")
+        raise RecipeError(f"the preset is given twice, {preset_name} and, in {start}, {name}: give one of them")
     return preset_name or name, from_file
 
 
@@ -259,13 +273,13 @@ def _check_adapters(adapt: AdapterOptions) -> None:
         raise RecipeError("adapt.alpha and adapt.modules describe low-rank adapters: give their rank too (--lora 8)")
 
 
-def check_changes(changes: Mapping[str, Any], file: Path | None = None) -> None:
+def check_changes(changes: Mapping[str, Any], start: Recipe | Path | None = None) -> None:
     """Refuse fields that do not exist and values that no run can have, before the model of a run is known.
 
     What the architecture must allow is left to make_recipe_on.
     """
-    _, from_file = _preset_and_fields(None, file)
-    named = {full_name(name): value for name, value in {**from_file, **changes}.items()}
+    _, from_start = _preset_and_fields(None, start)
+    named = {full_name(name): value for name, value in {**from_start, **changes}.items()}
     of_training = {name: value for name, value in named.items() if not name.startswith("model.")}
     with_fields(Recipe(inputs=(), model=preset("small")), of_training)
 
@@ -283,11 +297,11 @@ def full_name(name: str) -> str:
         raise RecipeError(str(error)) from None
 
 
-def overlay(recipe: Recipe, preset_name: str | None, changes: Mapping[str, Any], file: Path | None) -> Recipe:
+def overlay(recipe: Recipe, preset_name: str | None, changes: Mapping[str, Any], start: Recipe | Path | None) -> Recipe:
     """What a run's recipe would be with these choices on top: equal to it where they say the same."""
-    name, from_file = _preset_and_fields(preset_name, file)
+    name, from_start = _preset_and_fields(preset_name, start)
     base, t = recipe if name is None else replace(recipe, model=preset(name, recipe.model.n_vocab)), recipe.train
-    asked = {full_name(n): v for n, v in {**from_file, **changes}.items() if not _leaves_open(n, v)}
+    asked = {full_name(n): v for n, v in {**from_start, **changes}.items() if not _leaves_open(n, v)}
     if "train.accumulate" not in asked and str(asked.get("train.batch")) == str(t.batch * t.accumulate):
         del asked["train.batch"]  # so many were asked for, and are taken in several passes
     try:
@@ -333,9 +347,16 @@ def read_recipe_file(path: Path) -> dict[str, Any]:
         raise RecipeError(f"the recipe {path} holds {type(values).__name__}: expected named fields")
     if "inputs" in values and isinstance(values.get("text"), dict):  # it is a run's recipe
         values["text"] = EARLIER | values["text"]
-    for own in ("inputs", "segments", "replans", "kind", "tokens_per_row", "base", "opens_in"):
-        values.pop(own, None)
-    return _flat(values)
+    return fields_of_recipe(values)
+
+
+#: the entries of recipe.json that are no fields: what is read, and a record of the run that took place
+NO_FIELDS = ("inputs", "segments", "replans", "kind", "tokens_per_row", "base", "opens_in")
+
+
+def fields_of_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe, as dotted names; `values` are nested as in recipe.json."""
+    return _flat({name: value for name, value in values.items() if name not in NO_FIELDS})
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

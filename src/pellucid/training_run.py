@@ -1,0 +1,288 @@
+"""`pellucid.train`: start or resume a run of any kind of model."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack, cast, overload
+
+from pellucid.adapters import base_of, base_weights, write_run_adapter
+from pellucid.generate.samples import sample_target, sample_text
+from pellucid.hub.families import FamilyError
+from pellucid.hub.targets import PRESET_FOR, Target, check_target
+from pellucid.language_model import ModelError, load
+from pellucid.plan.sizing import sizing_of
+from pellucid.predictors.recipe import Kind as PredictorKind
+from pellucid.predictors.recipe import PredictorRecipe
+from pellucid.predictors.train import train_predictor
+from pellucid.report.finalize import finalize, pre_run_checks
+from pellucid.runs.checkpoint import steps_of
+from pellucid.runs.length import with_length
+from pellucid.runs.options import RecipeError
+from pellucid.runs.pipeline import NO_FOLDER, Run, resume_run, start_run
+from pellucid.runs.reporter import PlainReporter, QuietReporter, make_reporter
+from pellucid.training.kinds import LOADERS, kind_of
+from pellucid.training.load import read_recipe
+from pellucid.training.recipe import (
+    Recipe,
+    check_changes,
+    differences,
+    make_recipe,
+    make_recipe_on,
+    overlay,
+    take_length,
+)
+from pellucid.training.text_parts import HeldOut, add_held_out
+from pellucid.training.trainable import Sampler, TransformerTrainable
+from pellucid.vision.recipe import KIND as IMAGES
+from pellucid.vision.recipe import ImageRecipe
+from pellucid.vision.run import train_images
+
+
+class AnyRunOptions(TypedDict, total=False):
+    """The options of `train` that runs of every kind have."""
+
+    out: str | Path | None
+    fields: Mapping[str, Any] | None
+    minutes: float | None
+    steps: int | None
+    tokens: int | None
+    epochs: float | None
+    held_out: HeldOut | None
+    show: bool
+
+
+class TransformerRunOptions(AnyRunOptions, total=False):
+    """The options of `train` for a transformer."""
+
+    from_model: str | Path | None
+    preset: str | None
+    recipe: Recipe | str | Path | None
+    opens_in: Target | None
+    explain: bool
+
+
+@overload
+def train(
+    *inputs: str | Path,
+    predictor: Literal["transformer"] | None = None,
+    resume: Literal[False] = False,
+    **options: Unpack[TransformerRunOptions],
+) -> Run[Recipe]: ...
+
+
+@overload
+def train(
+    *inputs: str | Path,
+    predictor: Literal["transformer"],
+    resume: bool = False,
+    **options: Unpack[TransformerRunOptions],
+) -> Run[Recipe]: ...
+
+
+@overload
+def train(
+    *inputs: str | Path, predictor: PredictorKind, resume: bool = False, **options: Unpack[AnyRunOptions]
+) -> Run[PredictorRecipe]: ...
+
+
+@overload
+def train(
+    *inputs: str | Path,
+    predictor: Literal["image-classifier"],
+    resume: bool = False,
+    **options: Unpack[AnyRunOptions],
+) -> Run[ImageRecipe]: ...
+
+
+@overload
+def train(
+    *inputs: str | Path, predictor: None = None, resume: bool, **options: Unpack[TransformerRunOptions]
+) -> Run[Recipe] | Run[PredictorRecipe] | Run[ImageRecipe]: ...
+
+
+def train(
+    *inputs: str | Path,
+    out: str | Path | None = None,
+    resume: bool = False,
+    from_model: str | Path | None = None,
+    predictor: str | None = None,
+    preset: str | None = None,
+    recipe: Recipe | str | Path | None = None,
+    fields: Mapping[str, Any] | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    tokens: int | None = None,
+    epochs: float | None = None,
+    opens_in: Target | None = None,
+    held_out: HeldOut | None = None,
+    explain: bool = False,
+    show: bool = False,
+) -> Run[Any]:
+    """Train a language model on text files and folders, into the run folder `out` (runs/NAME unless given).
+
+    predictor   transformer unless given, or ngram, neural-probabilistic, recurrent (`pellucid.predictors`), with
+                their own fields; image-classifier reads a .npz file of images and labels (`pellucid.vision.run`) and
+                trains for epochs. What is returned is a Run[Recipe], Run[PredictorRecipe] or Run[ImageRecipe]
+    preset      an architecture of `pellucid.presets`. Without a preset, a recipe and sizes among the fields, a run of
+                minutes is sized to its text and time (`pellucid.plan.sizing`), and one of another length is "small"
+    recipe      a `Recipe`, or a TOML or JSON file of fields. A Recipe describes the whole run: its `inputs` are read
+                where none are named, and what it records of a run that took place (`segments`, `base`) is not used
+    fields      single fields, such as {"model.d_model": 256, "dropout": 0.1}; they override the recipe
+    minutes, steps, tokens, epochs   the length, at most one of them; the recipe's unless given, and 10 minutes where
+                neither has one
+    held_out    what is measured on and never trained on: a share of the text (a tenth unless given), or files and
+                folders of your own
+    resume      continue the run in `out` exactly; a length makes it longer, and other options are refused
+    from_model  start from the weights, tokenizer and architecture of this run or saved model
+    opens_in    transformers or gguf (llama.cpp): where no preset is named, start from one that this software opens
+                without extra code, and refuse options that it cannot represent, before the text is read
+    explain     print what decided the sizes: all that were considered, and the formulas
+    show        print what happens: live in a terminal, plain lines elsewhere
+
+    Losses are in nats per token. Ctrl-C and SIGTERM save and return (`Run.exit_code` 130, 143). Raises
+    ValueError, with nothing written, when the text or an option is wrong; NumericsError after three steps
+    in a row whose loss or gradient was not finite.
+    """
+    began = time.monotonic()
+    length = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
+    changes, length = take_length(add_held_out(fields or {}, held_out), length)
+    kind = kind_of_run(predictor, from_model, Path(out) if resume and out is not None else None)
+    if kind != "transformer":
+        of_transformers = {"preset": preset, "recipe": recipe, "from": from_model, "opens_in": opens_in}
+        if not_here := [name for name, value in (of_transformers | {"explain": explain or None}).items() if value]:
+            raise RecipeError(f"{not_here[0]} applies to a transformer, not to predictor = {kind}: leave it out")
+        if kind != IMAGES:
+            predictor_kind = cast(PredictorKind, kind)
+            return train_predictor(
+                *inputs, kind=predictor_kind, out=out, fields=changes, resume=resume, show=show, **length
+            )
+        if "text.held_out_files" in changes:
+            raise RecipeError("an image classifier holds out a share of its images, no files: give --held-out 0.1")
+        return train_images(*inputs, out=out, fields=changes, resume=resume, show=show, **length)
+
+    if not isinstance(recipe, Recipe | str | Path | None):
+        raise RecipeError(f"recipe is a {type(recipe).__name__}: expected a Recipe, or the path of a TOML or JSON file")
+    start = Path(recipe) if isinstance(recipe, str | Path) else recipe
+    if preset and isinstance(start, Recipe):
+        raise RecipeError(f"the recipe has an architecture of its own: leave out the preset {preset}")
+    reporter = make_reporter() if show else QuietReporter()
+    if resume:
+        run = resume_transformer(tuple(map(str, inputs)), out, preset, start, changes, length, reporter, opens_in)
+    else:
+        run_recipe, base = new_recipe(inputs, preset, start, changes, from_model, opens_in)
+        run_recipe = with_length(run_recipe, length)
+        is_open = preset is None and from_model is None and start is None
+        sizes = sizing_of(run_recipe, changes, open_=is_open, explain=explain)
+        trainable = TransformerTrainable(
+            run_recipe, sampler_of(run_recipe), checks=pre_run_checks, choose_sizes=sizes.get("size"), **base
+        )
+        run = start_run(trainable, None if out is None else Path(out), reporter, began)
+    finalize(run, reporter)
+    if run.recipe.adapt.rank and steps_of(run.path):
+        write_run_adapter(run.path, run.path / "adapter")
+    return run
+
+
+def kind_of_run(predictor: str | None, from_model: str | Path | None, resumed: Path | None) -> str:
+    """The kind of model that a new run trains, or the run in the folder `resumed`.
+
+    Raises RecipeError for a kind that does not exist, and for a resumed run that is of another kind or already has
+    weights to start from.
+    """
+    if predictor is not None and predictor not in LOADERS:
+        raise RecipeError(f"predictor = {predictor!r}: expected one of {', '.join(LOADERS)}")
+    if resumed is None:
+        return predictor or "transformer"
+    kind = kind_of(resumed)
+    if predictor not in (None, kind) or from_model is not None:
+        raise RecipeError(f"{resumed} is a {kind} with weights of its own: resume it without --predictor and --from")
+    return kind
+
+
+def new_recipe(
+    inputs: tuple[str | Path, ...],
+    preset: str | None,
+    start: Recipe | Path | None,
+    changes: dict[str, Any],
+    from_model: str | Path | None,
+    opens_in: Target | None,
+) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe of a new run of a transformer; and, of `from_model`, the tokenizer and weights that it starts with."""
+    if isinstance(start, Recipe):
+        inputs, opens_in = inputs or start.inputs, opens_in or cast(Target | None, start.opens_in or None)
+    if not inputs or not all(map(str, inputs)):
+        raise RecipeError("no text was named, or one by an empty path: give at least one file or folder")
+    paths = tuple(str(Path(path)) for path in inputs)
+    base: dict[str, Any] = {}
+    if from_model is not None:
+        recipe, base = start_from(from_model, paths, preset, changes, start)
+    else:
+        recipe = make_recipe(paths, preset, changes, start)
+        if opens_in is not None:
+            recipe = make_recipe(paths, preset, changes, start, PRESET_FOR.get(recipe.train.objective, "small"))
+        if recipe.adapt.rank:
+            raise RecipeError("adapters change a model that exists: name it with --from, or leave out --lora")
+    return (recipe if opens_in is None else made_for(opens_in, recipe)), base
+
+
+def made_for(target: Target, recipe: Recipe) -> Recipe:
+    """The recipe, with its target noted; RecipeError where the target cannot open what it describes."""
+    try:
+        check_target(target, recipe.model, recipe.text.tokenizer, recipe.text.pattern)
+    except FamilyError as error:
+        raise RecipeError(f"--for {target}: {error}") from None
+    return replace(recipe, opens_in=target)
+
+
+def start_from(
+    model: str | Path, paths: tuple[str, ...], preset: str | None, changes: dict[str, Any], start: Recipe | Path | None
+) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe of a run that starts from a model, and the tokenizer and weights that it starts with."""
+    if preset:
+        raise RecipeError(f"--from takes the architecture of {model}: leave out --preset {preset}")
+    check_changes(changes, start)
+    if (Path(model) / "recipe.json").exists() and (kind := kind_of(Path(model))) != "transformer":
+        raise ModelError(f"{model} is a run of kind {kind}: --from needs a transformer")
+    source = load(model, device="cpu")
+    weights = dict(source.network.named_parameters())
+    base = base_of(model, source.provenance, weights)
+    run_recipe = replace(make_recipe_on(source.architecture, paths, changes, start), base=base)
+    return run_recipe, {"tokenizer": source.tokenizer, "weights": weights}
+
+
+def resume_transformer(
+    inputs: tuple[str, ...],
+    out: str | Path | None,
+    preset: str | None,
+    start: Recipe | Path | None,
+    changes: dict[str, Any],
+    length: dict[str, Any],
+    reporter: PlainReporter,
+    opens_in: Target | None = None,
+) -> Run[Recipe]:
+    """Resume the run in `out`; every other option must be the one that the run has."""
+    if out is None:
+        raise RecipeError(NO_FOLDER)
+    recipe = read_recipe(Path(out))
+    if opens_in not in (None, recipe.opens_in):
+        raise RecipeError(
+            f"{out} cannot be resumed with --for {opens_in}: it was trained for {recipe.opens_in or 'no target'}; "
+            "leave it out, or start a new run"
+        )
+    moved = changes.pop("text.held_out_files", ()) if recipe.text.held_out_files else ()
+    if changed := differences(recipe, overlay(recipe, preset, changes, start)):
+        raise RecipeError(
+            f"{out} cannot be resumed with other options ({'; '.join(changed[:3])}): leave them out, or start a new "
+            f"run from its weights with --from {out}"
+        )
+    weights = base_weights(recipe) if recipe.adapt.rank else None
+    text = replace(recipe.text, held_out_files=moved or recipe.text.held_out_files)
+    moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text)
+    trainable = TransformerTrainable(moved_recipe, sampler_of(recipe), weights=weights)
+    return resume_run(trainable, Path(out), length, reporter, recipe)
+
+
+def sampler_of(recipe: Recipe) -> Sampler | None:
+    """What writes samples during training; a masked model writes none, an encoder-decoder the target of a source."""
+    return {"masked": None, "source-target": sample_target}.get(recipe.train.objective, sample_text)
