@@ -21,7 +21,7 @@ from pellucid.lens.analysis.heads import detect_heads, head_scores
 from pellucid.lens.analysis.metrics import logit_diff
 from pellucid.lens.analysis.patching import patch
 from pellucid.lens.show import Figure, packing
-from pellucid.lens.show.figure import SCRIPTS, asset
+from pellucid.lens.show.figure import SCRIPTS, STYLES, asset
 from pellucid.lens.show.pages import inspect_page
 from pellucid.lens.show.panels import attribute_everywhere
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
@@ -135,7 +135,7 @@ def test_pages_fetch_nothing_and_are_small(tmp_path):
     assert "default-src 'none'" in page
     for way_out in ("http:", "https:", "//cdn", "@import", "url(", "src=", "fetch(", "innerHTML", "<link"):
         assert way_out not in page, way_out
-    assert sum(len(asset(name)) for name in (*SCRIPTS, "page.css")) <= 150_000
+    assert sum(len(asset(name)) for name in (*SCRIPTS, *STYLES)) <= 150_000
     assert figure.html == inspect_page(look(make_network(A))).html
 
 
@@ -214,7 +214,7 @@ def lab(hexadecimal, sight):
 @pytest.mark.parametrize("theme", [0, 1])
 def test_ramps_can_be_read_without_some_cones(sight, theme):
     """Amounts go one way in lightness; both signs differ from each other and from nothing, light and dark."""
-    sheet = asset("page.css").split('[data-theme="dark"]')
+    sheet = asset("common.css").split('[data-theme="dark"]')
     colour = {name: lab(value, sight) for name, value in re.findall(r"--(\w+): (#[0-9a-f]{6})", sheet[theme])}
     steps = np.diff([colour[name][0] for name in ("low", "mid", "high")])
     assert (np.abs(steps) >= 15).all()
@@ -226,12 +226,12 @@ def test_ramps_can_be_read_without_some_cones(sight, theme):
 
 def test_both_themes_have_every_colour_and_the_button_decides():
     """The style sheet goes by what the page's script sets alone: the system's wish is where the script begins."""
-    sheet = asset("page.css")
+    sheet = asset("common.css")
     light, dark = (set(re.findall(r"--(\w+): #", part)) for part in sheet.split('[data-theme="dark"]'))
     assert light == dark
     assert len(light) >= 12
     assert "prefers-color-scheme" not in sheet
-    assert 'matchMedia("(prefers-color-scheme: dark)")' in asset("core.js")
+    assert 'matchMedia("(prefers-color-scheme: dark)")' in asset("common.js")
 
 
 @settings(deadline=None, max_examples=30)

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -36,10 +37,10 @@ def small_network(seed: int = 0) -> Transformer:
     return network
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    engine = BatchingEngine(small_network(), ByteTokenizer(), max_rows=4, chunk=8, max_tokens=10**6)
-    app = make_app([ServedModel("small", engine)])
+@contextmanager
+def serving(engine: BatchingEngine, name: str = "small", key: str | None = None) -> Iterator[RunningServer]:
+    """The engine behind a socket, until the block ends."""
+    app = make_app([ServedModel(name, engine)], key=key)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
@@ -52,3 +53,10 @@ def server() -> Iterator[RunningServer]:
         instance.should_exit = True
         thread.join(30)
         assert not engine.thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    engine = BatchingEngine(small_network(), ByteTokenizer(), max_rows=4, chunk=8, max_tokens=10**6)
+    with serving(engine) as running:
+        yield running

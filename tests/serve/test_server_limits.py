@@ -29,18 +29,18 @@ def guarded() -> Iterator[TestClient]:
         yield client
 
 
-def test_every_route_but_health_asks_for_the_key(guarded):
+def test_every_route_but_health_and_the_page_asks_for_the_key(guarded):
     wrong = {"Authorization": "Bearer another"}
     paths = [route.path for route in guarded.app.routes]
     assert "/v1/completions" in paths
     for route in guarded.app.routes:
         for method in route.methods - {"HEAD"}:
-            path = route.path.replace("{name:path}", "small")
+            path = route.path.replace("{name:path}", "small").replace("{name}", "another.js")
             for headers in ({}, wrong):
                 status = guarded.request(
                     method, path, headers=headers, json={} if method == "POST" else None
                 ).status_code
-                assert (status == 401) == (path != "/health"), (method, path)
+                assert (status == 401) == (path not in ("/health", "/")), (method, path)
     right = {"Authorization": f"Bearer {KEY}"}
     assert guarded.get("/v1/models", headers=right).status_code == 200
 

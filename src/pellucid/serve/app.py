@@ -17,6 +17,7 @@ from pellucid.serve.generation import QueueFullError
 from pellucid.serve.json_bodies import StrictRoute
 from pellucid.serve.limits import Limits
 from pellucid.serve.metrics import RequestCounter, metrics_text
+from pellucid.serve.page_routes import PAGE_PATHS, add_page
 from pellucid.serve.protocol import error_body
 from pellucid.serve.served import ServedModel
 from pellucid.serve.streams import error_answer
@@ -88,8 +89,9 @@ def make_app(
     async def complete(body: CompletionBody, request: Request) -> Response:
         return await answer_completion(find(body.model), body, request)
 
+    add_page(app)
     install_errors(app)
-    app.add_middleware(Limits, hosts=hosts, key=key)  # type: ignore[arg-type]
+    app.add_middleware(Limits, hosts=hosts, key=key, open_paths=("/health", *PAGE_PATHS))  # type: ignore[arg-type]
     app.add_middleware(RequestCounter.Middleware, counter=counter)
     return app
 

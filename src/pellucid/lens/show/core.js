@@ -1,43 +1,13 @@
-"use strict";
-// What every panel uses: the data, the chosen position and head, colours, and elements made of text alone.
+// What every panel uses: the data, the chosen position and head, and canvases.
 
 const figure = JSON.parse(document.getElementById("figure").textContent);
 const panels = {}; // kind -> function(panel, body), filled by the files below
 const state = { position: figure.position, layer: figure.head[0], head: figure.head[1], moved: false };
-const listeners = [];
-let waiting = false;
 
 /** Change what is chosen; panels follow at the next frame. `moved` says that a position has been chosen by hand. */
 function choose(changes) {
   Object.assign(state, changes, "position" in changes ? { moved: true } : {});
   redraw();
-}
-
-function redraw() {
-  if (waiting) return;
-  waiting = true;
-  requestAnimationFrame(() => {
-    waiting = false;
-    for (const listener of listeners) listener();
-  });
-}
-
-/** Call f now and whenever something is chosen, the theme changes or the window is resized. */
-function follow(f) {
-  listeners.push(f);
-  f();
-}
-
-/** An element with attributes and children; strings become text, never markup. */
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "style") Object.assign(element.style, value);
-    else if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
-  }
-  element.append(...children);
-  return element;
 }
 
 /** The numbers of a packed tensor. */
@@ -48,102 +18,7 @@ async function unpack(packed) {
   return new { uint8: Uint8Array, int32: Int32Array, float32: Float32Array }[packed.type](buffer);
 }
 
-// Tokens -------------------------------------------------------------------------------------
-
-const BLANKS = { " ": "\u00b7", "\n": "\u21b5", "\t": "\u2192", "\r": "\u240d", "\u00a0": "\u237d", "\u3000": "\u25a1" };
-const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/;
-
-/** A token's text as nodes, with white space and invisible characters shown. */
-function spelled(text) {
-  const nodes = [];
-  let run = "";
-  const flush = () => run && nodes.push(run) && (run = "");
-  for (const c of text) {
-    const mark = BLANKS[c] || (HIDDEN.test(c) && `\\u${c.codePointAt(0).toString(16).padStart(4, "0")}`);
-    if (mark) {
-      flush();
-      nodes.push(make("span", { class: "blank" }, mark));
-    } else run += c;
-  }
-  flush();
-  return nodes.length ? nodes : [make("span", { class: "blank" }, "\u2205")];
-}
-
-/** The same as one string, for canvases and labels. */
-const marked = (text) => spelled(text).map((n) => n.textContent ?? n).join("");
-
-const chip = (text, attributes = {}) => make("span", { class: "chip", dir: "auto", ...attributes }, ...spelled(text));
-
-// Themes -------------------------------------------------------------------------------------
-
-const dark = matchMedia("(prefers-color-scheme: dark)");
-let theme = null; // light or dark once it is chosen by hand; the system's until then
-
-/** Dress the page: the style sheet goes by data-theme. */
-function dress() {
-  document.documentElement.dataset.theme = theme ?? (dark.matches ? "dark" : "light");
-}
-dress();
-
-/** A button that changes from light to dark and back. */
-function themeButton() {
-  const button = make("button", { class: "theme", onclick: () => { theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark"; again(); } });
-  const name = () => { button.textContent = document.documentElement.dataset.theme === "dark" ? "Light theme" : "Dark theme"; };
-  const again = () => { dress(); name(); readRamps(); redraw(); };
-  dark.addEventListener("change", again);
-  name();
-  return button;
-}
-
-// Colours ------------------------------------------------------------------------------------
-
-let ramps;
-
-/** Two ramps of 256 colours from the style sheet: sequential for amounts, diverging for signed numbers. */
-function readRamps() {
-  const style = getComputedStyle(document.documentElement);
-  const colour = (name) => {
-    const hex = style.getPropertyValue(name).trim().slice(1);
-    return [0, 2, 4].map((k) => parseInt(hex.slice(k, k + 2), 16));
-  };
-  const ramp = (stops) =>
-    Array.from({ length: 256 }, (_, k) => {
-      const x = (k / 255) * (stops.length - 1), s = Math.min(Math.floor(x), stops.length - 2);
-      return stops[s].map((c, i) => Math.round(c + (stops[s + 1][i] - c) * (x - s)));
-    });
-  ramps = {
-    amount: ramp(["--low", "--mid", "--high"].map(colour)),
-    signed: ramp(["--negative", "--zero", "--positive"].map(colour)),
-    text: style.getPropertyValue("--text").trim(),
-    ground: style.getPropertyValue("--ground").trim(),
-  };
-}
-
-/** The colour of x in [0, 1], or in [-1, 1] on the signed ramp, as red, green and blue. */
-function rampAt(x, ramp = "amount") {
-  return ramps[ramp][Math.round(255 * Math.min(1, Math.max(0, ramp === "signed" ? (x + 1) / 2 : x)))];
-}
-
-/** The same as CSS, and whether dark or light text reads on it. */
-function colourOf(x, ramp = "amount") {
-  const [r, g, b] = rampAt(x, ramp);
-  const light = 0.2126 * (r / 255) ** 2.2 + 0.7152 * (g / 255) ** 2.2 + 0.0722 * (b / 255) ** 2.2;
-  return { fill: `rgb(${r},${g},${b})`, ink: light > 0.18 ? "#12161d" : "#ffffff" };
-}
-
-function scaleBar(low, high, ramp = "amount") {
-  const bar = make("i");
-  follow(() => {
-    const stops = [0, 0.25, 0.5, 0.75, 1].map((x) => colourOf(ramp === "signed" ? 2 * x - 1 : x, ramp).fill);
-    bar.style.background = `linear-gradient(90deg, ${stops.join(",")})`;
-  });
-  return make("span", { class: "scale" }, low, bar, high);
-}
-
-// Numbers and canvases -----------------------------------------------------------------------
-
-const three = (x) => (x === null || Number.isNaN(x) ? "\u2013" : Math.abs(x) >= 0.001 || x === 0 ? String(Number(x.toPrecision(3))) : x.toExponential(1));
-const percent = (x) => (x >= 0.0995 ? `${Math.round(100 * x)} %` : x >= 0.001 ? `${(100 * x).toFixed(1)} %` : "< 0.1 %");
+// Canvases -----------------------------------------------------------------------------------
 
 /** Size a canvas for the screen's pixels and return its context, scaled to CSS pixels. */
 function paint(canvas, width, height) {
@@ -162,29 +37,4 @@ function clipped(context, text, width) {
   let end = text.length;
   while (end > 1 && context.measureText(text.slice(0, end) + "\u2026").width > width) end--;
   return text.slice(0, end) + "\u2026";
-}
-
-/** Call one of four functions on the arrow keys, with the page standing still. */
-function arrows(element, { left, right, up, down }) {
-  element.addEventListener("keydown", (event) => {
-    const act = { ArrowLeft: left, ArrowRight: right, ArrowUp: up, ArrowDown: down }[event.key];
-    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    act();
-  });
-}
-
-const within = (x, n) => Math.min(n - 1, Math.max(0, x));
-
-/** Rows of label, bar and number: [{name: node, value, text}], signed around the middle where any is negative. */
-function bars(rows, attributes = {}) {
-  const size = Math.max(...rows.map((r) => Math.abs(r.value)), 1e-12), signed = rows.some((r) => r.value < 0);
-  const box = make("div", { class: "bars", ...attributes });
-  for (const row of rows) {
-    const width = (Math.abs(row.value) / size) * (signed ? 50 : 100);
-    const start = signed ? (row.value < 0 ? 50 - width : 50) : 0;
-    const fill = make("div", { class: "fill", style: { left: `${start}%`, width: `${width}%`, background: row.value < 0 ? "var(--negative)" : "var(--positive)" } });
-    box.append(make("div", { class: row.wanted ? "name wanted" : "name" }, row.name), make("div", { class: "track" }, fill), make("div", { class: "number" }, row.text));
-  }
-  return box;
 }

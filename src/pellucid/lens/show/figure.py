@@ -2,13 +2,16 @@
 
 import html
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache, singledispatch
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-SCRIPTS = ("core.js", "tokens.js", "attention.js", "lens.js", "tables.js", "start.js")
+SCRIPTS = ("common.js", "core.js", "tokens.js", "attention.js", "lens.js", "tables.js", "start.js")
+#: style sheets; common.css and common.js are shared with the server's page
+STYLES = ("common.css", "page.css")
 #: no request leaves the page, whatever a token's text says
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
@@ -88,7 +91,7 @@ class Figure:
         return PAGE.format(
             policy=POLICY,
             title=html.escape(self.title),
-            style=asset("page.css"),
+            style="\n".join(asset(name) for name in STYLES),
             data=as_json(self.data),
             script="\n".join(asset(name) for name in SCRIPTS),
         )
@@ -151,5 +154,8 @@ def as_json(value: Any) -> str:
 
 @cache
 def asset(name: str) -> str:
-    """The text of a file that lies beside this one."""
+    """The text of a file beside this one, or of one that all pages share: a module, whose exports are plain here."""
+    if name.startswith("common."):
+        text = resources.files("pellucid").joinpath("web", name).read_text(encoding="utf-8")
+        return re.sub(r"^export ", "", text, flags=re.MULTILINE).strip()
     return resources.files("pellucid.lens.show").joinpath(name).read_text(encoding="utf-8").strip()

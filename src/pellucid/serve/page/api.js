@@ -1,0 +1,50 @@
+// Requests to the server that sent this page. The key, where one is set, lives in this tab alone.
+
+const STORED = "pellucid-key";
+
+export const key = {
+  get: () => sessionStorage.getItem(STORED),
+  keep: (value) => sessionStorage.setItem(STORED, value),
+  forget: () => sessionStorage.removeItem(STORED),
+};
+
+/** An answer that is none: its status, and the server's sentence as the message. */
+export class ServerError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** GET a path, or POST a body to it as JSON. Raises ServerError for an answer that is none. */
+export async function ask(path, body = null, signal = null) {
+  const headers = body === null ? {} : { "Content-Type": "application/json" };
+  if (key.get() !== null) headers.Authorization = `Bearer ${key.get()}`;
+  const method = body === null ? "GET" : "POST";
+  const response = await fetch(path, { method, headers, signal, body: body === null ? undefined : JSON.stringify(body) });
+  if (response.ok) return response;
+  let message = `the server answered with status ${response.status}`;
+  try {
+    message = (await response.json()).error.message;
+  } catch { /* the answer of something between this page and the server */ }
+  throw new ServerError(response.status, message);
+}
+
+/** The events of a streamed answer as objects. Raises ServerError for an error event, and for a stream that breaks off. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) throw new ServerError(0, "the connection ended before the answer did");
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith("data: ")) continue;
+      if (line === "data: [DONE]") return;
+      const event = JSON.parse(line.slice(6));
+      if (event.error) throw new ServerError(event.status ?? 500, event.error.message);
+      yield event;
+    }
+  }
+}

@@ -1,0 +1,296 @@
+"""The page at `/` as somebody uses it, in a browser, and as the files it is."""
+
+import html
+import json
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from importlib import resources
+
+import httpx
+import openai
+import pytest
+import torch
+from playwright.sync_api import Browser, Page, sync_playwright
+from tests.serve.conftest import RunningServer, serving, small_network
+
+from pellucid.architecture import Architecture, Attention
+from pellucid.model import Transformer
+from pellucid.serve.batching import BatchingEngine
+from pellucid.serve.page_routes import PAGE_PATHS
+from pellucid.text.tokenizers.tokenizer import BPETokenizer, ByteTokenizer
+
+#: a desktop and a telephone, in CSS pixels
+SIZES = {"wide": (1280, 900), "narrow": (390, 844)}
+KEY = "a key of its own"
+MARKUP = "<script>window.ran=1</script>"
+PICTURE = " <img src=x onerror=window.ran=1>"
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[RunningServer]:
+    """A model whose vocabulary has whole elements of HTML."""
+    tokenizer = BPETokenizer.train([MARKUP, PICTURE] * 200, 320, "none")
+    torch.manual_seed(0)
+    a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=64, d_model=16, n_layers=1, attention=Attention(n_heads=2))
+    network = Transformer(a).double().eval()
+    with torch.no_grad():
+        network.embed.token.weight.mul_(0.6)
+    with serving(BatchingEngine(network, tokenizer, max_rows=4, max_tokens=10**6)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser(needs_browser) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=needs_browser, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open the page of a server; what its script complains about fails the test."""
+    contexts = []
+
+    def open_page(url: str, size: str = "wide", scheme: str = "light") -> Page:
+        width, height = SIZES[size]
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        contexts.append((context, complaints := []))
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+        page.on("request", lambda request: None if request.url.startswith(url) else complaints.append(request.url))
+        page.goto(url)
+        return page
+
+    yield open_page
+    for context, complaints in contexts:
+        context.close()
+        # the browser itself names answers of status 400 and 401, which the page shows in its own way
+        assert not [text for text in complaints if not re.search("status of 40[01]", text)]
+
+
+def write(page: Page, prompt: str, **options: object) -> None:
+    """Fill the form, press the button, and wait for the end."""
+    page.wait_for_selector("html[data-ready]")
+    for name, value in {"prompt": prompt, "seed": 5, "max-tokens": 12, **options}.items():
+        page.fill(f"#{name}", str(value))
+    page.click("#send")
+    page.wait_for_selector("#status:has-text('tokens written')")
+
+
+def pieces(page: Page, box: str) -> list[str]:
+    """The texts of a box's tokens; characters that cannot be seen are themselves again."""
+    texts = page.locator(f"{box} .token").evaluate_all(
+        """(tokens) => tokens.map((token) => {
+          const copy = token.cloneNode(true);
+          for (const mark of copy.querySelectorAll("[aria-hidden]")) mark.remove();
+          return copy.textContent;
+        })"""
+    )
+    for mark, character in {"\u2192": "\t", "\u240d": "\r"}.items():
+        texts = [text.replace(mark, character) for text in texts]
+    return [re.sub(r"\\u(00[0-9a-f]{2})", lambda hidden: chr(int(hidden[1], 16)), text) for text in texts]
+
+
+def test_the_page_is_plain_files_without_inline_script():
+    names = [path.removeprefix("/page/") for path in PAGE_PATHS if path != "/"]
+    folder = resources.files("pellucid.serve").joinpath("page")
+    assert {file.name for file in folder.iterdir()} == {*names} - {"common.css", "common.js"}
+    for name in names:
+        room = folder if not name.startswith("common") else resources.files("pellucid").joinpath("web")
+        text = room.joinpath(name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        for way in ("http:", "https:", "//cdn", "@import", " url(", "innerHTML", "outerHTML", "insertAdjacent", "eval("):
+            assert way not in text, (name, way)
+        assert "document.write" not in text
+    markup = folder.joinpath("index.html").read_text(encoding="utf-8")
+    assert re.findall(r"<script[^>]*>(.*?)</script>", markup, re.DOTALL) == [""]
+    assert not re.search(r"<style|\sstyle=|\son\w+=", markup)
+
+
+def test_the_files_need_no_key_and_say_what_may_run():
+    with serving(BatchingEngine(small_network(), ByteTokenizer()), key=KEY) as guarded, httpx.Client(base_url=guarded.url) as c:
+        for path in PAGE_PATHS:
+            answer = c.get(path)
+            assert answer.status_code == 200, path
+            assert "default-src 'self'" in answer.headers["content-security-policy"]
+            assert "unsafe" not in answer.headers["content-security-policy"]
+        assert c.get("/page/main.js").headers["content-type"].startswith("text/javascript")
+        assert c.get("/page/another").status_code == 401
+        assert c.get("/page/..%2Fengine.py").status_code == 401
+        assert c.get("/page/another", headers={"Authorization": f"Bearer {KEY}"}).status_code == 404
+        assert c.get("/", headers={"Host": "evil.example"}).status_code == 421
+
+
+def test_a_text_is_written_on_from_and_branches(web, visit):
+    """Two continuations are those of the interface; an alternative has its probability, and is written on from."""
+    page, prompt = visit(web.url), f"a{MARKUP}né"
+    write(page, prompt, samples=2)
+    with openai.OpenAI(base_url=f"{web.url}/v1", api_key="none") as client:
+        answer = client.completions.create(model="small", prompt=prompt, max_tokens=12, seed=5, n=2, logprobs=8)
+    written = [pieces(page, f".samples section:nth-child({i})") for i in (1, 2)]
+    assert ["".join(texts).replace("end of text", "") for texts in written] == [c.text for c in answer.choices]
+    # the two bytes of é are one piece, and nothing was expected before the first token
+    assert pieces(page, ".given")[-2:] == ["n", "é"]
+    tokens = page.locator(".samples section:nth-child(1) .token")
+    colours = tokens.evaluate_all("(tokens) => tokens.map((t) => t.style.backgroundColor)")
+    assert len({*colours}) > 3
+
+    first = answer.choices[0].logprobs
+    tokens.first.hover()
+    page.wait_for_selector("#alternatives:not([hidden])")
+    rows = page.locator("#alternatives .number").all_inner_texts()
+    likeliest = max(first.top_logprobs[0].values())
+    assert rows[0] == f"{round(100 * 2.718281828**likeliest)} %"
+    assert len(rows) == len(first.top_logprobs[0])
+
+    allowed = page.locator("#alternatives button:not([disabled])")
+    chosen = allowed.first.text_content().replace("\u00b7", " ")
+    assert not {*chosen} & {*"\u2192\u240d\u21b5\\"}, "choose another seed: this alternative cannot be seen"
+    allowed.first.click()
+    assert page.input_value("#prompt") == prompt + chosen
+    assert page.locator("#alternatives").is_hidden()
+    page.wait_for_selector("#status:has-text('tokens written')")
+    assert "".join(pieces(page, ".given")) == prompt + chosen
+    page.click("#back")
+    assert page.input_value("#prompt") == prompt
+    assert pieces(page, ".samples section:nth-child(1)") == written[0]
+
+
+def test_the_text_of_tokens_is_never_markup(web, visit):
+    page = visit(web.url)
+    write(page, MARKUP + PICTURE, temperature=0, stop="no such text")
+    assert MARKUP + PICTURE in "".join(pieces(page, ".given"))
+    page.locator(".given .token").last.click()
+    page.wait_for_selector("#alternatives:not([hidden])")
+    for box in ("#results", "#alternatives"):
+        assert page.locator(f"{box} script, {box} img").count() == 0
+        assert "&lt;" in page.inner_html(box)
+    assert page.evaluate("window.ran") is None
+    assert html.escape(MARKUP) in page.inner_html(".given")
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("wide", "light"), ("narrow", "dark")])
+def test_the_page_fits_its_window_and_has_both_themes(web, visit, size, scheme):
+    page = visit(web.url, size, scheme)
+    write(page, f"{MARKUP} a b", samples=3)
+    last = page.locator(".samples section:last-child .token").last
+    last.click()
+    box = page.locator("#alternatives").bounding_box()
+    width = SIZES[size][0]
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    side_by_side = page.locator(".samples section").evaluate_all("(all) => new Set(all.map((s) => s.offsetTop)).size")
+    assert side_by_side == (1 if size == "wide" else 3)
+
+    def colours() -> list[str]:
+        return [page.evaluate("getComputedStyle(document.body).backgroundColor"), last.evaluate("(t) => t.style.color")]
+
+    before = colours()
+    page.keyboard.press("Escape")
+    page.click(".theme")
+    page.wait_for_timeout(60)
+    assert page.evaluate("document.documentElement.dataset.theme") != scheme
+    assert colours()[0] != before[0]
+
+
+def test_everything_is_done_with_the_keyboard(web, visit):
+    page = visit(web.url)
+    page.wait_for_selector("html[data-ready]")
+    page.focus("#prompt")
+    page.keyboard.type("ab")
+    page.fill("#max-tokens", "6")
+    page.fill("#seed", "1")
+    page.focus("#prompt")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector("#status:has-text('tokens written')")
+    seen = []
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.id || document.activeElement.className"))
+        # focus is seen wherever it is
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", seen
+        if seen.count("token") == 2:
+            break
+    assert {"temperature", "top-p", "samples", "seed", "stop", "send", "curl", "python"} <= {*seen}
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#alternatives").is_visible()
+    assert page.locator(".samples .token").nth(1).evaluate("(t) => t === document.activeElement")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.getElementById('alternatives').contains(document.activeElement)")
+    page.keyboard.press("Escape")
+    assert page.locator("#alternatives").is_hidden()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert len(page.input_value("#prompt")) > 2
+    assert page.evaluate("document.activeElement.id") == "back"
+
+
+def test_an_answer_can_be_stopped_and_a_refusal_is_shown(web, visit):
+    page = visit(web.url)
+    page.wait_for_selector("html[data-ready]")
+    page.fill("#max-tokens", "1000000")
+    page.fill("#temperature", "0")
+    page.click("#send")
+    page.locator(".samples .token").nth(1).wait_for()
+    page.click("#halt")
+    page.wait_for_selector("#status:has-text('Stopped')")
+    for _ in range(200):
+        if not web.engine.busy:
+            break
+        time.sleep(0.02)
+    assert not web.engine.busy
+    assert page.locator("#halt").is_hidden()
+    page.fill("#prompt", "x y" * 200)
+    page.click("#send")
+    page.wait_for_selector("#error:has-text('this model\\'s context is 64')")
+
+
+def test_a_server_with_a_key_asks_for_it(visit):
+    engine = BatchingEngine(small_network(), ByteTokenizer())
+    with serving(engine, key=KEY) as guarded:
+        page = visit(guarded.url)
+        for wrong in ("another", KEY):
+            page.wait_for_selector("#key-form:not([hidden])")
+            assert page.locator("#ask").is_hidden()
+            page.fill("#key", wrong)
+            page.keyboard.press("Enter")
+        write(page, "ab")
+        assert page.evaluate("Object.values(sessionStorage)") == [KEY]
+        assert page.evaluate("localStorage.length") == 0
+        page.click("#curl")
+        page.wait_for_selector("#status:has-text('Copied')")
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert KEY not in copied
+        assert '"Authorization: Bearer $PELLUCID_API_KEY"' in copied
+        page.reload()
+        page.wait_for_selector("html[data-ready]")
+        page.click("#forget")
+        assert page.locator("#ask").is_hidden()
+        assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_what_is_copied_gives_the_same_text(web, visit, capsys):
+    """As Python it runs, and as curl its body asks for the same; quotes and line ends go through."""
+    page, prompt = visit(web.url), """it's "so"\n\\ $HOME né"""
+    write(page, prompt, seed="", stop="zz\\n")
+    shown = "".join(pieces(page, ".samples"))
+    page.click("#python")
+    page.wait_for_selector("#status:has-text('Python')")
+    code, names = page.evaluate("navigator.clipboard.readText()"), {}
+    exec(code, names)
+    names["client"].close()
+    assert names["answer"].choices[0].text == prompt + shown
+    assert capsys.readouterr().out == prompt + shown + "\n"
+    page.click("#curl")
+    page.wait_for_selector("#status:has-text('curl')")
+    program, url, *arguments = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    assert (program, url) == ("curl", f"{web.url}/v1/completions")
+    body = json.loads(arguments[arguments.index("-d") + 1])
+    assert body["stop"] == ["zz\n"]
+    assert httpx.post(url, json=body).json()["choices"][0]["text"] == prompt + shown
