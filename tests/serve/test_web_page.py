@@ -104,16 +104,17 @@ def test_the_page_is_plain_files_without_inline_script():
     for name in names:
         room = folder if not name.startswith("common") else resources.files("pellucid").joinpath("web")
         text = room.joinpath(name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
-        for way in ("http:", "https:", "//cdn", "@import", " url(", "innerHTML", "outerHTML", "insertAdjacent", "eval("):
+        fetching, building = ("http:", "https:", "//cdn", "@import", " url("), ("eval(", "document.write")
+        for way in (*fetching, *building, "innerHTML", "outerHTML", "insertAdjacent"):
             assert way not in text, (name, way)
-        assert "document.write" not in text
     markup = folder.joinpath("index.html").read_text(encoding="utf-8")
     assert re.findall(r"<script[^>]*>(.*?)</script>", markup, re.DOTALL) == [""]
     assert not re.search(r"<style|\sstyle=|\son\w+=", markup)
 
 
 def test_the_files_need_no_key_and_say_what_may_run():
-    with serving(BatchingEngine(small_network(), ByteTokenizer()), key=KEY) as guarded, httpx.Client(base_url=guarded.url) as c:
+    engine = BatchingEngine(small_network(), ByteTokenizer())
+    with serving(engine, key=KEY) as guarded, httpx.Client(base_url=guarded.url) as c:
         for path in PAGE_PATHS:
             answer = c.get(path)
             assert answer.status_code == 200, path
