@@ -1,4 +1,4 @@
-"""The page at `/`: static files of the package. They hold nothing of a model, so they need no key; what they ask for does."""
+"""The page at `/`: static files, which hold nothing of a model and need no key; what they ask for does."""
 
 from importlib import resources
 
