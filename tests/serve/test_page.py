@@ -9,7 +9,10 @@ from tests.serve.conftest import small_network
 
 from pellucid.serve.app import make_app
 from pellucid.serve.batching import BatchingEngine
+from pellucid.serve.chat import ChatBody
 from pellucid.serve.completions import CompletionBody
+from pellucid.serve.embeddings import EmbeddingBody
+from pellucid.serve.filling import FillBody
 from pellucid.serve.served import ServedModel
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
@@ -33,6 +36,11 @@ def test_the_page_names_every_route():
         assert f"`{route.path}`".replace(":path", "") in table.replace("POST ", "").replace("GET ", ""), route.path
 
 
-@pytest.mark.parametrize("name", [name for name in CompletionBody.model_fields if name not in ("model", "prompt")])
+BODIES = (CompletionBody, ChatBody, EmbeddingBody, FillBody)
+#: what the page describes otherwise, or not at all
+OPTIONS = {name for body in BODIES for name in body.model_fields} - {"model", "prompt", "input", "dimensions"}
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_the_page_names_every_option(name):
     assert f"`{name}`" in PAGE

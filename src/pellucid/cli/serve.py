@@ -96,8 +96,10 @@ def serve_command(
     )
     served = []
     for name, path in zip(names, model, strict=True):
-        engine = engine_for(mixed_from(path, model_options), options)
-        served.append(ServedModel(name, engine))
+        loaded = mixed_from(path, model_options)
+        engine = engine_for(loaded, options)
+        # a predictor has none
+        served.append(ServedModel(name, engine, getattr(loaded, "chat_template", None)))
         print(f"{name}: {path}, {describe_engine(engine)}", file=sys.stderr)
     app = make_app(served, key=key, hosts=(*LOOPBACK, address.listen, *address.host))
     run_app(

@@ -12,13 +12,17 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pellucid import __version__
+from pellucid.serve.chat import ChatBody, answer_chat
 from pellucid.serve.completions import CompletionBody, answer_completion
+from pellucid.serve.embeddings import EmbeddingBody, answer_embeddings
+from pellucid.serve.filling import FillBody, answer_fill
 from pellucid.serve.generation import QueueFullError
 from pellucid.serve.json_bodies import StrictRoute
 from pellucid.serve.limits import Limits
 from pellucid.serve.metrics import RequestCounter, metrics_text
 from pellucid.serve.page_routes import PAGE_PATHS, add_page
 from pellucid.serve.protocol import error_body
+from pellucid.serve.responses import ResponsesBody, answer_response
 from pellucid.serve.served import ServedModel
 from pellucid.serve.streams import error_answer
 from pellucid.serve.tokenizing import DetokenizeBody, TokenizeBody, about_tokenizer, detokenized, tokenized
@@ -88,6 +92,22 @@ def make_app(
     @app.post("/v1/completions")
     async def complete(body: CompletionBody, request: Request) -> Response:
         return await answer_completion(find(body.model), body, request)
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatBody, request: Request) -> Response:
+        return await answer_chat(find(body.model), body, request)
+
+    @app.post("/v1/responses")
+    async def respond(body: ResponsesBody, request: Request) -> Response:
+        return await answer_response(find(body.model), body, request)
+
+    @app.post("/v1/embeddings")
+    async def embed_texts(body: EmbeddingBody, request: Request) -> dict[str, Any]:
+        return await answer_embeddings(find(body.model), body, request)
+
+    @app.post("/v1/fill")
+    async def fill_blanks(body: FillBody, request: Request) -> dict[str, Any]:
+        return await answer_fill(find(body.model), body, request)
 
     add_page(app)
     install_errors(app)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pellucid.architecture import Architecture, count_parameters
@@ -14,6 +15,7 @@ from pellucid.serve.engine import Engine
 from pellucid.serve.generation import SharedSources
 from pellucid.serve.protocol import EditBody, as_list
 from pellucid.serve.stepwise import EncoderDecoderEngine, read_together
+from pellucid.text.chat_template import ChatTemplate
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 
@@ -23,7 +25,13 @@ class ServedModel:
 
     name: str
     engine: Engine
+    chat_template: ChatTemplate | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def answer_ends(self) -> frozenset[int]:
+        """The tokens that end an answer in a conversation."""
+        return frozenset(self.chat_template.end_ids(self.tokenizer)) if self.chat_template else frozenset()
 
     @property
     def tokenizer(self) -> Tokenizer:

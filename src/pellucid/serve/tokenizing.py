@@ -44,5 +44,5 @@ def about_tokenizer(model: ServedModel) -> dict[str, Any]:
         "eos_token": separator,
         "bos_token": separator,
         "pad_token": separator,
-        "chat_template": None,
+        "chat_template": model.chat_template and model.chat_template.source,
     }

@@ -1,0 +1,76 @@
+"""What the two routes for conversations share: messages, how a model reads them, and log-probabilities of tokens."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, field_validator
+
+from pellucid.serve.generation import TokenScore
+from pellucid.serve.protocol import Body, json_log_prob
+from pellucid.serve.served import ServedModel
+from pellucid.text.chat_template import ChatError
+
+#: messages of a conversation, at most
+MAX_MESSAGES = 4096
+#: what other servers call a part of text
+TEXT_PARTS = ("text", "input_text", "output_text")
+NO_TEMPLATE = (
+    "this model has no chat template, so it was not trained on conversations: send the text to /v1/completions, or "
+    "serve a model trained with --objective chat"
+)
+
+
+class ChatMessage(Body):
+    """One message; its content is a text, or parts of text."""
+
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "tool_calls": ([],),
+        "function_call": (),
+        "tool_call_id": (),
+        "audio": (),
+    }
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[dict[str, Any]] | None = None
+    name: Annotated[str, Field(max_length=200)] | None = None
+
+    @field_validator("content")
+    @classmethod
+    def join_parts(cls, content: Any) -> Any:
+        """Parts of text as text; other parts are refused by their names."""
+        if not isinstance(content, list):
+            return content
+        for part in content:
+            kind = part.get("type")
+            if kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
+                raise ValueError(f"a part of type {kind!r:.60} is not read here: send parts of type text, with a text")
+        return [{"type": "text", "text": part["text"]} for part in content]
+
+
+def prompt_of(model: ServedModel, messages: Sequence[ChatMessage]) -> list[int]:
+    """The ids that the model's template makes of a conversation, up to where the answer begins."""
+    if model.chat_template is None:
+        raise ChatError(NO_TEMPLATE)
+    plain = [message.model_dump(include={"role", "content", "name"}, exclude_none=True) for message in messages]
+    return model.chat_template.encode(plain, model.tokenizer)
+
+
+def room_for_answer(model: ServedModel, prompt: Sequence[int], max_tokens: int | None) -> int:
+    """How many tokens an answer may have: as many as asked for, or as the context has room for."""
+    if max_tokens is not None:
+        return max_tokens
+    return max(1, min(model.engine.max_tokens, model.engine.n_ctx - len(prompt)))
+
+
+def token_log_prob(model: ServedModel, score: TokenScore) -> dict[str, Any]:
+    """OpenAI's entry for one token of an answer. The bytes of all entries, joined, are those of the text."""
+    return {
+        **describe_token(model, score.token, score.log_prob),
+        "top_logprobs": [describe_token(model, token, log_prob) for token, log_prob in score.top],
+    }
+
+
+def describe_token(model: ServedModel, token: int, log_prob: float) -> dict[str, Any]:
+    """A token's text, its log-probability and its bytes; a special token has none."""
+    data = model.tokenizer.token_bytes(token)
+    return {"token": model.token_text(token), "logprob": json_log_prob(log_prob), "bytes": list(data)}
