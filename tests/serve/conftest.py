@@ -16,6 +16,7 @@ from pellucid.model import Transformer
 from pellucid.serve.app import make_app
 from pellucid.serve.batching import BatchingEngine
 from pellucid.serve.served import ServedModel
+from pellucid.serve.server import server_config
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
 
@@ -25,6 +26,7 @@ class RunningServer:
 
     url: str
     engine: BatchingEngine
+    instance: uvicorn.Server
 
 
 def small_network(seed: int = 0) -> Transformer:
@@ -44,12 +46,12 @@ def serving(engine: BatchingEngine, name: str = "small", key: str | None = None)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
-        instance = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        instance = uvicorn.Server(server_config(app))
         thread = threading.Thread(target=instance.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not instance.started:
             time.sleep(0.01)
-        yield RunningServer(f"http://127.0.0.1:{port}", engine)
+        yield RunningServer(f"http://127.0.0.1:{port}", engine, instance)
         instance.should_exit = True
         thread.join(30)
         assert not engine.thread.is_alive()

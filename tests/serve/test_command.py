@@ -1,5 +1,6 @@
 """The command itself: a run is served, a client writes with it, and a signal ends it in order."""
 
+import contextlib
 import json
 import os
 import signal
@@ -49,11 +50,13 @@ def process():
         url = f"http://127.0.0.1:{port}"
         for _ in range(1000):
             assert running.poll() is None, running.stderr.read()
-            try:
-                httpx.get(f"{url}/health")
-                break
-            except httpx.ConnectError:
-                time.sleep(0.1)
+            with contextlib.suppress(httpx.ConnectError):
+                answer = httpx.get(f"{url}/health")
+                assert answer.json()["status"] in ("ok", "loading model")
+                if answer.status_code == 200:
+                    break
+                assert answer.status_code == 503
+            time.sleep(0.1)
         yield running, url
         running.kill()
 
@@ -103,6 +106,6 @@ def test_a_signal_lets_requests_finish_and_then_ends_their_streams(process, numb
     ],
 )
 def test_wrong_options_are_refused_with_a_sentence(arguments, sentence, capsys):
-    assert main(["serve", *arguments]) == 2
+    assert main(["serve", "--port", str(free_port()), *arguments]) == 2
     said = capsys.readouterr().err.splitlines()
     assert sentence in said[-1]

@@ -1,7 +1,7 @@
 """The command that answers clients of the OpenAI interface."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -83,7 +83,7 @@ def serve_command(
     from pellucid.serve.app import LOOPBACK, make_app
     from pellucid.serve.opening import EngineOptions, describe_engine, engine_for
     from pellucid.serve.served import ServedModel
-    from pellucid.serve.server import run_app
+    from pellucid.serve.server import run_app, url_of
 
     options = EngineOptions(
         memory=int(capacity.memory * 2**30 / len(model)),
@@ -94,22 +94,19 @@ def serve_command(
         weights=model_options.weights,
         speculate=model_options.speculate,
     )
-    served = []
-    for name, path in zip(names, model, strict=True):
-        loaded = mixed_from(path, model_options)
-        engine = engine_for(loaded, options)
-        # a predictor has none
-        served.append(ServedModel(name, engine, getattr(loaded, "chat_template", None)))
-        print(f"{name}: {path}, {describe_engine(engine)}", file=sys.stderr)
+
+    def load() -> Iterator[ServedModel]:
+        for name, path in zip(names, model, strict=True):
+            loaded = mixed_from(path, model_options)
+            engine = engine_for(loaded, options)
+            print(f"{name}: {path}, {describe_engine(engine)}", file=sys.stderr)
+            # a predictor has no template
+            yield ServedModel(name, engine, getattr(loaded, "chat_template", None))
+        print(f"answering at {url_of(address.listen, address.port)}/v1", file=sys.stderr)
+
+    served: list[ServedModel] = []
     app = make_app(served, key=key, hosts=(*LOOPBACK, address.listen, *address.host))
-    run_app(
-        app,
-        served,
-        address.listen,
-        address.port,
-        drain_seconds=capacity.drain,
-        ready=lambda url: print(f"answering at {url}/v1", file=sys.stderr),
-    )
+    run_app(app, served, load, address.listen, address.port, capacity.drain)
     print("stopped", file=sys.stderr)
     return 0
 

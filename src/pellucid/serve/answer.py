@@ -154,13 +154,19 @@ class Answer:
 
 
 async def unless_disconnected(work: Any, request: Request) -> Any:
-    """Await the work, or give it up when the client has left."""
-    task = asyncio.ensure_future(work)
+    """Await the work, or give it up as soon as the client has left."""
+    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnection(request))
     try:
-        while not task.done():
-            await asyncio.wait([task], timeout=0.25)
-            if not task.done() and await request.is_disconnected():
-                raise HTTPException(499, "the client left before the answer was complete")
+        await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise HTTPException(499, "the client left before the answer was complete")
         return task.result()
     finally:
         task.cancel()
+        leaving.cancel()
+
+
+async def disconnection(request: Request) -> None:
+    """Wait until the client leaves."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

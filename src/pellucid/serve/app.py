@@ -28,6 +28,7 @@ from pellucid.serve.streams import error_answer
 from pellucid.serve.tokenizing import DetokenizeBody, TokenizeBody, about_tokenizer, detokenized, tokenized
 
 #: names under which this machine knows itself
+LOADING = "the models are being loaded: try again in a while"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -39,6 +40,7 @@ def make_app(
 ) -> FastAPI:
     """The application that serves these models; the first one answers where a request names none.
 
+    models  may be empty at first: until there are some, requests are answered with 503
     key     what clients must send as `Authorization: Bearer KEY`; None accepts any
     hosts   names that requests may be addressed to
     """
@@ -52,18 +54,20 @@ def make_app(
 
     app = FastAPI(title="Pellucid", version=__version__, lifespan=engines, docs_url=None, redoc_url=None)
     app.router.route_class = StrictRoute
-    by_name, counter = {model.name: model for model in models}, RequestCounter()
+    counter = RequestCounter()
 
     def find(name: str | None) -> ServedModel:
-        if not name:
-            return models[0]
-        if name not in by_name:
+        if not models:
+            raise HTTPException(503, LOADING, {"Retry-After": "5"})
+        by_name = {model.name: model for model in models}
+        if name and name not in by_name:
             raise HTTPException(404, f"there is no model {name!r:.200} here: ask for one of {', '.join(by_name)}")
-        return by_name[name]
+        return by_name[name] if name else models[0]
 
     @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    async def health(response: Response) -> dict[str, str]:
+        response.status_code = 200 if models else 503
+        return {"status": "ok" if models else "loading model"}
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -134,11 +138,13 @@ def install_errors(app: FastAPI) -> None:
         return JSONResponse(error_body(said, "invalid_request_error", first["type"], where), 400)
 
     @app.exception_handler(HTTPException)
-    async def http_error(_request: Request, error: HTTPException) -> JSONResponse:
-        code = "model_not_found" if error.status_code == 404 else None
-        return JSONResponse(
-            error_body(str(error.detail), "invalid_request_error", code), error.status_code, headers=error.headers
-        )
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        if error.detail == "Not Found":  # Starlette's word for a path that no route has
+            said = f"nothing is at {request.scope['path']!r:.200}: see /openapi.json"
+            return JSONResponse(error_body(said, "invalid_request_error", "not_found"), 404)
+        code = {404: "model_not_found", 503: "model_loading"}.get(error.status_code)
+        kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+        return JSONResponse(error_body(str(error.detail), kind, code), error.status_code, headers=error.headers)
 
     async def others(_request: Request, error: Exception) -> JSONResponse:
         status, body = error_answer(error)

@@ -84,11 +84,12 @@ class EditBody(BaseModel):
             if edit.value is None:
                 return edit
             value = torch.tensor(edit.value, dtype=dtype)
+            has_nan = bool(value.isnan().any())
         except EditError:
             raise
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise EditError(f"the value for {self.name} is no array of numbers: {error}") from None
-        if value.isnan().any():
+        if has_nan:
             raise EditError(f"the value for {self.name} holds NaN: give numbers")
         return replace(edit, value=value)
 

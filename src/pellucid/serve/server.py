@@ -3,15 +3,20 @@
 import contextlib
 import ipaddress
 import os
+import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
+from pellucid.serve.connection import GuardedConnection
 from pellucid.serve.served import ServedModel
+
+#: loads the models that are served, one after another
+Load = Callable[[], Iterable[ServedModel]]
 
 
 class ServeError(ValueError):
@@ -54,11 +59,37 @@ def model_names_of(paths: Sequence[str], names: str | None) -> list[str]:
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that lets running requests finish for a stated time, and then ends each with a last event."""
+    """A server that loads its models while it says so, and that lets running requests finish when it is stopped.
 
-    def __init__(self, config: uvicorn.Config, models: Sequence[ServedModel], seconds: float):
+    load     adds to `models`, in a thread of its own
+    seconds  for which running requests go on after a signal; each of the others ends with a last event
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        models: list[ServedModel],
+        load: Callable[[], Iterable[ServedModel]],
+        seconds: float,
+    ):
         super().__init__(config)
-        self.models, self.seconds = models, seconds
+        self.models, self.load, self.seconds = models, load, seconds
+        #: why the models could not be loaded
+        self.failure: BaseException | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        threading.Thread(target=self.load_models, name="pellucid loading", daemon=True).start()
+
+    def load_models(self) -> None:
+        """Load the models and start their engines, or stop the server."""
+        try:
+            loaded = list(self.load())
+            for model in loaded:
+                model.engine.start()
+            self.models.extend(loaded)
+        except BaseException as error:
+            self.failure, self.should_exit = error, True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGINT and SIGTERM: the engines take nothing new and finish what runs; uvicorn waits for the answers."""
@@ -67,18 +98,13 @@ class DrainingServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def run_app(
-    app: FastAPI,
-    models: Sequence[ServedModel],
-    host: str,
-    port: int,
-    *,
-    drain_seconds: float,
-    ready: Callable[[str], None] | None = None,
-) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` is told the address."""
-    config = uvicorn.Config(
+def server_config(
+    app: FastAPI, host: str = "127.0.0.1", port: int = 8000, drain_seconds: float = 10.0
+) -> uvicorn.Config:
+    """How uvicorn serves the application: its bounds are ours, and it says nothing of itself."""
+    return uvicorn.Config(
         app,
+        http=GuardedConnection,
         host=host,
         port=port,
         log_level="warning",
@@ -87,8 +113,25 @@ def run_app(
         # the engines end their requests before this; it bounds the wait for clients that do not read
         timeout_graceful_shutdown=int(drain_seconds) + 5,
     )
-    if ready is not None:
-        ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+
+def run_app(
+    app: FastAPI,
+    models: list[ServedModel],
+    load: Load,
+    host: str,
+    port: int,
+    drain_seconds: float,
+) -> None:
+    """Serve until SIGINT or SIGTERM what `load` adds to `models`; raises what `load` raises."""
+    server = DrainingServer(server_config(app, host, port, drain_seconds), models, load, drain_seconds)
     # uvicorn repeats the signal when it has shut down in order
     with contextlib.suppress(KeyboardInterrupt):
-        DrainingServer(config, models, drain_seconds).run()
+        server.run()
+    if server.failure is not None:
+        raise server.failure
+
+
+def url_of(host: str, port: int) -> str:
+    """The address that clients use."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,98 @@
+"""HTTP connections that refuse a head that is too long (431) or does not arrive (408), which uvicorn alone does not.
+
+uvicorn answers a head beyond its bound with 400 and has no deadline for one that never ends, and `Limits` sees a
+request only when its head is complete.
+"""
+
+import asyncio
+import json
+import socket
+import sys
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from pellucid.serve.protocol import error_body
+
+#: seconds in which the head of a request must arrive
+HEAD_SECONDS = 10.0
+#: seconds for which a refused client may go on sending, so that it reads why it was refused
+LINGER_SECONDS = 1.0
+
+
+class GuardedConnection(H11Protocol):
+    """One connection of a client."""
+
+    head_seconds, linger_seconds = HEAD_SECONDS, LINGER_SECONDS
+    deadline: asyncio.TimerHandle | None = None
+    refused = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        # asyncio sets this only on sockets that were made with the protocol named; without it a token waits 40 ms for
+        # the client's acknowledgement of the one before
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.forget_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.refused:
+            return
+        super().data_received(data)
+        self.watch_head()
+
+    def watch_head(self) -> None:
+        """Set the deadline where a head is awaited, and forget it where one is complete."""
+        awaited = self.conn.their_state is h11.IDLE and not self.refused
+        if not awaited:
+            self.forget_deadline()
+        elif self.deadline is None:
+            self.deadline = self.loop.call_later(self.head_seconds, self.head_is_late)
+
+    def on_response_complete(self) -> None:
+        # between requests uvicorn's own timer closes the connection; ours begins with the next head's first byte
+        self.forget_deadline()
+        super().on_response_complete()
+        if self.conn.trailing_data[0]:
+            self.watch_head()
+
+    def forget_deadline(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
+    def head_is_late(self) -> None:
+        """Answer 408 where a part of a head has arrived, and close the connection in any case."""
+        if self.transport.is_closing():
+            return
+        if self.conn.trailing_data[0]:
+            self.refuse(408, f"the request did not arrive within {self.head_seconds:g} seconds", "request_timeout")
+        else:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn calls for a head that h11 cannot read; h11 says by which status."""
+        error = sys.exc_info()[1]
+        if getattr(error, "error_status_hint", 400) == 431:
+            self.refuse(431, "the headers are longer than 16 KiB", "headers_too_large")
+        else:
+            self.refuse(400, f"this is no request of HTTP/1.1: {error}", "invalid_http")
+
+    def refuse(self, status: int, message: str, code: str) -> None:
+        """Answer, and close the connection a little later."""
+        self.refused = True
+        self.forget_deadline()
+        body = json.dumps(error_body(message, "invalid_request_error", code)).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.loop.call_later(self.linger_seconds, self.transport.close)

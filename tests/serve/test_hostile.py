@@ -1,0 +1,154 @@
+"""Hostile requests between good ones, and streams that nobody reads to the end: nobody else notices, nothing leaks."""
+
+import contextlib
+import gc
+import json
+import random
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pellucid.serve.generation import Generation
+
+COMPLETIONS = "/v1/completions"
+GOOD = {"prompt": "To be", "max_tokens": 4, "temperature": 0}
+#: (path, body as text, expected status); every row of the table of what other servers accept
+HOSTILE = [
+    (COMPLETIONS, '{"prompt": "x", "temperature": NaN}', 400),
+    (COMPLETIONS, '{"prompt": "x", "top_p": Infinity}', 400),
+    (COMPLETIONS, '{"prompt": "x", "presence_penalty": 1e999}', 400),
+    (COMPLETIONS, '{"prompt": "x", "max_tokens": ' + "9" * 5000 + "}", 400),
+    (COMPLETIONS, '{"prompt": "x", "max_tokens": 1000000000000}', 400),
+    (COMPLETIONS, '{"prompt": "x", "seed": ' + "9" * 400 + "}", 400),
+    (COMPLETIONS, '{"prompt": "x", "n": 1000000000}', 400),
+    (COMPLETIONS, '{"prompt": "x", "logprobs": -1}', 400),
+    (COMPLETIONS, '{"prompt": "x", "logprobs": 100000}', 400),
+    (COMPLETIONS, '{"prompt": "x", "top_k": 1e300}', 400),
+    (COMPLETIONS, '{"prompt": [1000000000]}', 400),
+    (COMPLETIONS, '{"prompt": [-1]}', 400),
+    (COMPLETIONS, '{"prompt": [[1], [9999]]}', 400),
+    (COMPLETIONS, '{"prompt": [1.5]}', 400),
+    (COMPLETIONS, '{"prompt": ' + "[" * 5000 + "]" * 5000 + "}", 400),
+    (COMPLETIONS, '{"metadata": ' + '{"a":' * 5000 + "1" + "}" * 5001, 400),
+    (COMPLETIONS, '{"prompt": "\\ud800"}', 400),
+    (COMPLETIONS, '{"prompt": "x", "stop": ["\\udfff"]}', 400),
+    (COMPLETIONS, '{"prompt": "x", "user": "\\ud800"}', 400),
+    (COMPLETIONS, '{"prompt": "x", "model": "\\ud800"}', 400),
+    (COMPLETIONS, '{"prompt": "' + "x" * 10_000 + '"}', 400),
+    (COMPLETIONS, '{"prompt": {"a": 1}}', 400),
+    (COMPLETIONS, '{"prompt": "x", "temperature": "hot"}', 400),
+    (COMPLETIONS, '{"prompt": "x", "stop": ["' + "y" * 2000 + '"]}', 400),
+    (COMPLETIONS, '{"prompt": "x", "logit_bias": {"999": 1}}', 400),
+    (COMPLETIONS, '{"prompt": "x", "logit_bias": {"\u0663": 1}}', 400),
+    (COMPLETIONS, '{"prompt": "x", "edits": [{"op": "add", "name": "logits", "value": "nan"}]}', 400),
+    (COMPLETIONS, '{"prompt": "x", "edits": [{"op": "zero", "name": "' + "*" * 150 + 'x"}]}', 400),
+    (COMPLETIONS, '{"edits": [{"op": "set", "name": "logits", "value": ' + "[" * 90 + "]" * 90 + "}]}", 400),
+    (COMPLETIONS, "[]", 400),
+    (COMPLETIONS, "", 400),
+    (COMPLETIONS, "\x00\x01", 400),
+    (COMPLETIONS, '{"prompt": "x"', 400),
+    (COMPLETIONS, "x" * (2**20 + 1), 413),
+    (COMPLETIONS, json.dumps({"prompt": ["x"] * 257}), 400),
+    (COMPLETIONS, json.dumps({"prompt": ["x"] * 256, "n": 8}), 429),
+    ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "x"}]}', 400),
+    ("/v1/chat/completions", '{"messages": "x"}', 400),
+    ("/v1/responses", '{"input": "x", "tools": [{}]}', 400),
+    ("/v1/embeddings", '{"input": [[1e9]]}', 400),
+    ("/v1/embeddings", '{"input": ["' + "x" * 500 + '"]}', 400),
+    ("/v1/fill", '{"text": "[MASK]"}', 400),
+    ("/tokenize", '{"prompt": "\\ud800"}', 400),
+    ("/detokenize", '{"tokens": [99999999999999999999]}', 400),
+    ("/v1/models", "{}", 405),
+    ("/nowhere", "{}", 404),
+]  # fmt: skip
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds, the server's among them."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def between_good_ones(server, hostile: list[tuple[str, str, int]]) -> None:
+    """Each hostile request is answered by its status, and the good one after it by its text."""
+    headers = {"Content-Type": "application/json"}
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        expected = client.post(COMPLETIONS, json=GOOD).json()["choices"][0]["text"]
+        for path, body, status in hostile:
+            answer = client.post(path, content=body.encode(), headers=headers)
+            assert answer.status_code == status, (path, body[:200], answer.text[:500])
+            assert answer.json()["error"]["message"]
+            assert client.post(COMPLETIONS, json=GOOD).json()["choices"][0]["text"] == expected
+
+
+def test_hostile_requests_do_not_change_the_answers_of_good_ones(server):
+    between_good_ones(server, HOSTILE)
+
+
+@pytest.mark.slow
+def test_a_thousand_hostile_requests_leave_the_memory_flat(server):
+    rng = random.Random(0)
+    between_good_ones(server, rng.choices(HOSTILE, k=200))
+    gc.collect()
+    before = resident()
+    between_good_ones(server, rng.choices(HOSTILE, k=1000))
+    gc.collect()
+    assert resident() - before < 20 << 20
+
+
+def abort(server, n: int, rng: random.Random) -> None:
+    """Streams that are left at a random moment: before the head is complete, before an answer, and amid one."""
+    host, port = server.url.removeprefix("http://").split(":")
+    for _ in range(n):
+        options = {"prompt": "x" * rng.randint(1, 60), "max_tokens": 10**6, "n": rng.randint(1, 2), "stream": True}
+        if rng.random() < 0.2:
+            options["edits"] = [{"op": "scale", "name": "blocks.0.mlp_out", "factor": 0.5}]
+        if rng.random() < 0.2:
+            options["stream"] = False
+        body = json.dumps(options).encode()
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        request = head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(request[: rng.choice([len(request), len(request), rng.randrange(len(request))])])
+            if rng.random() < 0.7:
+                connection.settimeout(0.02)
+                with contextlib.suppress(TimeoutError):
+                    connection.recv(rng.randint(1, 4000))
+
+
+def settle(server) -> None:
+    """Wait until nothing is computed and nobody is connected."""
+    for _ in range(1500):
+        gone = not server.instance.server_state.connections and not server.instance.server_state.tasks
+        if gone and not server.engine.busy:
+            return
+        time.sleep(0.02)
+    raise AssertionError((server.instance.server_state, server.engine.running()))
+
+
+def check_nothing_is_left(server) -> None:
+    """No row, no task, no sequence."""
+    settle(server)
+    engine = server.engine
+    assert engine.batch.lengths == []
+    assert not [*engine.waiting, *engine.reading, *engine.decoding, *engine.edited]
+    gc.collect()
+    assert sum(type(thing) is Generation for thing in gc.get_objects()) < 10
+
+
+def test_aborted_streams_leave_nothing_behind(server):
+    abort(server, 25, random.Random(0))
+    check_nothing_is_left(server)
+
+
+@pytest.mark.slow
+def test_a_thousand_aborted_streams_leave_nothing_behind(server):
+    abort(server, 200, random.Random(1))
+    check_nothing_is_left(server)
+    before = resident()
+    abort(server, 1000, random.Random(2))
+    check_nothing_is_left(server)
+    assert resident() - before < 20 << 20
