@@ -17,6 +17,7 @@ from pellucid.serve.app import make_app
 from pellucid.serve.batching import BatchingEngine
 from pellucid.serve.served import ServedModel
 from pellucid.serve.server import server_config
+from pellucid.text.chat_template import ChatTemplate
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
 
@@ -40,9 +41,11 @@ def small_network(seed: int = 0) -> Transformer:
 
 
 @contextmanager
-def serving(engine: BatchingEngine, name: str = "small", key: str | None = None) -> Iterator[RunningServer]:
+def serving(
+    engine: BatchingEngine, *, key: str | None = None, template: ChatTemplate | None = None
+) -> Iterator[RunningServer]:
     """The engine behind a socket, until the block ends."""
-    app = make_app([ServedModel(name, engine)], key=key)
+    app = make_app([ServedModel("small", engine, template)], key=key)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]

@@ -67,6 +67,33 @@ def alone(engine, messages=MESSAGES, temperature=1.0, n=1, max_tokens=24):
     return [row.generated for row in decoding.rows]
 
 
+def test_an_answer_that_is_begun_is_written_on(client, http, engine):
+    """As vLLM's server does it: the last message is the beginning, and what is generated follows it."""
+    begun = [*MESSAGES, {"role": "assistant", "content": "Moé"}]
+    extra = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = client.chat.completions.create(**BODY | {"messages": begun}, extra_body=extra)
+    prompt = [*ChatTemplate().encode(MESSAGES, engine.tokenizer), *"Moé".encode()]
+    decoding = generate_ids(
+        engine.network,
+        [prompt],
+        max_tokens=24,
+        sampling=Sampling(),
+        seeds=3,
+        stop_ids=ChatTemplate().end_ids(engine.tokenizer),
+    )
+    list(decoding)
+    assert answer.choices[0].message.content == engine.tokenizer.decode(decoding.rows[0].generated)
+    for wrong in (
+        {"messages": MESSAGES, "continue_final_message": True},
+        {"messages": begun[-1:], "continue_final_message": True},
+        {"messages": begun, "continue_final_message": True, "add_generation_prompt": True},
+        {"messages": MESSAGES, "add_generation_prompt": False},
+    ):
+        refusal = http.post("/v1/chat/completions", json=BODY | wrong)
+        assert refusal.status_code == 400
+        assert "continue_final_message" in refusal.json()["error"]["message"]
+
+
 def test_answers_are_those_of_generate_on_the_templates_prompt(client, engine):
     expected = alone(engine, n=4)
     answer = client.chat.completions.create(**BODY, n=4)

@@ -177,6 +177,10 @@ def test_tokenize_and_back(server):
     assert post(server, "/detokenize", tokens=tokens).json()["prompt"] == "né"
     about = httpx.get(f"{server.url}/tokenizer_info").json()
     assert about["eos_token"] == "<|endoftext|>"
+    # lm-eval asks for the id of that name, and begins texts of rolling tasks with it; within a text it is plain text
+    assert post(server, "/tokenize", prompt=about["eos_token"]).json()["tokens"] == [256]
+    assert 256 not in post(server, "/tokenize", prompt=f"a{about['eos_token']}").json()["tokens"]
+    assert about["additional_special_tokens"] == ["<|endoftext|>"]
 
 
 def test_models_health_and_metrics(server, client):

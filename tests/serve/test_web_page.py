@@ -19,6 +19,7 @@ from pellucid.architecture import Architecture, Attention
 from pellucid.model import Transformer
 from pellucid.serve.batching import BatchingEngine
 from pellucid.serve.page_routes import PAGE_PATHS
+from pellucid.text.chat_template import CHATML_MARKERS, ChatTemplate
 from pellucid.text.tokenizers.tokenizer import BPETokenizer, ByteTokenizer
 
 #: a desktop and a telephone, in CSS pixels
@@ -274,6 +275,63 @@ def test_a_server_with_a_key_asks_for_it(visit):
         page.click("#forget")
         assert page.locator("#ask").is_hidden()
         assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_a_conversation_is_held_and_branches(web, visit, capsys):
+    """Answers are those of the interface, also to a second message and after a branch; the first one counts on."""
+    tokenizer = web.engine.tokenizer.with_special(*CHATML_MARKERS)
+    torch.manual_seed(0)
+    a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=256, d_model=16, n_layers=1, attention=Attention(n_heads=2))
+    network = Transformer(a).double().eval()
+    with serving(BatchingEngine(network, tokenizer), template=ChatTemplate()) as chatty:
+        client = openai.OpenAI(base_url=f"{chatty.url}/v1", api_key="none")
+
+        def answers(messages: list, n: int = 1, **options: object) -> list[str]:
+            given = {"model": "small", "messages": messages, "n": n, "seed": 5, "max_tokens": 8, "stop": "zz"}
+            answer = client.chat.completions.create(**given, extra_body=options)
+            return [choice.message.content for choice in answer.choices]
+
+        def said() -> list[str]:
+            every = pieces(page, ".samples section:nth-child(1)"), pieces(page, ".samples section:nth-child(2)")
+            return ["".join(text for text in texts if text not in specials) for texts in every]
+
+        page, specials = visit(chatty.url), {"end of text", *CHATML_MARKERS}
+        page.wait_for_selector("html[data-ready]")
+        page.check("input[value=chat]")
+        for name, value in {"seed": 5, "max-tokens": 8, "samples": 2, "stop": "zz", "system": "Be brief."}.items():
+            page.fill(f"#{name}", str(value))
+        messages = [{"role": "system", "content": "Be brief."}]
+        for message in ("Good morning", MARKUP):
+            page.fill("#message", message)
+            page.click("#send")
+            page.wait_for_selector("#status:has-text('tokens written')")
+            page.wait_for_selector("#halt", state="hidden")
+            messages.append({"role": "user", "content": message})
+            assert said() == answers(messages, 2)
+            messages.append({"role": "assistant", "content": said()[0]})
+        assert page.locator("#results script").count() == 0
+
+        page.fill("#samples", "1")
+        page.locator(".samples .token").nth(1).click()
+        allowed = page.locator("#alternatives button:not([disabled])")
+        chosen = allowed.last.text_content().replace("\u00b7", " ")
+        first = pieces(page, ".samples section:nth-child(1)")[0]
+        allowed.last.click()
+        page.wait_for_selector(".begun")
+        page.wait_for_selector("#halt", state="hidden")
+        begun = [*messages[:-1], {"role": "assistant", "content": first + chosen}]
+        assert said()[0] == answers(begun, continue_final_message=True)[0]
+        page.click("#python")
+        page.wait_for_selector("#status:has-text('Python')")
+        code, names = page.evaluate("navigator.clipboard.readText()"), {}
+        exec(code, names)
+        names["client"].close()
+        assert names["answer"].choices[0].message.content == said()[0]
+        page.click("#back")
+        assert page.locator(".begun").count() == 0
+        page.click("#afresh")
+        assert page.locator("#results *").count() == 0
+        client.close()
 
 
 def test_what_is_copied_gives_the_same_text(web, visit, capsys):

@@ -11,7 +11,14 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from pellucid.serve.answer import Answer
-from pellucid.serve.conversation import MAX_MESSAGES, ChatMessage, prompt_of, room_for_answer, token_log_prob
+from pellucid.serve.conversation import (
+    MAX_MESSAGES,
+    ChatMessage,
+    ends_with_begun_answer,
+    prompt_of,
+    room_for_answer,
+    token_log_prob,
+)
 from pellucid.serve.protocol import MAX_ALTERNATIVES, MAX_SAMPLES, SamplingBody, finish_reason
 from pellucid.serve.served import ServedModel
 from pellucid.serve.streams import DONE, CancellingStream, error_event, server_event
@@ -31,8 +38,6 @@ class ChatBody(SamplingBody):
         "prediction": (),
         "web_search_options": (),
         "echo": (False,),
-        "continue_final_message": (False,),
-        "add_generation_prompt": (True,),
         "chat_template": (),
         "chat_template_kwargs": ({},),
         "documents": ([],),
@@ -42,6 +47,8 @@ class ChatBody(SamplingBody):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = 1
+    continue_final_message: bool | None = False
+    add_generation_prompt: bool | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
 
@@ -54,12 +61,19 @@ class ChatBody(SamplingBody):
                 f"max_tokens = {self.max_tokens} and max_completion_tokens = {self.max_completion_tokens} mean the "
                 "same: give one of them"
             )
+        if self.continue_final_message and (self.add_generation_prompt or not ends_with_begun_answer(self.messages)):
+            raise ValueError(
+                "continue_final_message writes on from the last message: expected it to be of role assistant, after "
+                "another message, and add_generation_prompt to be left out or false"
+            )
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            raise ValueError("add_generation_prompt = false applies to continue_final_message = true: leave it out")
         return self
 
 
 async def answer_chat(model: ServedModel, body: ChatBody, request: Request) -> Response:
     """The response, whole or streamed."""
-    prompt = await asyncio.to_thread(prompt_of, model, body.messages)
+    prompt = await asyncio.to_thread(prompt_of, model, body.messages, bool(body.continue_final_message))
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     answer = Answer(
         model,

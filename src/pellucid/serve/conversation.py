@@ -47,10 +47,22 @@ class ChatMessage(Body):
         return [{"type": "text", "text": part["text"]} for part in content]
 
 
-def prompt_of(model: ServedModel, messages: Sequence[ChatMessage]) -> list[int]:
-    """The ids that the model's template makes of a conversation, up to where the answer begins."""
+def ends_with_begun_answer(messages: Sequence[ChatMessage]) -> bool:
+    """Whether the last message can be the beginning of the answer to those before it."""
+    return len(messages) > 1 and messages[-1].role == "assistant" and messages[-1].content is not None
+
+
+def prompt_of(model: ServedModel, messages: Sequence[ChatMessage], answer_begun: bool = False) -> list[int]:
+    """The ids that the model's template makes of a conversation, up to where the answer begins.
+
+    With `answer_begun` the last message is the beginning of the answer, and the ids of its text follow.
+    """
     if model.chat_template is None:
         raise ChatError(NO_TEMPLATE)
+    if answer_begun:
+        begun = messages[-1].content or ""
+        text = begun if isinstance(begun, str) else "".join(part["text"] for part in begun)
+        return [*prompt_of(model, messages[:-1]), *model.tokenizer.encode(text)]
     plain = [message.model_dump(include={"role", "content", "name"}, exclude_none=True) for message in messages]
     return model.chat_template.encode(plain, model.tokenizer)
 

@@ -22,8 +22,13 @@ class DetokenizeBody(Body):
 
 
 def tokenized(model: ServedModel, body: TokenizeBody) -> dict[str, Any]:
-    """The ids of a text; special tokens are added where asked for, the separator at the beginning."""
-    tokens = model.tokenizer.encode(body.prompt)
+    """The ids of a text; special tokens are added where asked for, the separator at the beginning.
+
+    A text that is the name of a special token and nothing else is that token: clients that know its name from
+    `/tokenizer_info` ask for its id here. Within a text the same letters are plain text.
+    """
+    special = model.tokenizer.special.get(body.prompt)
+    tokens = model.tokenizer.encode(body.prompt) if special is None else [special]
     if body.add_special_tokens:
         tokens = [model.tokenizer.separator, *tokens]
     return {"tokens": tokens, "count": len(tokens), "max_model_len": model.engine.n_ctx}
@@ -44,5 +49,6 @@ def about_tokenizer(model: ServedModel) -> dict[str, Any]:
         "eos_token": separator,
         "bos_token": separator,
         "pad_token": separator,
+        "additional_special_tokens": sorted(tokenizer.special, key=tokenizer.special.__getitem__),
         "chat_template": model.chat_template and model.chat_template.source,
     }

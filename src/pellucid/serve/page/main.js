@@ -11,11 +11,12 @@ const popover = new Alternatives($("alternatives"));
 let models = []; // as the server lists them
 let about = {}; // tokenizer_info of the chosen one
 let running = null; // the AbortController of the answer that is coming
-let earlier = []; // {prompt, results} before each branch
-let conversation = []; // messages: {role, content}
+let earlier = []; // what was shown before each branch, and how to take it up again
+let conversation = []; // messages that have an answer: {role, content}
 let shownBody = null; // the last request, with the seed that it was drawn with
 
 const mode = () => document.querySelector("input[name=mode]:checked").value;
+const special = () => new Set(about.additional_special_tokens ?? [about.eos_token]);
 const model = () => models.find(({ id }) => id === $("model").value);
 
 function say(text) {
@@ -117,8 +118,6 @@ async function stream(path, body, hear) {
   const mine = (running = new AbortController());
   shownBody = body;
   $("halt").hidden = false;
-  $("legend").hidden = false;
-  reveal();
   say(`Writing, seed ${body.seed}.`);
   let usage = null, ended = false;
   try {
@@ -143,11 +142,11 @@ async function stream(path, body, hear) {
 const REASONS = { length: "as long as asked", stop: "ended" };
 
 /** The boxes of n answers side by side; each has a text, and a button for what can be done with it. */
-function answers(n, make_text, action, act) {
+function answers(n, makeText, action, act) {
   const list = Array.from({ length: n }, (_, i) => {
-    const text = make_text(i), facts = make("span", { class: "quiet" });
+    const text = makeText(i), facts = make("span", { class: "quiet" });
     const button = make("button", { class: "act", type: "button", hidden: true, onclick: () => act(text) }, action);
-    const title = make("h2", {}, n > 1 ? `${i + 1} of ${n}` : "Written");
+    const title = make("h2", {}, n > 1 ? `${i + 1} of ${n}` : mode() === "chat" ? "assistant" : "Written");
     const box = make("section", { "aria-label": n > 1 ? `Answer ${i + 1} of ${n}` : "Answer" }, make("div", { class: "head" }, title, facts), text.element, make("div", { class: "row" }, button));
     return { text, facts, button, box };
   });
@@ -160,50 +159,58 @@ function answers(n, make_text, action, act) {
   return { list, finish, element: make("div", { class: "samples" }, ...list.map(({ box }) => box)) };
 }
 
-/** Bring answers into sight where the form fills the window. */
-function reveal() {
-  if ($("results").getBoundingClientRect().top > innerHeight - 120) $("legend").scrollIntoView();
+/** Bring answers into sight where they are written below the window. */
+function reveal(answers, top) {
+  if (answers.getBoundingClientRect().top > innerHeight - 120) top.scrollIntoView();
 }
 
 /** Write on from a text. */
 async function write(prompt) {
   $("prompt").value = prompt;
-  const body = textBody(prompt), end = about.eos_token;
+  const body = textBody(prompt), names = special();
   const given = new WrittenText({ branch, label: "The given text", popover });
   const givenBox = make("section", { class: "given", "aria-label": "The given text", hidden: true }, make("div", { class: "head" }, make("h2", {}, "Given")), given.element);
-  const { list, finish, element } = answers(body.n, (i) => new WrittenText({ before: prompt, branch, label: `Continuation ${i + 1}`, popover }), "Write on from here", (text) => branch(prompt + text.text));
-  const results = make("div", {}, givenBox, element), reasons = [];
-  $("results").replaceChildren(results);
-  const echoed = new Set();
+  const makeText = (i) => new WrittenText({ before: prompt, branch, label: `Continuation ${i + 1}`, popover });
+  const { list, finish, element } = answers(body.n, makeText, "Write on from here", (text) => branch(prompt + text.text));
+  $("legend").hidden = false;
+  $("results").replaceChildren(make("div", {}, givenBox, element));
+  reveal($("results"), $("legend"));
+  const echoed = new Set(), ended = new Set();
   await stream("v1/completions", body, ({ index, text, logprobs, finish_reason: reason }) => {
     if (body.echo && !echoed.has(index)) {
       echoed.add(index);
       if (index > 0) return;
-      given.push(text, fromLists(logprobs, end).filter((token) => !token.end));
+      given.push(text, fromLists(logprobs, names).filter((token) => !token.special));
       given.finish();
       givenBox.hidden = !given.pieces.length;
       return;
     }
-    list[index].text.push(text, logprobs ? fromLists(logprobs, end) : []);
-    if (reason) finish(list[index], (reasons[index] = reason));
+    list[index].text.push(text, logprobs ? fromLists(logprobs, names) : []);
+    if (reason) finish(list[index], reason), ended.add(index);
   });
-  list.forEach((one, i) => reasons[i] ?? finish(one, null));
+  list.forEach((one, i) => ended.has(i) || finish(one, null));
 }
 
 /** Write on from another text, with a way back to this one. */
 function branch(prompt) {
   if (!$("ask").reportValidity()) return;
-  earlier.push({ prompt: shownBody.prompt, results: $("results").firstChild, body: shownBody });
+  const before = shownBody.prompt;
+  remember(() => { $("prompt").value = before; });
+  write(prompt);
+}
+
+/** Keep what is shown, for the button Back. */
+function remember(restore) {
+  earlier.push({ results: $("results").firstChild, body: shownBody, restore });
   $("back").hidden = false;
   $("back").focus({ preventScroll: true }); // what was pressed is gone
-  write(prompt);
 }
 
 function back() {
   running?.abort();
   popover.close();
-  const { prompt, results, body } = earlier.pop();
-  $("prompt").value = prompt;
+  const { results, body, restore } = earlier.pop();
+  restore();
   $("results").replaceChildren(results);
   shownBody = body;
   $("back").hidden = !earlier.length;
@@ -211,38 +218,63 @@ function back() {
   redraw();
 }
 
-// Conversations ------------------------------------------------------------------------------
-
-/** Ask for the next turn of the conversation; `begun` is what the answer begins with. */
-async function converse(begun = null) {
-  const messages = [...conversation], body = chatBody(messages, begun), end = about.eos_token;
-  const again = (text) => converse(text);
-  let latest = null;
-  const asked = messages.map(({ role, content }) => make("section", { class: "turn asked", "aria-label": role, dir: "auto" }, make("h3", {}, role), content));
-  const { list, finish, element } = answers(body.n, (i) => new WrittenText({ before: begun ?? "", branch: again, label: `Answer ${i + 1}`, popover }), "Go on from this answer", (text) => {
-    conversation = [...messages, { role: "assistant", content: (begun ?? "") + text.text }];
-    latest?.removeAttribute("aria-pressed");
-    latest = list.find((one) => one.text === text).button;
-    latest.setAttribute("aria-pressed", "true");
-    $("message").focus();
-  });
-  if (begun) for (const { text } of list) text.element.before(make("p", { class: "quiet", dir: "auto" }, begun));
-  $("results").replaceChildren(make("div", {}, ...asked, element));
-  const reasons = [];
-  await stream("v1/chat/completions", body, ({ index, delta, logprobs, finish_reason: reason }) => {
-    list[index].text.push(delta?.content ?? "", logprobs?.content ? fromEntries(logprobs.content, end) : []);
-    if (reason) finish(list[index], (reasons[index] = reason));
-  });
-  list.forEach((one, i) => reasons[i] ?? finish(one, null));
-  if (list[0].text.text || begun) conversation = [...messages, { role: "assistant", content: (begun ?? "") + list[0].text.text }];
-}
-
-function afresh() {
+/** Nothing is shown, and there is no way back. */
+function clear() {
   running?.abort();
+  popover.close();
+  earlier = [];
   conversation = [];
+  shownBody = null;
+  $("back").hidden = true;
   $("results").replaceChildren();
   say("");
-  $("message").focus();
+}
+
+// Conversations ------------------------------------------------------------------------------
+
+/** Ask for the answer to messages; `begun` is what it begins with. True if an answer came. */
+async function converse(messages, begun = null) {
+  const body = chatBody(messages, begun), ended = new Set();
+  const take = (answer) => { conversation = [...messages, { role: "assistant", content: (begun ?? "") + answer }]; };
+  const again = (text) => {
+    if (!$("ask").reportValidity()) return;
+    const before = conversation;
+    remember(() => { conversation = before; });
+    converse(messages, text);
+  };
+  const asked = messages.map(({ role, content }) => make("section", { class: "turn", "aria-label": role, dir: "auto" }, make("h3", {}, role), content));
+  const makeText = (i) => new WrittenText({ before: begun ?? "", branch: again, label: `Answer ${i + 1}`, popover });
+  const { list, finish, element } = answers(body.n, makeText, "Go on from this answer", (text) => {
+    take(text.text);
+    for (const one of list) one.button.setAttribute("aria-pressed", String(one.text === text));
+    $("message").focus();
+  });
+  if (begun) for (const { text } of list) text.element.before(make("p", { class: "begun", dir: "auto" }, begun));
+  $("legend").hidden = false;
+  $("results").replaceChildren(make("div", {}, ...asked, element));
+  reveal(element, asked.at(-1));
+  const close = (one, reason) => {
+    finish(one, reason);
+    one.button.hidden ||= body.n === 1;
+    one.button.setAttribute("aria-pressed", String(one === list[0]));
+  };
+  await stream("v1/chat/completions", body, ({ index, delta, logprobs, finish_reason: reason }) => {
+    list[index].text.push(delta.content ?? "", logprobs ? fromEntries(logprobs.content) : []);
+    if (reason) close(list[index], reason), ended.add(index);
+  });
+  list.forEach((one, i) => ended.has(i) || close(one, null));
+  const answered = ended.has(0) || list[0].text.text !== "";
+  if (answered) take(list[0].text.text);
+  return answered;
+}
+
+async function send() {
+  const content = $("message").value;
+  if (!content) return;
+  $("message").value = "";
+  earlier = [];
+  $("back").hidden = true;
+  if (!(await converse([...conversation, { role: "user", content }]))) $("message").value ||= content;
 }
 
 // Copying ------------------------------------------------------------------------------------
@@ -259,13 +291,23 @@ async function copy(text, name) {
   }
 }
 
-/** The last request, where it still is what the form asks for; its seed is known then. */
+/** What the form asks for; where the last request asked for the same, that one, whose seed is known. */
 function request() {
-  const chat = mode() === "chat";
-  const draft = $("message").value;
-  const fresh = chat ? chatBody(draft ? [...conversation, { role: "user", content: draft }] : conversation) : textBody($("prompt").value);
+  const chat = mode() === "chat", draft = $("message").value, keyed = key.get() !== null;
+  if (chat && !draft) return { chat, body: shownBody, keyed };
+  const fresh = chat ? chatBody([...conversation, { role: "user", content: draft }]) : textBody($("prompt").value);
   const same = shownBody && $("seed").value === "" && JSON.stringify({ ...shownBody, seed: 0 }) === JSON.stringify({ ...fresh, seed: 0 });
-  return { chat, body: same ? shownBody : fresh, keyed: key.get() !== null };
+  return { chat, body: same ? shownBody : fresh, keyed };
+}
+
+/** A button that copies the request as `write` puts it. */
+function copies(button, name, write) {
+  button.addEventListener("click", () => {
+    if (!$("ask").reportValidity()) return;
+    const { chat, body, keyed } = request();
+    if (body === null) say("Write a message first.");
+    else copy(write(chat, body, keyed), name);
+  });
 }
 
 // The form -----------------------------------------------------------------------------------
@@ -273,15 +315,10 @@ function request() {
 $("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   popover.close();
-  if (mode() === "text") {
-    earlier = [];
-    $("back").hidden = true;
-    write($("prompt").value);
-  } else if ($("message").value) {
-    conversation.push({ role: "user", content: $("message").value });
-    $("message").value = "";
-    converse();
-  }
+  if (mode() === "chat") return void send();
+  earlier = [];
+  $("back").hidden = true;
+  write($("prompt").value);
 });
 for (const id of ["prompt", "message"]) {
   $(id).addEventListener("keydown", (event) => {
@@ -304,19 +341,22 @@ $("forget").addEventListener("click", () => {
 });
 $("halt").addEventListener("click", () => running?.abort());
 $("back").addEventListener("click", back);
-$("afresh").addEventListener("click", afresh);
-$("model").addEventListener("change", choose);
-for (const radio of document.querySelectorAll("input[name=mode]")) radio.addEventListener("change", dress);
-$("curl").addEventListener("click", () => {
-  if (!$("ask").reportValidity()) return;
-  const { chat, body, keyed } = request();
-  copy(asCurl(base, chat ? "v1/chat/completions" : "v1/completions", body, keyed), "curl");
+$("afresh").addEventListener("click", () => {
+  clear();
+  $("message").focus();
 });
-$("python").addEventListener("click", () => {
-  if (!$("ask").reportValidity()) return;
-  const { chat, body, keyed } = request();
-  copy(asPython(base, chat, body, keyed, ["add_generation_prompt", "continue_final_message"]), "Python");
+$("model").addEventListener("change", () => {
+  clear();
+  choose();
 });
+for (const radio of document.querySelectorAll("input[name=mode]")) {
+  radio.addEventListener("change", () => {
+    clear();
+    dress();
+  });
+}
+copies($("curl"), "curl", (chat, body, keyed) => asCurl(base, chat ? "v1/chat/completions" : "v1/completions", body, keyed));
+copies($("python"), "Python", (chat, body, keyed) => asPython(base, chat, body, keyed, ["add_generation_prompt", "continue_final_message"]));
 
 readRamps();
 $("tools").append(themeButton());

@@ -34,24 +34,28 @@ function openTail(bytes) {
 const joined = (parts) => Uint8Array.from(parts.flatMap((part) => [...part]));
 
 /** A token of a text completion: its name, where a part of a character is written bytes:\xe2, and its probability. */
-function named(name, logprob, end) {
+function named(name, logprob, special) {
+  if (special.has(name)) return { bytes: new Uint8Array(), special: name, logprob };
   const bytes = AS_BYTES.test(name) ? Uint8Array.from(name.slice(6).match(/[0-9a-f]{2}/g), (x) => parseInt(x, 16)) : utf8.encode(name);
-  return { bytes, end: name === end, logprob };
+  return { bytes, special: null, logprob };
 }
 
-/** Tokens from the lists of a text completion; `end` is the name of the token that ends a text. */
-export function fromLists(lists, end) {
+/** Tokens from the lists of a text completion; `special` holds the names of tokens that have no text. */
+export function fromLists(lists, special) {
   return lists.tokens.map((name, i) => {
-    const top = Object.entries(lists.top_logprobs?.[i] ?? {}).map(([other, logprob]) => named(other, logprob, end));
-    return { ...named(name, lists.token_logprobs[i], end), top };
+    const top = Object.entries(lists.top_logprobs?.[i] ?? {}).map(([other, logprob]) => named(other, logprob, special));
+    return { ...named(name, lists.token_logprobs[i], special), top };
   });
 }
 
-/** Tokens from the entries of a chat completion. */
-export function fromEntries(entries, end) {
-  const token = ({ token, bytes, logprob }) => ({ bytes: Uint8Array.from(bytes ?? utf8.encode(token)), end: token === end, logprob });
-  return entries.map((entry) => ({ ...token(entry), top: (entry.top_logprobs ?? []).map(token) }));
+/** Tokens from the entries of a chat completion, where a special token has no bytes. */
+export function fromEntries(entries) {
+  const token = ({ token: name, bytes, logprob }) => ({ bytes: Uint8Array.from(bytes), special: bytes.length ? null : name, logprob });
+  return entries.map((entry) => ({ ...token(entry), top: entry.top_logprobs.map(token) }));
 }
+
+/** What a special token is called. */
+const special = (name) => (name === "<|endoftext|>" ? "end of text" : name);
 
 const bits = (logprob) => (logprob === null ? null : -logprob / Math.LN2);
 
@@ -91,9 +95,9 @@ export class WrittenText {
         this.bits += bits(token.logprob);
         this.scored++;
       }
-      if (token.end) {
+      if (token.special) {
         this.complete(this.waiting.length);
-        this.ready.push({ tokens: [token], text: "", end: true });
+        this.ready.push({ tokens: [token], text: "", special: token.special });
         continue;
       }
       this.waiting.push(token);
@@ -116,8 +120,8 @@ export class WrittenText {
   finish() {
     this.complete(this.waiting.length);
     for (const piece of this.ready) {
-      piece.text = piece.end ? "" : this.text.slice(this.shown.length, this.shown.length + piece.text.length);
-      if (piece.text || piece.end) this.show(piece);
+      piece.text = piece.special ? "" : this.text.slice(this.shown.length, this.shown.length + piece.text.length);
+      if (piece.text || piece.special) this.show(piece);
     }
     this.ready = [];
   }
@@ -128,9 +132,9 @@ export class WrittenText {
     piece.bits = piece.tokens.some((t) => t.logprob === null) ? null : piece.tokens.reduce((sum, t) => sum + bits(t.logprob), 0);
     const said = piece.bits === null ? "nothing came before it" : `${three(piece.bits)} bits`;
     piece.element = make("span", {
-      class: piece.end ? "token last-word" : "token", role: "button", tabindex: this.pieces.length ? -1 : 0, "aria-expanded": "false",
+      class: piece.special ? "token special" : "token", role: "button", tabindex: this.pieces.length ? -1 : 0, "aria-expanded": "false",
       "aria-description": said,
-    }, ...(piece.end ? ["end of text"] : readable(piece.text)));
+    }, ...(piece.special ? [special(piece.special)] : readable(piece.text)));
     piece.owner = this;
     pieceOf.set(piece.element, piece);
     this.popover.attach(piece);
@@ -227,15 +231,15 @@ export class Alternatives {
     const said = make("p", {}, `${which}${three(bits(token.logprob))} bits, probability ${percent(Math.exp(token.logprob))}`);
     const read = piece.tokens.slice(0, i).map((t) => t.bytes);
     const rows = [...token.top].sort((a, b) => b.logprob - a.logprob).map((other) => {
-      const text = other.end ? null : strict(joined([...read, other.bytes]));
-      const shown = other.end ? ["end of text"] : text === null ? [hexadecimal(other.bytes)] : spelled(text);
-      const why = other.end ? "The text would end here." : text === null ? "This is a part of a character: text cannot be written on from it." : null;
+      const text = other.special ? null : strict(joined([...read, other.bytes]));
+      const shown = other.special ? [special(other.special)] : text === null ? [hexadecimal(other.bytes)] : spelled(text);
+      const why = other.special ? "This is no text: text cannot be written on from it." : text === null ? "This is a part of a character: text cannot be written on from it." : null;
       const act = () => {
         this.close();
         piece.owner.branch(piece.start + text);
       };
       const name = make("button", { class: "chip", type: "button", dir: "auto", disabled: why !== null, title: why, onclick: act }, ...shown);
-      const wanted = other.end === token.end && other.bytes.join() === token.bytes.join();
+      const wanted = other.special === token.special && other.bytes.join() === token.bytes.join();
       return { name, value: Math.exp(other.logprob), text: percent(Math.exp(other.logprob)), wanted };
     });
     return rows.length ? [said, bars(rows)] : [said];
