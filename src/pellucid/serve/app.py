@@ -54,6 +54,7 @@ def make_app(
 
     app = FastAPI(title="Pellucid", version=__version__, lifespan=engines, docs_url=None, redoc_url=None)
     app.router.route_class = StrictRoute
+    app.state.models = models
     counter = RequestCounter()
 
     def find(name: str | None) -> ServedModel:
