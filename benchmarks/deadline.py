@@ -18,7 +18,7 @@ from pathlib import Path
 
 WORKER = """
 import json, sys, time
-import pellucid.language_model as lm
+import pellucid as lm
 began = time.monotonic()
 run = lm.train(sys.argv[1], out=sys.argv[2], minutes=float(sys.argv[3]))
 seconds = time.monotonic() - began

@@ -19,6 +19,7 @@
 Each name is imported when it is first used, so importing the package is fast.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,13 @@ if TYPE_CHECKING:
     from pellucid.vision.run import load_images as load_images
 
 __version__ = "0.1.0"
+
+# Threads that share a matrix product wait for one another by spinning, for milliseconds at first. Where other programs
+# keep the cores busy, they spin on the core that the awaited thread needs, and a step takes ten times as long. Waiting
+# for microseconds and sleeping then costs nothing on a quiet machine (docs/log.md, 2026-11-22). GNU's OpenMP reads this
+# when PyTorch is imported: whoever imports PyTorch first, or sets either variable, decides otherwise.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 #: the module that each public name is imported from
 _MODULES = {

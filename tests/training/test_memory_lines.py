@@ -64,8 +64,8 @@ def test_drawn_architectures(a, options):
 
 
 def test_layers_that_differ_in_turn():
-    a = shrunk(preset("small"), 7)
-    a = replace(a, attention=replace(a.attention, windows=(0, 8)))
+    a = shrunk(preset("small"), 15)
+    a = replace(a, attention=replace(a.attention, windows=(0, 8)), positions=replace(a.positions, every=3))
     assert_equal_to_the_walk(with_options(a, batch=2, precision="bfloat16"))
 
 

@@ -13,6 +13,7 @@ from tiny import Heard, assert_same_tensors, recipe_for, resume, rows, sample_te
 
 from pellucid.runs import pace as pace_module
 from pellucid.runs import pipeline
+from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import folder_of, steps_of
 from pellucid.runs.pace import HARD_STOP, Pace
 from pellucid.runs.schedule import position, rate_factor
@@ -152,6 +153,31 @@ def test_a_run_that_went_beyond_its_time_is_stopped_and_says_so(text, tmp_path, 
     assert steps_of(run)[-1] == 5
     assert resume(run).step == 12
     assert_same_tensors(tensors(run, 12), tensors(whole, 12))
+
+
+def test_the_last_evaluation_is_cut_when_the_time_is_over(text, tmp_path, monkeypatch):
+    """Where each batch of held-out text takes seconds, the run reads as many as fit, says so, and is done."""
+    heard, run = Heard(), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, 0.5)
+        measured(patch, 0.5)
+        patch.setattr(trainer_module, "LEAST_EVALUATED", 1)
+        real = trainable.TransformerTrainable.held_out_sums
+
+        def held_out_sums(self, batch):
+            clock.now += 4.0
+            return real(self, batch)
+
+        patch.setattr(trainable.TransformerTrainable, "held_out_sums", held_out_sums)
+        done = start(text, run, heard, clock.sampler, minutes=1.0, **QUICK | {"batch": 1})
+        assert clock.seconds <= 1.1 * 60
+    last = [row for row in rows(run) if "held_out_loss" in row][-1]
+    assert (last["step"], last["whole"], done.exit_code) == (done.recipe.n_steps, False, 0)
+    assert last["cut"] > 0
+    assert f"the time was over after {last['cut']:,} of " in heard.text
+    again = Heard()
+    resume(run, again)
+    assert "finished" in again.text
 
 
 def test_a_run_that_is_made_longer_by_minutes_ends_in_time(text, tmp_path, monkeypatch):

@@ -265,8 +265,8 @@ def scale_of(recipe: Recipe, device: torch.device, poll: Callable[[], object] = 
     """How many times longer than on the machine of docs/log.md a step of each probe takes here."""
     precision = resolve.resolve_precision(recipe, device)[0]
     budget = min(PROBE_SECONDS, PROBE_SHARE * 60 * recipe.train.minutes)
-    # a run of less than half a minute must not spend much of it here
-    sequences, least = (16, 3) if budget >= 1 else (4, 1)
+    # a run of less than half a minute must not spend much of it here, and first steps count where they are slow
+    sequences, least = (16, 3) if budget >= 1 else (4, 0)
     probes = [Size(1024, d, PROBE_LAYERS, sequences) for d in PROBES]
     recipes = [with_train(recipe_of_size(recipe, probe), precision=precision) for probe in probes]
     recipes = [with_train(r, attention=resolve.resolve_attention(r, device, poll)[0]) for r in recipes]

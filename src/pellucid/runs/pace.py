@@ -26,6 +26,8 @@ REPORT, SAMPLE, SAVE, DISK = 0.3, 0.4, 0.05, 3e8
 STEP_TO_FORWARD = 3.0
 #: the share of the time by which a run is stopped where even the moved end does not come
 HARD_STOP = 0.1
+#: the share of the time that is kept for the last evaluation at most; what it does not come to is not read
+EVALUATING = 0.2
 
 
 @dataclass
@@ -76,6 +78,11 @@ class Pace:
     def is_over(self) -> bool:
         """Whether the run is to stop wherever it is."""
         return self.left < -HARD_STOP * self.total
+
+    @property
+    def must_end(self) -> bool:
+        """Whether what is left is just enough for a sample and the report."""
+        return self.left < self.sample + REPORT
 
     def start(self, per_step: float, reserve: float = 0.0) -> None:
         """Begin with what was measured, which counts as one step."""
@@ -149,7 +156,8 @@ class Pace:
             seconds += cost * (((step + n - 1) // every - step // every) if every > 0 else 0)
         sample = self.sample if t.sample_every >= 0 else 0.0
         seconds += min(self.reserve, self.left / 2)
-        return seconds + self.save + self.evaluation(self.n_held_out, recipe) + sample + REPORT
+        evaluation = min(self.evaluation(self.n_held_out, recipe), EVALUATING * self.total)
+        return seconds + self.save + evaluation + sample + REPORT
 
     @property
     def save(self) -> float:

@@ -32,6 +32,8 @@ from pellucid.runs.trainable import Trainable
 
 #: steps whose figures may still be on the device: reading them at once would make it wait
 LAG = 4
+#: held-out units that the last evaluation reads at least, whatever time is left
+LEAST_EVALUATED = 4096
 #: bad steps in a row after which a run stops
 PATIENCE = 3
 
@@ -269,7 +271,7 @@ class Trainer(Generic[RecipeT]):
     def complete(self) -> bool:
         """Whether the last step was taken and all of the held-out text read after it."""
         row = self.last_evaluation or {}
-        return self.step == self.recipe.n_steps == row.get("step") and row["whole"]
+        return self.step == self.recipe.n_steps == row.get("step") and (row["whole"] or row.get("cut", 0) > 0)
 
     def is_due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
@@ -321,14 +323,16 @@ class Trainer(Generic[RecipeT]):
         if measured is None:
             return
         self.tell_pace("token", began, self.phase.done)
-        loss, part, accuracy = measured
+        loss, part, accuracy, cut = measured
         if not math.isfinite(loss + part):
             loss = part = math.nan
         if part < best_loss(self.run_dir):
             mark_best(self.run_dir, self.step, part)  # before the row, by which a run that is resumed knows of it
         per_byte = self.trainable.data.held_out_tokens_per_byte
         bits = {} if per_byte is None else {"bits_per_byte": loss / math.log(2) * per_byte}
-        row = {"step": self.step, "held_out_loss": loss, **bits, "accuracy": accuracy, "whole": whole}
+        row = {"step": self.step, "held_out_loss": loss, **bits, "accuracy": accuracy, "whole": whole and not cut}
+        if cut:
+            row["cut"] = cut
         row = self.metrics.write(row | {"held_out_part": part, "seconds": round(self.seconds(), 3)})
         self.last_evaluation = row
         if row["held_out_loss"] is None:
@@ -337,6 +341,11 @@ class Trainer(Generic[RecipeT]):
             return
         self.candidate = self.step
         self.reporter.evaluation(row)
+        if cut:
+            self.reporter.note(
+                f"the time was over after {cut:,} of {self.trainable.data.n_held_out:,} held-out {self.trainable.unit}s, "
+                "and the loss is over these; a longer run reads all of them"
+            )
         self.curve.see(row)
         if warning := self.curve.warning():
             self.metrics.write(said := {"step": self.step, "warning": warning})
@@ -348,14 +357,15 @@ class Trainer(Generic[RecipeT]):
         return any(row["step"] == self.step and field in row for row in self.metrics.kept)
 
     @torch.no_grad()
-    def held_out_loss(self, whole: bool) -> tuple[float, float, float] | None:
+    def held_out_loss(self, whole: bool) -> tuple[float, float, float, int] | None:
         """The mean held-out loss in nats per unit, over everything or, unless `whole`, over the first
-        `evaluate_tokens`; the mean over those first ones; and the accuracy, the share of likeliest targets.
+        `evaluate_tokens`; the mean over those first ones; the accuracy, the share of likeliest targets; and after how
+        many units the time of a run of minutes was over, 0 where it was not.
 
         None where a signal came.
         """
         self.network.eval()
-        nats, n_right, n_scored, n_read, part = 0.0, 0, 0, 0, None
+        nats, n_right, n_scored, n_read, part, cut = 0.0, 0, 0, 0, None, 0
         try:
             for batch in self.trainable.data.held_out():
                 if self.interruption:
@@ -368,9 +378,13 @@ class Trainer(Generic[RecipeT]):
                     part = nats / n_scored
                     if not whole:
                         break
+                n_held_out = self.trainable.data.n_held_out
+                if whole and n_held_out > n_read >= LEAST_EVALUATED and self.pace and self.pace.must_end:
+                    cut = n_read
+                    break
         finally:
             self.network.train()
-        return nats / n_scored, nats / n_scored if part is None else part, n_right / n_scored
+        return nats / n_scored, nats / n_scored if part is None else part, n_right / n_scored, cut
 
     # From a checkpoint ---------------------------------------------------------------------
 

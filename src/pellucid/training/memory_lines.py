@@ -7,6 +7,7 @@ frees and by its gradients; inside of the inserted layers the most lives in the 
 peak is the largest of some lines. tests/training/test_memory_lines.py holds them equal to the walk, to the byte.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -173,7 +174,7 @@ def without_copies(recipe: Recipe) -> tuple[Recipe, list[RepeatedLayers]]:
 
 def _shortened(a: Architecture, of_encoder: bool) -> tuple[Architecture, list[RepeatedLayers]]:
     """One layer or more in front of those that are repeated, and behind them."""
-    period = len(a.attention.windows)
+    period = math.lcm(len(a.attention.windows), max(1, a.positions.every))
     times = (a.n_layers - period - 2) // period
     if times < 1:
         return a, []
