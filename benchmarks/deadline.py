@@ -18,9 +18,9 @@ from pathlib import Path
 
 WORKER = """
 import json, sys, time
-import pellucid as lm
+from pellucid.training_run import train
 began = time.monotonic()
-run = lm.train(sys.argv[1], out=sys.argv[2], minutes=float(sys.argv[3]))
+run = train(sys.argv[1], out=sys.argv[2], minutes=float(sys.argv[3]))
 seconds = time.monotonic() - began
 rows = [json.loads(line) for line in open(run.path / "metrics.jsonl")]
 rates = [row["learning_rate"] for row in rows if "learning_rate" in row]
