@@ -342,9 +342,9 @@ class Trainer(Generic[RecipeT]):
         self.candidate = self.step
         self.reporter.evaluation(row)
         if cut:
+            everything = f"{self.trainable.data.n_held_out:,} held-out {self.trainable.unit}s"
             self.reporter.note(
-                f"the time was over after {cut:,} of {self.trainable.data.n_held_out:,} held-out {self.trainable.unit}s, "
-                "and the loss is over these; a longer run reads all of them"
+                f"the time was over after {cut:,} of {everything}, and the loss is over these; a longer run reads all"
             )
         self.curve.see(row)
         if warning := self.curve.warning():
