@@ -45,9 +45,11 @@ function askForKey(why = "") {
 }
 
 async function open() {
+  const used = key.get();
   try {
     models = (await (await ask("v1/models")).json()).data;
   } catch (error) {
+    if (key.get() !== used) return; // another key has been given meanwhile, and is being tried
     if (error.status === 401) return askForKey("That key is not the server's.");
     $("ask").hidden = false;
     if (error.status === 503) {
