@@ -202,7 +202,7 @@ def test_without_a_limit_an_answer_has_the_rest_of_the_context(client):
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "tool_calls is not done here"),
         ({"top_logprobs": 2}, "top_logprobs applies to logprobs"),
         ({"max_completion_tokens": 3}, "give one of them"),
-        ({"max_tokens": 161}, "at most 160 tokens"),
+        ({"max_tokens": 4097}, "at most 4096 tokens"),
         ({"n": 9}, "n"),
         ({"model": "plain"}, "this model has no chat template"),
     ],

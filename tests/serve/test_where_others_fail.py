@@ -9,9 +9,11 @@ import torch
 from fastapi.testclient import TestClient
 from tests.serve.conftest import small_network
 
+from pellucid.generate.sampling import Sampling
 from pellucid.generate.text import generate
 from pellucid.serve.app import make_app
 from pellucid.serve.batching import BatchingEngine
+from pellucid.serve.generation import Generation
 from pellucid.serve.served import ServedModel
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
@@ -98,8 +100,14 @@ def test_logits_that_are_no_numbers_answer_500_to_one_request_alone(client):
     assert stream[-1] == "data: [DONE]"
 
 
-def test_a_full_queue_says_when_to_come_back(client):
+def test_a_full_queue_says_when_to_come_back(client, monkeypatch):
     answer = client.post(URL, json={"prompt": ["x"] * 4})
+    assert answer.status_code == 400
+    assert "4 sequences, and this server's queue holds 3" in answer.json()["error"]["message"]
+    engine = client.app.state.models[0].engine
+    monkeypatch.setattr(engine, "waiting", [Generation([1], Sampling(), 1, 0, emit=print)] * 3)
+    # the engine's thread is idle, and hears of nothing that was not submitted
+    answer = client.post(URL, json={"prompt": "x"})
     assert answer.status_code == 429
     assert int(answer.headers["Retry-After"]) >= 1
     assert answer.json()["error"]["code"] == "rate_limit_exceeded"

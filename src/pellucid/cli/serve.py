@@ -40,8 +40,8 @@ class CapacityOptions:
     """Decode at most this many sequences together."""
     max_queue: Annotated[int, option("N"), at_least(1)] = 256
     """Let at most this many sequences wait; more are told to try again later."""
-    max_tokens: Annotated[int | None, option("N", default="the model's context"), at_least(1)] = None
-    """Generate at most this many tokens for a sequence; requests for more are refused."""
+    max_tokens: Annotated[int | None, option("N", default="the context, or 4096"), at_least(1)] = None
+    """Refuse requests for more tokens than this."""
     drain: Annotated[float, option("SECONDS"), at_least(0)] = 10.0
     """On Ctrl-C or SIGTERM, let running requests finish for this long."""
 

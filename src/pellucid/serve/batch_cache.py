@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import NextLogits, last_logits
 from pellucid.model import Cache, Transformer
 
@@ -131,3 +132,13 @@ def bytes_of_row(network: Transformer) -> int:
     a, weight = network.architecture, network.embed.token.weight
     columns = a.n_ctx + max(1, a.n_ctx // 2)
     return columns * (2 * a.n_layers * a.n_kv_heads * a.d_head * weight.element_size() + 8)
+
+
+def rows_in(memory: int, row_bytes: int, max_rows: int, n_ctx: int) -> int:
+    """How many rows of so many bytes there may be; GenerationError where there is memory for none."""
+    rows = min(max_rows, memory // row_bytes)
+    if rows < 1:
+        raise GenerationError(
+            f"{memory:,} bytes hold the keys and values of no sequence of {n_ctx} tokens: give at least {row_bytes:,}"
+        )
+    return rows

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pellucid.generate.errors import GenerationError
 from pellucid.generate.pack_weights import network_for
 from pellucid.generate.readers import (
     NO_TAPS,
@@ -28,7 +27,7 @@ from pellucid.generate.readers import (
 from pellucid.generate.speculation import look_up
 from pellucid.generate.text import looked_at
 from pellucid.model import Cache, Tap, Transformer
-from pellucid.serve.batch_cache import BatchCache, bytes_of_row
+from pellucid.serve.batch_cache import BatchCache, bytes_of_row, rows_in
 from pellucid.serve.engine import Engine
 from pellucid.serve.generation import Generation, token_scores
 from pellucid.serve.prefix_cache import PrefixCache
@@ -70,12 +69,7 @@ class BatchingEngine(Engine):
         a = network.architecture
         # a row has its place in the batch, and a cache of its own while its prompt is read or it is edited
         row_bytes = bytes_of_row(network) + a.n_ctx * (bytes_of_row(network) // (a.n_ctx + max(1, a.n_ctx // 2)))
-        rows = min(max_rows, memory // row_bytes)
-        if rows < 1:
-            raise GenerationError(
-                f"{memory:,} bytes hold the keys and values of no sequence of {a.n_ctx} tokens: "
-                f"give at least {row_bytes:,}"
-            )
+        rows = rows_in(memory, row_bytes, max_rows, a.n_ctx)
         sizes = {"n_ctx": a.n_ctx, "n_vocab": a.n_vocab, "max_rows": rows}
         super().__init__(network, tokenizer, **sizes, max_queue=max_queue, max_tokens=max_tokens)
         #: what edits work on, and what everything else is computed with

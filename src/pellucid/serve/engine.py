@@ -25,6 +25,8 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 #: bounds of times in seconds, in the metrics
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+#: clients ask for so many tokens whatever the model; a text that outgrows a shorter context goes on in a moving window
+LEAST_LIMIT = 4096
 
 
 class Engine:
@@ -33,7 +35,7 @@ class Engine:
     n_ctx       the most tokens of a prompt
     max_rows    sequences that are generated at once, at most
     max_queue   sequences and jobs that may wait
-    max_tokens  the most tokens of a generated text; `n_ctx` unless given
+    max_tokens  the most tokens of a generated text; unless given `n_ctx`, and no fewer than LEAST_LIMIT
     """
 
     #: why this model continues no text; "" where it does
@@ -54,7 +56,8 @@ class Engine:
     ):
         self.network: Any = network
         self.tokenizer, self.n_ctx, self.n_vocab = tokenizer, n_ctx, n_vocab
-        self.max_rows, self.max_queue, self.max_tokens = max_rows, max_queue, max_tokens or n_ctx
+        self.max_rows, self.max_queue = max_rows, max_queue
+        self.max_tokens = max(n_ctx, LEAST_LIMIT) if max_tokens is None else max_tokens
         # a special token without a row of the embedding is never chosen
         self.n_allowed = tokenizer.n_vocab - sum(i >= n_vocab for i in tokenizer.special.values())
         self.waiting: deque[Generation] = deque()
@@ -109,7 +112,12 @@ class Engine:
         return future
 
     def check_room(self, n: int) -> None:
-        """Raise QueueFullError where `n` more have no room in the queue."""
+        """Raise QueueFullError where `n` more have no room in the queue now, TooLargeError where they never have."""
+        if n > self.max_queue:
+            raise TooLargeError(
+                f"the request makes {n} sequences, and this server's queue holds {self.max_queue}: send fewer at once",
+                "prompt",
+            )
         if self.draining:
             raise QueueFullError("the server is shutting down: send the request to another one")
         waiting = len(self.waiting) + len(self.jobs)

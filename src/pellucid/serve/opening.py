@@ -43,7 +43,7 @@ def engine_for(model: Any, options: EngineOptions) -> Engine:
     network, tokenizer = model.network, model.tokenizer
     a = network.architecture
     if a.encoder is not None:
-        return EncoderDecoderEngine(network, tokenizer, **limits, **computing)
+        return EncoderDecoderEngine(network, tokenizer, memory=options.memory, **limits, **computing)
     if a.attention.mask == "bidirectional" or a.readout == "none":
         refuse_computing(options, "a model that generates no text")
         return Engine(network, tokenizer, n_ctx=a.n_ctx, n_vocab=a.n_vocab, **limits)

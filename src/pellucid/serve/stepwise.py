@@ -18,6 +18,7 @@ from pellucid.generate.readers import NO_TAPS
 from pellucid.generate.text import looked_at
 from pellucid.model import Transformer
 from pellucid.predictors.predictor import Predictor, Reader
+from pellucid.serve.batch_cache import bytes_of_row, rows_in
 from pellucid.serve.batching import MANY_TOKENS
 from pellucid.serve.engine import Engine
 from pellucid.serve.generation import Generation, TooLargeError, token_scores
@@ -135,10 +136,7 @@ class PredictorEngine(StepwiseEngine):
 
 
 class EncoderDecoderEngine(StepwiseEngine):
-    """The engine of a transformer that reads a source and generates a target.
-
-    weights, speculate   as for `BatchingEngine`
-    """
+    """The engine of a transformer that reads a source and generates a target; options as for `BatchingEngine`."""
 
     def __init__(
         self,
@@ -147,12 +145,17 @@ class EncoderDecoderEngine(StepwiseEngine):
         *,
         weights: str = "auto",
         speculate: int = 0,
+        memory: int = 2**30,
         max_rows: int = 64,
         max_queue: int = 256,
         max_tokens: int | None = None,
     ):
         a = network.architecture
-        sizes = {"n_ctx": a.n_ctx, "n_vocab": a.n_vocab, "max_rows": max_rows}
+        assert a.encoder is not None
+        # the keys and values of the target, and of the source, which every layer reads
+        row_bytes = bytes_of_row(network) * (1 + a.encoder.n_ctx / a.n_ctx)
+        rows = rows_in(memory, int(row_bytes), max_rows, a.n_ctx)
+        sizes = {"n_ctx": a.n_ctx, "n_vocab": a.n_vocab, "max_rows": rows}
         super().__init__(network, tokenizer, **sizes, max_queue=max_queue, max_tokens=max_tokens)
         self.loaded, self.weights, self.speculate = network, weights, speculate
         self.network, self.said = network_for(network, weights, MANY_TOKENS)
