@@ -37,7 +37,7 @@ ROOMS = {
     "masks": "Masks",
     "attention": "Attention",
     "blocks": "Blocks",
-    "layers": "The layers of a block, for every word",
+    "layers": "The layers of a block, for every option",
     "transformer": "Whole transformers",
     "weights": "The parameters",
     "circuits": "Reading a transformer",

@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_refused():
     images, labels = np.zeros((4, 1, 8, 8), np.float32), np.zeros(4, np.int64)
     with pytest.raises(ImagesError, match=r"labels \(3,\)"):
         check_labels(images, labels[:3], 10)
-    with pytest.raises(ImagesError, match="this classifier knows 0 to 9"):
+    with pytest.raises(ImagesError, match="expected 0 to 9"):
         check_labels(images, labels + 10, 10)
 
 
@@ -207,7 +207,7 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_written(tmp_path, ca
         ([tmp_path / "text.npz"], {}, "expected a .npz file with the arrays images and labels"),
         ([tmp_path / "pickled.npz"], {}, "expected a .npz file with the arrays images and labels"),
         ([tmp_path / "none.npz"], {}, "cannot be read"),
-        ([good, good], {}, "2 files were named"),
+        ([good, good], {}, "2 files were given"),
         ([good], {"patch": 5}, "no whole number of 5 x 5"),
         ([good], {"pacth": 2}, "did you mean 'model.patch'"),
         ([good], {"held_out": 1.5}, "expected a share"),

@@ -1,7 +1,7 @@
-"""Named architectures, as values.
+"""Presets: architectures by name.
 
-Sizes that depend on the text (`n_vocab`) can be given when a preset is asked for; all else is what
-the source states. S0 ... S4 are the source texts of docs/mathematics.md.
+`n_vocab` depends on the text and can be given to `preset`; everything else is as the source states. S0 ... S4 are the
+source texts of docs/mathematics.md.
 """
 
 import difflib
@@ -137,8 +137,8 @@ GOON = Architecture(
 )
 
 PRESETS = {
-    # the default: what two cores train well in minutes (docs/log.md), the options of Qwen3. Its tables of n-grams learn
-    # in seconds what counting does, and are all that keeps it from opening as a Qwen3 elsewhere
+    # the default, which two cores train well in minutes (docs/log.md): the options of Qwen3, and tables of n-grams,
+    # which learn in seconds what n-gram counts know. Other software opens it as a Qwen3 only without these tables
     "small": replace(qwen3(128, 4, 4, 128), ngrams=(2, 3, 4, 5)),
     "modern": modern(384, 6, 6, 256),
     # Radford et al. 2018: post-norm, no final norm

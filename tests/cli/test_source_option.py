@@ -50,7 +50,7 @@ def test_a_run_goes_on(trained, capsys):
     [
         (["generate", "RUN"], "needs a source"),
         (["generate", "RUN", "--source", ""], "the source is empty"),
-        (["train", "PAIRS", "--steps", "2", "--preset", "original"], "say --objective source-target"),
+        (["train", "PAIRS", "--steps", "2", "--preset", "original"], "give --objective source-target"),
         (
             ["train", "PAIRS", "--steps", "2", "--objective", "source-target", "--set", "model.encoder.n_ctx=3"],
             "or set model.encoder.n_ctx=",

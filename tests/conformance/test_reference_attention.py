@@ -427,7 +427,7 @@ def test_the_kinds_of_mask_by_hand():
     assert show(window_mask(4, 2)) == ["xx..", "xxx.", ".xxx", "..xx"]
     assert show(documents_mask(np.array([0, 0, 1]))) == ["x..", "xx.", "..x"]
     assert show(bidirectional_mask(3) & padding_mask([True, True, False])) == ["xx.", "xx.", "xx."]
-    with pytest.raises(ValueError, match="last of the keys"):
+    with pytest.raises(ValueError, match="queries are the last of them"):
         causal_mask(3, 2)
 
 

@@ -289,7 +289,7 @@ def test_interleaved_slopes_by_hand():
     assert E.alibi_slopes(1, "interleaved").tolist() == [1 / 256]
     for n in (1, 2, 4, 64):
         assert np.array_equal(E.alibi_slopes(n, "interleaved"), E.alibi_slopes(n))
-    with pytest.raises(ValueError, match="say geometric or interleaved"):
+    with pytest.raises(ValueError, match="expected geometric or interleaved"):
         E.alibi_slopes(3, "linear")
 
 

@@ -95,7 +95,7 @@ def test_attributions_sum_to_the_logit(a, by, pos):
     assert expected == (both.after_cap if a.logit_cap else both.logit)
     assert len(both.labels) == len(set(both.labels)) == len(both.values)
     assert ("before the cap" in both.note) == (a.logit_cap > 0)
-    assert ("the activation in the readout is held" in both.note) == (a.readout == "bert")
+    assert ("the activation in the readout is frozen" in both.note) == (a.readout == "bert")
 
 
 @settings(max_examples=30)
@@ -236,15 +236,15 @@ def test_gradient_times_input_is_the_change_to_first_order():
 @pytest.mark.parametrize(
     ("ask", "reason"),
     [
-        (lambda t: t.attribute(1, by="layer"), "say component, head, neuron or source"),
+        (lambda t: t.attribute(1, by="layer"), "expected component, head, neuron or source"),
         (lambda t: t.attribute(1, pos=9), "row 0 has 4 tokens"),
         (lambda t: t.attribute("a"), "has no tokenizer"),
-        (lambda t: t.decompose(by="neuron"), "say which one, such as pos=-1"),
-        (lambda t: t.decompose(by="layer"), "say component, head, neuron or source"),
+        (lambda t: t.decompose(by="neuron"), "give one, such as pos=-1"),
+        (lambda t: t.decompose(by="layer"), "expected component, head, neuron or source"),
         (lambda t: t.decompose(by="source", pos=4), "row 0 has 4 tokens"),
-        (lambda t: t.decompose("blocks.0.attn.q"), "is no point of the residual stream"),
+        (lambda t: t.decompose("blocks.0.attn.q"), "is not a point of the residual stream"),
         (lambda t: t.why(0, 9), "layer 0, head 9"),
-        (lambda t: t.why(0, 0, side="both"), "say key, query or pair"),
+        (lambda t: t.why(0, 0, side="both"), "expected key, query or pair"),
     ],
 )
 def test_questions_without_an_answer_say_why(ask, reason):

@@ -222,15 +222,15 @@ def test_encoders_and_cross_attention_have_circuits_too(a):
         cross[0, 0].looks_for(0)
     with pytest.raises(CircuitError, match="not by an unembedding"):
         encoder.copying()
-    with pytest.raises(CircuitError, match="on one stream"):
+    with pytest.raises(CircuitError, match="read and write one stream"):
         cross.compose("V")
 
 
 def test_what_is_not_there_is_refused_with_the_reason():
     rotary = Circuits(make_network(A.with_fields({"positions.kind": "rotary"})))
-    with pytest.raises(CircuitError, match="function of how far back"):
+    with pytest.raises(CircuitError, match="depends on the distance to the key"):
         rotary[0, 0].qk()
-    with pytest.raises(CircuitError, match="function of how far back"):
+    with pytest.raises(CircuitError, match="depends on the distance to the key"):
         rotary.compose("K")
     with pytest.raises(CircuitError, match="offset = 8"):
         rotary[0, 0].qk(8)
@@ -250,9 +250,9 @@ def test_what_is_not_there_is_refused_with_the_reason():
     with pytest.raises(CircuitError, match="readout = bert"):
         Circuits(make_network(A.with_fields({"readout": "bert"}))).copying()
     deep = Circuits(make_network(A.with_fields({"mlp.n_hidden": 2})))
-    with pytest.raises(CircuitError, match="keys are of hidden layer 0"):
+    with pytest.raises(CircuitError, match="only hidden layer 0 has keys"):
         _ = deep.neuron(0, 0, hidden=1).key
-    with pytest.raises(CircuitError, match="values are of hidden layer 1"):
+    with pytest.raises(CircuitError, match="only hidden layer 1 has values"):
         _ = deep.neuron(0, 0).value
 
 

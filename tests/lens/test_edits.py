@@ -198,7 +198,7 @@ def is_change_of_weights(edit, a):
     """Whether an edit that applies at every position can be written into the weights."""
     part, last = a.encoder if edit.name.startswith("encoder.") else a, edit.name.split(".")[-1]
     numbered = edit.name.endswith(tuple(f"{name}.{l}" for name in ("mlp.pre", "mlp.post") for l in range(3)))
-    if edit.op in ("clamp", "resample"):  # a trace's tensor differs from position to position
+    if edit.op in ("clamp", "resample"):  # a trace's tensor differs between positions
         return False
     if last in TABLES:
         formula = last == "pos_embed" and part.positions.kind == "sinusoidal"
@@ -222,7 +222,7 @@ def test_edits_written_into_the_weights(a, data):
     edits = [Edit(**{**vars(edit), "pos": None}) for edit in drawn]
     if not all(is_change_of_weights(edit, a) for edit in edits):
         with pytest.raises(
-            EditError, match=r"not a change of weights|differs from position|is a formula|adds a vector"
+            EditError, match=r"not a change of weights|differs between positions|is a formula|adds a vector"
         ):
             with_edits(network, edits)
         return
@@ -423,8 +423,8 @@ def test_edits_that_generation_cannot_make_say_why(edit, reason):
         (change.project_out("blocks.0.resid_pre", torch.ones(8)), "comes from embed, pos_embed: edit these"),
         (change.zero("blocks.0.norm_1"), "not a change of the weights of a linear map"),
         (change.project_out("blocks.0.attn_out", torch.ones(8), pos=1), "at some positions"),
-        (change.project_out("blocks.0.attn_out", torch.ones(1, 3, 8)), "differs from position to position"),
-        (change.set_to("blocks.0.mlp_out", torch.ones(1, 3, 8)), "differs from position to position"),
+        (change.project_out("blocks.0.attn_out", torch.ones(1, 3, 8)), "differs between positions"),
+        (change.set_to("blocks.0.mlp_out", torch.ones(1, 3, 8)), "differs between positions"),
     ],
 )
 def test_edits_that_no_weight_does_say_why(edit, reason):

@@ -100,12 +100,12 @@ def test_heads_over_the_checkpoints_of_a_run(tmp_path, shakespeare):
 @pytest.mark.parametrize(
     ("ask", "reason"),
     [
-        (lambda: detect_heads(make_network(A), period=7), "two of them have to fit"),
+        (lambda: detect_heads(make_network(A), period=7), "expected two periods to fit"),
         (lambda: detect_heads(make_network(A)).best("copier"), "choose one of previous"),
         (lambda: detect_heads(Transformer(A.with_fields({"n_layers": 0}))), "there are no heads"),
         (lambda: activations(make_network(A), None, [[1]], "blocks.0.attn.q"), "one vector for each position"),
         (lambda: fit_probe(torch.zeros(3, 2), [1, 2, 3]), "expected 4 or more"),
-        (lambda: fit_probe(torch.zeros(5, 2), [1] * 5), "nothing to tell apart"),
+        (lambda: fit_probe(torch.zeros(5, 2), [1] * 5), "expected at least two classes"),
     ],
 )
 def test_questions_without_an_answer_say_why(ask, reason):

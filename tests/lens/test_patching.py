@@ -307,14 +307,14 @@ def test_metrics(a):
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
-        (lambda n: patch(n, None, [1, 2], [1, 2, 3], logit(1)), "position by position alike"),
+        (lambda n: patch(n, None, [1, 2], [1, 2, 3], logit(1)), "give texts with equal numbers of tokens"),
         (lambda n: patch(n, None, [[1, 2]] * 2, [[3, 4]] * 2, logit(1)), "one clean text and one corrupt one"),
-        (lambda n: patch(n, None, [1, 2], [3, 4], logit(1), mode="fast"), "say exact, attribution or both"),
+        (lambda n: patch(n, None, [1, 2], [3, 4], logit(1), mode="fast"), "expected exact, attribution or both"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit(1), positions=[7]), "positions from 0 to 1"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit("a")), "no tokenizer"),
         (lambda n: patch(n, None, [1, 2], [3, 4], lambda logits: logits), r"got function: measure\(f\) makes one"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit(1, pos=5)), "row 0 has 2 tokens"),
-        (lambda n: ablate(n, None, [1, 2], logit(1), kind="one"), "say zero, mean or resample"),
+        (lambda n: ablate(n, None, [1, 2], logit(1), kind="one"), "expected zero, mean or resample"),
         (lambda n: ablate(n, None, [1, 2], logit(1), kind="resample"), "at least two texts"),
         (lambda n: path_patch(n, None, [1], [2], logit(1), sender=("blocks.0.attn.z", 9), receivers=[]), "head = 9"),
     ],

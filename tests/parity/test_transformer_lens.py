@@ -166,5 +166,5 @@ def test_their_names_of_what_is_not_there_say_why(sides, family, name, reason):
 def test_encoder_decoders_have_other_names(sides):
     a = with_encoder(sides("gpt2")[0].architecture)
     network = type(sides("gpt2")[0].network)(a)
-    with pytest.raises(InputError, match="other names for encoder-decoders"):
+    with pytest.raises(InputError, match="names the tensors of encoder-decoders differently"):
         trace(network, None, [1, 2], source=[1]).as_transformer_lens()

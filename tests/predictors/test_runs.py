@@ -284,7 +284,7 @@ def test_baselines_are_the_counts_on_the_held_out_part(tmp_path, text):
         ("neural-probabilistic", {"steps": 3, "minutes": 1}, "given twice"),
         ("neural-probabilistic", {"fields": {"optimizer": "muon"}}, "no field 'optimizer'"),
         ("neural-probabilistic", {"fields": {"mixture": -1}}, "mixture = -1"),
-        ("recurrent", {"fields": {"inside_documents": "yes"}}, "reads on across documents"),
+        ("recurrent", {"fields": {"inside_documents": "yes"}}, "keeps its state across documents"),
         ("oracle", {}, "choose one of ngram, neural-probabilistic, recurrent"),
     ],
 )
@@ -304,7 +304,7 @@ def test_folders_are_refused_for_what_they_are(tmp_path, text):
         train_predictor(kind="ngram")
     with pytest.raises(RecipeError, match="nowhere does not exist"):
         load_predictor(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="an n-gram has none"):
+    with pytest.raises(CheckpointError, match="an n-gram has no checkpoints"):
         load_predictor(run.path, checkpoint="4")
     (run.path / "recipe.json").write_text('{"kind": "transformer"}')
     with pytest.raises(RecipeError, match=r"is a run of kind transformer: open it with pellucid\.load\("):

@@ -425,7 +425,7 @@ def test_resuming_without_a_run_is_refused(text, tmp_path, capsys):
     ("written", "says"),
     [
         ("{", "is damaged, it is not JSON any more"),
-        ("[1, 2]", "is no recipe: expected an object"),
+        ("[1, 2]", "is not a recipe: expected an object"),
         ('{"kind": "oracle"}', "found 'oracle'"),
         ('{"kind": ["ngram"]}', r"found \['ngram'\]"),
     ],

@@ -307,7 +307,7 @@ def test_a_run_of_its_own_recipe_file(pairs, tmp_path):
     [
         ({"encoder.attention.mask": "causal"}, ArchitectureError, "expected bidirectional"),
         ({"attention.mask": "bidirectional"}, RecipeError, "needs model.attention.mask = causal"),
-        ({"objective": "next-token"}, ArchitectureError, "say --objective source-target"),
+        ({"objective": "next-token"}, ArchitectureError, "give --objective source-target"),
         ({"encoder.n_layer": 2}, RecipeError, "did you mean 'n_layers'"),
         ({"encoder.d_model": 8}, ArchitectureError, "encoder.d_model"),
         ({"inside_documents": "yes"}, RecipeError, "inside_documents"),

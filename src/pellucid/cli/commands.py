@@ -38,7 +38,7 @@ OK, FAILED, WRONG_INPUT, NUMERICS = 0, 1, 2, 3
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How the next token is chosen."""
+    """How each next token is chosen."""
 
     temperature: Annotated[float | None, option("N", default="0.8, or 0 with --source"), at_least(0)] = None
     """Divide the logits by this; 0 always takes the likeliest token."""
@@ -90,7 +90,7 @@ def generate_command(
 
     Args:
         model: Use the model of this run, this saved model, or this name on the Hugging Face hub.
-        prompt: Continue this text; - reads it from standard input. With --source, the generated text begins so.
+        prompt: Continue this text; - reads it from standard input. With --source, the target starts with it.
         source: Give this text to the encoder of an encoder-decoder; - reads it from standard input.
 
     Examples:

@@ -92,7 +92,7 @@ def _shown(value: Any) -> str:
 
 
 def sections(kind: Kind) -> Iterator[Section]:
-    """Everything that can be set in a run of this kind."""
+    """The fields of a run of this kind, in sections."""
     if kind == "transformer":
         yield from transformer_sections()
     elif kind == "image-classifier":

@@ -1,6 +1,6 @@
 """Describe an option of a command beyond its type: its placeholder and default in the help, and its valid values.
 
-One annotation holds all of it, so that the help, the completion and the check cannot disagree:
+One annotation holds all of this, so the help, the completion and the check agree:
 
     top_k: Annotated[int, option("N"), Expected(lambda k: k >= 0, "a number of tokens, or 0 to keep all")] = 0
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pellucid.text.read.find import ReadOptions
 
 Arguments = ParamSpec("Arguments")
-#: options keep their short names inside a group, and flags have no --no- form
+#: options have no prefix inside a group, and flags have no --no- form
 CONFIG = (OmitArgPrefixes, FlagCreatePairsOff)
 #: the marker of a positional argument
 (POSITIONAL,) = typing.get_args(Positional[int])[1:]
@@ -147,7 +147,7 @@ class FileOptions:
 
 @dataclass(frozen=True)
 class FilesOptions(FileOptions):
-    """Which files of text are read, and how."""
+    """The files to read, and how to read them."""
 
     include: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
     """Read only files whose names match this pattern, such as '*.md'."""
@@ -184,7 +184,7 @@ class MixOptions(CheckpointOptions):
 
 @dataclass(frozen=True)
 class WritingModelOptions(MixOptions):
-    """Which weights are used, and how they are computed with."""
+    """The weights to use, and how to compute with them."""
 
     weights: Annotated[Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8"], option("FORMAT")] = "auto"
     """Store the matrices in this format on a CPU: auto, loaded, float32, float16, bfloat16 or int8."""

@@ -24,7 +24,7 @@ from pellucid.destination import check_destination
 
 @dataclass(frozen=True)
 class TrainingTextOptions(FilesOptions):
-    """Which text is read, and how it becomes tokens."""
+    """The text, and how it becomes tokens."""
 
     drop_duplicates: Annotated[bool, option()] = False
     """Read only the first of several documents with the same text."""
@@ -67,7 +67,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How long it is trained (give one of the first four), and with which numbers."""
+    """The length of the training (give one of the first four), its seed and its precision."""
 
     minutes: Annotated[float | None, option("N", default="10"), above(0)] = None
     """Train for this many minutes."""
@@ -89,7 +89,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where the run is written, and what is said about it."""
+    """Where the run is written, and what is printed about it."""
 
     out: Annotated[Path | None, option("RUN", default="runs/NAME")] = None
     """Write the run into this folder, which must be new unless --resume is given."""
@@ -187,17 +187,17 @@ def check_before_reading(
     fields: dict[str, Any],
     length: dict[str, Any],
 ) -> None:
-    """Refuse what needs neither text nor model to be seen as wrong, in a fraction of a second."""
+    """Raise an error for options that are wrong whatever the text and the model are, in a fraction of a second."""
     named = [*paths, *fields.get("text.held_out_files", ())]
     if not all(named):
-        raise OptionError("an empty path was given: name a file or a folder of text")
+        raise OptionError("an empty path was given: give a file or a folder of text")
     if missing := [path for path in named if path != "-" and not glob.has_magic(path) and not Path(path).exists()]:
         raise OptionError("\n".join(f"{path}: there is no such file or folder" for path in missing))
     if output.resume:
         check_run(output.out)
-        return  # what may differ from the run is decided by the run
+        return  # the resumed run checks the other options
     if not paths:
-        raise OptionError("no text was named: give at least one file or folder, or - for standard input")
+        raise OptionError("no text was given: name at least one file or folder, or - for standard input")
     check_new_folder(output.out)
     if model.predictor not in (None, "transformer"):
         return
@@ -214,7 +214,7 @@ def check_before_reading(
 
 
 def check_run(out: Path | None) -> None:
-    """Refuse to resume what is no run."""
+    """Raise OptionError unless the folder holds a run that can be resumed."""
     if out is None:
         raise OptionError("--resume continues a run that exists: name its folder with --out, such as --out runs/NAME")
     if not (out / "recipe.json").exists():
@@ -223,7 +223,7 @@ def check_run(out: Path | None) -> None:
 
 
 def check_new_folder(out: Path | None) -> None:
-    """Refuse a folder that exists, or that cannot be made."""
+    """Raise OptionError for a folder that exists, or that cannot be created."""
     if out is not None and out.exists():
         raise OptionError(f"--out {out} exists: choose another folder, or continue that run with --resume --out {out}")
     check_destination(Path("runs") / "run" if out is None else out)

@@ -1,8 +1,8 @@
-"""A network made ready to write: the same one, its weights packed for reading them once a token.
+"""Packs a network's weights for generation on a CPU.
 
-A token at a time, every product is a matrix with one vector, and takes as long as memory takes to deliver the matrix.
-What is chosen here is how the matrices lie in memory, and in how many bits; the forward pass stays the network's own,
-with other products in its places. docs/log.md has what was measured.
+When one token is generated at a time, every product is a matrix times one vector, and its time is that of reading the
+matrix from memory. This module chooses the memory layout and the number of bits of the matrices. The forward pass is
+the network's own, with packed products in place of its linear maps. docs/log.md has the measurements.
 """
 
 import copy
@@ -20,11 +20,12 @@ from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.shapes import Encoded, NewKeys, Queries, Stream
 
-#: loaded: as they are; auto: float32 is packed where that pays, all else is as loaded
+#: loaded: as they are; auto: float32 weights are packed where that saves time, others stay as loaded
 Weights = Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8"]
 
-#: where `auto` packs: networks whose matrices do not fit into caches, texts long enough to win back what packing took
-#: (`python -m benchmarks.products` prints both for GPT-2 small; other sizes were not measured), and memory for a copy
+#: `auto` packs networks whose matrices do not fit into caches, for texts long enough to win back the time of packing
+#: (`python -m benchmarks.products` prints both for GPT-2 small; other sizes were not measured), if a copy fits into
+#: memory
 LEAST_PARAMETERS, LEAST_TOKENS, MOST_BYTES = 10_000_000, 32, 4 << 30
 
 
@@ -32,9 +33,9 @@ LEAST_PARAMETERS, LEAST_TOKENS, MOST_BYTES = 10_000_000, 32, 4 << 30
 class PackedNetwork:
     """A network with packed products.
 
-    weights   in what they are kept
-    errors    of each matrix, by name: ||W kept - W|| / ||W||, Frobenius norms
-    said      in a sentence, for the user
+    weights   the format of the stored weights
+    errors    of each matrix, by name: ||stored W - W|| / ||W||, Frobenius norms
+    said      a line about both, for the user
     """
 
     network: Transformer
@@ -46,8 +47,8 @@ class PackedNetwork:
 def pack_network(network: Transformer, weights: str) -> PackedNetwork:
     """A copy of a float32 network on the CPU whose matrix products are packed; it shares all other weights.
 
-    The rows that tokens are looked up in stay as they are, tied or not: only what a step reads as a whole is
-    packed. Raises GenerationError for other words, types and devices.
+    The embedding table is not packed, tied or not: only matrices that a step reads completely are. Raises
+    GenerationError for other formats, types and devices.
     """
     check(network, weights)
     shared = {id(t): t for t in (*network.parameters(), *network.buffers())}
@@ -60,7 +61,7 @@ def pack_network(network: Transformer, weights: str) -> PackedNetwork:
                     setattr(block, name, with_packed_qkv(child, weights, f"{block_name}.{name}", errors))
         for parent_name, parent in list(copied.named_modules()):
             if isinstance(parent, MultiHeadAttention):
-                parent.kernel = parent.fused  # faster than the explicit kernel for one query too
+                parent.kernel = parent.fused  # it is faster than the explicit kernel for one query too
             for name, child in list(parent.named_children()):
                 if isinstance(child, nn.Linear):
                     setattr(parent, name, packed(child.weight, child.bias, weights, f"{parent_name}.{name}", errors))
@@ -73,7 +74,7 @@ def pack_network(network: Transformer, weights: str) -> PackedNetwork:
 
 
 class PackedAttention(MultiHeadAttention):
-    """Self-attention whose q, k and v are one product; everything else is that of the attention that it replaces."""
+    """Self-attention with one product for q, k and v; the rest is that of the attention that it replaces."""
 
     def __init__(self, attention: MultiHeadAttention, qkv: nn.Module):
         """`qkv` maps x to q, k and v of all heads, one after another."""
@@ -87,7 +88,7 @@ class PackedAttention(MultiHeadAttention):
         self.kernel = attention.kernel
 
     def project_qkv(self, x: Stream, y: Encoded, cache: NoCache = NO_CACHE) -> tuple[Queries, NewKeys, NewKeys]:
-        """Queries, keys and values of x, which is y."""
+        """Queries, keys and values of x; y is x, since this is self-attention."""
         q, k, v = self.heads(self.qkv(x)).split(self.n_heads_each, dim=1)
         return q, k, v
 
@@ -95,7 +96,7 @@ class PackedAttention(MultiHeadAttention):
 def with_packed_qkv(
     attention: MultiHeadAttention, weights: str, name: str, errors: dict[str, float]
 ) -> PackedAttention:
-    """The attention with one packed matrix, whose rows are those of its three."""
+    """The attention with one packed matrix in place of three: their rows, one after another."""
     linear_maps = (attention.query, attention.key, attention.value)
     biases: list[Tensor] = [linear.bias for linear in linear_maps if linear.bias is not None]
     bias = torch.cat(biases) if biases else None
@@ -104,7 +105,7 @@ def with_packed_qkv(
 
 
 def packed(weight: Tensor, bias: Tensor | None, weights: str, name: str, errors: dict[str, float]) -> nn.Module:
-    """The product in the place of a matrix, and its error noted."""
+    """The packed product of a matrix; its rounding error is added to `errors`."""
     weight = weight.detach()
     product = PRODUCTS[weights](weight, None if bias is None else bias.detach())
     if weights != "float32":
@@ -113,7 +114,7 @@ def packed(weight: Tensor, bias: Tensor | None, weights: str, name: str, errors:
 
 
 def check(network: Transformer, weights: str) -> None:
-    """Refuse what cannot be packed."""
+    """Raise GenerationError for weights that cannot be packed."""
     weight = network.embed.token.weight
     if weights not in PRODUCTS:
         raise GenerationError(f"weights = {weights!r}: choose one of {', '.join(get_args(Weights))}")
@@ -123,11 +124,11 @@ def check(network: Transformer, weights: str) -> None:
             f"{weight.device.type}: load it so, or leave weights at auto"
         )
     if not available(weights):
-        raise GenerationError(f"weights = {weights}: this build of PyTorch cannot multiply so; say auto")
+        raise GenerationError(f"weights = {weights}: this build of PyTorch lacks the kernel: use auto")
 
 
 def sentence(weights: str, errors: dict[str, float]) -> str:
-    """What was done, and how far the weights are from what they were."""
+    """A line about the format, and the mean and the largest rounding error."""
     if not errors:
         return "weights: float32, packed"
     worst = max(errors, key=errors.__getitem__)
@@ -140,7 +141,7 @@ _KEPT: "weakref.WeakKeyDictionary[Transformer, dict[str, tuple[tuple[int, ...], 
 
 
 def packed_network(network: Transformer, weights: str) -> PackedNetwork:
-    """`prepare`, kept as long as the network lives and nobody changes its weights."""
+    """`pack_network`, whose result is cached until the network is freed or its weights change."""
     versions = tuple(p._version for p in network.parameters() if not p.is_inference())
     kept = _KEPT.setdefault(network, {})
     if weights not in kept or kept[weights][0] != versions:
@@ -149,7 +150,7 @@ def packed_network(network: Transformer, weights: str) -> PackedNetwork:
 
 
 def network_for(network: Transformer, weights: str, n_tokens: int) -> tuple[Transformer, str]:
-    """The network to write about `n_tokens` with, and a sentence that says which it is."""
+    """The network for generating about `n_tokens`, packed or not, and a line that says which."""
     if weights not in get_args(Weights):
         raise GenerationError(f"weights = {weights!r}: choose one of {', '.join(get_args(Weights))}")
     if weights == "auto":

@@ -1,9 +1,8 @@
-"""How the tokens so far become the next logits: from a cache, or read afresh every time.
+"""Readers compute the next logits from the tokens so far: with a cache, or by a full pass at every step.
 
-Both readers see the same window of a text, so what they compute is the same by definition; the law
-`cached = uncached` then tests the arithmetic. Rows of different lengths stand in one cache flush
-right: row r fills the columns [width - length_r, width), positions count from its own start, and
-nobody reads the columns before it.
+Both readers read the same window of a text, so by definition they compute the same; the law `cached = uncached`
+tests the arithmetic. Rows of different lengths are padded on the left in one cache: row r fills the columns
+[width - length_r, width), its positions count from its own start, and no query reads the columns before it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ NextLogits = Float[Tensor, "rows n_vocab"]
 
 
 def window_start(n_prompt: int, n_tokens: int, n_ctx: int) -> int:
-    """The first token that is read when a text has `n_tokens`, its prompt's `n_prompt` among them.
+    """The first token of the window of a text of `n_tokens`, including the `n_prompt` of its prompt.
 
     A prompt keeps its last n_ctx tokens. Whenever one token more than the context would be read, the
     older half of it (n_ctx // 2 tokens, at least one) is dropped and the rest takes positions 0, 1, ...
@@ -36,18 +35,18 @@ def window_start(n_prompt: int, n_tokens: int, n_ctx: int) -> int:
 
 @dataclass(eq=False)
 class SequenceState:
-    """One text on its way: `sample` number so-and-so of prompt number `prompt`."""
+    """One text that is being generated: sample number `sample` of prompt number `prompt`."""
 
     prompt: int
     sample: int
     seed: int
     given: tuple[int, ...]
     generated: list[int] = field(default_factory=list)
-    #: None while it goes on; length (max_tokens reached), end (a stop id came), stop (told so)
+    #: None while it is unfinished; then length (max_tokens reached), end (a stop id), or stop (`Decoding.stop`)
     finish_reason: str | None = None
 
     def window(self, n_ctx: int) -> tuple[int, list[int]]:
-        """Where its window starts, and the tokens in it."""
+        """The index of the window's first token, and the tokens in the window."""
         start = window_start(len(self.given), len(self.given) + len(self.generated), n_ctx)
         return start, [*self.given, *self.generated][start:]
 
@@ -60,21 +59,21 @@ def evaluation_mode(network: Transformer) -> Iterator[None]:
 
 
 def last_logits(network: Transformer, tokens: Tensor, **given) -> NextLogits:
-    """Logits at the last position alone: a long prompt's other rows of n_vocab numbers are never made."""
+    """Logits at the last position only; those of a prompt's other positions are not computed."""
     tap = given.get("tap", OFF)
     return tap("logits", network.unembed(network.hidden(tokens, **given)[:, -1:]))[:, 0]
 
 
 class TapFactory:
-    """What is handed the named tensors of each call; this one does nothing, and is the default."""
+    """Makes the taps that receive the named tensors of a generation; those of this default do nothing."""
 
     def of(
         self, prompts: Sequence[int], starts: Sequence[int], lengths: Sequence[int], width: int, n_queries: int
     ) -> Tap:
-        """The tap of a call that computes the last `n_queries` of `width` columns, in which rows stand flush right.
+        """The tap of a call that computes the last `n_queries` of `width` columns of rows that are padded on the left.
 
-        Row r belongs to prompt number prompts[r]; its lengths[r] columns on the right hold the tokens of its text
-        from place starts[r] on, counted from the first token that was ever read.
+        Row r belongs to prompt number prompts[r]; its last lengths[r] columns hold the tokens of its text from
+        number starts[r] on, counted from the first token that was ever read.
         """
         return OFF
 
@@ -87,7 +86,7 @@ NO_TAPS = TapFactory()
 
 
 class RecomputingReader:
-    """Every window read from its beginning at every step, one row at a time: the definition."""
+    """Reads every window from its beginning at every step, one row at a time. This is the definition."""
 
     def __init__(self, network: Transformer, sources: NoSources = NO_SOURCES, taps: TapFactory = NO_TAPS):
         self.network, self.sources, self.taps = network, sources, taps
@@ -105,22 +104,22 @@ class RecomputingReader:
         return last_logits(self.network, torch.tensor([tokens], device=device), mask=mask, **given)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows; there is nothing to copy."""
+        """Keep these rows; there is nothing to copy."""
 
 
 class CachedReader:
-    """Windows kept in one preallocated cache; a row whose window moves is read afresh, alone.
+    """Keeps all windows in one preallocated cache; a row whose window moves is read again by itself.
 
     capacity   columns of the cache: n_ctx // 2 more than the context where texts outgrow it, so that
-               rows which outgrow it at different times seldom have everything moved to the left
+               rows that outgrow it at different times seldom require moving all columns to the left
     """
 
     def __init__(self, network: Transformer, longest: int, sources: NoSources = NO_SOURCES, taps: TapFactory = NO_TAPS):
-        """`longest`: the tokens that the longest text may come to."""
+        """`longest`: the largest number of tokens that a text may have."""
         self.network, self.n_ctx, self.sources, self.taps = network, network.architecture.n_ctx, sources, taps
         self.capacity = min(longest, self.n_ctx + self.n_ctx // 2)
         self.cache: Cache | None = None
-        #: of each row: where its window starts in its text, and how many columns it fills
+        #: of each row: the index of its window's first token, and the number of columns that it fills
         self.starts: list[int] = []
         self.lengths: list[int] = []
 
@@ -144,10 +143,10 @@ class CachedReader:
         return logits
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows, in this order and repeated where asked.
+        """Keep these rows, in this order, repeated where asked.
 
-        Finished rows are dropped at once: copying the others costs about as much as one step reads, and
-        every later step is cheaper by what was dropped.
+        Finished rows are dropped at once: copying the others costs about as much as one step, and makes every
+        later step cheaper.
         """
         assert self.cache is not None
         self.cache = self.cache.fork(torch.tensor(rows, device=self.cache.store.device))
@@ -161,7 +160,7 @@ class CachedReader:
     def fill(
         self, cache: Cache, windows: Sequence[tuple[int, list[int]]], prefixes: Sequence[int], prompts: Sequence[int]
     ) -> NextLogits:
-        """Read whole windows into an empty cache, padded on the left with token 0, which nobody reads."""
+        """Read complete windows into an empty cache, padded on the left with token 0, which no query reads."""
         lengths, device = [len(tokens) for _, tokens in windows], cache.store.device
         width = max(lengths)
         tokens = torch.tensor([[0] * (width - len(w)) + w for _, w in windows], device=device)
@@ -175,7 +174,7 @@ class CachedReader:
         """Read one more token of every row."""
         assert self.cache is not None
         device, width = self.cache.store.device, self.cache.length
-        # a row about to be read afresh has no position left; what it computes here is thrown away
+        # a row that is about to be read again has no position left; its result here is discarded
         positions = torch.tensor([[min(n, self.n_ctx - 1)] for n in self.lengths], device=device)
         mask = None
         if any(n < width for n in self.lengths):
@@ -193,7 +192,7 @@ class CachedReader:
         prefixes: Sequence[int],
         prompts: Sequence[int],
     ) -> NextLogits:
-        """Read these rows' windows afresh and put them in their places in the cache."""
+        """Read these rows' windows again, and write them into the cache."""
         assert self.cache is not None
         width = max(len(tokens) for _, tokens in windows)
         fresh = self.make_cache(len(rows), width)
@@ -202,21 +201,24 @@ class CachedReader:
         return logits
 
     def make_room(self, needed: Sequence[int]) -> None:
-        """One free column, if need be by moving every row to the left as far as the longest allows."""
+        """Make one column free, if necessary by moving all rows to the left; the last `needed` columns of a row are
+        kept.
+        """
         assert self.cache is not None
         if self.cache.length == self.cache.capacity:
             self.cache.keep_last(max(needed))
 
 
 def prefix_length(network: Transformer, row: SequenceState, start: int) -> int:
-    """How much of a window is read as a prefix: what it holds of the prompt, where the mask's word is prefix."""
+    """How many tokens of the window are read in both directions: those of its prompt where attention.mask = prefix."""
     return max(0, len(row.given) - start) if network.architecture.attention.mask == "prefix" else 0
 
 
 def visible_keys(lengths: Sequence[int], prefixes: Sequence[int], device: torch.device) -> Tensor | None:
-    """Which keys the queries of windows flush right may read, bool [rows, width, width]; None for j <= i alone.
+    """The keys that queries of windows padded on the left may read, bool [rows, width, width]; None for the causal
+    mask.
 
-    Left of a window each column reads itself: a row of scores with nothing to read would not be a number.
+    Each column of padding reads itself, because the softmax of a row without keys is not a number.
     """
     width = max(lengths)
     if min(lengths) == width and not any(prefixes):
@@ -229,12 +231,12 @@ def visible_keys(lengths: Sequence[int], prefixes: Sequence[int], device: torch.
 
 
 def check_readable(network: Transformer) -> None:
-    """Refuse networks whose words leave no next token to predict."""
+    """Raise GenerationError for networks that do not predict a next token."""
     a = network.architecture
     if a.readout == "none":
         raise GenerationError(NoReadout.why)
     if a.attention.mask == "bidirectional":
         raise GenerationError(
-            "attention.mask = bidirectional: every position has read its successors, so there is no next token to "
+            "attention.mask = bidirectional: every position has read the tokens after it, so there is no next token to "
             "predict; use a network with a causal or prefix mask, or fill masked tokens instead"
         )

@@ -1,4 +1,4 @@
-"""Looking inside: the network that was trained or loaded opens as it is, and every tensor has one name."""
+"""Looking inside a network as it was trained or loaded, without conversion: every tensor has one name."""
 
 from pellucid.lens.analysis.ablation import Ablation, ablate
 from pellucid.lens.analysis.attribution import Attribution, Why, attribute, value_weighted, why

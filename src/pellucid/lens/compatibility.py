@@ -9,16 +9,18 @@ from pellucid.tensor_names import ALIASES, axes, canonical, module_hooks, names
 
 
 def as_transformer_lens(t: Recording) -> dict[str, Tensor]:
-    """Every tensor that TransformerLens has a name for, under each of its names and with its axes in its order.
+    """Every tensor that TransformerLens names, under each of its names, with the axes in TransformerLens's order.
 
     The names are the classic ones (`blocks.0.attn.hook_q`) and those of version 3 (`blocks.0.attn.q.hook_out`); both
     hold the same tensor. Queries, keys, values, z and results are [b, pos, head, ...] there. `hook_normalized` is
     (x - mu) / sigma, before gain and bias; no weight is folded or centred, so the numbers are those of
     `enable_compatibility_mode(no_processing=True)`. With a logit_cap, `unembed.hook_out` holds the logits before the
-    cap, as it does there. Raises InputError for encoder-decoders.
+    cap, as in TransformerLens. Raises InputError for encoder-decoders.
     """
     if t.architecture.encoder is not None:
-        raise InputError("TransformerLens has other names for encoder-decoders: use ours")
+        raise InputError(
+            "TransformerLens names the tensors of encoder-decoders differently: use the names of pellucid.tensor_names"
+        )
     theirs = their_names(t.architecture)
     ours_by_name = t.tensors(list(dict.fromkeys(theirs.values())))
     renamed = {name: in_their_order(ours, ours_by_name[ours]) for name, ours in theirs.items()}
@@ -31,7 +33,7 @@ def their_names(a: Architecture) -> dict[str, str]:
     """TransformerLens's names of tensors that this architecture computes -> our full names, in our order."""
     templates = dict.fromkeys([*ALIASES, *module_hooks(a)])
     if a.mlp.form == "plain":
-        del templates["blocks.i.mlp.hook_pre_linear"]  # of gated MLPs alone
+        del templates["blocks.i.mlp.hook_pre_linear"]  # only gated MLPs have it
     theirs_of: dict[str, list[str]] = {name: [] for name in names(a)}
     for template in templates:
         layers = range(a.n_layers) if template.startswith("blocks.i.") else range(1)
@@ -41,6 +43,6 @@ def their_names(a: Architecture) -> dict[str, str]:
 
 
 def in_their_order(full: str, x: Tensor) -> Tensor:
-    """Heads behind positions where each head has a vector."""
+    """The tensor with its head axis after the position axis, where each head has a vector."""
     letters = axes(full)
     return x.transpose(1, 2) if letters[1] in "hg" and letters[-1] in "dm" else x

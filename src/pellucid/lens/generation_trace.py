@@ -1,4 +1,4 @@
-"""Keeping and editing tensors while text is generated: positions are those of the text, with a cache or without."""
+"""Keeps and edits tensors while text is generated; positions are those of the text, with a cache or without."""
 
 from collections.abc import Sequence
 from typing import Unpack
@@ -19,9 +19,9 @@ from pellucid.text.tokenizers.base import Tokenizer
 class GenerationTrace(TapFactory):
     """Edits every call of a generation, and keeps the tensors named in `keep`.
 
-    A position is the place of a token in its text, counted from the first that was read; `row` is the number of the
-    prompt. Raises EditError for edits that need the whole run at once: the mean over its batch or positions, and
-    freezing at what a run without edits has.
+    A position is the index of a token in its text, counted from the first that was read; `row` is the number of the
+    prompt. Raises EditError for edits that need the whole text at once: the mean over its batch or positions, and
+    freezing at the values of a run without edits.
     """
 
     def __init__(self, network: Transformer, edits: Sequence[Edit] = (), keep: str | Sequence[str] = ()):
@@ -63,11 +63,11 @@ class GenerationTrace(TapFactory):
         return recorder
 
     def tensors(self, prompt: int = 0) -> dict[str, Tensor]:
-        """What was kept of one prompt's text, its positions in order, as a trace has it [1, ...].
+        """The kept tensors of one prompt's text, with its positions in order, in the shapes of a trace [1, ...].
 
-        Scores are -inf and patterns 0 where a key came later or was no longer read; nan stands where nothing was
-        computed, as for the logits of all but the last token of a prompt. Without a single step there is nothing. The
-        prompt has been continued once: the steps of several samples are not told apart.
+        Scores are -inf and patterns 0 where a key came later or was no longer read. Entries that were not computed are
+        nan, such as the logits of all but the last token of a prompt. Without a single step there are no tensors. The
+        prompt must have one sample: the steps of several samples cannot be separated.
         """
         return {name: self._joined(name, prompt) for name in self.keep if self.calls}
 
@@ -111,7 +111,7 @@ def generate_traced(
     n: int = 1,
     **options: Unpack[GenerateOptions],
 ) -> tuple[Generated, dict[str, Tensor]]:
-    """One continuation (`pellucid.generate.text.generate`), and its kept tensors (`GenerationTrace.tensors`).
+    """Generate one text (`pellucid.generate.text.generate`), and return its kept tensors (`GenerationTrace.tensors`).
 
     Raises InputError for beams and for several samples, which generate several texts.
     """
@@ -125,7 +125,7 @@ def generate_traced(
 
 
 def _put(into: Tensor, places: list, values: Tensor) -> Tensor:
-    """`values` written at the places given along some of the axes."""
+    """Write `values` at the given indices along some of the axes."""
     grids = [p if isinstance(p, Tensor) else torch.arange(n) for p, n in zip(places, into.shape, strict=True)]
     into[torch.meshgrid(*(g.to(into.device) for g in grids), indexing="ij")] = values
     return into

@@ -1,4 +1,4 @@
-"""The trace of one forward pass: its tensors by name, and everything that can be asked of them."""
+"""The trace of one forward pass: its tensors by name, and the analyses of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, Unpack
@@ -21,16 +21,17 @@ from pellucid.text.tokenizers.base import Tokenizer
 
 
 class Trace(Recording):
-    """What one forward pass computed, and what can be asked of it. `trace[name]` is a tensor, with a batch axis first.
+    """The tensors of one forward pass, and the analyses of them. `trace[name]` is a tensor, with a batch axis first.
 
         t["blocks.5.attn.pattern"]   t[5].attn.pattern   t["A", 5]   t["blocks.5.attn.hook_pattern"]
 
-    are one tensor: our name, the same by block, the source texts' symbol, TransformerLens's classic name. The
-    inputs of all blocks are kept, and so is every tensor named in `keep`. Any other tensor is recomputed from them
-    when it is asked for, which costs one block. A name that the architecture lacks raises KeyError with the reason.
+    are one tensor: by its name, by its block, by the symbol in the source texts, and by TransformerLens's classic name.
+    The inputs of all blocks are kept, and so is every tensor named in `keep`. Any other tensor is recomputed from them
+    when it is read, which costs the time of one block. A name that the architecture lacks raises KeyError with the
+    reason.
 
-    inputs   what was fed; `tokens` shows it
-    edits    what was changed, resolved to one full name each
+    inputs   the input of the pass; `tokens` shows it
+    edits    the edits, each resolved to one full name
     values   the tensors that are kept, by full name
     """
 

@@ -1,4 +1,4 @@
-"""A run before it is begun: what it has, needs and takes, here and on other machines."""
+"""Plans a run before it starts: its size, its memory and its time, on this and on other machines."""
 
 import json
 import math
@@ -31,7 +31,7 @@ from pellucid.training.load import read_recipe
 from pellucid.training.memory import Memory, first_in_chunks, training_memory
 from pellucid.training.recipe import OBJECTIVE_MASK, Recipe
 
-#: batches beyond this are not looked for
+#: the largest batch that is tried
 MOST = 1 << 24
 #: training tokens for each parameter where no length is given (Hoffmann et al. 2022)
 TOKENS_PER_PARAMETER = 20
@@ -39,7 +39,7 @@ TOKENS_PER_PARAMETER = 20
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """An accelerator's part of a plan: bytes at the plan's batch, the largest batch, and tokens per second."""
+    """The plan for one accelerator: bytes at the plan's batch, the largest batch, and tokens per second."""
 
     accelerator: Accelerator
     precision: str
@@ -51,7 +51,7 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a run before it begins. Bytes, FLOPs and seconds."""
+    """The size, memory and time of a run, in bytes, FLOPs and seconds."""
 
     name: str
     recipe: Recipe
@@ -85,16 +85,18 @@ def make_plan(
     measure: bool = True,
     progress: Callable[[str, int, int], object] = lambda stage, done, total: None,
 ) -> Plan:
-    """Plan a preset, the JSON file of an architecture, a run, or an Architecture; nothing of it is built whole.
+    """Plan a run of a preset, of the JSON file of an architecture, of an earlier run, or of an Architecture.
 
-    batch         sequences in one pass; the run's, or what a run would choose
-    n_ctx, vocabulary, precision   in place of what it has
+    The full network is never built.
+
+    batch         sequences in one pass; unless given, the run's, or what a run would choose
+    n_ctx, vocabulary, precision   replace its own
     accelerators  names of `ACCELERATORS`, planned from their data sheets
-    tokens        how many it is trained on; the run's, or 20 for each parameter
-    measure       take steps for a few seconds to know this machine's speed
-    progress      is told what is being done, and how much of it, of how much: 0 of 0 where nobody knows
+    tokens        number of training tokens; unless given, the run's, or 20 for each parameter
+    measure       time steps for a few seconds on this machine
+    progress      called as progress(stage, done, total), with 0 and 0 where the total is unknown
 
-    Raises PlanError, ArchitectureError or RecipeError for what is not there.
+    Raises PlanError, ArchitectureError or RecipeError for a name or file that does not exist.
     """
     others = [accelerator(name) for name in accelerators]
     name, recipe = _recipe_of(what)
@@ -127,7 +129,7 @@ def make_plan(
 
 
 def _recipe_of(what: str | Path | Architecture) -> tuple[str, Recipe]:
-    """The name and the recipe of what is to be planned."""
+    """The name and the recipe of the planned run."""
     if isinstance(what, Architecture):
         return "architecture", default_recipe(what)
     path = Path(what)
@@ -144,7 +146,7 @@ def _recipe_of(what: str | Path | Architecture) -> tuple[str, Recipe]:
 
 
 def default_recipe(a: Architecture) -> Recipe:
-    """A recipe with the objective that the architecture is for."""
+    """A recipe with the objective that the architecture's mask allows."""
     by_mask = {mask: objective for objective, mask in OBJECTIVE_MASK.items() if objective != "source-target"}
     objective = "source-target" if a.encoder is not None else by_mask[a.attention.mask]
     return with_train(Recipe(inputs=(), model=a), objective=objective)
@@ -179,7 +181,9 @@ def _elsewhere(recipe: Recipe, other: Accelerator, precision: str | None) -> Els
 
 
 def cache_bytes(a: Architecture, precision: str = "float32") -> int:
-    """Keys, values and token ids that a cache of a whole context keeps for one sequence; 0 where none can be kept."""
+    """Bytes of the keys, values and token ids in the cache of a full context of one sequence; 0 where there is no
+    cache.
+    """
     if a.attention.mask == "bidirectional":
         return 0
     wide = a.n_kv_heads * a.d_head * (2 if precision == "bfloat16" else 4)
@@ -188,9 +192,9 @@ def cache_bytes(a: Architecture, precision: str = "float32") -> int:
 
 
 def largest_batch(recipe: Recipe, room: float) -> int:
-    """The most sequences of one pass with which training needs at most `room` bytes; 0 where one is too many.
+    """The largest batch of one pass with which training needs at most `room` bytes; 0 where a batch of 1 needs more.
 
-    More sequences need more, but for one fall: from some batch on logits are made in chunks.
+    The memory increases with the batch, except for the batch from which on logits are computed in chunks.
     """
     chunked = first_in_chunks(recipe)
     return _most(recipe, room, chunked, MOST) or _most(recipe, room, 1, chunked - 1)
@@ -199,8 +203,7 @@ def largest_batch(recipe: Recipe, room: float) -> int:
 def _most(recipe: Recipe, room: float, first: int, last: int) -> int:
     """The largest batch from `first` to `last` that fits, 0 where none does.
 
-    What a step needs is about the largest of some lines in the batch, which a chord from a batch that fits to one
-    that does not finds quickly.
+    The memory is about the largest of some linear functions of the batch, so the secant method converges quickly.
     """
 
     def need(batch: int) -> float:
@@ -230,7 +233,7 @@ def _memory(recipe: Recipe) -> Memory:
 
 
 def by_choice(recipe: Recipe) -> dict[tuple[str, int, int], float]:
-    """Bytes for training by precision, context and sequences in a pass: those of the recipe and more, and one."""
+    """Bytes of training by precision, context and batch: the recipe's own, larger ones, and a batch of 1."""
     t, a = recipe.train, recipe.model
     batches = sorted({1, t.batch, 4 * t.batch})
     return {
@@ -244,7 +247,7 @@ def by_choice(recipe: Recipe) -> dict[tuple[str, int, int], float]:
 
 
 def changes_that_help(recipe: Recipe) -> list[tuple[str, float]]:
-    """Changes of the recipe, each with the bytes that training then needs; the first ones cost least."""
+    """Changes of the recipe that save memory, each with the bytes that training then needs; the cheapest come first."""
     t, a = recipe.train, recipe.model
     tried: list[tuple[str, Recipe]] = []
     if t.batch > 1:

@@ -1,1 +1,1 @@
-"""Predictors of the next token that are no transformers: counts, fixed contexts, recurrence. Also the baselines."""
+"""Next-token predictors that are not transformers: n-grams, fixed contexts, recurrent networks. Also the baselines."""

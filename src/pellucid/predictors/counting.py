@@ -1,4 +1,4 @@
-"""Counting what followed which context, exactly, without a Python loop over tokens.
+"""Exact counts of which token followed which context, without a Python loop over tokens.
 
 A context is numbered one token at a time, the nearest token first: the context (.., t_2, t_1) of length
 k has the key number(t_{k-1} .. t_1) * n_vocab + t_k, and its number is the rank of that key among all
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def peak_bytes(n_tokens: int, order: int) -> int:
-    """The most memory that counting and predicting takes, beside the ids: where every n-gram is a different one.
+    """Upper bound in bytes for counting and predicting, besides the ids: the case where all n-grams are different.
 
     Text repeats itself: English in bytes takes a tenth of this, in words about half.
     """
@@ -24,7 +24,7 @@ def peak_bytes(n_tokens: int, order: int) -> int:
 
 @dataclass(frozen=True)
 class NGramLevel:
-    """The contexts of one length, and what followed each of them.
+    """The contexts of one length, and the tokens that followed each of them.
 
     contexts  int64 [n_contexts], increasing: number of the context one token shorter * n_vocab + oldest token;
               one key, 0, for the empty context
@@ -39,7 +39,7 @@ class NGramLevel:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Where the events of each context begin, int64 [n_contexts + 1]."""
+        """The index of the first event of each context, int64 [n_contexts + 1]."""
         return np.searchsorted(self.events, np.arange(len(self.contexts) + 1) * self.n_vocab)
 
     def totals(self, values: np.ndarray) -> np.ndarray:
@@ -51,8 +51,8 @@ class NGramLevel:
 def older_tokens(ids: np.ndarray, order: int, separator: int | None) -> Iterator[np.ndarray]:
     """For d = 1 ... order - 1, the token d places before each of `ids`, int64 [len(ids)].
 
-    With a separator given, contexts do not reach across it: whatever stands before the last separator of a
-    context, and before the beginning, reads as the separator. Otherwise -1 stands for nothing.
+    With a separator, contexts do not reach across it: all tokens before the last separator of a context, and before
+    the beginning, are replaced by the separator. Without one, -1 marks that there is no token.
     """
     cut = np.zeros(len(ids), dtype=bool)
     for d in range(1, order):
@@ -72,16 +72,16 @@ def count(
     lower: "Lower",
     poll: Callable[[], object] = lambda: None,
 ) -> list[NGramLevel]:
-    """The levels of contexts of length 0 ... order - 1, shortest first; `poll` is called on the way and may raise.
+    """The levels of contexts of length 0 ... order - 1, shortest first; `poll` is called repeatedly and may raise.
 
-    The longest contexts carry what was counted. Counts of shorter ones follow from it: `sum` is how often a
-    token followed; `types` is in how many different tokens the context was continued to the left
-    (continuation counts, Kneser and Ney 1995).
+    The longest contexts have the counts of the text. Counts of shorter contexts follow from them: with `sum`, how often
+    a token followed; with `types`, how many different tokens preceded the context and the token (continuation
+    counts, Kneser and Ney 1995).
     """
     contexts, first = [np.zeros(1, dtype=np.int64)], []
     numbers = np.zeros(len(ids), dtype=np.int64)
     for older in older_tokens(ids, order, separator):
-        if separator is None:  # the first token that is left has no context this long: an event of its own
+        if separator is None:  # the first remaining token has no context this long and is an event of its own
             first.append(numbers[0] * n_vocab + ids[len(ids) - len(numbers)])
             numbers, older = numbers[1:], older[len(ids) - len(numbers) + 1 :]
         numbers *= n_vocab
@@ -111,7 +111,7 @@ Lower = Literal["sum", "types"]
 
 
 def rank(keys: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
-    """The different keys in increasing order, and the place of each of `keys`, all below `bound`, among them."""
+    """The different keys in increasing order, and the index of each of `keys`, all below `bound`, among them."""
     if bound <= len(keys):
         there = np.zeros(bound, dtype=bool)
         there[keys] = True
@@ -158,7 +158,7 @@ def add_up(keys: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def locate(table: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """The place of each key in the increasing `table`, -1 where it is not there; keys below 0 never are."""
+    """The index of each key in the increasing `table`, -1 where it is absent; keys below 0 are always absent."""
     order = sorting_order(np.maximum(keys, 0), int(keys.max(initial=0)) + 1)
     wanted = keys[order]
     places = np.minimum(np.searchsorted(table, wanted), len(table) - 1)

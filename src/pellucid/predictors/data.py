@@ -1,4 +1,4 @@
-"""Tokens on disk as what the training loop asks for, for predictors that read a fixed number of tokens or all."""
+"""The batches of predictors, from tokens on disk: for those that read a fixed number of tokens, and recurrent ones."""
 
 from collections.abc import Iterator
 
@@ -17,10 +17,10 @@ HELD_OUT_WINDOW = 1024
 
 
 class PredictorData:
-    """Batches whose every target has the whole context that the predictor reads.
+    """Batches in which every target has the full context that the predictor reads.
 
-    Where that is a fixed number of tokens, windows are longer by those tokens, which are read and not scored: a
-    token is a target once an epoch, and what stands at the beginning of a window is no beginning of a text.
+    Where the context is a fixed number of tokens, windows are longer by that number; the extra tokens are read and not
+    scored. So each token is a target once an epoch, and the beginning of a window is not taken for one of a text.
     """
 
     def __init__(self, train: Part, held_out: Part, recipe: PredictorRecipe, device: torch.device):
@@ -30,7 +30,7 @@ class PredictorData:
         self.train, self.part = train, held_out
         self.counts = torch.arange(self.extra + self.n_ctx, device=device) >= self.extra
         self._checked = -1
-        self.held_out()  # what it would refuse at the first evaluation is refused now
+        self.held_out()  # raise now what the first evaluation would raise
 
     def at(self, step: int, micro: int, of: int) -> MicroBatch:
         """Part `micro` of `of` of a step's batch."""
@@ -41,7 +41,7 @@ class PredictorData:
         return self._pass(rows[:, :-1], rows[:, 1:], self.counts.expand(len(rows), -1))
 
     def _ring(self, start: int) -> np.ndarray:
-        """extra + n_ctx + 1 tokens from `start` on, the end of the text joined to its beginning."""
+        """extra + n_ctx + 1 tokens from `start` on; the text continues at its beginning."""
         out, n = np.empty(self.extra + self.n_ctx + 1, dtype=np.int64), len(self.train)
         filled = 0
         while filled < len(out):
@@ -52,7 +52,7 @@ class PredictorData:
         return out
 
     def held_out(self) -> Iterator[MicroBatch]:
-        """All of the held-out text, each token after the first once."""
+        """The whole held-out text; each token after the first is scored once."""
         stride = HELD_OUT_WINDOW if self.extra else self.n_ctx
         per_batch = max(1, self.batch * self.n_ctx // stride)
         found = windows(self.part, stride + self.extra, stride, per_batch)

@@ -1,4 +1,4 @@
-"""A trained predictor out of its run folder."""
+"""Opens a trained predictor from its run folder."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def load_predictor(
     recipe, tokenizer = read_predictor_recipe(run), load_tokenizer(run)
     if recipe.kind == "ngram":
         if checkpoint not in ("best", "last"):
-            raise CheckpointError(f"checkpoint {checkpoint!r}: an n-gram has none, leave it out")
+            raise CheckpointError(f"checkpoint {checkpoint!r}: an n-gram has no checkpoints, so leave it out")
         return Predictor(Counted(NGram.load(run / "ngram")), tokenizer, recipe.kind, {"folder": str(run)})
     network, step = at_checkpoint(recipe, run, checkpoint)
     check_finite(network, f"{run}, step {step}", allow_nan)
@@ -45,7 +45,7 @@ def load_predictor(
 
 
 def at_checkpoint(recipe: PredictorRecipe, run: Path, checkpoint: str) -> tuple[nn.Module, int]:
-    """The network at a checkpoint, best, last or a step, and which step that is."""
+    """The network at a checkpoint (best, last or a step), and the step of that checkpoint."""
     found = named_checkpoint(run, checkpoint)
     network = make_network(recipe.model)
     load_state(network, found.weights, f"{run}, step {found.step}")

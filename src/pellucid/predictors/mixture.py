@@ -1,4 +1,4 @@
-"""Counts as a network, and a network mixed with counts."""
+"""An n-gram predictor with the interface of a network, and mixtures of a network with one."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class Counted(nn.Module):
     def forward(self, tokens: Tokens, *, mask: None = None, positions: None = None) -> Logits:
         """log P of the token after each position; -inf where that is 0.
 
-        Raises UnseenContextError where maximum likelihood is asked about a context it never saw.
+        Raises UnseenContextError where a maximum-likelihood predictor reads a context that training did not have.
         """
         plain_forward(mask, positions)
         n = self.choices.order - 1
@@ -79,8 +79,8 @@ def fit_weight(a: np.ndarray, b: np.ndarray, *, tolerance: float = 1e-9, most: i
     """The weight of the first of two predictors that makes a text most probable, by EM.
 
     a, b are the log-probabilities that each gives to the tokens of a text that neither was trained on.
-    weight <- mean over tokens of weight e^a / (weight e^a + (1 - weight) e^b); each step gains, and the only
-    maximum is global (Dempster, Laird and Rubin 1977; Jelinek and Mercer 1980).
+    weight <- mean over tokens of weight e^a / (weight e^a + (1 - weight) e^b); no step lowers the
+    probability, and the only maximum is global (Dempster, Laird and Rubin 1977; Jelinek and Mercer 1980).
     """
     if a.shape != b.shape or not a.size:
         raise PredictorError(f"{a.size} and {b.size} log-probabilities: expected the same number, at least 1, of each")

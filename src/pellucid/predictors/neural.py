@@ -25,7 +25,7 @@ class NeuralProbabilisticOptions(PredictorOptions):
 
     Bengio et al. 2003, equation 1; S4 "Distributed Representations for Language Modeling".
     y are the logits of w_{t+1}; positions before the beginning hold the separator. direct = none leaves out W x.
-    documents = inside: whatever stands before the last separator of a context reads as the separator.
+    documents = inside: tokens before the last separator of a context are replaced by the separator.
     """
 
     #: one more than the tokens that a prediction reads
@@ -81,7 +81,7 @@ class NeuralProbabilistic(nn.Module):
         return context
 
     def forward(self, tokens: Tokens, *, mask: None = None, positions: None = None) -> Logits:
-        """Logits of the token after each position. There are no positions and no mask to be given."""
+        """Logits of the token after each position. `mask` and `positions` must be None."""
         plain_forward(mask, positions)
         x = self.embed(self.contexts(tokens)).flatten(-2)
         return self.out(torch.tanh(self.hidden(x))) + self.direct(x)
@@ -100,7 +100,7 @@ class Nothing(nn.Module):
 
 @torch.inference_mode()
 def window_log_probs(network: nn.Module, ids: np.ndarray, n_vocab: int, length: int, stride: int) -> np.ndarray:
-    """log P of ids[1:], from windows of `length` inputs that begin `stride` apart; each counts what none did before."""
+    """log P of ids[1:], from windows of `length` inputs, `stride` apart; each scores the tokens not yet scored."""
     ids = checked(ids, n_vocab)
     device = next(network.parameters()).device
     out, training = np.empty(max(len(ids) - 1, 0)), network.training
@@ -119,9 +119,9 @@ def window_log_probs(network: nn.Module, ids: np.ndarray, n_vocab: int, length: 
 
 
 def initialise_predictor(network: nn.Module, seed: int) -> nn.Module:
-    """Embeddings N(0, 1), matrices N(0, 1 / inputs), those that give logits a hundredth of that, biases 0.
+    """Embeddings N(0, 1), matrices N(0, 1 / inputs), output matrices a hundredth of that, biases 0.
 
-    The logits begin near 0, so the first loss is near log n_vocab. Drawn in float64 from `seed` alone.
+    So the logits are near 0 and the first loss is near log n_vocab. All numbers are drawn in float64 from `seed`.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""N-gram predictors: the next token from counts of what followed its last order - 1 predecessors.
+"""N-gram predictors: they predict the next token from counts of what followed the last order - 1 tokens.
 
 The text is one row of ids in which separators are tokens like any other. Where `separator` is given,
 contexts do not reach across it: a token reads its own document alone, and separators before that.
@@ -27,23 +27,23 @@ from pellucid.text.regular import read_regular
 
 Smoothing = Literal["maximum-likelihood", "add-alpha", "kneser-ney", "modified-kneser-ney"]
 FORMAT = 1
-#: discounts where the counts of counts do not determine them: for 1, 2, and 3 or more
+#: discounts of counts of 1, 2, and 3 or more, used where the counts of counts do not determine them
 FALLBACK = {"kneser-ney": (0.5, 0.5, 0.5), "modified-kneser-ney": (0.5, 1.0, 1.5)}
 #: tokens that are scored at a time
 CHUNK = 1 << 20
 
 
 class NGramError(ValueError):
-    """A predictor that cannot be: wrong choices, ids outside the vocabulary, damaged files."""
+    """Options that contradict each other, ids outside the vocabulary, or damaged files."""
 
 
 class UnseenContextError(NGramError):
-    """A context that training never saw continued: maximum likelihood says nothing about it."""
+    """A context that has no continuation in the training text, for which maximum likelihood has no prediction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NGramOptions:
-    """An n-gram predictor, h being the last `order` - 1 tokens and h' those of h but the oldest.
+    """An n-gram predictor. h are the last `order` - 1 tokens, and h' the same without the oldest.
 
     maximum-likelihood   P(w|h) = c(hw) / c(h), undefined where c(h) = 0   (Shannon 1948; S4 "Empirical
                          Next-Token Predictor")
@@ -51,8 +51,8 @@ class NGramOptions:
     kneser-ney           P(w|h) = max(c(hw) - D, 0) / c(h) + D N(h) / c(h) P(w|h'),  D = n_1 / (n_1 + 2 n_2)
     modified-kneser-ney  the same with D_1, D_2, D_3+ for counts 1, 2, more   (Chen and Goodman 1999, section 3)
 
-    In the last two, c is the count of different left neighbours in all but the longest contexts, n_k the number
-    of events counted k times at a level, N(h) of events after h, and below the unigrams stands 1 / n_vocab.
+    In the last two, c counts different left neighbours in all but the longest contexts, n_k is the number of events
+    with count k at a level, N(h) the number of events after h, and unigrams back off to 1 / n_vocab.
     """
 
     n_vocab: int
@@ -90,7 +90,7 @@ class NGramOptions:
 
 @dataclass(frozen=True)
 class Weights:
-    """P(w|h) = own[event hw] + below[context h] * P(w|h'): one level of a predictor as numbers."""
+    """One level of a predictor: P(w|h) = own[event hw] + below[context h] * P(w|h')."""
 
     own: np.ndarray
     below: np.ndarray
@@ -98,7 +98,7 @@ class Weights:
 
 @dataclass
 class NGram:
-    """Counts and the distribution they give. `notes` says in whole sentences what had to be settled."""
+    """Counts and the distribution that follows from them. `notes` are sentences about discounts that were replaced."""
 
     choices: NGramOptions
     levels: list[NGramLevel]
@@ -118,9 +118,9 @@ class NGram:
         separator: int | None = None,
         poll: Callable[[], object] = lambda: None,
     ) -> Self:
-        """Count `ids`, int [n], in at most `counts.peak_bytes(n, order)` bytes; `poll` is called on the way.
+        """Count `ids`, int [n], in at most `counts.peak_bytes(n, order)` bytes; `poll` is called repeatedly.
 
-        Raises NGramError for choices that contradict each other, ids outside the vocabulary and fewer ids than order.
+        Raises NGramError for options that contradict each other, ids outside the vocabulary and fewer ids than order.
         """
         choices = NGramOptions(n_vocab=n_vocab, order=order, smoothing=smoothing, alpha=alpha, separator=separator)
         ids = checked(ids, n_vocab)
@@ -153,7 +153,7 @@ class NGram:
 
     @cached_property
     def weights(self) -> list[Weights]:
-        """What each level adds of its own, and how much it leaves to the level below; see NGramChoices."""
+        """The own term of each level, and the weight of the level below it; see NGramOptions."""
         return [self._weights(k, level) for k, level in enumerate(self.levels)]
 
     def _weights(self, k: int, level: NGramLevel) -> Weights:
@@ -165,7 +165,7 @@ class NGram:
             added = self.choices.alpha * self.choices.n_vocab if self.choices.smoothing == "add-alpha" else 0.0
             own, left = level.counts.astype(np.float64), np.full(len(totals), added)
             totals += added
-        # a context at the very beginning of the text may have no left neighbour: all is left to the level below
+        # a context at the very beginning of the text may have no left neighbour: only the level below counts
         empty = totals == 0
         safe = np.where(empty, 1.0, totals)
         return Weights(own / np.repeat(safe, np.diff(level.starts)), np.where(empty, 1.0, left / safe))
@@ -175,8 +175,8 @@ class NGram:
     def log_probs(self, ids: np.ndarray, poll: Callable[[], object] = lambda: None) -> np.ndarray:
         """log P of each token after the first given those before it, nats, float64 [len(ids) - 1].
 
-        Maximum likelihood gives NaN where the context is unseen and -inf where its successor is. `poll` is called on
-        the way.
+        Maximum likelihood gives NaN where the context is unseen, and -inf where only the next token is. `poll` is
+        called repeatedly.
         """
         ids = checked(ids, self.choices.n_vocab)
         out = np.empty(max(len(ids) - 1, 0))
@@ -190,7 +190,7 @@ class NGram:
         return out
 
     def _probs(self, ids: np.ndarray) -> np.ndarray:
-        """P of every token of `ids`, the first ones given what there is before them."""
+        """P of every token of `ids`; the first ones have shorter contexts."""
         v, uniform = self.choices.n_vocab, 1.0 / self.choices.n_vocab
         numbers, p = np.zeros(len(ids), dtype=np.int64), np.full(len(ids), uniform)
         older = older_tokens(ids, self.choices.order, self.choices.separator)
@@ -208,7 +208,7 @@ class NGram:
         return p
 
     def _unseen(self, p: Any) -> Any:
-        """What becomes of the shorter context's probability where the context was never seen."""
+        """The probability where the context was never seen, from that of the shorter context."""
         if self.is_interpolated:
             return p
         return np.nan if self.choices.smoothing == "maximum-likelihood" else 1.0 / self.choices.n_vocab
@@ -252,7 +252,7 @@ class NGram:
         return p
 
     def _inside(self, contexts: np.ndarray) -> np.ndarray:
-        """Contexts that end where their document begins, separators before that; as they are without a separator."""
+        """The contexts with separators in place of tokens of earlier documents; unchanged without a separator."""
         if self.choices.separator is None:
             return contexts
         contexts = np.where(contexts < 0, self.choices.separator, contexts)
@@ -320,10 +320,10 @@ FIELDS = ("contexts", "events", "counts")
 
 
 def discounts_of(counts: np.ndarray, smoothing: str) -> tuple[tuple[float, ...], list[int]]:
-    """What is taken from counts of 1, 2, and 3 or more; and the counts of counts where they do not determine it.
+    """The discounts of counts of 1, 2, and 3 or more; and the counts of counts where these do not determine them.
 
     Chen and Goodman 1999, equations (12) and (17): D = n_1 / (n_1 + 2 n_2);  D_k = k - (k + 1) D n_{k+1} / n_k.
-    They determine it where no n_k that is divided by is 0 and each discount lies above 0 and not above its count.
+    They do where no n_k in a denominator is 0, and each discount is above 0 and at most its count.
     """
     n = [int((counts == k).sum()) for k in (1, 2, 3, 4)]
     if smoothing == "kneser-ney":
@@ -338,7 +338,7 @@ def discounts_of(counts: np.ndarray, smoothing: str) -> tuple[tuple[float, ...],
 
 
 def checked(ids: Any, n_vocab: int) -> np.ndarray:
-    """Ids as one row of int64, all of them in the vocabulary."""
+    """Ids as one row of int64. Raises NGramError where an id is outside the vocabulary."""
     ids = np.asarray(ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise NGramError(f"ids of shape {list(ids.shape)} and type {ids.dtype}: expected one row of whole numbers")

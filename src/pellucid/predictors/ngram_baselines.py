@@ -1,4 +1,4 @@
-"""What counting alone makes of the held-out text, from nothing to four tokens of context."""
+"""Baselines of the held-out text: n-grams with no context up to four tokens of context."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,9 +11,9 @@ from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Part, Tokens
 
 ORDERS = {1: "unigram", 2: "bigram", 3: "trigram", 5: "5-gram"}
-#: training tokens that are counted at most: seconds, and under 1 GiB
+#: training tokens that are counted at most, which takes seconds and under 1 GiB
 COUNTED = 1 << 22
-#: tokens that are read side by side where not all are read
+#: length of the pieces that are read where not all tokens are
 PIECE = 1 << 14
 
 
@@ -26,7 +26,7 @@ class Sized(Protocol):
 
 
 class Baseline(NamedTuple):
-    """A predictor's held-out loss; the same tokens are scored as for a trained model."""
+    """The held-out loss of a predictor, on the same tokens as a trained model's."""
 
     name: str
     nats_per_token: float
@@ -47,9 +47,9 @@ def score_baselines(
     """Uniform, and n-grams of 1, 2, 3 and 5 tokens (interpolated modified Kneser-Ney) counted on `train`.
 
     train, held_out  ids, int64 [n]; every token of the second from `first` on is scored, given those before it
-    part             that those are from, whose tokens per byte turn nats per token into bits per byte
-    longest          orders above this one are left out, and those that `train` is too short for
-    separator        given: contexts do not reach across it
+    part             the part that `held_out` is from; its tokens per byte turn nats per token into bits per byte
+    longest          larger orders are left out, and so are orders that `train` is too short for
+    separator        if given, contexts do not reach across it
     poll             is called while they are counted and scored; it may raise
     """
     found = [baseline("uniform", math.log(n_vocab), part)]
@@ -78,12 +78,12 @@ def as_part(tokens: Tokens | PairTokens, name: str) -> Part:
 
 
 def baseline(name: str, nats: float, part: Sized) -> Baseline:
-    """Nats per token, and the bits per byte of the original text that they come to."""
+    """A baseline from its nats per token, with the bits per byte of the original text."""
     return Baseline(name, nats, nats / math.log(2) * len(part) / part.n_bytes)
 
 
 def rows_of(title: str, rows: Sequence[tuple[str, float, float]]) -> list[str]:
-    """Predictors with what they need of a text, as the lines of a table."""
+    """The losses of several predictors, as the lines of a table."""
     width = max(len(title), *(len(name) for name, *_ in rows))
     return [
         f"{title:<{width}}  {'nats/token':>10}  {'bits/byte':>9}",

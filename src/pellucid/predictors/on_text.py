@@ -1,4 +1,4 @@
-"""A text that is given, or that a file holds, scored; and what the n-grams of a run's training text make of it."""
+"""Scores a text or a file, and compares it with n-grams of a run's training text."""
 
 import os
 from collections.abc import Callable
@@ -26,12 +26,12 @@ from pellucid.training.load import read_recipe
 from pellucid.training.recipe import Recipe
 from pellucid.training.text_parts import read_recipe_pairs, read_recipe_text
 
-#: is told what is being done, how much of it is done, and of how much
+#: progress(stage, done, total)
 Progress = Callable[[str, int, int], None]
 
 
 def score_given(score: Callable[[str], Score], text: str | os.PathLike, reading: ReadOptions | None) -> Score:
-    """The score of a text, or, where a path is given, of the text that the file holds."""
+    """The score of a text, or of the text in a file where a path is given."""
     if isinstance(text, str):
         if reading is not None:
             raise DocumentError("`reading` says how a file is read, and a text was given: give a pathlib.Path")
@@ -41,7 +41,7 @@ def score_given(score: Callable[[str], Score], text: str | os.PathLike, reading:
 
 
 def of_file(score: Score, one: OneText) -> Score:
-    """The score of a file's text, which says what its bytes are."""
+    """The score of a file's text, with the number of the file's bytes."""
     replaced = len(one.text.encode()) - one.n_bytes
     return replace(score, counted=one.counted, n_replaced_bytes=replaced, notes=one.notes)
 
@@ -49,17 +49,17 @@ def of_file(score: Score, one: OneText) -> Score:
 def with_baselines(
     score: Score, run: str | os.PathLike | None, tokenizer: Tokenizer, progress: Progress | None = None
 ) -> Score:
-    """The score with those of n-grams that are counted on the training text of a run, as its baselines counts them.
+    """The score, with those of n-grams that are counted on a run's training text in the same way as its baselines.
 
-    The run's text is read again. Raises RecipeError where the folder is no run, where the text is not what it was, and
-    where the run has another tokenizer; DocumentError where the text is not there.
+    The run's text is read again. Raises RecipeError where the folder is no run, where the text has changed, and where
+    the run has another tokenizer; DocumentError where the text is missing.
     """
     if run is None or not (Path(run) / "recipe.json").exists():
-        named = "this model is of no run" if run is None else f"{run} is no run"
+        named = "this model does not come from a run" if run is None else f"{run} is no run"
         raise RecipeError(f"{named}, so there is no training text to count n-grams on: give the folder of a run")
     run = Path(run)
     if load_tokenizer(run).hash != tokenizer.hash:
-        raise RecipeError(f"{run} has another tokenizer than the model, and n-grams of its tokens say nothing here")
+        raise RecipeError(f"{run} has another tokenizer than the model, so n-grams of its tokens do not compare")
     recipe = recipe_of(run)
     try:
         tokens = tokens_of(run, recipe, tokenizer, progress)
@@ -85,7 +85,7 @@ def with_baselines(
 
 
 class _Scored:
-    """The scored text as a part: its tokens and its bytes."""
+    """The scored text with the interface of a part of a run: its tokens and its bytes."""
 
     def __init__(self, score: Score):
         self.n_tokens, self.n_bytes = score.n_tokens, score.n_bytes
@@ -95,14 +95,14 @@ class _Scored:
 
 
 def recipe_of(run: Path) -> Recipe:
-    """The recipe of a run of any kind: what reads text needs what all of them have."""
+    """The recipe of a run of any kind that is trained on text."""
     kind = read_json(run / "recipe.json").get("kind", "transformer")
     found: Any = read_recipe(run) if kind == "transformer" else read_predictor_recipe(run)
     return found
 
 
 def tokens_of(run: Path, recipe: Recipe, tokenizer: Tokenizer, progress: Progress | None) -> Tokens | PairTokens:
-    """The tokens that a run was trained on; RecipeError where its text is not what it was."""
+    """The tokens that a run was trained on; RecipeError where its text has changed."""
     t, seed = recipe.text, recipe.train.seed
     if recipe.train.objective == "source-target":
         tokens: Any = encode_pairs(split_pairs(read_recipe_pairs(recipe, progress), t.held_out, seed), tokenizer)

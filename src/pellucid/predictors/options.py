@@ -1,4 +1,4 @@
-"""What the descriptions of all parametrised predictors share: validation, JSON, and the forward they promise."""
+"""What the options of all parametrised predictors share: validation, JSON, and the arguments of forward."""
 
 import dataclasses
 import typing
@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 
 class PredictorError(ValueError):
-    """A predictor that cannot be, or a folder that holds none."""
+    """Wrong options of a predictor, or a folder that holds no predictor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class PredictorOptions:
             if typing.get_origin(hint) is Literal:
                 if value not in typing.get_args(hint):
                     known = ", ".join(typing.get_args(hint))
-                    raise PredictorError(f"{field.name} = {value!r} is not a word for it: choose one of {known}")
+                    raise PredictorError(f"{field.name} = {value!r} is not one of its options: choose one of {known}")
             elif isinstance(value, bool) or not isinstance(value, hint):
                 raise PredictorError(f"{field.name} = {value!r}: expected {hint.__name__}")
         check_at_least(self, 1, "n_vocab")
@@ -52,7 +52,7 @@ def check_at_least(options: Any, least: int, *names: str) -> None:
 
 
 def plain_forward(mask: Any, positions: Any) -> None:
-    """Refuse what a predictor without attention and positions would ignore."""
+    """Raise an error for a mask or positions, which a predictor without attention would ignore."""
     if mask is not None or positions is not None:
         raise PredictorError(
             "a mask or positions were given to a predictor that has neither attention nor positions: leave them out"

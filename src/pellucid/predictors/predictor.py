@@ -1,4 +1,4 @@
-"""A trained predictor with its tokenizer: texts go in, texts and probabilities come out."""
+"""A trained predictor with its tokenizer: it generates and scores text."""
 
 import os
 import secrets
@@ -93,7 +93,7 @@ class Predictor:
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
         )
-        network: Any = self.network  # decoded like a transformer, but read by a reader of its own
+        network: Any = self.network  # the decoding is a transformer's, with another reader
         decoding = Decoding(network, rows, max_tokens, sampling, [self.tokenizer.separator], False, None)
         decoding.reader = cast(Any, Reader(network))
         stops = [stop] if isinstance(stop, str) else list(stop)
@@ -125,8 +125,8 @@ class Predictor:
     def _score(self, text: str, prefix: str) -> Score:
         """The score of a text after a prefix.
 
-        The border between prefix and text is drawn as `pellucid.generate.score_continuation` draws it.
-        Raises ScoringError where there is nothing to score, or maximum likelihood says nothing about a token.
+        The first token of the text is found as in `pellucid.generate.score_continuation`. Raises ScoringError where
+        there is nothing to score, or maximum likelihood has no prediction for a token.
         """
         whole = prefix + text
         ids, border = self.tokenizer.encode(whole), len(self.tokenizer.encode(prefix.rstrip()))
@@ -136,8 +136,8 @@ class Predictor:
         log_probs = self.log_probs(given)[border:]
         if np.isnan(log_probs).any():
             raise ScoringError(
-                f"token {border + int(np.isnan(log_probs).argmax())} of the text stands in a context that was never "
-                "seen, and maximum likelihood says nothing about it: train a smoothed predictor"
+                f"token {border + int(np.isnan(log_probs).argmax())} of the text has a context that training did not "
+                "have, for which maximum likelihood has no prediction: train a smoothed predictor"
             )
         pieces = token_pieces(self.tokenizer, whole, ids)[border:]
         why = why_not_comparable(self.tokenizer, whole, ids, border)
@@ -166,4 +166,4 @@ class Reader:
         return self.network(torch.tensor(tokens, device=device))[:, -1]
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows; there is nothing to copy."""
+        """Keep these rows; there is nothing to copy."""

@@ -1,4 +1,4 @@
-"""The recipe of a predictor that is no transformer: the same outer form, a description of its own."""
+"""The recipe of a predictor that is not a transformer: the same parts, with another description of the model."""
 
 import dataclasses
 import json
@@ -23,9 +23,9 @@ KINDS: dict[str, type[Description]] = {
     "neural-probabilistic": NeuralProbabilisticOptions,
     "recurrent": RecurrentOptions,
 }
-#: what the text decides
+#: options that follow from the text
 FROM_TEXT = ("n_vocab", "separator", "documents")
-#: small networks without blocks: AdamW for everything, little decay, nothing to compile, compute again or divide
+#: for small networks without blocks: AdamW for all weights, little decay, no compilation, one pass a step
 TRAIN = TrainOptions(optimizer="adamw", weight_decay=0.01, precision="float32", compile="no", accumulate=1)
 #: targets of one training window of a predictor that reads a fixed number of tokens
 WINDOW = 64
@@ -37,7 +37,7 @@ class PredictorRecipe(TextRecipe):
 
     kind: Kind
     model: Description
-    #: the order of an n-gram that is mixed in, fitted on training text set aside; 0: none
+    #: the order of an n-gram that is mixed in, with a weight fitted on training text that is set aside; 0: none
     mixture: int = 0
     train: TrainOptions = TRAIN
 
@@ -119,12 +119,12 @@ def make_predictor_recipe(
     if "alpha" in described and described.get("smoothing") != "add-alpha":
         raise RecipeError("alpha belongs to smoothing=add-alpha: set that too, or leave it out")
     if kind == "recurrent" and made.text.inside_documents == "yes":
-        raise RecipeError("a recurrent predictor reads on across documents: leave out text.inside_documents")
+        raise RecipeError("a recurrent predictor keeps its state across documents: leave out text.inside_documents")
     return made
 
 
 def described_by_text(recipe: PredictorRecipe, n_vocab: int, separator: int) -> PredictorRecipe:
-    """The recipe with what the tokenizer and the choice about documents say of the predictor."""
+    """The recipe with the options that follow from the tokenizer and from text.inside_documents."""
     inside = recipe.text.inside_documents == "yes"
     if isinstance(recipe.model, NGramOptions):
         model: Description = replace(recipe.model, n_vocab=n_vocab, separator=separator if inside else None)

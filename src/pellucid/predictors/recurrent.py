@@ -1,4 +1,4 @@
-"""Recurrent predictors: everything before a token, folded into one vector."""
+"""Recurrent predictors, which keep all that came before a token in one vector."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +19,7 @@ class RecurrentOptions(PredictorOptions):
     gru    h_i = (1 - z) * n + z * h_{i-1},  n = tanh(U_n x_i + b_n + r * (W_n h_{i-1} + a_n)),
            r, z = 1 / (1 + exp(-(U x_i + W h_{i-1} + b))) with weights of their own   (Cho et al. 2014, as in PyTorch)
 
-    n_ctx is the length of the windows that it is trained in, and after which it is read afresh when a text is scored.
+    It is trained on windows of n_ctx tokens, and scores a text in windows of that length, each from a new state.
     """
 
     #: the recurrence, as in the table above
@@ -53,7 +53,7 @@ class Recurrent(nn.Module):
         return self.choices.n_ctx
 
     def forward(self, tokens: Tokens, *, mask: None = None, positions: None = None) -> Logits:
-        """Logits of the token after each position. There are no positions and no mask to be given."""
+        """Logits of the token after each position. `mask` and `positions` must be None."""
         plain_forward(mask, positions)
         states, _ = self.cell(self.embed(tokens))
         return self.out(states)
@@ -61,7 +61,8 @@ class Recurrent(nn.Module):
     def log_probs(self, ids: np.ndarray) -> np.ndarray:
         """log P of each token after the first given those before it in its window, nats, float64 [len(ids) - 1].
 
-        Windows of n_ctx inputs begin n_ctx // 2 apart: once the first is full, half of it at least is before a token.
+        Windows of n_ctx inputs begin n_ctx // 2 apart, so after the first window each token has at least n_ctx // 2
+        tokens of context.
         """
         length = self.choices.n_ctx
         return window_log_probs(self, ids, self.choices.n_vocab, length, max(length // 2, 1))

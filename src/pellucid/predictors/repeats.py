@@ -1,4 +1,4 @@
-"""How much of the held-out text also stands, word for word, in the training text."""
+"""Measures how much of the held-out text occurs verbatim in the training text."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ import numpy as np
 
 from pellucid.text.tokens.store import Part
 
-#: bytes of text that a window is at least as long as: shorter passages are common to texts that share nothing
+#: least length of a window, in bytes of text: unrelated texts share shorter passages
 BYTES = 100
-#: windows that are looked for, and training tokens that are searched, at most
+#: most windows that are searched for, and most training tokens that are searched
 WINDOWS, SEARCHED = 1 << 14, 1 << 27
 #: training tokens that are hashed at a time
 PIECE = 1 << 20
-#: odd multipliers of the hash: of tokens, of the later half of a window, of the last mixing (Steele et al. 2014)
+#: odd multipliers of the hash: for tokens, for the second half of a window, for the final mixing (Steele et al. 2014)
 ODD = tuple(np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
@@ -28,10 +28,10 @@ class Repeats:
 
 
 def repeats(train: Part, held_out: Part, poll: Callable[[], object] = lambda: None) -> Repeats:
-    """Look for windows of the held-out text, side by side, at every place of the training text.
+    """Search the training text, at every position, for adjacent windows of the held-out text.
 
-    Windows are a power of two tokens long, at least about 100 bytes, and compared by hashes of 64 bits. Of a text
-    with more than WINDOWS of them as many are taken, evenly spread, and of training text the first SEARCHED tokens.
+    Windows are a power of two tokens long, at least about 100 bytes, and are compared by hashes of 64 bits. At most
+    WINDOWS windows are searched for, evenly spread, in the first SEARCHED tokens of the training text.
     """
     length = window_length(held_out)
     n = len(held_out) // length
@@ -49,7 +49,7 @@ def repeats(train: Part, held_out: Part, poll: Callable[[], object] = lambda: No
 
 
 def window_length(part: Part) -> int:
-    """The power of two, from 16 to 128, whose windows are about 100 bytes long or more."""
+    """The least power of two, from 16 to 128, whose windows are about 100 bytes long or more."""
     wanted = BYTES * len(part) / max(part.n_bytes, 1)
     return min(128, max(16, 1 << int(np.ceil(np.log2(max(wanted, 1))))))
 
@@ -57,7 +57,7 @@ def window_length(part: Part) -> int:
 def window_hashes(ids: np.ndarray, length: int) -> np.ndarray:
     """A hash of every window of `length`, a power of two, of ids [..., n]: uint64 [..., n - length + 1].
 
-    Two windows side by side make one of twice the length: h_2k(i) = mix(h_k(i) + c h_k(i + k)).
+    Two adjacent windows make one of twice the length: h_2k(i) = mix(h_k(i) + c h_k(i + k)).
     """
     hashes = (ids.astype(np.uint64) + np.uint64(1)) * ODD[0]
     width = 1
@@ -75,8 +75,8 @@ def _pieces(part: Part, stop: int, length: int) -> Iterator[np.ndarray]:
 
 
 def _found(known: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-    """The places, in the increasing `known`, of those among `hashes` that are there."""
-    # most hashes are of nothing that is looked for, and one bit each says so
+    """The indices in the increasing `known` of those `hashes` that it contains."""
+    # a table of one bit for each possible prefix excludes most hashes quickly
     shift = np.uint64(64 - 22)
     table = np.zeros(1 << 22, dtype=bool)
     table[known >> shift] = True

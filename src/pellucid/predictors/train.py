@@ -1,4 +1,4 @@
-"""Training a predictor from text to a run folder laid out like a transformer's."""
+"""Trains a predictor on text, into a run folder with the layout of a transformer's."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -38,8 +38,8 @@ def train_predictor(
     resume   continue the run in `out` exactly; a length makes it longer. An n-gram is counted once and not resumed
     minutes, steps, tokens, epochs   the length, at most one; 10 minutes unless given; not for ngram
 
-    Text, split and tokenizer are those that `pellucid.train` makes of the same options, so held-out losses
-    (nats per token) compare. Raises ValueError, with nothing written, when the text or an option is wrong.
+    The same options give the same split and tokenizer as for a transformer, so held-out losses (nats per token)
+    compare. Raises ValueError, with nothing written, when the text or an option is wrong.
     """
     reporter = make_reporter() if show else QuietReporter()
     length = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
@@ -52,7 +52,7 @@ def train_predictor(
         recipe = replace(written, inputs=tuple(map(str, inputs)) or written.inputs)
         return resume_run(PredictorTrainable(recipe), Path(out), length, reporter, written)
     if not inputs:
-        raise RecipeError("no text was named: give at least one file or folder")
+        raise RecipeError("no text was given: name at least one file or folder")
     recipe = make_predictor_recipe(tuple(str(Path(p)) for p in inputs), kind, fields or {}, length)
     check_tokenizer(recipe.text)
     startable = NGramRun(recipe) if kind == "ngram" else PredictorTrainable(recipe)

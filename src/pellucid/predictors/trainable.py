@@ -1,4 +1,4 @@
-"""Training a predictor's network on text, and counting an n-gram: what the pipeline of runs asks of them."""
+"""Predictors in the pipeline of runs: networks that are trained on text, and n-grams that are counted."""
 
 import math
 import shutil
@@ -41,7 +41,7 @@ SET_ASIDE = 0.05
 
 
 class PredictorTrainable(TextTrainable[PredictorRecipe]):
-    """The network of a predictor and the text that it is trained on; with a mixture, then an n-gram's share too."""
+    """The network of a predictor, the text that it is trained on, and, for a mixture, the n-gram and its weight."""
 
     tokens: Tokens
     finish_name = "mixing with an n-gram"
@@ -50,7 +50,7 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
         self.recipe = recipe
 
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
-        resolve_device(self.recipe.train.device)  # refused before the text is read
+        resolve_device(self.recipe.train.device)  # raise before the text is read
         tokenizer = load_tokenizer(run_dir) if run_dir else None
         self.recipe, self.corpus, self.tokens, self.tokenizer = read_text(
             self.recipe, reporter, tokenizer, interruption
@@ -64,7 +64,7 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
         batch, passes = t.batch or max(4, 2048 // self.recipe.window), t.accumulate or 1
         self.recipe = with_train(self.recipe, batch=batch, accumulate=passes, device=str(device), **closed)
         self.check_memory()
-        n_held_out = self.make_data().n_held_out  # refuses text too small for a window
+        n_held_out = self.make_data().n_held_out  # raises for a text that is too small for a window
 
         def measure() -> float:
             self.build()
@@ -85,7 +85,7 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
         return {"architecture.json": self.recipe.model.to_dict(), **super().files()}
 
     def check_memory(self) -> None:
-        """Refuse a batch whose logits, their probabilities and their gradients alone do not fit."""
+        """Raise RecipeError for a batch whose logits, probabilities and gradients alone do not fit into memory."""
         recipe = self.recipe
         need, have = 12 * recipe.train.batch * recipe.window * recipe.model.n_vocab, memory_bytes(self.device)
         if need > have:
@@ -122,7 +122,7 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
         return bool(self.recipe.mixture) and "mixture_weight" not in last
 
     def finish(self, run_dir: Path, step: int, phase: Phase) -> tuple[dict[str, Any], list[str]]:
-        """Count an n-gram, fit its share on the text set aside, and measure the two together on the held-out part."""
+        """Count the n-gram, fit its weight on the text set aside, and measure the mixture on the held-out part."""
         recipe, held_out = self.recipe, self.tokens.part("held_out")
         separator = recipe.model.separator if recipe.text.inside_documents == "yes" else None
         options = NGramOptions(n_vocab=recipe.model.n_vocab, order=recipe.mixture, separator=separator)
@@ -130,7 +130,7 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
         network: Any = at_checkpoint(recipe, run_dir, "best")[0]
         weight = fit_weight(network.log_probs(self.aside), counted.log_probs(self.aside))
         phase()
-        shutil.rmtree(run_dir / "ngram", ignore_errors=True)  # of a run that was shorter
+        shutil.rmtree(run_dir / "ngram", ignore_errors=True)  # the files of a shorter run
         counted.ngram.save(run_dir / "ngram")
         about = {"weight": weight, "fitted_on_tokens": len(self.aside), "step": best_step(run_dir)}
         write_json(run_dir / "mixture.json", about)
@@ -150,7 +150,7 @@ def build_predictor(recipe: PredictorRecipe) -> nn.Module:
 
 
 def trained_part(recipe: PredictorRecipe, tokens: Tokens) -> tuple[Part, np.ndarray]:
-    """What the network is trained on, and the ids set aside for a mixture's weight, none without a mixture."""
+    """The part that the network is trained on, and the ids set aside for a mixture's weight, if there is one."""
     part = tokens.part("train")
     if not recipe.mixture:
         return part, np.empty(0, dtype=np.int64)
@@ -162,7 +162,7 @@ def trained_part(recipe: PredictorRecipe, tokens: Tokens) -> tuple[Part, np.ndar
 def sample_predictor(
     network: nn.Module, tokenizer: Tokenizer, recipe: PredictorRecipe, seed: int, poll: Poll
 ) -> str | None:
-    """What the network writes after the recipe's prompt; None where its logits are not finite."""
+    """The text that the network generates from the recipe's prompt; None where its logits are not finite."""
     predictor, prompt = Predictor(network, tokenizer, recipe.kind, {}), recipe.train.sample_prompt
     text = join_pieces(predictor.stream(prompt, max_tokens=SAMPLE_TOKENS, seed=seed), poll)
     return None if text is None else prompt + text
@@ -171,7 +171,7 @@ def sample_predictor(
 def count_part(part: Part, options: NGramOptions, poll: Callable[[], object] = lambda: None) -> NGram:
     """An n-gram of a part of the text; RecipeError, before anything is allocated, where it does not fit into memory.
 
-    `poll` is called on the way and may raise.
+    `poll` is called repeatedly and may raise.
     """
     need, have = 8 * len(part) + peak_bytes(len(part), options.order), memory_bytes(torch.device("cpu"))
     if need > have:
@@ -184,7 +184,7 @@ def count_part(part: Part, options: NGramOptions, poll: Callable[[], object] = l
 
 
 class NGramRun(CountedKind[PredictorRecipe]):
-    """An n-gram, which is counted and measured before its folder is written, so that a signal leaves nothing behind."""
+    """A run of an n-gram. It is counted and measured before its folder is written, so that a signal leaves no files."""
 
     def __init__(self, recipe: PredictorRecipe):
         self.recipe = recipe

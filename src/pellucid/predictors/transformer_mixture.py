@@ -1,4 +1,4 @@
-"""A transformer mixed with a predictor: where both know the text's tokens, a text is given what both say."""
+"""Mixtures of a transformer and an n-gram that have the same tokenizer."""
 
 import numpy as np
 from torch import nn
@@ -19,7 +19,7 @@ class Windowed(nn.Module):
     def __init__(self, transformer: Transformer):
         super().__init__()
         self.transformer = transformer
-        #: a mixture names its parts' choices
+        #: `Mixture` reads this attribute of its parts
         self.choices = transformer.architecture
 
     @property
@@ -41,7 +41,7 @@ def mixed_with(transformer: Transformer, tokenizer: Tokenizer, other: Predictor,
     """P(w|h) = weight P_transformer(w|h) + (1 - weight) P_counted(w|h)   (Bengio et al. 2003, section 4.2)
 
     `other` is an n-gram trained on the same tokens. Raises PredictorError for another predictor, another tokenizer, a
-    transformer that does not predict the next token from those before it, and a weight that is no share.
+    transformer that does not predict the next token from those before it, and a weight that is not between 0 and 1.
     """
     a = transformer.architecture
     if not isinstance(other.network, Counted):

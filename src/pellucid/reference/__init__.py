@@ -1,9 +1,9 @@
 """The definition of everything, equation by equation, in NumPy and float64.
 
-Small functions that say where they are written down (text, section, equation, erratum) and what shapes they take.
-They are slow and plain; the engine is tested against them. Read `transformer` for the whole function, `layers`,
-`attention`, `feedforward`, `embedding` and `functions` for its parts, `bpe` and `tokens` for text, `learning` and
-`generation` for what is done with it. `tape` differentiates any of them.
+Each function is small, gives its shapes, and cites where the equation stands (text, section, equation, erratum). The
+functions are slow and plain, and the engine is tested against them. `transformer` has the whole model; `layers`,
+`attention`, `feedforward`, `embedding` and `functions` its parts; `bpe` and `tokens` the text; `learning` and
+`generation` what is done with the model. `tape` differentiates any of them.
 """
 
 from pellucid.reference.learning import loss_and_gradient, next_token_loss

@@ -1,7 +1,7 @@
 """Attention as each source text writes it: by circuits, by heads, by positions, by indices.
 
 Matrices act on columns as in the texts: W_Q, W_K, W_V [d, m], W_O [m, d], and X W^T for rows. Masks are
-boolean, True = may read. `Z` is another sequence to read from (cross-attention); without it X reads itself.
+boolean, True = may read. `Z` is another sequence to read from (cross-attention); without it X attends to itself.
 """
 
 import math
@@ -32,7 +32,7 @@ def default_scale(d_head: int, kind: str = "1/sqrt(d_head)") -> float:
     """
     scales = {"1/sqrt(d_head)": 1 / math.sqrt(d_head), "1/d_head": 1 / d_head, "1": 1.0}
     if kind not in scales:
-        raise ValueError(f"scale = {kind!r}: choose one of {', '.join(scales)}")
+        raise ValueError(f"scale = {kind!r}: expected one of {', '.join(scales)}")
     return scales[kind]
 
 
@@ -120,7 +120,7 @@ def multi_head_concat(
 
 
 def _rows(b: Array | float) -> Array:
-    """A bias [heads, d] as it is added to [heads, position, d]."""
+    """A bias [heads, d] with an axis for positions, [heads, 1, d]."""
     return b if np.ndim(b) == 0 else np.asarray(b)[:, None, :]
 
 
@@ -137,7 +137,7 @@ def heads_of(W_Q: Array, W_K: Array, W_V: Array, W_O: Array) -> list[HeadMatrice
 def compose_heads(A1: Array, W1: Array, A2: Array, W2: Array) -> tuple[Array, Array]:
     """(A1 (x) W1)(A2 (x) W2) = A1 A2 (x) W1 W2: pattern and OV matrix of the virtual head
 
-    S0 Remark 3.1. Only for frozen patterns is it a head: A1 A2 need not be a softmax of any rank-d form. E-20.
+    S0 Remark 3.1. It is a head for frozen patterns only: A1 A2 need not be a softmax of any rank-d form. E-20.
     """
     return real(A1) @ real(A2), real(W1) @ real(W2)
 

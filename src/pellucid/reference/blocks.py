@@ -1,4 +1,4 @@
-"""Blocks as functions of functions, as S0 section 4 composes them: attention and MLP are given as maps."""
+"""Blocks as S0 section 4 composes them: functions that take the attention and the MLP as maps."""
 
 from collections.abc import Callable, Sequence
 
@@ -30,7 +30,7 @@ def block(X: Array, heads: Map, m: Map, norm: str = "none", norm_1: Map = identi
         Y = norm_1(real(X) + heads(X))
         return norm_2(Y + m(Y))
     if norm not in ("none", "pre"):
-        raise ValueError(f"norm = {norm!r}: say none, pre or post")
+        raise ValueError(f"norm = {norm!r}: expected none, pre or post")
     first, second = (norm_1, norm_2) if norm == "pre" else (identity, identity)
     Y = real(X) + heads(first(X))
     return Y + m(second(Y))

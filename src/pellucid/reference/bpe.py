@@ -34,7 +34,7 @@ class BPE:
 
     @cached_property
     def ranks(self) -> dict[Pair, int]:
-        """The place of each merge in the order of learning."""
+        """The index of each merge in the order in which they were learned."""
         return {pair: k for k, pair in enumerate(self.merges)}
 
 
@@ -47,10 +47,10 @@ BYTES = tuple(bytes([b]) for b in range(256))
 def count_pairs(
     sequences: Iterable[Sequence[int]], weights: Sequence[int] | None = None, special: frozenset[int] = frozenset()
 ) -> dict[Pair, int]:
-    """How often each pair of symbols stands side by side, overlaps counted, in order of first appearance
+    """The number of times that two symbols are adjacent, overlaps included, in order of first appearance
 
-    S0 1.1 "Byte Pair Encoding", excluding pairs with a special symbol. Erratum E-12. `weights` are the sequences'
-    multiplicities.
+    S0 1.1 "Byte Pair Encoding", excluding pairs with a special symbol. Erratum E-12. `weights` says how often each
+    sequence occurs.
     """
     counts: dict[Pair, int] = {}
     for k, sequence in enumerate(sequences):
@@ -76,7 +76,7 @@ def most_frequent(counts: Mapping[Pair, int], tie_break: str = "smallest") -> Pa
         return min(counts, key=lambda pair: (-counts[pair], pair))
     if tie_break == "first":
         return max(counts, key=lambda pair: counts[pair])
-    raise ValueError(f"tie_break = {tie_break!r}: say smallest or first")
+    raise ValueError(f"tie_break = {tie_break!r}: expected smallest or first")
 
 
 def bpe_merges(
@@ -102,13 +102,14 @@ def bpe_train(
 ) -> BPE:  # fmt: skip
     """The byte pair encoding of a corpus with n_vocab tokens, or fewer when no pair is left
 
-    S0 1.1; S4 "Compromise for Symbol Representation". Documents and, where pretokenised, pieces are separate
-    sequences, so nothing merges across them. Errata E-09 to E-13. Raises ValueError when n_vocab is too small.
+    S0 1.1; S4 "Compromise for Symbol Representation". Documents are separate sequences, and so are pieces where
+    pretokenised, so no merge crosses their borders. Errata E-09 to E-13. Raises ValueError when n_vocab is too small.
     """
     n_merges = n_vocab - len(base) - len(special)
     if n_merges < 0:
         raise ValueError(
-            f"n_vocab = {n_vocab}: expected at least {len(base) + len(special)}, the base and the specials"
+            f"n_vocab = {n_vocab}: expected at least {len(base) + len(special)}, the base "
+            "symbols and the special tokens"
         )
     start = BPE(tuple(base), (), tuple(special), pretokenised)
     pieces: dict[str, int] = {}
@@ -185,7 +186,10 @@ def token_bytes(token: int, bpe: BPE) -> bytes:
 
 
 def token_str(token: int, bpe: BPE) -> str:
-    """The display form: the inverse of UTF-8, parts of characters shown as U+FFFD.   S0 Remark 1.1(2); erratum E-09."""
+    """The token as text: its bytes decoded as UTF-8, parts of characters shown as U+FFFD.
+
+    S0 Remark 1.1(2); erratum E-09.
+    """
     if token >= len(bpe.base) + len(bpe.merges):
         return bpe.special[token - len(bpe.base) - len(bpe.merges)]
     return token_bytes(token, bpe).decode(errors="replace")

@@ -34,15 +34,18 @@ def fold_norms(a: Architecture, weights: Weights) -> tuple[Architecture, dict[st
     """An untied architecture, weights and a vector b_U with the same logits once b_U is added; all gains 1, biases 0
 
     S1 1.1.1.1. Raises ValueError for post blocks, whose norm's output is also the stream, for the bert readout, and
-    where a linear map that would have to take up a bias has none. Erratum E-34.
+    where a linear map that would have to absorb a bias has none. Erratum E-34.
     """
     if a.block == "post" or a.readout == "bert" or a.norm.kind == "none" or a.encoder is not None:
-        raise ValueError("norms fold into what reads them alone: no post blocks, a linear readout, some norm")
+        raise ValueError(
+            "norms can be folded only into the linear maps that read them: expected no post "
+            "blocks, a linear readout, and a norm"
+        )
     biased = a.norm.kind == "layer" and a.norm.bias == "all"
     if biased and not (a.attention.bias in ("qkv", "all") and a.mlp.bias == "all"):
-        raise ValueError("the norms have biases, and linear maps without a bias cannot take them up")
+        raise ValueError("the norms have biases, and linear maps without a bias cannot absorb them")
     if biased and a.final_norm == "norm" and a.logit_cap:
-        raise ValueError("the final norm's bias cannot be added to logits that are capped")
+        raise ValueError("the final norm has a bias, which cannot be added to capped logits: expected logit_cap = 0")
     folded = {name: real(w).copy() for name, w in weights.items()}
     folded["unembed.weight"] = folded.get("unembed.weight", folded["embed.token.weight"]).copy()
     first = ["mlp.gate", "mlp.up.0"] if a.mlp.form == "gated" else ["mlp.up.0" if a.mlp.n_hidden else "mlp.down"]
@@ -78,7 +81,7 @@ def _fold(a: Architecture, weights: dict[str, np.ndarray], norm: str, readers: l
 
 
 def logit_lens(a: Architecture, weights: Weights, stream: Array) -> Array:
-    """The logits read off the stream at any depth: final norm, then unembedding   [b, n, m] -> [b, n, v]
+    """The logits that the stream gives at any depth: final norm, then unembedding   [b, n, m] -> [b, n, v]
 
     S4 "Deep Architecture"; S3 slide 6 applied to x^(l) in the place of x^(n_L).
     """
@@ -95,7 +98,8 @@ def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarr
     """
     if a.block == "post" or a.embed_norm == "norm" or a.readout == "bert" or a.logit_cap or a.encoder is not None:
         raise ValueError(
-            "the stream is a sum of parts only without norms on it: no post blocks, embed_norm = none, linear readout"
+            "the stream is a sum of parts only where no norm acts on it: expected no post "
+            "blocks, embed_norm = none, a linear readout"
         )
     tap = TensorRecorder()
     forward(a, weights, np.atleast_2d(tokens), tap=tap, **reading)
@@ -110,7 +114,7 @@ def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarr
 
 
 def _parts(a: Architecture, weights: Weights, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The summands of the stream behind the last block, each [b, n, m]."""
+    """The summands of the stream after the last block, each [b, n, m]."""
     parts = {name: values[name] for name in ("embed", "pos_embed", "seg_embed", "ngram_embed") if name in values}
     for l in range(a.n_layers):
         result = values[f"blocks.{l}.attn.result"]
@@ -127,7 +131,7 @@ def _parts(a: Architecture, weights: Weights, values: Mapping[str, np.ndarray]) 
 def _normalised(
     a: Architecture, weights: Weights, values: Mapping[str, np.ndarray], norm: str, parts: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The parts of what a norm reads as parts of what it gives, at the scale it had; its bias is one more."""
+    """The parts of a norm's input as parts of its output, at the scale that it had; its bias is one more part."""
     if a.norm.kind == "none":
         return dict(parts)
     centre, g = a.norm.kind == "layer", gain(a, weights, norm)
@@ -140,8 +144,8 @@ def _normalised(
 def dropout_sites(a: Architecture) -> list[str]:
     """The tensors to which dropout is applied in training: 1 + 3 n_layers of them.   S1 Fig. 1, 1.1.2 Dr. Erratum E-28
 
-    A forward pass with dropout is one whose tap edits these tensors by `functions.dropout`. The first is the embedded
-    stream; ValueError where no block reads it and no norm makes it, for then no tensor has its name.
+    In a forward pass with dropout the tap edits these tensors by `functions.dropout`. The first is the embedded stream.
+    Raises ValueError where no block reads the embedded stream and no norm writes it, for then no tensor has its name.
     """
     within = ("attn.pattern", "attn_out", "mlp_out")
     normed = a.embed_norm == "norm" and a.norm.kind != "none"

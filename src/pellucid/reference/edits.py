@@ -1,4 +1,4 @@
-"""Edits by definition: what a change of one tensor, given as data, makes of it."""
+"""The definition of edits: how a change that is described by data acts on a tensor."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,8 +30,8 @@ def edit_functions(edits: Sequence[Edit]) -> dict[str, Callable[[Array], Array]]
 def apply_edit(edit: Edit, x: np.ndarray) -> np.ndarray:
     """x with one edit made   [...] -> [...]. S4 "Drawbacks": interventions via modifying representations.
 
-    The columns of x are the positions 0, 1, ...; a value is laid over them from position 0 on and reaches as far as
-    it is long. Scores of -inf stay.
+    The columns of x are the positions 0, 1, ...; a value replaces or changes them from position 0 on, as far as it is
+    long. Scores of -inf stay.
     """
     letters = axes(edit.name)
     applies = np.ones(x.shape, bool)
@@ -51,7 +51,7 @@ def apply_edit(edit: Edit, x: np.ndarray) -> np.ndarray:
 
 
 def _new(edit: Edit, x: np.ndarray, letters: list[str]) -> Any:
-    """What x becomes where the edit applies; nan where its value does not reach."""
+    """The new entries of x where the edit applies; nan at positions beyond the end of its value."""
     value = np.asarray(np.nan) if edit.value is None else _laid_over(np.asarray(edit.value, float), x, letters)
     match edit.op:
         case "zero":
@@ -73,7 +73,7 @@ def _new(edit: Edit, x: np.ndarray, letters: list[str]) -> Any:
 
 
 def _laid_over(value: np.ndarray, x: np.ndarray, letters: list[str]) -> np.ndarray:
-    """The value with an entry for each of x's: rows repeated in turn, nan at positions that it does not reach."""
+    """The value in the shape of x: its rows are repeated in turn, and positions beyond its end are nan."""
     if value.ndim < 2:
         return value
     value = np.take(value, np.arange(x.shape[0]) % value.shape[0], axis=0)

@@ -1,4 +1,4 @@
-"""Tokens to vectors and back, and the ways in which position enters.
+"""Tokens to vectors and back, and the positional schemes.
 
 A position is a row: X in R^{n x m}; a matrix W (out x in) acts as X W^T, which is (Id (x) W) X in S0.
 """
@@ -91,7 +91,7 @@ def combine_positions(E: Array, P: Array, how: str = "add", W: Array | None = No
         return real(E) + real(P)
     if how == "concatenate" and W is not None:
         return np.concatenate([real(E), real(P)], axis=-1) @ real(W).T
-    raise ValueError(f"how = {how!r}: say add, or concatenate with a matrix W [m, 2m]")
+    raise ValueError(f"how = {how!r}: expected add, or concatenate with a matrix W [m, 2m]")
 
 
 def frequencies(n_planes: int, base: float = 10_000.0, n: int | None = None) -> np.ndarray:
@@ -120,7 +120,7 @@ def scaled_frequencies(
         mixed = (1 - between) * w / factor + between * w
         return np.where(turns < low, w / factor, np.where(turns > high, w, mixed))
     if kind != "none":
-        raise ValueError(f"scaling = {kind!r}: say none, linear or llama3")
+        raise ValueError(f"scaling = {kind!r}: expected none, linear or llama3")
     return w
 
 
@@ -138,7 +138,7 @@ def sinusoidal_positions(
 def sinusoid_at(positions: np.ndarray, m: int, base: float = 10_000.0, layout: str = "halves") -> np.ndarray:
     """The sinusoidal rows of these positions   [...] -> [..., m].   S2 "Positional Encodings"."""
     if m % 2:
-        raise ValueError(f"m = {m}: sines and cosines come in pairs, so an even width is needed")
+        raise ValueError(f"m = {m}: expected an even width, since sines and cosines come in pairs")
     angle = np.asarray(positions)[..., None] * frequencies(m // 2, base)
     parts = np.stack([np.sin(angle), np.cos(angle)], axis=_plane_axis(layout))
     return parts.reshape(*angle.shape[:-1], m)
@@ -177,7 +177,7 @@ def rotate(
 
 def _plane_axis(layout: str) -> int:
     if layout not in ("halves", "pairs"):
-        raise ValueError(f"layout = {layout!r}: say halves or pairs")
+        raise ValueError(f"layout = {layout!r}: expected halves or pairs")
     return {"halves": -2, "pairs": -1}[layout]
 
 
@@ -190,9 +190,9 @@ def _plane_indices(d: int, layout: str) -> tuple[np.ndarray, np.ndarray]:
 def relative_buckets(n: int, n_keys: int, n_buckets: int, max_distance: int, two_sided: bool) -> np.ndarray:
     """The bucket r(i - j) of every pair, queries being the last n of the keys   [n, n_keys]
 
-    Raffel et al. 2020 (T5), section 2.1, whose code this says without logarithms. Of the N buckets (half of all where
-    two_sided) the first e = N // 2 hold a distance each; bucket e + t begins at the least distance d with
-    (d/e)^(N-e) >= (max_distance/e)^t, which is t <= (N - e) log(d/e) / log(max_distance/e).
+    Raffel et al. 2020 (T5), section 2.1; the same buckets as in their code, without its logarithms. Of the N buckets
+    (half of all where two_sided) the first e = N // 2 hold a distance each; bucket e + t begins at the least distance d
+    with (d/e)^(N-e) >= (max_distance/e)^t, which is t <= (N - e) log(d/e) / log(max_distance/e).
     """
     i, j = np.arange(n_keys - n, n_keys)[:, None], np.arange(n_keys)
     N = n_buckets // 2 if two_sided else n_buckets
@@ -225,7 +225,7 @@ def alibi_slopes(n_heads: int, kind: str = "geometric") -> np.ndarray:
     if kind == "geometric":
         return 2.0 ** (-8 * np.arange(1, n_heads + 1) / n_heads)
     if kind != "interleaved":
-        raise ValueError(f"slopes = {kind!r}: say geometric or interleaved")
+        raise ValueError(f"slopes = {kind!r}: expected geometric or interleaved")
     p = max(2**k for k in range(n_heads) if 2**k <= n_heads)
     first = [2.0 ** (-8 * h / p) for h in range(1, p + 1)]
     odd = [2.0 ** (-8 * h / (2 * p)) for h in range(1, 2 * p, 2)]

@@ -45,7 +45,10 @@ def network(
     vertices, edges = tuple(vertices), tuple(edges)
     heads, tails = {head for _, head in edges}, {tail for tail, _ in edges}
     if len(set(edges)) != len(edges) or not heads | tails <= set(vertices):
-        raise ValueError("an edge is given twice or joins a vertex that is not given: each edge once, between vertices")
+        raise ValueError(
+            "an edge was given twice, or has an end that is not among the vertices: give each "
+            "edge once, between vertices"
+        )
     if lonely := [v for v in vertices if v not in heads | tails]:
         raise ValueError(f"vertex {lonely[0]!r} belongs to no edge: the minimum degree is one")
     inputs = tuple(v for v in vertices if v not in heads)
@@ -86,7 +89,7 @@ def network_preactivations(
     S0 (2.1) to (2.3). The activation of an input is x_j itself: errata E-02, E-03, E-08.
     """
     if len(x) != len(net.inputs):
-        raise ValueError(f"{len(x)} numbers for {len(net.inputs)} input vertices: give one for each")
+        raise ValueError(f"{len(x)} numbers for {len(net.inputs)} input vertices: expected one number for each")
     z = dict(zip(net.inputs, map(float, x), strict=True))
     a = dict(z)
     for v in topological_order(net) if order is None else order:
@@ -133,7 +136,7 @@ def layered_parameters(weights: Sequence[np.ndarray], biases: Sequence[np.ndarra
 def mlp(X: Array, weights: Sequence[Array], biases: Sequence[Array | None], activation: Activation) -> Array:
     """z^(1) = W^(1) x + b^(1),  z^(l+1) = W^(l+1) sigma(z^(l)) + b^(l+1),  m(x) = z^(L)   [..., n_0] -> [..., n_L]
 
-    S0 (2.5) to (2.7), with no activation on the input: erratum E-02. S3 slide 10 is L = 2, its hidden bias inside
+    S0 (2.5) to (2.7), with no activation on the input: erratum E-02. S3 slide 10 is L = 2, with its hidden bias inside
     phi: erratum E-52. S4 "Feedforward/MLP layers" W_proj sigma(W_1 e). A bias None is zero.
     """
     a = real(X)
@@ -177,7 +180,7 @@ def propagate_one(
     kappa, out = 1.0, []
     for W, b in zip(weights, biases, strict=True):
         if kappa == 0:
-            raise ValueError(f"the constant neuron dies: activation({w}) is 0, choose another w")
+            raise ValueError(f"activation({w}) is 0, so the constant neuron would stay at 0: choose another w")
         carry = np.zeros((1, W.shape[1] + 1))
         carry[0, -1] = w
         out.append(np.vstack([np.column_stack([W, np.asarray(b) / kappa]), carry]))

@@ -124,7 +124,7 @@ def tanh(x: Array) -> Array:
     return np.tanh(real(x))
 
 
-#: the architecture's word -> its function
+#: the value of mlp.activation -> its function
 ACTIVATION = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "relu2": relu2, "silu": silu, "tanh": tanh}
 
 
@@ -159,7 +159,7 @@ def _root(mean_square: Array, eps: float, eps_at: str) -> Array:
         return np.sqrt(mean_square + eps)
     if eps_at == "outside":
         return np.sqrt(mean_square) + eps
-    raise ValueError(f"eps_at = {eps_at!r}: say inside or outside")
+    raise ValueError(f"eps_at = {eps_at!r}: expected inside or outside")
 
 
 def layer_norm(

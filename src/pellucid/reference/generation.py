@@ -1,4 +1,4 @@
-"""Writing one token at a time: the choice of the next token, the loop, the cache of keys and values."""
+"""Generating one token at a time: the choice of the next token, the loop, the cache of keys and values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +30,10 @@ def truncated(p: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: fl
     equal probability are ordered by index. Raises ValueError unless temperature > 0 and 0 < top_p <= 1.
     """
     if temperature <= 0 or not 0 < top_p <= 1 or top_k < 0:
-        raise ValueError(f"temperature {temperature}, top_k {top_k}, top_p {top_p}: expected > 0, >= 0, in (0, 1]")
+        raise ValueError(
+            f"temperature = {temperature}, top_k = {top_k}, top_p = {top_p}: expected temperature "
+            "> 0, top_k >= 0, 0 < top_p <= 1"
+        )
     p = softmax(np.asarray(p, np.float64) / temperature)
     order = np.argsort(-p, kind="stable")
     if top_k:
@@ -86,17 +89,17 @@ class ReferenceCache:
     tokens: tuple[int, ...] = ()
 
     def crop(self, length: int) -> "ReferenceCache":
-        """The cache as it was after `length` positions: going back costs nothing.   S4 "backtracking mistakes"."""
+        """The cache as it was after `length` positions.   S4 "backtracking mistakes"."""
         return ReferenceCache(length, {name: x[:, :, :length] for name, x in self.kept.items()}, self.tokens[:length])
 
 
 def transformer_step(
     architecture: Architecture, weights: Weights, tokens: Sequence[int], cache: ReferenceCache, **reading
 ) -> tuple[np.ndarray, ReferenceCache]:
-    """Logits [n, v] of the next n tokens, given what the cache keeps of those before; and the cache after them
+    """The logits [n, v] of the next n tokens, given the cache of the tokens before them; and the cache after them
 
     S1 1.1.2 "key-value pairs do not need to be re-computed", S4 "Next Token Prediction". The same as the last n rows
-    of a pass over everything. Raises ValueError for a mask word that lets positions read later ones.
+    of a pass over everything. Raises ValueError for a mask that lets positions read later ones.
     """
     a = architecture
     if a.attention.mask == "bidirectional":

@@ -19,7 +19,7 @@ def patchify(image: Array, patch: int) -> Array:
 
 
 def unpatchify(patches: Array, shape: tuple[int, int, int], patch: int) -> Array:
-    """The image of shape (c, h, w) whose patches these are   [n, c patch^2] -> [c, h, w].   S4, as patchify"""
+    """The image of shape (c, h, w) that has these patches   [n, c patch^2] -> [c, h, w].   S4, as patchify"""
     c, h, w = shape
     grid = np.reshape(real(patches), (h // patch, w // patch, c, patch, patch))
     return np.transpose(grid, (2, 0, 3, 1, 4)).reshape(c, h, w)

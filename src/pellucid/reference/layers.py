@@ -1,4 +1,4 @@
-"""The layers of a block: norm, multi-layer perceptron and attention, for every word of an Architecture.
+"""The layers of a block: norm, multi-layer perceptron and attention, for every option of an Architecture.
 
 S0 sections 2 and 3, S1 1.1, S3 slides 9 to 13, S4 "Matrix Representation". Inside, every array has a batch axis b
 first; letters as in pellucid.tensor_names.
@@ -26,8 +26,8 @@ from pellucid.reference.weights import Weights, part
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What all blocks of one call read besides the stream: positions, a mask, an encoder's output and its mask, and
-    the table of relative positions that they share."""
+    """The inputs that all blocks of one call share besides the stream: positions, a mask, an encoder's output and its
+    mask, and the table of relative positions."""
 
     positions: np.ndarray
     mask: np.ndarray | None = None
@@ -39,7 +39,7 @@ class LayerInputs:
 def normalise(a: Architecture, w: Weights, name: str, x: Array, tap: NoRecorder) -> Array:
     """x, layer_norm(x) or rms_norm(x) with the gain and bias called `name`, and its inner tensors   [..., m]
 
-    Where nothing is normalised there is no tensor of that name, as pellucid.tensor_names says.
+    Without a norm there is no tensor of that name, as in pellucid.tensor_names.
 
     S1 1.1.1.1, S3 slide 9, S4 "Normalization and Dropout". Errata E-26, E-51.
     """
@@ -83,7 +83,7 @@ def mlp(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
 
 
 def self_attention(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
-    """concat_h(sum_j A^h_ij v_j) W_O^T + b_O, the stream reading itself   [b, i, m] -> [b, i, m]
+    """concat_h(sum_j A^h_ij v_j) W_O^T + b_O, where the stream attends to itself   [b, i, m] -> [b, i, m]
 
     S0 3.4, S1 1.1.2, S2 H(x), S3 slides 11 to 13, S4 "Value -> Embedding & Multi-Head".
     """
@@ -99,7 +99,7 @@ def self_attention(a: Architecture, layer: int, w: Weights, x: Array, reading: L
 
 
 def distances(a: Architecture, n: int, n_keys: int, table: Array | None) -> Array:
-    """What the scores of the last n of n_keys positions gain from their distance   [h, i, j], or 0
+    """The bias of the scores of the last n of n_keys positions by their distance   [h, i, j], or 0
 
     Press et al. 2021 (alibi); Raffel et al. 2020, section 2.1 (relative, with one table for all layers).
     """
@@ -112,7 +112,7 @@ def distances(a: Architecture, n: int, n_keys: int, table: Array | None) -> Arra
 
 
 def rotary_frequencies(a: Architecture, layer: int) -> np.ndarray:
-    """w_k of a layer's rotary planes, scaled where the architecture says so   [d_rotary / 2]
+    """w_k of a layer's rotary planes, scaled as positions.scaling says   [d_rotary / 2]
 
     Su et al. 2021; another base, unscaled, in layers with a window: Gemma Team et al. 2025 (Gemma 3), section 2.
     """
@@ -125,7 +125,7 @@ def rotary_frequencies(a: Architecture, layer: int) -> np.ndarray:
 
 
 def cross_attention(a: Architecture, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
-    """The same with keys and values read from an encoder's output, without rotation, distance or window
+    """Attention with keys and values from an encoder's output, without rotation, distance bias or window
 
     S4 figure (Vaswani et al. 2017)   [b, i, m] reads [b, j, m] -> [b, i, m].
     """
@@ -136,7 +136,7 @@ def cross_attention(a: Architecture, w: Weights, x: Array, reading: LayerInputs,
 
 
 def visible_keys(a: Architecture, layer: int, n: int, n_keys: int, mask: np.ndarray | None) -> np.ndarray:
-    """What layer `layer` lets the last n of n_keys positions read   [b or 1, 1, i, j]
+    """The keys that layer `layer` lets the last n of n_keys positions read   [b or 1, 1, i, j]
 
     S0 3.1, S1 1.1.2 m_ss', S3 slide 13 "masked for i", S4 "Causal and Bidirectional Attention". Erratum E-21.
     """
@@ -157,7 +157,7 @@ def _with_heads(mask: np.ndarray) -> np.ndarray:
 def _queries_keys_values(
     a: Architecture, w: Weights, x: Array, y: Array, tap: NoRecorder
 ) -> tuple[Array, Array, Array]:
-    """q from x, k and v from y, split into heads [b, h, i, d]; q and k normalised where the architecture says so."""
+    """q from x, k and v from y, split into heads [b, h, i, d]; q and k normalised as attention.qk_norm says."""
 
     def heads(name: str, z: Array) -> Array:
         z = linear(w, name, z)

@@ -1,4 +1,4 @@
-"""What is learned and how well: losses, probabilities of texts, gradients, one step of the optimiser."""
+"""Losses, probabilities of texts, gradients, and one step of the optimiser."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ def language_mass(next_token: NextToken, eos: int | None, n_vocab: int, max_leng
 
 
 def as_next_token(masked: Callable[[list[int]], np.ndarray], mask_token: int) -> NextToken:
-    """The next-token predictor inside a masked one: append the mask token, read its position
+    """A masked model as a next-token predictor: append the mask token and take the prediction at its position
 
     S3 slide 2: "next-token prediction LMs can be considered a special case". `masked` maps tokens [n] to
     distributions [n, n_vocab].
@@ -94,7 +94,7 @@ def empirical_risk(next_token: NextToken, documents: Iterable[Sequence[int]], re
     """sum_x sum_j l(P(x_1 ... x_{j-1}), x_j), or its mean per token, in nats.   S4 "Machine Learning Solution"; E-63"""
     losses = [log_loss(next_token(prefix), v) for document in documents for prefix, v in next_token_examples(document)]
     if reduction not in ("sum", "mean"):
-        raise ValueError(f"reduction = {reduction!r}: say sum or mean")
+        raise ValueError(f"reduction = {reduction!r}: expected sum or mean")
     return sum(losses) / (len(losses) if reduction == "mean" else 1)
 
 
@@ -128,7 +128,7 @@ def perplexity(nats_per_token: float) -> float:
 
 
 def bits(nats: float) -> float:
-    """The same in bits.   S4 (Shannon 1948 counts in bits)."""
+    """nats / log 2, the same amount of information in bits.   S4 (Shannon 1948 counts in bits)."""
     return nats / math.log(2)
 
 
@@ -147,8 +147,8 @@ def loss_and_gradient(
     """The loss of a batch and its derivative with respect to every weight, for any architecture
 
     S0 Introduction (Theta), S4 "The loss is a differentiable surrogate". tokens [b, n]; `source` tokens [b, j] for an
-    encoder-decoder; `loss` of (logits, tokens); `reading` as for `forward`. The one matrix of a tied readout has the
-    sum of both uses' derivatives, under embed.token.weight.
+    encoder-decoder; `loss` of (logits, tokens); `reading` as for `forward`. The matrix of a tied readout has the sum
+    of the derivatives of both uses, under embed.token.weight.
     """
     trainable = {name: real(weights[name]) for name in weight_shapes(architecture)}
 

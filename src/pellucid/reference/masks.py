@@ -1,18 +1,19 @@
 """Which positions a position may read: boolean matrices [query, key], True = may read.
 
-The printed masks of 0 and -inf are `additive(mask)`; that S1 prints its inequality upside down and S4
-multiplies by the mask are errata E-21 and E-62. A query's row that is False throughout reads nothing, and
-its output is 0 (E-59).
+The printed masks of 0 and -inf are `additive(mask)`. S1 prints its inequality upside down (erratum E-21), and S4
+multiplies by the mask (E-62). A query whose row is False throughout reads nothing, and its output is 0 (E-59).
 """
 
 import numpy as np
 
 
 def _indices(n: int, n_keys: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column numbers; with more keys than queries the queries are the last of the keys."""
+    """Row and column numbers; where there are more keys than queries, the queries are the last keys."""
     n_keys = n if n_keys is None else n_keys
     if n_keys < n:
-        raise ValueError(f"{n} queries but only {n_keys} keys: the queries are the last of the keys")
+        raise ValueError(
+            f"{n} queries but {n_keys} keys: expected at least as many keys, since the queries are the last of them"
+        )
     return np.arange(n_keys - n, n_keys)[:, None], np.arange(n_keys)[None, :]
 
 
@@ -32,7 +33,10 @@ def anti_causal_mask(n: int) -> np.ndarray:
 
 
 def bidirectional_mask(n: int, n_keys: int | None = None) -> np.ndarray:
-    """Every j   [n, n_keys].   S4 "Causal and Bidirectional Attention", S3 slide 2 (masked models)."""
+    """Every position reads every j   [n, n_keys].
+
+    S4 "Causal and Bidirectional Attention", S3 slide 2 (masked models).
+    """
     return np.ones((n, n if n_keys is None else n_keys), bool)
 
 

@@ -20,8 +20,8 @@ Counts = Mapping[tuple, Counter]
 def ngram_counts(documents: Iterable[Sequence[Hashable]], n: int | None = None) -> dict[tuple, Counter]:
     """#(prefix v) for every prefix of at most n - 1 symbols (any length if n is None) and every symbol v
 
-    S4 "Empirical Next-Token Predictor", occurrences as substrings: erratum E-64. Under the key None of each counter
-    stands how often the prefix ends a document, continued by nothing.
+    S4 "Empirical Next-Token Predictor", occurrences as substrings: erratum E-64. The key None of each counter holds
+    how often the prefix ends a document.
     """
     counts: dict[tuple, Counter] = {}
     for document in documents:
@@ -43,7 +43,7 @@ def ngram_probability(
     denominator all divides by every occurrence of the prefix, as printed; rows then miss the ends. Erratum E-64.
     """
     if denominator not in ("continued", "all"):
-        raise ValueError(f"denominator = {denominator!r}: say continued or all")
+        raise ValueError(f"denominator = {denominator!r}: expected continued or all")
     found = counts.get(tuple(prefix), Counter())
     total = sum(c for symbol, c in found.items() if symbol is not None or denominator == "all")
     return Fraction(found[v], total) if total else None
@@ -52,8 +52,8 @@ def ngram_probability(
 def shannon_approximation(symbols: Sequence[str], order: int, length: int, rng: np.random.Generator) -> list[str]:
     """A sample whose runs of `order` symbols have the frequencies they have in the text; order 0 is uniform
 
-    S4 "The Series of Approximations to English" (Shannon 1948), letters or words being the symbols. The text is read
-    as a circle, so that every context is continued.
+    S4 "The Series of Approximations to English" (Shannon 1948), where the symbols are letters or words. The end of the
+    text is joined to its beginning, so that every context has a continuation.
     """
     alphabet = sorted(set(symbols))
     if order == 0:

@@ -1,4 +1,4 @@
-"""Naming the tensors of one forward pass, keeping them and changing them."""
+"""A tap names the tensors of one forward pass, and records or edits them."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,7 +8,7 @@ Edit = Callable[[Array], Array]
 
 
 class NoRecorder:
-    """Hands every tensor back as it is."""
+    """A tap that returns every tensor unchanged."""
 
     def __call__(self, name: str, value: Array) -> Array:
         return value

@@ -1,8 +1,8 @@
 """Reverse-mode differentiation of plain NumPy code.
 
-A `Var` stands for an array and answers NumPy's own functions: the definitions of this package run
-unchanged on arrays and on variables. Each operation remembers, for each of its arguments, how the
-gradient of its result becomes the gradient of that argument; `gradient` walks back through them.
+A `Var` holds an array and implements NumPy's own functions, so the definitions of this package run
+unchanged on arrays and on variables. Each operation records, for each of its arguments, how to compute that
+argument's gradient from the gradient of the result; `gradient` applies these records from last to first.
 """
 
 import itertools
@@ -17,7 +17,7 @@ _order = itertools.count()
 
 
 class Var(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array whose use is remembered: `parents` holds (argument, gradient of result -> gradient of argument)."""
+    """An array with a record of its origin: `parents` holds (argument, gradient of result -> gradient of argument)."""
 
     def __init__(self, value: Any, parents: tuple = ()):
         self.value = np.asarray(value, np.float64)
@@ -68,12 +68,12 @@ class Var(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def constant(x: Array) -> Any:
-    """The array behind a variable, with which no gradient travels; anything else as it is."""
+    """The array of a variable, which carries no gradient; anything else unchanged."""
     return x.value if isinstance(x, Var) else x
 
 
 def real(x: Array) -> Array:
-    """float64, whatever comes; variables are that already."""
+    """The argument in float64; variables are in float64 already."""
     return x if isinstance(x, Var) else np.asarray(x, np.float64)
 
 
@@ -82,7 +82,7 @@ def gradient(
 ) -> tuple[float, dict[str, np.ndarray]]:
     """f(arguments), a single number, and its derivative with respect to each argument.
 
-    Two names of one array object are one variable: each then has the sum of both derivatives.
+    Two names of one array object are one variable: both have the sum of the two derivatives.
     """
     shared = {id(a): Var(a) for a in arguments.values()}
     variables = {name: shared[id(a)] for name, a in arguments.items()}
@@ -95,7 +95,7 @@ def gradient(
 
 
 def backward(result: Var) -> dict[int, np.ndarray]:
-    """The derivative of `result` with respect to every variable it came from, by order of creation."""
+    """The derivative of `result` with respect to every variable that it depends on, by order of creation."""
     reached, ahead = {}, [result]
     while ahead:
         v = ahead.pop()
@@ -103,7 +103,7 @@ def backward(result: Var) -> dict[int, np.ndarray]:
             reached[v.order] = v
             ahead += [parent for parent, _ in v.parents]
     grads = {result.order: np.ones(result.shape)}
-    # a result is younger than its arguments, so from young to old every gradient is complete when used
+    # a result is created after its arguments, so from last to first every gradient is complete when it is used
     for order in sorted(reached, reverse=True):
         for parent, back in reached[order].parents:
             grads[parent.order] = grads.get(parent.order, 0) + back(grads[order])
@@ -127,12 +127,12 @@ def _unbroadcast(g: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _of_left(g: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """From the gradient of a @ b to that of a; a vector on either side is one row or one column."""
+    """The gradient of a from the gradient of a @ b; a vector on either side is one row or one column."""
     return g[..., None] * b if b.ndim == 1 else g @ np.swapaxes(b, -1, -2)
 
 
 def _of_right(g: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """From the gradient of a @ b to that of b."""
+    """The gradient of b from the gradient of a @ b."""
     if b.ndim == 1:
         return g[..., None] * a
     return a[:, None] * g[..., None, :] if a.ndim == 1 else np.swapaxes(a, -1, -2) @ g
@@ -150,7 +150,7 @@ DERIVATIVES: dict[Any, tuple[Callable, ...]] = {
     np.negative: (lambda g, y, a: -g,),
     np.exp: (lambda g, y, a: g * y,),
     np.log: (lambda g, y, a: g / a,),
-    # where no gradient arrives none leaves, also at 0: (x - mu) / (sqrt(v) + eps) has a derivative at v = 0 (E-51)
+    # a gradient of 0 stays 0, also where v = 0: (x - mu) / (sqrt(v) + eps) has a derivative at v = 0 (E-51)
     np.sqrt: (lambda g, y, a: np.divide(g, 2 * y, out=np.zeros_like(y), where=g != 0),),
     np.square: (lambda g, y, a: 2 * g * a,),
     np.tanh: (lambda g, y, a: g * (1 - y * y),),
@@ -199,7 +199,7 @@ def _stack(arrays, axis=0):
 
 
 def _einsum(spec, *operands):
-    """Explicit letters and output, every letter of an argument also in the result or in another argument."""
+    """np.einsum with an explicit output, where each letter of an argument is also in the result or another argument."""
     values = [constant(x) for x in operands]
     letters, result = spec.replace(" ", "").split("->")
     letters = letters.split(",")

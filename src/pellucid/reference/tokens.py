@@ -33,14 +33,14 @@ def base_vocabulary(
         return [*(bytes([b]) for b in range(256)), *special]
     if unit == "character" and alphabet is not None:
         return [*utf8_encode("".join(sorted(set(alphabet)))), *special]
-    raise ValueError(f"unit = {unit!r}: say byte, or character with an alphabet")
+    raise ValueError(f"unit = {unit!r}: expected byte, or character with an alphabet")
 
 
 def pretokenise(text: str) -> list[str]:
     """GPT-2's division of text into pieces across whose borders no pair is merged
 
     '(?:[sdmt]|ll|ve|re) | ?letters+ | ?numbers+ | ?others+ | spaces+ (not before a non-space) | spaces+,
-    the first that fits, by Unicode category. S0 1.1 names an end-of-word character but no rule: erratum E-10.
+    the first that matches, by Unicode category. S0 1.1 names an end-of-word character but no rule: erratum E-10.
     """
     kinds = [_kind(c) for c in text]
     pieces, i = [], 0
@@ -58,7 +58,7 @@ def _kind(character: str) -> str:
 
 
 def _piece_end(text: str, kinds: list[str], i: int) -> int:
-    """Where the piece that starts at i ends."""
+    """The end of the piece that starts at i."""
     if text[i] == "'":
         for ending in ("s", "d", "m", "t", "ll", "ve", "re"):
             if text.startswith(ending, i + 1):
@@ -107,7 +107,10 @@ def encode_symbols(symbols: Iterable[str], vocabulary: Sequence[str]) -> list[in
     unknown = index.get(UNKNOWN)
     ids = [index.get(symbol, unknown) for symbol in symbols]
     if None in ids:
-        raise ValueError(f"a symbol is not among the {len(vocabulary)} of the vocabulary, which has no {UNKNOWN}")
+        raise ValueError(
+            f"a symbol is not among the {len(vocabulary)} of the vocabulary, which has no "
+            f"{UNKNOWN}: add one or the other"
+        )
     return [k for k in ids if k is not None]
 
 
@@ -138,7 +141,7 @@ def split_documents(stream: Sequence[int], separator: int) -> list[list[int]]:
 def chunk(tokens: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets [k, length] with y[b, s] = x[b, s + 1], the next token also across chunk borders
 
-    S1 1.1 step 2. What does not fill a chunk of length + 1 tokens is left out at the end only.
+    S1 1.1 step 2. Only a rest at the end that does not fill a chunk of length + 1 tokens is left out.
     """
     k = (len(tokens) - 1) // length
     if k < 1:

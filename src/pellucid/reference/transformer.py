@@ -1,4 +1,4 @@
-"""The transformer: tokens to logits, for every word of an Architecture.
+"""The transformer: tokens to logits, for every option of an Architecture.
 
 S0 section 4, S1 1.1, S2, S3 slides 3 to 13, S4 "Matrix Representation", with the corrections of the errata.
 Inside, every array has a batch axis b first; letters as in pellucid.tensor_names.
@@ -33,11 +33,11 @@ def forward(
     source       an encoder's output [j, m] or [b, j, m] for blocks that read one; see `encode`
     source_mask  True = may read, [i, j] or [b, i, j]
     embeddings   [n, m] or [b, n, m] in place of W_E[t], before scaling and positions; tokens may then be left out
-    before       [n'] or [b, n'] tokens in front of these that a cache keeps, which n-grams reach back to
-    tap          is handed every named tensor
+    before       [n'] or [b, n'] earlier tokens that a cache holds, which n-grams include
+    tap          is called with every named tensor
 
     Raises ValueError for weights that are not the architecture's, tokens outside the vocabulary, more positions
-    than n_ctx, a source where none is read or none where one is, or an architecture without a readout (`hidden`).
+    than n_ctx, a source that is missing or that no block reads, or an architecture without a readout (`hidden`).
     """
     x = hidden(
         architecture, weights, tokens, positions=positions, mask=mask, segments=segments, source=source,
@@ -53,14 +53,14 @@ def hidden(
     source: Array | None = None, source_mask: np.ndarray | None = None, embeddings: Array | None = None,
     before: np.ndarray | None = None, tap: NoRecorder = OFF,
 ) -> Array:  # fmt: skip
-    """decoder stack . embedding: the stream that is read out, all there is where readout = none   [.., n, m]
+    """decoder stack . embedding: the stream before the readout, which is the result where readout = none   [.., n, m]
 
     S0 4.2 D and 4.3, S3 slide 6 x_i. Everything else as for `forward`.
     """
     a, w = architecture, weights
     check_weights(a, w)
     if (source is None) != (a.encoder is None):
-        raise ValueError("a source must be given exactly where the architecture has an encoder: see encode")
+        raise ValueError("expected a source if, and only if, the architecture has an encoder: see encode")
     x, batched = _first_stream(a, w, tokens, positions, segments, embeddings, tap, before)
     places = _places(a, positions, x.shape[1])
     source = None if source is None else real(source) if np.ndim(source) == 3 else real(source)[None]
@@ -76,7 +76,7 @@ def encode(
     mask: np.ndarray | None = None,
     tap: NoRecorder = OFF,
 ) -> Array:
-    """The encoder's stream behind its last block and its final norm, for cross-attention   [n] or [b, n] -> [.., n, m]
+    """The encoder's stream after its last block and its final norm, for cross-attention   [n] or [b, n] -> [.., n, m]
 
     S4 "Illustration from Vaswani et al. (2017)". `weights` are those of the whole encoder-decoder.
     """
@@ -99,7 +99,10 @@ def encoder_decoder(
 
 
 def soft_forward(architecture: Architecture, weights: Weights, t: Array) -> Array:
-    """T on any matrix t, whose rows need not be one-hot   [.., n, v] -> [.., n, v].   S0 4.2, 0 "euclidean space"."""
+    """T applied to any matrix t, whose rows need not be one-hot   [.., n, v] -> [.., n, v].
+
+    S0 4.2, 0 "euclidean space".
+    """
     return forward(architecture, weights, embeddings=real(t) @ real(weights["embed.token.weight"]))
 
 
@@ -115,7 +118,7 @@ def trace_by_definition(
     logits = tap.values["logits"]
     tap("probs", softmax(logits))
     targets = np.atleast_2d(tokens)[:, 1:, None]
-    # the logarithm of the softmax is taken at once: a probability too small for float64 still has its loss
+    # log_softmax, because a probability that is too small for float64 still has a finite logarithm
     tap("loss", -np.take_along_axis(log_softmax(logits)[:, :-1], targets, axis=-1)[..., 0])
     return tap.values
 
@@ -126,7 +129,7 @@ def trace_by_definition(
 def _first_stream(a, w, tokens, positions, segments, embeddings, tap, before=None) -> tuple[Array, bool]:
     """The embedded stream [b, n, m] and whether the caller gave a batch axis."""
     if tokens is None and embeddings is None:
-        raise ValueError("neither tokens nor embeddings were given")
+        raise ValueError("neither tokens nor embeddings were given: give one of them")
     if embeddings is None:
         tokens = check_tokens(tokens, a.n_vocab)  # type: ignore[arg-type]
         batched = tokens.ndim == 2
@@ -142,7 +145,7 @@ def _first_stream(a, w, tokens, positions, segments, embeddings, tap, before=Non
 
 
 def _places(a: Architecture, positions: np.ndarray | None, n: int) -> np.ndarray:
-    """0 ... n - 1, or what was given; positions that the context does not hold are refused."""
+    """The positions, 0 ... n - 1 unless given. Raises ValueError for positions beyond n_ctx."""
     places = np.arange(n) if positions is None else np.asarray(positions)
     if n > a.n_ctx or (places.size and not 0 <= places.min() <= places.max() < a.n_ctx):
         raise ValueError(f"{n} positions up to {places.max()} were given: the context is n_ctx = {a.n_ctx}")
@@ -170,7 +173,8 @@ def embed(
     if a.ngrams:
         if history is None:
             raise ValueError(
-                f"ngrams = {a.ngrams} are looked up by their tokens: give the tokens, not embeddings alone"
+                f"the n-gram tables of ngrams = {a.ngrams} are indexed by tokens: give the "
+                "tokens too, not embeddings alone"
             )
         tables = {n: w[f"embed.ngrams.tables.{n}.weight"] for n in a.ngrams}
         x = x + tap("ngram_embed", ngram_embed(tables, history, np.broadcast_to(positions, x.shape[:2])))
@@ -183,7 +187,7 @@ def readout(a: Architecture, w: Weights, x: Array) -> Array:
     S0 (1.5), S3 slide 6, S4 "Next Token Prediction"; tied: W_U is W_E, erratum E-32. logit_scale multiplies W_U.
     """
     if a.readout == "none":
-        raise ValueError("readout = none: this architecture has no logits, its result is `hidden`")
+        raise ValueError("readout = none: this architecture has no logits, so call `hidden`")
     W_U = a.unembed_scale * real(w["embed.token.weight" if a.unembed == "tied" else "unembed.weight"])
     if a.readout == "bert":
         x = normalise(a, w, "unembed.norm", ACTIVATION[a.mlp.activation](linear(w, "unembed.dense", x)), OFF)

@@ -39,7 +39,7 @@ def weight_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def _stream_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
-    """Everything up to the stream behind the last block."""
+    """All shapes up to the stream after the last block."""
     shapes: dict[str, tuple[int, ...]] = {"embed.token.weight": (a.n_vocab, a.d_model)}
     if a.positions.kind == "learned":
         shapes["embed.position.weight"] = (a.n_ctx, a.d_model)
@@ -56,7 +56,7 @@ def _stream_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def _block_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
-    """In the order of the computation, the norm behind a sublayer where it normalises what that writes."""
+    """In the order of the computation; the norm of a sublayer's output comes after that sublayer."""
 
     def norm(name: str) -> dict[str, tuple[int, ...]]:
         return _norm_shapes(a, f"{at}.{name}") if name in a.block_norms else {}
@@ -104,7 +104,8 @@ def _norm_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
 def random_weights(a: Architecture, rng: np.random.Generator, scale: float = 0.5) -> dict[str, np.ndarray]:
     """Gaussian matrices of standard deviation scale / sqrt(inputs); gains around 1, biases around 0
 
-    A point of Theta (S0 Introduction) for examples and tests; nothing is exactly 0 or 1, so that no term hides.
+    A point of Theta (S0 Introduction) for examples and tests; no entry is exactly 0 or 1, so that every term has an
+    effect.
     """
     weights = {}
     for name, shape in weight_shapes(a).items():
@@ -115,9 +116,9 @@ def random_weights(a: Architecture, rng: np.random.Generator, scale: float = 0.5
 
 
 def check_weights(a: Architecture, weights: Weights) -> None:
-    """Refuse weights that are not the architecture's: ValueError names what is missing, unknown or misshapen
+    """Raise ValueError, which names what is missing, unknown or of another shape, for weights of another architecture
 
-    S0 Introduction: a model is a point of Theta, so there is no coordinate too many or too few. With a tied
+    S0 Introduction: a model is a point of Theta, so every coordinate is given exactly once. With a tied
     readout `unembed.weight` may be given if it equals `embed.token.weight`.
     """
     shapes = weight_shapes(a)

@@ -1,4 +1,4 @@
-"""What a transformer's run is made of: its tokens, its network, and the options that the user left open."""
+"""Builds the parts of a transformer's run: its tokens, its network, and the options that the user left open."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -41,18 +41,18 @@ from pellucid.training.text_parts import lines_on_skipped, lines_on_unknown, rea
 MEASURING = 0.03
 
 Weights = Mapping[str, Tensor]
-#: decides what a recipe leaves open, from the text that is trained on; and says why, in lines
+#: chooses the sizes that a recipe leaves open from the training text, and returns lines that say why
 ChooseSizes = Callable[[Recipe, Split, Phase], tuple[Recipe, list[str]]]
 
 
 def default_vocabulary(n_bytes: int) -> int:
-    """How many ids BPE learns for so much text: about one for each 500 bytes, from 512 to 32,768."""
+    """The vocabulary size of BPE for a text of `n_bytes`: about one token for each 500 bytes, from 512 to 32,768."""
     wanted = max(512, min(32768, n_bytes // 500))
     return 2 ** (wanted.bit_length() - 1)
 
 
 def make_tokenizer(recipe: TextRecipe, split: Split | PairSplit, interruption: Interruption) -> Tokenizer:
-    """The tokenizer that the recipe asks for, trained on the training part alone; Interrupted where a signal comes."""
+    """The tokenizer that the recipe asks for, trained on the training part only. Raises Interrupted at a signal."""
     asked = recipe.text.tokenizer
     n_vocab = (recipe.text.vocabulary or default_vocabulary(split.n_bytes)) if asked in LEARNED else None
     own = asked in get_args(Kind)
@@ -73,16 +73,16 @@ def make_tokenizer(recipe: TextRecipe, split: Split | PairSplit, interruption: I
 def learn_run_tokenizer(
     kind: str, split: Split | PairSplit, n_vocab: int | None, phase: Phase, **how: Any
 ) -> Tokenizer:
-    """A tokenizer trained on the training part; Interrupted where a signal comes while the text is read."""
+    """A tokenizer trained on the training part. Raises Interrupted at a signal while the text is read."""
     try:
         return learn_tokenizer(kind, watched(split.texts("train"), phase), n_vocab, **how)
     except TokenizerError:
-        phase()  # the engine says of every error that it is its own
+        phase()  # the tokenizers library wraps every error in one of its own
         raise
 
 
 def watched(texts: Iterable[str], phase: Phase) -> Iterator[str]:
-    """The same texts; how many characters have been read is said to the phase, which may raise."""
+    """The same texts. The phase is told how many characters have been read; it may raise."""
     n = 0
     for text in texts:
         phase(n)
@@ -98,7 +98,9 @@ def read_input(
     interruption: Interruption,
     size: ChooseSizes | None = None,
 ) -> tuple[Recipe, Corpus | Pairs, Tokens | PairTokens, Tokenizer]:
-    """The recipe, sized to the text where asked; what was read, its tokens, its tokenizer, made where none is given.
+    """The recipe, with its sizes chosen where asked; and what was read, its tokens, and its tokenizer.
+
+    A tokenizer is trained unless one is given.
 
     Raises Interrupted, with nothing left behind, when a signal comes.
     """
@@ -110,7 +112,7 @@ def read_input(
 def read_pairs_to_train(
     recipe: Recipe, reporter: PlainReporter, tokenizer: Tokenizer | None, interruption: Interruption
 ) -> tuple[Pairs, PairTokens, Tokenizer]:
-    """Pairs, their ids in memory, and one tokenizer for both sides."""
+    """The pairs, their ids in memory, and one tokenizer for both sides."""
     with interruption.phase("reading", "pairs") as phase:
         pairs = read_recipe_pairs(recipe, phase.stage)
     split = split_pairs(pairs, recipe.text.held_out, recipe.train.seed)
@@ -132,7 +134,8 @@ def read_pairs_to_train(
 
 
 def fit_to_input(recipe: Recipe, tokens: Tokens | PairTokens, tokenizer: Tokenizer, device: torch.device) -> Recipe:
-    """The recipe with what the input decides: the vocabulary, and of pairs how much one predicts and what is shown."""
+    """The recipe with the options that follow from the input: the vocabulary; for pairs, the mean number of targets and
+    the sample prompt."""
     recipe = replace(recipe, model=with_vocabulary(recipe.model, tokenizer.n_vocab))
     if isinstance(tokens, PairTokens):
         train, first = tokens.part("train"), int(tokens.part("held_out").pairs[0])
@@ -149,7 +152,7 @@ def read_text(
     interruption: Interruption,
     size: Callable[[TextRecipeT, Split, Phase], tuple[TextRecipeT, list[str]]] | None = None,
 ) -> tuple[TextRecipeT, Corpus, Tokens, Tokenizer]:
-    """The recipe, sized to the text where asked; the corpus, its tokens on disk, and the tokenizer."""
+    """The recipe, with its sizes chosen where asked; the corpus, its tokens on disk, and the tokenizer."""
     with interruption.phase("reading", "bytes") as phase:
         corpus = read_recipe_text(recipe, phase.stage)
     with interruption.phase("choosing what is held out") as phase:
@@ -192,7 +195,7 @@ def build_network(recipe: Recipe, device: torch.device, weights: Weights | None 
 
 
 def choose_paths(network: Transformer, recipe: Recipe) -> None:
-    """How the network computes what it computes: attention written out, activations computed again."""
+    """Choose the kernel of attention, and whether activations are computed again in the backward pass."""
     if recipe.train.attention == "written_out":
         choose_attention_kernel(network, "explicit")
     if recipe.train.recompute == "yes":
@@ -200,7 +203,7 @@ def choose_paths(network: Transformer, recipe: Recipe) -> None:
 
 
 def first_weights(network: Transformer, recipe: Recipe, weights: Weights | None) -> None:
-    """Everything that is trained, as it is before the first step."""
+    """Set all trained weights to their values before the first step."""
     if recipe.adapt.rank:
         start_adapters(network, recipe.train.seed)
         return
@@ -210,7 +213,7 @@ def first_weights(network: Transformer, recipe: Recipe, weights: Weights | None)
 
 
 def recompute_blocks(network: Transformer) -> None:
-    """Keep each block's input alone for the backward pass, and compute the rest again there."""
+    """Keep only each block's input for the backward pass, which computes the rest again."""
     for block in (*network.blocks, *(network.encoder.blocks if network.encoder else ())):
         block.forward = partial(recompute, block.forward, use_reentrant=False)
 
@@ -224,7 +227,7 @@ def autotune(
     interruption: Interruption,
     pace: Pace | None = None,
 ) -> tuple[Recipe, list[str]]:
-    """Choose precision, attention, number of steps, compilation and intervals, each with the line that explains it.
+    """Choose precision, attention, number of steps, compilation and intervals; a line explains each choice.
 
     n_train  tokens of one epoch
     measure  gives the seconds of a step of the recipe that is not compiled; its second argument is how many seconds
@@ -257,20 +260,23 @@ def autotune(
 def choose_compilation(
     recipe: Recipe, n_train: int, device: torch.device, step_seconds: Callable[[], float], pace: Pace | None
 ) -> tuple[str, bool]:
-    """A line where compiling was left open, and whether the step is compiled; RecipeError where it cannot be."""
+    """Whether the step is compiled, and a line that says why where that was left open. Raises RecipeError where
+    train.compile = yes and there is no compiler."""
     if recipe.train.compile == "auto":
         guess = resolve_steps(recipe, n_train, step_seconds, left=pace and pace.left)[0]
         pays, sentence = compile_pays(device, step_seconds(), guess)
         return sentence, pays
     if recipe.train.compile == "yes" and not can_compile(device):
-        raise RecipeError("train.compile = yes: there is no C++ compiler here (g++ or clang++); say no, or install one")
+        raise RecipeError(
+            "train.compile = yes: there is no C++ compiler here (g++ or clang++): set it to no, or install one"
+        )
     return "", recipe.train.compile == "yes"
 
 
 def settle_kernels(
     recipe: Recipe, network: Transformer, device: torch.device, poll: Callable[[], object]
 ) -> tuple[Recipe, list[str]]:
-    """Precision and the way attention is computed, each with the sentence that explains it."""
+    """The recipe with its precision and its kernel of attention, and a line that explains each."""
     precision, why = resolve.resolve_precision(recipe, device)
     recipe = with_train(recipe, precision=precision, device=str(device))
     lines = [
@@ -284,7 +290,7 @@ def settle_kernels(
 
 
 def describe_step(asked: TrainOptions, recipe: Recipe) -> str:
-    """One line that says how many sequences a step has and how many passes it takes, and what of it was `asked` for."""
+    """A line about the sequences and the passes of a step; it says which of the two were `asked` for."""
     t = recipe.train
     n, units = t.batch * t.accumulate, "pairs" if recipe.train.objective == "source-target" else "sequences"
     passes = f"in {t.accumulate:,} passes of {t.batch:,}, gradients added up" if t.accumulate > 1 else "in one pass"
@@ -295,7 +301,7 @@ def describe_step(asked: TrainOptions, recipe: Recipe) -> str:
 
 
 def describe_adapters(recipe: Recipe) -> str:
-    """One line that says what is trained in place of the weights."""
+    """A line about the adapters that are trained in place of the weights."""
     assert recipe.base is not None
     return (
         f"adapters: rank {recipe.adapt.rank}, alpha {recipe.adapt.scaled_by:g}, {recipe.adapt.modules}: "
@@ -304,12 +310,12 @@ def describe_adapters(recipe: Recipe) -> str:
 
 
 def n_logits(recipe: Recipe) -> int:
-    """How many logits an eager pass makes; a compiled one has them in one graph, which chunks would break up."""
+    """The number of logits of an eager pass; 0 where the step is compiled, since chunks would break up its graph."""
     return 0 if recipe.train.compile == "yes" else recipe.train.batch * recipe.model.n_ctx * recipe.model.n_vocab
 
 
 def describe_model(a: Architecture, n_parameters: int) -> str:
-    """One line that says what is trained."""
+    """A line about the model that is trained."""
     heads = f"{a.n_heads} heads" + (f" ({a.n_kv_heads} of keys and values)" if a.n_kv_heads != a.n_heads else "")
     return (
         f"model: {n_parameters:,} parameters, {a.n_layers} layers, width {a.d_model}, {heads}, context {a.n_ctx}, "

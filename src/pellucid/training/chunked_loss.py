@@ -1,4 +1,4 @@
-"""Cross-entropy in chunks: of a large vocabulary the logits of a few positions exist at a time, never all of them."""
+"""Cross-entropy in chunks: the logits of a few positions exist at a time, which saves memory for large vocabularies."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +11,10 @@ Summed = Callable[[Tensor, Tensor], Tensor]
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """sum_i loss(readout(x_i), t_i) with its gradients found in the forward pass, `size` positions at a time.
+    """sum_i loss(readout(x_i), t_i), whose gradients are computed in the forward pass, `size` positions at a time.
 
-    A sum's gradient by x and by the readout's weights needs nothing of what comes after but one factor, so each
-    chunk's logits are used up and forgotten before the next ones are made; no product is computed twice.
+    The gradients of a sum by x and by the readout's weights depend on later operations only by one factor. So the
+    logits of each chunk are freed before the next are computed, and no product is computed twice.
     """
 
     @staticmethod
@@ -43,6 +43,6 @@ class ChunkedLoss(torch.autograd.Function):
 
 def chunked_loss(readout: nn.Module, loss: Summed, x: Tensor, targets: Tensor, n_logits: int) -> Tensor:
     """loss(readout(x), targets), `n_logits` logits at a time; x [pos, d_model], targets [pos], loss a sum over them."""
-    weights = tuple(w for w in readout.parameters() if w.requires_grad)  # adapters leave it as it is
+    weights = tuple(w for w in readout.parameters() if w.requires_grad)  # adapters do not train the readout
     size = max(1, n_logits // readout.get_parameter("weight").size(0))
     return ChunkedLoss.apply(readout, loss, x, targets, size, *weights)  # type: ignore[no-any-return]

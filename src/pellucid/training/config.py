@@ -10,7 +10,7 @@ class TextOptions:
 
     #: bpe, word, char, byte, or the path of a tokenizer.json
     tokenizer: str = "bpe"
-    #: how many tokens bpe or word learns; 0: chosen by the amount of text
+    #: number of tokens that bpe or word learns; 0: chosen by the amount of text
     vocabulary: int = 0
     #: how bpe divides text before it counts pairs
     pattern: Literal["gpt2", "gpt4", "word-end", "none"] = "gpt2"
@@ -43,7 +43,7 @@ class TextOptions:
     licence: str = ""
 
 
-#: what a recipe says that was written before there were other rules of holding text out
+#: the rule of holding text out of recipes that were written before there was a choice
 EARLIER = {"split": "documents"}
 
 
@@ -60,15 +60,15 @@ class AdapterOptions:
 
     @property
     def scaled_by(self) -> float:
-        """alpha, chosen where it is open."""
+        """alpha, or 2 r where it is 0."""
         return self.alpha or 2.0 * self.rank
 
 
 @dataclass(frozen=True)
 class Base:
-    """The model that a run started from; a run of adapters needs its weights as long as it is used.
+    """The model that a run started from. A run of adapters needs its weights whenever it is loaded.
 
-    `checkpoint` is the step of a run, "" of a folder; `sha256` is of the weights as float32.
+    `checkpoint` is the step of a run, "" for a folder; `sha256` is the hash of the weights as float32.
     """
 
     path: str
@@ -76,7 +76,7 @@ class Base:
     sha256: str
 
 
-#: what a recipe begins with where training goes on from weights that were trained before: a tenth of the rates
+#: the defaults of a run that starts from trained weights: a tenth of the learning rates
 CONTINUING = {"train.learning_rate": 5e-4, "train.muon_learning_rate": 2e-3}
-#: and where adapters are trained in their place
+#: the defaults of a run of adapters
 ADAPTING = {"train.optimizer": "adamw", "train.learning_rate": 2e-3, "train.weight_decay": 0.0}

@@ -1,8 +1,8 @@
-"""The encoder beside a decoder: it follows the decoder until it is told otherwise.
+"""The options of an encoder, which are those of the decoder unless they are set.
 
-An encoder takes the decoder's sizes and words, all but the mask, which lets every position read every
-other. Setting a field of the decoder (`model.n_layers=4`) sets the encoder's with it wherever the two
-agreed; `model.encoder.n_layers=2` sets the encoder's alone. d_model and n_vocab are one for both.
+An encoder takes all options and sizes of the decoder but the mask: every position reads every other one. Setting a
+field of the decoder (`model.n_layers=4`) sets the encoder's with it wherever the two agreed; `model.encoder.n_layers=2`
+sets the encoder's alone. d_model and n_vocab are one for both.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ PREFIX = "encoder."
 
 
 def with_encoder(a: Architecture) -> Architecture:
-    """`a` as the decoder of an encoder-decoder, with an encoder of its own sizes where it has none."""
+    """`a` as the decoder of an encoder-decoder; an encoder of the same sizes is added where it has none."""
     if a.encoder is not None:
         return a
     return replace(a, encoder=replace(a, attention=replace(a.attention, mask="bidirectional")))
@@ -24,15 +24,15 @@ def with_encoder(a: Architecture) -> Architecture:
 def with_model_fields(a: Architecture, changes: Mapping[str, Any]) -> Architecture:
     """`a` with dotted fields changed, those of its encoder named `encoder.n_layers` and so on.
 
-    Raises ArchitectureError, also for fields of an encoder that is not there.
+    Raises ArchitectureError, also for fields of an encoder where there is none.
     """
     own = {name.removeprefix(PREFIX): value for name, value in changes.items() if name.startswith(PREFIX)}
     both = {name: value for name, value in changes.items() if not name.startswith(PREFIX)}
     if a.encoder is None:
         if own:
             raise ArchitectureError(
-                f"model.{PREFIX}{next(iter(own))} is set and there is no encoder: one comes with train.objective = "
-                "source-target"
+                f"model.{PREFIX}{next(iter(own))} is set, but there is no encoder: set train.objective = "
+                "source-target, which adds one"
             )
         return a.with_fields(both)
     decoder = replace(a, encoder=None).with_fields(both)
@@ -46,15 +46,16 @@ def with_model_fields(a: Architecture, changes: Mapping[str, Any]) -> Architectu
 
 
 def check_encoder(a: Architecture, objective: str) -> None:
-    """Refuse an encoder that would be given nothing to read, and one that may not read all of it."""
+    """Raise ArchitectureError for an encoder without a source to read, and for one that may not read all of it."""
     if a.encoder is not None and objective != "source-target":
         raise ArchitectureError(
-            f"train.objective = {objective} reads no source and this architecture has an encoder: say "
-            "--objective source-target and give pairs"
+            f"train.objective = {objective} reads no source, but this architecture has an encoder: give "
+            "--objective source-target and pairs"
         )
     if a.encoder is not None and a.encoder.attention.mask != "bidirectional":
         raise ArchitectureError(
-            f"model.encoder.attention.mask = {a.encoder.attention.mask}: expected bidirectional, a source is whole"
+            f"model.encoder.attention.mask = {a.encoder.attention.mask}: expected "
+            "bidirectional, since the whole source is known"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a run's folder holds, and which function opens it."""
+"""The kinds of runs, and the function that opens each."""
 
 from pathlib import Path
 
@@ -27,7 +27,8 @@ def kind_of(run: Path) -> str:
     kind = values.get("kind", "transformer") if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in LOADERS:
         raise RecipeError(
-            f"{path} is no recipe: expected an object whose kind is one of {', '.join(LOADERS)}, found {kind!r}; was "
+            f"{path} is not a recipe: expected an object whose kind is one of "
+            f"{', '.join(LOADERS)}, found {kind!r}; was "
             "the file written by a later version, or damaged?"
         )
     return kind

@@ -1,4 +1,4 @@
-"""The recipe and the network in a transformer's run folder."""
+"""Reads the recipe and the network of a transformer's run folder."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,7 +29,7 @@ def read_recipe(run: Path) -> Recipe:
         raise RecipeError(f"{path} cannot be read: {error}") from None
 
 
-#: the weights of the model that a recipe's run started from
+#: gives the weights of the model that a run started from, by its recipe
 BaseWeights = Callable[[Recipe], Mapping[str, Tensor]]
 
 
@@ -40,10 +40,10 @@ def load_run(
     base_weights: BaseWeights | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Transformer, Tokenizer, int]:
-    """The network and tokenizer of a run at a checkpoint: best, last, or a step, and which step that is.
+    """The network and the tokenizer of a run at a checkpoint (best, last, or a step), and the step of that checkpoint.
 
-    A run of adapters asks `base_weights` for what they change, and gives the merged network.
-    Warns where the last one is damaged and the one before it is taken; a damaged best one is refused.
+    The weights that adapters change come from `base_weights`, and the adapters are merged into them. Warns where the
+    last checkpoint is damaged and the one before it is loaded; a damaged best one raises an error.
     """
     recipe = read_recipe(run)
     found = named_checkpoint(run, checkpoint)
@@ -52,7 +52,9 @@ def load_run(
         load_state(network, found.weights, where)
     else:
         if base_weights is None:
-            raise RecipeError(f"{run} holds adapters alone: load it with pellucid.load, which finds what they change")
+            raise RecipeError(
+                f"{run} holds only adapters: load it with pellucid.load, which finds the model that they change"
+            )
         load_state(network, base_weights(recipe), f"the model that {run} started from")
         adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules)
         load_trained(network, found.weights, where)
@@ -61,5 +63,5 @@ def load_run(
 
 
 def keep_first(run: Path, network: Transformer) -> None:
-    """Weights that the seed does not give again become the checkpoint of step 0."""
+    """Save the first weights as the checkpoint of step 0, where the seed alone does not reproduce them."""
     save_checkpoint(run, Checkpoint(0, state_of(network), {}, {"step": 0, "bad_in_a_row": 0, "seconds": 0.0}))

@@ -1,8 +1,8 @@
-"""What a training step needs in memory, found by taking one on tensors that have sizes and no numbers.
+"""The memory of a training step, found by running one on tensors that have sizes and no numbers.
 
-The step is the real one: network, loss, backward pass, clipping and optimiser are those of a run, so that no
-formula has to be kept in step with them. What is counted is every tensor that lives at the same time. Not counted:
-what kernels use inside of themselves, the interpreter and its libraries, and what compiled graphs save.
+Network, loss, backward pass, clipping and optimiser are those of a run, so there is no separate formula that could
+differ from them. All tensors that exist at the same time are counted. Not counted are the working memory of kernels,
+the interpreter and its libraries, and what compiled graphs save.
 """
 
 import warnings
@@ -28,16 +28,16 @@ from pellucid.training.objectives import MANY_LOGITS, autocast
 from pellucid.training.recipe import Recipe
 from pellucid.training.resolve_recipe import n_trained, training_bytes
 
-#: layers that are walked through; a deeper network needs as much more for each as the second pair does
+#: depths of the networks that are run; memory is linear in the number of further layers
 SHALLOW, DEEP = 2, 4
-#: shares of the memory that is there, below and above which a quick estimate is believed: it knows nothing of attention
-#: that is written out, which keeps 21 times as much at a context of 8,192, nor of what is computed again
+#: the quick estimate decides where it is below or above these shares of the available memory; it ignores the pattern
+#: that the explicit kernel keeps (21 times as much at a context of 8,192), and recomputation
 CLEAR = (0.04, 40.0)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. `forward`, `backward` and `update` are the most that lives during each of a step's three parts."""
+    """Bytes. `forward`, `backward` and `update` are the largest memory during each of a step's three parts."""
 
     weights: float
     gradients: float
@@ -49,11 +49,11 @@ class Memory:
 
     @property
     def peak(self) -> float:
-        """The most that lives at once."""
+        """The largest memory during the step."""
         return max(self.forward, self.backward, self.update)
 
     def towards(self, other: "Memory", share: float) -> "Memory":
-        """The point `share` of the way to another one; beyond it where share is above 1."""
+        """self + share * (other - self), field by field."""
         return Memory(*(a + share * (b - a) for a, b in zip(self.values, other.values, strict=True)))
 
     @property
@@ -63,22 +63,24 @@ class Memory:
 
 
 def training_memory(recipe: Recipe) -> Memory:
-    """What the second and all later steps of a run need, eager. The recipe's batch is resolved; `auto` is float32.
+    """The memory of the second and all later steps of an eager run. The recipe's batch is resolved; `auto` is float32.
 
-    From the lines of `memory_lines`, which are equal to the walk. A network whose layers they cannot follow is walked
-    through, with a warning: of more than DEEP layers two shallow networks are, and the line through them is followed.
+    The formulas of `memory_lines` are equal to `walk`. A network that they do not cover is walked instead, with a
+    warning; where it has more than DEEP layers, two shallow networks are, and the result is extrapolated linearly.
     """
     t = recipe.train
     any_batch = with_train(recipe, batch=0, accumulate=min(t.accumulate, 2))
     try:
         return Memory(*step_lines(any_batch, n_logits(recipe) >= MANY_LOGITS).at(t.batch))
     except NoClosedFormError as reason:
-        warnings.warn(f"memory is found by walking through the step, which takes longer: {reason}", stacklevel=2)
+        warnings.warn(
+            f"the memory is found by running a step without numbers, which takes longer: {reason}", stacklevel=2
+        )
         return walked_memory(recipe)
 
 
 def walked_memory(recipe: Recipe) -> Memory:
-    """The same from walks alone; for logits in chunks along the line through two batches."""
+    """The same by `walk` alone; for logits in chunks, extrapolated linearly from two batches."""
     n, batch = recipe.model.n_layers, recipe.train.batch
     chunked = first_in_chunks(recipe)
     if batch > 2 * chunked + 2:
@@ -91,16 +93,16 @@ def walked_memory(recipe: Recipe) -> Memory:
 
 
 def first_in_chunks(recipe: Recipe) -> int:
-    """The smallest batch whose logits are made in chunks."""
+    """The smallest batch whose logits are computed in chunks."""
     return -(-MANY_LOGITS // (recipe.model.n_ctx * recipe.model.n_vocab))
 
 
 def check_memory(recipe: Recipe, device: torch.device) -> None:
-    """Refuse a run that cannot fit, before anything is allocated."""
+    """Raise RecipeError for a run that does not fit into memory, before anything is allocated."""
     trained, have = n_trained(recipe), memory_bytes(device)
     a, t = recipe.model, recipe.train
     quick = training_bytes(a, t.batch, t.precision, trained)
-    # at least weights, gradients, one average of each, and what enters every block
+    # a lower bound: weights, gradients, one average of each, and the input of every block
     entering = (2 if t.precision == "bfloat16" else 4) * t.batch * a.n_ctx * a.d_model * a.n_layers
     need: float = quick if quick > CLEAR[1] * have else 4 * count_parameters(a)["total"] + 8 * trained + entering
     if need <= have and quick > CLEAR[0] * have:
@@ -108,7 +110,7 @@ def check_memory(recipe: Recipe, device: torch.device) -> None:
     if need > have:
         source = f" and sources of up to {recipe.model.encoder.n_ctx}" if recipe.model.encoder else ""
         raise RecipeError(
-            f"training this would need about {need / 2**30:.1f} GiB and {device.type} has {have / 2**30:.1f} GiB: "
+            f"training would need about {need / 2**30:.1f} GiB, and {device.type} has {have / 2**30:.1f} GiB: "
             f"{count_parameters(recipe.model)['total']:,} parameters, {recipe.train.batch} sequences of "
             f"{recipe.model.n_ctx} tokens{source} a pass. Make d_model, n_layers, n_ctx or batch smaller, or set "
             "recompute=yes"
@@ -117,7 +119,7 @@ def check_memory(recipe: Recipe, device: torch.device) -> None:
 
 @lru_cache(maxsize=64)
 def walk(recipe: Recipe) -> Memory:
-    """A step of the recipe behind an update from gradients of zeros, which makes the optimiser's averages."""
+    """The memory of one step, after an update from gradients of zeros that creates the optimiser's averages."""
     device, t = torch.device("cpu"), recipe.train
     with without_numbers() as live:
         network = bare_network(recipe)
@@ -132,7 +134,7 @@ def walk(recipe: Recipe) -> Memory:
         optimizer.step(bad)
         optimizer.zero_grad()
         before = live.now
-        for _ in range(2 if t.accumulate > 1 else 1):  # the second pass has the gradients of the first beside it
+        for _ in range(2 if t.accumulate > 1 else 1):  # during the second pass the gradients of the first exist too
             held = live.start()
             total = loss(micro_batch_of(recipe, t.batch))
             activations, forward = live.now - held, live.peak
@@ -149,14 +151,14 @@ def walk(recipe: Recipe) -> Memory:
 
 
 def _cut(recipe: Recipe, depth: int) -> Recipe:
-    """The same with fewer layers, in the encoder as many fewer in proportion."""
+    """The recipe with `depth` layers, and the encoder shortened in proportion."""
     a, share = recipe.model, depth / recipe.model.n_layers
     encoder = a.encoder and replace(a.encoder, n_layers=max(1, round(share * a.encoder.n_layers)))
     return replace(recipe, model=replace(a, n_layers=depth, encoder=encoder))
 
 
 class Live(TorchDispatchMode):
-    """Counts the bytes of tensors that are alive, each storage once."""
+    """Counts the bytes of all existing tensors, each storage once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,12 +166,12 @@ class Live(TorchDispatchMode):
         self.known: set[int] = set()
 
     def start(self) -> int:
-        """Begin to look for a peak; the bytes that are there."""
+        """Reset the peak, and return the bytes that exist now."""
         self.peak = self.now
         return self.now
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # asked of every tensor, twice as often as anything is computed
+        if func is torch.ops.prim.device.default:  # called for every tensor, twice as often as any operation runs
             return args[0].fake_device
         made = func(*args, **(kwargs or {}))
         for x in tree_leaves(made):
@@ -178,7 +180,7 @@ class Live(TorchDispatchMode):
         return made
 
     def count(self, storage: torch.UntypedStorage) -> None:
-        """One storage, until it is freed."""
+        """Count a storage until it is freed."""
         key, size = storage._cdata, storage.nbytes()
         if key not in self.known:
             self.known.add(key)
@@ -194,7 +196,7 @@ class Live(TorchDispatchMode):
 
 @contextmanager
 def without_numbers() -> Iterator[Live]:
-    """Inside, tensors have sizes, types and lifetimes, and nothing else."""
+    """A context in which tensors have sizes, types and lifetimes, but no numbers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     live = Live()

@@ -1,10 +1,10 @@
-"""What a training step needs in memory as lines in its batch, followed over its depth: the closed form of the walk.
+"""The memory of a training step as linear functions of its batch: a closed form of `memory.walk`.
 
-The network's own forward and backward pass runs once, on tensors that have a shape and no numbers, and as few layers
-as are not alike. What lives after each allocation is a line in the batch. A further layer in the middle moves all that
-comes after it in the forward pass by what a layer keeps, and all that comes after it in the backward pass by what it
-frees and by its gradients; inside of the inserted layers the most lives in the first or the last of them. So every
-peak is the largest of some lines. tests/training/test_memory_lines.py holds them equal to the walk, to the byte.
+The network's forward and backward pass runs once, on tensors that have a shape and no numbers, with only those layers
+that differ from each other. The memory after each allocation is linear in the batch. Every further equal layer in the
+middle adds what a layer keeps to all that follows in the forward pass; in the backward pass it adds its gradients and
+subtracts what it frees. Among equal layers the first or the last has the peak. So every peak is the largest of some
+linear functions. tests/training/test_memory_lines.py checks that they equal the walk, to the byte.
 """
 
 import math
@@ -27,7 +27,7 @@ from pellucid.training.objectives import MANY_LOGITS, MicroBatch, autocast
 from pellucid.training.recipe import Recipe
 from pellucid.training.shape_tensors import CPU, LinearBytes, NoClosedFormError, ShapesOnly, shapes_only, sum_of
 
-#: batches of the run: the first of them that divides no other size
+#: possible batches of the run; the first one is taken that divides no other size
 PRIMES = (10007, 10009, 10037, 10039, 10061)
 #: bytes of a float32 number
 FLOAT = 4
@@ -35,7 +35,7 @@ FLOAT = 4
 
 @dataclass(frozen=True)
 class StepLines:
-    """Bytes as lines in the batch; those of a part of the step are the largest of several."""
+    """Bytes as linear functions of the batch; a part of the step has the largest of several."""
 
     weights: int
     gradients: LinearBytes
@@ -54,7 +54,7 @@ class StepLines:
 
 @dataclass(frozen=True)
 class RepeatedLayers:
-    """Layers first ... last - 1 of the network's blocks, or its encoder's, and `times` copies that follow them."""
+    """Layers first ... last - 1 of the network's blocks, or its encoder's, which are repeated `times` more times."""
 
     of_encoder: bool
     first: int
@@ -62,47 +62,51 @@ class RepeatedLayers:
     times: int
 
     def blocks(self, network: Transformer) -> nn.ModuleList:
-        """The blocks that these layers are of."""
+        """The network's list of blocks that contains these layers."""
         return network.encoder.blocks if self.of_encoder and network.encoder else network.blocks
 
 
 class LayerBoundaries:
-    """When the passes of a step come to the repeated layers and leave them, and what lives then."""
+    """Records the memory when the passes of a step enter and leave the repeated layers."""
 
     def __init__(self, mode: ShapesOnly, repeat: RepeatedLayers, network: Transformer):
         self.mode, self.times = mode, repeat.times
-        #: of the first of these layers and of the one behind them: how many lines were recorded, and what lived
+        #: at the first of these layers and at the layer after them: the number of recorded lines, and the memory
         self.forward: list[tuple[int, LinearBytes]] = []
         self.backward: list[tuple[int, LinearBytes]] = []
-        #: what the copies keep for the backward pass
+        #: the bytes that the copies keep for the backward pass
         self.saved = LinearBytes()
         for layer in (repeat.first, repeat.last):
             repeat.blocks(network)[layer].register_forward_pre_hook(self.enter)
 
     def enter(self, block: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """The forward pass enters a layer; the backward pass has left it when it has the gradient by its input."""
+        """Record that the forward pass enters a layer, and that the backward pass leaves it (the gradient of its
+        input).
+        """
         self.forward.append((len(self.mode.record), self.mode.live))
         inputs[0].register_hook(lambda gradient: self.backward.append((len(self.mode.record), self.mode.live)))
 
     def forward_ends(self) -> None:
-        """Count what is kept; what autocast makes of weights that nothing keeps was freed just now, and not before."""
+        """Compute the bytes kept, now that autocast has freed its copies of weights that the backward pass does not
+        use.
+        """
         first, last = (number for number, _ in self.forward[-2:])
         self.saved = LinearBytes().plus(self.mode.allocated_between(first, last), self.times)
 
     @property
     def entered(self) -> LinearBytes:
-        """What lives more when the forward pass leaves the copies than when it comes to them."""
+        """The memory that the copies add by the end of their forward pass."""
         return LinearBytes().plus(self.forward[-1][1].minus(self.forward[-2][1]), self.times)
 
     @property
     def returned(self) -> LinearBytes:
-        """What lives more when the backward pass leaves the copies: their gradients, less what they kept."""
+        """The memory that the copies add by the end of their backward pass: their gradients, less what they kept."""
         return LinearBytes().plus(self.backward[-1][1].minus(self.backward[-2][1]), self.times)
 
 
 @lru_cache(maxsize=64)
 def step_lines(recipe: Recipe, chunked: bool) -> StepLines:
-    """The lines of a recipe, whatever its batch is; `chunked`: logits are made in chunks."""
+    """The linear functions of a recipe, for every batch; `chunked`: logits are computed in chunks."""
     recipe, repeats = without_copies(recipe)
     t, batch = recipe.train, unlike_any_size(recipe)
     weights, trained = of_all_layers(recipe, repeats)
@@ -113,9 +117,9 @@ def step_lines(recipe: Recipe, chunked: bool) -> StepLines:
         choose_paths(network, recipe)
         loss = autocast(network.train(), CPU, t.precision, MANY_LOGITS if chunked else 0)
         visits = [LayerBoundaries(mode, repeat, network) for repeat in repeats]
-        others = LinearBytes(weights - shallow.fixed + optimizer)  # what lives besides what `mode` counts
-        gradients = LinearBytes()  # the copies'
-        for _ in range(2 if t.accumulate > 1 else 1):  # the second pass has the gradients of the first beside it
+        others = LinearBytes(weights - shallow.fixed + optimizer)  # the memory that `mode` does not count
+        gradients = LinearBytes()  # those of the copies
+        for _ in range(2 if t.accumulate > 1 else 1):  # during the second pass the gradients of the first exist too
             others = others.plus(gradients)
             start, _ = mode.new_part()
             total = loss(micro_batch_of(recipe, batch))
@@ -148,13 +152,13 @@ def step_lines(recipe: Recipe, chunked: bool) -> StepLines:
 def insert_copies(
     record: list[LinearBytes], visits: list[tuple[int, LinearBytes]], more: LinearBytes
 ) -> list[LinearBytes]:
-    """What lives where copies of layers add `more`: in the first of them as it was, in the last with it."""
+    """The memory with copies of layers that add `more`: the first copy has it as recorded, the last with `more`."""
     first, last = visits[-2][0], visits[-1][0]
     return record[:last] + [line.plus(more) for line in record[first:]]
 
 
 def upper_envelope(lines: Iterable[LinearBytes]) -> tuple[LinearBytes, ...]:
-    """The lines among which the largest one is for every batch from 1 on; the steepest line comes first."""
+    """Only those lines that are the largest for some batch from 1 on; the steepest line comes first."""
     largest: list[LinearBytes] = []
     for line in sorted(set(lines), key=lambda line: (line.each, line.fixed), reverse=True):
         if not largest or line.at(1) > largest[-1].at(1):
@@ -163,7 +167,7 @@ def upper_envelope(lines: Iterable[LinearBytes]) -> tuple[LinearBytes, ...]:
 
 
 def without_copies(recipe: Recipe) -> tuple[Recipe, list[RepeatedLayers]]:
-    """The recipe with as few layers as are not alike, and which of them are to be repeated."""
+    """The recipe with only those layers that differ from each other, and the layers that are to be repeated."""
     a = recipe.model
     a, repeats = _shortened(a, of_encoder=False)
     if a.encoder is not None:
@@ -173,7 +177,7 @@ def without_copies(recipe: Recipe) -> tuple[Recipe, list[RepeatedLayers]]:
 
 
 def _shortened(a: Architecture, of_encoder: bool) -> tuple[Architecture, list[RepeatedLayers]]:
-    """One layer or more in front of those that are repeated, and behind them."""
+    """The architecture with at least one layer before and after the repeated ones."""
     period = math.lcm(len(a.attention.windows), max(1, a.positions.every))
     times = (a.n_layers - period - 2) // period
     if times < 1:
@@ -198,7 +202,7 @@ def micro_batch_of(recipe: Recipe, batch: int) -> MicroBatch:
 
 
 def unlike_any_size(recipe: Recipe) -> int:
-    """A prime that divides no size of the recipe's network, nor one that is larger or smaller by one."""
+    """A prime that divides no size of the recipe's network, and no such size plus or minus one."""
     sizes = {n + step for n in _integers(recipe.to_dict()) for step in (-1, 0, 1)} - {0}
     for prime in PRIMES:
         if all(n % prime for n in sizes):
@@ -220,7 +224,7 @@ ParameterKind = tuple[bool, torch.Size]
 
 @lru_cache(maxsize=64)
 def weights_and_parameters(recipe: Recipe) -> tuple[int, Counter[ParameterKind]]:
-    """The bytes of the network's weights and tables, and how many trained parameters it has of each kind."""
+    """The bytes of the network's weights and tables, and the number of trained parameters of each kind."""
     muon = recipe.train.optimizer == "muon"
     with shapes_only() as mode:
         network = bare_network(recipe)
@@ -229,7 +233,7 @@ def weights_and_parameters(recipe: Recipe) -> tuple[int, Counter[ParameterKind]]
 
 
 def of_all_layers(recipe: Recipe, repeats: list[RepeatedLayers]) -> tuple[int, Counter[ParameterKind]]:
-    """The same with the copies."""
+    """`weights_and_parameters` including the copies."""
     weights, trained = weights_and_parameters(recipe)
     all_weights, all_trained = weights, Counter(trained)
     for repeat in repeats:
@@ -250,7 +254,7 @@ def without_layers(a: Architecture, repeat: RepeatedLayers) -> Architecture:
 
 
 def optimizer_bytes(trained: Counter[ParameterKind]) -> int:
-    """One average for each number of Muon's, two and a count of steps for AdamW's, and the flag of a bad step."""
+    """Muon keeps one average for each number; AdamW two, and a count of steps; and there is the flag of a bad step."""
     averages = sum(n * FLOAT * shape.numel() * (1 if muon else 2) for (muon, shape), n in trained.items())
     counts = sum(n for (muon, _), n in trained.items() if not muon)
     return averages + FLOAT * counts + 1 + (FLOAT if counts else 0)
@@ -258,7 +262,7 @@ def optimizer_bytes(trained: Counter[ParameterKind]) -> int:
 
 @lru_cache(maxsize=64)
 def _muon_bytes(shape: torch.Size, n: int, precision: str) -> int:
-    """The most that lives while Muon updates n matrices of one shape, besides them, their gradients and averages."""
+    """The largest memory while Muon updates n matrices of one shape, besides them, their gradients and averages."""
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     with shapes_only() as mode:
         params, buffers = ([torch.empty(shape) for _ in range(n)] for _ in range(2))
@@ -272,9 +276,9 @@ def _muon_bytes(shape: torch.Size, n: int, precision: str) -> int:
 
 
 def update_bytes(trained: Counter[ParameterKind], precision: str) -> int:
-    """The most that clipping and the optimiser's step need besides weights, gradients and averages.
+    """The largest memory of clipping and the optimiser's step, besides weights, gradients and averages.
 
-    Clipping: the norm of each gradient, all of them in one vector, and its norm.
+    Clipping needs the norm of each gradient, a vector of all these norms, and its norm.
     """
     muon = (_muon_bytes(shape, n, precision) for (of_muon, shape), n in trained.items() if of_muon)
     return max(FLOAT * (2 * trained.total() + 1), *muon, 0)

@@ -1,7 +1,7 @@
-"""A recipe: every choice that a training run depends on, resolved once and then kept.
+"""A recipe: every option that a training run depends on.
 
-What a user leaves open (0, or the word auto) is decided when the run starts, written to recipe.json
-with the rest, and used unchanged when the run is resumed.
+Options that a user leaves open (0, or auto) are decided when the run starts, written to recipe.json with the
+others, and used unchanged when the run is resumed.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from pellucid.training.encoder import PREFIX, check_encoder, with_encoder, with_
 
 @dataclass(frozen=True, kw_only=True)
 class TextRecipe(RunRecipe):
-    """A recipe of a model of text, which says how the text becomes tokens."""
+    """The recipe of a model of text: it includes how the text becomes tokens."""
 
     text: TextOptions = field(default_factory=TextOptions)
 
@@ -48,9 +48,9 @@ TextRecipeT = TypeVar("TextRecipeT", bound=TextRecipe)
 class Recipe(TextRecipe):
     """One run of a transformer: the text, the network, and how it is trained.
 
-    `base` is the model that the run started from, whose weights a run of adapters does not keep.
+    `base` is the model that the run started from; a run of adapters does not store its weights.
     `tokens_per_row` is how many tokens a row predicts on average, 0 where it predicts n_ctx of them.
-    `opens_in` is the software that the architecture was chosen for, "" where any was allowed.
+    `opens_in` is the software that must be able to open the model, "" for none.
     """
 
     model: Architecture
@@ -94,7 +94,7 @@ PARTS = {"text": TextOptions, "train": TrainOptions, "adapt": AdapterOptions}
 
 
 def recipe_fields() -> list[str]:
-    """The dotted name of every field that --set reaches."""
+    """The dotted name of every field that --set takes."""
     return [f"model.{n}" for n in architecture_fields()] + [
         f"{p}.{f.name}" for p, c in PARTS.items() for f in fields(c)
     ]
@@ -129,12 +129,12 @@ def as_new(recipe: Recipe, inputs: tuple[str, ...]) -> Recipe:
 
 
 def check_tokenizer(text: TextOptions) -> None:
-    """Refuse a tokenizer that is neither a kind of them nor there; a run that is resumed has its own."""
+    """Raise RecipeError for a tokenizer that is neither a known kind nor an existing file."""
     if text.tokenizer not in typing.get_args(Kind) and not Path(text.tokenizer).exists():
         near = difflib.get_close_matches(text.tokenizer, typing.get_args(Kind), 1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise RecipeError(
-            f"{text.tokenizer}: there is no such tokenizer; {hint}say bpe, word, char, byte or the path of a "
+            f"{text.tokenizer}: there is no such tokenizer; {hint}expected bpe, word, char, byte or the path of a "
             "tokenizer.json"
         )
 
@@ -142,9 +142,9 @@ def check_tokenizer(text: TextOptions) -> None:
 def make_recipe_on(
     architecture: Architecture, inputs: tuple[str, ...], changes: Mapping[str, Any], start: Recipe | Path | None = None
 ) -> Recipe:
-    """As make_recipe, on a model that exists: its tokenizer stays, and of its architecture all but the dropout.
+    """As make_recipe, for a run that starts from a model, whose tokenizer and architecture it keeps.
 
-    Where positions are computed, n_ctx may change too: no weight depends on it.
+    The dropout may change, and n_ctx too where positions are computed and no weight depends on it.
     """
     name, from_start = _preset_and_fields(None, start)
     objective = "source-target" if architecture.encoder else MASK_OBJECTIVE[architecture.attention.mask]
@@ -179,7 +179,7 @@ def _preset_and_fields(preset_name: str | None, start: Recipe | Path | None) -> 
 
 
 def take_length(changes: Mapping[str, Any], length: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`changes` without the lengths among them, and `length` with those; two that are given are refused."""
+    """`changes` without the lengths among them, and `length` with those. Raises RecipeError for two lengths."""
     hints, rest, found = typing.get_type_hints(TrainOptions), {}, {}
     for name, value in changes.items():
         bare = name.removeprefix("train.")
@@ -203,7 +203,7 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     named: dict[str, Any] = {}
     for name, value in changes.items():
         full = full_name(name)
-        named.pop(full, None)  # what is said later is applied later: `dropout` sets all of dropout.*
+        named.pop(full, None)  # the last one wins: `dropout` sets all of dropout.*
         named[full] = value
     of = {p: {n.partition(".")[2]: v for n, v in named.items() if n.startswith(f"{p}.")} for p in ("model", *PARTS)}
     of["text"] = settle_held_out(recipe.text, of["text"])
@@ -215,7 +215,7 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 
 def mlp_width(a: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The width of a gated MLP that a preset chose by d_model, chosen again where d_model or the MLP's form changes."""
+    """The new width of a gated MLP whose preset chose it by d_model, where d_model or the MLP's form changes."""
     if a.mlp.form != "gated" or a.mlp.d_ff != gated_width(a.d_model):
         return {}
     if changes.get("mlp.form", "gated") != "gated":
@@ -224,15 +224,16 @@ def mlp_width(a: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
     return {} if d_model == a.d_model else {"mlp.d_ff": gated_width(d_model)}
 
 
-#: the mask under which each objective is one: what it predicts must not be readable
+#: the mask that each objective needs: a position must not read the token that it predicts
 OBJECTIVE_MASK = {"next-token": "causal", "prefix": "prefix", "masked": "bidirectional", "source-target": "causal"}
 MASK_OBJECTIVE = {"causal": "next-token", "prefix": "prefix", "bidirectional": "masked"}
 
 
 def settle_held_out(base: TextOptions, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`changes` to `base`, with what follows from them where files are held out in place of a share of the text.
+    """`changes` to `base`, with the fields that must change too where files are held out instead of a share of the
+    text.
 
-    Raises RecipeError where a share or a rule of taking it is asked for beside the files.
+    Raises RecipeError where a share, or a rule of choosing it, is given together with files.
     """
     if base.held_out_files and "held_out" in changes and "held_out_files" not in changes:
         return {"held_out_files": (), "split": "stratified", **changes}  # a share takes the place of the files
@@ -274,9 +275,9 @@ def _check_adapters(adapt: AdapterOptions) -> None:
 
 
 def check_changes(changes: Mapping[str, Any], start: Recipe | Path | None = None) -> None:
-    """Refuse fields that do not exist and values that no run can have, before the model of a run is known.
+    """Raise RecipeError for fields that do not exist and values that are never valid, before the run's model is known.
 
-    What the architecture must allow is left to make_recipe_on.
+    `make_recipe_on` checks what depends on the architecture.
     """
     _, from_start = _preset_and_fields(None, start)
     named = {full_name(name): value for name, value in {**from_start, **changes}.items()}
@@ -285,7 +286,7 @@ def check_changes(changes: Mapping[str, Any], start: Recipe | Path | None = None
 
 
 def full_name(name: str) -> str:
-    """The dotted name that is meant; raises RecipeError with the nearest right one, found by its initials too."""
+    """The dotted name of a field. Raises RecipeError, which names the nearest one, also for the initials of a name."""
     try:
         if (bare := name.removeprefix("model.")).startswith(PREFIX):
             return f"model.{PREFIX}{resolve_field(bare.removeprefix(PREFIX), architecture_fields())}"
@@ -298,16 +299,16 @@ def full_name(name: str) -> str:
 
 
 def overlay(recipe: Recipe, preset_name: str | None, changes: Mapping[str, Any], start: Recipe | Path | None) -> Recipe:
-    """What a run's recipe would be with these choices on top: equal to it where they say the same."""
+    """A run's recipe with these options on top; it is equal to the run's where they say the same."""
     name, from_start = _preset_and_fields(preset_name, start)
     base, t = recipe if name is None else replace(recipe, model=preset(name, recipe.model.n_vocab)), recipe.train
     asked = {full_name(n): v for n, v in {**from_start, **changes}.items() if not _leaves_open(n, v)}
     if "train.accumulate" not in asked and str(asked.get("train.batch")) == str(t.batch * t.accumulate):
-        del asked["train.batch"]  # so many were asked for, and are taken in several passes
+        del asked["train.batch"]  # the run divided this batch into several passes
     try:
         return with_fields(base, asked)
     except RecipeError:
-        # a choice that contradicts others of the run is another choice: that is what is to be said of it
+        # an option that contradicts others of the run differs from the run's, and that is the error to report
         changed = _with_unchecked(base, asked)
         if changed == base:
             raise
@@ -315,7 +316,7 @@ def overlay(recipe: Recipe, preset_name: str | None, changes: Mapping[str, Any],
 
 
 def _with_unchecked(recipe: Recipe, asked: Mapping[str, Any]) -> Recipe:
-    """A copy with these fields changed, but for those of the model, whether or not they go together."""
+    """A copy with these fields changed, without checking that they go together; fields of the model are left out."""
     parts = {}
     for part, kind in PARTS.items():
         hints = typing.get_type_hints(kind)
@@ -326,7 +327,7 @@ def _with_unchecked(recipe: Recipe, asked: Mapping[str, Any]) -> Recipe:
 
 
 def _leaves_open(name: str, value: Any) -> bool:
-    """Whether this value has the field chosen, which asks for nothing else than what the run has."""
+    """Whether this value leaves the field open, so that it agrees with any value of the run."""
     part, _, last = next((k for k in recipe_fields() if k == name or k.endswith(f".{name}")), name).partition(".")
     if part not in PARTS:
         return False
@@ -350,7 +351,7 @@ def read_recipe_file(path: Path) -> dict[str, Any]:
     return fields_of_recipe(values)
 
 
-#: the entries of recipe.json that are no fields: what is read, and a record of the run that took place
+#: the entries of recipe.json that are not fields: the inputs, and what was recorded of the run
 NO_FIELDS = ("inputs", "segments", "replans", "kind", "tokens_per_row", "base", "opens_in")
 
 
@@ -370,7 +371,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def recipe_part(kind: type, values: Mapping[str, Any], part: str) -> Any:
-    """The options of one part of a recipe, from values as text or typed; RecipeError for what no run can have."""
+    """The options of one part of a recipe, from values as text or typed. Raises RecipeError for values that are never
+    valid.
+    """
     options = parse_options(kind, values, part)
     if isinstance(options, TextOptions):
         _check_text(options)
@@ -389,16 +392,16 @@ def _check_text(part: TextOptions) -> None:
     refuse_unless((part.split == "files") == files, "split", "files together with text.held_out_files, only")
     refuse_unless(part.vocabulary >= 0, "vocabulary", "a number of ids, or 0 to have it chosen")
     learned = part.tokenizer in LEARNED or not part.vocabulary
-    refuse_unless(learned, "vocabulary", f"0 where text.tokenizer = {part.tokenizer}, which learns none")
+    refuse_unless(learned, "vocabulary", f"0 where text.tokenizer = {part.tokenizer}, which does not learn one")
     ReadOptions(format=part.format, encoding=part.encoding)
     refuse_unless(0 < part.sample <= 1, "sample", "a share above 0, and 1 for all of the text")
     sampled = part.tokenizer in LEARNED or part.sample == 1
-    refuse_unless(sampled, "sample", f"1 where text.tokenizer = {part.tokenizer}, which learns nothing")
+    refuse_unless(sampled, "sample", f"1 where text.tokenizer = {part.tokenizer}, which does not learn from text")
     divided = part.tokenizer == "bpe" or part.pattern == "gpt2"
-    refuse_unless(divided, "pattern", f"gpt2 where text.tokenizer = {part.tokenizer}, which has none")
+    refuse_unless(divided, "pattern", f"gpt2 where text.tokenizer = {part.tokenizer}, which does not use one")
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
-    """What differs between two recipes, a line a field: what `--resume` may not change."""
+    """The fields in which two recipes differ, one line each; `--resume` may change none of them."""
     a, b = _flat(old.to_dict()), _flat(new.to_dict())
     return [f"{k}: {a.get(k)} in the run, {b.get(k)} asked for" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]

@@ -1,4 +1,4 @@
-"""Turning what a recipe leaves open into numbers: asked of this machine once, printed, and written down."""
+"""Decides the options that a recipe leaves open, by measurements on this machine where needed."""
 
 import statistics
 import time
@@ -18,17 +18,17 @@ from pellucid.runs.options import with_train
 from pellucid.training.objectives import CHUNK, MANY_LOGITS
 from pellucid.training.recipe import Recipe
 
-#: bytes: a CPU's larger tensors are mapped anew each time and their pages cleared, which costs more than it takes to
-#: go through a batch in several passes (docs/log.md); 32 MiB is where glibc's malloc begins to
+#: bytes: on a CPU, glibc's malloc maps larger tensors anew each time and clears their pages, which costs more than
+#: dividing a batch into several passes (docs/log.md)
 MAPPED = 32 * 2**20
-#: tokens that a pass keeps at least, so that its products stay efficient
+#: least number of tokens of a pass, so that its products stay efficient
 SMALLEST_PASS = 1024
 
 #: the longest context for which attention written out may be faster, and its words
 WRITTEN_OUT = 512
 #: the kernel of pellucid.model.kernels that each value of train.attention names
 KERNELS: dict[str, KernelName] = {"fused": "fused", "written_out": "explicit"}
-#: seconds after which attention has been timed often enough
+#: seconds after which attention is not timed again
 LONG = 0.5
 
 
@@ -44,7 +44,7 @@ def matmul_seconds(device: torch.device, dtype: torch.dtype, n: int = 384) -> fl
 
 
 def resolve_precision(recipe: Recipe, device: torch.device) -> tuple[str, str]:
-    """The precision of matrix products and a sentence that says why."""
+    """The precision of matrix products, and a line that says why."""
     asked = recipe.train.precision
     if asked != "auto":
         return asked, f"precision: {asked}, as asked"
@@ -56,7 +56,7 @@ def resolve_precision(recipe: Recipe, device: torch.device) -> tuple[str, str]:
 def resolve_attention(
     recipe: Recipe, device: torch.device, poll: Callable[[], object] = lambda: None
 ) -> tuple[str, str]:
-    """How attention is computed in training, and a sentence that says why; precision and batch are resolved.
+    """The kernel of attention in training, and a line that says why. The recipe's precision and batch are resolved.
 
     `poll` is called between measurements; it may raise.
     """
@@ -84,7 +84,7 @@ def kernel_seconds(
     dtype: torch.dtype,
     poll: Callable[[], object] = lambda: None,
 ) -> float:
-    """Median seconds of one layer's sum_j A_ij v_j, forward and backward; fewer are taken where they are long."""
+    """Median seconds of one layer's sum_j A_ij v_j, forward and backward, of fewer runs where they take long."""
     shapes = [(batch, n, a.n_ctx, a.d_head) for n in (a.n_heads, a.n_kv_heads, a.n_kv_heads)]
     q, k, v = (torch.ones(shape, dtype=dtype, requires_grad=True) for shape in shapes)
     times: list[float] = []
@@ -97,29 +97,30 @@ def kernel_seconds(
 
 
 def resolve_batch(recipe: Recipe, device: torch.device) -> Recipe:
-    """The recipe with sequences and passes of a step decided: about 2,048 tokens to predict, at least 4 sequences.
+    """The recipe with its batch and its passes: a step has about 2,048 targets, and at least 4 sequences.
 
-    Where passes are left open, a CPU takes the fewest equal ones whose tensors stay below MAPPED; the step is the same.
+    Where the passes are left open, a CPU takes the least number of equal passes whose tensors stay below MAPPED. The
+    step is the same.
     """
     t = recipe.train
     batch = t.batch or max(4, int(2048 / recipe.row))
     if t.accumulate:
         return with_train(recipe, batch=batch)
     row = widest_row(recipe.model) * (2 if t.precision == "bfloat16" else 4)
-    # no more than this many sequences are looked at, however large the batch
+    # the loop is short, however large the batch is
     fitting = range(min(batch, MAPPED // row), max(0, -(-SMALLEST_PASS // recipe.model.n_ctx) - 1), -1)
     passed = next((n for n in fitting if batch % n == 0), batch) if device.type == "cpu" else batch
     return with_train(recipe, batch=passed, accumulate=batch // passed)
 
 
 def widest_row(a: Architecture) -> int:
-    """Numbers in the largest tensor that a block makes of one sequence."""
+    """The number of entries of the largest tensor of a block, for one sequence."""
     of_position = max(a.d_ff, a.n_heads * a.d_head, a.d_model)
     return max(a.n_ctx * of_position, widest_row(a.encoder) if a.encoder else 0)
 
 
 def n_trained(recipe: Recipe) -> int:
-    """How many numbers training changes: of adapters r (in + out) for each linear map."""
+    """The number of trained parameters; adapters have r (in + out) for each linear map."""
     if not recipe.adapt.rank:
         return count_parameters(recipe.model)["total"]
     with torch.device("meta"):
@@ -128,9 +129,9 @@ def n_trained(recipe: Recipe) -> int:
 
 
 def training_bytes(a: Architecture, batch: int, precision: str, trained: int | None = None) -> int:
-    """A quick estimate of what training needs at once: weights, gradients, AdamW's two averages, activations.
+    """A quick estimate of the memory of training: weights, gradients, AdamW's two averages, activations.
 
-    `pellucid.training.memory` says what is needed.
+    `pellucid.training.memory` computes it exactly.
 
     Activations are counted per position as the tensors that the backward pass of a block keeps: about
     10 d_model + 3 d_ff + what q, k, v take, and the logits twice, of one chunk where there are many; an encoder's
@@ -147,7 +148,7 @@ def training_bytes(a: Architecture, batch: int, precision: str, trained: int | N
 
 
 def kept_per_position(a: Architecture) -> int:
-    """Numbers that the backward pass of all blocks keeps of a position; cross-attention is one more attention."""
+    """The numbers that all blocks keep of a position for the backward pass; cross-attention is one more attention."""
     qkv = (a.n_heads + 2 * a.n_kv_heads) * a.d_head
     cross = 4 * a.d_model + qkv if a.encoder is not None else 0
     return a.n_layers * (10 * a.d_model + 3 * a.d_ff + qkv + cross)

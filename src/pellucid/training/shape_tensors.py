@@ -1,7 +1,8 @@
-"""Tensors that have a shape and a type and no numbers, and a record of the memory that they would take.
+"""Tensors with a shape and a type but no numbers, and a record of the memory that they would need.
 
-The network, its loss and its backward pass run on them unchanged. Each storage is counted as a line in the batch: a run
-uses a prime as its batch, so that a size that the prime divides is proportional to the batch, and any other is fixed.
+The network, its loss and its backward pass run on them unchanged. The size of each storage is a linear function of the
+batch: the batch of such a run is a prime, so a size that the prime divides is proportional to the batch, and any other
+is fixed.
 """
 
 import math
@@ -16,9 +17,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 META, CPU = torch.device("meta"), torch.device("cpu")
-#: operations that compute each number of the result by itself and lack PyTorch's tag for that
+#: elementwise operations that lack PyTorch's tag for them
 ALSO_POINTWISE = {"aten::_to_copy"}
-#: pieces of a split that stand for all of them: a loop over many equal pieces needs as much memory for each
+#: pieces of a split that are computed: all equal pieces need the same memory
 PIECES = 3
 
 
@@ -46,12 +47,12 @@ class LinearBytes(NamedTuple):
 
 
 def sum_of(lines: Iterable[LinearBytes]) -> LinearBytes:
-    """All of them together."""
+    """The sum of the lines."""
     return reduce(LinearBytes.plus, lines, LinearBytes())
 
 
 class ShapeTensor(Tensor):
-    """A tensor on the CPU, by what it says of itself; `meta` has its shape, its strides and its storage's size."""
+    """A tensor that claims to be on the CPU; `meta` has its shape, its strides and its storage's size."""
 
     meta: Tensor
 
@@ -74,7 +75,7 @@ class ShapeTensor(Tensor):
 
 
 class ShapesOnly(TorchDispatchMode):
-    """Inside, every tensor is a ShapeTensor. `live` is what lives now, `record` what lived after each allocation."""
+    """A context in which every tensor is a ShapeTensor. `live` is the memory now, `record` after each allocation."""
 
     def __init__(self, batch: int | None = None) -> None:
         super().__init__()
@@ -87,19 +88,19 @@ class ShapesOnly(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing here is compiled, and to say so with torch._dynamo takes over a second of imports
+        return False  # nothing here is compiled, and importing torch._dynamo takes over a second
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             return self.result_of(func, args, kwargs or {})
         except Exception as error:
-            # what fails here may succeed on numbers: rules and meta kernels know less than the kernels themselves
+            # it may succeed on numbers, since meta kernels cover less than the real ones
             raise NoClosedFormError(f"{func} fails on shapes alone: {error}") from error
 
     def result_of(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What an operation returns, in ShapeTensors."""
+        """The result of an operation, as ShapeTensors."""
         name = func._schema.name
-        if name.endswith("_"):  # it changes its first argument, which takes no memory
+        if name.endswith("_"):  # an operation in place needs no memory
             return args[0]
         if torch.Tag.pointwise in func.tags or name in ALSO_POINTWISE:
             return self.pointwise(func, args, kwargs)
@@ -121,16 +122,16 @@ class ShapesOnly(TorchDispatchMode):
         return self.dressed(results, inputs)
 
     def new_part(self) -> tuple[LinearBytes, list[LinearBytes]]:
-        """Begin a part of the step: what lives now, and what lived after each allocation of the part that ends."""
+        """Begin a part of the step. Returns the memory now, and after each allocation of the part that ends."""
         ended, self.record, self.of_part = self.record, [self.live], {}
         return self.live, ended
 
     def allocated_between(self, first: int, last: int) -> LinearBytes:
-        """What lives now of the allocations from number `first` to before number `last` of this part."""
+        """The memory now of allocations first ... last - 1 of this part."""
         return sum_of(size for number, size in self.of_part.values() if first <= number < last)
 
     def dressed(self, x: Any, inputs: list[ShapeTensor]) -> Any:
-        """ShapeTensors in place of meta tensors; an input that is returned stays what it was."""
+        """ShapeTensors in place of meta tensors; where an input is returned, the same ShapeTensor."""
         if isinstance(x, Tensor):
             return next((y for y in inputs if y.meta is x), None) or self.counted(x)
         return type(x)([self.dressed(y, inputs) for y in x]) if type(x) in (list, tuple) else x
@@ -164,8 +165,8 @@ class ShapesOnly(TorchDispatchMode):
     def pointwise(self, func: Any, args: Any, kwargs: Any) -> ShapeTensor | None:
         """The result of an operation on each number by itself.
 
-        Its shape is that of its inputs broadcast; its type and the order of its strides are those that the operation
-        gives numbers in tensors of the same types and orders, but at most two wide.
+        Its shape is that of its inputs broadcast. Its type and the order of its strides are found by running the
+        operation on small tensors of the same types and orders, at most two wide.
         """
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         layouts = tuple((x.shape, x.stride(), x.dtype) for x in tensors)
@@ -180,7 +181,7 @@ class ShapesOnly(TorchDispatchMode):
 
 @contextmanager
 def shapes_only(batch: int | None = None) -> Iterator[ShapesOnly]:
-    """Run on shapes alone; whatever fails there is a NoClosedFormError."""
+    """Run on shapes alone; every error there becomes a NoClosedFormError."""
     try:
         with ShapesOnly(batch) as mode:
             yield mode
@@ -191,7 +192,7 @@ def shapes_only(batch: int | None = None) -> Iterator[ShapesOnly]:
 
 
 def unwrap(x: Any, inputs: list[ShapeTensor]) -> Any:
-    """Meta tensors in place of ShapeTensors, which `inputs` gathers."""
+    """Meta tensors in place of ShapeTensors, which are added to `inputs`."""
     if isinstance(x, ShapeTensor):
         inputs.append(x)
         return x.meta
@@ -209,7 +210,7 @@ def first_split_pieces(x: Tensor, size: int, axis: int = 0) -> list[Tensor]:
 
 
 def at_most_two_wide(x: Any) -> Any:
-    """Ones in the place of a tensor, of its type and with its strides in the same order."""
+    """A small tensor of ones with the type of x and its strides in the same order."""
     if not isinstance(x, Tensor):
         return x
     shape = [min(n, 2) for n in x.shape]
@@ -218,7 +219,7 @@ def at_most_two_wide(x: Any) -> Any:
 
 
 def broadcast_shape(shapes: list[torch.Size]) -> tuple[int, ...]:
-    """The shape of all of them together; torch.broadcast_shapes takes an import of half a second."""
+    """The common shape after broadcasting; importing torch.broadcast_shapes takes half a second."""
     axes = max(map(len, shapes))
     padded = [(1,) * (axes - len(shape)) + tuple(shape) for shape in shapes]
     return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True))
@@ -259,14 +260,14 @@ def reduced_layout(x: Tensor, axes: Any = None, keepdim: bool = False, *, dtype:
 
 
 def cat_layout(tensors: Any, axis: int = 0) -> Layout:
-    """Tensors one after another along an axis."""
+    """Tensors concatenated along an axis."""
     shape = list(tensors[0].shape)
     shape[axis] = sum(x.shape[axis] for x in tensors)
     return row_major(shape, reduce(torch.promote_types, [x.dtype for x in tensors]))
 
 
 def stack_layout(tensors: Any, axis: int = 0) -> Layout:
-    """Tensors side by side along a new axis."""
+    """Tensors stacked along a new axis."""
     shape = list(tensors[0].shape)
     shape.insert(axis % (len(shape) + 1), len(tensors))
     return row_major(shape, reduce(torch.promote_types, [x.dtype for x in tensors]))
@@ -281,28 +282,28 @@ def layer_norm_layouts(x: Tensor, shape: Any, *_: Any) -> list[Layout]:
 def layer_norm_backward_layouts(
     by: Tensor, x: Tensor, shape: Any, mean: Tensor, scale: Tensor, gain: Any, bias: Any, wanted: Any
 ) -> list:
-    """By x, by the gain and by the bias, where they are wanted."""
+    """The gradients of x, of the gain and of the bias, where they are wanted."""
     return [row_major(y.shape, y.dtype) if want else None for y, want in zip((x, gain, bias), wanted, strict=True)]
 
 
 def positions_before_heads(x: Tensor) -> Layout:
-    """[batch, head, pos, d_head], laid out with the positions before the heads."""
+    """[batch, head, pos, d_head], with the memory layout [batch, pos, head, d_head]."""
     return x.shape, dense_strides(x.shape, (4, 2, 3, 1)), x.dtype
 
 
 def flash_attention_layouts(q: Tensor, *_: Any, **__: Any) -> list[Layout]:
-    """The CPU's kernel: the mix, and the logarithm of each query's sum of exponentials."""
+    """The results of the CPU's kernel: z, and the log-sum-exp of each query's scores."""
     shape = q.shape[:3]
     return [like_input(q), (shape, dense_strides(shape, (3, 1, 2)), torch.float32)]
 
 
 def flash_attention_backward_layouts(by: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> list[Layout]:
-    """By q, by k and by v."""
+    """The gradients of q, k and v."""
     return [positions_before_heads(x) for x in (q, k, v)]
 
 
 def index_layout(x: Tensor, indices: list[Tensor | None]) -> Layout:
-    """x at one tensor of indices, in the place of one of its axes."""
+    """x indexed by one tensor along one of its axes."""
     axis, index = next((axis, index) for axis, index in enumerate(indices) if index is not None)
     return row_major((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]), x.dtype)
 
@@ -315,7 +316,7 @@ def arange_layout(*bounds: float, **options: Any) -> Layout:
     return row_major((n,), options.get("dtype") or (torch.int64 if integers else torch.get_default_dtype()))
 
 
-#: what an operation returns whose own kernel for meta tensors is slow, or takes an import of a second
+#: layouts of the results of operations whose own kernel for meta tensors is slow, or imports for a second
 RULES: dict[str, Callable[..., Any]] = {
     "aten::mm": matmul_layout,
     "aten::bmm": matmul_layout,

@@ -1,4 +1,4 @@
-"""The text that a recipe names, and what is said of how it was read."""
+"""Reads the text that a recipe names, and describes files and words that were left out."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +14,17 @@ from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens
 from pellucid.training.recipe import Recipe, TextRecipe
 
-#: files that were left out, of those that are printed
+#: most files that are printed of those that were left out
 PRINTED = 5
-#: what a caller may hold out: a share of the text, or files and folders of its own
+#: the held-out text: a share of the text, or files and folders
 HeldOut = float | str | os.PathLike | Sequence[float | str | os.PathLike]
 
 
 def held_out_fields(held_out: HeldOut) -> dict[str, Any]:
-    """The fields of a recipe that hold this out: one number is a share, everything else is a file or a folder.
+    """The fields of a recipe for a held-out text: a single number is a share, anything else is a file or a folder.
 
     A string that spells a number is that number; `./0.1` and `Path("0.1")` are paths. Raises RecipeError for a share
-    beside anything else.
+    together with anything else.
     """
     single = isinstance(held_out, float | int | str | os.PathLike)
     given: list[Any] = [held_out] if single else list(held_out)  # type: ignore[arg-type]
@@ -40,11 +40,11 @@ def held_out_fields(held_out: HeldOut) -> dict[str, Any]:
 
 
 def add_held_out(fields: Mapping[str, Any], held_out: HeldOut | None) -> dict[str, Any]:
-    """The fields, and those that hold out what is to be held out; RecipeError where that is said twice."""
+    """The fields, with those for the held-out text. Raises RecipeError where both give one."""
     asked = {} if held_out is None else held_out_fields(held_out)
     names = {"held_out", "held_out_files"}
     if twice := [name for name in fields if asked and name.removeprefix("text.") in names]:
-        raise RecipeError(f"what is held out is given twice, by held_out = {held_out} and by {twice[0]}: give it once")
+        raise RecipeError(f"the held-out text is given twice, by held_out = {held_out} and by {twice[0]}: give it once")
     return {**fields, **asked}
 
 
@@ -59,14 +59,14 @@ def _is_number(value: Any) -> bool:
 
 
 def reading_of(recipe: TextRecipe) -> ReadOptions:
-    """How the recipe finds and reads files."""
+    """The options of the recipe for finding and reading files."""
     t = recipe.text
     named = {name: getattr(t, name) for name in ("field", "format", "encoding", "include", "exclude", "licence")}
     return ReadOptions(drop_duplicates=t.drop_duplicates == "yes", skip_bad=t.skip_bad == "yes", **named)
 
 
 def read_recipe_text(recipe: TextRecipe, progress: Callable | None = None) -> Corpus:
-    """The recipe's text, and the files that it holds out."""
+    """The documents of the recipe's text and of its held-out files."""
     t, reading = recipe.text, reading_of(recipe)
     if t.held_out_files:
         return read_with_held_out(recipe.inputs, t.held_out_files, progress, reading)
@@ -74,7 +74,7 @@ def read_recipe_text(recipe: TextRecipe, progress: Callable | None = None) -> Co
 
 
 def read_recipe_pairs(recipe: Recipe, progress: Callable[..., None] | None = None) -> Pairs:
-    """The recipe's pairs, and those of the files that it holds out."""
+    """The pairs of the recipe's files and of its held-out files."""
     t, reading = recipe.text, reading_of(recipe)
     if t.held_out_files:
         return read_pairs_with_held_out(recipe.inputs, t.held_out_files, progress, reading)
@@ -82,7 +82,7 @@ def read_recipe_pairs(recipe: Recipe, progress: Callable[..., None] | None = Non
 
 
 def lines_on_unknown(tokens: Tokens | PairTokens, tokenizer: Tokenizer) -> list[str]:
-    """How many characters or words of the text the tokenizer does not know, as a line to print; none where it is 0."""
+    """A line about the characters or words that the tokenizer does not know; no line where there are none."""
     unknown = sum(part["unknown"] for part in tokens.manifest["parts"].values())
     are, they = ("is", "it") if unknown == 1 else ("are", "they")
     named = counted(unknown, tokenizer.units.removesuffix("s"))
@@ -91,7 +91,7 @@ def lines_on_unknown(tokens: Tokens | PairTokens, tokenizer: Tokenizer) -> list[
 
 
 def lines_on_skipped(skipped: Sequence[Skipped]) -> list[str]:
-    """The first of the files that were left out, each with the reason, and how many more there are: lines to print."""
+    """Lines about the first files that were left out, each with the reason, and about the number of the others."""
     lines = [f"skipped {file.path}: {file.reason}" for file in skipped[:PRINTED]]
     if more := len(skipped[PRINTED:]):
         lines.append(f"skipped {counted(more, 'more file')}, listed in the run's data.json")

@@ -1,1 +1,1 @@
-"""Images as tokens: patches through the same blocks, a class read out; trained, saved and scored like text models."""
+"""Image classifiers: patches are the tokens of the same blocks. Runs are trained and saved as those of text models."""

@@ -11,13 +11,13 @@ from pellucid.vision.network import ImagesError
 
 
 def read_images(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
-    """`images` [n, channels, height, width] and `labels` [n] of a .npz file, nothing unpickled.
+    """`images` [n, channels, height, width] and `labels` [n] of a .npz file; pickled arrays are not read.
 
     Images may be [n, height, width] or [n, height, width, channels], of any number type; labels are integers from
     0. Raises ImagesError for anything else.
     """
     try:
-        # opened here: NumPy leaves a file open when it turns out to be no archive
+        # opened here, because NumPy does not close a file that is not an archive
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as found:
             images, labels = found["images"], found["labels"]
     except OSError as error:
@@ -28,9 +28,12 @@ def read_images(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
         raise ImagesError(f"{path}: images {images.dtype}, labels {labels.dtype}: expected real numbers and integers")
     images = channels_first(images)
     if not images.size:
-        raise ImagesError(f"{path}: images of {images.shape[2]} x {images.shape[3]} pixels: there is nothing to read")
+        raise ImagesError(
+            f"{path}: images of {images.shape[2]} x {images.shape[3]} pixels: expected at least "
+            "one image with at least one pixel"
+        )
     if not (np.abs(images) <= np.finfo(np.float32).max).all():
-        raise ImagesError(f"{path}: some pixels are not finite numbers of float32")
+        raise ImagesError(f"{path}: some pixels are not finite in float32: expected finite numbers")
     check_labels(images, labels, int(labels.max(initial=0)) + 1)
     return images, labels.astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""The first weights of an image classifier, and the probabilities that it gives to classes."""
+"""The initial weights of an image classifier, and the probabilities of classes."""
 
 import numpy as np
 import torch
@@ -20,11 +20,11 @@ def initialise_classifier(model: ImageClassifier, seed: int, std: float) -> None
 
 
 def check_labels(images: np.ndarray, labels: np.ndarray, n_classes: int) -> None:
-    """ImagesError unless there is one class of 0 ... n_classes - 1 for each image, and an image at all."""
+    """Raise ImagesError unless there are images, and each has one class of 0 ... n_classes - 1."""
     if images.ndim != 4 or labels.shape != (len(images),) or not len(images):
         raise ImagesError(f"images {images.shape}, labels {labels.shape}: expected [n, c, h, w] and [n], n at least 1")
     if labels.min() < 0 or labels.max() >= n_classes:
-        raise ImagesError(f"labels from {labels.min()} to {labels.max()}: this classifier knows 0 to {n_classes - 1}")
+        raise ImagesError(f"labels from {labels.min()} to {labels.max()}: expected 0 to {n_classes - 1}")
 
 
 @torch.inference_mode()

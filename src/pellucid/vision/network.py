@@ -1,8 +1,9 @@
-"""Images as tokens: patches in, a class out (S4 "Compromise for Symbol Representation"; Dosovitskiy et al. 2021).
+"""The image classifier: patches are tokens, and a class token predicts (S4 "Compromise for Symbol Representation";
+Dosovitskiy et al. 2021).
 
-An image is cut into patches, a patch is a token, and its embedding is an affine map of its numbers. In
-front stands a class token, learned; behind bidirectional blocks, its row of the stream is read out as the
-logits of the classes. The blocks, positions and norms are those of every other network here.
+An image is cut into patches. Each patch is a token, whose embedding is an affine map of its pixels. A learned class
+token comes first; after bidirectional blocks, its row of the stream gives the logits of the classes. Blocks, positions
+and norms are those of all other networks here.
 """
 
 import torch
@@ -16,7 +17,7 @@ Images = Float[Tensor, "batch channels height width"]
 
 
 class ImagesError(ValueError):
-    """Images that cannot be cut into patches, or sizes that contradict each other."""
+    """Images that cannot be divided into patches, or sizes that contradict each other."""
 
 
 def patchify(images: Images, patch: int) -> Float[Tensor, "batch patches numbers"]:
@@ -29,16 +30,16 @@ def patchify(images: Images, patch: int) -> Float[Tensor, "batch patches numbers
 
 
 def unpatchify(patches: Float[Tensor, "batch patches numbers"], shape: tuple[int, int, int], patch: int) -> Images:
-    """The images of shape (channels, height, width) whose patches these are."""
+    """The images of shape (channels, height, width) that have these patches."""
     c, h, w = shape
     grid = patches.reshape(-1, h // patch, w // patch, c, patch, patch)
     return grid.permute(0, 3, 1, 4, 2, 5).reshape(-1, c, h, w)
 
 
 def vision(d_model: int, n_layers: int, n_heads: int, n_patches: int) -> Architecture:
-    """Dosovitskiy et al. 2021: pre-norm, learned positions, gelu, every token reading every other.
+    """Dosovitskiy et al. 2021: pre-norm, learned positions, gelu, bidirectional attention.
 
-    The vocabulary is the class token alone: all other tokens are patches and come as embeddings.
+    The vocabulary has only the class token; all other tokens are patches, which are given as embeddings.
     """
     return Architecture(
         n_vocab=1,
@@ -52,7 +53,7 @@ def vision(d_model: int, n_layers: int, n_heads: int, n_patches: int) -> Archite
 
 
 class ImageClassifier(nn.Module):
-    """logits = x_0 W^T + b behind the last norm, x_0 the class token's row   (Dosovitskiy et al. 2021, (1) to (4))"""
+    """logits = x_0 W^T + b after the last norm, x_0 is the class token's row   (Dosovitskiy et al. 2021, (1) to (4))"""
 
     def __init__(self, a: Architecture, patch: int, channels: int, n_classes: int):
         super().__init__()

@@ -17,7 +17,7 @@ from pellucid.vision.data import channels_first
 from pellucid.vision.network import ImageClassifier, ImagesError, vision
 
 KIND = "image-classifier"
-#: AdamW with much decay for everything, a cosine down to 0, nothing to compile and no samples
+#: AdamW with strong decay for all weights, a cosine schedule to 0, no compilation and no samples
 IMAGE_TRAIN = TrainOptions(
     epochs=40.0,
     batch=64,
@@ -32,7 +32,7 @@ IMAGE_TRAIN = TrainOptions(
     attention="fused",
     sample_every=-1,
 )
-#: what a classifier of images has no use for
+#: options that an image classifier does not have
 NOT_OF_IMAGES = {
     *("tokens", "accumulate", "optimizer", "muon_learning_rate", "ngram_weight_decay", "objective", "mask_share"),
     *("precision", "compile", "attention", "recompute", "evaluate_tokens", "sample_every", "sample_prompt"),
@@ -43,13 +43,13 @@ NOT_OF_IMAGES = {
 class ImageOptions:
     """The network: patches of `patch` x `patch` pixels, and the sizes of its blocks."""
 
-    #: side of a square patch in pixels; 0: chosen by the images
+    #: side of a square patch in pixels; 0: chosen by the size of the images
     patch: int = 0
     #: width of the residual stream
     d_model: int = 64
-    #: how many blocks there are
+    #: number of blocks
     n_layers: int = 2
-    #: heads of attention in each block
+    #: attention heads of each block
     n_heads: int = 4
 
 
@@ -57,8 +57,8 @@ class ImageOptions:
 class ImageRecipe(RunRecipe):
     """One run of an image classifier.
 
-    What the images decide is written with the rest: `shape` (channels, height, width), the number of classes, and the
-    mean and standard deviation of the training pixels, by which every image is shifted and divided.
+    It also records what follows from the images: `shape` (channels, height, width), the number of classes, and the mean
+    and standard deviation of the training pixels, with which every image is standardized.
     """
 
     train: TrainOptions = IMAGE_TRAIN
@@ -77,13 +77,13 @@ class ImageRecipe(RunRecipe):
 
     @classmethod
     def read(cls, run_dir: Path) -> Self:
-        """The recipe in a run's folder; RecipeError where it is not the recipe of an image classifier."""
+        """The recipe in a run's folder. Raises RecipeError unless it is the recipe of an image classifier."""
         values = read_json(run_dir / "recipe.json")
         try:
             train = dict(values["train"])
-            if "device" in values:  # version 0.1.0 wrote it beside the options of training
+            if "device" in values:  # version 0.1.0 wrote it among the options of training
                 train["device"] = values.pop("device")
-            # version 0.1.0 knew six of these options, and no segments
+            # version 0.1.0 had six of these options, and no segments
             parts = {
                 "model": ImageOptions(**values.pop("model")),
                 "train": parse_options(TrainOptions, {**vars(IMAGE_TRAIN), **train}, "train"),
@@ -95,17 +95,17 @@ class ImageRecipe(RunRecipe):
             raise RecipeError(f"{run_dir / 'recipe.json'} is not the recipe of an image classifier: {error}") from None
 
     def build(self) -> ImageClassifier:
-        """The network, its weights not set."""
+        """The network, without initial weights."""
         c, h, w = self.shape
         m = self.model
         n_patches = (h // m.patch) * (w // m.patch)
         return ImageClassifier(vision(m.d_model, m.n_layers, m.n_heads, n_patches), m.patch, c, self.n_classes)
 
     def scaled(self, images: np.ndarray) -> np.ndarray:
-        """(x - mean) / deviation in float32, channels first; ImagesError for images of another shape."""
+        """(x - mean) / deviation in float32, channels first. Raises ImagesError for images of another shape."""
         images = channels_first(images)
         if images.shape[1:] != self.shape:
-            raise ImagesError(f"images of shape {images.shape[1:]} were given: this classifier reads {self.shape}")
+            raise ImagesError(f"images of shape {images.shape[1:]} were given: expected {self.shape}")
         return ((images - self.mean) / self.deviation).astype(np.float32)
 
 
@@ -154,7 +154,7 @@ def make_image_recipe(
 
 
 def split_images(n: int, recipe: ImageRecipe) -> tuple[np.ndarray, np.ndarray]:
-    """Which of n images are trained on, and which are held out, drawn by the seed; ImagesError for too few."""
+    """The indices of the training images and of the held-out ones, drawn by the seed; ImagesError for too few."""
     order = permute(np.arange(n, dtype=np.uint64), n, recipe.train.seed, 0).astype(np.int64)
     n_held = max(1, round(recipe.held_out * n))
     if n_held >= n:
@@ -163,7 +163,7 @@ def split_images(n: int, recipe: ImageRecipe) -> tuple[np.ndarray, np.ndarray]:
 
 
 def described_by_images(recipe: ImageRecipe, images: np.ndarray, labels: np.ndarray, used: np.ndarray) -> ImageRecipe:
-    """The recipe with what the images decide; `used` are the numbers of those that are trained on.
+    """The recipe with the fields that follow from the images; `used` are the indices of the training images.
 
     Raises ImagesError for a patch that does not divide the images.
     """

@@ -1,4 +1,4 @@
-"""A classifier of images from start to use: a .npz file in, a run folder like every other's out."""
+"""Trains and opens image classifiers: from a .npz file to a run folder with the layout of all others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from pellucid.vision.trainable import ImageTrainable
 
 @dataclass(frozen=True)
 class ImageScore:
-    """How well images are told apart: their number, the share whose likeliest class is right, -log P in nats."""
+    """The scores of a classifier: number of images, share of correct classes, mean -log P in nats."""
 
     n: int
     accuracy: float
@@ -56,7 +56,7 @@ class ImageModel:
 
 
 def score_scaled(network: ImageClassifier, x: np.ndarray, labels: np.ndarray) -> ImageScore:
-    """Accuracy and loss on images that are scaled already."""
+    """Accuracy and loss on images that are already scaled."""
     log_probs = class_log_probs(network, x)
     loss = -float(log_probs[np.arange(len(labels)), labels].mean())
     return ImageScore(len(labels), float((log_probs.argmax(-1) == labels).mean()), loss)
@@ -87,7 +87,7 @@ def train_images(
     length = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
     paths = tuple(str(Path(path)) for path in inputs)
     if len(paths) > 1 or (not paths and not resume):
-        raise RecipeError(f"{len(paths)} files were named: an image classifier is trained on one .npz file")
+        raise RecipeError(f"{len(paths)} files were given: an image classifier is trained on one .npz file")
     if not resume:
         recipe = make_image_recipe(paths, fields or {}, length)
         return start_run(ImageTrainable(recipe), None if out is None else Path(out), reporter)

@@ -1,4 +1,4 @@
-"""Training an image classifier: what the pipeline of runs asks of it."""
+"""Image classifiers in the pipeline of runs."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -26,13 +26,13 @@ from pellucid.vision.learning import initialise_classifier
 from pellucid.vision.network import ImageClassifier, Images
 from pellucid.vision.recipe import ImageRecipe, described_by_images, split_images
 
-#: held-out images that are read at once
+#: held-out images in one batch
 HELD_OUT_BATCH = 256
 
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """Images and their classes; `total` is how many images the step reads in all."""
+    """Images and their classes; `total` is the number of images of the whole step."""
 
     images: Images
     labels: Int[Tensor, " batch"]
@@ -46,7 +46,7 @@ class ImageData:
     labels  int64 [n]
     """
 
-    #: there is no text
+    #: None, since there is no text
     held_out_tokens_per_byte = None
 
     def __init__(
@@ -129,7 +129,7 @@ class ImageTrainable(Trainable[ImageRecipe]):
 
     def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:
         data, t = self.make_data(), self.recipe.train
-        # an epoch is short: the loss is measured, and a checkpoint saved, after each
+        # epochs are short, so each ends with an evaluation and a checkpoint
         every = t.evaluate_every or data.steps_per_epoch
         self.recipe = with_train(self.recipe, evaluate_every=every, evaluate_tokens=data.n_held_out)
 
@@ -164,7 +164,7 @@ class ImageTrainable(Trainable[ImageRecipe]):
         return "" if data.get("sha256") == self.about["sha256"] else f"{self.about['file']} changed"
 
     def check_memory(self) -> None:
-        """The images have been read into memory, and a classifier is small beside them."""
+        """Nothing to check: the images are in memory already, and a classifier is small compared with them."""
 
     def build(self) -> None:
         network = self.recipe.build()
@@ -181,7 +181,7 @@ class ImageTrainable(Trainable[ImageRecipe]):
 
     @property
     def n_train(self) -> int:
-        """Images of an epoch, counted as if its last batch were whole."""
+        """Images of an epoch, counted as if its last batch were full."""
         batch = self.recipe.train.batch
         return -(-len(self.used) // batch) * batch
 

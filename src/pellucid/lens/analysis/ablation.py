@@ -1,4 +1,4 @@
-"""Ablation: what is lost without each head, or each block's attention or MLP."""
+"""Ablation: the metric without each head, or without each block's attention or MLP."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Ablation:
         return self.values - self.baseline
 
     def show(self) -> Figure:
-        """What is lost without each part, as a picture."""
+        """The effect of each part as a picture."""
         return show(self)
 
 
@@ -54,17 +54,17 @@ def ablate(
     reference: Texts | None = None,
     **options: Unpack[InputOptions],
 ) -> Ablation:
-    """Ablate every part in turn, at every position, and measure.
+    """Ablate one part at a time, at every position, and measure the metric.
 
-    site       attn.z goes head by head; attn_out, mlp_out, mlp.post, ... block by block
-    kind       zero; mean: over the positions of `reference`; resample: what another text had there, row b of
-               `reference` or, without one, the text before
+    site       attn.z is ablated head by head; attn_out, mlp_out, mlp.post, ... block by block
+    kind       zero; mean: the mean over the positions of `reference`; resample: the values of another text, which is
+               row b of `reference` or, without one, the text before
     reference  texts to take means or samples from; the texts themselves unless given
 
-    Zero takes the model where it has never been; mean and resample less so. Raises InputError.
+    Zero gives the model inputs that it never had in training; mean and resample less so. Raises InputError.
     """
     if kind not in ("zero", "mean", "resample"):
-        raise InputError(f"kind = {kind!r}: say zero, mean or resample")
+        raise InputError(f"kind = {kind!r}: expected zero, mean or resample")
     chosen = list(range(network.architecture.n_layers)) if layers is None else list(layers)
     names = [f"blocks.{layer}.{site}" for layer in chosen]
     t = Recording(network, tokenizer, read_inputs(network, tokenizer, texts, **options))
@@ -73,9 +73,11 @@ def ablate(
         t if reference is None else Recording(network, tokenizer, read_inputs(network, tokenizer, reference, **options))
     )
     if kind == "resample" and other is t and len(t.inputs.lengths) < 2:
-        raise InputError("resample takes what another text had: give at least two texts, or a reference")
+        raise InputError("resample takes the values of another text: give at least two texts, or a reference")
     if kind == "resample" and len({n for x in (t, other) for name in names for n in x.inputs_of(name).lengths}) > 1:
-        raise InputError("resample takes what another text had at the same position: give texts of equally many tokens")
+        raise InputError(
+            "resample takes the values of another text at the same position: give texts with equal numbers of tokens"
+        )
     prepared = PreparedMetric(metric, t)
     with frozen_network(network):
         values = torch.stack([_layer(t, prepared, name, _substitute(t, other, name, kind)) for name in names])
@@ -83,7 +85,7 @@ def ablate(
 
 
 def _substitute(t: Recording, other: Recording, name: str, kind: str) -> Tensor:
-    """What stands in for the tensor, to be broadcast against it."""
+    """The replacement of the tensor, to be broadcast against it."""
     x = other[name]
     if kind == "zero":
         return torch.zeros_like(x[:1, ..., :1, :])
@@ -107,7 +109,7 @@ def _layer(t: Recording, metric: PreparedMetric, name: str, value: Tensor) -> Te
 
         def put(x: Tensor, some: list[int] = some) -> Tensor:
             x = x.clone()
-            for k, head in enumerate(some):  # rows of one text stand together, one for each head
+            for k, head in enumerate(some):  # the rows of one text are adjacent, one for each head
                 rows = x[k :: len(some)]
                 if by_head:
                     rows[:, head] = value[:, head] if value.size(1) > 1 else value[:, 0]

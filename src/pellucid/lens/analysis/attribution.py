@@ -1,4 +1,4 @@
-"""Which part of the network says what: logits and scores as sums over what was written into the stream."""
+"""Attribution: logits and scores as sums over the parts that the network wrote into the stream."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,10 +38,11 @@ class Attribution:
 
     target     the token, or `one - other`
     tokens     the texts of the positions that labels such as `blocks.1.attn.head.3 <- 5` refer to
-    logit      the number that is split; `total` is the same number as a sum. Where `logit_cap` caps the logits this is
+    logit      the number that is split; `total` is the sum of the parts. Where `logit_cap` caps the logits this is
                the logit before the cap
-    after_cap  what the network said there, behind the cap; None without one
-    note       what was held besides the norms' scales, or "": the activation of the bert readout; and the cap
+    after_cap  the network's logit after the cap; None without one
+    note       which functions were frozen besides the norms' scales (the activation of the bert readout), and
+               the cap; "" where there are none
     """
 
     target: str
@@ -58,7 +59,7 @@ class Attribution:
         return float(self.values.sum())
 
     def top(self, k: int = 10) -> list[tuple[str, float]]:
-        """The k parts that matter most either way, largest magnitude first."""
+        """The k parts of largest magnitude, in descending order."""
         order = self.values.abs().topk(min(k, len(self.labels))).indices.tolist()
         return [(self.labels[i], float(self.values[i])) for i in order]
 
@@ -73,27 +74,27 @@ class Attribution:
 def attribute(
     t: Recording, token: str | int, vs: str | int | None = None, *, pos: int = -1, row: int = 0, by: By = "component"
 ) -> Attribution:
-    """Direct logit attribution: what each part of the stream adds to a token's logit, or to the difference of two.
+    """Direct logit attribution: the part of each write to the stream in a token's logit, or in the difference of two.
 
     by   component: embeddings, attention and MLP of each block; head: every head by itself; neuron: every neuron of
-         the last hidden layers; source: every head by the token it read from. Biases are parts of their own
+         the last hidden layers; source: every head by the token that it read from. Biases are separate parts
 
-    On the raw weights, with the norms' scales frozen at what they were; the sum is the logit exactly (S4 figure
-    (Ferrando et al. 2024); Elhage et al. 2021). What a part does through later blocks is not in it.
+    Uses the raw weights, with the norms' scales frozen at their values in the pass; the sum is exactly the logit (S4
+    figure (Ferrando et al. 2024); Elhage et al. 2021). Effects of a part through later blocks are not included.
 
-    With logit_cap the sum is the logit before the cap. With readout = bert it is the logit too: the activation f of its
-    hidden layer is held at f(h) / h, the factor by which it multiplied its input h, as a norm is held at its scale; the
-    parts are exact up to h, and how f would have answered without one of them is not in the sum.
+    With logit_cap the sum is the logit before the cap. With readout = bert the activation f of its hidden layer is
+    frozen at f(h) / h, the factor by which it multiplied its input h, like a norm at its scale. The parts are exact up
+    to h; the change of f without one of them is not included.
 
     Raises InputError for texts that are not one token.
     """
     if by not in ("component", "head", "neuron", "source"):
-        raise InputError(f"by = {by!r}: say component, head, neuron or source")
+        raise InputError(f"by = {by!r}: expected component, head, neuron or source")
     readout, position = readout_of(t), t.position(pos, row)
     one, other = t.token_id(token), None if vs is None else t.token_id(vs)
 
     def difference(of_tokens: Tensor) -> Tensor:
-        """Of the token, or of the token and the other one [v, ...] -> [...]."""
+        """The entry of the token, or its difference to the other token's [v, ...] -> [...]."""
         return of_tokens[one] - (0 if other is None else of_tokens[other])
 
     w = difference(readout.W_U).expand(*t.ids.shape, -1)
@@ -125,7 +126,7 @@ def attribute(
 
 
 def _numbered(labels: list[str], values: list[Tensor]) -> list[str]:
-    """A label for every entry: those of a write with several are numbered."""
+    """A label for every entry; the entries of a write with several are numbered."""
     numbered = []
     for label, value in zip(labels, values, strict=False):
         numbered += (
@@ -137,7 +138,7 @@ def _numbered(labels: list[str], values: list[Tensor]) -> list[str]:
 
 
 def _shares(t: Recording, write: Write, u: Tensor, row: int, position: int, by: By) -> Iterator[tuple[str, Tensor]]:
-    """What one write adds along u [m] at one position, split as asked: labels with vectors of one or more entries."""
+    """The parts of one write along u [m] at one position, split by `by`: labels, with one or more entries each."""
     name = write.name
     if by in ("head", "source") and name.endswith(("attn_out", "cross_out")):
         for label, value in (by_head(t, name) or {}).items():
@@ -173,18 +174,18 @@ def _by_source(t: Recording, scope: str, head: int, u: Tensor, row: int, positio
     v = t[f"{scope}.v"][row, head // attention.group]
     shares = t[f"{scope}.pattern"][row, head, position] * (v @ (u @ W_O))
     if any(e.name in (f"{scope}.z", f"{scope}.result") for e in t.edits):
-        # an edited head no longer is the sum of what it read: what the edit left is spread over nothing
-        raise InputError(f"{scope} has an edited z or result, which no source token accounts for: ask by='head'")
+        # after an edit of its z or result a head is no longer a sum over the tokens that it read
+        raise InputError(f"{scope} has an edited z or result, which is not a sum over source tokens: use by='head'")
     return shares
 
 
 @dataclass(frozen=True)
 class Why:
-    """The scores of one query as a sum over what earlier parts wrote: `values` [part, key].
+    """The scores of one query as a sum over the writes of earlier parts: `values` [part, key].
 
     keys       the positions that the query may read; `tokens` their texts
-    scores     what is split [key], the sum of values over the parts: the head's scores, with score_cap before the cap
-    after_cap  the head's scores [key] behind the cap, and with what distances add there; None without a cap
+    scores     the head's scores [key], the sum of values over the parts; with score_cap, the scores before the cap
+    after_cap  the head's scores [key] after the cap, including the bias by distance; None without a cap
     """
 
     layer: int
@@ -199,11 +200,11 @@ class Why:
     after_cap: Tensor | None = None
 
     def show(self) -> Figure:
-        """The scores by who wrote what was read, as a picture."""
+        """The parts of the scores as a picture."""
         return show(self)
 
     def top(self, key: int, k: int = 10) -> list[tuple[str, float]]:
-        """The k parts that matter most for the score of one key position."""
+        """The k parts of largest magnitude in the score of one key position."""
         column = self.values[:, self.keys.index(key)]
         order = column.abs().topk(min(k, len(self.labels))).indices.tolist()
         return [(self.labels[i], float(column[i])) for i in order]
@@ -220,24 +221,24 @@ def why(
     by: Literal["component", "head"] = "component",
     part: Literal["attn", "cross"] = "attn",
 ) -> Why:
-    """Why a head looks where it looks: its scores split by what each earlier part wrote at the keys or at the query.
+    """Why a head attends to its keys: its scores, split by the parts that wrote the keys or the query.
 
-    side  key: what each part wrote at the keys, read by the whole query; query: the other way round; pair: one part
-          at the query with one at the keys, labelled `query part . key part`
-    part  attn, or cross: there the keys are the source's, by what the encoder's parts wrote
+    side  key: each part's write at the keys, with the full query; query: each part's write at the query, with the full
+          keys; pair: one part at the query with one at the keys, labelled `query part . key part`
+    part  attn, or cross, whose keys are the source's and are split by the encoder's parts
 
-    q and k are linear in the stream with the norms' scales frozen (the scales of queries and keys too, where they are
-    normalised); biases are a part, and the distance of ALiBi is one. With attention.score_cap the scores are those
-    before the cap, to which no distance has been added yet. Raises InputError.
+    q and k are linear in the stream with the norms' scales frozen (and those of queries and keys, where they are
+    normalised). The biases are one part, and the bias by distance of ALiBi is another. With attention.score_cap the
+    scores are those before the cap, without the bias by distance. Raises InputError.
     """
     if side not in ("key", "query", "pair"):
-        raise InputError(f"side = {side!r}: say key, query or pair")
+        raise InputError(f"side = {side!r}: expected key, query or pair")
     if not (0 <= layer < t.architecture.n_layers and 0 <= head < t.architecture.n_heads):
         raise InputError(f"layer {layer}, head {head}: there are {t.architecture.n_layers} of {t.architecture.n_heads}")
     if part == "cross" and (t.architecture.encoder is None or not t.architecture.encoder.n_layers):
-        raise InputError("part = cross: this architecture reads no encoder with blocks; leave part out")
+        raise InputError("part = cross: this architecture has no encoder with blocks, so leave part out")
     if part not in ("attn", "cross"):
-        raise InputError(f"part = {part!r}: say attn or cross")
+        raise InputError(f"part = {part!r}: expected attn or cross")
     position, scope, cap = t.position(query, row), f"blocks.{layer}.{part}", t.architecture.attention.score_cap
     computed = t[f"{scope}.scores"][row, head, position]
     keys = (computed > -torch.inf).nonzero().flatten()
@@ -266,7 +267,7 @@ def why(
 
 
 def _scores_before_cap(t: Recording, scope: str) -> Tensor:
-    """scale q_i . k_j, with queries and keys normalised and turned as they were [b, h, i, j]."""
+    """scale q_i . k_j, with queries and keys after their norms and rotations [b, h, i, j]."""
     attention = module_of(t, scope)
     if f"{scope}.rot_q" in names(t.architecture):
         q, k = t[f"{scope}.rot_q"], t[f"{scope}.rot_k"]
@@ -277,7 +278,7 @@ def _scores_before_cap(t: Recording, scope: str) -> Tensor:
 
 
 def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) -> tuple[list[str], Tensor]:
-    """The queries or keys of one head as sums over the parts of the stream [part, pos, d], turned to their places."""
+    """The queries or keys of one head as sums over the parts of the stream [part, pos, d], rotated by position."""
     attention = module_of(t, scope)
     parts, norm = _read(t, scope, by, side)
     linear = getattr(attention, side)
@@ -299,7 +300,7 @@ def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) ->
 
 
 def _read(t: Recording, scope: str, by: By, side: Side) -> tuple[Decomposition, Frozen]:
-    """The stream that queries or keys are read from, as a sum, and the norm that stands before them."""
+    """The stream from which queries or keys are computed, as a sum, and the norm before them."""
     block, _, kind = scope.rpartition(".")
     post = t.architecture.block == "post"
     if kind == "cross" and side == "key":
@@ -313,7 +314,7 @@ def _read(t: Recording, scope: str, by: By, side: Side) -> tuple[Decomposition, 
 
 
 def value_weighted(t: Recording, layer: int, scope: Literal["attn", "cross"] = "attn") -> Tensor:
-    """A_ij |v_j W_O^T|: how much each head brings from j to i, not only where it looks [b, h, i, j].
+    """A_ij |v_j W_O^T|: the size of what each head moves from j to i, not only its attention [b, h, i, j].
 
     Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3.
     """
@@ -326,7 +327,7 @@ def value_weighted(t: Recording, layer: int, scope: Literal["attn", "cross"] = "
 
 
 def points_of_stream(t: Recording, mid: bool) -> list[str]:
-    """The stream behind the embedding, behind attention where it exists (`mid`), and behind each block, by name."""
+    """The names of the stream after the embedding, after each attention (with `mid`), and after each block."""
     a, known = t.architecture, set(names(t.architecture))
     middle = "norm_1" if a.block == "post" and a.norm.kind != "none" else "resid_mid"
     points = ["blocks.0.resid_pre"] if a.n_layers else []

@@ -1,4 +1,4 @@
-"""Gradients of a metric by the tensors of a recorded run."""
+"""Gradients of a metric with respect to the tensors of a recording."""
 
 from collections.abc import Callable, Sequence
 
@@ -44,7 +44,7 @@ def gradient(
 def saliency(t: Recording, metric: Metric | Callable[[Tensor], Tensor], name: str = "embed") -> Tensor:
     """Gradient x input, summed over each position's coordinates [b, i] (Denil et al. 2014).
 
-    `metric` is as for `gradient`. To first order this is what the metric would lose if the tensor were 0 there.
+    `metric` is as for `gradient`. To first order this is the loss of the metric if the tensor were 0 there.
     """
     slope = gradient(t, metric, name)[name]
     return (t[name] * slope).sum(-1)

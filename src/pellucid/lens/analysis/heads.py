@@ -1,7 +1,7 @@
-"""What the attention heads do: which of them look back one token, at duplicates, at what followed them, and which copy.
+"""Scores of attention heads: attention to the previous token, to duplicates, to what followed them; and copying.
 
-Repeated random tokens have nothing but their repetition to go by (Olsson et al. 2022, section "Argument 1"); a text of
-one's own shows what the heads do there.
+Repeated random tokens can be predicted only by their repetition (Olsson et al. 2022, section "Argument 1"). A text
+shows what the heads do on that text.
 """
 
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from pellucid.lens.show.figure import Figure, show
 from pellucid.model import Transformer
 from pellucid.text.tokenizers.base import Tokenizer
 
-#: what is scored, in the order of the table
+#: the kinds of scores, in the order of the table
 KINDS = ("previous", "duplicate", "first", "induction", "copying")
 
 
 @dataclass(frozen=True)
 class Heads:
-    """A score for each head, `scores[kind]` [layer, head]; nan where the text gave no occasion.
+    """A score for each head, `scores[kind]` [layer, head]; nan where no query of the text has such a key.
 
     previous   attention from a token to the one before it
-    duplicate  from a token to its earlier occurrences
-    first      to the first token of all
-    induction  from a token to what followed its earlier occurrences
-    copying    where the token attended to stands, among all tokens, in what the head writes of it towards the logits:
-               1 always first, 0 anywhere, -1 always last; each weighted by the attention
+    duplicate  attention from a token to its earlier occurrences
+    first      attention to the first token of the text
+    induction  attention from a token to the tokens that followed its earlier occurrences
+    copying    rank of the attended token in the logits that the head writes for it, weighted by attention: 1 if it is
+               always first, 0 if it is anywhere, -1 if it is always last
 
     The first four are shares of attention between 0 and 1, averaged over the queries that have such a key.
     """
@@ -57,7 +57,7 @@ class Heads:
         return rows if by is None else sorted(rows, key=lambda r: -r[by] if r[by] == r[by] else torch.inf)
 
     def show(self) -> Figure:
-        """The table as a page of HTML, to be sorted by any kind."""
+        """The table as a page of HTML, which can be sorted by any kind."""
         return show(self)
 
     def _check(self, kind: str) -> None:
@@ -78,7 +78,8 @@ def detect_heads(
     """Score every head on `rows` sequences of random tokens, each repeated once after `period` tokens, or on a text.
 
     text    a text, texts or ids, in place of the random tokens
-    period  half the context, at most 32, unless given; the tokens of a period differ as far as the vocabulary goes
+    period  half the context, at most 32, unless given; the tokens of a period differ where the vocabulary is large
+    enough
 
     Raises InputError for periods that do not fit, and for encoder-decoders without a text and its source.
     """
@@ -87,17 +88,17 @@ def detect_heads(
         return head_scores(Recording(network, tokenizer, read_inputs(network, tokenizer, text, **options)), shown)
     a = network.architecture
     if a.encoder is not None:
-        raise InputError("an encoder-decoder has no random text of its own: give text=... and source=...")
+        raise InputError("an encoder-decoder needs a text and a source: give text=... and source=...")
     n = min(a.n_ctx // 2, 32) if period is None else period
     if not 1 <= n <= a.n_ctx // 2:
-        raise InputError(f"period = {n}: two of them have to fit into the context of {a.n_ctx}")
+        raise InputError(f"period = {n}: expected two periods to fit into the context of {a.n_ctx}")
     n_tokens = a.n_vocab if tokenizer is None else min(a.n_vocab, tokenizer.n_vocab)
     tokens = repeated_tokens(n_tokens, rows, n, seed).to(network.embed.token.weight.device)
     return head_scores(Recording(network, tokenizer, Inputs(tokens, (2 * n,) * rows)), f"{n} random tokens, twice")
 
 
 def repeated_tokens(n_vocab: int, rows: int, period: int, seed: int) -> Tensor:
-    """Random tokens [rows, 2 period], the second half the first again; no token twice in a period where that can be."""
+    """Random tokens [rows, 2 period], whose second half repeats the first; a period repeats no token where possible."""
     generator = torch.Generator().manual_seed(seed)
     if period <= n_vocab:
         once = torch.stack([torch.randperm(n_vocab, generator=generator)[:period] for _ in range(rows)])
@@ -122,12 +123,12 @@ def head_scores(t: Recording, text: str = "") -> Heads:
 
 
 def looked_for(ids: Tensor, real: Tensor) -> dict[str, Tensor]:
-    """The keys [b, i, j] that heads of each kind look for, in tokens [b, n] of which `real` are no padding."""
+    """The keys [b, i, j] that heads of each kind attend to, in tokens [b, n]; `real` is False at padding."""
     position = torch.arange(ids.size(1), device=ids.device)
     earlier = (position < position[:, None]) & real[:, :, None]
     same = (ids[:, :, None] == ids[:, None, :]) & earlier
     followed = torch.zeros_like(same)
-    followed[:, :, 1:] = same[:, :, :-1]  # the key behind an earlier occurrence, which may be the query's own place
+    followed[:, :, 1:] = same[:, :, :-1]  # the key after an earlier occurrence, which may be the query itself
     return {
         "previous": (position == position[:, None] - 1) & real[:, :, None],
         "duplicate": same,
@@ -137,7 +138,7 @@ def looked_for(ids: Tensor, real: Tensor) -> dict[str, Tensor]:
 
 
 def share(pattern: Tensor, keys: Tensor) -> Tensor:
-    """The attention that falls on the keys wanted [b, i, j], averaged over the queries that have one [head]."""
+    """The attention to these keys [b, i, j], averaged over the queries that have one [head]."""
     occasions = keys.any(-1)
     if not occasions.any():
         return pattern.new_full((pattern.size(1),), torch.nan)
@@ -146,7 +147,7 @@ def share(pattern: Tensor, keys: Tensor) -> Tensor:
 
 
 def _copying(t: Recording, layer: int, pattern: Tensor, v: Tensor) -> Tensor:
-    """Twice the share of the vocabulary that the attended token stands above in what is written of it, less 1."""
+    """2 r - 1, r being the share of the vocabulary with lower logits than the attended token in the head's output."""
     network: Any = t.network
     attention = network.blocks[layer].attn
     W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))

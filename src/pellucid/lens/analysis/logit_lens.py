@@ -1,4 +1,4 @@
-"""The logit lens: what the network would say if it stopped here."""
+"""The logit lens: the prediction that the network would make if it ended at a point of the stream."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ from pellucid.lens.core.recording import Recording
 
 @dataclass(frozen=True)
 class Lens:
-    """What is read off the stream at each of `points`, all [point, b, i].
+    """The predictions at each of `points` of the stream, all [point, b, i].
 
     tokens       the k likeliest ids [point, b, i, k]; probabilities theirs
-    target       the id whose probability and rank are given [b, i], -1 where there is none
+    target       the id that is followed [b, i], -1 where there is none
     probability  of the target, nan where there is none
     rank         of the target, 0 for the likeliest, -1 where there is none
     entropy      of the distribution, nats
-    kl           sum_v P_end log(P_end / P_here), nats: what is still missing; 0 at the last point
+    kl           sum_v P_end log(P_end / P_here), nats: the distance to the final prediction; 0 at the last point
     """
 
     points: list[str]
@@ -35,16 +35,16 @@ class Lens:
 
 
 def logit_lens(t: Recording, *, mid: bool = True, target: str | int | None = None, k: int = 5) -> Lens:
-    """Read the stream out at every point: final norm at its own scale, then the readout.
+    """Compute logits at every point of the stream: the final norm with the scale at that point, then the readout.
 
     mid     also between attention and MLP, where a block has such a point
     target  a token to follow; the next token of the text unless given (the token itself for a masked model)
 
-    nostalgebraist 2020; S4 "Deep Architecture". At the last point it is the network's own output, bit for bit.
+    nostalgebraist 2020; S4 "Deep Architecture". At the last point this is the network's own output, bit for bit.
     """
     points = points_of_stream(t, mid)
     if not points:
-        raise InputError("n_layers = 0: there is no stream to look into before the end")
+        raise InputError("n_layers = 0: the stream has no points before the end")
     wanted = _targets(t, target)
     last = _log_probs(t, points[-1])
     rows = [_read(_log_probs(t, point), last, wanted, k) for point in points]
@@ -53,7 +53,7 @@ def logit_lens(t: Recording, *, mid: bool = True, target: str | int | None = Non
 
 
 def lens_logits(t: Recording, point: str) -> Tensor:
-    """The logits read off the stream at a point [b, i, v]."""
+    """The logits that the readout gives at a point of the stream [b, i, v]."""
     with frozen_network(t.network):
         return t.network.unembed(t.network.final_norm(t[point]))
 

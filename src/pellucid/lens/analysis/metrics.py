@@ -1,4 +1,4 @@
-"""What an experiment is judged by: a number for each row, from the logits."""
+"""Metrics of experiments: a number for each row, computed from the logits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ Measure = Callable[[Tensor, Tensor], Tensor]
 class Metric:
     """A number for each row of a batch; made by the functions below.
 
-    name     for people
+    name     the label in results
     pos      the position whose logits it reads, negative from the row's end; None: all of them
-    prepare  given the trace of the rows: the measure of logits [row, v] (or [row, i, v]) and which rows they are
+    prepare  from the trace of the rows, makes the function of logits [row, v] (or [row, i, v]) and row numbers
     """
 
     name: str
@@ -26,12 +26,12 @@ class Metric:
     prepare: Callable[[Recording], Measure]
 
     def of(self, t: Recording) -> "PreparedMetric":
-        """The same for the rows of a trace: a function of logits [b, n, v]."""
+        """The metric of the rows of a trace: a function of logits [b, n, v]."""
         return PreparedMetric(self, t)
 
 
 class PreparedMetric:
-    """A metric that knows its rows: their ids, their lengths, and the ids of its tokens."""
+    """A metric of certain rows: it has their ids, their lengths, and the ids of its tokens."""
 
     def __init__(self, metric: Metric, t: Recording):
         if not isinstance(metric, Metric):
@@ -47,14 +47,15 @@ class PreparedMetric:
             self.places = torch.tensor([t.position(metric.pos, row) for row in rows], device=t.ids.device)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Of the logits of all rows, [b, n, v] -> [b]."""
+        """The metric from the logits of all rows, [b, n, v] -> [b]."""
         rows = torch.arange(logits.size(0), device=logits.device)
         return self.measure(logits if self.places is None else logits[rows, self.places], rows)
 
     def of_stream(self, x: Tensor, rows: Tensor, start: int = 0) -> Tensor:
-        """Of streams behind the last block, [r, n - start, m] -> [r]; row r stands for the trace's row rows[r].
+        """The metric from streams after the last block, [r, n - start, m] -> [r]; row r belongs to the trace's row
+        rows[r].
 
-        Positions before `start` are left out of x. Only what is read is read out.
+        x has no positions before `start`. Logits are computed only at the positions that the metric reads.
         """
         network = self.t.network
         if self.places is None:
@@ -105,7 +106,7 @@ def log_probability(token: str | int, pos: int = -1) -> Metric:
 
 
 def kl(to: Recording | None = None, pos: int = -1) -> Metric:
-    """sum_v P_to log(P_to / P) at a position, nats; `to` is a trace of as many rows, the run itself unless given."""
+    """sum_v P_to log(P_to / P) at a position, nats; `to` is a trace with as many rows, the run itself unless given."""
 
     def prepare(t: Recording) -> Measure:
         other = t if to is None else to
@@ -143,8 +144,8 @@ def loss() -> Metric:
 
 
 def apply_metric(of: Callable[[Tensor], Tensor], pos: int | None = -1, name: str = "") -> Metric:
-    """A metric of one's own: `of` maps the logits of a position [row, v] to a number for each row [row].
+    """A custom metric: `of` maps the logits of a position [row, v] to a number for each row [row].
 
-    With pos=None it is given those of all positions [row, i, v], padding among them.
+    With pos=None its argument has all positions [row, i, v], including padding.
     """
     return Metric(name or getattr(of, "__name__", "measure"), pos, lambda t: lambda logits, rows: of(logits))

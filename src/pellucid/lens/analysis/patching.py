@@ -1,9 +1,9 @@
-"""Activation patching: what of one run, put into another, carries its answer over.
+"""Activation patching: which activations of one run, put into another, restore its answer.
 
-The corrupt run is done once more for every place (site, layer, position, head), with what the clean run had there. A
-place in block l changes nothing before it, so its run starts at block l from the input that the corrupt run had there;
-places of one block are one batch; and under a causal mask only the positions from the patched one on are computed, the
-keys and values of those before being the corrupt run's own.
+For every place (site, layer, position, head) the corrupt run is repeated with the clean run's activation there. A patch
+in block l changes nothing before it, so its run starts at block l with the corrupt run's input. The places of one block
+form one batch. Under a causal mask only the positions from the patched one on are computed, with the corrupt run's keys
+and values of earlier positions.
 """
 
 from collections.abc import Sequence
@@ -24,18 +24,18 @@ from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.tensor_names import axes
 from pellucid.text.tokenizers.base import Tokenizer
 
-#: numbers of one batch's widest tensor at most: 64 MiB in float32
+#: most entries of a batch's largest tensor: 64 MiB in float32
 MOST = 2**24
 
 
 @dataclass(frozen=True)
 class Patching:
-    """What patching each place gave: `exact` and `estimate` are metrics [layer, pos] or [layer, pos, head].
+    """The results of patching: `exact` and `estimate` are metrics [layer, pos] or [layer, pos, head].
 
     clean, corrupt   the metric of the two runs
-    exact            of a run patched there; None where only estimated
-    estimate         to first order: corrupt + (clean - corrupt activation) . gradient; None where not asked for
-    positions        of the second axis, [None] where all positions were patched at once
+    exact            the metric of a run patched there; None for mode = attribution
+    estimate         corrupt + (clean - corrupt activation) . gradient, the first order; None for mode = exact
+    positions        those of the second axis, [None] where all positions were patched at once
     """
 
     site: str
@@ -50,7 +50,7 @@ class Patching:
 
     @property
     def values(self) -> Tensor:
-        """The exact values where there are any, else the estimates."""
+        """The exact values where they were computed, else the estimates."""
         values = self.exact if self.exact is not None else self.estimate
         assert values is not None
         return values
@@ -62,12 +62,15 @@ class Patching:
         Raises InputError where the two runs have the same metric.
         """
         if self.clean == self.corrupt:
-            raise InputError(f"{self.metric} is {self.clean:.4g} in both runs: there is nothing to recover")
+            raise InputError(
+                f"{self.metric} is {self.clean:.4g} in both runs, so there is nothing to recover: "
+                "give texts whose metric differs"
+            )
         return (self.values - self.corrupt) / (self.clean - self.corrupt)
 
     @property
     def agreement(self) -> dict[str, float]:
-        """How well the estimates do: their correlation with the exact values, and the largest difference."""
+        """The correlation of the estimates with the exact values, and the largest difference."""
         if self.exact is None or self.estimate is None:
             raise InputError("agreement compares exact values with estimates: patch with mode='both'")
         pair = torch.stack([self.exact.flatten(), self.estimate.flatten()]).double()
@@ -76,7 +79,7 @@ class Patching:
         return {"correlation": float("nan") if constant else float(torch.corrcoef(pair)[0, 1]), "largest": apart}
 
     def show(self) -> Figure:
-        """What each place brings back, as a picture."""
+        """The recovered share of each place as a picture."""
         return show(self)
 
     def best(self) -> tuple[int, ...]:
@@ -103,17 +106,17 @@ def patch(
 ) -> Patching:
     """Patch the clean run's activations into the corrupt run, place by place.
 
-    clean, corrupt   texts or ids of equally many tokens
+    clean, corrupt   texts or ids with equal numbers of tokens
     site       a tensor of a block: resid_pre, attn_out, mlp_out, ...; attn.z, attn.q, attn.pattern, ... by head
     mode       exact: one run for each place; attribution: one backward pass for all (Nanda 2023); both: with agreement
-    positions  each one, some, or all of them at once; of cross.k and cross.v they are the source's
-    source, corrupt_source   what an encoder reads in the clean run, and in the corrupt one where that is another
+    positions  each, a list, or all of them at once; for cross.k and cross.v they are positions of the source
+    source, corrupt_source   the encoder's input in the clean run, and in the corrupt run where it differs
 
     Meng et al. 2022 (ROME), section 2; Wang et al. 2022. Raises InputError for texts of different lengths, KeyError for
-    tensors that the blocks have not.
+    tensors that the blocks do not have.
     """
     if mode not in ("exact", "attribution", "both"):
-        raise InputError(f"mode = {mode!r}: say exact, attribution or both")
+        raise InputError(f"mode = {mode!r}: expected exact, attribution or both")
     one, other = read_pair(network, tokenizer, clean, corrupt, corrupt_source, **options)
     if len(one.lengths) != 1:
         raise InputError(f"{len(one.lengths)} texts were given: patching needs one clean text and one corrupt one")
@@ -142,25 +145,29 @@ def read_pair(
     corrupt_source: Texts | None,
     **options: Unpack[InputOptions],
 ) -> tuple[Inputs, Inputs]:
-    """Two runs that are alike position by position; InputError where they are not."""
+    """Two recordings of the same shapes. Raises InputError for texts or sources of different lengths."""
     theirs: InputOptions = options if corrupt_source is None else {**options, "source": corrupt_source}
     one, other = read_inputs(network, tokenizer, clean, **options), read_inputs(network, tokenizer, corrupt, **theirs)
     if one.lengths != other.lengths:
         raise InputError(
-            f"the clean text has {list(one.lengths)} tokens and the corrupt one {list(other.lengths)}: give texts of "
-            "equally many, position by position alike"
+            f"the clean text has {list(one.lengths)} tokens and the corrupt one {list(other.lengths)}: give texts with "
+            "equal numbers of tokens"
         )
     return one, other
 
 
 def check_alike(good: Recording, bad: Recording, names: list[str]) -> None:
-    """InputError where two runs have tensors of other lengths."""
+    """Raise InputError where the tensors of two recordings have different lengths."""
     if any(good[name].shape != bad[name].shape for name in names):
-        raise InputError(f"the two sources differ in length, and {names[0]} with them: give sources of equally many")
+        raise InputError(
+            f"the two sources differ in length, so {names[0]} does too: give sources with equal numbers of tokens"
+        )
 
 
 class _Graph(Recording):
-    """A trace whose kept tensors are in an autograd graph, from the embedding on, whatever the weights require."""
+    """A recording whose kept tensors are in an autograd graph from the embedding on, even where no weight requires
+    grad.
+    """
 
     def _run(self, asked: frozenset[str]) -> None:
         self.functions = {**self.functions, "embed": [lambda x: x.detach().requires_grad_()]}
@@ -170,7 +177,7 @@ class _Graph(Recording):
 
 
 def _metric(metric: PreparedMetric, t: Recording, grad: bool = False) -> Tensor:
-    """Of a trace of one row []; only what is read is read out."""
+    """The metric of a recording of one row []; logits are computed only at the positions that it reads."""
     with frozen_network(t.network, grad):
         return metric.of_stream(t.stream(), torch.zeros(1, dtype=torch.long, device=t.ids.device))[0]
 
@@ -182,7 +189,7 @@ def _places(positions: Sequence[int] | str, n: int) -> list[int | None]:
     if positions == "each":
         return list(range(n))
     if isinstance(positions, str) or any(not 0 <= p < n for p in positions):
-        raise InputError(f"positions = {positions!r}: say each, all, or positions from 0 to {n - 1}")
+        raise InputError(f"positions = {positions!r}: expected each, all, or positions from 0 to {n - 1}")
     return list(positions)
 
 
@@ -237,7 +244,7 @@ def _block(
 
 
 def _cell(x: Tensor, letters: list[str], position: int | None, head: int) -> Tensor:
-    """The part of a tensor [1, ...] that one place means."""
+    """The index of one place in a tensor [1, ...]."""
     x = x[0, head] if letters[1] in "hg" else x[0]
     return x if position is None else x[position]
 
@@ -250,10 +257,10 @@ def _run(
     cells: list[tuple[int | None, int]],
     past: Cache | None,
 ) -> Tensor:
-    """The metric of one batch, a row for each cell, from the tensor's own block on [cell]."""
+    """The metric of one batch with a row for each cell, computed from the tensor's block on [cell]."""
     letters, layer = axes(name), int(name.split(".")[1])
     start = 0 if past is None else min(0 if p is None else p for p, _ in cells)
-    # what the metric reads is computed, and a source is read by every position
+    # compute the positions that the metric reads; every position reads the source
     read = metric.places if bad.inputs_of(name) is bad.inputs else None
     start = 0 if read is None else min(start, int(read.min()))
     value, rows = good[name], torch.zeros(len(cells), dtype=torch.long, device=bad.ids.device)
@@ -277,7 +284,7 @@ def _run(
 
 
 def past_of(t: Recording) -> Cache | None:
-    """Every layer's keys and values as the trace's own run has them; None where later positions change earlier ones."""
+    """The keys and values of every layer in the recorded run; None where later positions change earlier ones."""
     a = t.architecture
     if a.attention.mask != "causal" or t.inputs.mask is not None:
         return None
@@ -290,23 +297,23 @@ def past_of(t: Recording) -> Cache | None:
 
 
 class Past(NoCache):
-    """The first `start` keys and values of one layer of a run of one row, for any number of rows."""
+    """A read-only cache: the first `start` keys and values of one layer of a one-row run, for any number of rows."""
 
     def __init__(self, cache: Cache, layer: int, start: int):
         self.keys, self.values = (cache.store[k, layer][:, :, :start] for k in (0, 1))
 
     def of_source(self) -> NoCache:
-        """An encoder's output is read anew."""
+        """Keys and values of the source are computed again."""
         return NO_CACHE
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Those before and the new ones."""
+        """The earlier keys and values, followed by the new ones."""
         before = (x.expand(k.size(0), -1, -1, -1) for x in (self.keys, self.values))
         return tuple(torch.cat(pair, 2) for pair in zip(before, (k, v), strict=True))  # type: ignore[return-value]
 
 
 def reading_from(t: Recording, rows: int, start: int, past: Cache | None, layer: int) -> tuple[BlockInputs, NoCache]:
-    """What blocks read when a one-row trace is run again for `rows` rows from position `start` on."""
+    """The inputs of the blocks when a one-row run is repeated for `rows` rows from position `start` on."""
     if not start or past is None:
         return t.passes[""].repeated(rows), NO_CACHE
     full = t.passes[""].repeated(rows)

@@ -1,4 +1,4 @@
-"""Path patching: what one head says to another, and nothing it says by any other way."""
+"""Path patching: the effect of one head on another along the direct path only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from pellucid.model import Transformer
 from pellucid.tensor_names import axes, names
 from pellucid.text.tokenizers.base import Tokenizer
 
-#: a tensor of one block and one of its heads, or None for the whole tensor
+#: a tensor of one block, and one of its heads or None for the whole tensor
 End = tuple[str, int | None]
 
 
 @dataclass(frozen=True)
 class PathEffect:
-    """The metric of the clean and the corrupt run, and of the clean run told along the path what the other says."""
+    """The metric of the clean run, of the corrupt run, and of the clean run with the corrupt values along the path."""
 
     metric: str
     clean: float
@@ -45,18 +45,18 @@ def path_patch(
     corrupt_source: Texts | None = None,
     **options: Unpack[InputOptions],
 ) -> PathEffect:
-    """Let the sender say what it says in the corrupt run, to the receivers alone.
+    """Give the receivers, and nothing else, the sender's output of the corrupt run.
 
     sender     such as ("blocks.3.attn.z", 5), or ("blocks.2.mlp_out", None)
-    receivers  such as ("blocks.7.attn.q", 1); none stands for the logits
-    mlps       whether what is said may pass through MLPs on its way; every attention is frozen at the clean run
-    source, corrupt_source   what an encoder reads in the clean run, and in the corrupt one where that is another
+    receivers  such as ("blocks.7.attn.q", 1); an empty list means the logits
+    mlps       free: the path may pass through MLPs; frozen: it may not. Every attention is frozen at the clean run
+    source, corrupt_source   the encoder's input in the clean run, and in the corrupt run where it differs
 
     Wang et al. 2022, "Interpretability in the Wild", section 3.1 and appendix B; Goldowsky-Dill et al. 2023. Raises
     InputError, EditError, and KeyError for tensors that do not exist.
     """
     if mlps not in ("free", "frozen"):
-        raise InputError(f"mlps = {mlps!r}: say free or frozen")
+        raise InputError(f"mlps = {mlps!r}: expected free or frozen")
     one, other = read_pair(network, tokenizer, clean, corrupt, corrupt_source, **options)
     good, bad = Recording(network, tokenizer, one), Recording(network, tokenizer, other)
     name = good.full_name(sender[0])
@@ -74,6 +74,6 @@ def path_patch(
 
 
 def _at(make: Any, name: str, value: Any, head: int | None) -> Edit:
-    """An edit of one head, of whichever kind the tensor has."""
+    """An edit of one head, whether the tensor has query heads or key heads."""
     where = {} if head is None else {"kv_head" if "g" in axes(name) else "head": head}
     return make(name, value, **where)

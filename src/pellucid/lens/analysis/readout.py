@@ -1,8 +1,8 @@
-"""The readout as a linear map of the stream, exactly, with what is not linear in it held where it was.
+"""The readout as an exact linear map of the stream, with its nonlinear functions frozen at their values.
 
-logits = W_U x + b_U is linear already. The bert readout is W_U norm(f(W x + b)) + b_U: with f held at the factor
-f(h) / h that it multiplied each h = W x + b by, and the norm at its scale, it is linear too, and gives the same logits.
-A cap comes after all of this: what is split is the logit before it.
+logits = W_U x + b_U is linear. The bert readout is W_U norm(f(W x + b)) + b_U. With f frozen at the factor f(h) / h by
+which it multiplied each h = W x + b, and the norm at its scale, it is linear too and gives the same logits. A logit cap
+follows after this, so attributions split the logit before the cap.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class Readout:
 
     W_U    [v, m], times logit_scale; b_U [v], 0 where there is none
     dense  the linear map before f, None where the readout has no f
-    slope  f(h) / h [b, i, m]; norm stands behind it
+    slope  f(h) / h [b, i, m]; the norm follows it
     """
 
     W_U: Tensor
@@ -34,13 +34,15 @@ class Readout:
     norm: Frozen = field(default_factory=Frozen)
 
     def back(self, w: Tensor) -> Tensor:
-        """The direction in what the readout reads that says what w [b, i, m] says in what W_U reads."""
+        """The direction at the readout's input that corresponds to w [b, i, m] at the input of W_U (the transposed
+        map).
+        """
         if self.dense is None or self.slope is None:
             return w
         return (self.slope * self.norm.back(w)) @ self.dense.weight.detach()
 
     def biases(self, w: Tensor) -> dict[str, Tensor]:
-        """What the biases between the two add along w [b, i], by name."""
+        """The contributions of the readout's biases along w [b, i], by name."""
         added = {}
         if self.dense is not None and self.slope is not None:
             added["unembed.dense.bias"] = (self.slope * self.norm.back(w)) @ self.dense.bias.detach()
@@ -50,7 +52,7 @@ class Readout:
 
 
 def readout_of(t: Recording) -> Readout:
-    """The readout at the activations and the scale that it had in the trace."""
+    """The readout with the activations and the scale that it had in the trace."""
     a, unembed = t.architecture, cast(Any, t.network.unembed)
     W_U = a.unembed_scale * unembed.weight.detach()
     b_U = None if a.readout == "linear" else unembed.bias.detach()
@@ -75,10 +77,10 @@ def readout_of(t: Recording) -> Readout:
 
 
 def about_the_readout(t: Recording) -> str:
-    """What to say beside the parts of a logit: which logit it is, and what was held; "" where the readout is linear."""
+    """A note for the parts of a logit: which functions were frozen, and whether it is before a cap; "" if linear."""
     a, said = t.architecture, []
     if a.readout == "bert":
-        said.append("the activation in the readout is held at the factor f(h) / h that it multiplied its input by")
+        said.append("the activation in the readout is frozen at the factor f(h) / h by which it multiplied its input")
     if a.logit_cap:
         said.append(f"the logit is the one before the cap, logit_cap = {a.logit_cap:g}")
     return "; ".join(said)

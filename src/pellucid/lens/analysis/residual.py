@@ -1,7 +1,7 @@
-"""The residual stream as the sum of what was written into it, exactly, with the norms' scales frozen.
+"""The residual stream as an exact sum of its writes, with the norms' scales frozen.
 
-Where a norm stands on the stream itself (post blocks, embed_norm) each part goes through it as the linear map that
-it is at its own scale, and its bias becomes a part. With edits in the stream, what they changed is a part too.
+Where a norm acts on the stream itself (post blocks, embed_norm), it is linear at its frozen scale: each part goes
+through it, and its bias becomes another part. What edits changed in the stream is a part too.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ By = Literal["component", "head", "neuron", "source"]
 
 @dataclass(frozen=True)
 class Frozen:
-    """A norm at the scale it had: y = gain (x - mean x) / scale + bias, linear in x but for the bias.
+    """A norm with its scale frozen: y = gain (x - mean x) / scale + bias, which is affine in x.
 
     scale  [b, i, 1] as the trace has it; nothing is normalised where `gain` is None
     """
@@ -32,7 +32,7 @@ class Frozen:
     centred: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        """A part [..., b, i, m] behind the norm, without the bias."""
+        """A part [..., b, i, m] after the norm, without the bias."""
         if self.gain is None or self.scale is None:
             return x
         return self.gain * (x - x.mean(-1, keepdim=True) if self.centred else x) / self.scale
@@ -42,7 +42,7 @@ class Frozen:
         return self if self.scale is None else replace(self, scale=self.scale[row, position])
 
     def back(self, u: Tensor) -> Tensor:
-        """The direction before the norm that reads what u reads behind it: the transposed map."""
+        """The direction before the norm that corresponds to u after it: the transposed map."""
         if self.gain is None or self.scale is None:
             return u
         u = self.gain * u / self.scale
@@ -50,7 +50,7 @@ class Frozen:
 
 
 def frozen_norm(t: Recording, module: nn.Module, name: str) -> Frozen:
-    """The norm called `name` at the scale that it had in the trace."""
+    """The norm called `name`, frozen at its scale in the trace."""
     if isinstance(module, Identity):
         return Frozen()
     norm = cast(Any, module)
@@ -65,7 +65,7 @@ class Write:
 
     name    of the tensor that was added: embed, blocks.3.attn_out, a norm's bias, or what an edit changed
     value   [b, i, m] as it was added
-    norms   which of the stream's own norms it goes through afterwards, in order
+    norms   the norms of the stream that it goes through afterwards, in order
     """
 
     name: str
@@ -73,20 +73,20 @@ class Write:
     norms: list[Frozen] = field(default_factory=list)
 
     def arrived(self, x: Tensor) -> Tensor:
-        """A part of this write [..., b, i, m] as it is at the end."""
+        """A part of this write [..., b, i, m] at the end of the stream."""
         for norm in self.norms:
             x = norm(x)
         return x
 
     def back(self, u: Tensor) -> Tensor:
-        """The direction that reads at this write what u reads at the end."""
+        """The direction at this write that corresponds to u at the end of the stream."""
         for norm in reversed(self.norms):
             u = norm.back(u)
         return u
 
 
 def writes(t: Recording, end: str | None = None, prefix: str = "") -> list[Write]:
-    """Everything that was written into the stream up to the tensor `end`, the last block's output unless given."""
+    """All writes to the stream up to the tensor `end`, the last block's output unless given."""
     return _Writer(t, prefix).up_to(end)
 
 
@@ -106,11 +106,13 @@ class _Writer:
             if name == end and end is not None:
                 return self.found
         if end is not None:
-            raise InputError(f"{end} is no point of the residual stream: say blocks.i.resid_pre, .resid_mid, ...")
+            raise InputError(
+                f"{end} is not a point of the residual stream: expected blocks.i.resid_pre, .resid_mid, ..."
+            )
         return self.found
 
     def steps(self) -> Iterator[tuple[str | None, Callable[[], None]]]:
-        """What happens to the stream, and the name of the stream behind it."""
+        """The operations on the stream, each with the name of the stream after it."""
         p, part = self.prefix, self.part
         for name in ("embed", "pos_embed", "seg_embed", "ngram_embed"):
             if p + name in self.known:
@@ -147,7 +149,7 @@ class _Writer:
             self.found.append(Write(f"{name}.bias", lambda: bias.expand_as(self.t[name])))
 
     def reconcile(self, name: str) -> None:
-        """What edits have changed in the stream at this point is a part of its own."""
+        """Add what edits changed in the stream at this point as a write."""
         here = self.t[name]
         change = here - torch.stack([w.arrived(w.value()) for w in self.found]).sum(0)
         if change.abs().max() > 1e-6 * max(1.0, float(here.abs().max())):
@@ -158,7 +160,7 @@ class _Writer:
 class Decomposition:
     """The stream at one point as a sum: `values` [part, b, i, m], named one by one in `labels`.
 
-    Of one position, [part, m].
+    At one position it is [part, m].
     """
 
     point: str
@@ -177,23 +179,24 @@ class Decomposition:
 def decompose(
     t: Recording, point: str | None = None, by: By = "component", *, pos: int | None = None, row: int = 0
 ) -> Decomposition:
-    """The residual stream at a point as the sum of what was written before it, exactly.
+    """The residual stream at a point as the exact sum of the writes before it.
 
-    point  a tensor of the stream, such as blocks.3.resid_mid; what is read out (before the final norm) unless given
+    point  a tensor of the stream, such as blocks.3.resid_mid; the last one (before the final norm) unless given
     by     component: embeddings, attn_out and mlp_out of each block; head: each head's result and the output bias in
-           attention's place; neuron: every neuron of the last hidden layers; source: every head by the token it read
-    pos    one position of `row` alone, counted from either end: [part, m]. The parts by neuron and by source are too
-           many to be kept for every position, and want it
+           attention's place; neuron: every neuron of the last hidden layers; source: every head by the token that it
+           read
+    pos    a single position of `row`, counted from either end: [part, m]. It is required by neuron and by source,
+           whose parts are too many to store for every position
 
-    The norms' scales are frozen at what they were (S1 footnote 3; Elhage et al. 2021). Raises InputError for other
+    The norms' scales are frozen at their values (S1 footnote 3; Elhage et al. 2021). Raises InputError for other
     points.
     """
     if by not in ("component", "head", "neuron", "source"):
-        raise InputError(f"by = {by!r}: say component, head, neuron or source")
+        raise InputError(f"by = {by!r}: expected component, head, neuron or source")
     if pos is not None:
         return decompose_at(t, point, by, pos, row)
     if by in ("neuron", "source"):
-        raise InputError(f"by = {by!r} gives very many parts at every position: say which one, such as pos=-1")
+        raise InputError(f"by = {by!r} has too many parts to store for every position: give one, such as pos=-1")
     end = None if point is None else t.full_name(point)
     prefix = "encoder." if end is not None and end.startswith("encoder.") else ""
     labels, values = [], []
@@ -216,7 +219,7 @@ def norm_out(t: Recording, name: str) -> Frozen:
 
 
 def by_head(t: Recording, name: str) -> dict[str, Tensor] | None:
-    """attn_out or cross_out as its heads' results, the output bias and what edits changed; None for other writes."""
+    """The heads' results, output bias and changes by edits, which sum to attn_out or cross_out; None for others."""
     if not name.endswith(("attn_out", "cross_out")):
         return None
     scope, norm = name.removesuffix("_out"), norm_out(t, name)
@@ -231,12 +234,12 @@ def by_head(t: Recording, name: str) -> dict[str, Tensor] | None:
 
 
 def _rest(t: Recording, name: str, total: Tensor) -> dict[str, Tensor]:
-    """What edits of the sum itself have changed."""
+    """What edits of the sum itself changed."""
     return {f"{name} (edited)": t[name] - total} if edited_writes(t, name) else {}
 
 
 def edited_writes(t: Recording, name: str) -> bool:
-    """Whether an edit has changed attn_out, cross_out or mlp_out behind the parts that it is made of."""
+    """Whether an edit changed attn_out, cross_out or mlp_out after its parts were summed."""
     block, _, what = name.rpartition(".")
     norm = f"{block}.{NORM_OUT.get(what)}"
     return any(e.name == name or e.name.startswith(norm) for e in t.edits)
@@ -248,7 +251,7 @@ def module_of(t: Recording, path: str) -> Any:
 
 
 def down(t: Recording, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What the last hidden layer of an MLP holds [b, i, f], and W_out [m, f] and b_out, for the tensor mlp_out."""
+    """The activations of an MLP's last hidden layer [b, i, f], and W_out [m, f] and b_out, for the tensor mlp_out."""
     mlp = module_of(t, name.removesuffix("_out"))
     last = len(mlp.up) - 1
     names_ = (f"{name.removesuffix('_out')}.post", f"{name.removesuffix('_out')}.post.{last}")
@@ -260,13 +263,13 @@ def down(t: Recording, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def decompose_at(t: Recording, point: str | None, by: By, pos: int, row: int = 0) -> Decomposition:
-    """The stream at a point and a position as the sum of what was written before it: `values` [part, m].
+    """The stream at a point and a position as the sum of the writes before it: `values` [part, m].
 
-    neuron   every neuron of the last hidden layer of each MLP by itself, a_n W_out e_n (S4; Geva et al. 2021)
-    source   every head by the token it read from, A_ij W_OV x_j (S0 (3.6); Elhage et al. 2021)
+    neuron   every neuron of the last hidden layer of each MLP, a_n W_out e_n (S4; Geva et al. 2021)
+    source   every head by the token that it read from, A_ij W_OV x_j (S0 (3.6); Elhage et al. 2021)
 
-    Everything else that was written, and biases, are parts of their own. Raises InputError where an edit of z or of a
-    head's result has made of a head what no source token accounts for.
+    All other writes, and biases, are separate parts. Raises InputError where an edit of z or of a head's result makes
+    a head something else than a sum over source tokens.
     """
     end = None if point is None else t.full_name(point)
     prefix = "encoder." if end is not None and end.startswith("encoder.") else ""
@@ -288,7 +291,7 @@ def decompose_at(t: Recording, point: str | None, by: By, pos: int, row: int = 0
 
 
 def _pieces(t: Recording, w: Write, by: str, row: int, position: int) -> Iterator[tuple[str, Tensor]]:
-    """One write as vectors [m], and as rows of vectors [k, m] that are numbered."""
+    """One write as vectors [m], and as numbered rows of vectors [k, m]."""
     if by == "source" and w.name.endswith(("attn_out", "cross_out")):
         for label, value in (by_head(t, w.name) or {}).items():
             scope, _, head = label.rpartition(".head.")
@@ -318,7 +321,7 @@ def _pieces(t: Recording, w: Write, by: str, row: int, position: int) -> Iterato
 def _by_source(t: Recording, scope: str, head: int, row: int, position: int) -> Tensor:
     """A_ij v_j W_O^T for every j [j, m]"""
     if any(e.name in (f"{scope}.z", f"{scope}.result") for e in t.edits):
-        raise InputError(f"{scope} has an edited z or result, which no source token accounts for: ask by='head'")
+        raise InputError(f"{scope} has an edited z or result, which is not a sum over source tokens: use by='head'")
     attention = module_of(t, scope)
     W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))[:, head]
     v = t[f"{scope}.v"][row, head // attention.group]

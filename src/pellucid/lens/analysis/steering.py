@@ -1,4 +1,4 @@
-"""Directions in the stream that mean something: differences of means, to steer by, and probes, with their baselines."""
+"""Directions in the stream: differences of means for steering, and probes with their baselines."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pellucid.model import Transformer
 from pellucid.tensor_names import axes
 from pellucid.text.tokenizers.base import Tokenizer
 
-#: ridge penalties to choose among, times the mean squared singular value of the activations
+#: candidate ridge penalties, times the mean squared singular value of the activations
 PENALTIES = tuple(10.0**k for k in range(-6, 4))
 
 
@@ -26,7 +26,7 @@ def activations(
     at_once: int = 32,
     **options: Unpack[InputOptions],
 ) -> Tensor:
-    """A vector for each text: what a tensor has at one position, or its mean over the positions [text, m]."""
+    """A vector for each text: a tensor at one position, or its mean over the positions [text, m]."""
     rows = []
     for t in _recordings(network, tokenizer, texts, at_once, options):
         full = t.full_name(name)
@@ -46,17 +46,17 @@ def mean_activation(
     at_once: int = 32,
     **options: Unpack[InputOptions],
 ) -> Tensor:
-    """The mean of a tensor over every position of every text of a data set, padding aside.
+    """The mean of a tensor over every position of every text of a data set, without padding.
 
-    Its batch and position axes have length 1, so that it is the value of an edit: `edits.mean(at, over=found)`. Raises
-    InputError for scores and patterns, whose rows have other lengths at each position.
+    Its batch and position axes have length 1, so that it can be the value of an edit: `edits.mean(at, over=mean)`.
+    Raises InputError for scores and patterns, whose rows have a different length at each position.
     """
     total, count = torch.zeros(()), 0
     for t in _recordings(network, tokenizer, texts, at_once, options):
         full = t.full_name(at)
         letters = axes(full)
         if {"i", "j"} <= {*letters}:
-            raise InputError(f"{full} has axes {' '.join(letters)}: its rows differ in length, and have no mean")
+            raise InputError(f"{full} has axes {' '.join(letters)}: its rows differ in length, so they have no mean")
         inputs = t.inputs_of(full)
         places = t[full].movedim(next(k for k, letter in enumerate(letters) if letter in "ij"), 1)
         total, count = total + places[inputs.real].double().sum(0), count + sum(inputs.lengths)
@@ -67,7 +67,7 @@ def mean_activation(
 def _recordings(
     network: Transformer, tokenizer: Tokenizer | None, texts: Any, at_once: int, options: InputOptions
 ) -> Iterator[Recording]:
-    """Recordings of the texts, `at_once` at a time, each with the options of its own texts."""
+    """Recordings of the texts, `at_once` at a time, each with the options that belong to its texts."""
     listed: Any = [texts] if isinstance(texts, str) else texts.tolist() if isinstance(texts, Tensor) else list(texts)
     if listed and not isinstance(listed[0], str | list | tuple | Tensor):
         listed = [listed]
@@ -106,13 +106,13 @@ def direction(
 
 @dataclass(frozen=True)
 class Probe:
-    """A ridge regression from activations to labels or numbers, and what it is worth.
+    """A ridge regression from activations to labels or numbers, with its scores.
 
     classes   the labels in order, empty for numbers; `weights` [class or 1, m], `bias` [class or 1]
     penalty   chosen by leave-one-out error on the training part
     trained   accuracy (R^2 for numbers) on the part that it was fitted on
-    held_out  on the part that it has not seen
-    shuffled  held-out scores of probes fitted to labels in random order: what there is without anything to find
+    held_out  the same on the part that it was not fitted on
+    shuffled  held-out scores of probes that were fitted to shuffled labels: the baseline
     """
 
     classes: list[Any]
@@ -132,7 +132,7 @@ class Probe:
 def fit_probe(
     x: Tensor, targets: Sequence[Any] | Tensor, *, held_out: float = 0.3, shuffles: int = 5, seed: int = 0
 ) -> Probe:
-    """Fit a ridge probe on activations x [n, m] and say what it is worth on rows that it has not seen.
+    """Fit a ridge probe on activations x [n, m], and measure it on held-out rows.
 
     targets   labels (text, whole numbers, booleans), one of several classes; or floating-point numbers
 
@@ -143,7 +143,7 @@ def fit_probe(
         raise InputError(f"{len(x)} rows with {len(values)} targets, {held_out} held out: expected 4 or more of each")
     classes = [] if isinstance(values[0], float) else sorted(set(values), key=str)
     if len(classes) == 1:
-        raise InputError(f"every target is {classes[0]!r}: there is nothing to tell apart")
+        raise InputError(f"every target is {classes[0]!r}: expected at least two classes")
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(values), generator=generator)
     n_out = min(max(1, round(held_out * len(values))), len(values) - 2)

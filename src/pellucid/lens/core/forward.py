@@ -1,4 +1,4 @@
-"""One forward pass, whole or piece by piece: the pieces are the network's own modules, called in its own order."""
+"""One forward pass, as a whole or in steps: the steps are the network's own modules, called in its own order."""
 
 import sys
 from collections.abc import Iterator
@@ -16,17 +16,17 @@ from pellucid.model.transformer import Backbone
 
 @contextmanager
 def frozen_network(network: Transformer, grad: bool = False) -> Iterator[None]:
-    """Without dropout and uncompiled, with gradients only where asked; a network in training goes back to it."""
-    # loading the compiler takes a second, and where nothing loaded it nothing is compiled
+    """A context without dropout and compilation, and with gradients only where asked. Restores the training mode."""
+    # importing the compiler takes a second, and nothing is compiled unless it has been imported
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with in_evaluation_mode(network) if network.training else nullcontext(), eager, torch.set_grad_enabled(grad):
         yield
 
 
 class ForwardPass:
-    """One part of a network, the decoder or its encoder, and what it reads.
+    """One part of a network, the decoder or its encoder, and its inputs.
 
-    `whole` is the part's own forward; `embed`, `block` and `normalise` are the three steps that it is made of.
+    `whole` is the part's own forward; `embed`, `block` and `normalise` are its three steps.
     """
 
     def __init__(self, part: Backbone, inputs: Inputs, encoded: Tensor | None = None):
@@ -35,7 +35,7 @@ class ForwardPass:
         self.reading = BlockInputs(part.rotary_table(self.places), inputs.mask, encoded, inputs.source_mask)
 
     def whole(self, tap: Tap = OFF) -> Tensor:
-        """The stream behind the last block and the final norm [b, n, m]."""
+        """The stream after the last block and the final norm [b, n, m]."""
         options = {"mask": self.inputs.mask, "segments": self.inputs.segments, "tap": tap}
         return self.part.hidden(self.inputs.tokens, source=self.encoded, source_mask=self.inputs.source_mask, **options)
 
@@ -45,7 +45,7 @@ class ForwardPass:
         return self.part.embed(tokens, tokens, self.places, self.inputs.segments, None, tap)
 
     def block(self, layer: int, x: Tensor, tap: Tap = OFF, reading: BlockInputs | None = None) -> Tensor:
-        """The stream behind block `layer` [b, n, m]; `reading` in place of this pass's own for another batch."""
+        """The stream after block `layer` [b, n, m]; `reading` replaces the inputs of this pass for another batch."""
         return self.part.blocks[layer](x, reading or self.reading, tap=tap.at(f"blocks.{layer}"))
 
     def normalise(self, x: Tensor, tap: Tap = OFF) -> Tensor:
@@ -53,7 +53,7 @@ class ForwardPass:
         return self.part.final_norm(x, tap, "final_norm")
 
     def repeated(self, times: int) -> BlockInputs:
-        """What the blocks read, for every row `times` times in a row."""
+        """The inputs of the blocks with every row repeated `times` times."""
         r = self.reading
 
         def more(x: Tensor | None) -> Tensor | None:
@@ -63,7 +63,7 @@ class ForwardPass:
 
 
 def run_forward(network: Transformer, inputs: Inputs, tap: Tap) -> Tensor:
-    """The logits of one pass [b, n, v]; to be called inside `still`."""
+    """The logits of one pass [b, n, v]; call it inside `frozen_network`."""
     encoded = None
     if inputs.source is not None:
         assert network.encoder is not None

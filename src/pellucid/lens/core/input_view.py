@@ -1,4 +1,4 @@
-"""What a recording was fed, as readable text, and the tokens and positions that a user names."""
+"""The input of a recording as readable text, and tokens and positions by name."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from pellucid.text.tokenizers.base import Tokenizer
 
 
 class VocabularyView:
-    """Token ids to readable text and back. Without a tokenizer, a token is shown as its id."""
+    """Converts token ids to readable text and back. Without a tokenizer, a token is shown as its id."""
 
     tokenizer: Tokenizer | None
 
@@ -33,24 +33,24 @@ class VocabularyView:
 
 
 class InputView(VocabularyView):
-    """The tokens of a batch: `ids` and `tokens` are exactly what was fed."""
+    """The tokens of a batch: `ids` and `tokens` are exactly the input of the network."""
 
     inputs: Inputs
 
     @property
     def ids(self) -> Tensor:
-        """The ids that were fed [b, n]. Rows shorter than the longest end in padding."""
+        """The input ids [b, n]. Rows shorter than the longest end in padding."""
         return self.inputs.tokens
 
     @property
     def tokens(self) -> list[str] | list[list[str]]:
-        """The tokens that were fed, as text: a list for one text, a list of lists for a batch."""
+        """The input tokens as text: a list for one text, a list of lists for a batch."""
         rows = [self._spelled(ids, n) for ids, n in zip(self.ids, self.inputs.lengths, strict=True)]
         return rows[0] if len(rows) == 1 else rows
 
     @property
     def source_tokens(self) -> list[list[str]]:
-        """The tokens that the encoder was fed, row by row; empty without an encoder."""
+        """The input tokens of the encoder, row by row; empty without an encoder."""
         source = self.inputs.source
         if source is None:
             return []

@@ -1,4 +1,4 @@
-"""Texts or ids as one padded batch, with everything else that a forward pass reads."""
+"""Texts or ids as one padded batch, with the other inputs of a forward pass."""
 
 import operator
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ from pellucid.model import Transformer
 from pellucid.model.mask import padding_mask, prefix_mask
 from pellucid.text.tokenizers.base import BLANK, MASK, Tokenizer
 
-#: what a network can be shown: a text, texts, ids, rows of ids, or what `generate` returned
+#: the input of a network: a text, texts, ids, rows of ids, or what `generate` returned
 Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor] | Tensor | Generated
 
 
 class InputError(ValueError):
-    """Texts, ids or options that this model cannot be given."""
+    """Texts, ids or options that are wrong for this model."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """One batch as it is fed.
+    """One batch, the input of a forward pass.
 
     tokens       [b, n], rows shorter than the longest padded on the right with id 0
     lengths      of each row
     mask         True where a query may read a key [b, n, n], None for the architecture's own rule
     segments     kind of each token [b, n], None for all of kind 0
-    source       what an encoder reads, None where there is none
+    source       the input of an encoder, None where there is none
     """
 
     tokens: Tensor
@@ -74,11 +74,11 @@ def read_inputs(
 ) -> Inputs:
     """Turn texts, ids, a batch of either, or what `generate` returned into one padded batch.
 
-    bos       True puts the separator before every text. None puts the start token of training (`Tokenizer.start`)
+    bos       True adds the separator before every text. None adds the start token of training (`Tokenizer.start`)
               before the target of an encoder-decoder, and nothing before other texts. Ids are never changed
-    source    what an encoder-decoder reads; the separator is appended to a text, as in training
+    source    the encoder's input; the separator is appended to a text, as in training
     segments  the segment number of each token, where the architecture has n_segments
-    prefix    how many tokens of each row are read as a prefix, where attention.mask = prefix
+    prefix    the number of tokens of each row that form the prefix, where attention.mask = prefix
 
     Raises InputError.
     """
@@ -110,7 +110,7 @@ Role = Literal["text", "separated", "target", "source"]
 
 
 def _rows(texts: Any, tokenizer: Tokenizer | None, role: Role) -> list[list[int]]:
-    """Ids row by row."""
+    """The ids of each row."""
     if isinstance(texts, str):
         texts = [texts]
     if isinstance(texts, Tensor):
@@ -122,7 +122,7 @@ def _rows(texts: Any, tokenizer: Tokenizer | None, role: Role) -> list[list[int]
 
 
 def _ids(text: Any, tokenizer: Tokenizer | None, role: Role) -> list[int]:
-    """The ids of one text, with its blanks as mask tokens and its separators; ids as they are."""
+    """The ids of one text, in which blanks are mask tokens; ids are returned unchanged."""
     if not isinstance(text, str):
         return [operator.index(i) for i in text]
     if tokenizer is None:
@@ -135,7 +135,7 @@ def _ids(text: Any, tokenizer: Tokenizer | None, role: Role) -> list[int]:
 
 
 def _padded(rows: list[list[int]], a: Architecture, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
-    """Rows as one tensor, and their lengths; InputError for empty or overlong ones and ids outside the vocabulary."""
+    """Rows as one tensor, and their lengths. Raises InputError for empty or too long rows and unknown ids."""
     if not rows:
         raise InputError("no text was given: pass a text, ids, or a list of either")
     for r, ids in enumerate(rows):
@@ -149,7 +149,7 @@ def _padded(rows: list[list[int]], a: Architecture, device: torch.device) -> tup
 
 
 def _mask(a: Architecture, lengths: tuple[int, ...], prefix: int | Sequence[int], tokens: Tensor) -> Tensor | None:
-    """The mask that padding or a prefix needs; under a causal mask no token reads padding, which is on the right."""
+    """The mask for padding or a prefix. A causal mask needs none, since no token reads the padding on its right."""
     if prefix:
         if a.attention.mask != "prefix":
             raise InputError(f"prefix was given, but attention.mask = {a.attention.mask}: leave prefix out")
@@ -166,7 +166,7 @@ def _mask(a: Architecture, lengths: tuple[int, ...], prefix: int | Sequence[int]
 
 
 def one_token(tokenizer: Tokenizer, text: str) -> int:
-    """The id of a text that is exactly one token; InputError shows the tokens of one that is not."""
+    """The id of a text that is exactly one token. Raises InputError, which shows the tokens, for other texts."""
     special = tokenizer.special.get(text)
     if special is not None:
         return special

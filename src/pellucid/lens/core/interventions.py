@@ -1,4 +1,4 @@
-"""Edits as functions of the engine's tensors."""
+"""Turns edits into functions of the engine's tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +16,10 @@ Functions = dict[str, list[Callable[[Tensor], Tensor]]]
 
 @dataclass(frozen=True)
 class EditContext:
-    """Which token each column of a call is.
+    """The position of the token in each column of a call.
 
     queries  absolute position of each column that is computed [b, n], -1 for padding
-    keys     of each column that may be read [b, n_keys], those of a cache among them
+    keys     the same for each column that may be read [b, n_keys], including those of a cache
     source   the same for an encoder's columns [b, n_source], None where there are none
     rows     which rows of the whole batch these are [b]
     """
@@ -34,13 +34,13 @@ class EditContext:
         if full.startswith("encoder.") or (".cross." in full and letter == "j"):
             assert self.source is not None
             return self.source
-        # keys and values themselves are computed for the new columns alone; the cache has the others
+        # keys and values are computed for the new columns only; the cache has the others
         places = self.keys if letter == "j" and "i" in axes(full) else self.queries
-        return places[:, -n:]  # in generation the logits are made for the last column alone
+        return places[:, -n:]  # in generation the logits are computed for the last column only
 
 
 def edit_context(real: Tensor, source_real: Tensor | None = None) -> EditContext:
-    """The frame of a whole pass over rows padded on the right; `real` is True at tokens [b, n]."""
+    """The context of a full pass over rows padded on the right; `real` is True at tokens [b, n]."""
 
     def places(real: Tensor) -> Tensor:
         return torch.arange(real.size(1), device=real.device).masked_fill(~real, -1)
@@ -51,18 +51,18 @@ def edit_context(real: Tensor, source_real: Tensor | None = None) -> EditContext
 
 
 def resolve(edits: Sequence[Edit], a: Architecture) -> list[Edit]:
-    """Every edit with one full name of its own, and the traces it refers to replaced by their tensors.
+    """The edits with one full name each, and with tensors in place of the traces that they refer to.
 
-    Raises KeyError with the reason where the architecture has no such tensor, EditError where a place or a value
-    does not belong to it.
+    Raises KeyError with the reason where the architecture has no such tensor, and EditError where a position, a head
+    or a value does not fit it.
     """
     if isinstance(edits, Edit):
-        raise EditError(f"expected a list of edits, got one: say [{edits.op}(...)]")
+        raise EditError(f"expected a list of edits, got one edit: give [{edits.op}(...)]")
     resolved = []
     for edit in edits:
         if not isinstance(edit, Edit):
             raise EditError(
-                f"expected edits of pellucid.edits, got {type(edit).__name__}: say zero(name), add(...), ..."
+                f"expected edits of pellucid.edits, got {type(edit).__name__}: give zero(name), add(...), ..."
             )
         for full in select(edit.name, a):
             part = a.encoder if full.startswith("encoder.") and a.encoder is not None else a
@@ -82,7 +82,7 @@ def functions(edits: Sequence[Edit], frame: EditContext) -> Functions:
 
 
 def apply(edit: Edit, x: Tensor, frame: EditContext) -> Tensor:
-    """x with the edit made where it applies."""
+    """x with the edit applied at its positions."""
     chosen = _chosen(edit, x, frame)
     if edit.name.endswith(".scores"):
         chosen = chosen & (x != -torch.inf)
@@ -94,7 +94,7 @@ def apply(edit: Edit, x: Tensor, frame: EditContext) -> Tensor:
 
 
 def _changed(edit: Edit, x: Tensor, value: Tensor | None, frame: EditContext) -> Tensor:
-    """What x would be if the edit applied everywhere."""
+    """The new x if the edit applied at every position."""
     if edit.op == "zero":
         return torch.zeros_like(x)
     if edit.op == "scale":
@@ -113,7 +113,7 @@ def _changed(edit: Edit, x: Tensor, value: Tensor | None, frame: EditContext) ->
 
 
 def _mean(edit: Edit, x: Tensor, frame: EditContext) -> Tensor:
-    """The mean over the rows, or over the positions, of what is no padding."""
+    """The mean over the rows, or over the positions, without padding."""
     letters = axes(edit.name)
     along = letters.index("i" if "i" in letters else "j")
     real = _along(frame.places(edit.name, letters[along], x.size(along)) >= 0, along, x.ndim)
@@ -123,7 +123,7 @@ def _mean(edit: Edit, x: Tensor, frame: EditContext) -> Tensor:
 
 
 def _chosen(edit: Edit, x: Tensor, frame: EditContext) -> Tensor:
-    """Where the edit applies, to be broadcast against x."""
+    """True where the edit applies, to be broadcast against x."""
     letters = axes(edit.name)
     chosen = torch.ones([1] * x.ndim, dtype=torch.bool, device=x.device)
     for option in PLACES:
@@ -142,7 +142,7 @@ def _chosen(edit: Edit, x: Tensor, frame: EditContext) -> Tensor:
 
 
 def among(numbers: Tensor, indices: Any) -> Tensor:
-    """Which of the numbers are among the places given."""
+    """True for the numbers that are among the indices."""
     if isinstance(indices, slice):
         inside = numbers >= (indices.start or 0)
         return inside if indices.stop is None else inside & (numbers < indices.stop)
@@ -157,7 +157,7 @@ def _along(x: Tensor, axis: int, ndim: int) -> Tensor:
 
 
 def _aligned(edit: Edit, x: Tensor, frame: EditContext) -> tuple[Tensor, Tensor]:
-    """The value at each column's absolute position and row, and where it reaches."""
+    """The value at each column's absolute position and row, and True where the value has such a position."""
     value = torch.as_tensor(edit.value, dtype=x.dtype, device=x.device)
     reached = torch.ones([1] * x.ndim, dtype=torch.bool, device=x.device)
     if value.ndim < 2:
@@ -173,12 +173,12 @@ def _aligned(edit: Edit, x: Tensor, frame: EditContext) -> tuple[Tensor, Tensor]
 
 
 def axis_of(option: str, letters: Sequence[str]) -> int:
-    """The axis that a place narrows down: positions of keys and values lie along j."""
+    """The axis that an option restricts: positions of keys and values are along j."""
     return next(letters.index(letter) for letter in PLACES[option] if letter in letters)
 
 
 def _check_places(edit: Edit, full: str, a: Architecture) -> None:
-    """Refuse places that the tensor has no axis for, and heads and neurons that do not exist."""
+    """Raise EditError for options without an axis in the tensor, and for heads and neurons that do not exist."""
     letters = axes(full)
     sizes = {"head": a.n_heads, "kv_head": a.n_kv_heads, "neuron": a.d_ff}
     for option in PLACES:
@@ -189,7 +189,7 @@ def _check_places(edit: Edit, full: str, a: Architecture) -> None:
         if not fits:
             other = {"head": "kv_head", "kv_head": "head", "key": "pos"}.get(option, "another place")
             raise EditError(
-                f"{option} was given for {full}, whose axes are {row(full).axes}: say {other}, or leave it out"
+                f"{option} was given for {full}, whose axes are {row(full).axes}: give {other}, or leave it out"
             )
         last = (indices.stop or 0) - 1 if isinstance(indices, slice) else max(indices, default=-1)
         if option in sizes and last >= sizes[option]:
@@ -197,18 +197,18 @@ def _check_places(edit: Edit, full: str, a: Architecture) -> None:
 
 
 def _check_value(edit: Edit, full: str, value: Any, a: Architecture) -> None:
-    """Refuse values that are missing, or whose shape belongs to another tensor."""
+    """Raise EditError for missing values, and for values whose shape does not fit the tensor."""
     needs = edit.op in ("resample", "set", "add", "project_out")
     if needs and value is None:
         raise EditError(f"{edit.op} of {full} was given no value: give a number, a vector, an array or a trace")
     if edit.op == "mean" and value is None and edit.over is None:
-        raise EditError(f"mean of {full}: say over='pos', over='batch', or give a mean that was measured")
+        raise EditError(f"mean of {full}: expected over='pos', over='batch', or the mean itself")
     if value is None:
         return
     try:
         shape = torch.as_tensor(value).shape
     except (TypeError, ValueError, RuntimeError) as error:
-        raise EditError(f"the value for {full} is no array of numbers: {error}") from None
+        raise EditError(f"the value for {full} is not an array of numbers: {error}") from None
     letters = axes(full)
     known = {"m": a.d_model, "d": a.d_head, "f": a.d_ff, "v": a.n_vocab, "h": a.n_heads, "g": a.n_kv_heads, "1": 1}
     expected = [known.get(letter) for letter in letters]
@@ -226,14 +226,16 @@ def _check_value(edit: Edit, full: str, value: Any, a: Architecture) -> None:
             "give a number, a vector along the last axis, or every axis with its length or 1"
         )
     if edit.op == "project_out" and not (torch.as_tensor(value).double().norm(dim=-1) > 0).all():
-        raise EditError(f"project_out of {full} was given a vector of length 0 or nan: give one that has a direction")
+        raise EditError(
+            f"project_out of {full} was given a vector of length 0 or nan: expected a vector with a direction"
+        )
 
 
 def refers_to_clean(edits: Sequence[Edit]) -> list[str]:
-    """The names that edits freeze at what the run without edits has."""
+    """The names of tensors that edits freeze at their values in the run without edits."""
     return [edit.name for edit in edits if edit.op == "freeze" and edit.value is None]
 
 
 def frozen(edits: Sequence[Edit], clean: Mapping[str, Tensor]) -> list[Edit]:
-    """The edits with what they freeze filled in from a run without edits."""
+    """The edits, with frozen values filled in from a run without edits."""
     return [replace(e, value=clean[e.name]) if e.op == "freeze" and e.value is None else e for e in edits]

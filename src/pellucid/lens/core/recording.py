@@ -1,4 +1,4 @@
-"""A recording: one forward pass, every tensor of which can be asked for by name."""
+"""A recording: one forward pass, whose tensors can be read by name."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from pellucid.model import Recorder, Tap, Transformer
 from pellucid.tensor_names import TEMPLATES_BEFORE, canonical, names, of_symbol, select
 from pellucid.text.tokenizers.base import Tokenizer
 
-#: what is computed from the logits: softmax and -log P of the next token
+#: tensors that are computed from the logits: softmax, and -log P of the next token
 DERIVED = ("probs", "loss")
 
 
@@ -27,12 +27,13 @@ class Recording(InputView):
 
         t["blocks.5.attn.pattern"]   t[5].attn.pattern   t["A", 5]   t["blocks.5.attn.hook_pattern"]
 
-    are one tensor: our name, the same by block, the source texts' symbol, TransformerLens's classic name. The
-    inputs of all blocks are kept, and so is every tensor named in `keep`. Any other tensor is recomputed from them
-    when it is asked for, which costs one block. A name that the architecture lacks raises KeyError with the reason.
+    are one tensor: by its name, by its block, by the symbol in the source texts, and by TransformerLens's classic name.
+    The inputs of all blocks are kept, and so is every tensor named in `keep`. Any other tensor is recomputed from them
+    when it is read, which costs the time of one block. A name that the architecture lacks raises KeyError with the
+    reason.
 
-    inputs   what was fed; `tokens` shows it
-    edits    what was changed, resolved to one full name each
+    inputs   the input of the pass; `tokens` shows it
+    edits    the edits, each resolved to one full name
     values   the tensors that are kept, by full name
     """
 
@@ -62,7 +63,7 @@ class Recording(InputView):
             self._run(asked)
 
     def _run(self, asked: frozenset[str]) -> None:
-        """Run the forward pass and keep the block inputs, the last block's output, and what was asked for."""
+        """Run the forward pass, and keep the block inputs, the last block's output, and the requested tensors."""
         base = {name for name in names(self.architecture) if name.endswith(".resid_pre") or self._is_last(name)}
         recorder = Recorder(base | asked - {"logits"}, self.functions, self.grad)
         if self.inputs.source is not None:
@@ -79,7 +80,7 @@ class Recording(InputView):
             self.values["logits"] = self._read_out()
 
     def _is_last(self, name: str) -> bool:
-        """Whether this is the stream that is read out, of the decoder or the encoder."""
+        """Whether this is the last stream of the decoder or the encoder."""
         part = self.architecture.encoder if name.startswith("encoder.") else self.architecture
         return part is not None and name.removeprefix("encoder.") == f"blocks.{part.n_layers - 1}.resid_post"
 
@@ -102,7 +103,7 @@ class Recording(InputView):
         return self.tensors([name])[name]
 
     def full_name(self, key: str | tuple[str, int]) -> str:
-        """Our name of the one tensor that `key` stands for; KeyError with the reason where there is none."""
+        """The full name of the one tensor that `key` names. Raises KeyError with the reason where there is none."""
         if isinstance(key, tuple):
             return self.full_name(of_symbol(*key))
         if key in DERIVED or key in self.values:
@@ -119,7 +120,7 @@ class Recording(InputView):
         return chosen[0]
 
     def tensors(self, patterns: str | Sequence[str]) -> dict[str, Tensor]:
-        """Every tensor that the patterns choose (`*` stands for anything), by full name, in order of computation."""
+        """Every tensor that matches a pattern (`*` stands for anything), by full name, in order of computation."""
         listed = [patterns] if isinstance(patterns, str) else list(patterns)
         derived = [name for name in listed if name in DERIVED]
         others = [name for name in listed if name not in DERIVED]
@@ -131,7 +132,7 @@ class Recording(InputView):
         }
 
     def _recompute(self, missing: list[str]) -> dict[str, Tensor]:
-        """Tensors that were not kept, from the kept input of the part of the pass that they belong to."""
+        """Compute tensors that were not kept, from the kept input of their part of the pass."""
         if "logits" in missing:
             self.values["logits"] = self._read_out()
             missing = [name for name in missing if name != "logits"]
@@ -160,7 +161,7 @@ class Recording(InputView):
         elif inner.startswith("blocks."):
             layer = int(inner.split(".")[1])
             name = f"{segment}.resid_pre"
-            # the kept input has been edited already
+            # the kept input has its edits already
             without = Recorder(recorder.keep, {n: f for n, f in recorder.edits.items() if n != name})
             without.values = recorder.values
             part.block(layer, self.values[name], without.at("encoder") if prefix else without)
@@ -178,11 +179,11 @@ class Recording(InputView):
 
     @property
     def read_out(self) -> Tensor:
-        """What the unembedding reads: the stream after the final norm, where there is one [b, n, m]."""
+        """The input of the unembedding: the stream after the final norm, where there is one [b, n, m]."""
         return self._final
 
     def logits_before_cap(self) -> Tensor:
-        """The logits as they are before `logit_cap` [b, n, v], where edits of the logits have not been made yet.
+        """The logits before `logit_cap` and before edits of the logits [b, n, v].
 
         Without a cap these are the logits, with their edits.
         """
@@ -200,7 +201,7 @@ class Recording(InputView):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the kept tensors take."""
+        """Bytes of the kept tensors."""
         return sum(x.nbytes for x in self.values.values()) + self._final.nbytes
 
     # What follows from the logits -----------------------------------------------------------
@@ -219,12 +220,12 @@ class Recording(InputView):
     def loss(self) -> Tensor:
         """-log P of each token after the first, nats [b, n - 1]; nan at padding.
 
-        Raises InputError for masked models, which have read the token that they would predict.
+        Raises InputError for masked models, which have read the token that they predict.
         """
         if self.architecture.attention.mask == "bidirectional":
             raise InputError(
-                "attention.mask = bidirectional: each position has read the next token, so its loss means nothing; "
-                "hide a token with [MASK] and look at probs there"
+                "attention.mask = bidirectional: each position has read the next token, so this has no loss; "
+                "hide a token with [MASK] and read its probs"
             )
         logits = self.logits[:, :-1].to(torch.promote_types(self.logits.dtype, torch.float32))
         loss = F.cross_entropy(logits.transpose(1, 2), self.ids[:, 1:], reduction="none")
@@ -271,7 +272,7 @@ class BlockTensors:
 
 
 def of_symbol_or_none(symbol: str) -> str | None:
-    """The tensor outside the blocks that a symbol of the source texts stands for."""
+    """The tensor outside the blocks with this symbol in the source texts, None where there is none."""
     try:
         return of_symbol(symbol)
     except KeyError as error:
@@ -281,7 +282,7 @@ def of_symbol_or_none(symbol: str) -> str | None:
 
 
 def _segment(name: str) -> str:
-    """The part of a pass that computes a tensor: embed, blocks.i or final_norm, with the prefix encoder. if needed."""
+    """The part of a pass that computes a tensor: embed, blocks.i or final_norm, after "encoder." for an encoder's."""
     prefix = "encoder." if name.startswith("encoder.") else ""
     inner = name.removeprefix(prefix)
     if inner in TEMPLATES_BEFORE:

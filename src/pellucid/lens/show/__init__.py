@@ -1,4 +1,4 @@
-"""Pictures of what the other modules of this room compute: one file of HTML each, with nothing to fetch."""
+"""Pictures of traces and results: each is one self-contained file of HTML."""
 
 from pellucid.lens.show.figure import Figure, show
 

@@ -1,4 +1,4 @@
-"""Pictures of experiments: what patching brought back, what ablation cost, why a head looked where it looked."""
+"""Pictures of experiments: patching, ablation, and the scores of a head."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from pellucid.lens.show.panels import Panel, bars_panel, short_label
 
 
 def matrix_panel(title: str, note: str, values: Tensor, rows: list[str], columns: list[str], between: str) -> Panel:
-    """Signed numbers with names on both sides; `between` stands between a row's name and a column's."""
+    """A matrix of signed numbers with labels of rows and columns; `between` joins the two labels of an entry."""
     most = max(float(values.nan_to_num(0).abs().max()), 1e-9)
     sides = {"rows": rows, "columns": columns, "between": between, "low": -most, "high": most, "ramp": "signed"}
     return {"kind": "matrix", "title": title, "note": note, "values": pack_tensor(values)} | sides
@@ -20,7 +20,7 @@ def matrix_panel(title: str, note: str, values: Tensor, rows: list[str], columns
 
 @show.register(Patching)
 def show_patching(patching: Patching) -> Figure:
-    """The share of the clean run's answer that each place brings back: a row for each layer, or head."""
+    """The share of the clean run's answer that a patch at each place recovers: a row for each layer, or head."""
     values = patching.recovered.detach().cpu()
     n_heads = values.size(2) if values.ndim == 3 else 0
     by_row = values.transpose(1, 2).flatten(0, 1) if n_heads else values
@@ -44,7 +44,7 @@ def show_patching(patching: Patching) -> Figure:
 
 @show.register(Ablation)
 def show_ablation(ablation: Ablation) -> Figure:
-    """What the metric loses or gains without each head, or each block's part."""
+    """The change of the metric without each head, or each block's part."""
     title, effect = f"Without {ablation.site}, by {ablation.kind}", ablation.effect.detach().cpu()
     note = f"{ablation.metric}: {ablation.baseline:.4g} with everything there; shown is the change."
     if effect.ndim == 1:
@@ -55,7 +55,7 @@ def show_ablation(ablation: Ablation) -> Figure:
 
 @show.register(Why)
 def show_why(why: Why) -> Figure:
-    """The scores of one query: what each part adds at each key it may read, largest parts first."""
+    """The scores of one query: the contribution of each part at each key, largest parts first."""
     values = why.values.detach().cpu()
     order = values.abs().amax(1).argsort(descending=True).tolist()
     rows = [short_label(why.labels[i]) if why.side != "pair" else why.labels[i] for i in order]

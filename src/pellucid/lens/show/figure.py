@@ -1,4 +1,4 @@
-"""One self-contained HTML page: data, style and script in one file that asks nothing of the network."""
+"""One self-contained HTML page: data, style and script in one file that loads nothing from the network."""
 
 import html
 import json
@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, Unpack
 SCRIPTS = ("common.js", "core.js", "tokens.js", "attention.js", "lens.js", "tables.js", "start.js")
 #: style sheets; common.css and common.js are shared with the server's page
 STYLES = ("common.css", "page.css")
-#: no request leaves the page, whatever a token's text says
+#: the page makes no request, whatever a token's text is
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 PAGE = """<!doctype html>
@@ -45,9 +45,9 @@ class Figure:
     """A picture of panels, shown by itself in a notebook and written to a file by `save`.
 
     title, facts  the heading, and pairs of a word and a value below it
-    tokens        the tokens that positions of the panels refer to; `words` those that panels name by their place in it
-    source        what an encoder reads
-    vocabulary    how many tokens there are; position, head: what is chosen at first
+    tokens        the tokens at the positions of the panels; `words` the tokens that panels refer to by index
+    source        the tokens of the encoder's input
+    vocabulary    the size of the vocabulary; position, head: the initial selection
     height        of the frame in a notebook, in pixels
     panels        plain data, each with the `kind` that the script draws
     """
@@ -72,7 +72,7 @@ class Figure:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the script is handed."""
+        """The data of the script."""
         return {
             "title": self.title,
             "facts": self.facts,
@@ -104,7 +104,7 @@ class Figure:
         return path
 
     def _repr_html_(self) -> str:
-        # a frame of its own: the notebook's style and this one's stay apart
+        # a frame separates the page's style from the notebook's
         page = html.escape(self.html, quote=True)
         style = f"width:100%;height:{self.height}px;border:0;resize:vertical"
         title = html.escape(self.title)
@@ -116,11 +116,11 @@ class Figure:
 
 
 class ShowOptions(TypedDict, total=False):
-    """What a picture can be asked for; each kind of result takes the options of its own method `show`.
+    """The options of a picture; each kind of result takes those of its method `show`.
 
-    panels, row, title  of a trace: which panels, of which text of the batch, under which heading
-    k                   of an attribution: how many parts
-    offset              of a head with rotary positions: how far back the key is
+    panels, row, title  of a trace: the panels, the text of the batch, and the heading
+    k                   of an attribution: the number of parts
+    offset              of a head with rotary positions: the distance from query to key
     """
 
     panels: Sequence[PanelName]
@@ -143,7 +143,7 @@ def show(result: object, **options: Unpack[ShowOptions]) -> Figure:
 
 
 def as_json(value: Any) -> str:
-    """Compact JSON that may stand inside a script element: no text in it can end the element or open a comment."""
+    """Compact JSON that is safe inside a script element: no text in it can end the element or open a comment."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     unsafe = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
     for character, escaped in unsafe.items():
@@ -154,7 +154,7 @@ def as_json(value: Any) -> str:
 
 @cache
 def asset(name: str) -> str:
-    """The text of a file beside this one, or of one that all pages share: a module, whose exports are plain here."""
+    """The text of a file in this module's folder, or of one that all pages share, a module, without its `export`."""
     if name.startswith("common."):
         text = resources.files("pellucid").joinpath("web", name).read_text(encoding="utf-8")
         return re.sub(r"^export ", "", text, flags=re.MULTILINE).strip()

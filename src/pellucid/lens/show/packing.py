@@ -1,4 +1,4 @@
-"""Tensors as text inside a page: bytes, compressed, in base64."""
+"""Tensors as text inside a page: compressed bytes in base64."""
 
 import base64
 import gzip
@@ -13,15 +13,15 @@ PATTERN_BYTES = 6_000_000
 
 
 def pack_tensor(x: Tensor) -> dict[str, Any]:
-    """Float32 or int32 numbers of any shape."""
+    """A tensor of any shape as float32 or int32."""
     integers = not x.is_floating_point()
     return _packed(x.to(torch.int32 if integers else torch.float32), "int32" if integers else "float32")
 
 
 def pack_pattern(pattern: Tensor, side: int) -> dict[str, Any]:
-    """Patterns [head, i, j] as bytes round(255 sqrt(A)), whose smallest step from 0 is 1.5e-5.
+    """Patterns [head, i, j] as bytes round(255 sqrt(A)); the smallest value above 0 is 1.5e-5.
 
-    Longer ones than `side` are pooled: a cell is the largest entry of `cell` x `cell` positions.
+    Patterns longer than `side` are pooled: a cell is the largest entry of `cell` x `cell` positions.
     """
     cell = max(1, -(-max(pattern.shape[-2:]) // side))
     if cell > 1:
@@ -30,7 +30,7 @@ def pack_pattern(pattern: Tensor, side: int) -> dict[str, Any]:
 
 
 def side_of(n_heads: int, n: int) -> int:
-    """How many cells a pattern may have a side, so that all heads fit into PATTERN_BYTES."""
+    """The largest side of a pattern, in cells, with which all heads fit into PATTERN_BYTES."""
     return min(n, int((PATTERN_BYTES / max(n_heads, 1)) ** 0.5))
 
 
@@ -38,12 +38,12 @@ def _packed(x: Tensor, kind: str) -> dict[str, Any]:
     raw = (
         x.detach().cpu().contiguous().numpy().astype({"uint8": "u1", "int32": "<i4", "float32": "<f4"}[kind]).tobytes()
     )
-    # the time in a gzip header would make every page differ
+    # without a time in the gzip header, the same figure gives the same bytes
     return {"shape": list(x.shape), "type": kind, "gzip": base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()}
 
 
 def plain(x: Tensor) -> list[float | None]:
-    """Numbers as JSON has them, with 5 digits; None for what is no number."""
+    """Numbers for JSON, with 5 digits; None in place of nan and infinity."""
     return [
         float(f"{v:.5g}") if v == v and abs(v) != float("inf") else None for v in x.detach().double().cpu().tolist()
     ]

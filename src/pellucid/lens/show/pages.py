@@ -1,4 +1,4 @@
-"""Which panels make the picture of a trace, an attribution, a head, all heads, a composition."""
+"""The panels of the pictures of a trace, an attribution, a head, all heads, and a composition."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,10 +38,10 @@ TRACE_PANELS: tuple[PanelName, ...] = ("tokens", "attention", "lens", "attributi
 def show_trace(t: Recording, panels: Sequence[PanelName] = TRACE_PANELS, *, row: int = 0, title: str = "") -> Figure:
     """A trace of one text: its tokens with their surprisal, all patterns, the logit lens, direct logit attribution.
 
-    InputError for a panel or a row that there is not.
+    Raises InputError for a panel or a row that does not exist.
     """
     if unknown := [name for name in panels if name not in get_args(PanelName)]:
-        raise InputError(f"there is no panel {unknown[0]!r}: say any of {', '.join(get_args(PanelName))}")
+        raise InputError(f"there is no panel {unknown[0]!r}: choose from {', '.join(get_args(PanelName))}")
     if not 0 <= row < len(t.inputs.lengths):
         raise InputError(f"row {row}: the trace has {len(t.inputs.lengths)}, counted from 0")
     words, n = Glossary(t), t.inputs.lengths[row]
@@ -75,7 +75,7 @@ def inspect_page(t: Recording, row: int = 0, name: str = "") -> Figure:
 
 
 def describe_inputs(t: Recording, row: int) -> str:
-    """The text that was fed, without special tokens; of a network without a tokenizer its ids."""
+    """The input text without special tokens; its ids where there is no tokenizer."""
     ids = t.ids[row, : t.inputs.lengths[row]].tolist()
     if t.tokenizer is None:
         return " ".join(t.spelled(row))
@@ -84,7 +84,7 @@ def describe_inputs(t: Recording, row: int) -> str:
 
 
 def _telling(rows: list[list[Any]]) -> tuple[int, int]:
-    """The head, of a table of heads, that looks hardest for one thing."""
+    """The head with the highest score of attention in a table of heads."""
     if not rows:
         return 0, 0
     layer, _, head = max(rows, key=lambda row: max(row[1], row[3], row[4]))[0].partition(".")
@@ -111,7 +111,7 @@ def facts_of(t: Recording, row: int) -> list[tuple[str, str]]:
 
 @show.register(Attribution)
 def show_attribution(attribution: Attribution, k: int = 24) -> Figure:
-    """The k largest parts of a logit, or of a difference of two."""
+    """The k largest parts of a logit, or of a difference of two logits."""
     top = attribution.top(k)
     rest = attribution.total - sum(x for _, x in top)
     left = len(attribution.labels) - len(top)
@@ -120,9 +120,7 @@ def show_attribution(attribution: Attribution, k: int = 24) -> Figure:
         labels, values = [*labels, f"{left} other parts"], [*values, rest]
     said = "the network says" if attribution.after_cap is None else "the logit before the cap is"
     note = f"At position {attribution.position}; the sum is {attribution.total:.4g}, {said} {attribution.logit:.4g}."
-    note += (
-        f" Behind the cap the network says {attribution.after_cap:.4g}." if attribution.after_cap is not None else ""
-    )
+    note += f" After the cap it is {attribution.after_cap:.4g}." if attribution.after_cap is not None else ""
     note += f" {attribution.note[0].upper()}{attribution.note[1:]}." if attribution.note else ""
     panel = bars_panel(f"Logit of {attribution.target}", labels, torch.tensor(values), note)
     return Figure(f"Logit of {attribution.target}", [panel], height=60 + 18 * len(labels) + 120)
@@ -130,7 +128,7 @@ def show_attribution(attribution: Attribution, k: int = 24) -> Figure:
 
 @show.register(Circuits)
 def show_heads(circuits: Circuits) -> Figure:
-    """Every head by its weights: copying score, sizes of its two circuits."""
+    """A row for each head: its copying score and the sizes of its two circuits."""
     a = circuits.architecture
     offset = 1 if a.rotates_somewhere and circuits.part != "cross" else None
     try:
@@ -164,26 +162,26 @@ def show_heads(circuits: Circuits) -> Figure:
 
 @show.register(Heads)
 def show_scores(heads: Heads) -> Figure:
-    """A table of what every head does, from random tokens or a text."""
+    """A table of the scores of all heads on random tokens or on a text."""
     kinds = list(heads.scores)
     rows = [
         [f"{row['layer']}.{row['head']}", *plain(torch.tensor([row[kind] for kind in kinds]))] for row in heads.table()
     ]
     panel = {
         "kind": "table",
-        "title": "Heads by what they do",
+        "title": "Heads by their attention",
         "note": f"On {heads.text}. Shares of attention; copying runs from -1 to 1.",
         "columns": ["head", *kinds],
         "bars": [None, *("sign" if kind == "copying" else "share" for kind in kinds)],
         "rows": rows,
         "heads": True,
     }
-    return Figure("Heads by what they do", [panel])
+    return Figure("Heads by their attention", [panel])
 
 
 @show.register(Head)
 def show_head(head: Head, offset: int | None = None, n: int = 6, k: int = 5) -> Figure:
-    """One head by its weights: spectra of its circuits, and their strongest directions through the vocabulary."""
+    """One head: the spectra of its circuits, and their strongest directions as tokens."""
     panels: list[Panel] = []
     if head.is_rotated and offset is None:
         offset = 1
@@ -193,7 +191,7 @@ def show_head(head: Head, offset: int | None = None, n: int = 6, k: int = 5) -> 
         try:
             directions = head.directions(of, n, k, None if of == "ov" else offset)
         except CircuitError as error:
-            panels.append({"kind": "note", "title": f"W_{of.upper()} through the vocabulary", "text": f"{error}."})
+            panels.append({"kind": "note", "title": f"W_{of.upper()} as tokens", "text": f"{error}."})
             continue
         ends = ["read", "promoted"] if of == "ov" else ["as keys", "as queries"]
         rows = [
@@ -204,7 +202,7 @@ def show_head(head: Head, offset: int | None = None, n: int = 6, k: int = 5) -> 
             {
                 "kind": "table",
                 "title": f"Directions of W_{of.upper()}",
-                "note": "Either both ends or neither may be negated: singular vectors come with a sign for the pair.",
+                "note": "The sign of a pair of singular vectors is arbitrary: both ends may be negated together.",
                 "columns": ["strength", *ends],
                 "rows": rows,
             }
@@ -231,13 +229,13 @@ def _eigenvalues(head: Head) -> list[Panel]:
 
 @show.register(Composition)
 def show_composition(composition: Composition) -> Figure:
-    """Composition scores of all pairs of heads, above or below what random matrices have."""
+    """Composition scores of all pairs of heads, relative to random matrices."""
     layers, heads = composition.scores.shape[:2]
     names = [f"{l}.{h}" for l in range(layers) for h in range(heads)]
     if layers < 2:
         text = "There is no pair of heads in different blocks."
         return Figure(f"{composition.kind}-composition", [{"kind": "note", "title": "Pairs of heads", "text": text}])
-    # the last block's heads are read by none, the first block's read none
+    # no head reads the last block's heads, and the first block's heads read none
     excess = composition.excess[:-1, :, 1:].flatten(2).flatten(0, 1)
     note = (
         f"Rows write, columns read their {dict(Q='queries', K='keys', V='values')[composition.kind]} from it. Scores "

@@ -1,4 +1,4 @@
-"""What the panels of a figure show, as plain data."""
+"""The data of the panels of a figure."""
 
 import contextlib
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ Panel = dict[str, Any]
 
 
 class Glossary:
-    """The texts of the ids that the panels of a figure mention, each once."""
+    """The texts of all ids that the panels of a figure use, each once."""
 
     def __init__(self, t: Recording):
         self.trace, self.places, self.texts = t, {}, []
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """The same ids as places in `texts`."""
+        """The indices of these ids in `texts`."""
         distinct, inverse = ids.unique(return_inverse=True)
         for token in distinct.tolist():
             if token not in self.places:
@@ -37,7 +37,7 @@ class Glossary:
 
 
 def tokens_panel(t: Recording, row: int, words: Glossary, k: int = 10) -> Panel:
-    """Every token with its surprisal, and what was expected in its place."""
+    """Every token with its surprisal, and the tokens that were likeliest at its position."""
     n = t.inputs.lengths[row]
     log_p = t.logits[row, :n].float().log_softmax(-1)
     best = log_p.topk(min(k, log_p.size(-1)), dim=-1)
@@ -58,9 +58,9 @@ def tokens_panel(t: Recording, row: int, words: Glossary, k: int = 10) -> Panel:
 
 
 def attention_panels(t: Recording, row: int, scores: list[Tensor] | None = None) -> list[Panel]:
-    """The pattern of every head: of an encoder-decoder the encoder's, the decoder's, and between the two.
+    """The pattern of every head; for an encoder-decoder, of the encoder, of the decoder, and of cross-attention.
 
-    What the table of heads needs of each layer's patterns is added to `scores`, while they are there.
+    The scores of each layer's patterns are added to `scores`, for the table of heads.
     """
     a, n, n_source = (
         t.architecture,
@@ -87,10 +87,10 @@ def attention_panels(t: Recording, row: int, scores: list[Tensor] | None = None)
 
 
 def lens_panel(t: Recording, row: int, words: Glossary) -> Panel:
-    """What the network would say after every block."""
+    """The logit lens after every block."""
     points = points_of_stream(t, mid=False)
     if not points:
-        return {"kind": "note", "title": "Logit lens", "text": "This network has no blocks to look between."}
+        return {"kind": "note", "title": "Logit lens", "text": "This network has no blocks."}
     n, lens = t.inputs.lengths[row], logit_lens(t, mid=False, k=5)
     return {
         "kind": "lens",
@@ -107,7 +107,7 @@ def lens_panel(t: Recording, row: int, words: Glossary) -> Panel:
 
 
 def attribution_panel(t: Recording, row: int, words: Glossary) -> Panel:
-    """What every part adds to the logit of the token that follows, at every position, above the average token's."""
+    """The contribution of every part to the logit of the next token, less the mean logit, at every position."""
     n = t.inputs.lengths[row]
     labels, values, target = attribute_everywhere(t, row)
     return {
@@ -122,10 +122,10 @@ def attribution_panel(t: Recording, row: int, words: Glossary) -> Panel:
 
 
 def attribute_everywhere(t: Recording, row: int) -> tuple[list[str], Tensor, Tensor]:
-    """Direct logit attribution at every position at once: labels, [part, i], and the ids it is about [i].
+    """Direct logit attribution at every position: labels, values [part, i], and the target ids [i].
 
-    The token is the one that follows, at the end (and for masked models everywhere) the likeliest one; its logit is
-    taken above the mean over the vocabulary, before the cap where there is one. Columns sum to that logit.
+    The target is the next token; at the last position, and for masked models at every position, it is the likeliest
+    token. The columns sum to its logit less the mean over the vocabulary, before the cap where there is one.
     """
     n, readout = t.inputs.lengths[row], readout_of(t)
     target = t.logits[row].argmax(-1)
@@ -153,12 +153,14 @@ def attribute_everywhere(t: Recording, row: int) -> tuple[list[str], Tensor, Ten
     return labels, torch.stack(values), target
 
 
-#: what patterns are scored by, in the order of the table of heads
+#: the scores of patterns, in the order of the table of heads
 LOOKS = ("previous", "first", "duplicate", "induction")
 
 
 def pattern_scores(t: Recording, row: int, pattern: Tensor) -> Tensor:
-    """Where the heads of one layer look [kind, head], their entropy in bits last, by their pattern [head, i, j]."""
+    """The scores of the heads of one layer [kind, head], with the entropy in bits last, from their pattern [head, i,
+    j].
+    """
     ids, pattern = t.ids[row : row + 1, : pattern.size(1)], pattern.float()
     wanted = looked_for(ids, torch.ones_like(ids, dtype=torch.bool))
     entropy = -torch.special.xlogy(pattern, pattern).sum(-1).mean(-1) / torch.log(torch.tensor(2.0))
@@ -166,7 +168,9 @@ def pattern_scores(t: Recording, row: int, pattern: Tensor) -> Tensor:
 
 
 def heads_panel(t: Recording, row: int, scores: Sequence[Tensor] = ()) -> Panel:
-    """A row for every head: where it looks in this text, and what its weights copy; `scores` of layers if known."""
+    """A row for every head: its attention in this text, and the copying score of its weights; `scores` if computed
+    before.
+    """
     a, n, rows = t.architecture, t.inputs.lengths[row], []
     copying = None
     with contextlib.suppress(CircuitError):
@@ -190,7 +194,7 @@ def heads_panel(t: Recording, row: int, scores: Sequence[Tensor] = ()) -> Panel:
 
 
 def bars_panel(title: str, labels: Sequence[str], values: Tensor, note: str = "") -> Panel:
-    """Signed numbers with labels, in order."""
+    """A bar chart of signed numbers with labels, in order."""
     return {"kind": "bars", "title": title, "labels": list(labels), "values": plain(values), "note": note}
 
 

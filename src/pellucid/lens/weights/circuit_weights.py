@@ -1,4 +1,4 @@
-"""The weights that attention heads and neurons are read from, with the two tables of the vocabulary."""
+"""The weights of attention heads and neurons, with the embedding and the unembedding."""
 
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -20,7 +20,7 @@ class CircuitError(ValueError):
 
 
 class CircuitWeights(VocabularyView):
-    """The weights of one part of a network, raw or folded, with the embedding and the unembedding it is read through.
+    """The weights of one part of a network, raw or folded, with its embedding and unembedding.
 
     Every matrix is a view of the network's own memory unless something is folded.
     """
@@ -37,52 +37,52 @@ class CircuitWeights(VocabularyView):
         if part not in get_args(Part):
             raise CircuitError(f"part = {part!r}: give one of {', '.join(get_args(Part))}")
         if part != "attn" and network.architecture.encoder is None:
-            raise CircuitError(f"part = {part}: this architecture has no encoder; leave part out")
+            raise CircuitError(f"part = {part}: this architecture has no encoder, so leave part out")
         self.network, self.tokenizer, self.part = network, tokenizer, part
         self.weights = weights_view(network, fold_norms=fold_norms, centre=centre)
         self.folded = fold_norms or centre
 
     @property
     def architecture(self) -> Architecture:
-        """The architecture of the part that is looked at."""
+        """The architecture of this part."""
         a = self.network.architecture
         return a.encoder if self.part == "encoder" and a.encoder is not None else a
 
     @property
     def engine(self) -> Any:
-        """The module of the part that is looked at: the network, or its encoder."""
+        """The module of this part: the network, or its encoder."""
         return self.network.encoder if self.part == "encoder" else self.network
 
     def prefix(self, layer: int) -> str:
-        """What the names of a block's attention weights begin with."""
+        """The prefix of the names of a block's attention weights."""
         scope = "cross" if self.part == "cross" else "attn"
         return f"{'encoder.' if self.part == 'encoder' else ''}blocks.{layer}.{scope}."
 
     @cached_property
     def W_E(self) -> Tensor:  # noqa: N802
-        """[v, m], a row for each token, as it enters the stream of this part: before embed_scale and a norm."""
+        """[v, m], a row for each token, before embed_scale and a norm."""
         own = self.part == "encoder" and self.network.architecture.source_embed == "own"
         return self.weights["encoder.embed.token.weight" if own else "embed.token.weight"]
 
     @cached_property
     def W_U(self) -> Tensor:  # noqa: N802
-        """[v, m], times logit_scale: logits = x W_U^T. CircuitError where the stream is not read out linearly."""
+        """[v, m], times logit_scale: logits = x W_U^T. Raises CircuitError where the readout is not linear."""
         a = self.architecture
         if self.part == "encoder":
             raise CircuitError("an encoder's stream is read by the decoder's blocks, not by an unembedding")
         if a.readout == "none":
-            raise CircuitError("readout = none: this model has no unembedding; ask for its circuits in the stream")
+            raise CircuitError("readout = none: this model has no unembedding; use its circuits in the stream")
         if a.readout == "bert":
             raise CircuitError(
-                "readout = bert: a non-linear map stands between the stream and W_U, so nothing written there has "
-                "a logit of its own; ask for the circuits in the stream, .ov and .qk()"
+                "readout = bert: a nonlinear map is between the stream and W_U, so a write to the stream has no "
+                "logit of its own; use the circuits in the stream, .ov and .qk()"
             )
         name = "unembed.weight" if self.weights.architecture.unembed == "untied" else "embed.token.weight"
         return self.weights[name] if a.logit_scale == "1" else self.weights[name] * a.unembed_scale
 
     @cached_property
     def read_E(self) -> Tensor:  # noqa: N802
-        """c W_E [v, m] with c = embed_scale: what a head of the blocks reads of a token."""
+        """c W_E [v, m] with c = embed_scale: the input of a head for each token."""
         if self.part == "cross":
             raise CircuitError("cross-attention reads the encoder's output, which no embedding matrix gives")
         return self.W_E if self.architecture.embed_scale == "1" else self.W_E * self.architecture.d_model**0.5

@@ -1,4 +1,4 @@
-"""A network's weights without any text: its heads as matrices, read through the vocabulary."""
+"""Circuits: the heads and neurons of a network as matrices, from its weights, without any text."""
 
 from typing import Literal
 
@@ -16,16 +16,16 @@ from pellucid.lens.weights.neurons import Neuron
 class Circuits(CircuitWeights):
     """The heads and neurons of a network, from its weights alone.
 
-        circuits[5, 1].promotes(" Mary")       what head 1 of block 5 writes when it attends to this token
-        circuits[5, 1].looks_for(" to")        which keys a query at this token scores highest
+        circuits[5, 1].promotes(" Mary")       the logits that head 1 of block 5 raises when it attends to this token
+        circuits[5, 1].looks_for(" to")        the keys that a query at this token scores highest
         circuits.copying()                     the copying score of every head [layer, head]
-        circuits.compose("K")                  which head reads its keys from which
-        circuits.neuron(3, 17).writes()        what a neuron adds to the logits
+        circuits.compose("K")                  how much the keys of each head depend on earlier heads
+        circuits.neuron(3, 17).writes()        the logits that a neuron raises
 
-    part        attn: the blocks' own attention; cross: to an encoder's output; encoder: the encoder's own
-    fold_norms  read the weights with the norms' gains folded in (`pellucid.lens.weights.folding`); centre likewise.
-                Without them the weights are the raw ones, and a norm's gain stands between what one part writes
-                and another reads
+    part        attn: self-attention; cross: cross-attention to an encoder's output; encoder: the encoder's attention
+    fold_norms  fold the norms' gains into the weights (`pellucid.lens.weights.folding`). Without it the weights are
+                raw, and a norm's gain is between the output of one part and the input of another
+    centre      subtract from all writes to the stream their mean over d_model (same module)
 
     Every matrix is a view of the network's own memory unless something is folded. Heads of grouped queries share
     their key and value matrices.
@@ -34,7 +34,7 @@ class Circuits(CircuitWeights):
     # One head, one neuron -------------------------------------------------------------------
 
     def head(self, layer: int, head: int) -> Head:
-        """One head; CircuitError where there is none of this number."""
+        """One head. Raises CircuitError where it does not exist."""
         a = self.architecture
         if not (0 <= layer < a.n_layers and 0 <= head < a.n_heads):
             raise CircuitError(
@@ -46,13 +46,13 @@ class Circuits(CircuitWeights):
         return self.head(*index)
 
     def neuron(self, layer: int, neuron: int, hidden: int = 0) -> Neuron:
-        """One neuron of a block's MLP, as a key and a value; `hidden` says of which hidden layer."""
+        """One neuron of a block's MLP, as a key and a value; `hidden` is the number of its hidden layer."""
         return Neuron(self, layer, neuron, hidden)
 
     def virtual(self, first: tuple[int, int], second: tuple[int, int]) -> FactoredMatrix:
-        """W_OV of the virtual head that `second` makes of what `first` wrote: W_OV^second W_OV^first [m, m].
+        """W_OV of the virtual head in which `second` reads the output of `first`: W_OV^second W_OV^first [m, m].
 
-        With patterns A_1 and A_2 held fixed it moves along A_2 A_1 (S0 Remark 3.1, erratum E-20; Elhage et al. 2021).
+        With fixed patterns A_1 and A_2 its pattern is A_2 A_1 (S0 Remark 3.1, erratum E-20; Elhage et al. 2021).
         """
         return self[second].ov @ self[first].ov
 
@@ -61,9 +61,9 @@ class Circuits(CircuitWeights):
     def copying(self) -> Tensor:
         """sum(l) / sum(|l|) over the eigenvalues l of W_U W_OV W_E^T, for every head [layer, head], in [-1, 1].
 
-        1: the head writes what raises the logits of the tokens it attends to; -1: it lowers them (Elhage et al. 2021,
-        "copying / primarily positive eigenvalues"). The [v, v] matrix is never formed: its eigenvalues that are not 0
-        are those of W_V G W_O [d, d] with G = W_E^T W_U [m, m]. Norms between are left out unless they are folded.
+        1: the head raises the logits of the tokens that it attends to; -1: it lowers them (Elhage et al. 2021,
+        "copying / primarily positive eigenvalues"). The [v, v] matrix is never computed: its nonzero
+        eigenvalues are those of W_V G W_O [d, d] with G = W_E^T W_U [m, m]. Norms are ignored unless they are folded.
         """
         G = self.gram
         rows = []
@@ -74,7 +74,9 @@ class Circuits(CircuitWeights):
         return torch.stack(rows) if rows else torch.zeros(0, self.architecture.n_heads)
 
     def compose(self, kind: Literal["Q", "K", "V"], offset: int | None = None, draws: int = 64) -> Composition:
-        """How much every head reads what every earlier head wrote (`pellucid.lens.weights.composition.compose`)."""
+        """Composition scores: how much every head reads from every earlier head
+        (`pellucid.lens.weights.composition.compose`).
+        """
         return compose(self, kind, offset, draws)
 
     def show(self) -> Figure:

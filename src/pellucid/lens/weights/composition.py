@@ -1,4 +1,4 @@
-"""How much the heads of later blocks read what heads of earlier blocks wrote."""
+"""Composition: how much the heads of later blocks read from heads of earlier blocks."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -16,7 +16,7 @@ Kind = Literal["Q", "K", "V"]
 
 @dataclass(frozen=True)
 class Composition:
-    """Composition scores of every pair of heads, beside what random matrices of the same shapes would have.
+    """Composition scores of every pair of heads, and the scores of random matrices of the same shapes.
 
     scores    [layer, head, layer, head]: the writer's first, then the reader's; nan where the reader is not later
     baseline  the mean score of random heads of these shapes, and `spread` its standard deviation over the draws
@@ -48,21 +48,21 @@ class Composition:
 def compose(circuits: CircuitWeights, kind: Kind, offset: int | None = None, draws: int = 64) -> Composition:
     """Composition scores (Elhage et al. 2021, "Q-, K- and V-composition"), writer 1 in an earlier block than reader 2.
 
-        Q  |W_QK2^T W_OV1| / (|W_QK2| |W_OV1|)      queries are read from what head 1 wrote
-        K  |W_QK2 W_OV1| / (|W_QK2| |W_OV1|)        keys are
-        V  |W_OV2 W_OV1| / (|W_OV2| |W_OV1|)        values are
+        Q  |W_QK2^T W_OV1| / (|W_QK2| |W_OV1|)      head 2 reads its queries from head 1
+        K  |W_QK2 W_OV1| / (|W_QK2| |W_OV1|)        its keys
+        V  |W_OV2 W_OV1| / (|W_OV2| |W_OV1|)        its values
 
     in the Frobenius norm. Each norm is that of a product [d, m] [m, d] of the factors, one of which is the triangle
-    of a QR. Read a score against the baseline: even random matrices have about sqrt(1 / m). With raw weights a norm's
-    gain between the two heads is left out; `fold_norms` takes it in. With rotary positions Q and K want an offset.
-    Raises CircuitError for heads that read no stream of blocks of their own kind (cross-attention).
+    of a QR. Read a score against the baseline: even random matrices have about sqrt(1 / m). With raw weights the
+    gain of the norm between the two heads is ignored; `fold_norms` includes it. With rotary positions Q and K need an
+    offset. Raises CircuitError for cross-attention, whose heads do not read the stream that they write.
     """
     if kind not in get_args(Kind):
-        raise CircuitError(f"kind = {kind!r}: say Q, K or V")
+        raise CircuitError(f"kind = {kind!r}: expected Q, K or V")
     if circuits.part == "cross":
-        raise CircuitError("composition is between heads on one stream: look at part = attn or encoder")
+        raise CircuitError("composition needs heads that read and write one stream: use part = attn or encoder")
     if kind == "V" and offset is not None:
-        raise CircuitError("V-composition does not depend on an offset: leave it out")
+        raise CircuitError("V-composition does not depend on an offset, so leave it out")
     a = circuits.architecture
     heads = [[Head(circuits, l, h) for h in range(a.n_heads)] for l in range(a.n_layers)]
     scores = torch.full((a.n_layers, a.n_heads) * 2, torch.nan)
@@ -75,14 +75,14 @@ def compose(circuits: CircuitWeights, kind: Kind, offset: int | None = None, dra
 
 
 def _writer(W_O: Tensor, W_V: Tensor) -> Tensor:
-    """W_O R^T / |W_OV| [m, r] with W_V^T = Q R: as long as W_OV in every direction"""
+    """W_O R^T / |W_OV| [m, r] with W_V^T = Q R, which has the norms of W_OV in every direction"""
     factor = W_O @ triangle(W_V.T).T
     return factor / factor.norm()
 
 
 def _reader(head: Head, kind: Kind, offset: int | None) -> Tensor:
     """R B / |A B| [r, m] for the reading circuit A B [m, m] with A = Q R"""
-    # positions.every leaves layers without rotation, whose QK circuit is one matrix for all offsets
+    # layers without rotation (positions.every) have one QK circuit for all offsets
     back = offset if head.is_rotated or not head.circuits.architecture.positions.every else None
     circuit = {"Q": lambda: head.qk(back).T, "K": lambda: head.qk(back), "V": lambda: head.ov}[kind]()
     factor = triangle(circuit.left) @ circuit.right
@@ -97,7 +97,7 @@ def _block_norms(written: Tensor, read: Tensor) -> Tensor:
 
 
 def _baseline(d_model: int, d_head: int, draws: int) -> tuple[float, float]:
-    """Mean and standard deviation of the score of random heads, every entry N(0, 1), by a generator of its own."""
+    """Mean and standard deviation of the score of random heads with entries N(0, 1), drawn by a separate generator."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn() -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The table of embeddings as a cloud of points: neighbours, lengths, spectrum, and a plane to draw it in."""
+"""The embedding table as a cloud of points: neighbours, norms, spectrum, and principal components."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ from pellucid.text.tokenizers.base import Tokenizer
 class Embeddings(VocabularyView):
     """The rows of W_E (`of = "embed"`), of W_U ("unembed") or of the learned positions ("positions").
 
-    table   [n, m], the network's own memory
+    table   [n, m], which shares the network's memory
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Embeddings(VocabularyView):
     def neighbours(
         self, token: str | int, k: int = 10, by: Literal["cosine", "product", "distance"] = "cosine"
     ) -> list[tuple[str, float]]:
-        """The k rows nearest to a token's, itself left out, with their cosine, inner product or distance."""
+        """The k rows nearest to a token's row, without itself, with their cosine, inner product or distance."""
         at = self.token_id(token)
         if by not in ("cosine", "product", "distance"):
-            raise InputError(f"by = {by!r}: say cosine, product or distance")
+            raise InputError(f"by = {by!r}: expected cosine, product or distance")
         table, x = self._exact(), self._exact()[at]
         if by == "distance":
             closeness = -(table - x).norm(dim=1)
@@ -55,11 +55,11 @@ class Embeddings(VocabularyView):
         return self._exact().norm(dim=1)
 
     def spectrum(self) -> Tensor:
-        """Singular values of the table with its mean row taken out, in descending order [min(n, m)]."""
+        """Singular values of the table less its mean row, in descending order [min(n, m)]."""
         return torch.linalg.svdvals(self._centred())
 
     def plane(self, dimensions: int = 2) -> Tensor:
-        """The rows in the directions in which they differ most (principal components) [n, dimensions]."""
+        """The rows projected on their first principal components [n, dimensions]."""
         centred = self._centred()
         _, _, Vh = torch.linalg.svd(centred.T @ centred)
         return centred @ Vh[:dimensions].T

@@ -1,4 +1,4 @@
-"""Matrices that are products of a tall and a wide one, and never written down."""
+"""Matrices that are kept as the product of a tall and a wide factor."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -18,9 +18,9 @@ class SVD(NamedTuple):
 class FactoredMatrix:
     """M = left right, of rank at most r, for `left` [n, r] and `right` [r, k].
 
-    What is asked of M is computed from the factors: M[rows, columns] costs r times its size, norm, eigenvalues and
-    singular values cost products of r by r matrices however large n and k are (TransformerLens calls the same idea
-    FactoredMatrix). Factors in a half precision are raised to float32.
+    Results are computed from the factors: M[rows, columns] costs r times its size; norm, eigenvalues and singular
+    values need products of r by r matrices, however large n and k are (as TransformerLens's class of this name).
+    Factors in half precision are converted to float32.
     """
 
     def __init__(self, left: Tensor, right: Tensor):
@@ -36,7 +36,7 @@ class FactoredMatrix:
 
     @property
     def rank(self) -> int:
-        """The most that the rank can be."""
+        """r, the upper bound of the rank."""
         return min(*self.shape, self.left.size(1))
 
     @property
@@ -45,7 +45,7 @@ class FactoredMatrix:
         return FactoredMatrix(self.right.T, self.left.T)
 
     def __matmul__(self, other: "Tensor | FactoredMatrix") -> Any:
-        """M x for a vector [k] or matrix [k, ...]; a LowRank again where `other` is one."""
+        """M x for a vector [k] or matrix [k, ...]; a FactoredMatrix where `other` is one."""
         if not isinstance(other, FactoredMatrix):
             return self.left @ (self.right @ other.to(self.left.dtype))
         inner = self.right @ other.left
@@ -63,7 +63,7 @@ class FactoredMatrix:
     __rmul__ = __mul__
 
     def __getitem__(self, index: Any) -> Tensor:
-        """M[i], M[i, j], M[:, j], M[a:b, c:d], M[[2, 3], [5, 7, 11]]: these rows and columns alone are computed."""
+        """M[i], M[i, j], M[:, j], M[a:b, c:d], M[[2, 3], [5, 7, 11]]: only these rows and columns are computed."""
         rows, columns = index if isinstance(index, tuple) else (index, slice(None))
         return self.left[rows] @ self.right[:, columns]
 
@@ -73,7 +73,7 @@ class FactoredMatrix:
             yield self[start : start + n_rows]
 
     def dense(self) -> Tensor:
-        """M itself [n, k], for matrices that are small."""
+        """M as one tensor [n, k], for small matrices."""
         return self.left @ self.right
 
     def norm(self) -> Tensor:
@@ -82,14 +82,14 @@ class FactoredMatrix:
         return (left @ right.T).norm()
 
     def trace(self) -> Tensor:
-        """The sum of the diagonal, of a square M."""
+        """The sum of the diagonal of a square M."""
         self._check_square("a trace")
         return (self.left * self.right.T).sum()
 
     def eigenvalues(self) -> Tensor:
-        """The eigenvalues that may differ from 0, largest magnitude first [rank], complex.
+        """The r eigenvalues that may differ from 0, largest magnitude first [rank], complex.
 
-        Those of left right [n, n] are those of right left [r, r] and zeros. Raises ValueError unless M is square.
+        They are the eigenvalues of right left [r, r]; all others are 0. Raises ValueError unless M is square.
         """
         self._check_square("eigenvalues")
         small = self.right @ self.left if self.left.size(1) <= self.shape[0] else self.dense()
@@ -109,17 +109,17 @@ class FactoredMatrix:
 
     def _check_square(self, what: str) -> None:
         if self.shape[0] != self.shape[1]:
-            raise ValueError(f"{what} of a matrix of shape {list(self.shape)}: only a square one has that")
+            raise ValueError(f"{what} of a matrix of shape {list(self.shape)}: expected a square matrix")
 
     def __repr__(self) -> str:
         return f"LowRank({self.shape[0]} x {self.shape[1]}, rank <= {self.rank})"
 
 
 def triangle(x: Tensor) -> Tensor:
-    """R of x = Q R [..., min(n, r), r]: as long as x in every direction, with far fewer rows."""
+    """R of x = Q R [..., min(n, r), r], which has the norms of x in every direction, and far fewer rows."""
     return torch.linalg.qr(x, mode="r").R
 
 
 def exact(x: Tensor) -> Tensor:
-    """x in float32 or better: itself, unless its precision is a half one."""
+    """x in float32, or unchanged where its precision is at least that."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""Weights with the norms folded in or the mean taken out, as a view: the network keeps its own."""
+"""A view of weights with the norms folded in or the mean subtracted; the network is not changed."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -13,16 +13,16 @@ Change = Callable[[Tensor], Tensor]
 
 
 class FoldError(ValueError):
-    """Norms that fold into nothing, or a mean that something reads."""
+    """The norms cannot be folded, or the mean cannot be subtracted, without changing the logits."""
 
 
 class WeightsView(Mapping[str, Tensor]):
-    """The weights of a network by name, read-only; a tensor that is changed is computed when it is asked for.
+    """The weights of a network by name, read-only; a changed tensor is computed when it is read.
 
-    architecture  the one these weights belong to: a tied readout has become untied
+    architecture  that of these weights: a tied readout has become untied
     b_U           [v], to be added to the logits of that architecture: zero unless a final norm's bias was folded
 
-    Unchanged tensors are the network's own memory, and nothing is ever written into it.
+    Unchanged tensors share the network's memory, which is never written to.
     """
 
     def __init__(self, network: Transformer):
@@ -60,14 +60,14 @@ class WeightsView(Mapping[str, Tensor]):
 
 
 def weights_view(network: Transformer, *, fold_norms: bool = False, centre: bool = False) -> WeightsView:
-    """The network's weights, read-only and possibly folded; the logits they give are the same, up to b_U.
+    """The network's weights, read-only and possibly folded; they give the same logits up to b_U.
 
-    fold_norms  W' = W diag(gain), b' = b + W bias in what reads a norm, whose own gain is then 1 and bias 0
+    fold_norms  W' = W diag(gain), b' = b + W bias in the linear maps after a norm, whose gain is then 1 and bias 0
                 (S1 1.1.1.1, erratum E-34)
-    centre      what is written to the stream has mean zero over d_model, which layer norms take out anyway
+    centre      all writes to the stream have mean zero over d_model, which layer norms subtract anyway
 
-    Raises FoldError where that is not the same function: post-norm blocks, whose norm's output is the stream; the
-    bert readout; an encoder's norms; a bias for a linear map that has none; a stream that something reads uncentred.
+    Raises FoldError where the function would change: post-norm blocks, whose norm's output is the stream; the bert
+    readout; an encoder's norms; a bias for a linear map that has none; a stream that is read without a layer norm.
     """
     view = WeightsView(network)
     if fold_norms:
@@ -84,18 +84,18 @@ def weights_view(network: Transformer, *, fold_norms: bool = False, centre: bool
 def _check_fold(a: Architecture) -> None:
     reasons = {
         "block = post: a norm's output is the stream itself, which more than one linear map reads": a.block == "post",
-        "readout = bert: a non-linear map stands behind the final norm": a.readout == "bert",
+        "readout = bert: a nonlinear map follows the final norm": a.readout == "bert",
         "norm.kind = none: there is nothing to fold": a.norm.kind == "none",
-        f"logit_cap = {a.logit_cap}: what the final norm's bias adds stands before the cap": a.logit_cap > 0
+        f"logit_cap = {a.logit_cap}: the contribution of the final norm's bias would be before the cap": a.logit_cap > 0
         and (a.final_norm, a.norm.kind, a.norm.bias) == ("norm", "layer", "all"),
         "an encoder's final norm is read by every block": a.encoder is not None,
-        "the norms have biases, and linear maps without one cannot take them up": a.norm.kind == "layer"
+        "the norms have biases, and linear maps without one cannot absorb them": a.norm.kind == "layer"
         and a.norm.bias == "all"
         and not (a.attention.bias in ("qkv", "all") and a.mlp.bias == "all"),
     }
     for reason, holds in reasons.items():
         if holds:
-            raise FoldError(f"norms cannot be folded here: {reason}; look at the weights as they are")
+            raise FoldError(f"norms cannot be folded here: {reason}; use the raw weights")
 
 
 def _fold_norms(view: WeightsView) -> None:
@@ -118,7 +118,7 @@ def _fold(view: WeightsView, norm: str, readers: list[str]) -> None:
     gain, bias = own[f"{norm}.gain"] + added, own.get(f"{norm}.bias")
     for reader in readers:
         view._change(f"{reader}.weight", lambda W: W * gain)
-        if bias is not None and f"{reader}.bias" in own and reader != "unembed":  # what it adds there is b_U
+        if bias is not None and f"{reader}.bias" in own and reader != "unembed":  # its contribution is b_U
             W = own[f"{reader}.weight"]
             view._change(f"{reader}.bias", lambda b, W=W: b + W @ bias)
     view._change(f"{norm}.gain", lambda g: torch.full_like(g, 1 - added))
@@ -126,7 +126,7 @@ def _fold(view: WeightsView, norm: str, readers: list[str]) -> None:
         view._change(f"{norm}.bias", torch.zeros_like)
 
 
-#: blocks that read the stream as it is, or write a norm's output into it
+#: blocks that read the stream without a norm, or write a norm's output into it
 UNCENTRED = ("post", "inner", "sandwich")
 
 
@@ -134,13 +134,13 @@ def _check_centre(a: Architecture) -> None:
     last = a.final_norm == "norm" and a.norm.kind == "layer"
     if a.norm.kind != "layer" or not last or a.encoder is not None or a.block in UNCENTRED:
         raise FoldError(
-            "the stream's mean is read here: it can be taken out only where a layer norm stands before everything "
+            "the stream's mean is read here: it can be subtracted only where a layer norm precedes everything "
             "that reads the stream (norm.kind = layer, final_norm = norm, no encoder; pre, parallel or shared blocks)"
         )
 
 
 def _centre(view: WeightsView) -> None:
-    """Take the mean over d_model out of everything that writes to the stream."""
+    """Subtract the mean over d_model from all weights that write to the stream."""
     tables = ("embed.token.", "embed.position.", "embed.segment.", "embed.ngrams.")
     for name in view._own:
         if name.startswith(tables):

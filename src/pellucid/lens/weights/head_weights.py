@@ -1,4 +1,4 @@
-"""One attention head as matrices: what it reads, what it looks for, what it writes."""
+"""One attention head as matrices: its QK and OV circuits."""
 
 from typing import Literal, NamedTuple
 
@@ -11,9 +11,9 @@ from pellucid.lens.weights.factored_matrix import FactoredMatrix, exact
 
 
 class Direction(NamedTuple):
-    """One singular direction of a circuit, through the vocabulary: the tokens on either end, with their products.
+    """One singular direction of a circuit as tokens: those with the largest products on either end.
 
-    Singular vectors come with a sign for the pair: both ends may be negated together.
+    The sign of a pair of singular vectors is arbitrary: both ends may be negated together.
     """
 
     strength: float
@@ -27,8 +27,8 @@ class Head:
         score_ij = scale (x_i^T W_QK x_j + terms of the biases)        W_QK = W_Q^T W_K      (S0 3.2, 3.3; S2 Y)
         written_i = sum_j A_ij W_OV x_j + terms of the biases          W_OV = W_O W_V        (S0 3.4; S2 S)
 
-    where x is what the head reads, behind the block's norm. TransformerLens writes the transposes: its W_QK is
-    W_Q W_K^T for [m, d] matrices, the same [m, m] matrix, and its W_OV is the transpose of this one.
+    where x is the head's input, after the block's norm. TransformerLens stores transposes: its W_QK is W_Q W_K^T for
+    [m, d] matrices, which is the same [m, m] matrix, and its W_OV is the transpose of this one.
     """
 
     def __init__(self, circuits: CircuitWeights, layer: int, index: int):
@@ -40,12 +40,12 @@ class Head:
 
     @property
     def W_K(self) -> Tensor:  # noqa: N802
-        """Of the head of keys that this head of queries reads."""
+        """The key matrix of this head's group."""
         return self._rows("key", self.kv_index)
 
     @property
     def W_V(self) -> Tensor:  # noqa: N802
-        """Of the head of values that this head of queries reads."""
+        """The value matrix of this head's group."""
         return self._rows("value", self.kv_index)
 
     @property
@@ -66,14 +66,14 @@ class Head:
 
     @property
     def is_rotated(self) -> bool:
-        """Whether q and k of this head are rotated, so that its QK circuit depends on how far back the key is."""
+        """Whether q and k of this head are rotated, so that its QK circuit depends on the distance to the key."""
         return self.circuits.part != "cross" and self.circuits.architecture.rotates(self.layer)
 
     # In the stream --------------------------------------------------------------------------
 
     @property
     def ov(self) -> FactoredMatrix:
-        """W_OV = W_O W_V [m, m]: what attending to a position writes, as a function of what is read there."""
+        """W_OV = W_O W_V [m, m]: maps the input at a position to the head's output when it attends there."""
         return FactoredMatrix(self.W_O, self.W_V)
 
     W_OV = ov
@@ -81,9 +81,9 @@ class Head:
     def qk(self, offset: int | None = None) -> FactoredMatrix:
         """W_QK = W_Q^T W_K [m, m]; with rotary positions W_Q^T R_offset^T W_K for a key `offset` positions back.
 
-        Where q and k are normalised (attention.qk_norm = rms), their gains are in it and their divisors, which depend
-        on the text, are not. Raises CircuitError for rotary positions without an offset, since the circuit is then
-        one matrix for each, and for an offset where nothing depends on it.
+        Where q and k are normalised (attention.qk_norm = rms), their gains are included and their divisors, which
+        depend on the text, are not. Raises CircuitError for rotary positions without an offset, since the circuit has
+        one matrix for each, and for an offset without rotary positions.
         """
         q, k = self.normed(self.W_Q, "query_norm", self.index), self.normed(self.W_K, "key_norm", self.kv_index)
         return FactoredMatrix(self.turned(q, offset).T, k)
@@ -106,11 +106,11 @@ class Head:
         a = self.circuits.architecture
         if not self.is_rotated:
             if offset is not None:
-                raise CircuitError("nothing is rotated here, so the QK circuit is one matrix: leave the offset out")
+                raise CircuitError("this head has no rotary positions and one QK circuit: leave the offset out")
             return W
         if offset is None:
             raise CircuitError(
-                f"positions.kind = {a.positions.kind}: the QK circuit is a function of how far back the key is; "
+                f"positions.kind = {a.positions.kind}: the QK circuit depends on the distance to the key; "
                 "give offset=1 for the token before, offset=0 for the token itself"
             )
         least = 0 if a.attention.mask == "causal" else 1 - a.n_ctx
@@ -124,12 +124,14 @@ class Head:
     # Through the vocabulary -----------------------------------------------------------------
 
     def full_ov(self) -> FactoredMatrix:
-        """W_U W_OV (c W_E)^T [v, v]: entry (s, t) is what attending to token t adds to the logit of s, norms aside."""
+        """W_U W_OV (c W_E)^T [v, v]: entry (s, t) is the contribution of attending to token t to the logit of s,
+        without norms.
+        """
         c = self.circuits
         return FactoredMatrix(exact(c.W_U) @ exact(self.W_O), exact(self.W_V) @ exact(c.read_E).T)
 
     def full_qk(self, offset: int | None = None) -> FactoredMatrix:
-        """(c W_E) W_QK (c W_E)^T [v, v]: entry (s, t) is how a query at token s scores a key at t, norms aside."""
+        """(c W_E) W_QK (c W_E)^T [v, v]: entry (s, t) scores a query at token s with a key at t, norms aside."""
         E, qk = exact(self.circuits.read_E), self.qk(offset)
         return FactoredMatrix(E @ qk.left, qk.right @ E.T)
 
@@ -139,13 +141,13 @@ class Head:
         return float(ratio(self.full_ov().eigenvalues()))
 
     def promotes(self, token: str | int, k: int = 10) -> list[tuple[str, float]]:
-        """The tokens whose logits attending to `token` raises most, with the amounts."""
+        """The tokens whose logits rise most when the head attends to `token`, with the amounts."""
         c = self.circuits
         written = self.ov @ exact(c.read_E[c.token_id(token)])
         return c.largest(exact(c.W_U) @ written, k)
 
     def looks_for(self, token: str | int, k: int = 10, offset: int | None = None) -> list[tuple[str, float]]:
-        """The keys that a query at `token` scores highest, times the scale."""
+        """The keys that a query at `token` scores highest, with the scores (times the scale)."""
         c = self.circuits
         wanted = exact(c.read_E[c.token_id(token)]) @ self.qk(offset)
         return c.largest(self.scale * (exact(c.read_E) @ wanted), k)
@@ -153,13 +155,13 @@ class Head:
     def directions(
         self, of: Literal["ov", "qk"] = "ov", n: int = 4, k: int = 8, offset: int | None = None
     ) -> list[Direction]:
-        """The n strongest singular directions of a circuit in the stream, read through the vocabulary.
+        """The n strongest singular directions of a circuit in the stream, as tokens.
 
         ov   `into`: tokens that are read; `out`: tokens that are then promoted (Millidge and Black 2022)
         qk   `into`: tokens as keys; `out`: tokens as queries
         """
         if of not in ("ov", "qk"):
-            raise CircuitError(f"of = {of!r}: say ov or qk")
+            raise CircuitError(f"of = {of!r}: expected ov or qk")
         c, svd = self.circuits, (self.ov if of == "ov" else self.qk(offset)).svd()
         into = exact(c.read_E)
         out = exact(c.W_U) if of == "ov" else into
@@ -167,7 +169,7 @@ class Head:
         return [Direction(float(s), c.largest(out @ u, k), c.largest(into @ v, k)) for s, u, v in rows]
 
     def show(self, offset: int | None = None) -> Figure:
-        """Spectra and strongest directions as a picture; with rotary positions for keys `offset` (1) back."""
+        """Spectra and strongest directions as a picture; with rotary positions, for keys `offset` back (default 1)."""
         return show(self, offset=offset)
 
     def _weight(self, which: str) -> Tensor:

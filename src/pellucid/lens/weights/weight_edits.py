@@ -1,4 +1,4 @@
-"""Edits that are a change of weights: an ablated head or neuron, a removed direction, written into the network."""
+"""Writes edits into the weights: an ablated head or neuron, or a removed direction."""
 
 import copy
 import re
@@ -18,31 +18,31 @@ from pellucid.model.positions import Learned
 from pellucid.model.transformer import Backbone
 from pellucid.tensor_names import axes, is_stream, writers
 
-#: operations that are x -> M x + shift with one matrix M, whatever x is
+#: operations of the form x -> M x + shift with a fixed matrix M
 AFFINE = ("zero", "scale", "add", "set", "mean", "resample", "freeze", "project_out")
 
-#: what a sublayer adds, and the norm that it may have gone through
+#: the output of a sublayer, and the norm that may follow it
 NORMED = {"attn_out": "norm_1_out", "mlp_out": "norm_2_out"}
 
 
 def with_edits(network: Transformer, edits: Sequence[Edit]) -> Transformer:
-    """A copy of the network whose weights do what the edits do, at every position of every text.
+    """A copy of the network whose weights have the effect of the edits, at every position of every text.
 
     The operations are zero, scale, add, project_out, and setting to a value (set, a measured mean, resample, freeze).
-    The tensors are those that a linear map or a table writes or reads: embed, pos_embed, seg_embed, ngram_embed, q, k,
-    v, z, result, attn_out, mlp.pre, mlp.gate, mlp.post, mlp_out and logits, and their like in cross-attention and in
-    an encoder, all of a tensor or some of its heads and neurons. project_out(name, v) of what W writes makes
-    (I - v v^T / v.v) W of W, and of its bias. Where a table is also the readout or another table, the copy has one for
-    each, and its architecture says so (unembed = untied, source_embed = own).
+    The tensors are the inputs and outputs of linear maps and tables: embed, pos_embed, seg_embed, ngram_embed, q, k,
+    v, z, result, attn_out, mlp.pre, mlp.gate, mlp.post, mlp_out and logits, and the same in cross-attention and in
+    an encoder; the whole tensor, or some of its heads and neurons. project_out(name, v) replaces W, whose output the
+    tensor is, by (I - v v^T / v.v) W, and its bias likewise. Where a table is also the readout or another table, the
+    copy has one for each, and its architecture says so (unembed = untied, source_embed = own).
 
-    Raises EditError for anything else, and where a value needs a bias that the architecture has not, naming the option.
+    Raises EditError for anything else, and where a value needs a bias that the architecture lacks; it names the option.
     """
     copied = copy.deepcopy(network)
     by_name: dict[str, list[Edit]] = {}
     for edit in resolve(edits, network.architecture):
         _check(edit, network.architecture)
         by_name.setdefault(edit.name, []).append(edit)
-    # what a head writes is scaled or turned before the attention's input is: both change W_O, from its two sides
+    # edits of a head's result come before those of z: both change W_O, from its two sides
     for name in sorted(by_name, key=lambda name: not name.endswith(".result")):
         with torch.no_grad():
             _write(copied, name, by_name[name])
@@ -50,7 +50,7 @@ def with_edits(network: Transformer, edits: Sequence[Edit]) -> Transformer:
 
 
 def _check(edit: Edit, a: Architecture) -> None:
-    """Refuse what depends on the run or on the position, and points of the stream."""
+    """Raise EditError for edits that depend on the run or on the position, and for points of the stream."""
     what = f"{edit.op} of {edit.name}"
     if edit.op not in AFFINE or edit.over is not None or (edit.op == "freeze" and edit.value is None):
         raise EditError(f"{what} depends on the run: it is not a change of weights")
@@ -64,7 +64,7 @@ def _check(edit: Edit, a: Architecture) -> None:
 
 
 def _write(network: Transformer, name: str, edits: list[Edit]) -> None:
-    """All edits of one tensor, in order, on the input or the output of a linear map, or on a table."""
+    """Write all edits of one tensor, in order, into the input or the output of a linear map, or into a table."""
     part, inner = _part(network, name)
     changes = [_affine(edit, part) for edit in edits]
     if inner in ("embed", "pos_embed", "seg_embed", "ngram_embed"):
@@ -89,7 +89,7 @@ def _write(network: Transformer, name: str, edits: list[Edit]) -> None:
 
 
 def _writer(block: Any, inner: str, edit: Edit) -> nn.Linear:
-    """The linear map whose output the tensor is."""
+    """The linear map that has the tensor as its output."""
     for scope, attention in (("attn", "attn"), ("cross", "cross")):
         for name, module in ((".q", "query"), (".k", "key"), (".v", "value"), ("_out", "out")):
             if inner == scope + name:
@@ -108,7 +108,7 @@ def _no_linear_map(edit: Edit) -> EditError:
 
 
 def _part(network: Transformer, full: str) -> tuple[Backbone, str]:
-    """The decoder or the encoder that a name belongs to, and the name inside it."""
+    """The decoder or the encoder that a name belongs to, and the name within it."""
     if full.startswith("encoder."):
         assert network.encoder is not None
         return network.encoder, full.removeprefix("encoder.")
@@ -117,11 +117,12 @@ def _part(network: Transformer, full: str) -> tuple[Backbone, str]:
 
 @dataclass(frozen=True)
 class Affine:
-    """x -> M x + shift for a tensor whose last axes are (head and) one of vectors, head by head.
+    """x -> M x + shift along the last axis of a tensor, separately for each head where it has heads.
 
     factor  of every entry: 1 where the edit does not apply
     shift   of every entry: 0 where the edit does not apply
-    taken   project_out: where the edit applies, 1 or 0, and `unit` the direction of length 1; M = I - taken unit unit^T
+    taken   for project_out: 1 where the edit applies, else 0; `unit` is the direction, of length 1; M = I - taken unit
+            unit^T
     """
 
     factor: Tensor
@@ -157,7 +158,10 @@ def _affine(edit: Edit, part: Backbone) -> Affine:
     value = torch.as_tensor(0.0 if edit.value is None else edit.value, dtype=torch.float64, device="cpu")
     if value.ndim == len(letters):
         if any(value.size(k) > 1 for k, letter in enumerate(letters) if letter in "bij"):
-            raise EditError(f"the value for {edit.name} differs from position to position: no weight does that")
+            raise EditError(
+                f"the value for {edit.name} differs between positions, which weights cannot "
+                "express: give one value for all positions"
+            )
         value = value.reshape([value.size(k) for k, letter in enumerate(letters) if letter in sizes])
     value, device = value.expand(shape), part.embed.token.weight.device
     if edit.op == "project_out":
@@ -181,7 +185,7 @@ def _change_output(linear: Any, changes: list[Affine], edit: Edit) -> None:
 
 
 def _change_input(linear: nn.Linear, changes: list[Affine], edit: Edit) -> None:
-    """W <- W M and b <- b + W shift, the last edit first: it is the next to W."""
+    """W <- W M and b <- b + W shift, the last edit first, since it is the one next to W."""
     rows, bias = linear.weight.double(), _bias(linear)
     shape = changes[0].shift.shape
     for change in reversed(changes):
@@ -192,7 +196,7 @@ def _change_input(linear: nn.Linear, changes: list[Affine], edit: Edit) -> None:
 
 
 def _change_results(out: nn.Linear, changes: list[Affine], edit: Edit) -> None:
-    """W_O^h <- M_h W_O^h for every head; what shifts a head's result goes into the one bias."""
+    """W_O^h <- M_h W_O^h for every head; the shifts of all heads are added to the common bias."""
     n_heads = len(changes[0].shift)
     columns = out.weight.double().unflatten(1, (n_heads, -1)).permute(2, 1, 0)  # [d_head, head, d_model]
     shifts = torch.zeros_like(changes[0].shift)
@@ -210,7 +214,9 @@ def _change_table(network: Transformer, part: Backbone, name: str, changes: list
         tables, c = [part.embed.token], embed.scale
     elif name == "ngram_embed":
         if any(change.shift.any() for change in changes):
-            raise EditError(f"{edit.op} of {edit.name} adds a vector, and where no n-gram ends there is none to add to")
+            raise EditError(
+                f"{edit.op} of {edit.name} adds a vector, and positions without an n-gram have no row to add it to"
+            )
         assert embed.ngrams is not None
         tables = list(embed.ngrams.tables.children())
     else:
@@ -226,13 +232,13 @@ def _change_table(network: Transformer, part: Backbone, name: str, changes: list
 
 
 def _untie(network: Transformer, part: Backbone) -> None:
-    """Give the readout, and the other side of an encoder-decoder, a copy of the table of `part` that is to change."""
+    """Give the readout, and the other part of an encoder-decoder, a copy of `part`'s table before it changes."""
     a, token = network.architecture, part.embed.token
     if network.encoder is not None and network.encoder.embed.token is network.embed.token:
         other = network.encoder if part is network else network
         other.embed.token = copy.deepcopy(token)
         if part is not network and a.unembed == "tied":
-            network.unembed.weight = network.embed.token.weight  # the readout stays the decoder's
+            network.unembed.weight = network.embed.token.weight  # the readout keeps the decoder's table
         network.architecture = a = a.with_fields({"source_embed": "own"})
     if part is network and a.unembed == "tied":
         _own_readout(network)
@@ -264,12 +270,12 @@ def _bias(linear: Any) -> Tensor:
 
 
 def _set_bias(linear: Any, bias: Tensor, edit: Edit) -> None:
-    """b <- bias; refused where a vector is left over and there is no b to hold it."""
+    """b <- bias. Raises EditError where the vector is not 0 and there is no b."""
     own = getattr(linear, "bias", None)
     if own is not None:
         own.copy_(bias)
     elif bias.any():
         option = {"logits": "readout"}.get(edit.name, "mlp.bias" if ".mlp" in edit.name else "attention.bias")
         raise EditError(
-            f"{edit.op} of {edit.name} adds a vector, and with {option} as it is this map has no bias to take it up"
+            f"{edit.op} of {edit.name} adds a vector, and with this {option} the linear map has no bias to add it to"
         )
