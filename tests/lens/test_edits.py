@@ -373,11 +373,11 @@ def test_edits_that_are_none_say_why(make, reason):
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (change.zero("blocks.0.attn.k", head=1), "whose axes are b g j d: say kv_head"),
+        (change.zero("blocks.0.attn.k", head=1), "whose axes are b g j d: give kv_head"),
         (change.zero("blocks.0.attn.k", kv_head=2), "there are 2, counted from 0"),
-        (change.zero("blocks.0.attn.z", kv_head=0), "say head"),
+        (change.zero("blocks.0.attn.z", kv_head=0), "give head"),
         (change.zero("blocks.0.attn.z", neuron=0), "leave it out"),
-        (change.zero("blocks.0.attn.k", key=0), "say pos"),
+        (change.zero("blocks.0.attn.k", key=0), "give pos"),
         (change.add("blocks.0.attn.z", [1.0, 2.0, 3.0]), "a value of shape"),
         (change.add("blocks.0.attn.z", None), "was given no value"),
         (change.add("blocks.0.attn.z", "much"), "is no array of numbers"),
@@ -393,7 +393,7 @@ def test_edits_that_do_not_fit_say_why(edit, reason):
 
 
 def test_one_edit_is_no_list():
-    with pytest.raises(EditError, match=r"say \[zero\(\.\.\.\)\]"):
+    with pytest.raises(EditError, match=r"give \[zero\(\.\.\.\)\]"):
         trace(make_network(A), None, [1, 2], edits=change.zero("embed"))
 
 

@@ -197,7 +197,7 @@ def check_before_reading(
         check_run(output.out)
         return  # the resumed run checks the other options
     if not paths:
-        raise OptionError("no text was given: name at least one file or folder, or - for standard input")
+        raise OptionError("no text was named: give at least one file or folder, or - for standard input")
     check_new_folder(output.out)
     if model.predictor not in (None, "transformer"):
         return

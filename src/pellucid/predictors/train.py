@@ -52,7 +52,7 @@ def train_predictor(
         recipe = replace(written, inputs=tuple(map(str, inputs)) or written.inputs)
         return resume_run(PredictorTrainable(recipe), Path(out), length, reporter, written)
     if not inputs:
-        raise RecipeError("no text was given: name at least one file or folder")
+        raise RecipeError("no text was named: give at least one file or folder")
     recipe = make_predictor_recipe(tuple(str(Path(p)) for p in inputs), kind, fields or {}, length)
     check_tokenizer(recipe.text)
     startable = NGramRun(recipe) if kind == "ngram" else PredictorTrainable(recipe)

@@ -58,7 +58,7 @@ def make_tokenizer(recipe: TextRecipe, split: Split | PairSplit, interruption: I
     own = asked in get_args(Kind)
     if not own and not Path(asked).exists():
         raise RecipeError(
-            f"{asked}: there is no such tokenizer; say bpe, word, char, byte or the path of a tokenizer.json"
+            f"{asked}: there is no such tokenizer; expected bpe, word, char, byte or the path of a tokenizer.json"
         )
     how = {"pattern": recipe.text.pattern, "share": recipe.text.sample}
     if own:

@@ -110,7 +110,7 @@ def check_memory(recipe: Recipe, device: torch.device) -> None:
     if need > have:
         source = f" and sources of up to {recipe.model.encoder.n_ctx}" if recipe.model.encoder else ""
         raise RecipeError(
-            f"training would need about {need / 2**30:.1f} GiB, and {device.type} has {have / 2**30:.1f} GiB: "
+            f"training this would need about {need / 2**30:.1f} GiB and {device.type} has {have / 2**30:.1f} GiB: "
             f"{count_parameters(recipe.model)['total']:,} parameters, {recipe.train.batch} sequences of "
             f"{recipe.model.n_ctx} tokens{source} a pass. Make d_model, n_layers, n_ctx or batch smaller, or set "
             "recompute=yes"
