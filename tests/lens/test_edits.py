@@ -380,7 +380,7 @@ def test_edits_that_are_none_say_why(make, reason):
         (change.zero("blocks.0.attn.k", key=0), "give pos"),
         (change.add("blocks.0.attn.z", [1.0, 2.0, 3.0]), "a value of shape"),
         (change.add("blocks.0.attn.z", None), "was given no value"),
-        (change.add("blocks.0.attn.z", "much"), "is no array of numbers"),
+        (change.add("blocks.0.attn.z", "much"), "is not an array of numbers"),
         (change.project_out("embed", [1.0]), "a value of shape"),
         (change.project_out("embed", [0.0] * 8), "a vector of length 0"),
         (change.project_out("blocks.0.attn.z", [float("nan")] * 2), "a vector of length 0 or nan"),

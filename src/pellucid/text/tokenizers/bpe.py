@@ -12,14 +12,12 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.regular import read_regular
 from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text, which_overlap
 from pellucid.text.tokenizers.symbols import byte_characters
 
@@ -113,10 +111,13 @@ class BPETokenizer(Tokenizer):
         return cls(engine.to_str(pretty=True), notes=(note,) if reached < n_vocab else ())
 
     @classmethod
-    def from_merges(cls, vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> "BPETokenizer":
-        """GPT-2's two files: `encoder.json` (or vocab.json) and the pairs of `vocab.bpe` (or merges.txt)."""
-        plain = {name: i for name, i in vocabulary.items() if name != SEPARATOR}
-        engine = _new_engine(models.BPE(plain, merges))
+    def from_merges(cls, vocabulary: str, merges: str) -> "BPETokenizer":
+        """The tokenizer of GPT-2's two files: the texts of encoder.json (or vocab.json) and vocab.bpe (or merges.txt)."""
+        plain = {name: i for name, i in json.loads(vocabulary).items() if name != SEPARATOR}
+        pairs = [line.split(" ") for line in merges.split("\n") if line and not line.startswith("#version")]
+        if wrong := next((pair for pair in pairs if len(pair) != 2), None):
+            raise TokenizerError(f"expected two tokens on each line of the merges, found {' '.join(wrong)!r}")
+        engine = _new_engine(models.BPE(plain, [(a, b) for a, b in pairs]))
         _declare_separator(engine)
         return cls(engine.to_str(pretty=True))
 
@@ -353,15 +354,3 @@ def _names_by_id(content: dict) -> list[str]:
     if missing is not None:
         raise TokenizerError(f"tokenizer.json has {len(names)} tokens but none with id {missing}: ids must run from 0")
     return [names[i] for i in range(len(names))]
-
-
-def read_merges(path: Path) -> list[tuple[str, str]]:
-    """The pairs of a GPT-2 merges file, best rank first."""
-    try:
-        lines = read_regular(path).decode("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"{path} cannot be read: {error}") from None
-    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-    if wrong := next((pair for pair in pairs if len(pair) != 2), None):
-        raise TokenizerError(f"{path}: expected two tokens on each line, found {' '.join(wrong)!r}")
-    return [(a, b) for a, b in pairs]

@@ -9,7 +9,7 @@ has inside a text, with the space before it; and the file is never changed.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -149,11 +149,14 @@ def read_external(text: str, *, trust: bool = False) -> Tokenizer | None:
     return ExternalTokenizer(text, trust=trust)
 
 
-def wordpiece_json(tokens: Sequence[str], options: Mapping[str, Any]) -> str:
-    """The tokenizer.json for the tokens of a vocab.txt, in order of id, with the options of a tokenizer_config.json.
+def wordpiece_json(vocab_txt: str, tokenizer_config: str = "{}") -> str:
+    """The tokenizer.json for the texts of a vocab.txt, one token on each line, and of a tokenizer_config.json.
 
     Raises TokenizerError if a token occurs twice or the unknown token is missing.
     """
+    tokens, options = vocab_txt.replace("\r\n", "\n").removesuffix("\n").split("\n"), json.loads(tokenizer_config)
+    if not isinstance(options, dict):
+        raise TokenizerError(f"tokenizer_config.json holds {type(options).__name__}: expected an object")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
         twice = next(token for i, token in enumerate(tokens) if vocabulary[token] != i)

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from pellucid.text.regular import read_regular
 from pellucid.text.tokenizers.base import SEPARATOR, Stream, Tokenizer, TokenizerError
-from pellucid.text.tokenizers.bpe import BPETokenizer, cut_at_borders, read_merges
+from pellucid.text.tokenizers.bpe import BPETokenizer, cut_at_borders
 from pellucid.text.tokenizers.external import ExternalTokenizer, read_external, wordpiece_json
 from pellucid.text.tokenizers.symbols import ByteTokenizer, CharTokenizer, read_symbols
 from pellucid.text.tokenizers.words import WordTokenizer, read_words
@@ -94,51 +94,45 @@ def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
 
     `trust` accepts patterns and normalizers that are not known to be safe. Raises TokenizerError.
     """
-    path = Path(path)
+    files = tokenizer_files(Path(path))
+    first = files[0]
+    texts = [_read(file) for file in files]
+    try:
+        if first.suffix == ".txt":
+            return ExternalTokenizer(wordpiece_json(*texts))
+        if len(texts) > 1:
+            return BPETokenizer.from_merges(*texts)
+        content = json.loads(texts[0])
+        if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+            raise TokenizerError("this JSON is not a tokenizer.json: it has no model entry")
+        own = read_symbols(texts[0]) or read_words(texts[0]) or read_external(texts[0], trust=trust)
+        return own or BPETokenizer(texts[0], trust=trust)
+    except TokenizerError as error:
+        raise TokenizerError(f"{first}: {error}") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise TokenizerError(f"{first}: not valid JSON: {error}") from None
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise TokenizerError(f"{first} is damaged: {error!r}") from error
+
+
+def tokenizer_files(path: Path) -> list[Path]:
+    """The files of the tokenizer at a path: tokenizer.json; GPT-2's two files; or vocab.txt and, if it exists, its
+    tokenizer_config.json. Raises TokenizerError where there is none.
+    """
+    if path.is_dir() and not (path / "tokenizer.json").exists():
+        for pair in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
+            files = [path / name for name in pair]
+            if all(file.exists() for file in files):
+                return files
     if path.is_dir():
-        for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
-            pair = path / vocabulary, path / merges
-            if not (path / "tokenizer.json").exists() and pair[0].exists() and pair[1].exists():
-                return BPETokenizer.from_merges(_read_json(pair[0]), read_merges(pair[1]))
         path = path / ("tokenizer.json" if (path / "tokenizer.json").exists() else "vocab.txt")
     if not path.exists():
         raise TokenizerError(
             f"{path.with_name('tokenizer.json')}: there is no such tokenizer; expected a tokenizer.json, a vocab.txt "
             "or a folder holding one"
         )
-    if path.suffix == ".txt":
-        return load_vocabulary(path)
-    content = _read_json(path)
-    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-        raise TokenizerError(f"{path}: this JSON is not a tokenizer.json: it has no model entry")
-    text = _read(path)
-    try:
-        own = read_symbols(text) or read_words(text) or read_external(text, trust=trust)
-        return own or BPETokenizer(text, trust=trust)
-    except TokenizerError as error:
-        raise TokenizerError(f"{path}: {error}") from None
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise TokenizerError(f"{path} is damaged: {error!r}") from error
-
-
-def load_vocabulary(path: Path) -> Tokenizer:
-    """The WordPiece tokenizer of a vocab.txt, one token on each line, with the options of its tokenizer_config.json."""
-    beside = path.with_name("tokenizer_config.json")
-    options = _read_json(beside) if beside.exists() else {}
-    if not isinstance(options, dict):
-        raise TokenizerError(f"{beside} holds {type(options).__name__}: expected an object with named entries")
-    lines = _read(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
-    try:
-        return ExternalTokenizer(wordpiece_json(lines, options))
-    except TokenizerError as error:
-        raise TokenizerError(f"{path}: {error}") from None
-
-
-def _read_json(path: Path):
-    try:
-        return json.loads(_read(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise TokenizerError(f"{path}: not valid JSON: {error}") from None
+    options = path.with_name("tokenizer_config.json")
+    return [path, options] if path.suffix == ".txt" and options.exists() else [path]
 
 
 def _read(path: Path) -> str:
