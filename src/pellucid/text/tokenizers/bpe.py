@@ -112,7 +112,7 @@ class BPETokenizer(Tokenizer):
 
     @classmethod
     def from_merges(cls, vocabulary: str, merges: str) -> "BPETokenizer":
-        """The tokenizer of GPT-2's two files: the texts of encoder.json (or vocab.json) and vocab.bpe (or merges.txt)."""
+        """The tokenizer of the texts of GPT-2's files, encoder.json (or vocab.json) and vocab.bpe (or merges.txt)."""
         plain = {name: i for name, i in json.loads(vocabulary).items() if name != SEPARATOR}
         pairs = [line.split(" ") for line in merges.split("\n") if line and not line.startswith("#version")]
         if wrong := next((pair for pair in pairs if len(pair) != 2), None):
