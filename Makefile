@@ -34,7 +34,7 @@ test: setup
 	$(TEST) -m "not slow and not gpu" $(addprefix --ignore=,$(SHAPES))
 
 # two trainings side by side, a thread each: two threads for one training are no twice as fast
-test-slow: setup .venv/.docs
+test-slow: setup .venv/.docs .clients/.ready
 	$(TEST) --dist loadgroup -m slow
 
 # is the code tested? make mutants ARGUMENTS="reference --count 300 --seed 0" (tests/mutants.py; some minutes a room)
@@ -64,6 +64,13 @@ docs: setup
 
 .venv/.docs: .venv/.ready requirements/docs.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt
+	touch $@
+
+# clients of other projects, with versions of their own; torch and transformers are those of .venv
+.clients/.ready: .venv/.ready requirements/clients.txt
+	$(PYTHON) -m venv .clients
+	.clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/clients.txt
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.clients/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_main.pth
 	touch $@
 
 # the documentation as pages that open offline: build/site/index.html

@@ -23,6 +23,8 @@ DATA = Path(__file__).parent / "data"
 #: the first browser that is installed, by the names of Chromium and Chrome; None where there is none
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
+#: the Python of the environment in which requirements/clients.txt is installed
+CLIENTS = Path(os.environ.get("PELLUCID_CLIENTS") or DATA.parents[1] / ".clients") / "bin" / "python"
 #: whether what requirements/docs.txt names is installed
 SITE_TOOLS = all(map(importlib.util.find_spec, ("sphinx", "furo", "myst_parser", "latex2mathml", "ziamath")))
 
@@ -57,6 +59,12 @@ def needs_site_tools() -> None:
     """Tests asking for it build the site: they run where `make site` or `make test-slow` has installed its tools."""
 
 
+@pytest.fixture(scope="session")
+def needs_clients() -> Path:
+    """The Python of other projects' clients; tests asking for it run where `make test-slow` has installed them."""
+    return CLIENTS
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "item(*ids): the items of tests/conformance/items.toml that this test shows")
 
@@ -70,6 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the tests of data that is not shipped where PELLUCID_DATA does not name its folder, those in a browser
     where none is installed, and those of the site where its tools are not."""
     there = {"needs_data": os.environ.get("PELLUCID_DATA"), "needs_browser": BROWSER, "needs_site_tools": SITE_TOOLS}
+    there["needs_clients"] = CLIENTS.exists()
     missing = {fixture for fixture, found in there.items() if not found}
     needing = [item for item in items if missing & {*getattr(item, "fixturenames", ())}]
     if needing:

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -40,12 +40,17 @@ def small_network(seed: int = 0) -> Transformer:
     return network
 
 
-@contextmanager
 def serving(
     engine: BatchingEngine, *, key: str | None = None, template: ChatTemplate | None = None
-) -> Iterator[RunningServer]:
+) -> AbstractContextManager[RunningServer]:
     """The engine behind a socket, until the block ends."""
-    app = make_app([ServedModel("small", engine, template)], key=key)
+    return serving_models(ServedModel("small", engine, template), key=key)
+
+
+@contextmanager
+def serving_models(*models: ServedModel, key: str | None = None) -> Iterator[RunningServer]:
+    """Several models behind a socket, until the block ends; the engine is the first one's."""
+    app, engine = make_app(models, key=key), models[0].engine
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]

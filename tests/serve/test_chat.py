@@ -219,6 +219,44 @@ def test_harmless_fields_are_accepted(http):
     assert http.post("/v1/chat/completions", json=BODY | {"messages": messages} | harmless).status_code == 200
 
 
+#: what Open WebUI (routers/openai.py and tasks.py) and LibreChat (its client is OpenAI's package for Node) send
+REPLAYED = {
+    "Open WebUI, a message": {
+        "stream": True,
+        "model": "chatty",
+        "messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "Good morning."}],
+        "stream_options": {"include_usage": True},
+        "temperature": 0.8,
+        "stop": ["###"],
+        "user": {"name": "Ann", "id": "1", "email": "ann@example.org", "role": "user"},
+    },
+    "Open WebUI, a title": {
+        "model": "chatty",
+        "messages": [{"role": "user", "content": "### Task: a title"}],
+        "stream": False,
+        "max_completion_tokens": 1000,
+    },
+    "LibreChat, a message": {
+        "model": "chatty",
+        "temperature": 1,
+        "top_p": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "user": "64f0c0ffee",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Good morning."}]}],
+    },
+}
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_other_programs_requests_are_answered(http, name):
+    answer = http.post("/v1/chat/completions", json=REPLAYED[name], headers={"Authorization": "Bearer anything"})
+    assert answer.status_code == 200, answer.text
+    assert ("data: [DONE]" in answer.text) == REPLAYED[name]["stream"]
+
+
 # Responses -------------------------------------------------------------------------------------------------------
 
 #: what Open Responses' schema of a response requires
