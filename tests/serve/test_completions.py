@@ -90,6 +90,7 @@ def test_the_asynchronous_client_and_many_at_once(server):
         assert served.choices[0].text == alone(server, f"{n} men", max_tokens=12, seed=n, temperature=1)[0].text
 
 
+@pytest.mark.item("S1-1.1-m")
 def test_echoed_log_probabilities_are_those_of_score(server, client):
     """What lm-eval asks for: the prompt's tokens scored, one token generated, and its greediness by equality."""
     for max_tokens in (0, 1):

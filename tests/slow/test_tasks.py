@@ -5,12 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fastapi.testclient import TestClient
 
 from pellucid.generate import generate
 from pellucid.language_model import load
 from pellucid.predictors.load import load_predictor
 from pellucid.predictors.ngram import NGram, UnseenContextError
 from pellucid.runs.checkpoint import steps_of
+from pellucid.serve.app import make_app
+from pellucid.serve.opening import EngineOptions, engine_for
+from pellucid.serve.served import ServedModel
 from pellucid.text.read.documents import bundled
 from pellucid.training.load import load_run
 from pellucid.training_run import train
@@ -56,6 +60,12 @@ def test_sums_never_seen_are_answered(tmp_path: Path):
             assert exact[step][2] < exact[step][0] - 0.1
             assert abs(exact[step][0] - powers[0]) > 0.05, "errors gather at the first digit"
     assert exact[400][2] >= 0.99
+    # the same sums asked of a server, as clients that know of no source ask
+    served = ServedModel("sums", engine_for(load(run.path, checkpoint="400"), EngineOptions()))
+    with TestClient(make_app([served], hosts=("testserver",))) as client:
+        body = {"prompt": list(asked[:200]), "max_tokens": 3, "temperature": 0}
+        choices = client.post("/v1/completions", json=body).json()["choices"]
+    assert [choice["text"] for choice in choices] == [w.text for w in written[:200]]
 
 
 @pytest.mark.item("S3-2-b")
