@@ -65,5 +65,6 @@ def describe_engine(engine: Engine) -> str:
         if isinstance(engine, BatchingEngine):
             mebibytes = engine.batch.cache.nbytes / 2**20
             return f"{rows} of {engine.n_ctx} tokens, {mebibytes:,.0f} MiB of keys and values, {engine.said}"
-        return f"{rows}, one after another"
+        said = f", {engine.said}" if isinstance(engine, EncoderDecoderEngine) else ""
+        return f"{rows}, one after another{said}"
     return "it generates no text, but fills masked tokens and embeds texts"
