@@ -110,6 +110,9 @@ def test_lm_eval_finds_what_it_finds_with_transformers(needs_clients, models, ur
         {"context": line[:20], "choices": [line[20:], lines[i - 1][20:], lines[i - 2][-9:]], "text": line * 5}
         for i, line in enumerate(lines)
     ]
+    for row in rows:
+        # what the model itself would write, so that lm-eval has greedy choices to find
+        row["choices"].append(models[1]["plain"].generate(row["context"], max_tokens=2, temperature=0).text)
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for name, text in TASKS.items():
         head = f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path}/rows.jsonl}}}}\n"
@@ -130,6 +133,8 @@ def test_lm_eval_finds_what_it_finds_with_transformers(needs_clients, models, ur
         for ((log_prob, greedy),), ((other, as_greedy),) in zip(mine, theirs, strict=True):
             assert float(log_prob) == pytest.approx(float(other), abs=1e-4)
             assert greedy == as_greedy
+    flags = [greedy for of in served["choice"] for ((_, greedy),) in of]
+    assert {*flags} == {True, False}
     for ((mine,),), ((theirs,),) in zip(served["rolling"], local["rolling"], strict=True):
         # a sum of some two hundred numbers, in float32 there
         assert float(mine) == pytest.approx(float(theirs), rel=1e-6, abs=1e-4)
