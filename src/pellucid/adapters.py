@@ -15,8 +15,10 @@ from pellucid.hub.peft import write_adapter as write_files
 from pellucid.hub.tables import FAMILIES, Family
 from pellucid.hub.write import families_for
 from pellucid.model.lora import factors
-from pellucid.runs.checkpoint import named_checkpoint
+from pellucid.model.weights import with_new_rows
+from pellucid.runs.checkpoint import named_checkpoint, steps_of
 from pellucid.runs.options import RecipeError
+from pellucid.runs.pipeline import Run
 from pellucid.training.config import Base
 from pellucid.training.load import load_run, read_recipe
 from pellucid.training.recipe import Recipe
@@ -42,7 +44,8 @@ def fingerprint(weights: Weights) -> str:
 def base_weights(recipe: Recipe) -> dict[str, Tensor]:
     """The base weights of an adapter run, float32, read from their original place.
 
-    Raises RecipeError if they are gone or have changed.
+    Ids that are new to the vocabulary have their first rows. Raises RecipeError if the weights are gone or have
+    changed.
     """
     assert recipe.base is not None
     path = find_folder(recipe.base.path)
@@ -56,7 +59,7 @@ def base_weights(recipe: Recipe) -> dict[str, Tensor]:
         raise RecipeError(f"the model that the adapters change cannot be read: {error}") from None
     if fingerprint(weights) != recipe.base.sha256:
         raise RecipeError(f"{path} holds other weights than those that the adapters change: put that model back")
-    return weights
+    return with_new_rows(weights, recipe.model.n_vocab, recipe.new_ids) if recipe.new_ids else weights
 
 
 def family_of_base(recipe: Recipe) -> Family | None:
@@ -71,6 +74,13 @@ def family_of_base(recipe: Recipe) -> Family | None:
     return next(iter(families_for(recipe.model)), None)
 
 
+def with_adapter(run: Run[Any]) -> Run[Any]:
+    """The run itself, its best adapters written beside its checkpoints where they alone make up what was trained."""
+    if run.recipe.adapt.rank and not run.recipe.new_ids and steps_of(run.path):
+        write_run_adapter(run.path, run.path / "adapter")
+    return run
+
+
 def write_run_adapter(run: Path, folder: Path, checkpoint: str = "best", family: str | None = None) -> int:
     """Write the adapters of a run as a folder that peft reads, replacing its files. Returns the bytes of tensors.
 
@@ -81,6 +91,11 @@ def write_run_adapter(run: Path, folder: Path, checkpoint: str = "best", family:
     recipe = read_recipe(run)
     if recipe.base is None or not recipe.adapt.rank:
         raise RecipeError(f"{run} has no adapters: it was trained without --lora")
+    if recipe.new_ids:
+        raise RecipeError(
+            f"{run} has trained rows for {len(recipe.new_ids)} new tokens, which adapters alone do not hold: write the "
+            f"whole model, with its adapters merged (pellucid convert {run} FOLDER)"
+        )
     checkpoint_file = named_checkpoint(run, checkpoint)
     goal = FAMILIES[family] if family else family_of_base(recipe)
     scale = recipe.adapt.scaled_by / recipe.adapt.rank

@@ -17,6 +17,7 @@ from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_part, base
 from pellucid.predictors.repeats import Repeats, repeats
 from pellucid.runs.pipeline import Run
 from pellucid.runs.run_dir import read_json
+from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Part, Tokens
 from pellucid.training.recipe import Recipe
@@ -83,7 +84,7 @@ class Baselines:
 
 
 def measure_baselines(
-    recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], object] = lambda: None
+    recipe: Recipe, tokens: Tokens | PairTokens | ConversationTokens, poll: Callable[[], object] = lambda: None
 ) -> Baselines:
     """Measure the baselines of a run that is about to begin, whose recipe is resolved. `poll` is called meanwhile.
 

@@ -33,6 +33,7 @@ from pellucid.hub.write import (
     dtype_of,
     exported_as,
     no_progress,
+    write_chat,
     write_config,
     write_object,
     write_tensors,
@@ -42,6 +43,7 @@ from pellucid.model import Transformer
 from pellucid.model.weights import state_of
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.run_dir import read_json
+from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.training.load import load_run, read_recipe
 from pellucid.verify.parity import (
@@ -81,6 +83,7 @@ class SourceModel:
     folder: Folder | None = None
     about: dict[str, Any] = field(default_factory=dict)
     run: Path | None = None
+    chat_template: ChatTemplate | None = None
 
     @property
     def family(self) -> Family | None:
@@ -244,7 +247,8 @@ def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = Fal
     path = find_folder(given)
     if not (path / "recipe.json").exists():
         folder = open_folder(path, trust=trust)
-        return SourceModel(folder.architecture, folder.tokenizer(), folder.ours, folder, {"source": Path(given).name})
+        about, template = {"source": Path(given).name}, folder.chat_template()[0]
+        return SourceModel(folder.architecture, folder.tokenizer(), folder.ours, folder, about, None, template)
     recipe = read_json(path / "recipe.json")
     if (kind := recipe.get("kind", "transformer") if isinstance(recipe, dict) else None) != "transformer":
         raise FolderError(f"{path} is a run of kind {kind}: only transformers are converted")
@@ -254,7 +258,9 @@ def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = Fal
     about["recipe"] = recipe
     about["losses"] = losses_of(path, step)
     about["training"] = training_of(path, step)
-    return SourceModel(network.architecture, tokenizer, lambda: iter(state.items()), None, about, path)
+    return SourceModel(
+        network.architecture, tokenizer, lambda: iter(state.items()), None, about, path, read_chat_template(path)
+    )
 
 
 def losses_of(run: Path, step: int) -> dict[str, Any]:
@@ -320,6 +326,7 @@ def to_gguf(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity |
     """Write one file for llama.cpp and read it back: the same logits in float32, else every tensor within rounding."""
     a, path = model.architecture, folder / goal.name
     about = {"name": Path(str(model.about.get("source", "model"))).name, "licence": goal.licence}
+    about["chat_template"] = None if model.chat_template is None else model.chat_template.source
     n_bytes = write_gguf(path, model.state(), a, model.tokenizer, goal.weights or "float32", **about)
     if not goal.compares:
         return n_bytes, None
@@ -362,6 +369,8 @@ def write_pellucid(model: SourceModel, folder: Path, progress: Progress = no_pro
     write_object(folder / "architecture.json", model.architecture.to_dict())
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
+    if model.chat_template is not None:
+        write_chat_template(folder, model.chat_template)
     write_loader(folder)
     return write_tensors(folder, model.ours, sys.maxsize, progress)
 
@@ -374,6 +383,8 @@ def write_huggingface(
     write_config(folder, a, family, model.tokenizer, dtype_of(model.ours()))
     if model.tokenizer is not None:
         write_tokenizer(folder, model.tokenizer, a.n_ctx, a)
+        if model.chat_template is not None:
+            write_chat(folder, model.tokenizer, model.chat_template)
     if family is None:
         write_code(folder)
         return write_tensors(

@@ -17,6 +17,7 @@ from pellucid.destination import check_destination
 from pellucid.edits import Edit
 from pellucid.generate.fill import Filling, fill
 from pellucid.generate.readers import NO_TAPS, TapFactory
+from pellucid.generate.replies import Messages, ReplyOptions, ReplyPiece, stream_reply
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, GenerateOptions, TextPiece, generate, stream_generate
 from pellucid.hub.open import LoadWarning, find_folder, open_folder
@@ -105,6 +106,13 @@ class LanguageModel:
     ) -> Iterator[TextPiece]:
         """Generate text piece by piece; the pieces' texts joined are the text that `generate` returns."""
         return stream_generate(self.network, self.tokenizer, prompt, n=n, taps=self._taps(edits), **options)
+
+    def reply(self, messages: Messages, **options: Unpack[ReplyOptions]) -> Iterator[ReplyPiece]:
+        """The answer to `[{"role": "user", "content": "..."}]`, token by token (`pellucid.generate.replies`).
+
+        Raises ChatError for a model without a chat template.
+        """
+        return stream_reply(self.network, self.tokenizer, self.chat_template, messages, **options)
 
     def generate_traced(
         self,

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
-from pellucid.adapters import base_of, base_weights, write_run_adapter
-from pellucid.generate.samples import sample_target, sample_text
+from pellucid.adapters import base_of, base_weights, with_adapter
+from pellucid.generate.samples import sampler_for
 from pellucid.hub.families import FamilyError
 from pellucid.hub.targets import PRESET_FOR, Target, check_target
 from pellucid.language_model import ModelError, load
@@ -16,7 +16,6 @@ from pellucid.predictors.recipe import Kind as PredictorKind
 from pellucid.predictors.recipe import PredictorRecipe
 from pellucid.predictors.train import train_predictor
 from pellucid.report.finalize import finalize, pre_run_checks
-from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.length import with_length
 from pellucid.runs.options import RecipeError
 from pellucid.runs.pipeline import NO_FOLDER, Run, resume_run, start_run
@@ -33,7 +32,7 @@ from pellucid.training.recipe import (
     take_length,
 )
 from pellucid.training.text_parts import HeldOut, add_held_out
-from pellucid.training.trainable import Sampler, TransformerTrainable
+from pellucid.training.trainable import TransformerTrainable
 from pellucid.vision.recipe import KIND as IMAGES
 from pellucid.vision.recipe import ImageRecipe
 from pellucid.vision.run import train_images
@@ -175,13 +174,14 @@ def train(
         is_open = preset is None and from_model is None and start is None
         sizes = sizing_of(run_recipe, changes, open_=is_open, explain=explain)
         trainable = TransformerTrainable(
-            run_recipe, sampler_of(run_recipe), checks=pre_run_checks, choose_sizes=sizes.get("size"), **base
+            run_recipe,
+            sampler_for(run_recipe.train.objective),
+            checks=pre_run_checks,
+            choose_sizes=sizes.get("size"),
+            **base,
         )
         run = start_run(trainable, None if out is None else Path(out), reporter, began)
-    finalize(run, reporter)
-    if run.recipe.adapt.rank and steps_of(run.path):
-        write_run_adapter(run.path, run.path / "adapter")
-    return run
+    return with_adapter(finalize(run, reporter))
 
 
 def kind_of_run(predictor: str | None, from_model: str | Path | None, resumed: Path | None) -> str:
@@ -241,14 +241,14 @@ def start_from(
     """The recipe of a run that starts from a model, and the tokenizer and weights that it starts with."""
     if preset:
         raise RecipeError(f"--from takes the architecture of {model}: leave out --preset {preset}")
-    check_changes(changes, start)
+    check_changes(changes, start, paths)
     if (Path(model) / "recipe.json").exists() and (kind := kind_of(Path(model))) != "transformer":
         raise ModelError(f"{model} is a run of kind {kind}: --from needs a transformer")
     source = load(model, device="cpu")
     weights = dict(source.network.named_parameters())
     base = base_of(model, source.provenance, weights)
     run_recipe = replace(make_recipe_on(source.architecture, paths, changes, start), base=base)
-    return run_recipe, {"tokenizer": source.tokenizer, "weights": weights}
+    return run_recipe, {"tokenizer": source.tokenizer, "chat_template": source.chat_template, "weights": weights}
 
 
 def resume_transformer(
@@ -279,10 +279,5 @@ def resume_transformer(
     weights = base_weights(recipe) if recipe.adapt.rank else None
     text = replace(recipe.text, held_out_files=moved or recipe.text.held_out_files)
     moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text)
-    trainable = TransformerTrainable(moved_recipe, sampler_of(recipe), weights=weights)
+    trainable = TransformerTrainable(moved_recipe, sampler_for(recipe.train.objective), weights=weights)
     return resume_run(trainable, Path(out), length, reporter, recipe)
-
-
-def sampler_of(recipe: Recipe) -> Sampler | None:
-    """What writes samples during training; a masked model writes none, an encoder-decoder the target of a source."""
-    return {"masked": None, "source-target": sample_target}.get(recipe.train.objective, sample_text)

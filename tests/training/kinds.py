@@ -1,5 +1,6 @@
 """Every kind of model that is trained step by step, each in a run of STEPS steps that takes a moment."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class RunKind:
 
     def write_input(self, folder: Path) -> Path:
         """The file that a run of this kind is trained on."""
-        return write_images(folder) if self.name == "image-classifier" else write_text(folder)
+        return WRITERS.get(self.name, write_text)(folder)
 
     def start(self, source: Path, out: Path, steps: int = STEPS, **fields: Any) -> Run:
         return pellucid.train(source, out=out, predictor=self.predictor, fields=self.fields | fields, steps=steps)
@@ -56,7 +57,25 @@ def write_images(folder: Path, n: int = 60) -> Path:
     return folder / "images.npz"
 
 
+def write_conversations(folder: Path, n: int = 30) -> Path:
+    """Conversations of one to three questions, each answered by the same words in another order."""
+    rng = np.random.default_rng(0)
+    words, things = ("red", "blue", "green", "white"), ("cat", "dog", "bird", "fish")
+    with open(folder / "chats.jsonl", "w", encoding="utf-8") as file:
+        for _ in range(n):
+            messages = []
+            for _ in range(rng.integers(1, 4)):
+                word, thing, number = rng.choice(words), rng.choice(things), rng.integers(10, 100)
+                messages.append({"role": "user", "content": f"Say {word} {thing} {number}"})
+                messages.append({"role": "assistant", "content": f"{thing} {word} {number}"})
+            file.write(json.dumps({"messages": messages}) + "\n")
+    return folder / "chats.jsonl"
+
+
+WRITERS = {"image-classifier": write_images, "chat": write_conversations}
 TRANSFORMER = {name: value for name, value in FIELDS.items() if name != "steps"}
+#: conversations are longer than the other texts
+CHAT_FIELDS = TRANSFORMER | {"n_ctx": 160, "sample_every": 4}
 SMALL = {"d_embed": 6, "d_hidden": 12}
 KINDS = (
     RunKind("transformer", TRANSFORMER | {"sample_every": 4}),
@@ -70,3 +89,5 @@ KINDS = (
         "image-classifier",
     ),
 )
+#: an objective of the transformer, and no kind of its own
+CHAT = RunKind("chat", CHAT_FIELDS)

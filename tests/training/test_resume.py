@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kinds import KINDS
+from kinds import CHAT, KINDS
 from kinds import STEPS as STEPS_OF_KINDS
 from tiny import (
     Heard,
@@ -75,7 +75,7 @@ def test_interrupted_after_any_step_it_ends_the_same(whole, text, tmp_path, monk
     assert_same_run(run, whole)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*KINDS, CHAT], ids=lambda kind: kind.name)
 def test_interrupted_after_any_step_a_run_of_any_kind_ends_the_same(whole_runs, tmp_path, monkeypatch, kind):
     real, stops = Trainer.take_step, [2, 5, 8, 11]
 

@@ -210,7 +210,7 @@ def check_before_reading(
     elif model.preset is not None:
         raise OptionError(f"--from takes the architecture of {model.from_}: leave out --preset {model.preset}")
     else:
-        check_changes(changes, recipe)
+        check_changes(changes, recipe, paths)
 
 
 def check_run(out: Path | None) -> None:

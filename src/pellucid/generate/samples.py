@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterable
 
 from pellucid.generate.errors import LogitsError
+from pellucid.generate.replies import ReplyPiece, stream_reply
 from pellucid.generate.text import TextPiece, stream_generate
 from pellucid.model import Transformer
 from pellucid.model.modes import in_evaluation_mode
+from pellucid.text.chat_template import ChatTemplate
 from pellucid.text.tokenizers.base import Tokenizer
 
 #: the largest number of tokens of a sample
@@ -36,7 +38,38 @@ def sample_target(network: Transformer, tokenizer: Tokenizer, source: str, seed:
     return None if text is None else f"{source} -> {text}"
 
 
-def join_pieces(pieces: Iterable[TextPiece], poll: Poll) -> str | None:
+def sample_reply(
+    network: Transformer, tokenizer: Tokenizer, question: str, seed: int, poll: Poll, template: ChatTemplate
+) -> str | None:
+    """The question of a user and the assistant's answer, at temperature 0.8; None if the network's logits are not
+    finite.
+
+    The network's training mode is restored.
+    """
+    messages = [{"role": "user", "content": question}]
+    room = network.architecture.n_ctx - len(template.encode(messages, tokenizer))
+    if room < 1:
+        return f"user: {question}\nassistant: (no room for an answer in the context)"
+    options = {"max_tokens": min(SAMPLE_TOKENS, room), "seed": seed, "weights": "loaded"}
+    with in_evaluation_mode(network):
+        text = join_pieces(stream_reply(network, tokenizer, template, messages, **options), poll)
+    return None if text is None else f"user: {question}\nassistant: {text}"
+
+
+#: what writes the samples of a run, by its objective; a masked model writes none
+SAMPLERS: dict[str, Callable[..., str | None] | None] = {
+    "masked": None,
+    "source-target": sample_target,
+    "chat": sample_reply,
+}
+
+
+def sampler_for(objective: str) -> Callable[..., str | None] | None:
+    """What writes samples during training with this objective."""
+    return SAMPLERS.get(objective, sample_text)
+
+
+def join_pieces(pieces: Iterable[TextPiece | ReplyPiece], poll: Poll) -> str | None:
     """The joined text of pieces as they are generated; None if the network's logits are not finite."""
     shown = []
     try:

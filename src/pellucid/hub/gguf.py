@@ -187,7 +187,7 @@ def keys_of(a: Architecture) -> dict[str, Any]:
 def tokenizer_keys(tokenizer: Tokenizer, n_vocab: int) -> dict[str, Any]:
     """Every key of the tokenizer, without its prefix. Raises FamilyError for a tokenizer that llama.cpp cannot run.
 
-    Embedding rows without a token are called [PAD...] and never generated. There is no chat template.
+    Embedding rows without a token are called [PAD...] and never generated.
     """
     if not isinstance(tokenizer, BPETokenizer) or not tokenizer.merges:
         raise FamilyError(
@@ -244,6 +244,7 @@ def write_gguf(
     weights: str = "float32",
     name: str = "",
     licence: str | None = None,
+    chat_template: str | None = None,
 ) -> int:
     """Write the file, one tensor at a time. Returns the bytes of tensors. Raises ImportError without the package gguf.
 
@@ -261,7 +262,8 @@ def write_gguf(
     general = {"type": "model", "name": name or "model", "file_type": number, "quantization_version": 2}
     general |= {"license": licence} if licence else {}
     writer = gguf.GGUFWriter(path, shape)
-    for scope, keys in (("general", general), (shape, keys_of(a)), ("tokenizer.ggml", said)):
+    chat = {} if chat_template is None else {"chat_template": chat_template}
+    for scope, keys in (("general", general), (shape, keys_of(a)), ("tokenizer.ggml", said), ("tokenizer", chat)):
         for key, value in keys.items():
             _add(writer, f"{scope}.{key}", value)
     total = 0

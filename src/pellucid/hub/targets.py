@@ -13,7 +13,7 @@ from pellucid.text.tokenizers.tokenizer import Kind, learn_tokenizer, load_token
 #: the software that a model can be trained for, so that it opens there without extra code
 Target = Literal["transformers", "gguf"]
 #: the preset that a run for such a target starts from, by objective; prefix models have none
-PRESET_FOR = {"next-token": "qwen3-mini", "masked": "bert-mini", "source-target": "t5-mini"}
+PRESET_FOR = {"next-token": "qwen3-mini", "chat": "qwen3-mini", "masked": "bert-mini", "source-target": "t5-mini"}
 SOFTWARE = {"transformers": "transformers", "gguf": "llama.cpp"}
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pellucid.hub.families import FAMILIES, FamilyError, config_of, in_the_way
 from pellucid.hub.own_code import code_config
 from pellucid.hub.shards import WIDTHS
 from pellucid.hub.tables import Family
+from pellucid.text.chat_template import ChatError, ChatTemplate, write_chat_template
 from pellucid.text.tokenizers.base import MASKS, Tokenizer
 from pellucid.text.tokenizers.external import ExternalTokenizer
 
@@ -188,6 +190,17 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, n_ctx: int, a: Architect
     if tokenizer.unknown is not None:
         config["unk_token"] = tokenizer.token_str(tokenizer.unknown)
     write_object(folder / "tokenizer_config.json", config)
+
+
+def write_chat(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    """Write the chat template into tokenizer_config.json, and what ends its answers into generation_config.json.
+
+    A template that cannot be used is written as it is, with the ends as they are.
+    """
+    write_chat_template(folder, template)
+    with suppress(ChatError):
+        path = folder / "generation_config.json"
+        write_object(path, json.loads(path.read_bytes()) | {"eos_token_id": template.end_ids(tokenizer)})
 
 
 def closing(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -2,15 +2,20 @@
 
     W' = W + (alpha / r) B A,    A: r x in,  B: out x r
 
+Ids that are new to the vocabulary have rows of their own in the embedding and the readout, which are trained too.
+
 A network is adapted before training and merged after it; the forward pass of everything else stays as it is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pellucid.model.embed import AffineUnembed, Unembed
+from pellucid.model.shapes import Logits, Stream
+from pellucid.model.transformer import Transformer
 from pellucid.model.weights import WeightsError, generator_of
 
 #: what may be adapted: the linear maps of attention and of the MLP, by the last word of their names
@@ -38,11 +43,44 @@ class LoRALinear(nn.Linear):
         return made
 
 
-def adapt(network: nn.Module, rank: int, alpha: float, modules: str = "all") -> nn.Module:
+class RowsEmbedding(nn.Embedding):
+    """W_E[t] + R[k] for t = ids[k], where the rows R [k, m] of some ids alone are trained."""
+
+    def __init__(self, plain: nn.Embedding, ids: Sequence[int]):
+        super().__init__(plain.num_embeddings, plain.embedding_dim, device="meta")
+        self.weight = plain.weight
+        self.rows = nn.Parameter(plain.weight.new_zeros(len(ids), plain.embedding_dim))
+        self.register_buffer("ids", torch.tensor(ids, device=plain.weight.device), persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        is_new = input[..., None].eq(self.get_buffer("ids")).to(self.rows.dtype)
+        return super().forward(input) + is_new @ self.rows
+
+
+class RowsUnembed(Unembed):
+    """The logits of a readout, and c x R^T more for the ids that have trained rows R [k, m]."""
+
+    def __init__(self, plain: Unembed, rows: nn.Parameter, ids: Sequence[int]):
+        nn.Module.__init__(self)
+        self.weight, self.scale, self.cap, self.rows = plain.weight, plain.scale, plain.cap, rows
+        self.bias = plain.bias if isinstance(plain, AffineUnembed) else None
+        self.register_buffer("ids", torch.tensor(ids, device=plain.weight.device), persistent=False)
+        self.plain = (plain,)  # in a tuple: its parameters are counted once
+
+    def before_cap(self, x: Stream) -> Logits:
+        logits = F.linear(self.scale * x, self.weight, self.bias)
+        more = F.linear(self.scale * x, self.rows).to(logits.dtype)
+        return logits.index_add(-1, self.get_buffer("ids"), more)
+
+
+def adapt(
+    network: Transformer, rank: int, alpha: float, modules: str = "all", new_ids: Sequence[int] = ()
+) -> Transformer:
     """Freeze the network and give linear maps of its blocks a change of rank `rank`, still 0.
 
-    `modules` names them, parted by commas: all, or some of query, key, value, out, up, gate and down.
-    Raises WeightsError where nothing is of that name.
+    `modules` names them, parted by commas: all, or some of query, key, value, out, up, gate and down. The rows of
+    `new_ids` in the embedding and the readout are trained as a whole.
+    Raises WeightsError where nothing is of that name, and for new ids of a network whose readout is not linear.
     """
     network.requires_grad_(False)
     names = [n for n, module in network.named_modules() if isinstance(module, nn.Linear) and "blocks." in n]
@@ -60,6 +98,20 @@ def adapt(network: nn.Module, rank: int, alpha: float, modules: str = "all") -> 
             linear = network.get_submodule(name)
             assert isinstance(linear, nn.Linear)
             network.set_submodule(name, LoRALinear(linear, rank, alpha))
+    return train_rows(network, new_ids) if new_ids else network
+
+
+def train_rows(network: Transformer, ids: Sequence[int]) -> Transformer:
+    """Give these ids trained rows in the embedding and the readout, which share them where they are tied."""
+    readout = network.unembed
+    if type(readout) not in (Unembed, AffineUnembed):
+        raise WeightsError(f"new tokens need a linear readout to be trained in, and this is {type(readout).__name__}")
+    assert isinstance(readout, Unembed)
+    embedding = RowsEmbedding(network.embed.token, ids)
+    tied = readout.weight is network.embed.token.weight
+    rows = embedding.rows if tied else nn.Parameter(embedding.rows.detach().clone())
+    network.embed.token = embedding
+    network.unembed = RowsUnembed(readout, rows, ids)
     return network
 
 
@@ -67,6 +119,8 @@ def start_adapters(network: nn.Module, seed: int) -> nn.Module:
     """A is N(0, 1 / in), drawn for each tensor by itself, and B is 0: the network computes what it did before."""
     with torch.no_grad():
         for name, module in network.named_modules():
+            if isinstance(module, RowsEmbedding | RowsUnembed):
+                module.rows.zero_()
             if isinstance(module, LoRALinear):
                 drawn = torch.randn(module.A.shape, generator=generator_of(seed, f"{name}.A"), dtype=torch.float64)
                 module.A.copy_(drawn * module.in_features**-0.5)
@@ -76,10 +130,26 @@ def start_adapters(network: nn.Module, seed: int) -> nn.Module:
 
 def merge(network: nn.Module) -> nn.Module:
     """The plain network that computes the same: W + (alpha / r) B A in the place of W; everything trains again."""
+    if isinstance(network, Transformer) and isinstance(network.embed.token, RowsEmbedding):
+        merge_rows(network)
     for name, module in list(network.named_modules()):
         if isinstance(module, LoRALinear):
             network.set_submodule(name, module.merged())
     return network.requires_grad_(True)
+
+
+@torch.no_grad()
+def merge_rows(network: Transformer) -> None:
+    """Add the trained rows to the embedding and the readout, once where they are tied."""
+    embedding, readout = network.embed.token, network.unembed
+    assert isinstance(embedding, RowsEmbedding)
+    assert isinstance(readout, RowsUnembed)
+    if readout.weight is not embedding.weight:
+        readout.weight.index_add_(0, readout.get_buffer("ids"), readout.rows)
+    embedding.weight.index_add_(0, embedding.get_buffer("ids"), embedding.rows)
+    plain = nn.Embedding(embedding.num_embeddings, embedding.embedding_dim, device="meta")
+    plain.weight = embedding.weight
+    network.embed.token, network.unembed = plain, readout.plain[0]
 
 
 def factors(adapters: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:

@@ -1,7 +1,7 @@
 """Weights: how they start, and how they are written to a file and read back."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -67,6 +67,23 @@ def load_trained(model: nn.Module, state: Mapping[str, Tensor], where: str) -> N
 def load_state(model: nn.Module, state: Mapping[str, Tensor], where: str = "the weights") -> None:
     """Copy `state` into the model; raises WeightsError naming what is missing, left over or of another shape."""
     load_into(dict(model.named_parameters()), state, where)
+
+
+#: the tensors with one row for each id of the vocabulary
+OF_VOCABULARY = ("embed.token.weight", "unembed.weight", "unembed.bias")
+
+
+def with_new_rows(weights: Mapping[str, Tensor], n_vocab: int, new_ids: Sequence[int]) -> dict[str, Tensor]:
+    """Weights for a vocabulary of `n_vocab` ids: new rows, and those of `new_ids`, are the mean of the rows before."""
+    changed = dict(weights)
+    for name in OF_VOCABULARY:
+        if (table := weights.get(name)) is not None:
+            table = table.detach()
+            mean = table[: min(*new_ids, len(table))].double().mean(0).to(table.dtype)
+            table = torch.cat([table, mean.expand(n_vocab - len(table), *mean.shape)])
+            table[list(new_ids)] = mean
+            changed[name] = table
+    return changed
 
 
 def load_into(own: Mapping[str, Tensor], state: Mapping[str, Tensor], where: str) -> None:

@@ -29,7 +29,7 @@ from pellucid.runs.options import with_train
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.load import read_recipe
 from pellucid.training.memory import Memory, first_in_chunks, training_memory
-from pellucid.training.recipe import OBJECTIVE_MASK, Recipe
+from pellucid.training.recipe import MASK_OBJECTIVE, Recipe
 
 #: the largest batch that is tried
 MOST = 1 << 24
@@ -147,8 +147,7 @@ def _recipe_of(what: str | Path | Architecture) -> tuple[str, Recipe]:
 
 def default_recipe(a: Architecture) -> Recipe:
     """A recipe with the objective that the architecture's mask allows."""
-    by_mask = {mask: objective for objective, mask in OBJECTIVE_MASK.items() if objective != "source-target"}
-    objective = "source-target" if a.encoder is not None else by_mask[a.attention.mask]
+    objective = "source-target" if a.encoder is not None else MASK_OBJECTIVE[a.attention.mask]
     return with_train(Recipe(inputs=(), model=a), objective=objective)
 
 

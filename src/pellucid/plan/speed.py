@@ -91,7 +91,7 @@ def stepper(recipe: Recipe, device: torch.device) -> Callable[[], None]:
     network = Transformer(recipe.model)
     initialise(network, recipe.train.seed, recipe.train.init_std)
     if recipe.adapt.rank:
-        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules)
+        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids)
     choose_paths(network, recipe)
     network.to(device).train()
     optimizer = make_optimizer(recipe, network)

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from pellucid.predictors.ngram import NGram
+from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Part, Tokens
 
@@ -69,10 +70,13 @@ def spread(part: Part, limit: int) -> np.ndarray:
     return np.concatenate([part.read(int(start), int(start) + PIECE) for start in starts])
 
 
-def as_part(tokens: Tokens | PairTokens, name: str) -> Part:
-    """A part of a run's tokens as one row of ids; of pairs, the targets."""
+def as_part(tokens: Tokens | PairTokens | ConversationTokens, name: str) -> Part:
+    """A part of a run's tokens as one row of ids; of pairs the targets, of conversations the assistant's texts."""
     if isinstance(tokens, Tokens):
         return tokens.part(name)
+    if isinstance(tokens, ConversationTokens):
+        part = tokens.part(name)
+        return Part.from_ids(part.ids[part.answers], tokens.n_vocab, part.answer_starts(), part.n_bytes)
     side = tokens.part(name).target
     return Part.from_ids(side.ids, tokens.n_vocab, side.starts[:-1], side.n_bytes)
 

@@ -13,18 +13,21 @@ from pellucid.predictors.ngram_baselines import COUNTED, as_part, score_baseline
 from pellucid.predictors.recipe import read_predictor_recipe
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import cache_folder, read_json
+from pellucid.text.chat_template import CHATML, ChatTemplate, read_chat_template
 from pellucid.text.one_text import OneText, read_one_text
 from pellucid.text.read.chunks import DocumentError
+from pellucid.text.read.conversations import split_conversations
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.pairs import split_pairs
 from pellucid.text.split import split_corpus
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from pellucid.text.tokens.conversations import ConversationTokens, encode_conversations
 from pellucid.text.tokens.pairs import PairTokens, encode_pairs
 from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.text.tokens.store import Tokens, describe_difference
 from pellucid.training.load import read_recipe
 from pellucid.training.recipe import Recipe
-from pellucid.training.text_parts import read_recipe_pairs, read_recipe_text
+from pellucid.training.text_parts import read_recipe_conversations, read_recipe_pairs, read_recipe_text
 
 #: progress(stage, done, total)
 Progress = Callable[[str, int, int], None]
@@ -101,11 +104,16 @@ def recipe_of(run: Path) -> Recipe:
     return found
 
 
-def tokens_of(run: Path, recipe: Recipe, tokenizer: Tokenizer, progress: Progress | None) -> Tokens | PairTokens:
+def tokens_of(
+    run: Path, recipe: Recipe, tokenizer: Tokenizer, progress: Progress | None
+) -> Tokens | PairTokens | ConversationTokens:
     """The tokens that a run was trained on; RecipeError where its text has changed."""
     t, seed = recipe.text, recipe.train.seed
     if recipe.train.objective == "source-target":
         tokens: Any = encode_pairs(split_pairs(read_recipe_pairs(recipe, progress), t.held_out, seed), tokenizer)
+    elif recipe.train.objective == "chat":
+        split = split_conversations(read_recipe_conversations(recipe, progress), t.held_out, seed)
+        tokens = encode_conversations(split, tokenizer, read_chat_template(run) or ChatTemplate(CHATML))
     else:
         split = split_corpus(read_recipe_text(recipe, progress), t.held_out, seed, t.split)
         tokens = prepare_tokens(split, tokenizer, cache_folder(), progress=progress)

@@ -15,13 +15,14 @@ from pellucid.report.contents import MACHINE
 from pellucid.report.page import write_page
 from pellucid.runs.pipeline import Run
 from pellucid.runs.reporter import PlainReporter
+from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens
 from pellucid.training.recipe import Recipe
 
 
 def pre_run_checks(
-    recipe: Recipe, tokens: Tokens | PairTokens, poll: Callable[[], None]
+    recipe: Recipe, tokens: Tokens | PairTokens | ConversationTokens, poll: Callable[[], None]
 ) -> tuple[list[str], dict[str, Any]]:
     """Measure the baselines and the machine before the first step. Returns lines to print and files to write."""
     measured = baselines.measure_baselines(recipe, tokens, poll)

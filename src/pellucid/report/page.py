@@ -26,6 +26,7 @@ OBJECTIVES = {
     "prefix": "continues a prefix that it reads both ways",
     "masked": "finds the tokens that are hidden from it",
     "source-target": "reads a source and writes its target",
+    "chat": "answers in conversations",
 }
 
 PAGE = """<!doctype html>

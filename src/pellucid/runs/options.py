@@ -37,8 +37,9 @@ class TrainOptions:
     #: length in minutes; the number of steps follows from measuring one
     minutes: float = 0.0
 
-    #: what is predicted: the next token, the text after a prefix, tokens that are masked, or a target from its source
-    objective: Literal["next-token", "prefix", "masked", "source-target"] = "next-token"
+    #: what is predicted: the next token, the text after a prefix, tokens that are masked, a target from its source, or
+    #: what the assistant writes in a conversation
+    objective: Literal["next-token", "prefix", "masked", "source-target", "chat"] = "next-token"
     #: share of the tokens that are hidden where the objective is masked
     mask_share: float = 0.15
 

@@ -24,18 +24,28 @@ from pellucid.runs.options import RecipeError, TrainOptions, with_train
 from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.run_dir import cache_folder
+from pellucid.text.chat_template import CHATML, CHATML_MARKERS, ChatTemplate
 from pellucid.text.read.chunks import counted
+from pellucid.text.read.conversations import Conversations, ConversationSplit, split_conversations
 from pellucid.text.read.documents import Corpus
 from pellucid.text.read.pairs import Pairs, PairSplit, split_pairs
 from pellucid.text.split import Split, split_corpus
 from pellucid.text.tokenizers.base import MASK
 from pellucid.text.tokenizers.tokenizer import LEARNED, Kind, Tokenizer, TokenizerError, learn_tokenizer, load_tokenizer
+from pellucid.text.tokens.conversations import ConversationTokens, encode_conversations
 from pellucid.text.tokens.pairs import PairTokens, encode_pairs
 from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.text.tokens.store import Tokens
 from pellucid.training import resolve_recipe as resolve
+from pellucid.training.chat import PackedPart, lines_on_packing
 from pellucid.training.recipe import Recipe, TextRecipe, TextRecipeT
-from pellucid.training.text_parts import lines_on_skipped, lines_on_unknown, read_recipe_pairs, read_recipe_text
+from pellucid.training.text_parts import (
+    lines_on_skipped,
+    lines_on_unknown,
+    read_recipe_conversations,
+    read_recipe_pairs,
+    read_recipe_text,
+)
 
 #: share of the time of a run of minutes that measuring a step may take
 MEASURING = 0.03
@@ -51,7 +61,9 @@ def default_vocabulary(n_bytes: int) -> int:
     return 2 ** (wanted.bit_length() - 1)
 
 
-def make_tokenizer(recipe: TextRecipe, split: Split | PairSplit, interruption: Interruption) -> Tokenizer:
+def make_tokenizer(
+    recipe: TextRecipe, split: Split | PairSplit | ConversationSplit, interruption: Interruption
+) -> Tokenizer:
     """The tokenizer that the recipe asks for, trained on the training part only. Raises Interrupted at a signal."""
     asked = recipe.text.tokenizer
     n_vocab = (recipe.text.vocabulary or default_vocabulary(split.n_bytes)) if asked in LEARNED else None
@@ -71,7 +83,7 @@ def make_tokenizer(recipe: TextRecipe, split: Split | PairSplit, interruption: I
 
 
 def learn_run_tokenizer(
-    kind: str, split: Split | PairSplit, n_vocab: int | None, phase: Phase, **how: Any
+    kind: str, split: Split | PairSplit | ConversationSplit, n_vocab: int | None, phase: Phase, **how: Any
 ) -> Tokenizer:
     """A tokenizer trained on the training part. Raises Interrupted at a signal while the text is read."""
     try:
@@ -97,7 +109,8 @@ def read_input(
     tokenizer: Tokenizer | None,
     interruption: Interruption,
     size: ChooseSizes | None = None,
-) -> tuple[Recipe, Corpus | Pairs, Tokens | PairTokens, Tokenizer]:
+    template: ChatTemplate | None = None,
+) -> tuple[Recipe, Corpus | Pairs | Conversations, Tokens | PairTokens | ConversationTokens, Tokenizer]:
     """The recipe, with its sizes chosen where asked; and what was read, its tokens, and its tokenizer.
 
     A tokenizer is trained unless one is given.
@@ -106,6 +119,8 @@ def read_input(
     """
     if recipe.train.objective == "source-target":
         return recipe, *read_pairs_to_train(recipe, reporter, tokenizer, interruption)
+    if recipe.train.objective == "chat":
+        return read_conversations_to_train(recipe, reporter, tokenizer, template, interruption)
     return read_text(recipe, reporter, tokenizer, interruption, size)
 
 
@@ -133,10 +148,68 @@ def read_pairs_to_train(
     return pairs, tokens, tokenizer
 
 
-def fit_to_input(recipe: Recipe, tokens: Tokens | PairTokens, tokenizer: Tokenizer, device: torch.device) -> Recipe:
-    """The recipe with the options that follow from the input: the vocabulary; for pairs, the mean number of targets and
-    the sample prompt."""
-    recipe = replace(recipe, model=with_vocabulary(recipe.model, tokenizer.n_vocab))
+def read_conversations_to_train(
+    recipe: Recipe,
+    reporter: PlainReporter,
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+    interruption: Interruption,
+) -> tuple[Recipe, Conversations, ConversationTokens, Tokenizer]:
+    """Conversations, their ids in memory, and a tokenizer in which the template's markers are special tokens."""
+    with interruption.phase("reading", "conversations") as phase:
+        conversations = read_recipe_conversations(recipe, phase.stage)
+    split = split_conversations(conversations, recipe.text.held_out, recipe.train.seed)
+    plain = tokenizer or make_tokenizer(recipe, split, interruption)
+    template = choose_template(recipe.text.chat_template, template)
+    missing = [marker for marker in CHATML_MARKERS if marker in template.source and marker not in plain.special]
+    tokenizer = plain.with_special(*missing) if missing else plain
+    if missing and recipe.base is not None:
+        recipe = replace(recipe, new_ids=tuple(i for i in map(tokenizer.special.get, missing) if i is not None))
+    interruption.poll()
+    with interruption.phase("encoding", "conversations") as phase:
+        tokens = encode_conversations(split, tokenizer, template, phase.stage)
+    train, held = tokens.part("train"), tokens.part("held_out")
+    lines = [
+        f"conversations: {len(conversations):,} in {counted(len(conversations.files), 'file')}, "
+        f"{conversations.n_bytes:,} bytes; {len(train):,} tokens of the assistant to train on, of "
+        f"{len(train.ids):,}; {len(held):,} held out",
+        split.note,
+        f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids"
+        + (f", {' and '.join(missing)} new" if missing else ""),
+        *tokenizer.notes,
+        *lines_on_packing(tokens, recipe.model.n_ctx),
+    ]
+    lines += [*lines_on_unknown(tokens, tokenizer), *lines_on_skipped(conversations.skipped)]
+    reporter.start(lines)
+    return recipe, conversations, tokens, tokenizer
+
+
+def choose_template(asked: str, own: ChatTemplate | None) -> ChatTemplate:
+    """The template that is asked for, else the model's own, else ChatML; the tokens that it may write are the model's.
+
+    Raises ChatError for a file that is no template.
+    """
+    variables = {} if own is None else own.variables
+    if asked == "chatml" or (not asked and own is None):
+        return ChatTemplate(CHATML, variables)
+    return own if not asked and own is not None else ChatTemplate(Path(asked).read_text(encoding="utf-8"), variables)
+
+
+def fit_to_input(
+    recipe: Recipe, tokens: Tokens | PairTokens | ConversationTokens, tokenizer: Tokenizer, device: torch.device
+) -> Recipe:
+    """The recipe with the options that follow from the input: the vocabulary; for pairs and conversations, the mean
+    number of targets of a row and the sample prompt.
+    """
+    # a model that a run starts from may have rows that no id stands for
+    n_vocab = tokenizer.n_vocab if recipe.base is None else max(tokenizer.n_vocab, recipe.model.n_vocab)
+    recipe = replace(recipe, model=with_vocabulary(recipe.model, n_vocab))
+    if isinstance(tokens, ConversationTokens):
+        part = PackedPart(tokens.part("train"), recipe.model.n_ctx)
+        first = tokens.split.corpus.rows[int(tokens.part("held_out").numbers[0])]
+        opening = next((message["content"] for message in first if message["role"] == "user"), "")
+        recipe = replace(recipe, tokens_per_row=float(part.n_scored.mean()) if part.rows else 1.0)
+        recipe = with_train(recipe, sample_prompt=recipe.train.sample_prompt or opening)
     if isinstance(tokens, PairTokens):
         train, first = tokens.part("train"), int(tokens.part("held_out").pairs[0])
         recipe = replace(recipe, tokens_per_row=len(train) / train.n_pairs)
@@ -188,7 +261,7 @@ def build_network(recipe: Recipe, device: torch.device, weights: Weights | None 
     network = Transformer(recipe.model)
     if recipe.adapt.rank:
         load_state(network, weights or {}, "the model to start from")
-        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules)
+        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids)
     first_weights(network, recipe, weights)
     choose_paths(network, recipe)
     return network.to(device)

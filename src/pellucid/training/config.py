@@ -39,6 +39,9 @@ class TextOptions:
     drop_duplicates: Literal["no", "yes"] = "no"
     #: yes: files that cannot be read are left out, and listed
     skip_bad: Literal["no", "yes"] = "no"
+    #: how conversations become text: chatml, or the path of a Jinja template; empty: as the model of --from has it,
+    #: chatml where it has no template
+    chat_template: str = ""
     #: the licence of the text, noted in the run's data.json
     licence: str = ""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +12,10 @@ from pellucid.runs.options import RecipeError
 from pellucid.text.tokenizers.base import MASK
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.text.tokens.batches import Batch, Batches, ScoredBatch, noise, windows
+from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens
+from pellucid.training.chat import ChatData
 from pellucid.training.objectives import MicroBatch, after_prefix, hide
 from pellucid.training.recipe import Recipe
 from pellucid.training.source_target import SourceTargetData
@@ -112,9 +115,17 @@ class MaskedData(TokenData):
         return MicroBatch(self._tensor(inputs), self._tensor(tokens), counts=self._tensor(places))
 
 
-DATA = {"next-token": TokenData, "prefix": PrefixData, "masked": MaskedData, "source-target": SourceTargetData}
+DATA: dict[str, Any] = {
+    "next-token": TokenData,
+    "prefix": PrefixData,
+    "masked": MaskedData,
+    "source-target": SourceTargetData,
+}
+DATA |= {"chat": ChatData}
 
 
-def make_data(tokens: Tokens | PairTokens, recipe: Recipe, device: torch.device) -> TokenData | SourceTargetData:
+def make_data(
+    tokens: Tokens | PairTokens | ConversationTokens, recipe: Recipe, device: torch.device
+) -> TokenData | SourceTargetData | ChatData:
     """The data of the recipe's objective."""
-    return DATA[recipe.train.objective](tokens, recipe, device)  # type: ignore[arg-type]
+    return DATA[recipe.train.objective](tokens, recipe, device)

@@ -56,7 +56,7 @@ def load_run(
                 f"{run} holds only adapters: load it with pellucid.load, which finds the model that they change"
             )
         load_state(network, base_weights(recipe), f"the model that {run} started from")
-        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules)
+        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids)
         load_trained(network, found.weights, where)
         merge(network)
     return network.to(device).eval(), load_tokenizer(run), found.step

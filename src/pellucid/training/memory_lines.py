@@ -189,7 +189,7 @@ def bare_network(recipe: Recipe) -> Transformer:
     """The recipe's network, with its adapters."""
     network = Transformer(recipe.model)
     if recipe.adapt.rank:
-        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules)
+        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids)
     return network
 
 

@@ -4,6 +4,7 @@ next-token     every token from those before it                       (GPT: S0 4
 prefix         every token behind a prefix that is read both ways     (Liu et al. 2018; Raffel et al. 2020)
 masked         tokens that were hidden, from all the others           (S3, slide 2; Devlin et al. 2018)
 source-target  a target's tokens from its source and those before it  (S4; Sutskever et al. 2014; Vaswani et al. 2017)
+chat           what an assistant writes, from the conversation before  (Ouyang et al. 2022, supervised fine-tuning)
 """
 
 from collections.abc import Callable

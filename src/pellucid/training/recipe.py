@@ -27,6 +27,7 @@ from pellucid.runs.options import (
     refuser,
     with_train,
 )
+from pellucid.text.read.conversations import holds_conversations
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import LEARNED, Kind
 from pellucid.training.config import ADAPTING, CONTINUING, EARLIER, AdapterOptions, Base
@@ -50,7 +51,8 @@ class Recipe(TextRecipe):
 
     `base` is the model that the run started from; a run of adapters does not store its weights.
     `tokens_per_row` is how many tokens a row predicts on average, 0 where it predicts n_ctx of them.
-    `opens_in` is the software that must be able to open the model, "" for none.
+    `opens_in` is the software that must be able to open the model, "" for none. `new_ids` are the tokens that the base
+    model did not have.
     """
 
     model: Architecture
@@ -59,6 +61,7 @@ class Recipe(TextRecipe):
     kind: str = "transformer"
     tokens_per_row: float = 0.0
     opens_in: str = ""
+    new_ids: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; the architecture has its own file."""
@@ -81,6 +84,7 @@ class Recipe(TextRecipe):
             kind=values.get("kind", "transformer"),
             tokens_per_row=values.get("tokens_per_row", 0.0),
             opens_in=values.get("opens_in", ""),
+            new_ids=tuple(values.get("new_ids", ())),
             **made,
         )
 
@@ -118,14 +122,23 @@ def make_recipe(
     else:
         name, from_file = _preset_and_fields(preset_name, start)
         base = Recipe(inputs=inputs, model=preset(name or default_preset))
-        recipe = with_fields(base, {**from_file, **changes})
+        recipe = with_fields(base, with_objective(inputs, {**from_file, **changes}))
     check_tokenizer(recipe.text)
     return recipe
 
 
 def as_new(recipe: Recipe, inputs: tuple[str, ...]) -> Recipe:
     """The recipe without what it records of a run that took place."""
-    return replace(recipe, inputs=inputs, segments=(), replans=(), base=None, tokens_per_row=0.0, opens_in="")
+    recorded = {"segments": (), "replans": (), "base": None, "tokens_per_row": 0.0, "opens_in": "", "new_ids": ()}
+    return replace(recipe, inputs=inputs, **recorded)
+
+
+def with_objective(inputs: tuple[str, ...], changes: dict[str, Any]) -> dict[str, Any]:
+    """`changes`, with the objective `chat` where the inputs are conversations and neither it nor a field is named."""
+    named = {full_name(name) for name in changes}
+    if named & {"train.objective", "text.field"} or not holds_conversations(inputs):
+        return changes
+    return {**changes, "train.objective": "chat"}
 
 
 def check_tokenizer(text: TextOptions) -> None:
@@ -137,6 +150,8 @@ def check_tokenizer(text: TextOptions) -> None:
             f"{text.tokenizer}: there is no such tokenizer; {hint}expected bpe, word, char, byte or the path of a "
             "tokenizer.json"
         )
+    if text.chat_template not in ("", "chatml") and not Path(text.chat_template).is_file():
+        raise RecipeError(f"{text.chat_template}: there is no such chat template; say chatml or the path of one")
 
 
 def make_recipe_on(
@@ -149,9 +164,10 @@ def make_recipe_on(
     name, from_start = _preset_and_fields(None, start)
     objective = "source-target" if architecture.encoder else MASK_OBJECTIVE[architecture.attention.mask]
     base = with_train(Recipe(inputs=inputs, model=architecture), objective=objective)
-    made = with_fields(base, {**CONTINUING, **from_start, **changes})
+    asked = with_objective(inputs, {**from_start, **changes})
+    made = with_fields(base, {**CONTINUING, **asked})
     if made.adapt.rank:
-        made = with_fields(base, {**ADAPTING, **from_start, **changes})
+        made = with_fields(base, {**ADAPTING, **asked})
     fixed = ("model.", "text.tokenizer", "text.vocabulary")
     free = ("model.dropout", "model.n_ctx") if architecture.positions.kind != "learned" else ("model.dropout",)
     wrong = [line for line in differences(base, made) if line.startswith(fixed) and not line.startswith(free)]
@@ -226,6 +242,7 @@ def mlp_width(a: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 #: the mask that each objective needs: a position must not read the token that it predicts
 OBJECTIVE_MASK = {"next-token": "causal", "prefix": "prefix", "masked": "bidirectional", "source-target": "causal"}
+OBJECTIVE_MASK |= {"chat": "causal"}
 MASK_OBJECTIVE = {"causal": "next-token", "prefix": "prefix", "bidirectional": "masked"}
 
 
@@ -259,8 +276,13 @@ def _checked(recipe: Recipe) -> Recipe:
     check_encoder(recipe.model, objective)
     options = {f"text.{n}": getattr(recipe.text, n) for n in ("field", "format", "encoding", "drop_duplicates")}
     options["text.split"] = recipe.text.split if recipe.text.split == "tail" else ""
-    if objective == "source-target" and (given := [n for n, v in options.items() if v not in ("", "auto", "no")]):
-        raise RecipeError(f"{given[0]} = {options[given[0]]} does not go with pairs: leave it out")
+    rows = {"source-target": "pairs", "chat": "conversations"}.get(objective)
+    if rows and (given := [n for n, v in options.items() if v not in ("", "auto", "no")]):
+        raise RecipeError(f"{given[0]} = {options[given[0]]} does not go with {rows}: leave it out")
+    if recipe.text.chat_template and objective != "chat":
+        raise RecipeError(
+            f"text.chat_template = {recipe.text.chat_template} goes with train.objective = chat, not {objective}"
+        )
     _check_adapters(recipe.adapt)
     if objective != "next-token" and recipe.text.inside_documents == "yes":
         raise RecipeError(f"text.inside_documents = yes goes with train.objective = next-token, not {objective}")
@@ -274,7 +296,9 @@ def _check_adapters(adapt: AdapterOptions) -> None:
         raise RecipeError("adapt.alpha and adapt.modules describe low-rank adapters: give their rank too (--lora 8)")
 
 
-def check_changes(changes: Mapping[str, Any], start: Recipe | Path | None = None) -> None:
+def check_changes(
+    changes: Mapping[str, Any], start: Recipe | Path | None = None, inputs: tuple[str, ...] = ()
+) -> None:
     """Raise RecipeError for fields that do not exist and values that are never valid, before the run's model is known.
 
     `make_recipe_on` checks what depends on the architecture.
@@ -282,7 +306,7 @@ def check_changes(changes: Mapping[str, Any], start: Recipe | Path | None = None
     _, from_start = _preset_and_fields(None, start)
     named = {full_name(name): value for name, value in {**from_start, **changes}.items()}
     of_training = {name: value for name, value in named.items() if not name.startswith("model.")}
-    with_fields(Recipe(inputs=(), model=preset("small")), of_training)
+    with_fields(Recipe(inputs=(), model=preset("small")), with_objective(inputs, of_training))
 
 
 def full_name(name: str) -> str:
@@ -352,7 +376,7 @@ def read_recipe_file(path: Path) -> dict[str, Any]:
 
 
 #: the entries of recipe.json that are not fields: the inputs, and what was recorded of the run
-NO_FIELDS = ("inputs", "segments", "replans", "kind", "tokens_per_row", "base", "opens_in")
+NO_FIELDS = ("inputs", "segments", "replans", "kind", "tokens_per_row", "base", "opens_in", "new_ids")
 
 
 def fields_of_recipe(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -124,7 +124,9 @@ def n_trained(recipe: Recipe) -> int:
     if not recipe.adapt.rank:
         return count_parameters(recipe.model)["total"]
     with torch.device("meta"):
-        network = adapt(Transformer(recipe.model), recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules)
+        network = adapt(
+            Transformer(recipe.model), recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids
+        )
     return sum(p.numel() for p in trained_state(network).values())
 
 

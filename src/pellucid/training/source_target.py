@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pellucid.text.read.pairs import PairsError
-from pellucid.text.tokens.batches import permute
+from pellucid.text.tokens.batches import drawn_numbers
 from pellucid.text.tokens.pairs import PairPart, PairTokens
 from pellucid.training.objectives import MicroBatch
 from pellucid.training.recipe import Recipe
@@ -47,13 +47,8 @@ class SourceTargetData:
         return replace(own, total=int(self.part.target.lengths[pairs].sum()))
 
     def pairs(self, step: int) -> np.ndarray:
-        """The numbers of a step's pairs: pair g of the run is the g-th of the epochs' orders, one after another."""
-        epochs, places = np.divmod(np.arange(step * self.whole, (step + 1) * self.whole), self.part.n_pairs)
-        numbers = np.empty(self.whole, dtype=np.int64)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            numbers[here] = permute(places[here].astype(np.uint64), self.part.n_pairs, self.seed, int(epoch))
-        return numbers
+        """The numbers of a step's pairs."""
+        return drawn_numbers(step, self.whole, self.part.n_pairs, self.seed)
 
     def held_out(self) -> Iterator[MicroBatch]:
         """Every held-out pair once, in order."""

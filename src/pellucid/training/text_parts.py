@@ -6,10 +6,12 @@ from typing import Any
 
 from pellucid.runs.options import RecipeError
 from pellucid.text.read.chunks import counted
+from pellucid.text.read.conversations import Conversations, read_conversations
 from pellucid.text.read.documents import Corpus, read_corpus, read_with_held_out
 from pellucid.text.read.find import ReadOptions, Skipped
 from pellucid.text.read.pairs import Pairs, read_pairs, read_pairs_with_held_out
 from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens
 from pellucid.training.recipe import Recipe, TextRecipe
@@ -81,7 +83,12 @@ def read_recipe_pairs(recipe: Recipe, progress: Callable[..., None] | None = Non
     return read_pairs(recipe.inputs, progress, reading)
 
 
-def lines_on_unknown(tokens: Tokens | PairTokens, tokenizer: Tokenizer) -> list[str]:
+def read_recipe_conversations(recipe: Recipe, progress: Callable[..., None] | None = None) -> Conversations:
+    """The recipe's conversations, and those of the files that it holds out."""
+    return read_conversations(recipe.inputs, recipe.text.held_out_files, progress, reading_of(recipe))
+
+
+def lines_on_unknown(tokens: Tokens | PairTokens | ConversationTokens, tokenizer: Tokenizer) -> list[str]:
     """A line about the characters or words that the tokenizer does not know; no line where there are none."""
     unknown = sum(part["unknown"] for part in tokens.manifest["parts"].values())
     are, they = ("is", "it") if unknown == 1 else ("are", "they")

@@ -7,6 +7,7 @@ from typing import Any
 
 from pellucid.architecture import count_parameters
 from pellucid.model import Transformer
+from pellucid.model.weights import with_new_rows
 from pellucid.runs.device import resolve_device
 from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.length import plan_in_time
@@ -14,9 +15,12 @@ from pellucid.runs.measure import measure_step
 from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.trainable import BatchLoss, HeldOutSums, Trainable
+from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
+from pellucid.text.read.conversations import Conversations
 from pellucid.text.read.documents import Corpus
 from pellucid.text.read.pairs import Pairs
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens, describe_difference
 from pellucid.training import resolve_recipe as resolve
@@ -39,18 +43,20 @@ from pellucid.training.objectives import MicroBatch, autocast, losses_and_hits
 from pellucid.training.recipe import Recipe, TextRecipeT
 
 #: writes a sample after a prompt by a seed, or gives None where the network's logits are not finite; its last argument
-#: is called with the number of tokens written, and how many there will be
-Sampler = Callable[[Transformer, Tokenizer, str, int, Callable[[int, int], object]], str | None]
+#: is called with the number of tokens written, and how many there will be; of conversations it gets the template too
+Sampler = Callable[..., str | None]
 #: what is measured before the first step of a run: lines to print, and JSON files for its folder
-PreRunChecks = Callable[[Recipe, Tokens | PairTokens, Callable[[], None]], tuple[list[str], dict[str, Any]]]
+PreRunChecks = Callable[
+    [Recipe, Tokens | PairTokens | ConversationTokens, Callable[[], None]], tuple[list[str], dict[str, Any]]
+]
 
 
 class TextTrainable(Trainable[TextRecipeT]):
     """A model of text, and the text that it is trained on; `read` sets these fields."""
 
     network: Any
-    corpus: Corpus | Pairs
-    tokens: Tokens | PairTokens
+    corpus: Corpus | Pairs | Conversations
+    tokens: Tokens | PairTokens | ConversationTokens
     tokenizer: Tokenizer
 
     def files(self) -> dict[str, Any]:
@@ -77,7 +83,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
 
     recipe        what is decided so far; a new run decides the rest
     sampler       writes the samples; without one there are none
-    tokenizer     of the model that a new run starts from
+    tokenizer     of the model that a new run starts from, and its chat template
     weights       of the model that a run starts from, by parameter; a run of adapters needs them when it is resumed too
     checks        what is measured before the first step
     choose_sizes  decides sizes that the recipe leaves open
@@ -92,27 +98,31 @@ class TransformerTrainable(TextTrainable[Recipe]):
         sampler: Sampler | None = None,
         *,
         tokenizer: Tokenizer | None = None,
+        chat_template: ChatTemplate | None = None,
         weights: Weights | None = None,
         checks: PreRunChecks | None = None,
         choose_sizes: ChooseSizes | None = None,
     ):
         self.recipe, self.sampler, self.weights = recipe, sampler, weights
         self.checks, self.choose_sizes = checks, choose_sizes
-        self.known_tokenizer = tokenizer
+        self.known_tokenizer, self.chat_template = tokenizer, chat_template
         self.check_files: dict[str, Any] = {}
 
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
         resolve_device(self.recipe.train.device)  # refused before the text is read
         known = load_tokenizer(run_dir) if run_dir else self.known_tokenizer
+        template = read_chat_template(run_dir) if run_dir else self.chat_template
         sizes = None if run_dir else self.choose_sizes
         self.recipe, self.corpus, self.tokens, self.tokenizer = read_input(
-            self.recipe, reporter, known, interruption, sizes
+            self.recipe, reporter, known, interruption, sizes, template
         )
 
     def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:
         device = resolve_device(self.recipe.train.device)
         asked = self.recipe.train
         opened = self.recipe = fit_to_input(self.recipe, self.tokens, self.tokenizer, device)
+        if self.weights is not None and self.recipe.new_ids:
+            self.weights = with_new_rows(self.weights, self.recipe.model.n_vocab, self.recipe.new_ids)
         with interruption.phase("planning memory"):
             check_memory(self.recipe, device)
         interruption.poll()
@@ -148,6 +158,8 @@ class TransformerTrainable(TextTrainable[Recipe]):
 
     def fill(self, folder: Path) -> None:
         super().fill(folder)
+        if isinstance(self.tokens, ConversationTokens):
+            write_chat_template(folder, self.tokens.template)
         if self.weights is not None and not self.recipe.adapt.rank:
             keep_first(folder, self.network)
 
@@ -173,4 +185,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
 
     def sample(self, seed: int, phase: Phase) -> str | None:
         assert self.sampler is not None
-        return self.sampler(self.network, self.tokenizer, self.recipe.train.sample_prompt, seed, phase)
+        prompt = self.recipe.train.sample_prompt
+        if isinstance(self.tokens, ConversationTokens):
+            return self.sampler(self.network, self.tokenizer, prompt, seed, phase, self.tokens.template)
+        return self.sampler(self.network, self.tokenizer, prompt, seed, phase)

@@ -136,6 +136,16 @@ class Batches:
             self._checked = epoch
 
 
+def drawn_numbers(step: int, batch: int, n: int, seed: int) -> np.ndarray:
+    """The numbers of a step's items, int64 [batch]: item g of a run is the g-th of the epochs' orders of `n` items."""
+    epochs, places = np.divmod(np.arange(step * batch, (step + 1) * batch), n)
+    numbers = np.empty(batch, dtype=np.int64)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        numbers[here] = permute(places[here].astype(np.uint64), n, seed, int(epoch))
+    return numbers
+
+
 def windows(
     tokens: Part, n_ctx: int, stride: int | None = None, batch: int = 1, *, inside_documents: bool = False
 ) -> Iterator[ScoredBatch]:

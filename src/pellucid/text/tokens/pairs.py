@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.text.read.pairs import TOGETHER, PairsError, PairSplit, Progress
+from pellucid.text.read.pairs import PairsError, PairSplit
+from pellucid.text.read.rows import TOGETHER, Progress
 from pellucid.text.split import PARTS
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokens.store import FORMAT, check_ids, dtype_for

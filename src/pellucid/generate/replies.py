@@ -1,0 +1,116 @@
+"""Answer in a conversation: read its messages through a chat template, and generate until the template's end marker."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+
+from pellucid.generate.decode import Decoding, generate_ids
+from pellucid.generate.errors import GenerationError
+from pellucid.generate.pack_weights import network_for
+from pellucid.generate.sampling import Sampling
+from pellucid.generate.text import DrawOptions
+from pellucid.model import Transformer
+from pellucid.text.chat_template import ChatError, ChatTemplate
+from pellucid.text.tokenizers.base import Tokenizer
+
+#: the temperature of answers, as of other generated text
+TEMPERATURE = 0.8
+
+
+class ReplyOptions(DrawOptions, total=False):
+    """How an answer is generated; `stream_reply` holds the defaults."""
+
+    max_tokens: int
+    seed: int
+    weights: str
+
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class ReplyPiece:
+    """One token of an answer.
+
+    text           the characters that it completes, possibly none; joined, they are the answer
+    token          its id
+    surprisal      -log P(token) in nats, before temperature and penalties
+    finish_reason  of the last one: end, or length where max_tokens were generated; "" before
+    """
+
+    text: str
+    token: int
+    surprisal: float
+    finish_reason: str = ""
+
+
+def stream_reply(
+    network: Transformer,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    messages: Messages,
+    *,
+    max_tokens: int = 400,
+    seed: int = 0,
+    weights: str = "auto",
+    **draw: Unpack[DrawOptions],
+) -> Iterator[ReplyPiece]:
+    """The assistant's answer to these messages, token by token. Closing the iterator stops the work.
+
+    The sampling options are those of `stream_generate`. Raises ChatError for a model without a template and for
+    messages that the template refuses, and GenerationError where the messages leave no room for an answer.
+    """
+    template = required(template)
+    ids = template.encode(messages, tokenizer)
+    if len(ids) >= network.architecture.n_ctx:
+        raise GenerationError(
+            f"the conversation has {len(ids)} tokens, and the context {network.architecture.n_ctx}: leave out earlier "
+            "messages"
+        )
+    options: dict[str, Any] = {"temperature": TEMPERATURE}
+    options |= {name: value for name, value in draw.items() if value is not None}
+    decoding = generate_ids(
+        network_for(network, weights, max_tokens)[0],
+        [ids],
+        max_tokens=max_tokens,
+        sampling=Sampling(**options),
+        stop_ids=template.end_ids(tokenizer),
+        seeds=seed,
+        n_allowed=min(tokenizer.n_vocab, network.architecture.n_vocab),
+    )
+    return reply_pieces(decoding, tokenizer)
+
+
+def reply_pieces(decoding: Decoding, tokenizer: Tokenizer) -> Iterator[ReplyPiece]:
+    """The pieces of the one text that is generated."""
+    stream = tokenizer.stream()
+    for step in decoding:
+        token, reason = step.tokens[0], step.rows[0].finish_reason or ""
+        surprisal = -torch.log_softmax(step.logits[0, : decoding.n_allowed].double(), 0)[token].item()
+        text = stream.push(token) + (stream.finish() if reason else "")
+        yield ReplyPiece(text, token, surprisal, reason)
+
+
+def required(template: ChatTemplate | None) -> ChatTemplate:
+    """The template. Raises ChatError, which says how a model gets one."""
+    if template is None:
+        raise ChatError(
+            "this model has no chat template, so it cannot tell who says what: train it on conversations (pellucid "
+            "train CHATS.jsonl --from MODEL), or put the template of its family beside its weights "
+            "(chat_template.jinja)"
+        )
+    return template
+
+
+def recent_messages(template: ChatTemplate, tokenizer: Tokenizer, messages: Messages, n_tokens: int) -> Messages:
+    """The messages without as many of the earliest turns as do not fit into `n_tokens`; instructions at the beginning
+    stay. The last message is never left out.
+    """
+    n_system = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
+    opening, rest = list(messages[:n_system]), list(messages[n_system:])
+    while len(rest) > 1 and len(template.encode([*opening, *rest], tokenizer)) > n_tokens:
+        following = [i for i, message in enumerate(rest) if i and message["role"] == "user"]
+        rest = rest[following[0] if following else len(rest) - 1 :]
+    return [*opening, *rest]

@@ -1,0 +1,135 @@
+"""Conversations, for training a model to answer.
+
+    .jsonl   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}
+
+There is one conversation on each line, in UTF-8; other fields are ignored and blank lines are skipped. An error names
+the file and line of an unreadable conversation.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from pellucid.text.chat_template import check_messages
+from pellucid.text.read.chunks import DocumentError
+from pellucid.text.read.find import ReadOptions, find_files
+from pellucid.text.read.rows import (
+    Progress,
+    RowFormat,
+    Rows,
+    RowSplit,
+    held_out_rows,
+    read_json_object,
+    read_rows,
+    read_rows_with_held_out,
+    rows_of_named_files,
+)
+
+Messages = list[dict[str, Any]]
+#: files of a folder that are looked into to find out what they hold
+LOOKED_INTO = 3
+
+
+class ConversationsError(DocumentError):
+    """A file of conversations is unreadable, or there are too few of them."""
+
+
+class Conversations(Rows[Messages]):
+    """Conversations in the order of their files."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all messages in UTF-8."""
+        return sum(map(content_bytes, self.rows))
+
+
+def content_bytes(messages: Messages) -> int:
+    """Bytes of the messages' texts in UTF-8."""
+    return sum(len(message["content"].encode()) for message in messages)
+
+
+def read_conversations(
+    paths: Sequence[str],
+    held_out: Sequence[str] = (),
+    progress: Progress = None,
+    reading: ReadOptions | None = None,
+) -> Conversations:
+    """The conversations of these .jsonl files and folders, and those of the files `held_out`, which are held out.
+
+    See `read_rows`. Raises ConversationsError.
+    """
+    if held_out:
+        return read_rows_with_held_out(Conversations, CONVERSATIONS, paths, held_out, progress, reading)
+    return read_rows(Conversations, CONVERSATIONS, paths, progress, reading)
+
+
+def holds_conversations(paths: Sequence[str]) -> bool:
+    """Whether the first line of the first .jsonl files of these paths is a conversation, and no file is another."""
+    try:
+        files_by_name = find_files([Path(path) for path in paths], [])
+        files = [files_by_name[name].path for name in sorted(files_by_name)]
+        if not files or any(file.suffix.lower() not in CONVERSATIONS.readers for file in files):
+            return False
+        return all(_begins_with_conversation(file) for file in files[:LOOKED_INTO])
+    except (OSError, ValueError):
+        return False  # whoever reads the files says what is wrong with them
+
+
+def _begins_with_conversation(file: Path) -> bool:
+    with file.open(encoding="utf-8-sig") as lines:
+        first = next((line for line in lines if line.strip()), "")
+    row = json.loads(first)
+    return isinstance(row, dict) and isinstance(row.get("messages"), list)
+
+
+def _messages(line: str) -> Messages:
+    row = read_json_object(line, "an object with the field messages")
+    if not isinstance(row.get("messages"), list):
+        raise ValueError(f"no field 'messages', expected a list; the fields are {', '.join(row) or 'none'}")
+    messages = check_messages(row["messages"])
+    if not any(message["role"] == "assistant" and message["content"] for message in messages):
+        raise ValueError("no message of the assistant, expected at least one, whose text is learned")
+    json.dumps(messages, ensure_ascii=False).encode()
+    return messages
+
+
+CONVERSATIONS = RowFormat(
+    "conversations", ".jsonl", "conversations are read from .jsonl files", {".jsonl": _messages}, ConversationsError
+)
+
+
+# Setting conversations aside --------------------------------------------------------------------
+
+
+class ConversationSplit(RowSplit[Conversations]):
+    """Conversations, of which some are held out."""
+
+    def texts(self, part: str) -> Iterator[str]:
+        """Every message of one part, such as the tokenizer is trained on."""
+        for k in self.numbers(part):
+            yield from (message["content"] for message in self.corpus.rows[k])
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the conversations, without the files that were named to be held out."""
+        return sum(content_bytes(self.corpus.rows[k]) for k in self.numbers("train")) + (
+            0 if self.has_named_files else sum(content_bytes(self.corpus.rows[k]) for k in self.numbers("held_out"))
+        )
+
+
+def split_conversations(conversations: Conversations, held_out: float = 0.1, seed: int = 0) -> ConversationSplit:
+    """Hold out about `held_out` of the bytes: whole conversations, in the order of a hash with the seed.
+
+    All conversations that begin with the same messages, up to the first answer, are on one side. If files were named
+    to be held out, exactly their conversations are. Raises ConversationsError as `held_out_rows` does.
+    """
+    rows = conversations.rows
+    openings = [json.dumps(list(takewhile(lambda m: m["role"] != "assistant", messages))) for messages in rows]
+    if any(file.held_out for file in conversations.files):
+        chosen = rows_of_named_files(conversations, openings, "opening")
+        return ConversationSplit(conversations, 0.0, 0, *chosen, "openings")
+    sizes = [content_bytes(messages) for messages in rows]
+    chosen = held_out_rows(CONVERSATIONS, openings, sizes, held_out, seed, "opening")
+    return ConversationSplit(conversations, held_out, seed, *chosen, "openings")

@@ -1,0 +1,257 @@
+"""Training on conversations: the loss of a plain loop in transformers, new tokens, adapters, and what a run writes."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from kinds import CHAT_FIELDS, write_conversations
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import pellucid
+from pellucid.hub.write import write_tokenizer
+from pellucid.runs.checkpoint import load_checkpoint
+from pellucid.runs.metrics import read_metrics
+from pellucid.runs.options import RecipeError
+from pellucid.text.chat_template import CHATML, ChatError, ChatTemplate
+from pellucid.text.read.conversations import ConversationsError, read_conversations, split_conversations
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
+from pellucid.text.tokens.conversations import encode_conversations
+from pellucid.training.chat import ChatData, pack
+
+FIELDS = {"device": "cpu", "precision": "float32", "compile": "no", "attention": "fused", "sample_every": -1}
+#: the base has more rows than its tokenizer has ids, as many published models do
+pytestmark = pytest.mark.filterwarnings("ignore:.*the tokenizer has 300 ids, the embedding 301 rows")
+#: ChatML with the mark by which transformers finds what the assistant writes
+MARKED_CHATML = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n'}}{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message['content'] + "
+    "'<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def conversations(tmp_path_factory):
+    return write_conversations(tmp_path_factory.mktemp("conversations"), 40)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, shakespeare):
+    """A random model of transformers with more rows than its tokenizer has ids."""
+    folder = tmp_path_factory.mktemp("models") / "base"
+    tokenizer = learn_tokenizer("bpe", [shakespeare[:20_000]], 300)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, vocab_size=301, max_position_embeddings=192, tie_word_embeddings=False)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    write_tokenizer(folder, tokenizer, 192)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapted(base, conversations, tmp_path_factory):
+    """A run of adapters on it, which adds ChatML's two markers."""
+    folder = tmp_path_factory.mktemp("adapted") / "run"
+    fields = FIELDS | {"adapt.rank": 2, "batch": 2, "evaluate_every": 4}
+    return pellucid.train(conversations, out=folder, from_model=base, fields=fields, steps=8)
+
+
+def data_of(run):
+    """The batches of a run."""
+    model = pellucid.load(run.path, device="cpu")
+    split = split_conversations(read_conversations(run.recipe.inputs), 0.1, run.recipe.train.seed)
+    tokens = encode_conversations(split, model.tokenizer, model.chat_template)
+    return tokens, ChatData(tokens, run.recipe, torch.device("cpu"))
+
+
+def test_training_is_a_plain_loop_of_transformers(base, conversations, tmp_path):
+    """The same model, resized and started at the mean, one conversation at a time, with AdamW: the same losses."""
+    fields = FIELDS | {"optimizer": "adamw", "learning_rate": 1e-3, "schedule": "constant", "warmup": 0}
+    fields |= {"batch": 3, "accumulate": 2, "weight_decay": 0.0, "clip": 0.0, "train.eps": 1e-5}
+    run = pellucid.train(conversations, out=tmp_path / "run", from_model=base, fields=fields, steps=4)
+    ours = [row["loss"] for row in read_metrics(run.path / "metrics.jsonl") if "loss" in row]
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    old = len(tokenizer) - 2
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    with torch.no_grad():
+        for table in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+            table[old:] = table[:old].double().mean(0).float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), eps=1e-5, weight_decay=0.0)
+    tokens, data = data_of(run)
+    numbers = tokens.part("train").numbers
+    theirs = []
+    for step in range(4):
+        rows = [
+            row
+            for batch in (data.at(step, micro, 2) for micro in range(2))
+            for row in zip(batch.inputs, batch.documents, batch.counts, strict=True)
+        ]
+        chosen = [find_conversations(*row, tokens) for row in rows]
+        encoded = [
+            tokenizer.apply_chat_template(
+                tokens.split.corpus.rows[numbers[k]],
+                chat_template=MARKED_CHATML,
+                return_assistant_tokens_mask=True,
+                return_dict=True,
+            )
+            for row in chosen
+            for k in row
+        ]
+        n_scored = sum(sum(one["assistant_masks"]) for one in encoded)
+        total = torch.zeros(())
+        for one in encoded:
+            ids = torch.tensor([one["input_ids"]])
+            labels = torch.tensor(one["input_ids"]).where(torch.tensor(one["assistant_masks"]) == 1, -100)
+            logits = model(ids).logits[0, :-1]
+            total = total + F.cross_entropy(logits, labels[1:], ignore_index=-100, reduction="sum") / n_scored
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        theirs.append(total.item())
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    assert theirs[-1] < theirs[0] - 0.02
+
+
+def find_conversations(inputs, documents, counts, tokens):
+    """The conversations that a row holds, by their ids."""
+    part, numbers = tokens.part("train"), []
+    for document in documents[counts].unique().tolist():
+        own = inputs[documents == document].numpy()
+        numbers.append(
+            next(
+                k
+                for k, (a, b) in enumerate(zip(part.starts, part.starts[1:], strict=False))
+                if k not in numbers and np.array_equal(part.ids[a : b - 1], own)
+            )
+        )
+    return numbers
+
+
+def test_packing_fills_rows_and_loses_nothing():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(2, 60, 200)
+    rows = pack(lengths, np.arange(1000, 1200), 64)
+    assert sorted(np.concatenate(rows).tolist()) == list(range(1000, 1200))
+    filled = [int(lengths[row - 1000].sum()) for row in rows]
+    assert max(filled) <= 64
+    assert len(rows) <= 1.05 * sum(filled) / 64 + 1
+
+
+def test_the_loss_is_that_of_each_conversation_alone(adapted):
+    """Held-out loss: what the assistant writes, and nothing of another conversation in the row."""
+    model = pellucid.load(adapted.path, device="cpu", checkpoint="last")
+    tokens, data = data_of(adapted)
+    nats, scored = 0.0, 0
+    for number in tokens.part("held_out").numbers:
+        messages = tokens.split.corpus.rows[number]
+        ids, answers = model.chat_template.encode_answers(messages, model.tokenizer)
+        with torch.no_grad():
+            logits = model.network(torch.tensor([ids[:-1]]))[0]
+        losses = F.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")[torch.tensor(answers[1:])]
+        nats, scored = nats + losses.sum().item(), scored + len(losses)
+        said = "".join(m["content"] for m in messages if m["role"] == "assistant")
+        assert model.tokenizer.decode([i for i, own in zip(ids, answers, strict=True) if own]) == said
+    last = [row for row in read_metrics(adapted.path / "metrics.jsonl") if row.get("whole")][-1]
+    assert last["held_out_loss"] == pytest.approx(nats / scored, abs=1e-5)
+    assert data.held_out_tokens_per_byte == scored / tokens.part("held_out").n_bytes
+
+
+def test_new_tokens_are_trained_and_saved_with_adapters(base, adapted):
+    """The rows of the markers start at the mean and move; every other row, and the base, stay as they were."""
+    assert adapted.recipe.new_ids == (300, 301)
+    assert not (adapted.path / "adapter").exists()
+    before = pellucid.load(base, device="cpu").network
+    with pytest.raises(RecipeError, match="trained rows for 2 new tokens"):
+        pellucid.convert(adapted.path, adapted.path.parent / "adapter", to="adapter")
+    checkpoint, _ = load_checkpoint(adapted.path)
+    assert checkpoint is not None
+    saved = checkpoint.weights
+    after = pellucid.load(adapted.path, device="cpu", checkpoint="last").network
+    for name in ("embed.token", "unembed"):
+        old, new = before.get_submodule(name).weight, after.get_submodule(name).weight
+        assert torch.equal(new[:300], old[:300])
+        mean = old[:300].double().mean(0).float()
+        assert saved[f"{name}.rows"].abs().min(dim=1).values.max() > 0
+        assert torch.equal(new[300:], mean + saved[f"{name}.rows"])
+
+
+def test_a_run_of_conversations_goes_to_transformers(adapted, tmp_path):
+    """The template is in tokenizer_config.json, answers end where generation_config.json says, and both sides agree."""
+    done = pellucid.convert(adapted.path, tmp_path / "exported", checkpoint="last")
+    tokenizer = AutoTokenizer.from_pretrained(done.folder)
+    messages = [{"role": "user", "content": "Say red cat 12"}]
+    model = pellucid.load(adapted.path, device="cpu", checkpoint="last")
+    ids = model.chat_template.encode(messages, model.tokenizer)
+    assert tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False) == ids
+    config = json.loads((done.folder / "generation_config.json").read_text())
+    assert config["eos_token_id"] == model.chat_template.end_ids(model.tokenizer)
+    assert 301 in config["eos_token_id"]
+    assert pellucid.load(done.folder, device="cpu").chat_template.source == CHATML
+    theirs = AutoModelForCausalLM.from_pretrained(done.folder)
+    expected = theirs.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :].tolist()
+    assert [p.token for p in model.reply(messages, max_tokens=8, temperature=0)] == expected
+
+
+def test_conversations_are_recognised_and_samples_are_answers(conversations, tmp_path):
+    fields = CHAT_FIELDS | {"sample_every": 4}
+    run = pellucid.train(conversations, out=tmp_path / "run", fields=fields, steps=4)
+    assert run.recipe.train.objective == "chat"
+    assert pellucid.load(run.path).chat_template == ChatTemplate()
+    sample = next(row["sample"] for row in read_metrics(run.path / "metrics.jsonl") if row.get("sample"))
+    assert sample.startswith(f"user: {run.recipe.train.sample_prompt}\nassistant: ")
+    baselines = json.loads((run.path / "baselines.json").read_text())["predictors"]
+    assert {"uniform", "unigram"} <= {one["name"] for one in baselines}
+
+
+def test_a_model_keeps_its_own_template_and_tokens(base, conversations, tmp_path):
+    folder = tmp_path / "with_template"
+    folder.mkdir()
+    for file in base.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
+    source += "{% if add_generation_prompt %}assistant: {% endif %}"
+    (folder / "chat_template.jinja").write_text(source)
+    run = pellucid.train(conversations, out=tmp_path / "run", from_model=folder, fields=FIELDS, steps=1)
+    assert run.recipe.new_ids == ()
+    assert pellucid.load(run.path).chat_template.source == source
+    fields = FIELDS | {"text.chat_template": "chatml"}
+    run = pellucid.train(conversations, out=tmp_path / "chatml", from_model=folder, fields=fields, steps=1)
+    assert (run.recipe.new_ids, pellucid.load(run.path).chat_template.source) == ((300, 301), CHATML)
+
+
+WRONG = {
+    '{"messages": [{"role": "user", "content": "a"}]}': "no message of the assistant",
+    '{"messages": "a"}': "no field 'messages'",
+    '{"messages": [{"role": "assistant"}]}': r"message 1 \(assistant\) has no content",
+    "[1]": "list, expected an object with the field messages",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_what_is_no_conversation_is_named(line, tmp_path):
+    good = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    path = tmp_path / "chats.jsonl"
+    path.write_text(f"{json.dumps(good)}\n{line}\n")
+    with pytest.raises(ConversationsError, match=rf"chats.jsonl:2: {WRONG[line]}"):
+        pellucid.train(path, out=tmp_path / "run", fields=CHAT_FIELDS | {"objective": "chat"}, steps=1)
+
+
+def test_what_does_not_go_with_conversations_is_refused(conversations, tmp_path):
+    fields = CHAT_FIELDS | {"objective": "next-token", "chat_template": "chatml"}
+    with pytest.raises(RecipeError, match=r"text.chat_template = chatml goes with train.objective = chat"):
+        pellucid.train(conversations, out=tmp_path / "run", fields=fields, steps=1)
+    with pytest.raises(RecipeError, match=r"text.drop_duplicates = yes does not go with conversations"):
+        pellucid.train(conversations, out=tmp_path / "run", fields=CHAT_FIELDS | {"drop_duplicates": "yes"}, steps=1)
+    with pytest.raises(RecipeError, match=r"has an answer within model.n_ctx = 8 tokens"):
+        pellucid.train(conversations, out=tmp_path / "run", fields=CHAT_FIELDS | {"n_ctx": 8}, steps=1)
+    with pytest.raises(RecipeError, match="there is no such chat template"):
+        pellucid.train(conversations, out=tmp_path / "run", fields=CHAT_FIELDS | {"chat_template": "x.jinja"}, steps=1)
+
+
+def test_a_model_without_a_template_says_what_to_do(base):
+    with pytest.raises(ChatError, match=r"has no chat template, .*pellucid train CHATS.jsonl --from MODEL"):
+        pellucid.load(base, device="cpu").reply([{"role": "user", "content": "a"}])
