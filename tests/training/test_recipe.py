@@ -32,6 +32,7 @@ OTHER = {
     "text.tokenizer": "char",
     "text.held_out": "0.25",
     "text.encoding": "latin-1",
+    "text.chat_template": "chatml",
     "train.device": "cuda",
     "model.dropout": "0.25",
     "model.attention.mask": "prefix",
@@ -40,6 +41,7 @@ OTHER = {
 }
 #: values that need others
 WITH = {"model.mlp.n_hidden": {"mlp.form": "plain"}, "model.attention.mask": {"train.objective": "prefix"}}
+WITH |= {"text.chat_template": {"train.objective": "chat"}}
 WITH |= {name: {"adapt.rank": "2"} for name in ("adapt.alpha", "adapt.modules")}
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction
 
+from pellucid.cli.chat import chat_command
 from pellucid.cli.conversion import convert_command
 from pellucid.cli.inspect import inspect_command
 from pellucid.cli.loading import loaded_from, mixed_from, transformer_of
@@ -334,6 +335,7 @@ def verify_command(
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train_command,
     "generate": generate_command,
+    "chat": chat_command,
     "score": score_command,
     "fill": fill_command,
     "verify": verify_command,

@@ -55,9 +55,10 @@ class ModelOptions:
     lora: Annotated[int | None, option("RANK"), at_least(1)] = None
     """Train low-rank adapters of this rank, and leave the weights of --from unchanged."""
     objective: Annotated[
-        Literal["next-token", "prefix", "masked", "source-target"] | None, option("WORD", default="next-token")
+        Literal["next-token", "prefix", "masked", "source-target", "chat"] | None,
+        option("WORD", default="next-token, or chat for conversations"),
     ] = None
-    """Predict next-token, prefix (text after a prefix), masked (hidden tokens) or source-target (a target text)."""
+    """Predict next-token, prefix (text behind one), masked (hidden tokens), source-target, or chat (the answers)."""
     predictor: Annotated[
         Literal["transformer", "ngram", "neural-probabilistic", "recurrent", "image-classifier"] | None,
         option("KIND", default="transformer"),
@@ -115,7 +116,7 @@ def train_command(
 
     Files may be plain text, Markdown, HTML, JSON lines, CSV, TSV or Parquet, each also as .gz or .zst. With
     --objective source-target they are pairs (.tsv or .jsonl), with --predictor image-classifier one .npz of images
-    and labels.
+    and labels. JSON lines with messages are conversations, and the answers in them are learned.
 
     Args:
         paths: Train on these files, folders and patterns; - reads standard input. Not needed with --resume.

@@ -72,7 +72,7 @@ def predictor_fields(kind: str) -> list[str]:
     if kind not in KINDS:
         raise RecipeError(f"predictor {kind!r}: choose one of {', '.join(KINDS)}")
     names = [f"model.{f.name}" for f in dataclasses.fields(KINDS[kind]) if f.name not in FROM_TEXT]
-    names += [f"text.{f.name}" for f in dataclasses.fields(TextOptions)]
+    names += [f"text.{f.name}" for f in dataclasses.fields(TextOptions) if f.name != "chat_template"]
     if kind == "ngram":
         return [*names, "train.seed"]
     of_transformers = (
