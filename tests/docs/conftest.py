@@ -1,6 +1,9 @@
-"""A folder as a reader of the pages has it: some texts, a chapter, pairs, a small run, and a tiny GPT-2."""
+"""A folder as a reader of the pages has it: some texts, a chapter, pairs, conversations, a small run, and a tiny GPT-2."""
 
+import io
+import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     numbers = ["one", "two", "three", "four", "five"]
     pairs = [f"{a} {b} {c}\t{c} {b} {a}" for a in numbers for b in numbers for c in numbers]
     (folder / "pairs.tsv").write_text("\n".join(pairs) + "\n", encoding="utf-8")
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    lines = [json.dumps({"messages": [said[0] | {"content": f"hi {i}"}, said[1]]}) for i in range(20)]
+    (folder / "chats.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PELLUCID_CACHE", str(folder / "cache"))
         patch.chdir(folder)
@@ -49,4 +55,5 @@ def _copy(prepared: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, without
     shutil.copytree(prepared, folder, ignore=shutil.ignore_patterns("cache", *without))
     monkeypatch.setenv("PELLUCID_CACHE", str(prepared / "cache"))
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Good morning.\n"))
     return folder

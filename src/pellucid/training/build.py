@@ -164,7 +164,8 @@ def read_conversations_to_train(
     missing = [marker for marker in CHATML_MARKERS if marker in template.source and marker not in plain.special]
     tokenizer = plain.with_special(*missing) if missing else plain
     if missing and recipe.base is not None:
-        recipe = replace(recipe, new_ids=tuple(i for i in map(tokenizer.special.get, missing) if i is not None))
+        ids = (tokenizer.special[marker] for marker in missing)
+        recipe = replace(recipe, new_ids=tuple(i for i in ids if i >= plain.n_vocab))  # others have rows of their own
     interruption.poll()
     with interruption.phase("encoding", "conversations") as phase:
         tokens = encode_conversations(split, tokenizer, template, phase.stage)

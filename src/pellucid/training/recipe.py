@@ -296,9 +296,7 @@ def _check_adapters(adapt: AdapterOptions) -> None:
         raise RecipeError("adapt.alpha and adapt.modules describe low-rank adapters: give their rank too (--lora 8)")
 
 
-def check_changes(
-    changes: Mapping[str, Any], start: Recipe | Path | None = None, inputs: tuple[str, ...] = ()
-) -> None:
+def check_changes(changes: Mapping[str, Any], start: Recipe | Path | None = None, inputs: tuple[str, ...] = ()) -> None:
     """Raise RecipeError for fields that do not exist and values that are never valid, before the run's model is known.
 
     `make_recipe_on` checks what depends on the architecture.
