@@ -1,4 +1,4 @@
-"""A folder as a reader of the pages has it: some texts, a chapter, pairs, conversations, a small run, and a tiny GPT-2."""
+"""A folder as a reader of the pages has it: texts, a chapter, pairs, conversations, a small run, and a tiny GPT-2."""
 
 import io
 import json
