@@ -26,6 +26,7 @@ SHORTER = {
     r"--max-tokens \d+": "--max-tokens 5",
     r"^(pellucid plan small.*)": r"\1 --no-measure --batch 1 --precision float32",
     r"^(pellucid generate .*?)(?= +#|$)": r"\1 --max-tokens 5",
+    r"^(pellucid chat .*?)(?= +#|$)": r"\1 --max-tokens 5",
     r"^(pellucid train [^-\n]*--objective source-target.*)": r"\1 --set n_layers=1 --set d_model=48 --set n_ctx=32",
 }
 
