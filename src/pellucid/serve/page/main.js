@@ -121,11 +121,17 @@ async function stream(path, body, hear) {
   shownBody = body;
   $("halt").hidden = false;
   say(`Writing, seed ${body.seed}.`);
-  let usage = null, ended = false;
+  let usage = null, ended = false, turn = performance.now();
   try {
     for await (const event of events(await ask(path, { ...body, stream: true, stream_options: { include_usage: true } }, mine.signal))) {
       usage = event.usage ?? usage;
       event.choices.forEach(hear);
+      // tokens may come faster than they are drawn; the button that stops them must be heard between them
+      if (performance.now() - turn > 12) {
+        await new Promise((done) => setTimeout(done, 16));
+        turn = performance.now();
+      }
+      if (mine.signal.aborted) throw new DOMException("stopped", "AbortError");
     }
     ended = true;
     say(`${usage.completion_tokens} tokens written, ${usage.prompt_tokens} read, seed ${body.seed}.`);
