@@ -33,6 +33,7 @@ import torch
 import pellucid
 from benchmarks.side_by_side import BenchmarkError, Measured, header, show, spread
 from pellucid.generate import Sampling, generate_ids
+from pellucid.generate.pack_weights import network_for
 from pellucid.language_model import LanguageModel
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise
@@ -228,8 +229,19 @@ def compare(servers: list[Server], options: argparse.Namespace, tokenizer: Token
 def own_costs(path: Path, options: argparse.Namespace) -> None:
     """What serving costs beyond computing, what a long prompt delays, and what a known prompt saves."""
     model = pellucid.load(path)
+    network, _ = network_for(model.network, options.weights[0], 1 << 20)
     port = free_port()
-    command = [sys.executable, "-m", "pellucid", "serve", str(path), "--port", str(port), "--weights", "loaded"]
+    command = [
+        sys.executable,
+        "-m",
+        "pellucid",
+        "serve",
+        str(path),
+        "--port",
+        str(port),
+        "--weights",
+        options.weights[0],
+    ]
     with running("pellucid", command, port, path.name) as server:
         asyncio.run(server.stream(prompt_of(model.tokenizer, 16, 1), 8))
         served, alone = Measured("served"), Measured("generate")
@@ -240,7 +252,7 @@ def own_costs(path: Path, options: argparse.Namespace) -> None:
             ids = [model.tokenizer.encode(prompt)]
             times = [
                 time.perf_counter()
-                for _ in generate_ids(model.network, ids, max_tokens=options.new, sampling=Sampling(temperature=0))
+                for _ in generate_ids(network, ids, max_tokens=options.new, sampling=Sampling(temperature=0))
             ]
             alone.values.append((times[-1] - times[0]) / (len(times) - 1))
         beyond = [a - b for a, b in zip(served.values, alone.values, strict=True)]

@@ -15,7 +15,7 @@ from pellucid.generate.errors import GenerationError, LogitsError
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.scoring import score_tokens
 from pellucid.model import Transformer
-from pellucid.serve.batching import BatchingEngine
+from pellucid.serve.batching import BatchingEngine, sequence_bytes
 from pellucid.serve.generation import Generation, QueueFullError, TokenEvent, TooLargeError
 from pellucid.text.ids import IdTokenizer
 
@@ -51,12 +51,15 @@ def drawn_request(rng: random.Random, a, client: Client) -> Generation:
 @given(
     a=architectures({"attention.mask": st.sampled_from(["causal", "prefix"])}, max_ctx=8),
     seed=st.integers(0, 2**16),
-    chunk=st.integers(1, 5),
+    chunk=st.integers(1, 5) | st.integers(8, 32),
     prefixes=st.sampled_from([0, 2**20]),
+    full_rows=st.integers(1, 3),
 )
-def test_whoever_else_is_served_the_tokens_are_those_of_generate(a, seed, chunk, prefixes):
+def test_whoever_else_is_served_the_tokens_are_those_of_generate(a, seed, chunk, prefixes, full_rows):
     rng, network = random.Random(seed), make_network(a)
-    engine = BatchingEngine(network, IdTokenizer(a.n_vocab), chunk=chunk, prefixes=prefixes, max_rows=3, max_tokens=64)
+    memory = full_rows * sequence_bytes(network, a.n_ctx)
+    sizes = {"chunk": chunk, "prefixes": prefixes, "memory": memory, "max_rows": 3, "max_tokens": 64}
+    engine = BatchingEngine(network, IdTokenizer(a.n_vocab), **sizes)
     clients = [Client() for _ in range(5)]
     requests = [drawn_request(rng, a, client) for client in clients]
     coming = list(requests)
@@ -65,6 +68,7 @@ def test_whoever_else_is_served_the_tokens_are_those_of_generate(a, seed, chunk,
             if coming and rng.random() < 0.4:
                 engine.submit([coming.pop(0)])
             engine.round()
+            assert engine.batch.cache.nbytes <= memory
     for request, client in zip(requests, clients, strict=True):
         assert client.finished
         alone = generate_ids(
@@ -121,6 +125,23 @@ def test_log_probabilities_are_those_of_score(network):
         assert score.top == tuple(sorted(score.top, key=lambda pair: -pair[1]))
         assert dict(score.top).get(score.token, score.log_prob) == score.log_prob
         assert score.log_prob <= score.top[0][1]
+
+
+def test_short_sequences_share_the_memory_of_one_that_fills_the_context(network):
+    """Four requests of 4 tokens are read in one pass and decoded together where two of 16 tokens are not."""
+    memory = sequence_bytes(network, 16)
+    engine = BatchingEngine(network, IdTokenizer(11), memory=memory, prefixes=0)
+    assert engine.full_rows == 1
+    short = [request([token], max_tokens=3) for token in range(4)]
+    engine.submit(short)
+    with torch.inference_mode():
+        engine.round()
+    assert len(engine.decoding) == engine.prompt_tokens == 4
+    long = [request([1], max_tokens=15), request([2], max_tokens=15)]
+    serve(engine, [*long, request([3], max_tokens=1)])
+    assert all(generation.emit.finished for generation in (*short, *long))
+    # they waited for each other
+    assert long[0].last_token <= long[1].first_token
 
 
 def test_a_prompt_that_was_read_is_not_read_again_and_the_numbers_stay(network):

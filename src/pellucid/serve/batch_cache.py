@@ -17,25 +17,34 @@ from pellucid.model import Cache, Transformer
 
 
 class BatchCache:
-    """Room for `max_rows` sequences of up to n_ctx tokens, taken once.
+    """Room for sequences, each as long as it can become; memory is taken when they join.
 
+    max_rows  sequences at most
+    memory    bytes that the rows may take; while they are copied to more room, both live for a moment
     lengths   tokens that each row has read, row by row
+    widths    the most that each row will have read
     end       the column behind the last token of every row
     """
 
-    def __init__(self, network: Transformer, max_rows: int):
-        a, weight = network.architecture, network.embed.token.weight
-        self.network, self.n_ctx, self.max_rows = network, a.n_ctx, max_rows
-        # half a context more than needed, so that rows are seldom moved to the left
-        self.cache = Cache(a, max_rows, a.n_ctx + max(1, a.n_ctx // 2), dtype=weight.dtype, device=weight.device)
+    def __init__(self, network: Transformer, max_rows: int, memory: int):
+        self.network, self.max_rows, self.memory = network, max_rows, memory
+        self.cache = self.make_cache(1, 1)
         self.lengths: list[int] = []
+        self.widths: list[int] = []
+
+    def make_cache(self, rows: int, columns: int) -> Cache:
+        """An empty cache of the network's numbers."""
+        weight = self.network.embed.token.weight
+        return Cache(self.network.architecture, rows, columns, dtype=weight.dtype, device=weight.device)
 
     @property
     def end(self) -> int:
         return self.cache.length
 
-    def join(self, sequence: Cache) -> None:
-        """Add a row that holds what `sequence`, a cache of one row, has read."""
+    def join(self, sequence: Cache, width: int) -> None:
+        """Add a row that holds what `sequence`, a cache of one row, has read, and that grows to `width` tokens."""
+        self.widths.append(width)
+        self.make_room()
         row, n = len(self.lengths), sequence.length
         if not self.lengths:
             self.cache.length = n
@@ -45,8 +54,28 @@ class BatchCache:
         self.cache.tokens[row, self.end - n : self.end] = sequence.tokens[0, :n]
         self.lengths.append(n)
 
+    def make_room(self) -> None:
+        """A larger cache where the rows need one: twice the rows that there were, if memory allows."""
+        rows, columns = len(self.widths), columns_of(max(self.widths))
+        allocated = self.cache.tokens.size(0)
+        if rows <= allocated and columns <= self.cache.capacity:
+            return
+        if rows > allocated:
+            affordable = self.memory // (columns * column_bytes(self.network))
+            rows = max(rows, min(2 * allocated, affordable, self.max_rows))
+        elif allocated * columns * column_bytes(self.network) <= self.memory:
+            rows = allocated
+        before, filled, longest = self.cache, len(self.lengths), max(self.lengths, default=0)
+        self.cache = self.make_cache(rows, columns)
+        read = slice(before.length - longest, before.length)
+        self.cache.store[:, :, :filled, :, :longest] = before.store[:, :, :filled, :, read]
+        self.cache.tokens[:filled, :longest] = before.tokens[:filled, read]
+        self.cache.length = longest
+
     def leave(self, row: int) -> None:
         """Remove a row; the last row takes its number."""
+        self.widths[row] = self.widths[-1]
+        self.widths.pop()
         last = len(self.lengths) - 1
         if row != last:
             columns = slice(self.end - self.lengths[last], self.end)
@@ -61,7 +90,7 @@ class BatchCache:
 
     def clear(self) -> None:
         """Remove all rows."""
-        self.lengths = []
+        self.lengths, self.widths = [], []
         self.cache.length = 0
 
     def move(self, end: int) -> None:
@@ -117,21 +146,33 @@ class BatchCache:
 
     def copy_row(self, row: int) -> Cache:
         """A cache of one row that holds what this row has read."""
-        n = self.lengths[row]
-        columns = slice(self.end - n, self.end)
-        a, store = self.network.architecture, self.cache.store
-        copy = Cache(a, 1, n, dtype=store.dtype, device=store.device)
-        copy.store[:, :, 0] = store[:, :, row, :, columns]
-        copy.tokens[0] = self.cache.tokens[row, columns]
-        copy.length = n
-        return copy
+        return copy_row(self.network, self.cache, row, self.lengths[row])
 
 
-def bytes_of_row(network: Transformer) -> int:
-    """Bytes of keys, values and token ids that one row of a BatchCache takes."""
+def copy_row(network: Transformer, cache: Cache, row: int, n: int) -> Cache:
+    """A cache of one row that holds the last n columns of this row."""
+    columns, store = slice(cache.length - n, cache.length), cache.store
+    copy = Cache(network.architecture, 1, n, dtype=store.dtype, device=store.device)
+    copy.store[:, :, 0] = store[:, :, row, :, columns]
+    copy.tokens[0] = cache.tokens[row, columns]
+    copy.length = n
+    return copy
+
+
+def columns_of(width: int) -> int:
+    """The columns for rows of so many tokens: half as many more, so that rows are seldom moved to the left."""
+    return width + max(1, width // 2)
+
+
+def column_bytes(network: Transformer) -> int:
+    """Bytes of keys, values and token id of one column of one row."""
     a, weight = network.architecture, network.embed.token.weight
-    columns = a.n_ctx + max(1, a.n_ctx // 2)
-    return columns * (2 * a.n_layers * a.n_kv_heads * a.d_head * weight.element_size() + 8)
+    return 2 * a.n_layers * a.n_kv_heads * a.d_head * weight.element_size() + 8
+
+
+def bytes_of_row(network: Transformer, width: int | None = None) -> int:
+    """Bytes that one row of a BatchCache takes; its width is n_ctx unless given."""
+    return columns_of(network.architecture.n_ctx if width is None else width) * column_bytes(network)
 
 
 def rows_in(memory: int, row_bytes: int, max_rows: int, n_ctx: int) -> int:

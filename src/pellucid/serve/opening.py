@@ -63,8 +63,11 @@ def describe_engine(engine: Engine) -> str:
     if not engine.no_text:
         rows = f"up to {engine.max_rows} requests at once"
         if isinstance(engine, BatchingEngine):
-            mebibytes = engine.batch.cache.nbytes / 2**20
-            return f"{rows} of {engine.n_ctx} tokens, {mebibytes:,.0f} MiB of keys and values, {engine.said}"
+            full = "as many" if engine.full_rows == engine.max_rows else str(engine.full_rows)
+            return (
+                f"{rows}, {full} where each fills the context of {engine.n_ctx} tokens "
+                f"({engine.memory / 2**20:,.0f} MiB of keys and values), {engine.said}"
+            )
         said = f", {engine.said}" if isinstance(engine, EncoderDecoderEngine) else ""
         return f"{rows}, one after another{said}"
     return "it generates no text, but fills masked tokens and embeds texts"

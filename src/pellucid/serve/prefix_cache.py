@@ -40,6 +40,10 @@ class PrefixCache:
             self.reused += n
         return cache
 
+    def known(self, tokens: Sequence[int]) -> int:
+        """How many tokens of the beginning are known."""
+        return max((common_length(entry, tokens) for entry in self.entries), default=0)
+
     def keep(self, tokens: Sequence[int], cache: Cache) -> None:
         """Keep what a cache of one row has read of `tokens`, and forget what it makes superfluous or too much."""
         key = tuple(tokens[: cache.length])
