@@ -34,8 +34,9 @@ from pellucid.serve.generation import Generation, token_scores
 from pellucid.serve.prefix_cache import PrefixCache
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
-#: prompt tokens that are read between two decoding steps
-CHUNK = 256
+#: prompt tokens that are read at once where nobody waits for a decoding step, and between two of them: of GPT-2 small's
+#: shape on a CPU, 48 take as long as a step of four sequences (docs/log.md)
+CHUNK, CHUNK_BETWEEN_STEPS = 256, 48
 #: the tokens that packed weights may be used for: a server generates as long as it runs
 MANY_TOKENS = 1 << 20
 
@@ -45,7 +46,7 @@ class BatchingEngine(Engine):
 
     memory      bytes that keys and values of running sequences may take; decides how many rows there are
     prefixes    bytes of keys and values that are kept of earlier prompts
-    chunk       prompt tokens that are read in a round
+    chunk       prompt tokens that are read in a round; CHUNK_BETWEEN_STEPS at most while others are decoded
     weights     the number format of the matrices (`pellucid.generate.pack_weights`)
     speculate   guess up to this many tokens at once while a single sequence is decoded; it changes no token
     """
@@ -106,6 +107,11 @@ class BatchingEngine(Engine):
         most = len(generation.prompt_ids) + generation.max_tokens + self.speculate
         return min(self.n_ctx, most) if generation.taps is NO_TAPS else self.n_ctx
 
+    @property
+    def round_chunk(self) -> int:
+        """Prompt tokens that this round reads at most."""
+        return min(self.chunk, CHUNK_BETWEEN_STEPS) if self.decoding or self.edited else self.chunk
+
     def has_room(self, generation: Generation) -> bool:
         widths = [self.width(g) for g in (*self.running(), generation)]
         return len(widths) * sequence_bytes(self.network, max(widths)) <= self.memory
@@ -162,7 +168,7 @@ class BatchingEngine(Engine):
             is_alone = (
                 generation.cache or generation.echo or not generation.max_tokens or generation.taps is not NO_TAPS
             )
-            if is_alone or (len(together) + 1) * longest > self.chunk:
+            if is_alone or (len(together) + 1) * longest > self.round_chunk:
                 break
             # what is known of a prompt is worth more than company where it is most of the prompt
             if not start and 2 * self.prefixes.known(tokens) > len(tokens):
@@ -202,7 +208,7 @@ class BatchingEngine(Engine):
         cache, network = generation.cache, self.network_for(generation)
         prefix = prefix_length(network, generation.state, start)
         # a prefix is read from both sides, so it is read at once
-        n = len(tokens) - cache.length if prefix else min(self.chunk, len(tokens) - cache.length)
+        n = len(tokens) - cache.length if prefix else min(self.round_chunk, len(tokens) - cache.length)
         chunk = torch.tensor([tokens[cache.length : cache.length + n]], device=cache.store.device)
         mask = visible_keys([len(tokens)], [prefix], chunk.device) if prefix else None
         begin = cache.length
