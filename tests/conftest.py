@@ -76,8 +76,8 @@ def pytest_report_header() -> list[str]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of data that is not shipped where PELLUCID_DATA does not name its folder, those in a browser
-    where none is installed, and those of the site where its tools are not. A slow test has half an hour, so that it ends
-    on a busy machine too."""
+    where none is installed, and those of the site where its tools are not. A slow test has half an hour: enough on a
+    busy machine too."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1800))
