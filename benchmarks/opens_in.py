@@ -60,7 +60,7 @@ def relative_cost() -> tuple[float, float]:
     return ratios[0], ratios[1]
 
 
-FIXED = {"precision": "float32", "attention": "written_out", "compile": "no", "device": "cpu"}
+FIXED = {"precision": "float32", "attention": "explicit", "compile": "no", "device": "cpu"}
 
 
 def recipe_of(minutes: float, options: str) -> Recipe:

@@ -53,7 +53,7 @@ CONFIGURATIONS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "written out": (
         "small",
         2048,
-        {"d_model": 192, "n_layers": 5, "n_ctx": 384, "batch": 4, "attention": "written_out"},
+        {"d_model": 192, "n_layers": 5, "n_ctx": 384, "batch": 4, "attention": "explicit"},
     ),
     "recomputed": ("small", 2048, {"d_model": 256, "n_layers": 8, "n_ctx": 256, "batch": 6, "recompute": "yes"}),
     "large vocabulary": ("modern", 50257, {"d_model": 256, "n_layers": 4, "n_heads": 4, "n_ctx": 256, "batch": 3}),

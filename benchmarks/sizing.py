@@ -250,7 +250,7 @@ def run_cell(cell: Cell, data: Path) -> dict[str, Any]:
     fields = cell.fields | {
         "text.held_out": held_out(text),
         "train.precision": "float32",
-        "train.attention": "written_out",
+        "train.attention": "explicit",
         "train.compile": "no",
         "train.sample_every": -1,
         "train.evaluate_every": steps,

@@ -58,7 +58,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
     parser.add_argument("--nanogpt", help="path of a clone of nanoGPT; left out without one")
     parser.add_argument("--litgpt-python", help="a Python that has litgpt; left out without one")
-    parser.add_argument("--attention", default="fused", choices=("fused", "written_out"))
+    parser.add_argument("--attention", default="fused", choices=("fused", "explicit"))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.0, help="about how long a turn is")
     parser.add_argument("--device", default="cpu")

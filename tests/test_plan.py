@@ -113,7 +113,7 @@ def test_weights_gradients_and_averages_are_counted_to_the_number():
 
 @pytest.mark.parametrize(
     ("batch", "recompute", "attention", "precision"),
-    [(1, "no", "fused", "bfloat16"), (3, "yes", "written_out", "float32"), (8, "no", "fused", "float32")],
+    [(1, "no", "fused", "bfloat16"), (3, "yes", "explicit", "float32"), (8, "no", "fused", "float32")],
 )
 def test_a_line_through_two_depths_is_followed(batch, recompute, attention, precision):
     """Within a hundredth: of one sequence in bfloat16 the most lives at another place of the backward pass."""
@@ -184,7 +184,7 @@ def test_near_the_limit_the_step_itself_decides_whether_a_run_may_begin(monkeypa
     "fields",
     [
         {"recompute": "yes"},
-        {"attention": "written_out", "n_ctx": 2048},
+        {"attention": "explicit", "n_ctx": 2048},
         {"model.attention.score_cap": 50.0, "n_ctx": 2048},
     ],
     ids=str,

@@ -76,9 +76,7 @@ class Training:
 
     def rounding(self, exact: torch.Tensor, precision: str) -> float:
         """The largest distance of a loss from float64's in eager computation of this precision."""
-        ways = (
-            self.losses(f"{precision} {way}", precision=precision, attention=way) for way in ("fused", "written_out")
-        )
+        ways = (self.losses(f"{precision} {way}", precision=precision, attention=way) for way in ("fused", "explicit"))
         return max(apart(found, exact) for found in ways)
 
 

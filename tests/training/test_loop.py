@@ -222,7 +222,7 @@ def test_three_minutes_are_not_spent_on_compiling(monkeypatch):
     assert device.compile_pays(CPU, 0.4, int(600 / 0.4))[0]
 
 
-@pytest.mark.parametrize(("fused", "chosen"), [(1.0, "written_out"), (0.5, "fused")])
+@pytest.mark.parametrize(("fused", "chosen"), [(1.0, "explicit"), (0.5, "fused")])
 def test_attention_is_computed_the_way_that_was_measured_to_be_faster(text, tmp_path, monkeypatch, fused, chosen):
     monkeypatch.setattr(
         resolve, "kernel_seconds", lambda kernel, *_: fused if isinstance(kernel, FusedAttention) else 0.6
@@ -230,15 +230,15 @@ def test_attention_is_computed_the_way_that_was_measured_to_be_faster(text, tmp_
     run = start(text, tmp_path / "run", attention="auto", steps=2).path
     assert json.loads((run / "recipe.json").read_bytes())["train"]["attention"] == chosen
     network = build_network(make_recipe((str(text),), None, FIELDS | {"attention": chosen}), CPU)
-    assert all(block.attn.kernel is getattr(block.attn, resolve.KERNELS[chosen]) for block in network.blocks)
+    assert all(block.attn.kernel is getattr(block.attn, chosen) for block in network.blocks)
 
 
-def test_attention_written_out_trains_to_the_same_losses_and_resumes_bit_for_bit(text, tmp_path):
-    plain, written = (start(text, tmp_path / w, attention=w, dropout=0.0).path for w in ("fused", "written_out"))
+def test_explicit_attention_trains_to_the_same_losses_and_resumes_bit_for_bit(text, tmp_path):
+    plain, written = (start(text, tmp_path / w, attention=w, dropout=0.0).path for w in ("fused", "explicit"))
     losses = [[row["loss"] for row in rows(run) if "loss" in row] for run in (plain, written)]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    whole = start(text, tmp_path / "whole", attention="written_out").path
+    whole = start(text, tmp_path / "whole", attention="explicit").path
     shutil.copytree(whole, tmp_path / "parts")
     shutil.rmtree(folder_of(tmp_path / "parts", 12))
     resume(tmp_path / "parts")

@@ -22,8 +22,8 @@ from running import any_architectures
 OPTIONS = [
     (4, {"precision": "float32", "batch": 3, "optimizer": "muon", "attention": "fused", "accumulate": 1}),
     (4, {"precision": "bfloat16", "batch": 1, "optimizer": "adamw", "attention": "fused", "accumulate": 2}),
-    (6, {"precision": "bfloat16", "batch": 5, "optimizer": "muon", "attention": "written_out", "accumulate": 1}),
-    (2, {"precision": "float32", "batch": 1, "optimizer": "muon", "attention": "written_out", "accumulate": 1}),
+    (6, {"precision": "bfloat16", "batch": 5, "optimizer": "muon", "attention": "explicit", "accumulate": 1}),
+    (2, {"precision": "float32", "batch": 1, "optimizer": "muon", "attention": "explicit", "accumulate": 1}),
     (4, {"precision": "bfloat16", "batch": 2, "optimizer": "adamw", "attention": "fused", "recompute": "yes"}),
 ]
 

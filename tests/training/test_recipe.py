@@ -321,6 +321,16 @@ def test_what_does_not_go_with_a_recipe_object_is_refused(text, tmp_path):
         assert not (tmp_path / "run").exists()
 
 
+def test_a_recipe_with_a_value_of_before_is_read(tmp_path):
+    """Version 0.1.0 wrote another name for the explicit kernel of attention."""
+    recipe = make_recipe(("a.txt",), None, {"attention": "explicit", "steps": 3})
+    values = recipe.to_dict()
+    values["train"]["attention"] = "written_out"
+    assert Recipe.from_dict(values) == recipe
+    (tmp_path / "recipe.json").write_text(json.dumps(values))
+    assert make_recipe(("a.txt",), None, {}, tmp_path / "recipe.json").train == recipe.train
+
+
 def test_a_length_among_the_fields_counts_for_every_kind(text, tmp_path):
     run = pellucid.train(
         text, predictor="recurrent", out=tmp_path / "run", fields={"steps": 1, "tokenizer": "byte", "n_ctx": 8}

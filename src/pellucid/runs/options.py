@@ -20,6 +20,10 @@ Segments = tuple[tuple[int, int], ...]
 LENGTHS = ("steps", "tokens", "epochs", "minutes")
 
 
+#: values that version 0.1.0 wrote into recipes under another name, by field
+RENAMED_VALUES = {"attention": {"written_out": "explicit"}}
+
+
 class RecipeError(ValueError):
     """An option that does not exist, or two that contradict each other."""
 
@@ -82,8 +86,8 @@ class TrainOptions:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     #: whether torch.compile is used; auto: where it saves more time than it takes
     compile: Literal["auto", "no", "yes"] = "auto"
-    #: two ways to compute the same function; auto: the faster one, measured by a forward and a backward pass
-    attention: Literal["auto", "fused", "written_out"] = "auto"
+    #: the kernel of attention, PyTorch's fused one or softmax(q k^T) v step by step; auto: the faster one, measured
+    attention: Literal["auto", "fused", "explicit"] = "auto"
     #: yes: the activations of a block are computed again in the backward pass, which saves memory and takes time
     recompute: Literal["no", "yes"] = "no"
     #: yes: only algorithms that give the same result in every run
@@ -157,6 +161,8 @@ def parse_options(kind: type, values: Mapping[str, Any], part: str) -> Any:
     Raises RecipeError, which names the nearest field, for a field that does not exist.
     """
     hints = typing.get_type_hints(kind)
+    if kind is TrainOptions:
+        values = {name: RENAMED_VALUES.get(name, {}).get(value, value) for name, value in values.items()}
     for name in values:
         if name not in hints:
             near = difflib.get_close_matches(name, hints, 1)

@@ -270,7 +270,7 @@ def build_network(recipe: Recipe, device: torch.device, weights: Weights | None 
 
 def choose_paths(network: Transformer, recipe: Recipe) -> None:
     """Choose the kernel of attention, and whether activations are computed again in the backward pass."""
-    if recipe.train.attention == "written_out":
+    if recipe.train.attention == "explicit":
         choose_attention_kernel(network, "explicit")
     if recipe.train.recompute == "yes":
         recompute_blocks(network)
@@ -359,7 +359,7 @@ def settle_kernels(
     ]
     poll()
     attention, why = resolve.resolve_attention(recipe, device, poll)
-    choose_attention_kernel(network, resolve.KERNELS[attention])
+    choose_attention_kernel(network, attention)
     return with_train(recipe, attention=attention), [*lines, why]
 
 

@@ -24,10 +24,10 @@ MAPPED = 32 * 2**20
 #: least number of tokens of a pass, so that its products stay efficient
 SMALLEST_PASS = 1024
 
-#: the longest context for which attention written out may be faster, and its words
-WRITTEN_OUT = 512
-#: the kernel of pellucid.model.kernels that each value of train.attention names
-KERNELS: dict[str, KernelName] = {"fused": "fused", "written_out": "explicit"}
+#: the longest context for which the explicit kernel may be faster
+LONGEST_EXPLICIT = 512
+#: the kernels of pellucid.model.kernels that train.attention names
+KERNELS: tuple[KernelName, ...] = ("fused", "explicit")
 #: seconds after which attention is not timed again
 LONG = 0.5
 
@@ -55,7 +55,7 @@ def resolve_precision(recipe: Recipe, device: torch.device) -> tuple[str, str]:
 
 def resolve_attention(
     recipe: Recipe, device: torch.device, poll: Callable[[], object] = lambda: None
-) -> tuple[str, str]:
+) -> tuple[KernelName, str]:
     """The kernel of attention in training, and a line that says why. The recipe's precision and batch are resolved.
 
     `poll` is called between measurements; it may raise.
@@ -63,17 +63,17 @@ def resolve_attention(
     asked, a = recipe.train.attention, recipe.model
     if asked != "auto":
         return asked, f"attention: {asked}, as asked"
-    if device.type != "cpu" or a.n_ctx > WRITTEN_OUT:
+    if device.type != "cpu" or a.n_ctx > LONGEST_EXPLICIT:
         return "fused", "attention: fused"
     dtype = torch.bfloat16 if recipe.train.precision == "bfloat16" else torch.float32
     attention = MultiHeadAttention(a, 0)
     seconds = {
-        word: kernel_seconds(getattr(attention, kernel), attention.mask, a, recipe.train.batch, dtype, poll)
-        for word, kernel in KERNELS.items()
+        kernel: kernel_seconds(getattr(attention, kernel), attention.mask, a, recipe.train.batch, dtype, poll)
+        for kernel in KERNELS
     }
-    share = seconds["written_out"] / seconds["fused"]
-    word = "written_out" if share < 0.9 else "fused"
-    return word, f"attention: {word} (written out it takes {share:.2f} times the fused kernel's time here)"
+    share = seconds["explicit"] / seconds["fused"]
+    chosen: KernelName = "explicit" if share < 0.9 else "fused"
+    return chosen, f"attention: {chosen} (the explicit kernel takes {share:.2f} times the fused kernel's time here)"
 
 
 def kernel_seconds(
