@@ -1,6 +1,6 @@
-"""What a transformer is: one frozen value that names every choice an equation depends on.
+"""The options and sizes of a transformer: one frozen value with everything that its equations depend on.
 
-A size is an integer, a choice is an option, and beside each option stands its formula. Row vectors
+A size is an integer, a choice is an option, and each option has its formula beside it. Row vectors
 throughout: position i of the stream is the row x_i, and a stored matrix W (out x in) acts as
 x W^T. How a model is run (device, dtype, kernels, parallelism) is not part of this file, and
 neither torch nor numpy is imported here.
@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 
 
 class ArchitectureError(ValueError):
-    """A field that does not exist or a value that no transformer can have."""
+    """A field that does not exist, or a value that is not valid."""
 
 
 def require(holds: bool, name: str, value: Any, expected: str) -> None:
@@ -31,57 +31,57 @@ def require(holds: bool, name: str, value: Any, expected: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """How order enters the computation.
+    """The positional scheme.
 
-    none        nothing is added: order enters through the mask alone
+    none        nothing is added: only the mask depends on positions
     learned     x_i += W_P[i]
     sinusoidal  x_i += (sin(i w_k), cos(i w_k)) for k = 0 ... m/2 - 1,  w_k = base^(-2k/m)
     rotary      q_i, k_i are rotated: plane k of the first fraction*d coordinates by the angle
                 i w_k,  w_k = base^(-2k/(fraction d)); `rounding` says what an odd floor(fraction d) becomes
-    alibi       score_ij -= s_h (i - j), the s_h as `slopes` says
+    alibi       score_ij -= s_h (i - j), with the s_h of `slopes`
                 (|i - j| where the mask lets i read later positions)
-    relative    score_ij += b_h[r(i - j)], numbers learned for each bucket r and shared by all layers (T5):
+    relative    score_ij += b_h[r(i - j)], learned for each bucket r and shared by all layers (T5):
                 r(n) = n below e = n_buckets / 2, then e + floor((n_buckets - e) log(n/e) / log(max_distance/e)),
-                the last bucket at most, and r(0) for later positions; a bidirectional mask has half of the
-                buckets for j <= i, by |i - j|, and the other half, behind them, for j > i
+                at most the last bucket, and r(0) for later positions; a bidirectional mask has the first half of
+                the buckets for j <= i, by |i - j|, and the second half for j > i
     """
 
-    #: how order enters, as in the table above
+    #: the positional scheme, as in the table above
     kind: Literal["none", "learned", "sinusoidal", "rotary", "alibi", "relative"] = "learned"
     #: base of the frequencies w_k, of sinusoidal and rotary positions
     base: float = 10_000.0
     #: share of a head's coordinates that rotary positions rotate
     fraction: float = 1.0
-    #: which coordinates make plane k: halves (k, k + d/2), pairs (2k, 2k + 1)
+    #: the coordinates of plane k: halves (k, k + d/2), pairs (2k, 2k + 1)
     layout: Literal["halves", "pairs"] = "halves"
-    #: of rotary, where n = floor(fraction d) is odd: down rotates n - 1 coordinates, w_k = base^(-2k/(n - 1));
+    #: for rotary with an odd n = floor(fraction d): down rotates n - 1 coordinates, w_k = base^(-2k/(n - 1));
     #: up rotates n + 1 coordinates, w_k = base^(-2k/n)
     rounding: Literal["down", "up"] = "down"
-    #: what becomes of rotary w_k for texts longer than n_trained: none; linear w_k / factor;
+    #: scaling of the rotary w_k for texts longer than n_trained: none; linear w_k / factor;
     #: llama3 c w_k + (1 - c) w_k / factor, c = (n_trained w_k / 2 pi - low) / (high - low) cut to 0 ... 1
     scaling: Literal["none", "linear", "llama3"] = "none"
     #: factor of the scaling
     factor: float = 8.0
-    #: low of llama3's scaling: w_k of fewer turns than this within n_trained are divided
+    #: low of llama3's scaling: w_k with fewer turns than this in n_trained positions are divided
     low: float = 1.0
-    #: high of llama3's scaling: w_k of more turns than this within n_trained stay
+    #: high of llama3's scaling: w_k with more turns than this in n_trained positions are unchanged
     high: float = 4.0
-    #: length of the texts that a scaled model was trained on before
+    #: context length of the training before the scaling
     n_trained: int = 8192
-    #: n > 0: rotary positions leave out every n-th layer, l + 1 being a multiple of n (NoPE); 0: they leave out none
+    #: n > 0: every n-th layer, where n divides l + 1, has no rotary positions (NoPE); 0: all layers have them
     every: int = 0
-    #: base of the rotary w_k, never scaled, in layers that have a window; 0: as in the others
+    #: base of the rotary w_k in layers with a window, where they are not scaled; 0: as in the other layers
     local_base: float = 0.0
-    #: s_h of alibi for h = 1 ... n_heads: geometric 2^(-8h/n_heads); interleaved, p being the largest power of two up
+    #: s_h of alibi for h = 1 ... n_heads: geometric 2^(-8h/n_heads); interleaved, with p the largest power of two up
     #: to n_heads: 2^(-8h/p) for h <= p, then 2^(-4(2(h - p) - 1)/p)
     slopes: Literal["geometric", "interleaved"] = "geometric"
-    #: how many buckets relative positions have
+    #: number of buckets of relative positions
     n_buckets: int = 32
     #: the distance from which on all relative positions are in the last bucket
     max_distance: int = 128
 
     def n_exact(self, mask: str) -> int:
-        """Relative distances below this have a bucket each; under a bidirectional mask each side has half."""
+        """The number of distances with a bucket of their own, on each side under a bidirectional mask."""
         return self.n_buckets // (4 if mask == "bidirectional" else 2)
 
     def check(self, a: "Architecture") -> None:
@@ -97,7 +97,7 @@ class Positions:
         if self.kind == "rotary":
             planes = "fraction * d_head of 2 or more: a plane has two coordinates"
             require(a.d_rotary >= 2, "positions.fraction", self.fraction, planes)
-            fits = f"down where all of an odd d_head = {a.d_head} is rotated: there is no coordinate more"
+            fits = f"down where all of an odd d_head = {a.d_head} is rotated: there is no further coordinate"
             require(a.d_rotary <= a.d_head, "positions.rounding", self.rounding, fits)
         if self.kind == "relative":
             exact = self.n_exact(a.attention.mask)
@@ -139,11 +139,11 @@ class Norm:
     eps_at: Literal["inside", "outside"] = "inside"
     #: whether layer norm adds its bias vector: none, all (rms norm has none to add)
     bias: Literal["none", "all"] = "all"
-    #: what multiplies: the stored vector g, or 1 + g
+    #: the factor: the stored vector g, or 1 + g
     gain: Literal["g", "1+g"] = "g"
 
     def check(self, a: "Architecture") -> None:
-        """Refuse an eps that no norm can have."""
+        """Raise ArchitectureError for an eps that is not valid."""
         require(0 <= self.eps < 1, "norm.eps", self.eps, "a number from 0 up to, not including, 1")
 
 
@@ -164,15 +164,15 @@ class Attention:
     d_head: int = 0
     #: causal j <= i; bidirectional every j; prefix j <= i, or j inside a prefix given with the input
     mask: Literal["causal", "bidirectional", "prefix"] = "causal"
-    #: cycled over the layers: layer l also demands |i - j| < windows[l mod len]; 0 demands nothing
+    #: layer l also requires |i - j| < windows[l mod len]; 0: no window
     windows: tuple[int, ...] = (0,)
     #: the factor before q_i . k_j
     scale: Literal["1/sqrt(d_head)", "1/d_head", "1", "1/sqrt(d_model/n_heads)", "scale_value"] = "1/sqrt(d_head)"
     #: the factor itself, where scale = scale_value
     scale_value: float = 1.0
-    #: c > 0: c tanh(s / c) takes the place of s = scale q_i . k_j; 0: no cap
+    #: c > 0: c tanh(s / c) replaces s = scale q_i . k_j; 0: no cap
     score_cap: float = 0.0
-    #: which of the four projections add a vector: none, qkv, out, all
+    #: which of the four projections have a bias: none, qkv, out, all
     bias: Literal["none", "qkv", "out", "all"] = "all"
     #: none; rms: q and k of every head are divided by their root mean square (with a gain) before rotation;
     #: rms_all: q of all heads together by theirs, and k of all heads
@@ -196,7 +196,7 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class MLP:
-    """The multi-layer perceptron, applied to each position by itself, with n_hidden hidden layers.
+    """The multi-layer perceptron with n_hidden hidden layers, applied to each position separately.
 
     plain  a_0 = x;  a_l = f(a_{l-1} W_l^T + b_l) for l = 1 ... n_hidden;  m(x) = a_last W_out^T + b_out
     gated  m(x) = (f(x W_gate^T + b_gate) * (x W_up^T + b_up)) W_out^T + b_out        (n_hidden = 1)
@@ -206,18 +206,18 @@ class MLP:
 
     #: width of the hidden layers; 0 stands for 4 d_model
     d_ff: int = 0
-    #: how many hidden layers there are; 0: none, an affine map
+    #: number of hidden layers; 0: an affine map
     n_hidden: int = 1
     #: gelu x Phi(x); gelu_tanh its tanh approximation; relu max(x, 0); relu2 max(x, 0)^2;
     #: silu x / (1 + e^-x); tanh
     activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "tanh"] = "gelu_tanh"
     #: plain or gated, as above
     form: Literal["plain", "gated"] = "plain"
-    #: whether the linear maps add a vector: none, all
+    #: whether the linear maps have a bias: none, all
     bias: Literal["none", "all"] = "all"
 
     def check(self, a: "Architecture") -> None:
-        """Refuse negative sizes, and a gated MLP of another depth than 1."""
+        """Raise ArchitectureError for negative sizes, and for a gated MLP whose n_hidden is not 1."""
         require(self.d_ff >= 0, "mlp.d_ff", self.d_ff, "0 (4 d_model) or more")
         require(self.n_hidden >= 0, "mlp.n_hidden", self.n_hidden, "0 or more hidden layers")
         fits = self.form == "plain" or self.n_hidden == 1
@@ -232,32 +232,32 @@ class Dropout:
     embed: float = 0.0
     #: on A
     pattern: float = 0.0
-    #: on what attention adds to the stream
+    #: on the output of attention
     attn_out: float = 0.0
-    #: on what the MLP adds to the stream
+    #: on the output of the MLP
     mlp_out: float = 0.0
 
     def check(self, a: "Architecture") -> None:
-        """Refuse what is no rate."""
+        """Raise ArchitectureError for values that are not rates."""
         for name, rate in dataclasses.asdict(self).items():
             require(0 <= rate < 1, f"dropout.{name}", rate, "a rate from 0 up to, not including, 1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Everything that decides which function of the tokens a transformer with given weights is.
+    """All options and sizes of a transformer: with the weights, they determine its function of the tokens.
 
     Raises ArchitectureError when constructed with values that contradict each other, naming the
     field, the value and what would be valid.
     """
 
-    #: tokens in the vocabulary; a run takes as many as its tokenizer has
+    #: tokens in the vocabulary; a run sets it to the number of its tokenizer
     n_vocab: int
-    #: the context: how many tokens the model reads at most
+    #: the context: the largest number of tokens that the model reads
     n_ctx: int
     #: m, the width of the residual stream
     d_model: int
-    #: how many blocks there are
+    #: number of blocks
     n_layers: int
     attention: Attention = field(default_factory=Attention)
     mlp: MLP = field(default_factory=MLP)
@@ -273,18 +273,18 @@ class Architecture:
     block: Literal["pre", "post", "parallel", "shared", "inner", "sandwich"] = "pre"
     #: 1: x_0 = W_E[t];  sqrt(d_model): x_0 = sqrt(d_model) W_E[t]  (before positions are added)
     embed_scale: Literal["1", "sqrt(d_model)"] = "1"
-    #: norm: the embedded stream, positions and segments added, is normalised once
+    #: norm: the embedded stream, with positions and segments, is normalised
     embed_norm: Literal["none", "norm"] = "none"
-    #: norm: the last block's output is normalised before it is read out
+    #: norm: the last block's output is normalised before the readout
     final_norm: Literal["none", "norm"] = "norm"
     #: tied: W_U is W_E, one matrix; untied: two
     unembed: Literal["tied", "untied"] = "tied"
     #: linear: logits = x W_U^T;  affine: logits = x W_U^T + b_U;  bert: logits = norm(f(x W^T + b)) W_U^T + b_U;
     #: none: the stream is the result, and there are no logits
     readout: Literal["linear", "affine", "bert", "none"] = "linear"
-    #: 1: as readout says; 1/sqrt(d_model): W_U / sqrt(d_model) in the place of W_U there
+    #: 1: W_U as it is; 1/sqrt(d_model): W_U / sqrt(d_model) in its place
     logit_scale: Literal["1", "1/sqrt(d_model)"] = "1"
-    #: c > 0: c tanh(logit / c) takes the place of every logit; 0: no cap
+    #: c > 0: c tanh(logit / c) replaces every logit; 0: no cap
     logit_cap: float = 0.0
     #: kinds of segment, each adding a learned vector W_S[s] to its positions; 0 adds nothing
     n_segments: int = 0
@@ -293,9 +293,9 @@ class Architecture:
     ngrams: tuple[int, ...] = ()
     #: rows of each table of n-grams
     ngram_rows: int = 16_384
-    #: present: every block also reads the output of this encoder, between attention and MLP
+    #: if given, every block has cross-attention to this encoder, between attention and MLP
     encoder: "Architecture | None" = None
-    #: own: the encoder has a W_E of its own; shared: it embeds by this W_E, one matrix (nothing where none is read)
+    #: own: the encoder has a separate W_E; shared: it uses this W_E (without effect where there is no encoder)
     source_embed: Literal["own", "shared"] = "own"
 
     def __post_init__(self):
@@ -329,7 +329,7 @@ class Architecture:
 
     @property
     def biases_scores(self) -> bool:
-        """Whether scores gain a number from the distance between query and key."""
+        """Whether scores have a bias by the distance between query and key."""
         return POSITIONS_ENTER.get(self.positions.kind) == "scores"
 
     def rotates(self, layer: int) -> bool:
@@ -344,7 +344,7 @@ class Architecture:
 
     @property
     def position_table_width(self) -> int:
-        """How many numbers the fixed table of positions has for each position; 0 where there is none."""
+        """The width of the fixed table of positions; 0 where there is none."""
         tables = 2 if self.positions.local_base else 1
         return {"rotary": tables * self.d_rotary, "sinusoidal": self.d_model}.get(self.positions.kind, 0)
 
@@ -357,7 +357,7 @@ class Architecture:
 
     @property
     def d_rotary(self) -> int:
-        """How many coordinates of each head are rotated: floor(fraction * d_head), made even as rounding says."""
+        """The number of rotated coordinates of each head: floor(fraction * d_head), made even by `rounding`."""
         if self.positions.kind != "rotary":
             return 0
         return (int(self.d_head * self.positions.fraction) + (self.positions.rounding == "up")) // 2 * 2
@@ -369,7 +369,7 @@ class Architecture:
 
     @property
     def block_norms(self) -> tuple[str, ...]:
-        """The norms that a block has, by name; all there are where norm.kind is another than none."""
+        """The names of a block's norms, of which norm.kind = none has none."""
         return {
             "shared": ("norm_1",),
             "inner": ("norm_1_out", "norm_2_out"),
@@ -389,7 +389,7 @@ class Architecture:
         return {"1": 1.0, "1/sqrt(d_model)": self.d_model**-0.5}[self.logit_scale]
 
     def window(self, layer: int) -> int:
-        """How far layer `layer` sees, 0 for no limit."""
+        """The window of layer `layer`, 0 for none."""
         return self.attention.windows[layer % len(self.attention.windows)]
 
     # Values in and out ----------------------------------------------------------------------
@@ -406,7 +406,7 @@ class Architecture:
     def with_fields(self, changes: Mapping[str, Any]) -> Self:
         """A copy with dotted fields changed: `{"attention.n_heads": 8, "dropout": 0.1}`.
 
-        Values may be strings as typed on a command line. A bare name is accepted when one part alone
+        Values may be strings as typed on a command line. A bare name is accepted when only one part
         has it (`n_heads`, `activation`); `dropout` given a number sets all four rates.
         """
         values = self.to_dict()
@@ -441,7 +441,7 @@ def resolve_field(name: str, known: Sequence[str]) -> str:
         return matches[0]
     if matches:
         raise ArchitectureError(f"{name!r} is ambiguous: choose one of {', '.join(matches)}")
-    # the last word alone is compared too, so that `n_head` finds attention.n_heads
+    # last parts of names are compared too, so that `n_head` finds attention.n_heads
     tails = {k.rpartition(".")[2]: k for k in reversed(known)}
     near = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(name.rpartition(".")[2], tails, 1)
     hint = f"did you mean {tails.get(near[0], near[0])!r}?" if near else f"known fields: {', '.join(known)}"
@@ -495,7 +495,7 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
 
 
 def _build(cls: Any, values: Mapping[str, Any], path: str) -> Any:
-    """A dataclass of this file from nested plain values, every one of them checked."""
+    """A dataclass of this file from nested plain values, which are all checked."""
     if not isinstance(values, Mapping):
         raise ArchitectureError(f"{path or 'architecture'} = {values!r}: expected an object with named fields")
     hints = typing.get_type_hints(cls)
@@ -523,7 +523,7 @@ def _has_default(f: dataclasses.Field) -> bool:
 
 
 def _check(a: Architecture) -> None:
-    """Refuse values of the wrong type, then values that contradict each other: first sizes, then part by part."""
+    """Raise ArchitectureError for wrong types and for contradictions: first of sizes, then of each part."""
     for name in architecture_fields():
         if name == "dropout":
             continue
@@ -555,7 +555,7 @@ def _check(a: Architecture) -> None:
 
 
 def count_parameters(a: Architecture) -> dict[str, int]:
-    """Trainable numbers by part: embed, positions, attention, mlp, norms, unembed, total.
+    """The number of trainable parameters by part: embed, positions, attention, mlp, norms, unembed, total.
 
     A tied unembedding counts once, under embed. Item X-PARAMS of docs/mathematics.md.
     """

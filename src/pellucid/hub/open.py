@@ -31,7 +31,7 @@ TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("encoder.
 
 
 class LoadWarning(UserWarning):
-    """A model was opened, but its files have a peculiarity that the user should know."""
+    """A model was opened, but its files differ from what a user may expect."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Folder:
         rows = self.architecture.n_vocab
         if tokenizer.n_vocab - rows > len(beyond(tokenizer, rows)):
             raise FolderError(
-                f"{self.path}: the tokenizer has {tokenizer.n_vocab} ids, the embedding {rows} rows: the two are not "
-                "of one model"
+                f"{self.path}: the tokenizer has {tokenizer.n_vocab} ids, the embedding {rows} rows: they belong to "
+                "different models"
             )
         begins = self.config.get("decoder_start_token_id")
         if self.architecture.encoder is not None and begins not in (None, tokenizer.start):
@@ -107,7 +107,7 @@ class Folder:
         return IdTokenizer(self.architecture.n_vocab, known[0] if known else None)
 
     def notes(self, tokenizer: Tokenizer) -> list[str]:
-        """Sentences that whoever opens the model with this tokenizer should know."""
+        """Warnings about the model with this tokenizer, one sentence each."""
         rows, ids, notes = self.architecture.n_vocab, tokenizer.n_vocab, []
         if isinstance(tokenizer, IdTokenizer):
             notes.append(
@@ -238,7 +238,7 @@ def read_config(path: Path, config: Mapping[str, Any]) -> Architecture:
     for name, why in (("auto_map", "code of its own"), ("quantization_config", "quantised weights")):
         # the code next to a model of ours computes what its configuration describes, and is not run either
         if config.get(name) and not (name == "auto_map" and is_own(config)):
-            raise FolderError(f"{path / 'config.json'} asks for {why} ({name}), which is never read")
+            raise FolderError(f"{path / 'config.json'} asks for {why} ({name}), which Pellucid does not read")
     if is_own(config):
         return architecture_in(config)
     try:
@@ -250,7 +250,7 @@ def read_config(path: Path, config: Mapping[str, Any]) -> Architecture:
 
 
 def _is_body(config: Mapping[str, Any], family: Family, names: Iterable[str]) -> bool:
-    """Whether a config.json that names no class belongs to weights without a readout."""
+    """Whether the weights have no readout; for a config.json that names no class."""
     of_heads = {row.theirs.split(".")[0] for row in family.rows if row.modules[0].split(".")[0] == "unembed"}
     return not config.get("architectures") and not any(name.split(".")[0] in of_heads for name in names)
 

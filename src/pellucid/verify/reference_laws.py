@@ -17,8 +17,7 @@ from pellucid.verify.reads import Defined, compare_reads, make_reading_plan
 from pellucid.verify.report import Difference, Result
 from pellucid.verify.windows import compare_masks
 
-#: how many tokens the gradient is computed on, and for how large a model: both gradients and the definition's copies
-#: are float64
+#: the number of tokens for the gradient, and the largest model that it is computed for, since everything is in float64
 GRADIENT_TOKENS, MOST_PARAMETERS = 6, 200_000_000
 #: how many positions of the context are tested, and the tokens of the longest row of a batch
 POSITIONS, BATCH_TOKENS = 48, 16
@@ -45,7 +44,7 @@ def engine_is_reference(tensors: Sequence[Difference], problem: Result | None) -
 
 
 def gradients_are_the_reference_s(s: Subject) -> Result:
-    """The loss's gradient by every weight, on a few tokens, in float64."""
+    """The gradient of the loss with respect to every weight, on a few tokens, in float64."""
     if sum(p.numel() for p in s.exact.parameters()) > MOST_PARAMETERS:
         return Result(None, f"not taken of more than {MOST_PARAMETERS:,} parameters")
     if s.longest.size(1) < 2:
@@ -187,7 +186,7 @@ def generated_tokens(s: Subject) -> int:
 
 
 def packed_is_the_reference_s(s: Subject) -> Result:
-    """The same with every kind of packed weights, each compared with the definition on these weights."""
+    """The engine with every kind of packed weights, each compared with the definition on the same weights."""
     if why := refusal(s):
         return Result(None, why)
     plan = make_reading_plan(s.a, min(s.longest.size(1), BATCH_TOKENS))
