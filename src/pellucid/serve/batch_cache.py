@@ -56,7 +56,7 @@ class BatchCache:
 
     def make_room(self) -> None:
         """A larger cache where the rows need one: twice the rows that there were, if memory allows."""
-        rows, columns = len(self.widths), columns_of(max(self.widths))
+        rows, columns = len(self.widths), row_columns(max(self.widths))
         allocated = self.cache.tokens.size(0)
         if rows <= allocated and columns <= self.cache.capacity:
             return
@@ -159,7 +159,7 @@ def copy_row(network: Transformer, cache: Cache, row: int, n: int) -> Cache:
     return copy
 
 
-def columns_of(width: int) -> int:
+def row_columns(width: int) -> int:
     """The columns for rows of so many tokens: half as many more, so that rows are seldom moved to the left."""
     return width + max(1, width // 2)
 
@@ -172,7 +172,7 @@ def column_bytes(network: Transformer) -> int:
 
 def bytes_of_row(network: Transformer, width: int | None = None) -> int:
     """Bytes that one row of a BatchCache takes; its width is n_ctx unless given."""
-    return columns_of(network.architecture.n_ctx if width is None else width) * column_bytes(network)
+    return row_columns(network.architecture.n_ctx if width is None else width) * column_bytes(network)
 
 
 def rows_in(memory: int, row_bytes: int, max_rows: int, n_ctx: int) -> int:
