@@ -265,7 +265,7 @@ def test_pages_name_options_that_exist(known):
     unknown = [
         f"{page.name}: {option}"
         for page in pages
-        for line in page.read_text(encoding="utf-8").splitlines()
+        for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
         if "benchmarks" not in line and not line.startswith(OTHER_PROGRAMS)
         for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", line)
         if option not in known
