@@ -16,6 +16,7 @@ from pellucid.runs.trainer import Trainer
 from pellucid.training import build as setup
 from pellucid.training import trainable as trainable_module
 from pellucid.vision import trainable as image_module
+from some_cases import one_in
 
 
 def at_call(monkeypatch, where, name, number, signals=(signal.SIGINT,)):
@@ -59,7 +60,7 @@ SIGNALS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "moment", "number_of"), SIGNALS)
+@pytest.mark.parametrize(("kind", "moment", "number_of"), one_in(3, SIGNALS))
 def test_a_signal_in_any_phase_is_followed_by_a_save(whole_runs, tmp_path, monkeypatch, kind, moment, number_of):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     where, name, number, step = moment

@@ -20,6 +20,7 @@ from pellucid.runs.schedule import position, rate_factor
 from pellucid.runs.trainer import Trainer
 from pellucid.training import trainable
 from pellucid.training.load import read_recipe
+from some_cases import one_in
 
 QUICK = {"d_model": 8, "n_layers": 1, "n_heads": 1, "n_ctx": 8, "ngrams": (), "accumulate": 1, "steps": 0}
 
@@ -73,7 +74,7 @@ SPEEDS = {
 
 
 @pytest.mark.parametrize("speed", SPEEDS)
-@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+@pytest.mark.parametrize("schedule", one_in(2, ["cosine", "wsd"]))
 def test_the_schedule_reaches_its_floor_when_the_time_is_over(text, tmp_path, monkeypatch, speed, schedule):
     """One minute, of which evaluations and samples are known only when they are made."""
     with monkeypatch.context() as patch:

@@ -187,6 +187,7 @@ def kill_at(n: int) -> None:
     module.open = lambda path, mode: (Dying if "w" in mode else open)(path, mode)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_killed_at_every_write_flush_and_rename_it_ends_the_same(tmp_path):
     """Every point at which the folder's state on disk changes, from its making to the last save and its pruning."""
     text = write_text(tmp_path, 800)

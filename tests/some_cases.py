@@ -1,0 +1,16 @@
+"""Which cases of a long table run in `make test`: evenly spread ones; the others run in `make test-slow`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def one_in(n: int, cases: Iterable[Any]) -> list[Any]:
+    """The cases for pytest.mark.parametrize: all but every n-th one are marked slow. A tuple is several arguments."""
+    return [
+        case
+        if number % n == 0
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        for number, case in enumerate(cases)
+    ]
