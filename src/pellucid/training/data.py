@@ -120,8 +120,8 @@ DATA: dict[str, Any] = {
     "prefix": PrefixData,
     "masked": MaskedData,
     "source-target": SourceTargetData,
+    "chat": ChatData,
 }
-DATA |= {"chat": ChatData}
 
 
 def make_data(
