@@ -174,7 +174,7 @@ def test_weights_that_diverge_end_the_run_with_3_and_what_was_good_stays(tmp_pat
         take_step(self)
 
     def measured(self, whole):
-        return (math.nan, math.nan, 0.5) if self.step == 28 else held_out_loss(self, whole)
+        return (math.nan, math.nan, 0.5, 0) if self.step == 28 else held_out_loss(self, whole)
 
     for name, method, instead, says in (
         ("a", "held_out_loss", measured, "the held-out loss after step 28 is not finite"),

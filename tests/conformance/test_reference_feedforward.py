@@ -125,7 +125,7 @@ def test_biases_are_weights_from_a_constant(activation, rng, same):
     same(F.mlp(np.column_stack([X, np.ones(6)]), carried, [None] * 3, activation), expected)
     if activation is tanh:
         same(carried[1][:4, -1], biases[1] / np.tanh(1))
-    with pytest.raises(ValueError, match="dies"):
+    with pytest.raises(ValueError, match="the constant neuron would stay at 0"):
         F.propagate_one(weights, biases, relu, w=-1.0)
 
 

@@ -332,7 +332,7 @@ def test_loading_the_last_one_warns_of_a_damaged_one_and_the_best_is_refused(tex
 def test_the_best_is_chosen_by_one_part_of_the_held_out_text_and_never_pruned(text, tmp_path, monkeypatch):
     # (over what is reported, over the part that is read each time)
     measured = {4: (2.0, 2.0), 8: (3.0, 3.0), 12: (1.5, 2.5), 16: (1.9, 1.9), 20: (1.4, 2.1)}
-    monkeypatch.setattr(Trainer, "held_out_loss", lambda self, whole: (*measured[self.step], 0.5))
+    monkeypatch.setattr(Trainer, "held_out_loss", lambda self, whole: (*measured[self.step], 0.5, 0))
     run = start(text, tmp_path / "run", keep_last=1).path
     # all of the text at the end is another measure than a part before it: 1.5 is no better than 2.0
     assert json.loads((run / "checkpoints" / "best.json").read_bytes()) == {"step": 4, "held_out_loss": 2.0}

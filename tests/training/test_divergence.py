@@ -41,7 +41,7 @@ def explode(monkeypatch, at: int, factor: float = 1e30) -> None:
 
 def measure(monkeypatch, losses: dict[int, float]) -> None:
     """Held-out losses by step."""
-    monkeypatch.setattr(Trainer, "held_out_loss", lambda self, whole: (losses[self.step], losses[self.step], 0.5))
+    monkeypatch.setattr(Trainer, "held_out_loss", lambda self, whole: (losses[self.step], losses[self.step], 0.5, 0))
 
 
 def read_strictly(path) -> list[dict]:
