@@ -1,10 +1,12 @@
 """Continuous batching: all sequences of a transformer are decoded together, and join and leave between steps.
 
-A round reads at most one chunk of one prompt and decodes one token of every sequence whose prompt has been read. A long
-prompt therefore delays the others by one chunk at most, and a sequence that is finished or cancelled leaves before the
-next round. Each sequence draws with its own seed (`pellucid.generate.sampling.uniform`), its window moves as in
-`pellucid.generate`, and what is computed for one row reads no other row: tokens and log-probabilities are those of
-`LanguageModel.generate` and `score`, whoever else is served.
+A round reads one chunk of one prompt, or several short prompts that fit into one, and decodes one token of every
+sequence whose prompt has been read. A long prompt therefore delays the others by one chunk at most, of
+CHUNK_BETWEEN_STEPS tokens, which still takes longer than a step of a small network (docs/log.md). A sequence that is
+finished or cancelled leaves before the next round. Each sequence draws with its own seed
+(`pellucid.generate.sampling.uniform`), its window moves as in `pellucid.generate`, and what is computed for one row
+reads no other row: tokens and log-probabilities are those of `LanguageModel.generate` and `score`, whoever else is
+served.
 
 A sequence with edits is decoded by itself, on the loaded weights, in a cache of its own. Nothing that other sequences
 read was computed under its edits, and it reads nothing that was computed without them.
