@@ -27,8 +27,8 @@ from pellucid.serve.served import ServedModel
 from pellucid.serve.streams import error_answer
 from pellucid.serve.tokenizing import DetokenizeBody, TokenizeBody, about_tokenizer, detokenized, tokenized
 
-#: names under which this machine knows itself
 LOADING = "the models are being loaded: try again in a while"
+#: names of this machine that only its own programs can reach it by
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
