@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 def test_nanogpt_cpu_recipe(tmp_path: Path):
     """The command of docs/training.md ends within 0.03 of nanoGPT's published 1.88 nats per character."""
     page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
-    command = next(b for b in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "--preset gpt2" in b)
+    command = next(b for b in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "--out runs/nanogpt" in b)
     words = shlex.split(command.replace("\\\n", " ").replace("runs/nanogpt", str(tmp_path / "run")))
     subprocess.run([sys.executable, "-m", *words], cwd=bundled("shakespeare").parent, check=True)
     rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row.get("whole")]
