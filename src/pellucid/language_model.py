@@ -37,6 +37,7 @@ from pellucid.lens.weights.embeddings import Embeddings
 from pellucid.lens.weights.folding import WeightsView, weights_view
 from pellucid.lens.weights.head_weights import Head
 from pellucid.lens.weights.weight_edits import with_edits
+from pellucid.look.known_answer import known_network, known_tokenizer
 from pellucid.model import Transformer
 from pellucid.model.weights import check_finite, save_weights
 from pellucid.predictors.on_text import Progress, score_given, with_baselines
@@ -422,3 +423,11 @@ def heads_over(
         step: load(run, checkpoint=str(step)).heads(text, rows=rows, period=period, seed=seed, **options)
         for step in (steps_of(Path(run)) if steps is None else steps)
     }
+
+
+def known_answer() -> LanguageModel:
+    """A small model whose weights are written by hand, to see every analysis find what is known to be there.
+
+    `pellucid.look.known_answer.PLANTED` says which head and which neuron does what, and `PROMPTS` has texts to try.
+    """
+    return LanguageModel(known_network(), known_tokenizer(), {"folder": "known-answer"})
