@@ -6,8 +6,9 @@ form one batch. Under a causal mask only the positions from the patched one on a
 and values of earlier positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Unpack
 
 import torch
@@ -117,24 +118,131 @@ def patch(
     """
     if mode not in ("exact", "attribution", "both"):
         raise InputError(f"mode = {mode!r}: expected exact, attribution or both")
-    one, other = read_pair(network, tokenizer, clean, corrupt, corrupt_source, **options)
-    if len(one.lengths) != 1:
-        raise InputError(f"{len(one.lengths)} texts were given: patching needs one clean text and one corrupt one")
-    chosen = list(range(network.architecture.n_layers)) if layers is None else list(layers)
-    names = [f"blocks.{layer}.{site}" for layer in chosen]
-    good = Recording(network, tokenizer, one, names)
-    bad = (Recording if mode == "exact" else _Graph)(network, tokenizer, other, names)
-    names = [bad.full_name(name) for name in names]
-    prepared = PreparedMetric(metric, bad)
-    check_alike(good, bad, names)
-    along = bad.inputs_of(names[0]) if names else bad.inputs
-    fed = bad.source_tokens[0] if along is bad.inputs.source else bad.spelled()
-    places = _places(positions, len(fed))
-    ends = [_metric(prepared, t) for t in (good, bad)]
-    exact = _exact(good, bad, prepared, names, places, ends[1]) if mode != "attribution" else None
-    estimate = _estimate(good, bad, prepared, names, places, ends[1]) if mode != "exact" else None
-    clean_end, corrupt_end = (float(x) for x in ends)
-    return Patching(site, metric.name, clean_end, corrupt_end, chosen, places, fed, exact, estimate)
+    pair = PatchingPair(
+        network,
+        tokenizer,
+        clean,
+        corrupt,
+        metric,
+        site=site,
+        layers=layers,
+        positions=positions,
+        gradients=mode != "exact",
+        corrupt_source=corrupt_source,
+        **options,
+    )
+    exact = pair.exact() if mode != "attribution" else None
+    return pair.result(exact, pair.estimate() if mode != "exact" else None)
+
+
+@dataclass(frozen=True)
+class PatchedCells:
+    """The metric of runs that were patched in one layer: `values` [cell], for `cells` of (position, head).
+
+    The position is None where all positions were patched at once; the head is 0 for tensors without heads.
+    """
+
+    layer: int
+    cells: list[tuple[int | None, int]]
+    values: Tensor
+
+
+class PatchingPair:
+    """Two runs ready to be patched, place by place; the arguments are those of `patch`.
+
+    `estimate` needs `gradients`, which keeps the corrupt run in the autograd graph. `exact_parts` gives the exact
+    values batch by batch, so that a caller can show them as they arrive, or stop.
+    """
+
+    def __init__(
+        self,
+        network: Transformer,
+        tokenizer: Tokenizer | None,
+        clean: Texts,
+        corrupt: Texts,
+        metric: Metric,
+        *,
+        site: str = "resid_pre",
+        layers: Sequence[int] | None = None,
+        positions: Sequence[int] | Literal["each", "all"] = "each",
+        gradients: bool = True,
+        corrupt_source: Texts | None = None,
+        **options: Unpack[InputOptions],
+    ):
+        one, other = read_pair(network, tokenizer, clean, corrupt, corrupt_source, **options)
+        if len(one.lengths) != 1:
+            raise InputError(f"{len(one.lengths)} texts were given: patching needs one clean text and one corrupt one")
+        self.site, self.gradients = site, gradients
+        self.layers = list(range(network.architecture.n_layers)) if layers is None else list(layers)
+        names = [f"blocks.{layer}.{site}" for layer in self.layers]
+        self.good = Recording(network, tokenizer, one, names)
+        self.bad = (_Graph if gradients else Recording)(network, tokenizer, other, names)
+        self.names = [self.bad.full_name(name) for name in names]
+        self.metric = PreparedMetric(metric, self.bad)
+        check_alike(self.good, self.bad, self.names)
+        along = self.bad.inputs_of(self.names[0]) if self.names else self.bad.inputs
+        self.tokens = self.bad.source_tokens[0] if along is self.bad.inputs.source else self.bad.spelled()
+        self.positions = _places(positions, len(self.tokens))
+        self.ends = [_metric(self.metric, t) for t in (self.good, self.bad)]
+
+    @property
+    def n_heads(self) -> int:
+        """The heads of the patched tensor, 0 for a tensor without heads."""
+        return self.bad[self.names[0]].size(1) if self.names and axes(self.names[0])[1] in "hg" else 0
+
+    def estimate(self) -> Tensor:
+        """corrupt + (clean - corrupt activation) . gradient [layer, pos(, head)], from one backward pass."""
+        if not self.gradients:
+            raise InputError("gradients = False keeps no graph: an estimate needs one")
+        return _estimate(self.good, self.bad, self.metric, self.names, self.positions, self.ends[1])
+
+    def exact_parts(self) -> Iterator[PatchedCells]:
+        """The metric of a run for each place, in batches, layer by layer. Closing the iterator stops the work."""
+        cells = self._cells()
+        for layer, name in zip(self.layers, self.names, strict=True):
+            for numbers, values in self._batches(name):
+                yield PatchedCells(layer, [cells[k] for k in numbers], values)
+
+    def exact(self) -> Tensor:
+        """The metric of a run for each place [layer, pos(, head)]."""
+        values = self.ends[1].repeat(len(self.layers), len(self._cells()))
+        for row, name in enumerate(self.names):
+            for numbers, metrics in self._batches(name):
+                values[row, numbers] = metrics
+        return values.unflatten(1, (-1, self.n_heads)) if self.n_heads else values
+
+    def result(self, exact: Tensor | None, estimate: Tensor | None) -> Patching:
+        """The values with what they belong to."""
+        clean, corrupt = (float(x) for x in self.ends)
+        name, layers = self.metric.metric.name, self.layers
+        return Patching(self.site, name, clean, corrupt, layers, self.positions, self.tokens, exact, estimate)
+
+    def _cells(self) -> list[tuple[int | None, int]]:
+        """The places of each layer: position and head, heads of one position first."""
+        return [(p, h) for p in self.positions for h in range(max(self.n_heads, 1))]
+
+    @cached_property
+    def _past(self) -> Cache | None:
+        with frozen_network(self.bad.network):
+            return past_of(self.bad)
+
+    def _batches(self, name: str) -> Iterator[tuple[list[int], Tensor]]:
+        """The numbers of places of one layer, and their metrics; first those where both runs have the same values."""
+        letters, cells, widest = (
+            axes(name),
+            self._cells(),
+            max(self.bad.architecture.d_ff, self.bad.architecture.d_model),
+        )
+        alike = [torch.equal(*(_cell(t[name], letters, *cell) for t in (self.good, self.bad))) for cell in cells]
+        if unchanged := [k for k, same in enumerate(alike) if same]:
+            yield unchanged, self.ends[1].repeat(len(unchanged))
+        changed = [k for k, same in enumerate(alike) if not same]
+        at_once = max(1, min(64, MOST // (widest * self.bad.ids.size(1))))
+        for first in range(0, len(changed), at_once):
+            some = changed[first : first + at_once]
+            with frozen_network(self.bad.network):
+                values = _run(self.good, self.bad, self.metric, name, [cells[k] for k in some], self._past)
+            yield some, values
 
 
 def read_pair(
@@ -207,40 +315,6 @@ def _estimate(
         total = by_place.sum(0, keepdim=True)
         rows.append(total if places == [None] else by_place[[p for p in places if p is not None]])
     return corrupt + torch.stack(rows)
-
-
-def _exact(
-    good: Recording, bad: Recording, metric: PreparedMetric, names: list[str], places: list[int | None], corrupt: Tensor
-) -> Tensor:
-    """The metric of a run for each place [layer, pos(, head)]."""
-    with frozen_network(bad.network):
-        past = past_of(bad)
-        return torch.stack([_block(good, bad, metric, name, places, past, corrupt) for name in names])
-
-
-def _block(
-    good: Recording,
-    bad: Recording,
-    metric: PreparedMetric,
-    name: str,
-    places: list[int | None],
-    past: Cache | None,
-    corrupt: Tensor,
-) -> Tensor:
-    """The places of one tensor [pos(, head)]."""
-    letters = axes(name)
-    heads = bad[name].size(1) if letters[1] in "hg" else 0
-    cells = [(p, h) for p in places for h in range(max(heads, 1))]
-    metrics = corrupt.repeat(len(cells))
-    changed = [
-        k for k, (p, h) in enumerate(cells) if not torch.equal(*(_cell(t[name], letters, p, h) for t in (good, bad)))
-    ]
-    widest = max(bad.architecture.d_ff, bad.architecture.d_model) * bad.ids.size(1)
-    at_once = max(1, min(64, MOST // widest))
-    for first in range(0, len(changed), at_once):
-        some = changed[first : first + at_once]
-        metrics[some] = _run(good, bad, metric, name, [cells[k] for k in some], past)
-    return metrics.view(len(places), heads) if heads else metrics
 
 
 def _cell(x: Tensor, letters: list[str], position: int | None, head: int) -> Tensor:
