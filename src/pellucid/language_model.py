@@ -23,7 +23,7 @@ from pellucid.generate.text import Generated, GenerateOptions, TextPiece, genera
 from pellucid.hub.open import LoadWarning, find_folder, open_folder
 from pellucid.hub.open import copy_parameters as fill_network
 from pellucid.lens.analysis.ablation import Ablation, ablate
-from pellucid.lens.analysis.heads import Heads, detect_heads
+from pellucid.lens.analysis.heads import KINDS, Heads, HeadScore, detect_heads
 from pellucid.lens.analysis.metrics import Metric
 from pellucid.lens.analysis.patching import Patching, patch
 from pellucid.lens.analysis.path_patching import End, PathEffect, path_patch
@@ -282,10 +282,13 @@ class LanguageModel:
         rows: int = 4,
         period: int | None = None,
         seed: int = 0,
+        kinds: Sequence[HeadScore] = KINDS,
         **options: Unpack[InputOptions],
     ) -> Heads:
         """Every head's scores on repeated random tokens, or on a text (`pellucid.lens.analysis.heads.detect_heads`)."""
-        return detect_heads(self.network, self.tokenizer, text, rows=rows, period=period, seed=seed, **options)
+        return detect_heads(
+            self.network, self.tokenizer, text, rows=rows, period=period, seed=seed, kinds=kinds, **options
+        )
 
     def direction(
         self,

@@ -13,7 +13,7 @@ from pellucid import edits as change
 from pellucid.architecture import Architecture
 from pellucid.lens import InputError, trace
 from pellucid.lens.analysis.attribution import points_of_stream
-from pellucid.lens.analysis.logit_lens import lens_logits
+from pellucid.lens.analysis.logit_lens import follow_tokens, lens_logits
 from pellucid.tensor_names import names
 from running import any_architectures, draw_tokens, source_tokens
 
@@ -161,20 +161,21 @@ def test_head_results_and_the_bias_are_what_attention_adds(a):
 
 
 @settings(max_examples=30)
-@given(architectures({"norm.eps": 1e-2}), st.data())
+@given(any_architectures({"norm.eps": 1e-2}), st.data())
 def test_scores_are_sums_over_what_was_written_before(a, data):
     t, layer = look(a), data.draw(st.integers(0, a.n_layers - 1))
-    head, query = data.draw(st.integers(0, a.n_heads - 1)), data.draw(st.integers(0, 3))
+    head, query = data.draw(st.integers(0, a.n_heads - 1)), data.draw(st.integers(0, 2))
     side, by = data.draw(st.sampled_from(["key", "query", "pair"])), data.draw(st.sampled_from(["component", "head"]))
     crossed = a.encoder is not None and a.encoder.n_layers > 0
-    part = data.draw(st.sampled_from(["attn", "cross"])) if crossed else "attn"
+    part = data.draw(st.sampled_from(["attn", "cross", "encoder"])) if crossed else "attn"
+    scope = f"encoder.blocks.{layer}.attn" if part == "encoder" else f"blocks.{layer}.{part}"
     why = t.why(layer, head, query, row=1, side=side, by=by, part=part)
-    scores = t[f"blocks.{layer}.{part}.scores"][1, head, query]
+    scores = t[f"{scope}.scores"][1, head, query]
     assert why.keys == (scores > -torch.inf).nonzero().flatten().tolist()
     scores, total, cap = scores[why.keys], why.values.sum(0), a.attention.score_cap
     assert difference(total, why.scores) <= 1e-10
     if cap:
-        bias = t.network.get_submodule(f"blocks.{layer}.{part}").mask.position_bias
+        bias = t.network.get_submodule(scope).mask.position_bias
         assert torch.equal(why.after_cap, scores)
         assert "distance" not in why.labels
         total = cap * (total / cap).tanh()
@@ -188,12 +189,14 @@ def test_scores_are_sums_over_what_was_written_before(a, data):
 @given(any_architectures())
 def test_value_weighted_patterns(a):
     t = look(a)
-    found, attention = t.value_weighted(0), t.network.blocks[0].attn
-    W_O = attention.out.weight.detach().unflatten(1, (a.n_heads, a.d_head))
-    for h in range(a.n_heads):
-        brought = t[0].attn.v[1, h * a.n_kv_heads // a.n_heads, 2] @ W_O[:, h].T
-        expected = t[0].attn.pattern[1, h, :, 2] * brought.norm()
-        assert difference(found[1, h, :, 2], expected) <= 1e-12
+    scopes = {"attn": "blocks.0.attn"} | ({"encoder": "encoder.blocks.0.attn"} if a.encoder is not None else {})
+    for scope, name in scopes.items():
+        weighted, attention = t.value_weighted(0, scope), t.network.get_submodule(name)
+        W_O = attention.out.weight.detach().unflatten(1, (a.n_heads, a.d_head))
+        for h in range(a.n_heads):
+            brought = t[f"{name}.v"][1, h * a.n_kv_heads // a.n_heads, 2] @ W_O[:, h].T
+            expected = t[f"{name}.pattern"][1, h, :, 2] * brought.norm()
+            assert difference(weighted[1, h, :, 2], expected) <= 1e-12
 
 
 @settings(max_examples=25)
@@ -222,6 +225,20 @@ def test_the_lens_follows_a_token():
     lens = t.lens(target=4)
     assert lens.points[:3] == ["blocks.0.resid_pre", "blocks.0.resid_mid", "blocks.0.resid_post"]
     assert difference(lens.probability[-1], t.probs[..., 4]) <= 1e-12
+
+
+@settings(max_examples=15)
+@given(any_architectures(), st.booleans(), st.integers(-3, 3))
+def test_tokens_are_followed_as_in_the_lens(a, mid, pos):
+    t = look(a)
+    followed = follow_tokens(t, [1, 5], pos=pos, row=1, mid=mid)
+    for column, token in enumerate([1, 5]):
+        lens = t.lens(mid=mid, target=token)
+        assert followed.points == lens.points
+        assert difference(followed.probability[:, column], lens.probability[:, 1, pos]) <= 1e-12
+        assert (followed.rank[:, column] - lens.rank[:, 1, pos]).abs().max() <= 1  # ties, rounded otherwise
+    with pytest.raises(InputError, match="token 99: this network knows 0 to"):
+        follow_tokens(t, [99])
 
 
 def test_gradient_times_input_is_the_change_to_first_order():

@@ -72,6 +72,31 @@ def test_scores_of_any_architecture(a):
     assert (top["layer"], top["head"]) == (layer, head)
 
 
+@settings(max_examples=10)
+@given(any_architectures())
+def test_the_scores_that_are_asked_for_in_every_part(a):
+    network, source = make_network(a), {} if a.encoder is None else {"source": [1, 2, 1]}
+    t = trace(network, None, draw_tokens(a, 1, 4), **source)
+    parts = {"attn": "blocks.{}.attn"}
+    if a.encoder is not None:
+        parts |= {"cross": "blocks.{}.cross", "encoder": "encoder.blocks.{}.attn"}
+    for part, scope in parts.items():
+        scores = head_scores(t, kinds=("entropy",), part=part).scores["entropy"]
+        assert scores.size(0) == (a.n_layers if part != "encoder" else a.encoder.n_layers)
+        pattern = t[f"{scope.format(0)}.pattern"][0]
+        expected = -(pattern * pattern.clamp(min=1e-300).log2()).sum(-1).mean(-1)
+        assert difference(scores[0], expected) <= 1e-12
+    if a.encoder is not None:
+        copied = head_scores(t, kinds=("duplicate",), part="encoder").scores["duplicate"][0]
+        assert difference(copied, t["encoder.blocks.0.attn.pattern"][0, :, 2, 0]) <= 1e-12
+        with pytest.raises(InputError, match="part = cross has no score 'first'"):
+            head_scores(t, kinds=("first",), part="cross")
+    else:
+        with pytest.raises(InputError, match="has no encoder"):
+            head_scores(t, kinds=("entropy",), part="encoder")
+    assert [*detect_heads(network, text=[1, 2, 1], kinds=("first",), **source).scores] == ["first"]
+
+
 def test_a_text_without_repetition_gives_no_occasion():
     found = detect_heads(make_network(A), text=[1, 2, 3, 4])
     assert found.scores["induction"].isnan().all()

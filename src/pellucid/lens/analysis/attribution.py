@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from pellucid.architecture import Architecture
 from pellucid.lens.analysis.readout import about_the_readout, readout_of
 from pellucid.lens.analysis.residual import (
     By,
@@ -219,13 +220,13 @@ def why(
     row: int = 0,
     side: Literal["key", "query", "pair"] = "key",
     by: Literal["component", "head"] = "component",
-    part: Literal["attn", "cross"] = "attn",
+    part: Literal["attn", "cross", "encoder"] = "attn",
 ) -> Why:
     """Why a head attends to its keys: its scores, split by the parts that wrote the keys or the query.
 
     side  key: each part's write at the keys, with the full query; query: each part's write at the query, with the full
           keys; pair: one part at the query with one at the keys, labelled `query part . key part`
-    part  attn, or cross, whose keys are the source's and are split by the encoder's parts
+    part  attn; cross, whose keys are the source's and are split by the encoder's parts; encoder, its own attention
 
     q and k are linear in the stream with the norms' scales frozen (and those of queries and keys, where they are
     normalised). The biases are one part, and the bias by distance of ALiBi is another. With attention.score_cap the
@@ -233,19 +234,22 @@ def why(
     """
     if side not in ("key", "query", "pair"):
         raise InputError(f"side = {side!r}: expected key, query or pair")
-    if not (0 <= layer < t.architecture.n_layers and 0 <= head < t.architecture.n_heads):
-        raise InputError(f"layer {layer}, head {head}: there are {t.architecture.n_layers} of {t.architecture.n_heads}")
-    if part == "cross" and (t.architecture.encoder is None or not t.architecture.encoder.n_layers):
-        raise InputError("part = cross: this architecture has no encoder with blocks, so leave part out")
-    if part not in ("attn", "cross"):
-        raise InputError(f"part = {part!r}: expected attn or cross")
-    position, scope, cap = t.position(query, row), f"blocks.{layer}.{part}", t.architecture.attention.score_cap
+    if part not in ("attn", "cross", "encoder"):
+        raise InputError(f"part = {part!r}: expected attn, cross or encoder")
+    encoder = t.architecture.encoder
+    if part != "attn" and (encoder is None or not encoder.n_layers):
+        raise InputError(f"part = {part}: this architecture has no encoder with blocks, so leave part out")
+    a = encoder if part == "encoder" and encoder is not None else t.architecture
+    if not (0 <= layer < a.n_layers and 0 <= head < a.n_heads):
+        raise InputError(f"layer {layer}, head {head}: there are {a.n_layers} of {a.n_heads}")
+    scope, cap = _scope(layer, part), a.attention.score_cap
+    position = t.position(query, row, f"{scope}.scores")
     computed = t[f"{scope}.scores"][row, head, position]
     keys = (computed > -torch.inf).nonzero().flatten()
     scores = _scores_before_cap(t, scope)[row, head, position] if cap else computed
     q_labels, q = _sides(t, scope, head, row, by, "query")
     k_labels, k = _sides(t, scope, head, row, by, "key")
-    q, k, scale = q[:, position], k[:, keys], t.architecture.score_scale
+    q, k, scale = q[:, position], k[:, keys], a.score_scale
     if side == "key":
         labels, values = k_labels, torch.einsum("pjd,d->pj", k, q.sum(0)) * scale
     elif side == "query":
@@ -260,10 +264,17 @@ def why(
         labels, values, rest = [*labels, "distance"], torch.cat([values, far[None]]), rest - far
     if t.edits:
         labels, values = [*labels, "edited"], torch.cat([values, rest[None]])
-    read = t.inputs.source.tokens if part == "cross" and t.inputs.source is not None else t.ids
+    read = t.ids if part == "attn" or t.inputs.source is None else t.inputs.source.tokens
     fed = [t.spell(int(read[row, j])) for j in keys]
     after_cap = computed[keys] if cap else None
     return Why(layer, head, position, side, labels, keys.tolist(), fed, values, scores[keys], after_cap)
+
+
+def _scope(layer: int, part: str) -> str:
+    """The prefix of the names of a block's attention."""
+    return {"attn": "blocks.{}.attn", "cross": "blocks.{}.cross", "encoder": "encoder.blocks.{}.attn"}[part].format(
+        layer
+    )
 
 
 def _scores_before_cap(t: Recording, scope: str) -> Tensor:
@@ -274,12 +285,18 @@ def _scores_before_cap(t: Recording, scope: str) -> Tensor:
     else:
         with frozen_network(t.network):
             q, k = attention.query_norm(t[f"{scope}.q"]), attention.key_norm(t[f"{scope}.k"])
-    return torch.einsum("bhid,bhjd->bhij", q * t.architecture.score_scale, repeat_kv(k, attention.group))
+    return torch.einsum("bhid,bhjd->bhij", q * _architecture_of(t, scope).score_scale, repeat_kv(k, attention.group))
+
+
+def _architecture_of(t: Recording, scope: str) -> Architecture:
+    """The architecture of the part that a name belongs to."""
+    encoder = t.architecture.encoder
+    return encoder if scope.startswith("encoder.") and encoder is not None else t.architecture
 
 
 def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) -> tuple[list[str], Tensor]:
     """The queries or keys of one head as sums over the parts of the stream [part, pos, d], rotated by position."""
-    attention = module_of(t, scope)
+    attention, prefix = module_of(t, scope), "encoder." if scope.startswith("encoder.") else ""
     parts, norm = _read(t, scope, by, side)
     linear = getattr(attention, side)
     number = head if side == "query" else head // attention.group
@@ -295,30 +312,31 @@ def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) ->
         gain = inner.multiplier.detach().reshape(-1, attention.d_head)
         # one for each head, or one that all heads share
         vectors = gain[number % len(gain)] * vectors / rho[number % len(rho)]
-    rotated = attention.rotary.rotate(vectors[:, None], t.passes[""].reading.rotation)[:, 0]
+    rotated = attention.rotary.rotate(vectors[:, None], t.passes[prefix].reading.rotation)[:, 0]
     return [*parts.labels, "bias"], rotated
 
 
 def _read(t: Recording, scope: str, by: By, side: Side) -> tuple[Decomposition, Frozen]:
     """The stream from which queries or keys are computed, as a sum, and the norm before them."""
     block, _, kind = scope.rpartition(".")
-    post = t.architecture.block == "post"
+    a = _architecture_of(t, scope)
+    post = a.block == "post"
     if kind == "cross" and side == "key":
         encoder: Any = t.network.encoder
         parts = decompose(t, f"encoder.blocks.{len(encoder.blocks) - 1}.resid_post", by)
         return parts, frozen_norm(t, encoder.final_norm, "encoder.final_norm")
-    middle = "norm_1" if post and t.architecture.norm.kind != "none" else "resid_mid"
+    middle = "norm_1" if post and a.norm.kind != "none" else "resid_mid"
     point, name = ("resid_pre", "norm_1") if kind == "attn" else (middle, "norm_cross")
     norm = Frozen() if post else frozen_norm(t, module_of(t, f"{block}.{name}"), f"{block}.{name}")
     return decompose(t, f"{block}.{point}", by), norm
 
 
-def value_weighted(t: Recording, layer: int, scope: Literal["attn", "cross"] = "attn") -> Tensor:
+def value_weighted(t: Recording, layer: int, scope: Literal["attn", "cross", "encoder"] = "attn") -> Tensor:
     """A_ij |v_j W_O^T|: the size of what each head moves from j to i, not only its attention [b, h, i, j].
 
     Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3.
     """
-    full = f"blocks.{layer}.{scope}"
+    full = _scope(layer, scope)
     attention = module_of(t, full)
     W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))
     v = repeat_kv(t[f"{full}.v"], attention.group)

@@ -4,8 +4,10 @@ Repeated random tokens can be predicted only by their repetition (Olsson et al. 
 shows what the heads do on that text.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor
@@ -16,8 +18,9 @@ from pellucid.lens.show.figure import Figure, show
 from pellucid.model import Transformer
 from pellucid.text.tokenizers.base import Tokenizer
 
-#: the kinds of scores, in the order of the table
-KINDS = ("previous", "duplicate", "first", "induction", "copying")
+HeadScore = Literal["previous", "duplicate", "first", "induction", "copying", "entropy"]
+#: the scores of the table, in its order
+KINDS: tuple[HeadScore, ...] = ("previous", "duplicate", "first", "induction", "copying")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Heads:
     induction  attention from a token to the tokens that followed its earlier occurrences
     copying    rank of the attended token in the logits that the head writes for it, weighted by attention: 1 if it is
                always first, 0 if it is anywhere, -1 if it is always last
+    entropy    of the attention of a query over its keys, in bits, averaged over the queries; only where it is asked for
 
     The first four are shares of attention between 0 and 1, averaged over the queries that have such a key.
     """
@@ -73,6 +77,7 @@ def detect_heads(
     rows: int = 4,
     period: int | None = None,
     seed: int = 0,
+    kinds: Sequence[HeadScore] = KINDS,
     **options: Unpack[InputOptions],
 ) -> Heads:
     """Score every head on `rows` sequences of random tokens, each repeated once after `period` tokens, or on a text.
@@ -80,12 +85,15 @@ def detect_heads(
     text    a text, texts or ids, in place of the random tokens
     period  half the context, at most 32, unless given; the tokens of a period differ where the vocabulary is large
     enough
+    kinds   the scores to compute; copying takes by far the longest, a product with the vocabulary for each head
 
     Raises InputError for periods that do not fit, and for encoder-decoders without a text and its source.
     """
     if text is not None:
         shown = text if isinstance(text, str) else "texts"
-        return head_scores(Recording(network, tokenizer, read_inputs(network, tokenizer, text, **options)), shown)
+        return head_scores(
+            Recording(network, tokenizer, read_inputs(network, tokenizer, text, **options)), shown, kinds
+        )
     a = network.architecture
     if a.encoder is not None:
         raise InputError("an encoder-decoder needs a text and a source: give text=... and source=...")
@@ -94,7 +102,9 @@ def detect_heads(
         raise InputError(f"period = {n}: expected two periods to fit into the context of {a.n_ctx}")
     n_tokens = a.n_vocab if tokenizer is None else min(a.n_vocab, tokenizer.n_vocab)
     tokens = repeated_tokens(n_tokens, rows, n, seed).to(network.embed.token.weight.device)
-    return head_scores(Recording(network, tokenizer, Inputs(tokens, (2 * n,) * rows)), f"{n} random tokens, twice")
+    return head_scores(
+        Recording(network, tokenizer, Inputs(tokens, (2 * n,) * rows)), f"{n} random tokens, twice", kinds
+    )
 
 
 def repeated_tokens(n_vocab: int, rows: int, period: int, seed: int) -> Tensor:
@@ -107,19 +117,53 @@ def repeated_tokens(n_vocab: int, rows: int, period: int, seed: int) -> Tensor:
     return torch.cat([once, once], 1)
 
 
-def head_scores(t: Recording, text: str = "") -> Heads:
-    """The scores of every head on the tokens of a trace."""
-    layers = range(t.architecture.n_layers)
-    if not layers:
+def head_scores(
+    t: Recording,
+    text: str = "",
+    kinds: Sequence[HeadScore] = KINDS,
+    part: Literal["attn", "cross", "encoder"] = "attn",
+) -> Heads:
+    """The scores of every head on the tokens of a trace.
+
+    part   attn: self-attention; cross: attention to an encoder's output, which has an entropy alone; encoder: the
+           encoder's own attention, which has no copying score
+
+    Raises InputError for kinds that a part does not have, and where there are no heads.
+    """
+    own = t.architecture if part != "encoder" else t.architecture.encoder
+    if own is None or (part == "cross" and t.architecture.encoder is None):
+        raise InputError(f"part = {part}: this architecture has no encoder, so leave part out")
+    if not own.n_layers:
         raise InputError("n_layers = 0: there are no heads")
-    wanted = looked_for(t.ids, t.inputs.real)
-    scores: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
-    for layer in layers:
-        v, pattern = t.tensors([f"blocks.{layer}.attn.{name}" for name in ("v", "pattern")]).values()
-        for kind, keys in wanted.items():
-            scores[kind].append(share(pattern, keys))
-        scores["copying"].append(_copying(t, layer, pattern, v))
+    possible = {
+        "attn": get_args(HeadScore),
+        "cross": ("entropy",),
+        "encoder": tuple({*get_args(HeadScore)} - {"copying"}),
+    }
+    if wrong := [kind for kind in kinds if kind not in possible[part]]:
+        raise InputError(f"kinds: part = {part} has no score {wrong[0]!r}; choose from {', '.join(possible[part])}")
+    scope = {"attn": "blocks.{}.attn", "cross": "blocks.{}.cross", "encoder": "encoder.blocks.{}.attn"}[part]
+    inputs = t.inputs if part != "encoder" or t.inputs.source is None else t.inputs.source
+    keys = {} if part == "cross" else looked_for(inputs.tokens, inputs.real)
+    scores: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
+    for layer in range(own.n_layers):
+        name = scope.format(layer)
+        tensors = t.tensors([f"{name}.pattern", *([f"{name}.v"] if "copying" in kinds else [])])
+        pattern = tensors[f"{name}.pattern"]
+        for kind in kinds:
+            if kind == "copying":
+                scores[kind].append(_copying(t, layer, pattern, tensors[f"{name}.v"]))
+            elif kind == "entropy":
+                scores[kind].append(_entropy(pattern, inputs.real))
+            else:
+                scores[kind].append(share(pattern, keys[kind]))
     return Heads(text, {kind: torch.stack(rows) for kind, rows in scores.items()})
+
+
+def _entropy(pattern: Tensor, real: Tensor) -> Tensor:
+    """-sum_j A_ij log2 A_ij, averaged over the queries [head]."""
+    rows = -torch.special.xlogy(pattern, pattern).sum(-1) / math.log(2)  # [b, h, i]
+    return rows.transpose(0, 1)[:, real].mean(-1)
 
 
 def looked_for(ids: Tensor, real: Tensor) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """The logit lens: the prediction that the network would make if it ended at a point of the stream."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,14 +43,60 @@ def logit_lens(t: Recording, *, mid: bool = True, target: str | int | None = Non
 
     nostalgebraist 2020; S4 "Deep Architecture". At the last point this is the network's own output, bit for bit.
     """
+    rows = list(lens_points(t, mid=mid, target=target, k=k))
+    parts = ("tokens", "probabilities", "probability", "rank", "entropy", "kl")
+    joined = {part: torch.cat([getattr(row, part) for row in rows]) for part in parts}
+    return Lens([row.points[0] for row in rows], target=rows[0].target, **joined)
+
+
+def lens_points(t: Recording, *, mid: bool = True, target: str | int | None = None, k: int = 5) -> Iterator[Lens]:
+    """The logit lens point by point, each a `Lens` of one point, for long texts and large vocabularies."""
+    points = _points(t, mid)
+    wanted, last = _targets(t, target), _log_probs(t, points[-1])
+    for point in points:
+        columns = [column[None] for column in _read(_log_probs(t, point), last, wanted, k)]
+        yield Lens([point], columns[0], columns[1], wanted, *columns[2:])
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """Some tokens at one position, followed through the stream: `probability` and `rank` [point, token].
+
+    ids   the tokens; rank 0 is the likeliest of the vocabulary
+    """
+
+    points: list[str]
+    ids: list[int]
+    probability: Tensor
+    rank: Tensor
+
+
+def follow_tokens(
+    t: Recording, tokens: Sequence[str | int], *, pos: int = -1, row: int = 0, mid: bool = True
+) -> Trajectories:
+    """The probability and the rank of tokens at every point of the stream, at one position, as the logit lens has them.
+
+    Costs one row of logits a point, where `logit_lens` computes those of all positions. Raises InputError.
+    """
+    points, position, ids = _points(t, mid), t.position(pos, row), [t.token_id(token) for token in tokens]
+    if outside := [i for i in ids if not 0 <= i < t.architecture.n_vocab]:
+        raise InputError(f"token {outside[0]}: this network knows 0 to {t.architecture.n_vocab - 1}")
+    chosen = torch.tensor(ids, device=t.ids.device)
+    probability, rank = [], []
+    for point in points:
+        with frozen_network(t.network):
+            logits = t.network.unembed(t.network.final_norm(t[point][row, position]))
+        log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        probability.append(log_p[chosen].exp())
+        rank.append((log_p[None] > log_p[chosen, None]).sum(-1))
+    return Trajectories(points, ids, torch.stack(probability), torch.stack(rank))
+
+
+def _points(t: Recording, mid: bool) -> list[str]:
     points = points_of_stream(t, mid)
     if not points:
         raise InputError("n_layers = 0: the stream has no points before the end")
-    wanted = _targets(t, target)
-    last = _log_probs(t, points[-1])
-    rows = [_read(_log_probs(t, point), last, wanted, k) for point in points]
-    columns = [torch.stack(column) for column in zip(*rows, strict=True)]
-    return Lens(points, columns[0], columns[1], wanted, *columns[2:])
+    return points
 
 
 def lens_logits(t: Recording, point: str) -> Tensor:

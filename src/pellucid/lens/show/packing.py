@@ -19,14 +19,21 @@ def pack_tensor(x: Tensor) -> dict[str, Any]:
 
 
 def pack_pattern(pattern: Tensor, side: int) -> dict[str, Any]:
+    """Patterns [head, i, j] as bytes (`companded`)."""
+    values, cell = companded(pattern, side)
+    return _packed(values, "uint8") | {"cell": cell}
+
+
+def companded(pattern: Tensor, side: int) -> tuple[Tensor, int]:
     """Patterns [head, i, j] as bytes round(255 sqrt(A)); the smallest value above 0 is 1.5e-5.
 
-    Patterns longer than `side` are pooled: a cell is the largest entry of `cell` x `cell` positions.
+    Patterns longer than `side` are pooled: a cell is the largest entry of `cell` x `cell` positions. Returns the bytes
+    [head, rows, columns] and `cell`.
     """
     cell = max(1, -(-max(pattern.shape[-2:]) // side))
     if cell > 1:
         pattern = F.max_pool2d(pattern[None].float(), cell, ceil_mode=True)[0]
-    return _packed((255 * pattern.float().sqrt()).round().to(torch.uint8), "uint8") | {"cell": cell}
+    return (255 * pattern.float().sqrt()).round().to(torch.uint8), cell
 
 
 def side_of(n_heads: int, n: int) -> int:

@@ -40,7 +40,7 @@ class CircuitWeights(VocabularyView):
             raise CircuitError(f"part = {part}: this architecture has no encoder, so leave part out")
         self.network, self.tokenizer, self.part = network, tokenizer, part
         self.weights = weights_view(network, fold_norms=fold_norms, centre=centre)
-        self.folded = fold_norms or centre
+        self.fold_norms, self.centre, self.folded = fold_norms, centre, fold_norms or centre
 
     @property
     def architecture(self) -> Architecture:
