@@ -161,15 +161,6 @@ def test_a_prompt_that_was_read_is_not_read_again_and_the_numbers_stay(network):
     assert second.emit.tokens == alone.tokens
 
 
-def test_kept_prefixes_stay_within_their_budget(network):
-    engine = BatchingEngine(network, IdTokenizer(11), prefixes=5000)
-    for first in range(11):
-        serve(engine, [request([first, 1, 2, 3, 4])])
-        assert engine.prefixes.nbytes <= 5000
-        assert engine.prefixes.nbytes == sum(cache.nbytes for cache in engine.prefixes.entries.values())
-    assert engine.prefixes.entries
-
-
 def test_a_cancelled_sequence_gives_its_row_back_within_a_token(network):
     engine = BatchingEngine(network, IdTokenizer(11), max_rows=1, max_tokens=1000)
     endless, waiting = request([1], max_tokens=1000), request([2])
@@ -230,15 +221,6 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(network):
     assert len(running.emit.tokens) == 20
     with pytest.raises(QueueFullError, match="shutting down"):
         engine.submit([request([1])])
-
-
-def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(network, monkeypatch):
-    engine = BatchingEngine(network, IdTokenizer(11))
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.batch, "step", lambda tokens: 1 / 0)
-        for client in serve(engine, [request([1]), request([2])]):
-            assert isinstance(client.events[-1], ZeroDivisionError)
-    assert len(serve(engine, [request([1])])[0].tokens) == 4
 
 
 def test_what_fails_in_one_sequence_ends_that_one_alone(network, monkeypatch):

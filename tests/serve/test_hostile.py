@@ -134,7 +134,7 @@ def check_nothing_is_left(server) -> None:
     settle(server)
     engine = server.engine
     assert engine.batch.lengths == []
-    assert not [*engine.waiting, *engine.reading, *engine.decoding, *engine.edited]
+    assert not [*engine.waiting, *engine.reading, *engine.decoding]
     gc.collect()
     assert sum(type(thing) is Generation for thing in gc.get_objects()) < 10
 

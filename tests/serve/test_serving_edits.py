@@ -23,7 +23,7 @@ from pellucid.generate.text import generate
 from pellucid.lens.generation_trace import GenerationTrace
 from pellucid.lens.trace import trace
 from pellucid.model import Transformer
-from pellucid.serve.batching import BatchingEngine
+from pellucid.serve.batching import BatchingEngine, sequence_bytes
 from pellucid.text.ids import IdTokenizer
 
 #: a steering vector, a silenced head, and a part of the positions
@@ -91,6 +91,29 @@ def test_log_probabilities_under_edits_are_those_of_a_trace_with_them(network):
     expected = traced["logits"][0].log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
     served = [*generation.prompt_scores[1:], *(event.score for event in client.events)]
     np.testing.assert_allclose([score.log_prob for score in served], expected.numpy(), atol=1e-10)
+
+
+def test_sequences_with_the_same_edits_share_their_steps(network):
+    """Requests make their edits anew each; equal ones are recognised, and different ones are kept apart."""
+    rng, sequences = random.Random(0), []
+    for number in range(6):
+        taps = GenerationTrace(network, EDITS[number % 2]) if number < 5 else NO_TAPS
+        prompt = [rng.randrange(11) for _ in range(rng.randint(1, 4))]
+        sequences.append(request(prompt, prompt=number, taps=taps, max_tokens=8, seed=number, sampling=Sampling()))
+    memory = 6 * sequence_bytes(network, 12)
+    engine = BatchingEngine(network, IdTokenizer(11), memory=memory)
+    engine.submit(sequences)
+    most: dict[str, int] = {}
+    with torch.inference_mode():
+        while engine.busy:
+            engine.round()
+            assert sum(group.batch.cache.nbytes for group in engine.groups.values()) <= memory
+            for key, group in engine.groups.items():
+                most[key] = max(most.get(key, 0), len(group.generations))
+    assert sorted(most.values()) == [1, 2, 3]
+    assert list(engine.groups) == [""]
+    for generation in sequences:
+        assert generation.emit.tokens == alone(engine, generation)
 
 
 def test_the_row_of_an_edit_is_the_number_of_the_prompt(network):

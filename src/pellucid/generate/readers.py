@@ -81,6 +81,10 @@ class TapFactory:
         """The tap of the encoder's pass over sources of these lengths, padded on the right."""
         return OFF
 
+    def edits_key(self) -> str:
+        """The edits, written out: sequences whose factories have the same key may be computed in one call."""
+        return ""
+
 
 NO_TAPS = TapFactory()
 

@@ -56,6 +56,10 @@ class GenerationTrace(TapFactory):
         rows = torch.arange(len(lengths), device=self.device)
         return self._tap(EditContext(self.source, self.source, self.source, rows))
 
+    def edits_key(self) -> str:
+        # tensors are kept of one generation alone
+        return str(id(self) if self.keep else [edit.to_dict() for edit in self.edits])
+
     def _tap(self, frame: EditContext) -> Tap:
         recorder = Recorder(self.keep, functions(self.edits, frame))
         if self.keep:

@@ -105,11 +105,11 @@ class Cache(NoCache):
         self.store[:, :, rows, :, self.length - fresh.length : self.length] = fresh.store[..., : fresh.length, :]
         self.tokens[rows, self.length - fresh.length : self.length] = fresh.tokens[:, : fresh.length]
 
-    def first_rows(self, n: int) -> "Cache":
-        """The first n sequences, in the same memory; `length` is the view's own."""
+    def some_rows(self, begin: int, end: int) -> "Cache":
+        """The sequences from `begin` to `end`, in the same memory; `length` is the view's own."""
         view = object.__new__(Cache)
         view.capacity, view.length, view.sources = self.capacity, self.length, {}
-        view.store, view.tokens = self.store[:, :, :n], self.tokens[:n]
+        view.store, view.tokens = self.store[:, :, begin:end], self.tokens[begin:end]
         return view
 
     def fork(self, rows: Int[Tensor, " rows"] | None = None) -> "Cache":

@@ -5,7 +5,7 @@ fills the last n columns, and a mask hides what stands before them. A row joins 
 leaves, the last one takes its place, so that a step always reads the first rows and nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,15 @@ from torch import Tensor
 
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import NextLogits, last_logits
-from pellucid.model import Cache, Transformer
+from pellucid.model import OFF, Cache, Tap, Transformer
+
+#: the tap of a step of some rows, in which they have so many columns
+TapOf = Callable[[range, int], Tap]
+
+
+def no_tap(rows: range, width: int) -> Tap:
+    """Nothing is edited."""
+    return OFF
 
 
 class BatchCache:
@@ -43,8 +51,7 @@ class BatchCache:
 
     def join(self, sequence: Cache, width: int) -> None:
         """Add a row that holds what `sequence`, a cache of one row, has read, and that grows to `width` tokens."""
-        self.widths.append(width)
-        self.make_room()
+        self.make_room([*self.widths, width])
         row, n = len(self.lengths), sequence.length
         if not self.lengths:
             self.cache.length = n
@@ -53,10 +60,11 @@ class BatchCache:
         self.cache.store[:, :, row, :, self.end - n : self.end] = sequence.store[:, :, 0, :, :n]
         self.cache.tokens[row, self.end - n : self.end] = sequence.tokens[0, :n]
         self.lengths.append(n)
+        self.widths.append(width)
 
-    def make_room(self) -> None:
-        """A larger cache where the rows need one: twice the rows that there were, if memory allows."""
-        rows, columns = len(self.widths), row_columns(max(self.widths))
+    def make_room(self, widths: Sequence[int]) -> None:
+        """A larger cache where rows of these widths need one: twice the rows that there were, if memory allows."""
+        rows, columns = len(widths), row_columns(max(widths))
         allocated = self.cache.tokens.size(0)
         if rows <= allocated and columns <= self.cache.capacity:
             return
@@ -65,6 +73,16 @@ class BatchCache:
             rows = max(rows, min(2 * allocated, affordable, self.max_rows))
         elif allocated * columns * column_bytes(self.network) <= self.memory:
             rows = allocated
+        self.reallocate(rows, columns)
+
+    def trim(self) -> None:
+        """Give back the memory of rows and columns that are not in use."""
+        rows, columns = max(1, len(self.widths)), row_columns(max(self.widths, default=0))
+        if rows * columns < self.cache.tokens.numel():
+            self.reallocate(rows, columns)
+
+    def reallocate(self, rows: int, columns: int) -> None:
+        """Move all rows into a cache of this size."""
         before, filled, longest = self.cache, len(self.lengths), max(self.lengths, default=0)
         self.cache = self.make_cache(rows, columns)
         read = slice(before.length - longest, before.length)
@@ -88,10 +106,9 @@ class BatchCache:
         if self.end - longest > max(64, longest):
             self.move(longest)
 
-    def clear(self) -> None:
-        """Remove all rows."""
-        self.lengths, self.widths = [], []
-        self.cache.length = 0
+    def erase(self, row: int) -> None:
+        """Overwrite what a row holds: numbers that are not finite would spoil the next row, which masks them."""
+        self.cache.store[:, :, row] = 0
 
     def move(self, end: int) -> None:
         """Let all rows end at column `end`."""
@@ -101,33 +118,62 @@ class BatchCache:
         self.cache.tokens[:rows, after] = self.cache.tokens[:rows, before].clone()
         self.cache.length = end
 
-    def step(self, tokens: Sequence[int]) -> NextLogits:
+    def step(self, tokens: Sequence[int], tap_of: TapOf = no_tap) -> NextLogits:
         """Read one more token of every row, and return the logits of each row's next one. No row may be full."""
+        self.make_column()
+        logits = self.read(range(len(tokens)), tokens, tap_of)
+        self.add_column()
+        return logits
+
+    def step_each(self, tokens: Sequence[int], tap_of: TapOf = no_tap) -> tuple[NextLogits, dict[int, Exception]]:
+        """As `step`, but a row at a time; and what went wrong in some of the rows, whose logits are zero.
+
+        Such rows have no usable keys and values of the newest token and must leave.
+        """
+        self.make_column()
+        weight = self.network.embed.token.weight
+        logits = weight.new_zeros((len(tokens), self.network.architecture.n_vocab))
+        failures: dict[int, Exception] = {}
+        for row, token in enumerate(tokens):
+            try:
+                logits[row] = self.read(range(row, row + 1), [token], tap_of)[0]
+            except Exception as error:
+                failures[row] = error
+        self.add_column()
+        return logits, failures
+
+    def make_column(self) -> None:
+        """Move the rows to the left where there is no column for a new token."""
         if self.end == self.cache.capacity:
             self.move(max(self.lengths))
-        rows, device = len(self.lengths), self.cache.store.device
-        view = self.cache.first_rows(rows)
+
+    def add_column(self) -> None:
+        """Every row has read one token more."""
+        self.cache.length += 1
+        self.lengths = [n + 1 for n in self.lengths]
+
+    def read(self, rows: range, tokens: Sequence[int], tap_of: TapOf) -> NextLogits:
+        """Write a token of each of these rows into the column behind the last one, and return their logits."""
+        lengths, device = self.lengths[rows.start : rows.stop], self.cache.store.device
         mask = None
-        if min(self.lengths) < self.end:
-            starts = torch.tensor([self.end - n for n in self.lengths], device=device)
+        if min(lengths) < self.end:
+            starts = torch.tensor([self.end - n for n in lengths], device=device)
             mask = (torch.arange(self.end + 1, device=device) >= starts[:, None])[:, None]
-        logits = last_logits(
+        return last_logits(
             self.network,
             torch.tensor([[token] for token in tokens], device=device),
-            positions=torch.tensor([[n] for n in self.lengths], device=device),
+            positions=torch.tensor([[n] for n in lengths], device=device),
             mask=mask,
-            cache=view,
+            cache=self.cache.some_rows(rows.start, rows.stop),
+            tap=tap_of(rows, self.end + 1),
         )
-        self.cache.length = view.length
-        self.lengths = [n + 1 for n in self.lengths]
-        return logits
 
     def step_along(self, tokens: Sequence[int]) -> Float[Tensor, "pos n_vocab"]:
         """Read several tokens of the only row at once, and return the logits after each. They must fit into n_ctx."""
         (length,), n, device = self.lengths, len(tokens), self.cache.store.device
         if self.end + n > self.cache.capacity:
             self.move(length)
-        view, start = self.cache.first_rows(1), self.end - length
+        view, start = self.cache.some_rows(0, 1), self.end - length
         columns = torch.arange(self.end + n, device=device)
         visible = (columns >= start) & (columns <= columns[self.end :, None])
         stream = self.network.hidden(
@@ -144,17 +190,21 @@ class BatchCache:
         self.cache.crop(self.end - n)
         self.lengths = [self.lengths[0] - n]
 
-    def copy_row(self, row: int) -> Cache:
-        """A cache of one row that holds what this row has read."""
-        return copy_row(self.network, self.cache, row, self.lengths[row])
+    def columns(self, row: int) -> Tensor:
+        """Keys and values [2, n_layers, n_kv_heads, n, d_head] that a row has read, in the cache's own memory."""
+        return columns_of(self.cache, row, self.lengths[row])
+
+
+def columns_of(cache: Cache, row: int, n: int) -> Tensor:
+    """The last n columns of a row [2, n_layers, n_kv_heads, n, d_head], in the cache's own memory."""
+    return cache.store[:, :, row, :, cache.length - n : cache.length]
 
 
 def copy_row(network: Transformer, cache: Cache, row: int, n: int) -> Cache:
     """A cache of one row that holds the last n columns of this row."""
-    columns, store = slice(cache.length - n, cache.length), cache.store
-    copy = Cache(network.architecture, 1, n, dtype=store.dtype, device=store.device)
-    copy.store[:, :, 0] = store[:, :, row, :, columns]
-    copy.tokens[0] = cache.tokens[row, columns]
+    copy = Cache(network.architecture, 1, n, dtype=cache.store.dtype, device=cache.store.device)
+    copy.store[:, :, 0] = columns_of(cache, row, n)
+    copy.tokens[0] = cache.tokens[row, cache.length - n : cache.length]
     copy.length = n
     return copy
 

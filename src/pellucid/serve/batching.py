@@ -1,17 +1,20 @@
 """Continuous batching: all sequences of a transformer are decoded together, and join and leave between steps.
 
-A round reads one chunk of one prompt, or several short prompts that fit into one, and decodes one token of every
-sequence whose prompt has been read. A long prompt therefore delays the others by one chunk at most, of
-CHUNK_BETWEEN_STEPS tokens, which still takes longer than a step of a small network (docs/log.md). A sequence that is
-finished or cancelled leaves before the next round. Each sequence draws with its own seed
-(`pellucid.generate.sampling.uniform`), its window moves as in `pellucid.generate`, and what is computed for one row
-reads no other row: tokens and log-probabilities are those of `LanguageModel.generate` and `score`, whoever else is
-served.
+A round reads one piece of one prompt, or several short prompts that fit into one, and decodes one token of every
+sequence whose prompt has been read. A long prompt therefore delays the others by one piece at most, and a piece takes
+about as long as a step (`pellucid.serve.reading_pace`). A sequence that is finished or cancelled leaves before the next
+round. Each sequence draws with its own seed (`pellucid.generate.sampling.uniform`), its window moves as in
+`pellucid.generate`, and what is computed for one row reads no other row: tokens and log-probabilities are those of
+`LanguageModel.generate` and `score`, whoever else is served.
 
-A sequence with edits is decoded by itself, on the loaded weights, in a cache of its own. Nothing that other sequences
-read was computed under its edits, and it reads nothing that was computed without them.
+Sequences with the same edits are decoded together too, on the loaded weights, in a cache of their own. Nothing that
+other sequences read was computed under their edits, and they read nothing that was computed without them.
+
+Where a pass that several sequences share fails, each is computed by itself, and what fails then ends one alone.
 """
 
+import time
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -23,22 +26,22 @@ from pellucid.generate.readers import (
     CachedReader,
     check_readable,
     evaluation_mode,
-    last_logits,
     prefix_length,
     visible_keys,
 )
 from pellucid.generate.speculation import look_up
 from pellucid.generate.text import looked_at
 from pellucid.model import Cache, Tap, Transformer
-from pellucid.serve.batch_cache import BatchCache, bytes_of_row, column_bytes, copy_row, rows_in
+from pellucid.serve.batch_cache import BatchCache, bytes_of_row, column_bytes, columns_of, copy_row, rows_in
+from pellucid.serve.decoding_group import DecodingGroup
 from pellucid.serve.engine import Engine
 from pellucid.serve.generation import Generation, token_scores
 from pellucid.serve.prefix_cache import PrefixCache
+from pellucid.serve.reading_pace import ReadingPace
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
-#: prompt tokens that are read at once where nobody waits for a decoding step, and between two of them: of GPT-2 small's
-#: shape on a CPU, 48 take as long as a step of four sequences (docs/log.md)
-CHUNK, CHUNK_BETWEEN_STEPS = 256, 48
+#: prompt tokens that are read at once where nobody waits for a decoding step
+CHUNK = 256
 #: the tokens that packed weights may be used for: a server generates as long as it runs
 MANY_TOKENS = 1 << 20
 
@@ -48,7 +51,7 @@ class BatchingEngine(Engine):
 
     memory      bytes that keys and values of running sequences may take; decides how many rows there are
     prefixes    bytes of keys and values that are kept of earlier prompts
-    chunk       prompt tokens that are read in a round; CHUNK_BETWEEN_STEPS at most while others are decoded
+    chunk       prompt tokens that are read in a round, at most
     weights     the number format of the matrices (`pellucid.generate.pack_weights`)
     speculate   guess up to this many tokens at once while a single sequence is decoded; it changes no token
     """
@@ -79,10 +82,21 @@ class BatchingEngine(Engine):
         #: what edits work on, and what everything else is computed with
         self.loaded, self.weights = network, weights
         self.network, self.said = network_for(network, weights, MANY_TOKENS)
-        self.chunk = chunk
-        self.batch, self.prefixes = BatchCache(self.network, max_rows, memory), PrefixCache(self.network, prefixes)
-        #: the sequences with edits, which are decoded one after another
-        self.edited: list[Generation] = []
+        self.chunk, self.pace = chunk, ReadingPace(chunk)
+        self.prefixes = PrefixCache(self.network, prefixes)
+        self.unedited = DecodingGroup(self.network, NO_TAPS, max_rows, memory)
+        #: by their edits, the sequences that are decoded; those without edits first
+        self.groups: dict[str, DecodingGroup] = {"": self.unedited}
+
+    @property
+    def batch(self) -> BatchCache:
+        """The keys and values of the sequences without edits."""
+        return self.unedited.batch
+
+    @property
+    def decoding(self) -> list[Generation]:
+        """The sequences whose prompts have been read."""
+        return [generation for group in self.groups.values() for generation in group.generations]
 
     @property
     def prefix_asked(self) -> int:
@@ -102,24 +116,26 @@ class BatchingEngine(Engine):
         super().check(generation)
 
     def running(self) -> list[Generation]:
-        return [*super().running(), *self.edited]
+        return [*super().running(), *self.decoding]
 
     def width(self, generation: Generation) -> int:
         """The most tokens that a sequence has in its cache."""
-        most = len(generation.prompt_ids) + generation.max_tokens + self.speculate
-        return min(self.n_ctx, most) if generation.taps is NO_TAPS else self.n_ctx
+        return min(self.n_ctx, len(generation.prompt_ids) + generation.max_tokens + self.speculate)
 
     @property
     def round_chunk(self) -> int:
         """Prompt tokens that this round reads at most."""
-        return min(self.chunk, CHUNK_BETWEEN_STEPS) if self.decoding or self.edited else self.chunk
+        return self.pace.length if self.decoding else self.chunk
 
     def has_room(self, generation: Generation) -> bool:
-        widths = [self.width(g) for g in (*self.running(), generation)]
-        return len(widths) * sequence_bytes(self.network, max(widths)) <= self.memory
+        widths: dict[str, list[int]] = defaultdict(list)
+        for g in (*self.running(), generation):
+            widths[g.edits_key].append(self.width(g))
+        return sum(len(ws) * sequence_bytes(self.network, max(ws)) for ws in widths.values()) <= self.memory
 
     def generate_round(self) -> None:
-        """Read a chunk of a prompt, or several short ones; then one token more of every sequence that has been read."""
+        """Read a piece of a prompt, or several short ones; then one token more of every sequence that has been read."""
+        began, n_read, others_wait = time.monotonic(), self.prompt_tokens, bool(self.decoding)
         together = self.short_prompts()
         if len(together) > 1:
             self.read_together(together)
@@ -129,34 +145,23 @@ class BatchingEngine(Engine):
                 if not self.read_chunk(generation):
                     self.reading.append(generation)
             except Exception as error:
-                generation.emit(generation, error)
-        for generation in list(self.edited):
-            self.edited.remove(generation)
-            try:
-                self.go_on(generation, self.decode_edited(generation))
-            except Exception as error:
-                generation.emit(generation, error)
-        if self.decoding:
-            try:
-                self.decode()
-            except Exception as error:
-                # a step that all rows share: none of them can go on, and the next requests start with an empty batch
-                for generation in self.decoding:
-                    generation.emit(generation, error)
-                self.decoding = []
-                self.batch.clear()
+                generation.fail(error)
+        read = time.monotonic()
+        if others_wait and self.prompt_tokens > n_read:
+            self.pace.note_piece(self.prompt_tokens - n_read, read - began)
+        for key, group in list(self.groups.items()):
+            if group.generations:
+                self.decode(group)
+            if group is not self.unedited and not group.generations:
+                del self.groups[key]
+        if others_wait:
+            self.pace.note_step(time.monotonic() - read)
 
     def drop_cancelled(self) -> None:
         super().drop_cancelled()
-        self.edited = [g for g in self.edited if not g.cancelled]
-        for row in reversed([row for row, g in enumerate(self.decoding) if g.cancelled]):
-            self.leave(row)
-
-    def leave(self, row: int) -> None:
-        """Take a sequence out of the batch; the last row takes its place."""
-        self.batch.leave(row)
-        self.decoding[row] = self.decoding[-1]
-        self.decoding.pop()
+        for group in self.groups.values():
+            for row in reversed([row for row, g in enumerate(group.generations) if g.cancelled]):
+                group.leave(row)
 
     # Prompts -----------------------------------------------------------------------------------------------------
 
@@ -167,10 +172,14 @@ class BatchingEngine(Engine):
         for generation in self.reading:
             start, tokens = generation.state.window(self.n_ctx)
             longest = max(longest, len(tokens))
-            is_alone = (
-                generation.cache or generation.echo or not generation.max_tokens or generation.taps is not NO_TAPS
+            shares_no_pass = (
+                generation.cache
+                or generation.echo
+                or not generation.max_tokens
+                or generation.edits_key
+                or generation.reads_alone
             )
-            if is_alone or (len(together) + 1) * longest > self.round_chunk:
+            if shares_no_pass or (len(together) + 1) * longest > self.round_chunk:
                 break
             # what is known of a prompt is worth more than company where it is most of the prompt
             if not start and 2 * self.prefixes.known(tokens) > len(tokens):
@@ -186,19 +195,27 @@ class BatchingEngine(Engine):
             reader = CachedReader(self.network, max(len(g.state.window(self.n_ctx)[1]) for g in generations))
             with evaluation_mode(self.network):
                 logits = reader.read([g.state for g in generations])
-            assert reader.cache is not None
+            cache = reader.cache
+            assert cache is not None
             for row, (generation, start, n) in enumerate(zip(generations, reader.starts, reader.lengths, strict=True)):
-                generation.window_start, generation.cache = start, copy_row(self.network, reader.cache, row, n)
-                self.prompt_tokens += n
-                if not start:
-                    self.prefixes.asked += n
-                    self.prefixes.keep(generation.state.window(self.n_ctx)[1], generation.cache)
-        except Exception as error:
-            for generation in generations:
-                generation.emit(generation, error)
+                generation.window_start, generation.cache = start, copy_row(self.network, cache, row, n)
+        except Exception:
+            for generation in reversed(generations):
+                generation.cache, generation.reads_alone = None, True
+                self.reading.appendleft(generation)
             return
-        for generation, goes_on in zip(generations, self.advance(generations, logits), strict=True):
-            self.go_on(generation, goes_on)
+        self.prompt_tokens += sum(reader.lengths)
+        goes_on = self.advance(generations, logits)
+        for row, generation in enumerate(generations):
+            if not generation.window_start:
+                self.prefixes.asked += reader.lengths[row]
+                if not generation.failed:
+                    tokens = (*generation.state.given, *generation.state.generated)
+                    self.prefixes.keep(tokens, columns_of(cache, row, reader.lengths[row]))
+            try:
+                self.go_on(generation, goes_on[row])
+            except Exception as error:
+                generation.fail(error)
 
     def read_chunk(self, generation: Generation) -> bool:
         """Read the next chunk of a window, and decode from its end. True when the whole window has been read."""
@@ -222,25 +239,23 @@ class BatchingEngine(Engine):
                 self.score_prompt(generation, tokens, begin, tap("logits", network.unembed(stream))[0])
             if cache.length < len(tokens):
                 return False
-            generation.cache = None
-            if not start and generation.taps is NO_TAPS:
-                self.prefixes.keep(tokens, cache)
             if generation.max_tokens == 0:
                 self.finish_empty(generation)
-                return True
-            logits = tap("logits", network.unembed(stream[:, -1:]))[:, 0]
-        generation.cache = cache
-        self.go_on(generation, self.advance([generation], logits)[0])
+                goes_on = False
+            else:
+                logits = tap("logits", network.unembed(stream[:, -1:]))[:, 0]
+                goes_on = self.advance([generation], logits)[0]
+        if not start and generation.taps is NO_TAPS and not generation.failed:
+            self.prefixes.keep(tokens, columns_of(cache, 0, cache.length))
+        self.go_on(generation, goes_on)
         return True
 
     def cache_for(self, generation: Generation, start: int, tokens: Sequence[int]) -> Cache:
         """An empty cache for the window, or one that holds what is known of its beginning."""
         if generation.taps is NO_TAPS and not start and not generation.echo:
             return self.prefixes.start(tokens, len(tokens))
-        # an edited sequence is decoded in this cache, up to the end of the context
-        capacity = len(tokens) if generation.taps is NO_TAPS else self.n_ctx
         store = self.batch.cache.store
-        return Cache(self.loaded.architecture, 1, capacity, dtype=store.dtype, device=store.device)
+        return Cache(self.loaded.architecture, 1, len(tokens), dtype=store.dtype, device=store.device)
 
     def network_for(self, generation: Generation) -> Transformer:
         """The loaded network for a sequence with edits, and the packed one for the others."""
@@ -269,51 +284,51 @@ class BatchingEngine(Engine):
         if self.window_moves(generation):
             # the older half of the window is dropped and the rest is read afresh, as `generate` does
             self.reading.append(generation)
-        elif generation.taps is NO_TAPS:
-            self.batch.join(cache, self.width(generation))
-            self.decoding.append(generation)
-        else:
-            generation.cache = cache
-            self.edited.append(generation)
+            return
+        key = generation.edits_key
+        if key not in self.groups:
+            # the memory that a batch may take before it needs it is for sequences without edits
+            self.groups[key] = DecodingGroup(self.loaded, generation.taps, self.max_rows, 0)
+        self.groups[key].join(generation, cache, self.width(generation))
+        if sum(group.batch.cache.nbytes for group in self.groups.values()) > self.memory:
+            for group in self.groups.values():
+                group.batch.trim()
 
-    def decode_edited(self, generation: Generation) -> bool:
-        """One token more of a sequence with edits; whether it goes on."""
-        cache = generation.cache
-        assert cache is not None
-        token = torch.tensor([[generation.state.generated[-1]]], device=cache.store.device)
-        with evaluation_mode(self.loaded):
-            logits = last_logits(self.loaded, token, cache=cache, tap=self.tap_of(generation, cache.length + 1, 1))
-        return self.advance([generation], logits)[0]
-
-    def decode(self) -> None:
+    def decode(self, group: DecodingGroup) -> None:
         """One token more of every row, or several of a single one whose guessed tokens were right."""
-        if guesses := self.guesses():
-            goes_on = [self.decode_along(self.decoding[0], guesses)]
+        if guesses := self.guesses(group):
+            goes_on = [self.decode_along(group.generations[0], guesses)]
         else:
-            logits = self.batch.step([g.state.generated[-1] for g in self.decoding])
-            goes_on = self.advance(self.decoding, logits)
-        for row in reversed(range(len(self.decoding))):
-            generation = self.decoding[row]
-            if not goes_on[row]:
-                if self.prefixes.budget and not generation.window_start:
+            goes_on = self.advance(group.generations, *group.step())
+        for row in reversed(range(len(goes_on))):
+            generation = group.generations[row]
+            if generation.failed:
+                group.batch.erase(row)
+                group.leave(row)
+            elif not goes_on[row]:
+                if group is self.unedited and not generation.window_start:
                     read = [*generation.state.given, *generation.state.generated]
-                    self.prefixes.keep(read, self.batch.copy_row(row))
-                self.leave(row)
+                    self.prefixes.keep(read, group.batch.columns(row))
+                group.leave(row)
             elif self.window_moves(generation):
-                self.leave(row)
+                group.leave(row)
                 self.reading.append(generation)
 
-    def guesses(self) -> list[int]:
+    def guesses(self, group: DecodingGroup) -> list[int]:
         """What may follow the newest token of a single sequence (`pellucid.generate.speculation`)."""
-        if not self.speculate or len(self.decoding) > 1:
+        if not self.speculate or len(group.generations) > 1 or group is not self.unedited:
             return []
-        room = self.n_ctx - self.batch.lengths[0] - 1
-        _, tokens = self.decoding[0].state.window(self.n_ctx)
+        room = self.n_ctx - group.batch.lengths[0] - 1
+        _, tokens = group.generations[0].state.window(self.n_ctx)
         return look_up(tokens, min(self.speculate, room)) if room > 0 else []
 
     def decode_along(self, generation: Generation, guesses: list[int]) -> bool:
         """Read guessed tokens together with the newest one, and advance as far as they are right."""
-        logits = self.batch.step_along([generation.state.generated[-1], *guesses])
+        try:
+            logits = self.batch.step_along([generation.state.generated[-1], *guesses])
+        except Exception as error:
+            generation.fail(error)
+            return False
         n_right, goes_on = 0, self.advance([generation], logits[:1])[0]
         while goes_on and n_right < len(guesses) and generation.state.generated[-1] == guesses[n_right]:
             n_right += 1

@@ -9,7 +9,7 @@ masked model is asked for.
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,6 +25,8 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 #: bounds of times in seconds, in the metrics
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+NO_NUMBERS = "the network's logits hold NaN or infinity for this prompt, so no token can be chosen"
+NO_FAILURES: Mapping[int, Exception] = {}
 #: clients ask for so many tokens whatever the model; a text that outgrows a shorter context goes on in a moving window
 LEAST_LIMIT = 4096
 
@@ -62,7 +64,6 @@ class Engine:
         self.n_allowed = tokenizer.n_vocab - sum(i >= n_vocab for i in tokenizer.special.values())
         self.waiting: deque[Generation] = deque()
         self.reading: deque[Generation] = deque()
-        self.decoding: list[Generation] = []
         self.jobs: deque[tuple[Iterator[None], Future]] = deque()
         self.generated_tokens = self.prompt_tokens = 0
         self.time_to_first_token, self.time_between_tokens = Histogram(SECONDS), Histogram(SECONDS)
@@ -156,7 +157,7 @@ class Engine:
 
     def running(self) -> list[Generation]:
         """The sequences that have a row."""
-        return [*self.reading, *self.decoding]
+        return list(self.reading)
 
     @property
     def busy(self) -> bool:
@@ -208,38 +209,60 @@ class Engine:
 
     # Tokens ------------------------------------------------------------------------------------------------------
 
-    def advance(self, generations: Sequence[Generation], logits: Tensor) -> list[bool]:
-        """Choose the next token of each row, and tell each sequence; whether each goes on."""
-        finite = torch.isfinite(logits[:, : self.n_allowed].amax(-1)).tolist()
+    def advance(
+        self, generations: Sequence[Generation], logits: Tensor, failures: Mapping[int, Exception] = NO_FAILURES
+    ) -> list[bool]:
+        """Choose the next token of each row, and tell each sequence; whether each goes on.
+
+        `failures` has what went wrong in rows that have no logits. What fails for one sequence ends that one alone.
+        """
+        errors: dict[int, Exception] = dict(failures)
+        for row, is_finite in enumerate(torch.isfinite(logits[:, : self.n_allowed].amax(-1)).tolist()):
+            if not is_finite:
+                errors.setdefault(row, LogitsError(NO_NUMBERS))
         tokens = [0] * len(generations)
         for sampling in {g.sampling for g in generations}:
-            rows = [r for r, g in enumerate(generations) if g.sampling == sampling and finite[r]]
-            if rows:
-                chosen = choose_tokens(
-                    logits[rows] if len(rows) < len(generations) else logits,
-                    sampling,
-                    [
-                        uniform(generations[r].seed, generations[r].sample, len(generations[r].state.generated))
-                        for r in rows
-                    ],
-                    [generations[r].state.given for r in rows],
-                    [generations[r].state.generated for r in rows],
-                    self.n_allowed,
-                )
-                for r, token in zip(rows, chosen.tolist(), strict=True):
-                    tokens[r] = token
-        no_numbers = LogitsError("the network's logits hold NaN or infinity for this prompt, so no token can be chosen")
-        goes_on = []
-        for r, (generation, token) in enumerate(zip(generations, tokens, strict=True)):
+            rows = [r for r, g in enumerate(generations) if g.sampling == sampling and r not in errors]
             try:
-                if not finite[r]:
-                    raise no_numbers
-                goes_on.append(self.tell(generation, token, logits[r]))
+                chosen = self.choose(generations, logits, rows)
+            except Exception:
+                chosen = [self.choose_one(generations, logits, row, errors) for row in rows]
+            for row, token in zip(rows, chosen, strict=True):
+                tokens[row] = token
+        goes_on = []
+        for row, (generation, token) in enumerate(zip(generations, tokens, strict=True)):
+            try:
+                if row in errors:
+                    raise errors[row]
+                goes_on.append(self.tell(generation, token, logits[row]))
             except Exception as error:
-                # what fails in one sequence ends that one alone
-                generation.emit(generation, error)
+                generation.fail(error)
                 goes_on.append(False)
         return goes_on
+
+    def choose(self, generations: Sequence[Generation], logits: Tensor, rows: Sequence[int]) -> list[int]:
+        """The next tokens of some rows, which are sampled alike."""
+        if not rows:
+            return []
+        some = [generations[row] for row in rows]
+        return choose_tokens(
+            logits if len(rows) == len(logits) else logits[rows],
+            some[0].sampling,
+            [uniform(g.seed, g.sample, len(g.state.generated)) for g in some],
+            [g.state.given for g in some],
+            [g.state.generated for g in some],
+            self.n_allowed,
+        ).tolist()
+
+    def choose_one(
+        self, generations: Sequence[Generation], logits: Tensor, row: int, errors: dict[int, Exception]
+    ) -> int:
+        """The next token of one row; where none can be chosen, the error is noted."""
+        try:
+            return self.choose(generations, logits, [row])[0]
+        except Exception as error:
+            errors[row] = error
+            return 0
 
     def tell(self, generation: Generation, token: int, logits: Tensor) -> bool:
         """Append a token to its sequence and emit it; whether the sequence goes on."""

@@ -97,6 +97,8 @@ class Generation:
     prompt_scores: list[TokenScore | None] = field(default_factory=list)
     cached_tokens: int = 0
     cancelled: bool = False
+    #: an error ended it
+    failed: bool = False
     arrived: float = field(default_factory=time.monotonic)
     #: when the first and the last token came; 0 before
     first_token: float = 0.0
@@ -106,12 +108,21 @@ class Generation:
     writer: Writer = field(init=False)
     cache: Cache | None = field(init=False, default=None)
     window_start: int = field(init=False, default=0)
+    #: sequences with the same key are decoded together
+    edits_key: str = field(init=False, default="")
+    #: a pass that it shared with others failed, and its prompt is read by itself
+    reads_alone: bool = field(init=False, default=False)
 
     def begin(self, tokenizer: Tokenizer) -> None:
         """Make what follows the sequence's tokens and its text."""
-        prompt = tuple(self.prompt_ids)
+        prompt, self.edits_key = tuple(self.prompt_ids), self.taps.edits_key()
         self.state = SequenceState(self.prompt, self.sample, self.seed, prompt)
         self.writer = Writer(self.state, "", list(prompt), tokenizer, self.stop)
+
+    def fail(self, error: Exception) -> None:
+        """Tell that this sequence has ended, and why."""
+        self.failed = True
+        self.emit(self, error)
 
     def cancel(self) -> None:
         """Give the sequence's row back before the next step."""

@@ -37,6 +37,7 @@ class StepwiseEngine(Engine):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
+        self.decoding: list[Generation] = []
         self.readers: dict[int, Any] = {}
 
     def reader_for(self, generation: Generation) -> Any:
@@ -49,6 +50,9 @@ class StepwiseEngine(Engine):
 
     def admit(self, generation: Generation) -> None:
         self.decoding.append(generation)
+
+    def running(self) -> list[Generation]:
+        return [*super().running(), *self.decoding]
 
     def drop_cancelled(self) -> None:
         super().drop_cancelled()
@@ -66,7 +70,7 @@ class StepwiseEngine(Engine):
                 if self.step(generation):
                     going.append(generation)
             except Exception as error:
-                generation.emit(generation, error)
+                generation.fail(error)
         self.keep(going)
 
     def step(self, generation: Generation) -> bool:
