@@ -192,10 +192,10 @@ class BatchCache:
 
     def columns(self, row: int) -> Tensor:
         """Keys and values [2, n_layers, n_kv_heads, n, d_head] that a row has read, in the cache's own memory."""
-        return columns_of(self.cache, row, self.lengths[row])
+        return columns_read(self.cache, row, self.lengths[row])
 
 
-def columns_of(cache: Cache, row: int, n: int) -> Tensor:
+def columns_read(cache: Cache, row: int, n: int) -> Tensor:
     """The last n columns of a row [2, n_layers, n_kv_heads, n, d_head], in the cache's own memory."""
     return cache.store[:, :, row, :, cache.length - n : cache.length]
 
@@ -203,7 +203,7 @@ def columns_of(cache: Cache, row: int, n: int) -> Tensor:
 def copy_row(network: Transformer, cache: Cache, row: int, n: int) -> Cache:
     """A cache of one row that holds the last n columns of this row."""
     copy = Cache(network.architecture, 1, n, dtype=cache.store.dtype, device=cache.store.device)
-    copy.store[:, :, 0] = columns_of(cache, row, n)
+    copy.store[:, :, 0] = columns_read(cache, row, n)
     copy.tokens[0] = cache.tokens[row, cache.length - n : cache.length]
     copy.length = n
     return copy

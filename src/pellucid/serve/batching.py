@@ -32,7 +32,7 @@ from pellucid.generate.readers import (
 from pellucid.generate.speculation import look_up
 from pellucid.generate.text import looked_at
 from pellucid.model import Cache, Tap, Transformer
-from pellucid.serve.batch_cache import BatchCache, bytes_of_row, column_bytes, columns_of, copy_row, rows_in
+from pellucid.serve.batch_cache import BatchCache, bytes_of_row, column_bytes, columns_read, copy_row, rows_in
 from pellucid.serve.decoding_group import DecodingGroup
 from pellucid.serve.engine import Engine
 from pellucid.serve.generation import Generation, token_scores
@@ -211,7 +211,7 @@ class BatchingEngine(Engine):
                 self.prefixes.asked += reader.lengths[row]
                 if not generation.failed:
                     tokens = (*generation.state.given, *generation.state.generated)
-                    self.prefixes.keep(tokens, columns_of(cache, row, reader.lengths[row]))
+                    self.prefixes.keep(tokens, columns_read(cache, row, reader.lengths[row]))
             try:
                 self.go_on(generation, goes_on[row])
             except Exception as error:
@@ -246,7 +246,7 @@ class BatchingEngine(Engine):
                 logits = tap("logits", network.unembed(stream[:, -1:]))[:, 0]
                 goes_on = self.advance([generation], logits)[0]
         if not start and generation.taps is NO_TAPS and not generation.failed:
-            self.prefixes.keep(tokens, columns_of(cache, 0, cache.length))
+            self.prefixes.keep(tokens, columns_read(cache, 0, cache.length))
         self.go_on(generation, goes_on)
         return True
 
