@@ -19,10 +19,11 @@ from pellucid.destination import check_destination
 from pellucid.hub import transformers_bridge as source
 from pellucid.hub.card import write_card
 from pellucid.hub.families import FAMILIES, FamilyError, LazyStateDict, config_of, each_to_ours, each_to_theirs
-from pellucid.hub.files import FolderError
+from pellucid.hub.files import ADAPTER, FolderError, read_object
+from pellucid.hub.folder import Folder
 from pellucid.hub.gguf import from_gguf as gguf_to_ours
 from pellucid.hub.gguf import read_gguf, write_gguf
-from pellucid.hub.open import Folder, copy_parameters, find_folder, open_folder
+from pellucid.hub.open import copy_parameters, find_folder, open_folder
 from pellucid.hub.own_code import MODEL_TYPE, PREFIX, model_class, write_code
 from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.standalone import write_loader
@@ -352,7 +353,7 @@ def to_adapter(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parit
         return n_bytes, None
     recipe = read_recipe(model.run)
     family = FAMILIES[goal.family] if goal.family else family_of_base(recipe)
-    a, changes, base = model.architecture, read_adapter(folder), base_weights(recipe)
+    a, changes, base = model.architecture, read_adapter(folder, read_object(folder, ADAPTER)), base_weights(recipe)
     theirs = dict(each_to_theirs(base, a, family)) if family else base
     merged = Changed(theirs, changes, "" if family else PREFIX)
     ours = each_to_ours(merged, config_of(a, family), family) if family else merged.items()

@@ -20,8 +20,9 @@ from pellucid.generate.readers import NO_TAPS, TapFactory
 from pellucid.generate.replies import Messages, ReplyOptions, ReplyPiece, stream_reply
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, GenerateOptions, TextPiece, generate, stream_generate
-from pellucid.hub.open import LoadWarning, find_folder, open_folder
+from pellucid.hub.folder import LoadWarning
 from pellucid.hub.open import copy_parameters as fill_network
+from pellucid.hub.open import find_folder, open_folder
 from pellucid.lens.analysis.ablation import Ablation, ablate
 from pellucid.lens.analysis.heads import KINDS, Heads, HeadScore, detect_heads
 from pellucid.lens.analysis.metrics import Metric
@@ -386,9 +387,9 @@ def load(
                 given, texts are ids in digits ("17 4 250")
     allow_nan   open a model although its weights hold NaN or infinity, to look into it
     """
-    folder, torch_device = find_folder(model), resolve_device(device)
+    folder = Path(model)
+    torch_device = resolve_device(device)
     if (folder / "recipe.json").exists():
-        check_loader(folder, "load")
         if tokenizer is not None:
             raise ModelError(
                 f"{folder} is a run, which has the tokenizer that it was trained with: leave tokenizer out"
@@ -396,7 +397,7 @@ def load(
         network, own, step = load_run(folder, checkpoint, torch_device, base_weights, dtype)
         check_finite(network, f"{folder}, step {step}", allow_nan)
         return LanguageModel(network, own, {"folder": str(folder), "step": step}, read_chat_template(folder))
-    opened = open_folder(folder, trust=trust)
+    opened = open_folder(folder := find_folder(model), trust=trust)
     if (reads := opened.tokenizer(tokenizer)) is None:
         reads = opened.ids()
     chat_template, why_none = opened.chat_template()

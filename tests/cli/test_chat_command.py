@@ -136,7 +136,9 @@ def test_in_a_terminal_ctrl_c_stops_and_ctrl_d_ends(folder):
     """A real terminal: a prompt, an answer, Ctrl-C at the prompt, and the end."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "pellucid", "chat", str(folder), "--max-tokens", "5", "--seed", "1"]
-    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True, preexec_fn=heed_ctrl_c
+    )
     os.close(follower)
     try:
         read_until(leader, rb"seed 1\s+> ")
@@ -150,6 +152,11 @@ def test_in_a_terminal_ctrl_c_stops_and_ctrl_d_ends(folder):
         process.kill()
         process.wait()
         os.close(leader)
+
+
+def heed_ctrl_c() -> None:
+    """A shell lets what it runs in the background ignore Ctrl-C, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def read_until(leader: int, expected: bytes) -> None:

@@ -16,7 +16,7 @@ from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.conversion import convert
 from pellucid.generate.scoring import score_tokens
-from pellucid.hub.open import LoadWarning
+from pellucid.hub.folder import LoadWarning
 from pellucid.language_model import LanguageModel, ModelError
 from pellucid.model.embed import ReadoutError
 from pellucid.model.weights import WeightsError

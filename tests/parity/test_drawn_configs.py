@@ -16,8 +16,8 @@ from theirs import our_logits, source_of
 
 from pellucid.architecture import Architecture
 from pellucid.hub import FAMILIES, FamilyError, architecture_of, to_ours
+from pellucid.hub.config import read_config
 from pellucid.hub.families import _settled, unknown_entries
-from pellucid.hub.open import read_config
 from pellucid.model import Transformer
 from pellucid.model.weights import load_state
 

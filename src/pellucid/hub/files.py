@@ -4,8 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+#: the files that may describe a model, in the order in which they are looked for
+CONFIG, ADAPTER, ARCHITECTURE = "config.json", "adapter_config.json", "architecture.json"
+ADAPTER_TENSORS = "adapter_model.safetensors"
+#: the files that other parts read from the same folder: tokenizers, chat templates, the tensors of an adapter
+BESIDE = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "vocab.txt")
+BESIDE += ("tokenizer_config.json", "chat_template.jinja", ADAPTER_TENSORS)
 #: limits in bytes; the largest files in use have a tenth of this or less
-LONGEST = {"config.json": 1 << 20, "architecture.json": 1 << 20}
+LONGEST = {CONFIG: 1 << 20, ARCHITECTURE: 1 << 20}
 LONGEST_INDEX = 1 << 24
 
 
@@ -29,6 +35,49 @@ def inside(folder: Path, name: Any) -> Path:
     if not any(target.is_relative_to(root) for root in allowed):
         raise FolderError(f"{path} is a link to a file outside the folder: copy the file itself into it")
     return path
+
+
+def read_description(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The file that describes the model in a folder, CONFIG, ADAPTER or ARCHITECTURE, and its content.
+
+    Raises FolderError if there is none, it is damaged, or one of the files beside it is a link out of the folder.
+    """
+    for name in BESIDE:
+        inside(folder, name)
+    for name in (CONFIG, ADAPTER, ARCHITECTURE):
+        if (folder / name).exists():
+            return name, read_object(folder, name)
+    what = "holds no model" if folder.exists() else "does not exist"
+    raise FolderError(f"{folder} {what}: expected config.json, or architecture.json, beside its weights")
+
+
+def weight_files(folder: Path, *, trust: bool = False) -> tuple[dict[str, Path], dict[str, str] | None]:
+    """The weight files of a folder by name, and, if there is an index, the file that it names for each tensor.
+
+    Raises FolderError if there are none, one leads out of the folder, or they are pickles without `trust`.
+    """
+    for single in ("model.safetensors", "pytorch_model.bin"):
+        index_name = f"{single}.index.json"
+        weight_file = next((n for n in (single, index_name) if inside(folder, n).is_file()), None)
+        if weight_file is None:
+            continue
+        if single.endswith(".bin") and not trust:
+            raise FolderError(
+                f"{folder} keeps its weights as a pickle ({weight_file}): use a folder with model.safetensors, "
+                "or pass --trust"
+                " (trust=True) to read the pickle's tensors, and nothing else of it"
+            )
+        if weight_file == single:
+            return {single: folder / single}, None
+        index = read_object(folder, index_name).get("weight_map")
+        if not isinstance(index, dict) or not index:
+            raise FolderError(f"{folder / index_name} has no weight_map: expected which tensor is in which file")
+        suffix = Path(single).suffix
+        for name in index.values():
+            if not inside(folder, name).is_file() or not name.endswith(suffix):
+                raise FolderError(f"{folder / index_name} names {name[:80]!r}: expected a {suffix} file in the folder")
+        return {name: folder / name for name in sorted(set(index.values()))}, index
+    raise FolderError(f"{folder} has no weights: expected model.safetensors, or its index and shards")
 
 
 def read_object(folder: Path, name: str) -> dict[str, Any]:

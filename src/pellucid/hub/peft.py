@@ -19,12 +19,13 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.hub.families import join_tensors, parameter_shapes, tensor_pairs
-from pellucid.hub.files import FolderError, read_object
+from pellucid.hub.files import ADAPTER as CONFIG
+from pellucid.hub.files import ADAPTER_TENSORS as TENSORS
+from pellucid.hub.files import FolderError
 from pellucid.hub.shards import check_header
 from pellucid.hub.tables import Family
 from pellucid.hub.write import write_object
 
-CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 #: the part of a module's name below the layer's number, in their files
 NAME = re.compile(r"base_model\.model\.([\w.]{1,200})\.lora_([AB])\.weight")
 #: other entries of adapter_config.json that would change the function, with the values that do not
@@ -118,18 +119,18 @@ def write_adapter(folder: Path, changes: Mapping[str, Change], rank: int, base: 
 # Reading ------------------------------------------------------------------------------------------
 
 
-def read_adapter(folder: Path) -> dict[str, Change]:
+def read_adapter(folder: Path, config: Mapping[str, Any]) -> dict[str, Change]:
     """The changes in a folder of peft, by module name, checked before they are read.
 
-    Raises FolderError with one line for damaged files and for adapters that are not of the form (alpha / r) B A.
+    `config` is its adapter_config.json. Raises FolderError with one line for damaged files and for adapters that are
+    not of the form (alpha / r) B A.
     """
-    config = read_object(folder, CONFIG)
     for name, plain in PLAIN.items():
         if config.get(name) not in plain:
             raise FolderError(
                 f"{folder / CONFIG} has {name} = {str(config.get(name))[:60]!r}: only plain low-rank adapters are read"
             )
-    sizes = check_header(folder, TENSORS)
+    sizes = check_header(folder / TENSORS)
     pairs: dict[str, dict[str, Tensor]] = {}
     with safe_open(folder / TENSORS, "pt") as file:
         for name in sizes:
@@ -139,7 +140,7 @@ def read_adapter(folder: Path) -> dict[str, Change]:
     return {module: _change(folder, config, module, pair) for module, pair in pairs.items()}
 
 
-def _change(folder: Path, config: dict[str, Any], module: str, pair: dict[str, Tensor]) -> Change:
+def _change(folder: Path, config: Mapping[str, Any], module: str, pair: dict[str, Tensor]) -> Change:
     if pair.keys() != {"A", "B"} or any(t.ndim != 2 or not t.is_floating_point() for t in pair.values()):
         raise FolderError(f"{folder / TENSORS}: {module} needs lora_A and lora_B, two matrices")
     rank = len(pair["A"])
@@ -155,7 +156,7 @@ def _change(folder: Path, config: dict[str, Any], module: str, pair: dict[str, T
     return Change(pair["A"], pair["B"], alpha / rank, config.get("fan_in_fan_out") is True)
 
 
-def _said_of(folder: Path, config: dict[str, Any], module: str, name: str, default: Any) -> float:
+def _said_of(folder: Path, config: Mapping[str, Any], module: str, name: str, default: Any) -> float:
     """The number for a module: that of the pattern its name ends with. Patterns are names, not regular expressions."""
     patterns = config.get(name) or {}
     if not isinstance(patterns, dict) or not all(re.fullmatch(r"\^?[\w.]{1,200}", str(p)) for p in patterns):

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pellucid.hub.files import LONGEST_INDEX, FolderError, inside, parse_object, read_object
+from pellucid.hub.files import LONGEST_INDEX, FolderError, parse_object
 
 #: bytes per number
 WIDTHS = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
@@ -24,30 +24,38 @@ LARGEST_SIZE = 1 << 31
 
 
 class Shards(Mapping[str, Tensor]):
-    """The tensors of a folder by name. `n_numbers` is how many numbers its files hold."""
+    """The tensors of weight files by name. `n_numbers` is how many numbers the files hold.
 
-    def __init__(self, folder: Path, *, trust: bool = False):
-        self.folder = folder
+    paths  the files by name, each .safetensors or .bin
+    index  the file that an index names for each tensor, None without an index
+    """
+
+    def __init__(self, paths: Mapping[str, Path], index: Mapping[str, str] | None = None):
+        self.paths = paths
         self._where: dict[str, str] = {}
         self._files: dict[str, Any] = {}
         self.n_numbers = 0
-        listed, index = _listed(folder, trust)
-        for name in listed:
-            sizes = _read_pickle(self._files, folder, name) if name.endswith(".bin") else check_header(folder, name)
+        for name, path in paths.items():
+            if path.suffix == ".bin":
+                self._files[name] = _read_pickle(path)
+                sizes = {tensor: t.numel() for tensor, t in self._files[name].items()}
+            else:
+                sizes = check_header(path)
             if twice := self._where.keys() & sizes.keys():
-                raise FolderError(f"{folder}: the tensor {min(twice)} is in {name} and in another file too")
+                raise FolderError(f"{path.parent}: the tensor {min(twice)} is in {name} and in another file too")
             self._where |= dict.fromkeys(sizes, name)
             self.n_numbers += sum(sizes.values())
-        if index is not None and (wrong := {n for n in index if self._where.get(n) != index[n]} or set()):
+        if index is not None and (wrong := {n for n in index if self._where.get(n) != index[n]}):
+            folder = paths[index[min(wrong)]].parent
             raise FolderError(f"{folder}: the tensor {min(wrong)} is not in the file that the index names")
 
     def __getitem__(self, name: str) -> Tensor:
         file = self._where[name]
         if file not in self._files:
             try:
-                self._files[file] = safe_open(inside(self.folder, file), "pt")
+                self._files[file] = safe_open(self.paths[file], "pt")
             except (SafetensorError, OSError) as error:
-                raise FolderError(f"{self.folder / file} cannot be read: {error}") from None
+                raise FolderError(f"{self.paths[file]} cannot be read: {error}") from None
         opened = self._files[file]
         return opened[name] if isinstance(opened, dict) else opened.get_tensor(name)
 
@@ -61,35 +69,8 @@ class Shards(Mapping[str, Tensor]):
         return name in self._where
 
 
-def _listed(folder: Path, trust: bool) -> tuple[list[str], dict[str, str] | None]:
-    """The weight files of the folder, and, if there is an index, the file of each tensor."""
-    for single in ("model.safetensors", "pytorch_model.bin"):
-        index_name = f"{single}.index.json"
-        weight_file = next((n for n in (single, index_name) if inside(folder, n).is_file()), None)
-        if weight_file is None:
-            continue
-        if single.endswith(".bin") and not trust:
-            raise FolderError(
-                f"{folder} keeps its weights as a pickle ({weight_file}): use a folder with model.safetensors, "
-                "or pass --trust"
-                " (trust=True) to read the pickle's tensors, and nothing else of it"
-            )
-        if weight_file == single:
-            return [single], None
-        index = read_object(folder, index_name).get("weight_map")
-        if not isinstance(index, dict) or not index:
-            raise FolderError(f"{folder / index_name} has no weight_map: expected which tensor is in which file")
-        suffix = Path(single).suffix
-        for name in index.values():
-            if not inside(folder, name).is_file() or not name.endswith(suffix):
-                raise FolderError(f"{folder / index_name} names {name[:80]!r}: expected a {suffix} file in the folder")
-        return sorted(set(index.values())), index
-    raise FolderError(f"{folder} has no weights: expected model.safetensors, or its index and shards")
-
-
-def check_header(folder: Path, name: str) -> dict[str, int]:
+def check_header(path: Path) -> dict[str, int]:
     """The tensors of a safetensors file and their sizes. Raises FolderError if the header does not fit the file."""
-    path = inside(folder, name)
     if not path.is_file():
         raise FolderError(f"{path} is not a file")
     size = path.stat().st_size
@@ -129,13 +110,12 @@ def _span(path: Path, tensor: str, entry: Any) -> tuple[int, int, int]:
     return offsets[0], offsets[1], math.prod(shape)
 
 
-def _read_pickle(files: dict[str, Any], folder: Path, name: str) -> dict[str, int]:
+def _read_pickle(path: Path) -> dict[str, Tensor]:
     """The tensors of a .bin file. Everything in it but tensors is refused, so that nothing runs."""
     try:
-        loaded = torch.load(inside(folder, name), map_location="cpu", weights_only=True, mmap=True)
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (UnpicklingError, RuntimeError, ValueError, EOFError, OSError) as error:
-        raise FolderError(f"{folder / name} cannot be read as tensors alone: {str(error).splitlines()[0]}") from None
-    if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
-        raise FolderError(f"{folder / name} must hold only tensors by name")
-    files[name] = dict(loaded)
-    return {tensor: t.numel() for tensor, t in loaded.items()}
+        raise FolderError(f"{path} cannot be read as tensors alone: {str(error).splitlines()[0]}") from None
+    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
+        raise FolderError(f"{path} must hold only tensors by name")
+    return dict(tensors)

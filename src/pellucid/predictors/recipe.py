@@ -11,10 +11,10 @@ from pellucid.architecture import ArchitectureError, parse_value, resolve_field
 from pellucid.predictors.neural import NeuralProbabilisticOptions
 from pellucid.predictors.ngram import NGramOptions
 from pellucid.predictors.recurrent import RecurrentOptions
-from pellucid.runs.options import LENGTHS, RecipeError, TrainOptions
+from pellucid.runs.options import LENGTHS, RecipeError, TrainOptions, parse_options
 from pellucid.text.regular import read_regular
 from pellucid.training.config import EARLIER
-from pellucid.training.recipe import TextOptions, TextRecipe, recipe_part, settle_held_out
+from pellucid.training.recipe import TextOptions, TextRecipe, settle_held_out
 
 Kind = Literal["ngram", "neural-probabilistic", "recurrent"]
 Description = NGramOptions | NeuralProbabilisticOptions | RecurrentOptions
@@ -51,8 +51,8 @@ class PredictorRecipe(TextRecipe):
             kind=values["kind"],
             model=KINDS[values["kind"]].from_dict(values["model"]),
             mixture=values["mixture"],
-            text=recipe_part(TextOptions, EARLIER | values["text"], "text"),
-            train=recipe_part(TrainOptions, values["train"], "train"),
+            text=parse_options(TextOptions, EARLIER | values["text"], "text"),
+            train=parse_options(TrainOptions, values["train"], "train"),
             segments=tuple((a, b) for a, b in values["segments"]),
             replans=tuple((a, b) for a, b in values.get("replans", ())),
         )
@@ -105,7 +105,7 @@ def make_predictor_recipe(
     length = {name: value for name, value in length.items() if value}
     if kind == "ngram" and length:
         raise RecipeError(f"an n-gram predictor counts its text once: leave out {next(iter(length))}")
-    train = recipe_part(TrainOptions, {**vars(TRAIN), **of["train"], **length}, "train")
+    train = parse_options(TrainOptions, {**vars(TRAIN), **of["train"], **length}, "train")
     if kind != "ngram" and not any(getattr(train, name) for name in LENGTHS):
         train = replace(train, minutes=10.0)
     made = PredictorRecipe(
@@ -113,7 +113,7 @@ def make_predictor_recipe(
         kind=kind,  # type: ignore[arg-type]
         model=KINDS[kind](n_vocab=1, separator=0, **described),
         mixture=mixture,
-        text=recipe_part(TextOptions, {**vars(TextOptions()), **settle_held_out(TextOptions(), of["text"])}, "text"),
+        text=parse_options(TextOptions, {**vars(TextOptions()), **settle_held_out(TextOptions(), of["text"])}, "text"),
         train=train,
     )
     if "alpha" in described and described.get("smoothing") != "add-alpha":

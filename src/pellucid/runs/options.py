@@ -29,7 +29,18 @@ class RecipeError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class Options:
+    """A part of a recipe."""
+
+    def check(self) -> None:
+        """Raise RecipeError for values that are never valid."""
+
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(Options):
     """How the weights are found. Rates are per step; losses in nats per token."""
 
     #: length in updates of the weights; give at most one of steps, tokens, epochs and minutes
@@ -106,6 +117,37 @@ class TrainOptions:
     #: the prompt of the samples
     sample_prompt: str = ""
 
+    def check(self) -> None:
+        """Raise RecipeError for values that no run can have."""
+        refuse_unless = refuser(self, "train")
+        for f in fields(self):
+            value = getattr(self, f.name)
+            refuse_unless(not isinstance(value, float) or math.isfinite(value), f.name, "a finite number")
+        lengths = [name for name in LENGTHS if getattr(self, name)]
+        if len(lengths) > 1:
+            raise RecipeError(f"the length is given twice, by {' and '.join(lengths)}: give one of them")
+        for name in (
+            *LENGTHS,
+            "batch",
+            "accumulate",
+            "clip",
+            "weight_decay",
+            "ngram_weight_decay",
+            "evaluate_every",
+            "evaluate_tokens",
+            "checkpoint_every",
+        ):
+            refuse_unless(getattr(self, name) >= 0, name, "0 or more")
+        for name in ("learning_rate", "muon_learning_rate", "eps", "init_std"):
+            refuse_unless(getattr(self, name) > 0, name, "a number above 0")
+        refuse_unless(0 < self.mask_share < 1, "mask_share", "a share between 0 and 1, such as 0.15")
+        for name in ("beta_1", "beta_2"):
+            refuse_unless(0 <= getattr(self, name) < 1, name, "a number from 0 up to, not including, 1")
+        refuse_unless(0 <= self.floor <= 1, "floor", "a number from 0 to 1")
+        refuse_unless(self.keep_last >= 1, "keep_last", "1 or more")
+        for name in ("warmup", "sample_every"):
+            refuse_unless(getattr(self, name) >= -1, name, "-1 or more")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecipe(ABC):
@@ -155,10 +197,10 @@ def with_train(recipe: RecipeT, **changes: Any) -> RecipeT:
     return replace(recipe, train=replace(recipe.train, **changes))
 
 
-def parse_options(kind: type, values: Mapping[str, Any], part: str) -> Any:
+def parse_options(kind: type[OptionsT], values: Mapping[str, Any], part: str) -> OptionsT:
     """An object of the options class `kind` from values as text or typed; `part` is its name in the recipe.
 
-    Raises RecipeError, which names the nearest field, for a field that does not exist.
+    Raises RecipeError for a field that does not exist, with the nearest one, and for values that are never valid.
     """
     hints = typing.get_type_hints(kind)
     if kind is TrainOptions:
@@ -167,7 +209,9 @@ def parse_options(kind: type, values: Mapping[str, Any], part: str) -> Any:
         if name not in hints:
             near = difflib.get_close_matches(name, hints, 1)
             raise RecipeError(f"there is no field {part}.{name}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    return kind(**{name: parse_value(f"{part}.{name}", value, hints[name]) for name, value in values.items()})
+    options = kind(**{name: parse_value(f"{part}.{name}", value, hints[name]) for name, value in values.items()})
+    options.check()
+    return options
 
 
 def refuser(options: Any, part: str) -> Callable[[bool, str, str], None]:
@@ -178,35 +222,3 @@ def refuser(options: Any, part: str) -> Callable[[bool, str, str], None]:
             raise RecipeError(f"{part}.{name} = {getattr(options, name)}: expected {expected}")
 
     return refuse_unless
-
-
-def check_train(options: TrainOptions) -> None:
-    """Raise RecipeError for values that no run can have."""
-    refuse_unless = refuser(options, "train")
-    for f in fields(options):
-        value = getattr(options, f.name)
-        refuse_unless(not isinstance(value, float) or math.isfinite(value), f.name, "a finite number")
-    lengths = [name for name in LENGTHS if getattr(options, name)]
-    if len(lengths) > 1:
-        raise RecipeError(f"the length is given twice, by {' and '.join(lengths)}: give one of them")
-    for name in (
-        *LENGTHS,
-        "batch",
-        "accumulate",
-        "clip",
-        "weight_decay",
-        "ngram_weight_decay",
-        "evaluate_every",
-        "evaluate_tokens",
-        "checkpoint_every",
-    ):
-        refuse_unless(getattr(options, name) >= 0, name, "0 or more")
-    for name in ("learning_rate", "muon_learning_rate", "eps", "init_std"):
-        refuse_unless(getattr(options, name) > 0, name, "a number above 0")
-    refuse_unless(0 < options.mask_share < 1, "mask_share", "a share between 0 and 1, such as 0.15")
-    for name in ("beta_1", "beta_2"):
-        refuse_unless(0 <= getattr(options, name) < 1, name, "a number from 0 up to, not including, 1")
-    refuse_unless(0 <= options.floor <= 1, "floor", "a number from 0 to 1")
-    refuse_unless(options.keep_last >= 1, "keep_last", "1 or more")
-    for name in ("warmup", "sample_every"):
-        refuse_unless(getattr(options, name) >= -1, name, "-1 or more")

@@ -3,9 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from pellucid.runs.options import Options, refuser
+from pellucid.text.read.find import ReadOptions
+from pellucid.text.tokenizers.tokenizer import LEARNED
+
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions:
+class TextOptions(Options):
     """How the text becomes tokens."""
 
     #: bpe, word, char, byte, or the path of a tokenizer.json
@@ -45,13 +49,32 @@ class TextOptions:
     #: the licence of the text, noted in the run's data.json
     licence: str = ""
 
+    def check(self) -> None:
+        """Raise RecipeError for values that no text can be read with."""
+        refuse_unless = refuser(self, "text")
+        files = bool(self.held_out_files)
+        refuse_unless(
+            0 < self.held_out < 1 or files, "held_out", "a share between 0 and 1, such as 0.1, or files of your own"
+        )
+        refuse_unless(all(self.held_out_files), "held_out_files", "files and folders")
+        refuse_unless((self.split == "files") == files, "split", "files together with text.held_out_files, only")
+        refuse_unless(self.vocabulary >= 0, "vocabulary", "a number of ids, or 0 to have it chosen")
+        learned = self.tokenizer in LEARNED or not self.vocabulary
+        refuse_unless(learned, "vocabulary", f"0 where text.tokenizer = {self.tokenizer}, which does not learn one")
+        ReadOptions(format=self.format, encoding=self.encoding)
+        refuse_unless(0 < self.sample <= 1, "sample", "a share above 0, and 1 for all of the text")
+        sampled = self.tokenizer in LEARNED or self.sample == 1
+        refuse_unless(sampled, "sample", f"1 where text.tokenizer = {self.tokenizer}, which does not learn from text")
+        divided = self.tokenizer == "bpe" or self.pattern == "gpt2"
+        refuse_unless(divided, "pattern", f"gpt2 where text.tokenizer = {self.tokenizer}, which does not use one")
+
 
 #: the rule of holding text out of recipes that were written before there was a choice
 EARLIER = {"split": "documents"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterOptions:
+class AdapterOptions(Options):
     """Low-rank adapters, trained in place of the weights of the model that a run starts from (Hu et al. 2021)."""
 
     #: r, the columns of B and the rows of A; 0: every weight is trained

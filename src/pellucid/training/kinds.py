@@ -1,6 +1,7 @@
 """The kinds of runs, and the function that opens each."""
 
 from pathlib import Path
+from typing import Any
 
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import read_json
@@ -15,10 +16,10 @@ LOADERS = {
 }
 
 
-def kind_of(run: Path) -> str:
-    """The kind of a run, one of LOADERS.
+def recipe_values(run: Path) -> dict[str, Any]:
+    """What recipe.json of a run holds, its kind one of LOADERS.
 
-    Raises RecipeError where recipe.json is missing, is damaged, or names another kind.
+    Raises RecipeError where the file is missing, is damaged, or names another kind.
     """
     if not (path := run / "recipe.json").exists():
         what = "has no recipe.json" if run.exists() else "does not exist"
@@ -31,11 +32,17 @@ def kind_of(run: Path) -> str:
             f"{', '.join(LOADERS)}, found {kind!r}; was "
             "the file written by a later version, or damaged?"
         )
-    return kind
+    return values | {"kind": kind}
 
 
-def check_loader(run: Path, loader: str) -> None:
-    """Raise RecipeError where another function opens runs of this kind."""
-    kind = kind_of(run)
-    if LOADERS[kind] != loader:
-        raise RecipeError(f"{run} is a run of kind {kind}: open it with pellucid.{LOADERS[kind]}(...)")
+def kind_of(run: Path) -> str:
+    """The kind of a run, one of LOADERS. Raises RecipeError as `recipe_values` does."""
+    return recipe_values(run)["kind"]
+
+
+def check_loader(run: Path, loader: str) -> dict[str, Any]:
+    """What recipe.json of a run holds. Raises RecipeError where another function opens runs of this kind."""
+    values = recipe_values(run)
+    if (other := LOADERS[values["kind"]]) != loader:
+        raise RecipeError(f"{run} is a run of kind {values['kind']}: open it with pellucid.{other}(...)")
+    return values

@@ -11,22 +11,18 @@ from pellucid.model.lora import adapt, merge
 from pellucid.model.weights import load_state, load_trained, state_of
 from pellucid.runs.checkpoint import Checkpoint, named_checkpoint, save_checkpoint
 from pellucid.runs.options import RecipeError
-from pellucid.runs.run_dir import read_json
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from pellucid.training.kinds import check_loader
 from pellucid.training.recipe import Recipe
 
 
 def read_recipe(run: Path) -> Recipe:
-    """The recipe of a run's folder; raises RecipeError where there is none."""
-    path = run / "recipe.json"
-    if not path.exists():
-        what = "does not exist" if not run.exists() else "has no recipe.json"
-        raise RecipeError(f"{run} {what}: give the folder of a run, such as runs/NAME")
-    values = read_json(path)
+    """The recipe of a transformer's run. Raises RecipeError where there is none, or the run is of another kind."""
+    values = check_loader(run, "load")
     try:
         return Recipe.from_dict(values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RecipeError(f"{path} cannot be read: {error}") from None
+        raise RecipeError(f"{run / 'recipe.json'} cannot be read: {error}") from None
 
 
 #: gives the weights of the model that a run started from, by its recipe

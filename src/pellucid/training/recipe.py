@@ -22,14 +22,11 @@ from pellucid.runs.options import (
     RecipeError,
     RunRecipe,
     TrainOptions,
-    check_train,
     parse_options,
-    refuser,
     with_train,
 )
 from pellucid.text.read.conversations import holds_conversations
-from pellucid.text.read.find import ReadOptions
-from pellucid.text.tokenizers.tokenizer import LEARNED, Kind
+from pellucid.text.tokenizers.tokenizer import Kind
 from pellucid.training.config import ADAPTING, CONTINUING, EARLIER, AdapterOptions, Base
 from pellucid.training.config import TextOptions as TextOptions
 from pellucid.training.encoder import PREFIX, check_encoder, with_encoder, with_model_fields
@@ -70,14 +67,11 @@ class Recipe(TextRecipe):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """What `to_dict` wrote."""
-        made = {
-            "text": recipe_part(TextOptions, EARLIER | values.get("text", {}), "text"),
-            "train": recipe_part(TrainOptions, values.get("train", {}), "train"),
-            "adapt": recipe_part(AdapterOptions, values.get("adapt", {}), "adapt"),
-            "base": Base(**values["base"]) if values.get("base") else None,
-        }
+        written = {"text": EARLIER, "train": {}, "adapt": {}}
+        parts = {p: parse_options(PARTS[p], earlier | values.get(p, {}), p) for p, earlier in written.items()}
         return cls(
             inputs=tuple(values["inputs"]),
+            base=Base(**values["base"]) if values.get("base") else None,
             model=Architecture.from_dict(values["model"]),
             segments=tuple((a, b) for a, b in values.get("segments", ())),
             replans=tuple((a, b) for a, b in values.get("replans", ())),
@@ -85,7 +79,7 @@ class Recipe(TextRecipe):
             tokens_per_row=values.get("tokens_per_row", 0.0),
             opens_in=values.get("opens_in", ""),
             new_ids=tuple(values.get("new_ids", ())),
-            **made,
+            **parts,
         )
 
     @property
@@ -223,7 +217,7 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         named[full] = value
     of = {p: {n.partition(".")[2]: v for n, v in named.items() if n.startswith(f"{p}.")} for p in ("model", *PARTS)}
     of["text"] = settle_held_out(recipe.text, of["text"])
-    parts = {p: recipe_part(kind, {**vars(getattr(recipe, p)), **of[p]}, p) for p, kind in PARTS.items()}
+    parts = {p: parse_options(kind, {**vars(getattr(recipe, p)), **of[p]}, p) for p, kind in PARTS.items()}
     model = {"attention.mask": OBJECTIVE_MASK[parts["train"].objective]} if "objective" in of["train"] else {}
     base = with_encoder(recipe.model) if parts["train"].objective == "source-target" else recipe.model
     model = with_model_fields(base, model | mlp_width(base, of["model"]) | of["model"])
@@ -390,37 +384,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif value is not None:
             found[prefix + key] = value
     return found
-
-
-def recipe_part(kind: type, values: Mapping[str, Any], part: str) -> Any:
-    """The options of one part of a recipe, from values as text or typed. Raises RecipeError for values that are never
-    valid.
-    """
-    options = parse_options(kind, values, part)
-    if isinstance(options, TextOptions):
-        _check_text(options)
-    elif isinstance(options, TrainOptions):
-        check_train(options)
-    return options
-
-
-def _check_text(part: TextOptions) -> None:
-    refuse_unless = refuser(part, "text")
-    files = bool(part.held_out_files)
-    refuse_unless(
-        0 < part.held_out < 1 or files, "held_out", "a share between 0 and 1, such as 0.1, or files of your own"
-    )
-    refuse_unless(all(part.held_out_files), "held_out_files", "files and folders")
-    refuse_unless((part.split == "files") == files, "split", "files together with text.held_out_files, only")
-    refuse_unless(part.vocabulary >= 0, "vocabulary", "a number of ids, or 0 to have it chosen")
-    learned = part.tokenizer in LEARNED or not part.vocabulary
-    refuse_unless(learned, "vocabulary", f"0 where text.tokenizer = {part.tokenizer}, which does not learn one")
-    ReadOptions(format=part.format, encoding=part.encoding)
-    refuse_unless(0 < part.sample <= 1, "sample", "a share above 0, and 1 for all of the text")
-    sampled = part.tokenizer in LEARNED or part.sample == 1
-    refuse_unless(sampled, "sample", f"1 where text.tokenizer = {part.tokenizer}, which does not learn from text")
-    divided = part.tokenizer == "bpe" or part.pattern == "gpt2"
-    refuse_unless(divided, "pattern", f"gpt2 where text.tokenizer = {part.tokenizer}, which does not use one")
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pellucid.architecture import ArchitectureError, parse_value, resolve_field
 from pellucid.runs.length import with_length
-from pellucid.runs.options import LENGTHS, RecipeError, RunRecipe, TrainOptions, check_train, parse_options
+from pellucid.runs.options import LENGTHS, RecipeError, RunRecipe, TrainOptions, parse_options
 from pellucid.runs.run_dir import read_json
 from pellucid.text.tokens.batches import permute
 from pellucid.vision.data import channels_first
@@ -139,7 +139,7 @@ def make_image_recipe(
     train = replace(IMAGE_TRAIN, **of_part["train"])
     recipe = ImageRecipe(inputs=inputs, model=ImageOptions(**of_part["model"]), train=train, **of_part[""])
     recipe = with_length(recipe, lengths)
-    check_train(recipe.train)
+    recipe.train.check()
     m = recipe.model
     for name, value, least in (
         ("model.patch", m.patch, 0),

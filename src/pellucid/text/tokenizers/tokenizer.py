@@ -31,6 +31,8 @@ Kind = Literal["bpe", "word", "char", "byte"]
 LEARNED = ("bpe", "word")
 #: characters in a chunk of a sample
 SAMPLED = 4096
+#: bytes of a tokenizer's file; the largest in use have half of it
+LONGEST_FILE = 1 << 26
 
 
 def learn_tokenizer(
@@ -94,7 +96,13 @@ def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
 
     `trust` accepts patterns and normalizers that are not known to be safe. Raises TokenizerError.
     """
-    files = tokenizer_files(Path(path))
+    path = Path(path)
+    files = tokenizer_files(path)
+    if not files:
+        file = path / "tokenizer.json" if path.is_dir() else path.with_name("tokenizer.json")
+        raise TokenizerError(
+            f"{file}: there is no such tokenizer; expected a tokenizer.json, a vocab.txt or a folder holding one"
+        )
     first = files[0]
     texts = [_read(file) for file in files]
     try:
@@ -117,7 +125,7 @@ def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
 
 def tokenizer_files(path: Path) -> list[Path]:
     """The files of the tokenizer at a path: tokenizer.json; GPT-2's two files; or vocab.txt and, if it exists, its
-    tokenizer_config.json. Raises TokenizerError where there is none.
+    tokenizer_config.json. An empty list if there is no tokenizer.
     """
     if path.is_dir() and not (path / "tokenizer.json").exists():
         for pair in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
@@ -127,16 +135,15 @@ def tokenizer_files(path: Path) -> list[Path]:
     if path.is_dir():
         path = path / ("tokenizer.json" if (path / "tokenizer.json").exists() else "vocab.txt")
     if not path.exists():
-        raise TokenizerError(
-            f"{path.with_name('tokenizer.json')}: there is no such tokenizer; expected a tokenizer.json, a vocab.txt "
-            "or a folder holding one"
-        )
+        return []
     options = path.with_name("tokenizer_config.json")
     return [path, options] if path.suffix == ".txt" and options.exists() else [path]
 
 
 def _read(path: Path) -> str:
     """The text of a regular file."""
+    if path.is_file() and path.stat().st_size > LONGEST_FILE:
+        raise TokenizerError(f"{path} is larger than {LONGEST_FILE:,} bytes: expected a tokenizer")
     try:
         return read_regular(path).decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,0 +1,114 @@
+"""A model folder that was opened: its architecture, its tensors, its tokenizer and its chat template."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pellucid.architecture import Architecture
+from pellucid.hub.families import each_to_ours, unknown_entries
+from pellucid.hub.files import FolderError
+from pellucid.hub.tables import Family
+from pellucid.text.chat_template import ChatError, ChatTemplate, read_chat_template
+from pellucid.text.ids import IdTokenizer
+from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
+
+
+class LoadWarning(UserWarning):
+    """A model was opened, but its files differ from what a user may expect."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A model folder. `config` is the hub's config.json, {} in our layout; `family` is None for our layout.
+
+    `adapter` is the folder of low-rank changes to the model in `path`.
+    """
+
+    path: Path
+    architecture: Architecture
+    family: Family | None
+    config: dict[str, Any]
+    shards: Mapping[str, Tensor]
+    trust: bool = False
+    adapter: Path | None = None
+
+    def ours(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter under our name, one at a time, in the precision of the files; a tied embedding once."""
+        if self.family is None:
+            yield from self.shards.items()
+        else:
+            yield from each_to_ours(self.shards, self.config, self.family)
+
+    def tokenizer(self, given: Tokenizer | str | Path | None = None) -> Tokenizer | None:
+        """The folder's tokenizer, or `given`, a tokenizer or its file; None if there is none.
+
+        Raises FolderError if text has ids without a row of the embedding. `notes` describes other differences.
+        """
+        if given is None and not tokenizer_files(self.path):
+            return None
+        tokenizer = given if isinstance(given, Tokenizer) else load_tokenizer(given or self.path, trust=self.trust)
+        rows = self.architecture.n_vocab
+        if tokenizer.n_vocab - rows > len(beyond(tokenizer, rows)):
+            raise FolderError(
+                f"{self.path}: the tokenizer has {tokenizer.n_vocab} ids, the embedding {rows} rows: they belong to "
+                "different models"
+            )
+        begins = self.config.get("decoder_start_token_id")
+        if self.architecture.encoder is not None and begins not in (None, tokenizer.start):
+            raise FolderError(
+                f"{self.path}: targets begin with id {begins} in config.json, but with {tokenizer.start} in this "
+                "tokenizer: they belong to different models"
+            )
+        return tokenizer
+
+    def chat_template(self) -> tuple[ChatTemplate | None, list[str]]:
+        """The folder's chat template, None if it has none that can be used; a sentence says what is wrong with it."""
+        try:
+            return read_chat_template(self.path), []
+        except ChatError as error:
+            return None, [f"{error}; without one the model takes part in no conversation"]
+
+    def ids(self) -> IdTokenizer:
+        """The stand-in tokenizer that reads ids; config.json names the id that ends a text."""
+        end_ids = self.config.get("eos_token_id")
+        ends = end_ids if isinstance(end_ids, list) else [end_ids]
+        known = [end for end in ends if type(end) is int and 0 <= end < self.architecture.n_vocab]
+        return IdTokenizer(self.architecture.n_vocab, known[0] if known else None)
+
+    def notes(self, tokenizer: Tokenizer) -> list[str]:
+        """Warnings about the model with this tokenizer, one sentence each."""
+        rows, ids, notes = self.architecture.n_vocab, tokenizer.n_vocab, []
+        if isinstance(tokenizer, IdTokenizer):
+            notes.append(
+                f"{self.path} holds no tokenizer (tokenizer.json, vocab.json and merges.txt, or vocab.txt): texts are "
+                "ids in digits, such as '1 0 2', unless tokenizer=PATH gives one"
+            )
+        if rows > ids:
+            notes.append(
+                f"{self.path}: the tokenizer has {ids:,} ids, the embedding {rows:,} rows: the rows from {ids:,} on "
+                "stand for no text, and none of them is ever generated"
+            )
+        if names := beyond(tokenizer, rows):
+            notes.append(
+                f"{self.path}: the embedding has {rows:,} rows, and special tokens of the tokenizer have ids beyond "
+                f"them, which the model cannot read: {some(names)}"
+            )
+        if self.family is not None and (unknown := unknown_entries(self.config, self.family)):
+            notes.append(
+                f"{self.path / 'config.json'} has unknown entries, which are ignored: {some(unknown)}; if one of "
+                "them changes what the model computes, the result here differs"
+            )
+        return notes
+
+
+def beyond(tokenizer: Tokenizer, rows: int) -> list[str]:
+    """The special tokens whose ids are beyond the rows of the embedding."""
+    return sorted(name for name, i in tokenizer.special.items() if i >= rows)
+
+
+def some(names: list[str]) -> str:
+    """The first five names, and the number of the others."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
