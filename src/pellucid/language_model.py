@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -53,6 +53,9 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer
 from pellucid.training.kinds import check_loader
 from pellucid.training.load import load_run
 from pellucid.verify import Report, verify
+
+if TYPE_CHECKING:
+    from pellucid.look.server import Inspector
 
 
 class ModelError(ValueError):
@@ -322,6 +325,27 @@ class LanguageModel:
         """A ridge regression from a tensor to targets, one for each text (`pellucid.lens.analysis.steering`)."""
         x = activations(self.network, self.tokenizer, texts, at, pos, **options)
         return fit_probe(x, targets, held_out=held_out, shuffles=shuffles, seed=seed)
+
+    def look(self, text: str = "", *, port: int = 0) -> "Inspector":
+        """Start the web inspector beside this program; a notebook shows it, and `.url` opens in a browser.
+
+        text  the prompt that the page begins with
+        port  where it listens on 127.0.0.1; 0 takes a free port
+
+        `.close()` stops it.
+        """
+        from pellucid.look.server import Inspector
+        from pellucid.look.session import Session
+
+        folder = self.provenance.get("folder")
+        run = Path(folder) if folder and (Path(folder) / "recipe.json").exists() else None
+
+        def at_step(step: int) -> LanguageModel:
+            return load(str(run), checkpoint=str(step), device=str(self.network.embed.token.weight.device))
+
+        name = Path(folder).name if folder else "model"
+        session = Session(self, name=name, load=at_step if run else None, steps=steps_of(run) if run else ())
+        return Inspector(session, port, text)
 
     def circuits(self, *, part: Part = "attn", fold_norms: bool = False, centre: bool = False) -> Circuits:
         """Heads and neurons as matrices, from the weights alone (`pellucid.lens.weights.circuits.Circuits`)."""

@@ -41,6 +41,7 @@ NEIGHBOURS: dict[tuple[str, str], str] = {
         "training",
     ): "a run folder of any predictor has the same outer layout, data, schedule and checkpoints",
     ("lens", "generate"): "tensors are kept and edited while text is generated",
+    ("look", "serve"): "the inspector answers with the security, the strict bodies and the files' routes of the server",
     ("predictors", "generate"): "any predictor is sampled and scored by the same code",
 }
 TORCHLESS = ("architecture", "tensor_names", "presets", "edits", "destination", "text", "reference")

@@ -13,6 +13,7 @@ from pellucid.cli.chat import chat_command
 from pellucid.cli.conversion import convert_command
 from pellucid.cli.inspect import inspect_command
 from pellucid.cli.loading import loaded_from, mixed_from, transformer_of
+from pellucid.cli.look import look_command
 from pellucid.cli.options import (
     CHECKPOINT,
     INPUT_FILE,
@@ -340,6 +341,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "fill": fill_command,
     "verify": verify_command,
     "serve": serve_command,
+    "look": look_command,
     "inspect": inspect_command,
     "convert": convert_command,
     "plan": plan_command,

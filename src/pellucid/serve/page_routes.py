@@ -1,5 +1,7 @@
 """The page at `/`: static files, which hold nothing of a model and need no key; what they ask for does."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import resources
 
 from fastapi import FastAPI
@@ -10,8 +12,6 @@ from starlette.responses import Response
 OWN = ("index.html", "page.css", "main.js", "api.js", "tokens.js", "copy.js", "icon.svg")
 SHARED = ("common.css", "common.js")
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-#: paths that need no key
-PAGE_PATHS = ("/", *(f"/page/{name}" for name in (*OWN, *SHARED)))
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'; object-src 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -21,11 +21,33 @@ HEADERS = {
 }
 
 
-def add_page(app: FastAPI) -> None:
-    """Answer `/` and `/page/{name}` with the page's files."""
+@dataclass(frozen=True)
+class PageFiles:
+    """The contents of a page's files by name; index.html is what `/` answers with."""
+
+    contents: Mapping[str, bytes]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of the page, which need no key."""
+        return ("/", *(f"/page/{name}" for name in self.contents))
+
+
+def page_files(folders: Mapping[str, tuple[str, ...]]) -> PageFiles:
+    """The files of a page: each name with the folder of the package that holds it."""
     package = resources.files("pellucid")
-    folders = {**dict.fromkeys(OWN, ("serve", "page")), **dict.fromkeys(SHARED, ("web",))}
-    contents = {name: package.joinpath(*folder, name).read_bytes() for name, folder in folders.items()}
+    return PageFiles({name: package.joinpath(*folder, name).read_bytes() for name, folder in folders.items()})
+
+
+#: the page of `pellucid serve`, and the paths that need no key
+FILES = page_files({**dict.fromkeys(OWN, ("serve", "page")), **dict.fromkeys(SHARED, ("web",))})
+PAGE_PATHS = FILES.paths
+
+
+def add_page(app: FastAPI, files: PageFiles = FILES, *, framed_by: str = "'none'") -> None:
+    """Answer `/` and `/page/{name}` with a page's files; `framed_by` names the pages that may hold it in a frame."""
+    policy = HEADERS["Content-Security-Policy"].replace("frame-ancestors 'none'", f"frame-ancestors {framed_by}")
+    headers = HEADERS | {"Content-Security-Policy": policy}
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -33,6 +55,6 @@ def add_page(app: FastAPI) -> None:
 
     @app.get("/page/{name}", include_in_schema=False)
     async def page_file(name: str) -> Response:
-        if name not in contents:
+        if name not in files.contents:
             raise HTTPException(404, f"the page has no file {name!r}")
-        return Response(contents[name], media_type=MEDIA_TYPES[name.rpartition(".")[2]], headers=HEADERS)
+        return Response(files.contents[name], media_type=MEDIA_TYPES[name.rpartition(".")[2]], headers=headers)

@@ -1,0 +1,59 @@
+"""The command that opens the web inspector."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from pellucid.cli.loading import loaded_from, transformer_of
+from pellucid.cli.options import MODEL, CheckpointOptions, Expected, command, option
+
+PORT = Expected(lambda port: 0 <= port <= 65535, "a port from 1 to 65535, or 0 for a free one")
+
+
+@dataclass(frozen=True)
+class LookOptions:
+    """Where the page is found."""
+
+    port: Annotated[int, option("PORT"), PORT] = 8008
+    """Listen on this port of 127.0.0.1; 0 takes a free one."""
+    no_browser: Annotated[bool, option()] = False
+    """Print the address, and open no browser."""
+
+
+@command
+def look_command(
+    model: Annotated[Positional[str], option("MODEL"), MODEL],
+    *,
+    model_options: Annotated[CheckpointOptions, option(name="model")],
+    page: LookOptions,
+) -> int:
+    """Look inside a model in the browser: every number of its computation.
+
+    The page is served on this machine only, and asks nothing of the network. Ctrl-C ends it.
+
+    Args:
+        model: Look into this run, this saved model, or this name on the Hugging Face hub.
+
+    Examples:
+        pellucid look runs/my_texts
+        pellucid look runs/my_texts --checkpoint 500 --port 9000 --no-browser
+    """
+    from pellucid.look.server import listen_on, run_look
+    from pellucid.look.session import Session
+    from pellucid.runs.checkpoint import steps_of
+    from pellucid.serve.app import LOOPBACK
+
+    listening = listen_on("127.0.0.1", page.port)
+    loaded = transformer_of(loaded_from(model, model_options), model)
+    is_run = (Path(model) / "recipe.json").exists()
+
+    def at_step(step: int):
+        return loaded_from(model, CheckpointOptions(str(step), model_options.device))
+
+    session = Session(
+        loaded, name=Path(model).name, load=at_step if is_run else None, steps=steps_of(Path(model)) if is_run else ()
+    )
+    run_look(session, listening, key=None, hosts=LOOPBACK, browser=not page.no_browser)
+    return 0

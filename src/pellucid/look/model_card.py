@@ -1,0 +1,52 @@
+"""What the page knows of the model before any prompt: its sizes, its tensors by name, its checkpoints."""
+
+from typing import TYPE_CHECKING, Any
+
+from pellucid.architecture import count_parameters
+from pellucid.tensor_names import axes, names, row
+
+if TYPE_CHECKING:
+    from pellucid.look.session import Session
+
+#: the first prompt of a model whose run says nothing better
+EXAMPLE = "When Mary and John went to the shops, John gave a drink to"
+
+
+def describe_model(session: "Session", checkpoint: str = "") -> dict[str, Any]:
+    """The model card, the table of its tensors, and its checkpoints, as JSON."""
+    model = session.model(checkpoint)
+    a = model.architecture
+    tokenizer = model.tokenizer
+    return {
+        "name": session.name,
+        "folder": model.provenance.get("folder"),
+        "step": model.provenance.get("step"),
+        "steps": list(session.steps),
+        "parameters": count_parameters(a)["total"],
+        "architecture": a.to_dict(),
+        "n_layers": a.n_layers,
+        "n_heads": a.attention.n_heads,
+        "n_ctx": a.n_ctx,
+        "n_vocab": a.n_vocab,
+        "encoder_layers": a.encoder.n_layers if a.encoder is not None else 0,
+        "reads_source": a.encoder is not None,
+        "masked": a.attention.mask == "bidirectional",
+        "tokenizer": tokenizer.kind,
+        "special": dict(tokenizer.special),
+        "tensors": [describe_tensor(name) for name in names(a)],
+        "example": example_text(session),
+    }
+
+
+def describe_tensor(name: str) -> dict[str, Any]:
+    """One tensor: its full name, its axes, its equation and its symbols in the source texts."""
+    entry = row(name)
+    return {"name": name, "axes": axes(name), "equation": entry.equation, "symbol": entry.symbol}
+
+
+def example_text(session: "Session") -> str:
+    """A prompt to begin with, in the tokens of this model."""
+    tokenizer, a = session.opened.tokenizer, session.opened.architecture
+    if tokenizer.kind == "ids":
+        return " ".join(str(i) for i in range(min(8, a.n_ctx, a.n_vocab)))
+    return tokenizer.decode(tokenizer.encode(EXAMPLE)[: max(1, a.n_ctx - 1)])

@@ -1,0 +1,106 @@
+"use strict";
+// Requests to the server that sent this page, .npy tensors, lines of JSON, and loading that is cancelled when it is not wanted any more.
+
+import { useEffect, useState } from "./preact.js";
+
+const STORED = "pellucid-key";
+export const key = { get: () => sessionStorage.getItem(STORED), keep: (value) => sessionStorage.setItem(STORED, value) };
+
+export class ServerError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+async function request(path, body, signal) {
+  const headers = body === null ? {} : { "Content-Type": "application/json" };
+  if (key.get() !== null) headers.Authorization = `Bearer ${key.get()}`;
+  const response = await fetch(path, { method: body === null ? "GET" : "POST", headers, signal, body: body === null ? undefined : JSON.stringify(body) });
+  if (response.ok) return response;
+  let message = `the server answered with status ${response.status}`;
+  try { message = (await response.json()).error.message; } catch { /* no sentence of ours */ }
+  throw new ServerError(response.status, message);
+}
+
+/** The prompts of traces by their ids, so that a trace that the server no longer keeps is asked for again. */
+const prompts = new Map();
+
+async function ask(path, body, signal) {
+  try {
+    return await request(path, body, signal);
+  } catch (error) {
+    const id = path.match(/^api\/t\/([0-9a-f]+)\//)?.[1];
+    if (error.status !== 410 || !prompts.has(id)) throw error;
+    await request("api/trace", prompts.get(id), signal);
+    return request(path, body, signal);
+  }
+}
+
+/** A path with a query: route("api/t/1/x/embed", { pos: 3 }); what is null or undefined is left out. */
+export function route(path, query = {}) {
+  const words = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== null && value !== undefined));
+  return words.size ? `${path}?${words}` : path;
+}
+
+export const getJson = async (path, signal) => (await ask(path, null, signal)).json();
+export const postJson = async (path, body, signal) => (await ask(path, body, signal)).json();
+
+/** A tensor as {data, shape}; data is a typed array in the order of rows. */
+export const getNpy = async (path, signal) => parseNpy(await (await ask(path, null, signal)).arrayBuffer());
+
+/** The trace of a prompt {text, ids, source, bos, checkpoint, edits}. */
+export async function getTrace(prompt, signal) {
+  const trace = await postJson("api/trace", prompt, signal);
+  prompts.set(trace.id, prompt);
+  return trace;
+}
+
+/** The objects of a streamed answer, one by one: for await (const cell of postLines(path, body, signal)). */
+export async function* postLines(path, body, signal) {
+  const reader = (await ask(path, body, signal)).body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line) continue;
+      const item = JSON.parse(line);
+      if (item.error) throw new ServerError(item.status ?? 500, item.error);
+      yield item;
+    }
+  }
+}
+
+const KINDS = { f4: Float32Array, f8: Float64Array, i8: BigInt64Array, i4: Int32Array, u1: Uint8Array, i1: Int8Array, u2: Uint16Array, i2: Int16Array, b1: Uint8Array };
+
+/** The array in a file of numpy's format, version 1 or 2. */
+export function parseNpy(buffer) {
+  const bytes = new Uint8Array(buffer), view = new DataView(buffer);
+  const wide = bytes[6] > 1, length = wide ? view.getUint32(8, true) : view.getUint16(8, true), start = wide ? 12 : 10;
+  const header = new TextDecoder("latin1").decode(bytes.subarray(start, start + length));
+  const kind = header.match(/'descr': '[<|]([a-z]\d)'/)[1], shape = header.match(/'shape': \(([^)]*)\)/)[1].split(",").filter((x) => x.trim()).map(Number);
+  return { data: new KINDS[kind](buffer.slice(start + length)), shape };
+}
+
+/**
+ * What `load(signal)` returns, loaded again whenever `deps` change; an earlier request is cancelled then.
+ * {value, error, loading, seconds}: value is the last one while the next is loaded. `load` may be null: nothing is loaded.
+ */
+export function useLoad(load, deps) {
+  const [state, set] = useState({ value: null, error: null, loading: false, seconds: 0 });
+  useEffect(() => {
+    if (!load) { set({ value: null, error: null, loading: false, seconds: 0 }); return undefined; }
+    const control = new AbortController(), begun = performance.now();
+    const tick = setInterval(() => set((old) => ({ ...old, seconds: (performance.now() - begun) / 1000 })), 200);
+    set((old) => ({ ...old, loading: true, error: null, seconds: 0 }));
+    load(control.signal).then(
+      (value) => !control.signal.aborted && set({ value, error: null, loading: false, seconds: 0 }),
+      (error) => !control.signal.aborted && set((old) => ({ ...old, error, loading: false, seconds: 0 })),
+    ).finally(() => clearInterval(tick));
+    return () => { control.abort(); clearInterval(tick); };
+  }, deps);
+  return state;
+}

@@ -1,0 +1,80 @@
+"use strict";
+// The parts that every page is made of: panels, numbers, tokens, choices.
+
+import { html, useEffect, useRef, useState } from "./preact.js";
+import { follow, spelled, three } from "./common.js";
+import { TERMS } from "./terms.js";
+
+export { three, percent } from "./common.js";
+
+/** A number, rounded for reading; the attributes hold its name and all of its digits. */
+export const Num = ({ name, value, unit = "", digits = 3 }) =>
+  html`<span class="num" data-name=${name} data-value=${String(value)} title=${`${name} = ${value}`}>${value === null || value === undefined ? "\u2013" : digits === 3 ? three(value) : String(Number(value.toPrecision(digits)))}${unit ? `\u00a0${unit}` : ""}</span>`;
+
+/** A term that explains itself on hover and on focus: <${Term} t="residual stream" />. The texts are in terms.js. */
+export function Term({ t, children }) {
+  const said = TERMS[t];
+  return html`<span class="term" tabindex="0" aria-description=${said ?? ""} data-said=${said ?? ""}>${children?.length ? children : t}</span>`;
+}
+
+/** A token in its box; white space is made visible. */
+export function Token({ text, special, onClick, selected, title, style }) {
+  const ref = useRef();
+  useEffect(() => { ref.current.replaceChildren(...(special ? [text] : spelled(text))); }, [text, special]);
+  const classes = `chip${special ? " special" : ""}`;
+  return onClick
+    ? html`<button ref=${ref} class=${classes} dir="auto" type="button" aria-pressed=${selected ? "true" : "false"} onClick=${onClick} title=${title} style=${style}></button>`
+    : html`<span ref=${ref} class=${classes} dir="auto" title=${title} style=${style}></span>`;
+}
+
+async function copyText(text) {
+  try { await navigator.clipboard.writeText(text); return true; } catch { return false; }
+}
+
+export function CopyButton({ code, label = "Copy as Python" }) {
+  const [said, say] = useState(label);
+  const copy = async () => {
+    if (await copyText(code)) { say("Copied"); setTimeout(() => say(label), 1500); } else say("Not allowed to copy");
+  };
+  return html`<button class="act small" type="button" data-code=${code} title=${code} onClick=${copy}>${said}</button>`;
+}
+
+/**
+ * A panel: its title, what it shows, "copy as Python", and one sentence on what it does not show.
+ * `code` runs where `model` is the model and `trace` is the trace of the prompt.
+ */
+export const Panel = ({ title, code, not, children, tools, id }) =>
+  html`<section class="panel" id=${id} aria-label=${title}>
+    <div class="head"><h2>${title}</h2><div class="tools">${tools}${code ? html`<${CopyButton} code=${code} />` : null}</div></div>
+    ${children}
+    ${not ? html`<p class="not"><b>Not shown:</b> ${not}</p>` : null}
+  </section>`;
+
+/** What stands in a panel while its numbers are loaded, with the seconds, or the server's sentence about what is wrong. */
+export function Waiting({ of, what = "computing" }) {
+  if (of.error) return html`<p class="error" role="alert">${of.error.message}</p>`;
+  if (of.loading) return html`<p class="quiet" role="status">${what}${of.seconds >= 0.4 ? ` \u2026 ${of.seconds.toFixed(1)} s` : " \u2026"}</p>`;
+  return null;
+}
+
+/** One of a few words: <${Choice} label="Sort by" value=${view.sort} options=${{ layer: "layer", score: "score" }} onChange=${(sort) => set({ sort })} />. */
+export const Choice = ({ label, value, options, onChange }) =>
+  html`<span class="choice" role="group" aria-label=${label}>${Object.entries(options).map(
+    ([name, said]) => html`<button type="button" class="act small" aria-pressed=${value === name ? "true" : "false"} onClick=${() => onChange(name)}>${said}</button>`,
+  )}</span>`;
+
+export const Slider = ({ label, value, min, max, step = "any", onInput, said }) =>
+  html`<label class="slider"><span>${label} <b>${said ?? three(value)}</b></span><input type="range" min=${min} max=${max} step=${step} value=${value} onInput=${(event) => onInput(Number(event.target.value))} /></label>`;
+
+export const Toggle = ({ label, value, onChange }) =>
+  html`<label class="toggle"><input type="checkbox" checked=${value} onChange=${(event) => onChange(event.target.checked)} /> ${label}</label>`;
+
+/** A number that grows whenever the theme or the window's size changes, so that canvases are painted again. */
+let paints = 0;
+const painters = new Set();
+follow(() => { paints += 1; for (const paint of painters) paint(paints); });
+export function useRepaint() {
+  const [n, repaint] = useState(paints);
+  useEffect(() => { painters.add(repaint); return () => painters.delete(repaint); }, []);
+  return n;
+}

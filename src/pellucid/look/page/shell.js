@@ -1,0 +1,140 @@
+"use strict";
+// The frame of every page: the model, the prompts as tokens, the edits, the tabs. Each page is a module of its own.
+
+import { html, render, useEffect, useRef, useState } from "./preact.js";
+import { readRamps, themeButton } from "./common.js";
+import { getJson, getTrace, key, route, useLoad } from "./api.js";
+import { address, current, set, useView } from "./state.js";
+import { CopyButton, Num, Term, Token, Waiting } from "./parts.js";
+import { page as read } from "./read.js";
+import { page as tokens } from "./tokens_page.js";
+import { page as attention } from "./attention.js";
+import { page as stream } from "./stream.js";
+import { page as circuits } from "./circuits.js";
+import { page as experiment } from "./experiment.js";
+import { page as training } from "./training.js";
+
+const PAGES = [read, tokens, attention, stream, circuits, experiment, training];
+
+/** The body of /api/trace for one of the prompts of the state. */
+export const promptOf = (view, model, text) => ({
+  text, bos: view.bos, checkpoint: view.checkpoint, edits: view.edits, source: model.reads_source ? view.source || model.example_source : null,
+});
+
+function App() {
+  const view = useView();
+  const model = useLoad((signal) => getJson(route("api/model", { checkpoint: view.checkpoint || null }), signal), [view.checkpoint]);
+  if (model.error?.status === 401) return html`<${KeyForm} />`;
+  if (!model.value) return html`<main><${Waiting} of=${model} what="opening the model" /></main>`;
+  return html`<${Inspector} view=${view} model=${model.value} />`;
+}
+
+function KeyForm() {
+  const field = useRef();
+  const keep = (event) => { event.preventDefault(); key.keep(field.current.value); location.reload(); };
+  return html`<main><form onSubmit=${keep}><section class="panel"><h2>This inspector asks for a key</h2>
+    <label>Key <input ref=${field} type="password" autocomplete="off" required /></label> <button class="act">Use the key</button></section></form></main>`;
+}
+
+function Inspector({ view, model }) {
+  const textA = view.a || model.example;
+  const load = (text) => (signal) => getTrace(promptOf(view, model, text), signal);
+  const shared = [view.bos, view.checkpoint, JSON.stringify(view.edits), view.source, model.reads_source];
+  const a = useLoad(model.traced === false ? null : load(textA), [textA, ...shared]);
+  const b = useLoad(view.b && model.traced !== false ? load(view.b) : null, [view.b, ...shared]);
+  const page = PAGES.find((one) => one.name === view.page) ?? read;
+  useEffect(() => { document.title = `${page.title} \u2013 ${model.name} \u2013 Pellucid`; }, [page, model.name]);
+  useEffect(() => { document.documentElement.dataset.ready = a.loading || b.loading ? "" : a.value?.id ?? "none"; }, [a.loading, b.loading, a.value?.id]);
+  const n = a.value?.n ?? 0, pos = a.value ? ((Math.max(-n, Math.min(view.pos, n - 1)) % n) + n) % n : 0;
+  useKeys(view, model, pos, n);
+  const ready = page.needs !== "trace" || a.value;
+  return html`<header class="bar">
+      <div class="card"><b class="name">${model.name}</b><span class="quiet"><${ModelFacts} model=${model} /></span></div>
+      <${Checkpoints} view=${view} model=${model} />
+      <span class="push"></span><${ThemeButton} />
+    </header>
+    <nav class="tabs" aria-label="Pages">${PAGES.map((one) => html`<a href=${address({ ...view, page: one.name })} aria-current=${one === page ? "page" : null} onClick=${(event) => { if (event.ctrlKey || event.metaKey || event.shiftKey) return; event.preventDefault(); set({ page: one.name }); }}>${one.title}</a>`)}</nav>
+    <main>
+      <${Prompts} view=${view} model=${model} textA=${textA} a=${a} b=${b} pos=${pos} />
+      ${ready ? html`<${page.Page} key=${page.name} view=${view} set=${set} model=${model} a=${a.value} b=${view.b ? b.value : null} pos=${pos} />` : null}
+    </main>`;
+}
+
+const ModelFacts = ({ model }) => html`<${Num} name="model.parameters" value=${model.parameters} digits=${12} /> parameters, ${model.n_layers} layers${model.n_heads ? ` \u00d7 ${model.n_heads} heads` : ""}, ${model.n_vocab} tokens known, reads up to ${model.n_ctx}`;
+
+function ThemeButton() {
+  const place = useRef();
+  useEffect(() => { place.current.replaceChildren(themeButton()); }, []);
+  return html`<span ref=${place}></span>`;
+}
+
+function Checkpoints({ view, model }) {
+  if (model.steps.length < 2) return model.step === null || model.step === undefined ? null : html`<span class="quiet">step ${model.step}</span>`;
+  const steps = model.steps, at = Math.max(0, steps.indexOf(model.step));
+  return html`<label class="slider"><span>checkpoint <b>${model.step}</b></span><input type="range" min="0" max=${steps.length - 1} step="1" value=${at} onChange=${(event) => set({ checkpoint: String(steps[Number(event.target.value)]) })} /></label>`;
+}
+
+function Prompts({ view, model, textA, a, b, pos }) {
+  const [second, setSecond] = useState(Boolean(view.b));
+  return html`<section class="prompts" aria-label="Prompts">
+    ${model.reads_source ? html`<${Prompt} id="source" label="Source" text=${view.source || model.example_source} onText=${(source) => set({ source })} tokens=${a.value?.source} />` : null}
+    <${Prompt} id="prompt" label=${second ? "Prompt A" : "Prompt"} text=${textA} onText=${(text) => set({ a: text, pos: -1 })} tokens=${a.value?.tokens} pos=${pos} onPos=${(to) => set({ pos: to })} trace=${a.value} />
+    <${Waiting} of=${a} />
+    ${second ? html`<${Prompt} id="prompt-b" label="Prompt B" text=${view.b} onText=${(text) => set({ b: text })} tokens=${view.b ? b.value?.tokens : null} /><${Waiting} of=${b} />` : null}
+    <div class="row">
+      ${second
+        ? html`<button type="button" class="act small" onClick=${() => { setSecond(false); set({ b: "" }); }}>Remove prompt B</button>`
+        : html`<button type="button" class="act small" onClick=${() => setSecond(true)}>Compare with a second prompt</button>`}
+      <label class="toggle"><input type="checkbox" checked=${view.bos} onChange=${(event) => set({ bos: event.target.checked })} /> separator first</label>
+      <${Edits} view=${view} />
+    </div>
+  </section>`;
+}
+
+function Prompt({ id, label, text, onText, tokens, pos, onPos, trace }) {
+  const [typed, type] = useState(text), field = useRef();
+  useEffect(() => type(text), [text]);
+  const send = (event) => { event?.preventDefault(); if (typed !== text) onText(typed); };
+  return html`<form class="prompt" onSubmit=${send}>
+    <label for=${id}>${label}</label>
+    <textarea id=${id} ref=${field} rows="1" dir="auto" spellcheck="false" value=${typed} onInput=${(event) => type(event.target.value)} onBlur=${send}
+      onKeyDown=${(event) => { if (event.key === "Enter" && !event.shiftKey) send(event); }}></textarea>
+    <button class="act" type="submit">Read</button>
+    ${tokens ? html`<div class="chips" role="group" aria-label=${`Tokens of ${label}`}>${tokens.map((token, k) => html`<${Token} text=${token.text} special=${token.special} selected=${k === pos} onClick=${onPos ? () => onPos(k) : null} title=${`position ${k}, id ${token.id}${trace?.surprisal?.[k] != null ? `, ${trace.surprisal[k].toFixed(2)} bits` : ""}`} />`)}</div>` : null}
+  </form>`;
+}
+
+/** What is said of an edit on its chip. */
+const where = (edit) => ["head", "kv_head", "pos", "key", "neuron"].filter((axis) => edit[axis] !== undefined && edit[axis] !== null).map((axis) => `${axis} ${JSON.stringify(edit[axis])}`).join(", ");
+
+function Edits({ view }) {
+  if (!view.edits.length) return null;
+  return html`<span class="edits" role="group" aria-label="Edits">${view.edits.map((edit, k) => html`<span class="edit"><b>${edit.op}</b> ${edit.name} ${where(edit)} <button type="button" aria-label=${`Remove the edit of ${edit.name}`} onClick=${() => set({ edits: view.edits.filter((_, j) => j !== k) })}>\u00d7</button></span>`)}
+    <${CopyButton} label="Copy edits as Python" code=${`from pellucid.edits import from_json\nedits = from_json(${JSON.stringify(JSON.stringify(view.edits))})`} /></span>`;
+}
+
+/** The keyboard: arrows go along tokens and layers, h to the next head, / to the prompt; not while something is written. */
+function useKeys(view, model, pos, n) {
+  useEffect(() => {
+    const press = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, [role=slider]")) return;
+      const act = {
+        ArrowLeft: () => pos > 0 && set({ pos: pos - 1 }),
+        ArrowRight: () => pos < n - 1 && set({ pos: pos + 1 }),
+        h: () => set({ head: (view.head + 1) % (model.n_heads || 1) }),
+        "[": () => set({ layer: Math.max(0, view.layer - 1) }),
+        "]": () => set({ layer: Math.min(model.n_layers - 1, view.layer + 1) }),
+        "/": () => document.getElementById("prompt")?.focus(),
+      }[event.key];
+      if (!act) return;
+      event.preventDefault();
+      act();
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  });
+}
+
+readRamps();
+current();
+render(html`<${App} />`, document.getElementById("app"));

@@ -1,0 +1,90 @@
+"""The inspector's process: a server in the foreground for the command line, or in a thread for a notebook."""
+
+import contextlib
+import html
+import socket
+import sys
+import threading
+import time
+import urllib.parse
+import webbrowser
+from collections.abc import Collection
+
+import uvicorn
+from fastapi import FastAPI
+
+from pellucid.look.app import make_look_app
+from pellucid.look.session import Session
+from pellucid.serve.server import ServeError, server_config, url_of
+
+#: a notebook's page on this machine may hold the inspector in a frame
+NOTEBOOKS = "http://127.0.0.1:* http://localhost:*"
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one. Raises ServeError where the port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise ServeError(f"port {port} of {host} cannot be used ({error.strerror}): choose another with --port") from None
+    return listening
+
+
+def run_look(
+    session: Session, listening: socket.socket, *, key: str | None, hosts: Collection[str], browser: bool
+) -> None:
+    """Answer until SIGINT or SIGTERM on a socket; a browser opens the page as soon as it is there."""
+    host, port = listening.getsockname()[:2]
+    url = url_of("127.0.0.1" if host == "0.0.0.0" else host, port)
+    server = uvicorn.Server(server_config(make_look_app(session, key=key, hosts=hosts), host, port))
+    print(f"{session.name}: open {url} in a browser; Ctrl-C ends it", file=sys.stderr)
+    if browser:
+        threading.Thread(target=open_when_started, args=(server, url), daemon=True).start()
+    # uvicorn repeats the signal when it has shut down in order
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listening])
+
+
+def open_when_started(server: uvicorn.Server, url: str) -> None:
+    """Open the page in the user's browser when the server answers."""
+    wait_for(server)
+    webbrowser.open(url)
+
+
+def wait_for(server: uvicorn.Server) -> None:
+    """Wait until the server answers or has given up."""
+    while not server.started and not server.should_exit:
+        time.sleep(0.02)
+
+
+class Inspector:
+    """An inspector that runs beside a notebook or a script; a notebook shows it in a frame.
+
+    url   where a browser on this machine finds it
+    """
+
+    def __init__(self, session: Session, port: int = 0, text: str = ""):
+        listening = listen_on("127.0.0.1", port)
+        app: FastAPI = make_look_app(session, framed_by=NOTEBOOKS)
+        self.server = uvicorn.Server(server_config(app, "127.0.0.1", listening.getsockname()[1]))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listening]}, daemon=True)
+        self.thread.start()
+        wait_for(self.server)
+        prompt = f"/#a={urllib.parse.quote(text)}" if text else ""
+        self.url = f"{url_of('127.0.0.1', listening.getsockname()[1])}{prompt}"
+
+    def close(self) -> None:
+        """Stop the server."""
+        self.server.should_exit = True
+        self.thread.join(10)
+
+    def _repr_html_(self) -> str:
+        address = html.escape(self.url, quote=True)
+        return f'<iframe src="{address}" width="100%" height="900" title="Pellucid: the model from inside"></iframe>'
+
+    def __repr__(self) -> str:
+        return f"Inspector({self.url!r})"

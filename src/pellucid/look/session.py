@@ -1,0 +1,182 @@
+"""What the inspector holds: a model at its checkpoints, the latest traces, and the one thread that computes."""
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import StreamingResponse
+
+from pellucid.edits import Edit
+from pellucid.lens.core.inputs import InputError
+from pellucid.lens.trace import Trace
+from pellucid.serve.protocol import MAX_EDITS, EditBody, Ids
+from pellucid.serve.streams import error_answer
+
+if TYPE_CHECKING:
+    from pellucid.language_model import LanguageModel
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+#: the status that nginx gives a request whose client has left
+CLIENT_LEFT = 499
+#: models of other checkpoints that stay loaded
+MAX_MODELS = 3
+
+
+class PromptBody(BaseModel):
+    """What a model reads: a text or ids, at a checkpoint, under edits.
+
+    checkpoint  the number of a step; "" for the weights that the inspector was opened with
+    source      the input of the encoder, where there is one
+    bos         put the separator before the text
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    text: Annotated[str, Field(max_length=2**19)] = ""
+    ids: Annotated[Ids, Field(max_length=2**17)] | None = None
+    source: Annotated[str, Field(max_length=2**19)] | None = None
+    bos: bool = False
+    checkpoint: Annotated[str, Field(max_length=20, pattern=r"^\d*$")] = ""
+    edits: Annotated[list[EditBody], Field(max_length=MAX_EDITS)] = []
+
+    def key(self) -> str:
+        """The same for prompts that give the same trace, and different for others."""
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()[:24]
+
+
+class Session:
+    """A model at its checkpoints, the latest traces by their keys, and one thread in which everything is computed.
+
+    model   the model that was opened
+    name    what the page calls it
+    load    opens the run at the checkpoint of a step; None where there are no checkpoints
+    steps   the steps that have a checkpoint, in order
+    budget  bytes of tensors that traces may keep; the trace that was used longest ago goes first
+    """
+
+    def __init__(
+        self,
+        model: "LanguageModel",
+        *,
+        name: str = "model",
+        load: "Callable[[int], LanguageModel] | None" = None,
+        steps: Sequence[int] = (),
+        budget: int = 2**29,
+    ):
+        self.opened, self.name, self.load, self.steps, self.budget = model, name, load, tuple(steps), budget
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="pellucid look")
+        self.traces: OrderedDict[str, tuple[PromptBody, Trace]] = OrderedDict()
+        self.models: OrderedDict[int, LanguageModel] = OrderedDict()
+        #: results that a page computes once for each model, by any name that its module chooses
+        self.results: dict[Any, Any] = {}
+
+    # Models and traces: call these in the thread ----------------------------------------------
+
+    def model(self, checkpoint: str = "") -> "LanguageModel":
+        """The model at the checkpoint of a step, "" for the one that was opened. Raises InputError for unknown steps."""
+        step = int(checkpoint) if checkpoint else self.opened.provenance.get("step")
+        if not checkpoint or step == self.opened.provenance.get("step"):
+            return self.opened
+        if self.load is None or step not in self.steps:
+            known = ", ".join(map(str, self.steps)) or "none"
+            raise InputError(f"checkpoint {checkpoint}: this model has checkpoints of the steps {known}")
+        if step not in self.models:
+            self.models[step] = self.load(step)
+        self.models.move_to_end(step)
+        while len(self.models) > MAX_MODELS:
+            self.models.popitem(last=False)
+        return self.models[step]
+
+    def trace(self, prompt: PromptBody) -> Trace:
+        """The trace of a prompt: a kept one, or a new one."""
+        key = prompt.key()
+        if key not in self.traces:
+            self.traces[key] = prompt, self.compute_trace(prompt)
+        self.traces.move_to_end(key)
+        total = sum(trace.nbytes for _, trace in self.traces.values())
+        while total > self.budget and len(self.traces) > 1:
+            _, (_, oldest) = self.traces.popitem(last=False)
+            total -= oldest.nbytes
+        return self.traces[key][1]
+
+    def compute_trace(self, prompt: PromptBody) -> Trace:
+        """A trace of a prompt, which is not kept."""
+        model = self.model(prompt.checkpoint)
+        options: dict[str, Any] = {} if prompt.source is None else {"source": prompt.source}
+        if prompt.bos:
+            options["bos"] = True
+        text = prompt.text if prompt.ids is None else prompt.ids
+        return model.trace(text, edits=self.edits(prompt), **options)
+
+    def edits(self, prompt: PromptBody) -> list[Edit]:
+        """The edits of a prompt, with values in the numbers of the weights."""
+        return [edit.edit(self.opened.network.embed.token.weight.dtype) for edit in prompt.edits]
+
+    def kept_trace(self, trace_id: str) -> Trace:
+        """The trace with this key; 410 where it has gone, which the page answers by asking for it again."""
+        if trace_id not in self.traces:
+            raise HTTPException(410, "this trace is no longer kept: send its prompt to /api/trace again")
+        self.traces.move_to_end(trace_id)
+        return self.traces[trace_id][1]
+
+    def prompt_of(self, trace_id: str) -> PromptBody:
+        """The prompt of a kept trace."""
+        self.kept_trace(trace_id)
+        return self.traces[trace_id][0]
+
+    # The thread: call these in the server -----------------------------------------------------
+
+    async def compute(
+        self,
+        request: Request,
+        function: Callable[Arguments, Result],
+        *arguments: Arguments.args,
+        **options: Arguments.kwargs,
+    ) -> Result:
+        """Call a function in the thread. It is not begun where the client has left while it waited for its turn."""
+        future = self.thread.submit(function, *arguments, **options)
+        answer = asyncio.wrap_future(future)
+        leaving = asyncio.create_task(has_left(request))
+        try:
+            await asyncio.wait({answer, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                answer.cancel()
+                raise HTTPException(CLIENT_LEFT, "the client has left")
+            return answer.result()
+        finally:
+            leaving.cancel()
+
+    def stream(self, objects: Iterator[Mapping[str, Any]]) -> StreamingResponse:
+        """The objects that a generator yields, one line of JSON each, as they come; each step runs in the thread.
+
+        A last line {"error": "..."} says what ended the generator early. The generator is closed when the page goes
+        elsewhere.
+        """
+
+        async def lines() -> AsyncIterator[str]:
+            loop, ended = asyncio.get_running_loop(), object()
+            try:
+                while (item := await loop.run_in_executor(self.thread, next, objects, ended)) is not ended:
+                    yield json.dumps(item, allow_nan=False) + "\n"
+            except Exception as error:
+                status, body = error_answer(error)
+                yield json.dumps({"error": body["error"]["message"], "status": status}) + "\n"
+            finally:
+                if hasattr(objects, "close"):
+                    # in the thread too, since the generator may be running there
+                    self.thread.submit(objects.close)  # pyright: ignore[reportAttributeAccessIssue]
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson", headers={"Cache-Control": "no-cache"})
+
+
+async def has_left(request: Request) -> None:
+    """Return when the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

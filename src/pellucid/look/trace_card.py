@@ -1,0 +1,68 @@
+"""What every page shows of a trace: its tokens, and how well the model expected each of them."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pellucid.lens.trace import Trace
+from pellucid.look.answers import finite, numbers, spell, token_object
+
+if TYPE_CHECKING:
+    from pellucid.look.session import PromptBody
+
+#: the likeliest tokens that are listed for each position
+TOP = 10
+
+
+def describe_trace(trace: Trace, prompt: "PromptBody") -> dict[str, Any]:
+    """The tokens of the trace's one row and, where the model predicts tokens, what it expected at each position.
+
+    Lists have one entry for each position. `surprisal`, in bits, and `rank`, from 0, are those of the token AT the
+    position, given the ones before it, so the first are None; `entropy`, in bits, and `top` are those of the
+    prediction made at the position.
+    """
+    tokenizer, a = trace.tokenizer, trace.architecture
+    n = trace.inputs.lengths[0]
+    ids = trace.ids[0, :n].tolist()
+    card: dict[str, Any] = {
+        "id": prompt.key(),
+        "n": n,
+        "tokens": [token_object(tokenizer, i) for i in ids],
+        "source": [],
+        "edits": [edit.model_dump(exclude_unset=True, by_alias=True) for edit in prompt.edits],
+        "code": trace_code(prompt),
+        "predicts": a.readout != "none",
+    }
+    if trace.inputs.source is not None:
+        length = trace.inputs.source.lengths[0]
+        card["source"] = [token_object(tokenizer, i) for i in trace.inputs.source.tokens[0, :length].tolist()]
+    if a.readout == "none":
+        return card
+    log_probs = trace.logits[0].float().log_softmax(-1)
+    best = log_probs.topk(min(TOP, log_probs.size(-1)), dim=-1)
+    card["entropy"] = numbers(-(log_probs.exp() * log_probs).nan_to_num(0).sum(-1) / math.log(2))
+    card["top"] = [
+        [{"id": i, "text": spell(tokenizer, i), "p": math.exp(x)} for i, x in zip(row, values, strict=True)]
+        for row, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+    if a.attention.mask != "bidirectional":
+        following = torch.tensor(ids[1:], device=log_probs.device)
+        said = log_probs[:-1].gather(1, following[:, None]) if n > 1 else log_probs[:0, :1]
+        card["surprisal"] = [None, *numbers(trace.surprisal()[0, : n - 1])]
+        card["rank"] = [None, *(log_probs[:-1] > said).sum(-1).tolist()] if n > 1 else [None]
+        card["mean_surprisal"] = finite(trace.surprisal()[0, : n - 1].mean()) if n > 1 else None
+    return card
+
+
+def trace_code(prompt: "PromptBody") -> str:
+    """Python that makes this trace from `model`."""
+    text = repr(prompt.text) if prompt.ids is None else repr(list(prompt.ids))
+    options = "".join(
+        [
+            f", source={prompt.source!r}" if prompt.source is not None else "",
+            ", bos=True" if prompt.bos else "",
+            ", edits=edits" if prompt.edits else "",
+        ]
+    )
+    return f"trace = model.trace({text}{options})"

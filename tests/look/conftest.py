@@ -1,0 +1,122 @@
+"""A tiny model behind the inspector's server, one for all tests of a module, and a browser."""
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+import uvicorn
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from pellucid.architecture import MLP, Architecture, Attention
+from pellucid.language_model import LanguageModel
+from pellucid.look.app import make_look_app
+from pellucid.look.session import Session
+from pellucid.model import Transformer
+from pellucid.serve.server import server_config
+from pellucid.text.tokenizers.tokenizer import BPETokenizer
+
+#: a desktop and a telephone, in CSS pixels
+SIZES = {"wide": (1280, 900), "narrow": (390, 844)}
+TEXT = "the cat sat on the mat and the dog sat on the log "
+
+
+def small_model(seed: int = 0, **options) -> LanguageModel:
+    """Two layers of two heads over a few words; `options` are an architecture's."""
+    tokenizer = BPETokenizer.train([TEXT] * 20, 290, "gpt2")
+    torch.manual_seed(seed)
+    a = Architecture(
+        n_vocab=tokenizer.n_vocab,
+        **{"n_ctx": 64, "d_model": 16, "n_layers": 2, "attention": Attention(n_heads=2), "mlp": MLP(d_ff=32)} | options,
+    )
+    network = Transformer(a).eval()
+    with torch.no_grad():
+        network.embed.token.weight.mul_(5)
+    return LanguageModel(network, tokenizer, {})
+
+
+@dataclass
+class RunningInspector:
+    """Where the inspector answers, and what it shows."""
+
+    url: str
+    session: Session
+    model: LanguageModel
+
+
+@contextmanager
+def looking(session: Session, *, key: str | None = None) -> Iterator[RunningInspector]:
+    """The inspector of a session behind a socket, until the block ends."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        instance = uvicorn.Server(server_config(make_look_app(session, key=key)))
+        thread = threading.Thread(target=instance.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not instance.started:
+            time.sleep(0.01)
+        yield RunningInspector(f"http://127.0.0.1:{listening.getsockname()[1]}", session, session.opened)
+        instance.should_exit = True
+        thread.join(30)
+
+
+@pytest.fixture(scope="session")
+def model() -> LanguageModel:
+    return small_model()
+
+
+@pytest.fixture(scope="session")
+def inspector(model) -> Iterator[RunningInspector]:
+    with looking(Session(model, name="small")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def browser(needs_browser) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=needs_browser, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open an address of the inspector; a complaint of its script and a request that leaves fail the test."""
+    contexts = []
+
+    def open_page(url: str, size: str = "wide", scheme: str = "light") -> Page:
+        width, height = SIZES[size]
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        contexts.append((context, complaints := []))
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        origin = re.match(r"http://[^/#]+", url)[0]
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("request", lambda asked: None if asked.url.startswith(origin) else complaints.append(asked.url))
+        page.goto(url)
+        ready(page)
+        return page
+
+    yield open_page
+    for context, complaints in contexts:
+        context.close()
+        assert not complaints
+
+
+def ready(page: Page) -> None:
+    """Wait until the traces of the prompts are there."""
+    page.wait_for_selector("html[data-ready]:not([data-ready=''])")
+
+
+def shown_numbers(page: Page, within: str = "main") -> dict[str, float]:
+    """Every number of a page by its name, with all of its digits."""
+    pairs = page.locator(f"{within} [data-name][data-value]").evaluate_all(
+        "(all) => all.map((e) => [e.dataset.name, e.dataset.value])"
+    )
+    return {name: float("nan") if value in ("null", "undefined") else float(value) for name, value in pairs}

@@ -1,0 +1,207 @@
+"""The inspector's server: who it answers, what it keeps, and the tensors that it sends."""
+
+import io
+import json
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from fastapi.routing import APIRoute
+from starlette.testclient import TestClient
+from tests.look.conftest import TEXT, looking, small_model
+
+from pellucid.look.app import look_files, make_look_app
+from pellucid.look.session import PromptBody, Session
+
+KEY = "a key of its own"
+
+
+def api_routes(app):
+    """Every route under /api/ as (method, path), with its parameters filled in."""
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.path.startswith("/api/"):
+            path = route.path
+            for name in route.param_convertors:
+                path = path.replace(f"{{{name}}}", "1").replace(f"{{{name}:path}}", "1")
+            yield from ((method, path) for method in route.methods)
+
+
+def test_every_route_refuses_foreign_hosts_missing_keys_and_other_pages(model):
+    app = make_look_app(Session(model), key=KEY)
+    held = {"Authorization": f"Bearer {KEY}"}
+    routes = list(api_routes(app))
+    assert len(routes) >= 3
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        for method, path in routes:
+            body = {"json": {}} if method == "POST" else {}
+            rebound = client.request(method, path, headers=held | {"Host": "evil.example"}, **body)
+            assert rebound.status_code == 421, path
+            assert client.request(method, path, **body).status_code == 401, path
+            wrong = client.request(method, path, headers={"Authorization": "Bearer other"}, **body)
+            assert wrong.status_code == 401, path
+            if method == "POST":
+                foreign = client.post(path, json={}, headers=held | {"Origin": "http://evil.example"})
+                assert foreign.status_code == 403, path
+                plain = client.post(path, content="{}", headers=held | {"Content-Type": "text/plain"})
+                assert plain.status_code == 415, path
+
+
+def test_the_files_need_no_key_and_fit_their_budget(model):
+    files = look_files()
+    with TestClient(make_look_app(Session(model), key=KEY), base_url="http://127.0.0.1") as client:
+        for path in files.paths:
+            answer = client.get(path)
+            assert answer.status_code == 200, path
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'self'" in policy
+            assert "unsafe" not in policy
+        assert client.get("/page/another").status_code == 401
+    assert sum(len(content) for content in files.contents.values()) <= 150_000
+    for name, content in files.contents.items():
+        text = content.decode("utf-8").replace("http://www.w3.org/", "")
+        for way in ("http:", "https:", "@import", "eval(", "document.write"):
+            assert way not in text, (name, way)
+        for way in ("innerHTML", "outerHTML", "insertAdjacentHTML"):
+            assert name == "preact.js" or way not in text, (name, way)
+
+
+@pytest.fixture(scope="module")
+def client(model):
+    with TestClient(make_look_app(Session(model, name="small")), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def traced(client, text=TEXT, **options):
+    answer = client.post("/api/trace", json={"text": text, **options})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def tensor(client, trace, name, **query):
+    answer = client.get(f"/api/t/{trace['id']}/x/{name}", params=query)
+    assert answer.status_code == 200, answer.text
+    return np.load(io.BytesIO(answer.content))
+
+
+def test_tensors_are_those_of_the_trace(client, model):
+    sent, trace = traced(client), model.trace(TEXT)
+    assert [token["text"] for token in sent["tokens"]] == trace.tokens
+    assert sent["surprisal"][0] is None
+    np.testing.assert_allclose(sent["surprisal"][1:], trace.surprisal()[0], rtol=1e-6)
+    for name in ("embed", "blocks.1.attn.pattern", "blocks.0.mlp.post", "logits", "final_norm.scale"):
+        np.testing.assert_array_equal(tensor(client, sent, name), trace[name][0].numpy())
+    np.testing.assert_array_equal(
+        tensor(client, sent, "blocks.1.attn.q", head=1, pos=-2), trace["blocks.1.attn.q"][0, 1, -2].numpy()
+    )
+    top = sent["top"][-1]
+    assert [(one["text"], pytest.approx(one["p"], rel=1e-5)) for one in top] == trace.top(k=10)
+
+
+def test_what_does_not_exist_is_refused_with_the_reason(client):
+    sent = traced(client)
+    path = f"/api/t/{sent['id']}/x"
+    absent = client.get(f"{path}/blocks.0.attn.rot_q")
+    assert absent.status_code == 404
+    assert "rotates nothing" in absent.json()["error"]["message"]
+    assert client.get(f"{path}/embed", params={"head": 0}).status_code == 400
+    assert client.get(f"{path}/embed", params={"pos": 999}).status_code == 400
+    assert client.get("/api/t/0123/x/embed").status_code == 410
+    assert client.post("/api/trace", json={"text": "a", "chekpoint": "3"}).status_code == 400
+    assert client.post("/api/trace", json={"text": ""}).status_code == 400
+    unknown = client.post("/api/trace", json={"text": "a", "checkpoint": "3"})
+    assert "has checkpoints of the steps none" in unknown.json()["error"]["message"]
+
+
+def test_edits_are_part_of_a_trace(client, model):
+    from pellucid.edits import zero
+
+    edit = {"op": "zero", "name": "blocks.0.attn.z", "head": [1]}
+    plain, edited = traced(client), traced(client, edits=[edit])
+    assert plain["id"] != edited["id"]
+    want = model.trace(TEXT, edits=[zero("blocks.0.attn.z", head=1)])
+    np.testing.assert_array_equal(tensor(client, edited, "logits"), want.logits[0].numpy())
+    assert edited["edits"] == [edit]
+
+
+def test_the_copied_code_makes_the_same_trace(client, model):
+    sent = traced(client, bos=True)
+    names = {"model": model}
+    exec(sent["code"], names)
+    assert names["trace"].tokens == [token["text"] for token in sent["tokens"]]
+
+
+def test_traces_are_kept_within_a_budget(model):
+    session = Session(model, budget=12_000)
+    keys = []
+    for k in range(6):
+        prompt = PromptBody(text=TEXT + "x" * k)
+        session.trace(prompt)
+        keys.append(prompt.key())
+    assert keys[-1] in session.traces
+    assert keys[0] not in session.traces
+    assert sum(trace.nbytes for _, trace in session.traces.values()) <= 12_000
+    again = session.trace(PromptBody(text=TEXT))
+    assert torch.equal(again.logits, model.trace(TEXT).logits)
+
+
+def test_checkpoints_are_opened_when_they_are_asked_for():
+    opened = small_model()
+    opened.provenance["step"] = 20
+    session = Session(opened, load=lambda step: small_model(seed=step), steps=(10, 20))
+    assert session.model("20") is opened
+    assert session.model() is opened
+    other = session.model("10")
+    assert session.model("10") is other
+    assert not torch.equal(session.trace(PromptBody(text=TEXT, checkpoint="10")).logits, opened.trace(TEXT).logits)
+
+
+def test_streams_are_lines_and_end_with_the_error(model):
+    session = Session(model)
+    app = make_look_app(session)
+    closed = []
+
+    def objects(fail):
+        try:
+            yield {"cell": 1}
+            if fail:
+                raise ValueError("no such cell")
+            yield {"cell": 2}
+        finally:
+            closed.append(fail)
+
+    @app.get("/api/lines")
+    async def lines(fail: bool):
+        return session.stream(objects(fail))
+
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        good = [json.loads(line) for line in client.get("/api/lines", params={"fail": False}).text.splitlines()]
+        bad = [json.loads(line) for line in client.get("/api/lines", params={"fail": True}).text.splitlines()]
+    assert good == [{"cell": 1}, {"cell": 2}]
+    assert bad == [{"cell": 1}, {"error": "no such cell", "status": 400}]
+    session.thread.submit(lambda: None).result()
+    assert closed == [False, True]
+
+
+def test_a_model_looks_at_itself(model):
+    from pellucid.look.server import Inspector
+
+    inspector = model.look(TEXT)
+    try:
+        assert isinstance(inspector, Inspector)
+        assert httpx.get(inspector.url.partition("#")[0] + "api/model").json()["n_layers"] == 2
+        frame = httpx.get(inspector.url.partition("#")[0]).headers["content-security-policy"]
+        assert "frame-ancestors http://127.0.0.1:* http://localhost:*" in frame
+        assert "<iframe" in inspector._repr_html_()
+    finally:
+        inspector.close()
+
+
+def test_with_a_key_the_page_asks_for_it(model, browser):
+    with looking(Session(model), key=KEY) as guarded:
+        page = browser.new_page()
+        page.goto(guarded.url)
+        page.fill("input[type=password]", KEY)
+        page.click("button:has-text('Use the key')")
+        page.wait_for_selector("html[data-ready]:not([data-ready=''])")
+        page.close()
