@@ -23,6 +23,8 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pellucid.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from pellucid.architecture import MLP as MLP
     from pellucid.architecture import Architecture as Architecture
@@ -54,8 +56,6 @@ if TYPE_CHECKING:
     from pellucid.training_run import train as train
     from pellucid.vision.run import ImageModel as ImageModel
     from pellucid.vision.run import load_images as load_images
-
-__version__ = "0.1.0"
 
 # Threads that share a matrix product wait for one another by spinning, for milliseconds at first. Where other programs
 # keep the cores busy, they spin on the core that the awaited thread needs, and a step takes ten times as long. Waiting

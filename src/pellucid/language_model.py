@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from pellucid.lens.weights.embeddings import Embeddings
 from pellucid.lens.weights.folding import WeightsView, weights_view
 from pellucid.lens.weights.head_weights import Head
 from pellucid.lens.weights.weight_edits import with_edits
+from pellucid.look.inspector import Inspector
 from pellucid.look.known_answer import known_network, known_tokenizer
 from pellucid.model import Transformer
 from pellucid.model.weights import check_finite, save_weights
@@ -53,9 +54,6 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer
 from pellucid.training.kinds import check_loader
 from pellucid.training.load import load_run
 from pellucid.verify import Report, verify
-
-if TYPE_CHECKING:
-    from pellucid.look.server import Inspector
 
 
 class ModelError(ValueError):
@@ -326,7 +324,7 @@ class LanguageModel:
         x = activations(self.network, self.tokenizer, texts, at, pos, **options)
         return fit_probe(x, targets, held_out=held_out, shuffles=shuffles, seed=seed)
 
-    def look(self, text: str = "", *, port: int = 0) -> "Inspector":
+    def look(self, text: str = "", *, port: int = 0) -> Inspector:
         """Start the web inspector beside this program; a notebook shows it, and `.url` opens in a browser.
 
         text  the prompt that the page begins with
@@ -334,7 +332,8 @@ class LanguageModel:
 
         `.close()` stops it.
         """
-        from pellucid.look.server import Inspector
+        # a web server's packages are loaded by those who want one
+        from pellucid.look.server import start_inspector
         from pellucid.look.session import Session
 
         folder = self.provenance.get("folder")
@@ -345,7 +344,7 @@ class LanguageModel:
 
         name = Path(folder).name if folder else "model"
         session = Session(self, name=name, load=at_step if run else None, steps=steps_of(run) if run else ())
-        return Inspector(session, port, text)
+        return start_inspector(session, port, text)
 
     def circuits(self, *, part: Part = "attn", fold_norms: bool = False, centre: bool = False) -> Circuits:
         """Heads and neurons as matrices, from the weights alone (`pellucid.lens.weights.circuits.Circuits`)."""

@@ -13,7 +13,7 @@ import pellucid
 SOURCE = Path(pellucid.__file__).parent
 #: from the ground up: a room may use the rooms in earlier rows and itself
 FLOORS = (
-    ("architecture",),
+    ("version", "architecture"),
     ("tensor_names", "presets", "edits", "destination"),
     ("text", "reference", "model"),
     # what every kind of run shares stands below the kinds

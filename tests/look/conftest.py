@@ -75,7 +75,8 @@ def inspector(model) -> Iterator[RunningInspector]:
         yield running
 
 
-@pytest.fixture(scope="session")
+# one event loop at a time: the browsers of other folders' tests have theirs
+@pytest.fixture(scope="module")
 def browser(needs_browser) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=needs_browser, args=["--no-sandbox", "--disable-gpu"])

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional
 
 from pellucid.cli.loading import loaded_from, transformer_of
 from pellucid.cli.options import MODEL, CheckpointOptions, Expected, command, option
+
+if TYPE_CHECKING:
+    from pellucid.language_model import LanguageModel
 
 PORT = Expected(lambda port: 0 <= port <= 65535, "a port from 1 to 65535, or 0 for a free one")
 
@@ -49,8 +52,8 @@ def look_command(
     loaded = transformer_of(loaded_from(model, model_options), model)
     is_run = (Path(model) / "recipe.json").exists()
 
-    def at_step(step: int):
-        return loaded_from(model, CheckpointOptions(str(step), model_options.device))
+    def at_step(step: int) -> "LanguageModel":
+        return transformer_of(loaded_from(model, CheckpointOptions(str(step), model_options.device)), model)
 
     session = Session(
         loaded, name=Path(model).name, load=at_step if is_run else None, steps=steps_of(Path(model)) if is_run else ()

@@ -22,7 +22,7 @@ def npy(values: np.ndarray | Tensor) -> Response:
     return Response(file.getvalue(), media_type="application/octet-stream")
 
 
-def finite(value: float) -> float | None:
+def json_number(value: float) -> float | None:
     """A number as JSON can hold it: None for NaN and the infinities."""
     number = float(value)
     return number if math.isfinite(number) else None
@@ -35,7 +35,7 @@ def numbers(values: Tensor) -> list[Any]:
 
 def nested(values: Any) -> Any:
     """The same nested lists with None for NaN and the infinities."""
-    return [nested(value) for value in values] if isinstance(values, list) else finite(values)
+    return [nested(value) for value in values] if isinstance(values, list) else json_number(values)
 
 
 def spell(tokenizer: Tokenizer | None, token: int) -> str:

@@ -8,17 +8,17 @@ import numpy as np
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
-from pellucid import __version__
 from pellucid.look import reading
 from pellucid.look.answers import npy
-from pellucid.look.model_card import describe_model
+from pellucid.look.model_card import model_facts
 from pellucid.look.session import PromptBody, Session
-from pellucid.look.trace_card import describe_trace
+from pellucid.look.trace_card import trace_facts
 from pellucid.serve.app import LOOPBACK, install_errors
 from pellucid.serve.json_bodies import StrictRoute
 from pellucid.serve.limits import Limits
 from pellucid.serve.page_routes import PageFiles, add_page, page_files
 from pellucid.serve.protocol import error_body
+from pellucid.version import __version__
 
 #: the modules of the pages, each with add_routes(app, session)
 PAGES = (reading,)
@@ -49,11 +49,11 @@ def make_look_app(
 
     @app.get("/api/model")
     async def model(request: Request, checkpoint: str = "") -> dict[str, Any]:
-        return await session.compute(request, describe_model, session, checkpoint)
+        return await session.compute(request, model_facts, session, checkpoint)
 
     @app.post("/api/trace")
     async def trace(body: PromptBody, request: Request) -> dict[str, Any]:
-        return await session.compute(request, lambda: describe_trace(session.trace(body), body))
+        return await session.compute(request, lambda: trace_facts(session.trace(body), body))
 
     @app.get("/api/t/{trace_id}/x/{name}")
     async def tensor(

@@ -1,18 +1,16 @@
 """What the page knows of the model before any prompt: its sizes, its tensors by name, its checkpoints."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pellucid.architecture import count_parameters
+from pellucid.look.session import Session
 from pellucid.tensor_names import axes, names, row
-
-if TYPE_CHECKING:
-    from pellucid.look.session import Session
 
 #: the first prompt of a model whose run says nothing better
 EXAMPLE = "When Mary and John went to the shops, John gave a drink to"
 
 
-def describe_model(session: "Session", checkpoint: str = "") -> dict[str, Any]:
+def model_facts(session: Session, checkpoint: str = "") -> dict[str, Any]:
     """The model card, the table of its tensors, and its checkpoints, as JSON."""
     model = session.model(checkpoint)
     a = model.architecture
@@ -33,18 +31,18 @@ def describe_model(session: "Session", checkpoint: str = "") -> dict[str, Any]:
         "masked": a.attention.mask == "bidirectional",
         "tokenizer": tokenizer.kind,
         "special": dict(tokenizer.special),
-        "tensors": [describe_tensor(name) for name in names(a)],
+        "tensors": [tensor_facts(name) for name in names(a)],
         "example": example_text(session),
     }
 
 
-def describe_tensor(name: str) -> dict[str, Any]:
+def tensor_facts(name: str) -> dict[str, Any]:
     """One tensor: its full name, its axes, its equation and its symbols in the source texts."""
     entry = row(name)
     return {"name": name, "axes": axes(name), "equation": entry.equation, "symbol": entry.symbol}
 
 
-def example_text(session: "Session") -> str:
+def example_text(session: Session) -> str:
     """A prompt to begin with, in the tokens of this model."""
     tokenizer, a = session.opened.tokenizer, session.opened.architecture
     if tokenizer.kind == "ids":

@@ -8,7 +8,7 @@ from torch import Tensor
 from pellucid.lens.trace import Trace
 from pellucid.look.answers import numbers
 from pellucid.look.session import Session
-from pellucid.tensor_names import axes
+from pellucid.tensor_names import axes, names
 
 
 def add_routes(app: FastAPI, session: Session) -> None:
@@ -42,8 +42,6 @@ def tensor_part(trace: Trace, name: str, *, head: int | None = None, pos: int | 
 
 def read_steps(trace: Trace, pos: int) -> dict[str, Any]:
     """Every tensor's numbers at one position."""
-    from pellucid.tensor_names import names
-
     steps = []
     for name in names(trace.architecture):
         letters = axes(name)

@@ -1,7 +1,6 @@
 """The inspector's process: a server in the foreground for the command line, or in a thread for a notebook."""
 
 import contextlib
-import html
 import socket
 import sys
 import threading
@@ -11,9 +10,9 @@ import webbrowser
 from collections.abc import Collection
 
 import uvicorn
-from fastapi import FastAPI
 
 from pellucid.look.app import make_look_app
+from pellucid.look.inspector import Inspector
 from pellucid.look.session import Session
 from pellucid.serve.server import ServeError, server_config, url_of
 
@@ -30,7 +29,9 @@ def listen_on(host: str, port: int) -> socket.socket:
         listening.bind((host, port))
     except OSError as error:
         listening.close()
-        raise ServeError(f"port {port} of {host} cannot be used ({error.strerror}): choose another with --port") from None
+        raise ServeError(
+            f"port {port} of {host} cannot be used ({error.strerror}): choose another with --port"
+        ) from None
     return listening
 
 
@@ -61,30 +62,18 @@ def wait_for(server: uvicorn.Server) -> None:
         time.sleep(0.02)
 
 
-class Inspector:
-    """An inspector that runs beside a notebook or a script; a notebook shows it in a frame.
+def start_inspector(session: Session, port: int = 0, text: str = "") -> Inspector:
+    """An inspector in a thread of its own, on a port of 127.0.0.1, that begins with `text` as its prompt."""
+    listening = listen_on("127.0.0.1", port)
+    taken = listening.getsockname()[1]
+    server = uvicorn.Server(server_config(make_look_app(session, framed_by=NOTEBOOKS), "127.0.0.1", taken))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    wait_for(server)
 
-    url   where a browser on this machine finds it
-    """
+    def stop() -> None:
+        server.should_exit = True
+        thread.join(10)
 
-    def __init__(self, session: Session, port: int = 0, text: str = ""):
-        listening = listen_on("127.0.0.1", port)
-        app: FastAPI = make_look_app(session, framed_by=NOTEBOOKS)
-        self.server = uvicorn.Server(server_config(app, "127.0.0.1", listening.getsockname()[1]))
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listening]}, daemon=True)
-        self.thread.start()
-        wait_for(self.server)
-        prompt = f"/#a={urllib.parse.quote(text)}" if text else ""
-        self.url = f"{url_of('127.0.0.1', listening.getsockname()[1])}{prompt}"
-
-    def close(self) -> None:
-        """Stop the server."""
-        self.server.should_exit = True
-        self.thread.join(10)
-
-    def _repr_html_(self) -> str:
-        address = html.escape(self.url, quote=True)
-        return f'<iframe src="{address}" width="100%" height="900" title="Pellucid: the model from inside"></iframe>'
-
-    def __repr__(self) -> str:
-        return f"Inspector({self.url!r})"
+    prompt = f"#a={urllib.parse.quote(text)}" if text else ""
+    return Inspector(f"{url_of('127.0.0.1', taken)}/{prompt}", stop)

@@ -6,7 +6,7 @@ import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,11 +19,10 @@ from pellucid.lens.trace import Trace
 from pellucid.serve.protocol import MAX_EDITS, EditBody, Ids
 from pellucid.serve.streams import error_answer
 
-if TYPE_CHECKING:
-    from pellucid.language_model import LanguageModel
-
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+#: a pellucid.LanguageModel, whose module stands above this one
+Model = Any
 #: the status that nginx gives a request whose client has left
 CLIENT_LEFT = 499
 #: models of other checkpoints that stay loaded
@@ -63,24 +62,24 @@ class Session:
 
     def __init__(
         self,
-        model: "LanguageModel",
+        model: Model,
         *,
         name: str = "model",
-        load: "Callable[[int], LanguageModel] | None" = None,
+        load: Callable[[int], Model] | None = None,
         steps: Sequence[int] = (),
         budget: int = 2**29,
     ):
         self.opened, self.name, self.load, self.steps, self.budget = model, name, load, tuple(steps), budget
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="pellucid look")
         self.traces: OrderedDict[str, tuple[PromptBody, Trace]] = OrderedDict()
-        self.models: OrderedDict[int, LanguageModel] = OrderedDict()
+        self.models: OrderedDict[int, Model] = OrderedDict()
         #: results that a page computes once for each model, by any name that its module chooses
         self.results: dict[Any, Any] = {}
 
     # Models and traces: call these in the thread ----------------------------------------------
 
-    def model(self, checkpoint: str = "") -> "LanguageModel":
-        """The model at the checkpoint of a step, "" for the one that was opened. Raises InputError for unknown steps."""
+    def model(self, checkpoint: str = "") -> Model:
+        """The model at the checkpoint of a step, "" for the opened one. Raises InputError for unknown steps."""
         step = int(checkpoint) if checkpoint else self.opened.provenance.get("step")
         if not checkpoint or step == self.opened.provenance.get("step"):
             return self.opened

@@ -1,21 +1,19 @@
 """What every page shows of a trace: its tokens, and how well the model expected each of them."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pellucid.lens.trace import Trace
-from pellucid.look.answers import finite, numbers, spell, token_object
-
-if TYPE_CHECKING:
-    from pellucid.look.session import PromptBody
+from pellucid.look.answers import json_number, numbers, spell, token_object
+from pellucid.look.session import PromptBody
 
 #: the likeliest tokens that are listed for each position
 TOP = 10
 
 
-def describe_trace(trace: Trace, prompt: "PromptBody") -> dict[str, Any]:
+def trace_facts(trace: Trace, prompt: PromptBody) -> dict[str, Any]:
     """The tokens of the trace's one row and, where the model predicts tokens, what it expected at each position.
 
     Lists have one entry for each position. `surprisal`, in bits, and `rank`, from 0, are those of the token AT the
@@ -51,11 +49,11 @@ def describe_trace(trace: Trace, prompt: "PromptBody") -> dict[str, Any]:
         said = log_probs[:-1].gather(1, following[:, None]) if n > 1 else log_probs[:0, :1]
         card["surprisal"] = [None, *numbers(trace.surprisal()[0, : n - 1])]
         card["rank"] = [None, *(log_probs[:-1] > said).sum(-1).tolist()] if n > 1 else [None]
-        card["mean_surprisal"] = finite(trace.surprisal()[0, : n - 1].mean()) if n > 1 else None
+        card["mean_surprisal"] = json_number(float(trace.surprisal()[0, : n - 1].mean())) if n > 1 else None
     return card
 
 
-def trace_code(prompt: "PromptBody") -> str:
+def trace_code(prompt: PromptBody) -> str:
     """Python that makes this trace from `model`."""
     text = repr(prompt.text) if prompt.ids is None else repr(list(prompt.ids))
     options = "".join(

@@ -11,7 +11,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pellucid import __version__
 from pellucid.serve.chat import ChatBody, answer_chat
 from pellucid.serve.completions import CompletionBody, answer_completion
 from pellucid.serve.embeddings import EmbeddingBody, answer_embeddings
@@ -26,6 +25,7 @@ from pellucid.serve.responses import ResponsesBody, answer_response
 from pellucid.serve.served import ServedModel
 from pellucid.serve.streams import error_answer
 from pellucid.serve.tokenizing import DetokenizeBody, TokenizeBody, about_tokenizer, detokenized, tokenized
+from pellucid.version import __version__
 
 LOADING = "the models are being loaded: try again in a while"
 #: names of this machine that only its own programs can reach it by
