@@ -10,7 +10,7 @@ from pellucid.edits import add
 from pellucid.generate.errors import LogitsError
 from pellucid.lens.generation_trace import GenerationTrace
 from pellucid.model import Transformer
-from pellucid.serve.batching import BatchingEngine
+from pellucid.serve.batching import BatchingEngine, sequence_bytes
 from pellucid.text.ids import IdTokenizer
 
 #: a token id that the network below cannot read
@@ -160,8 +160,9 @@ def test_a_step_that_fails_for_all_ends_them_and_the_engine_goes_on(monkeypatch)
 
 
 def test_a_sequence_for_which_there_is_no_memory_leaves_the_batch_as_it_was(monkeypatch):
-    engine = BatchingEngine(network(), IdTokenizer(11))
-    running, too_much = request([1], max_tokens=10), request([2], max_tokens=15)
+    model = network()
+    engine = BatchingEngine(model, IdTokenizer(11), memory=sequence_bytes(model, 16))
+    running, too_much = request([1], max_tokens=5), request([2], max_tokens=5)
     engine.submit([running])
     with torch.inference_mode():
         engine.round()
@@ -173,5 +174,5 @@ def test_a_sequence_for_which_there_is_no_memory_leaves_the_batch_as_it_was(monk
     serve(engine, [])
     assert_same(
         ([e.token for e in running.emit.events], [e.score.log_prob for e in running.emit.events]),
-        alone(network(), prompt_ids=[1], max_tokens=10),
+        alone(network(), prompt_ids=[1], max_tokens=5),
     )

@@ -25,10 +25,14 @@ def no_tap(rows: range, width: int) -> Tap:
 
 
 class BatchCache:
-    """Room for sequences, each as long as it can become; memory is taken when they join.
+    """Room for sequences, each as long as it can become.
+
+    Rows are as wide as memory allows, and there are as many as fill the context. Where more of them are wanted, all are
+    copied to narrower ones, and where a longer sequence joins those, back to fewer wide ones.
 
     max_rows  sequences at most
-    memory    bytes that the rows may take; while they are copied to more room, both live for a moment
+    memory    bytes that are asked for at once; 0 asks for what is needed when it is needed. While rows are copied, both
+              copies live for a moment
     lengths   tokens that each row has read, row by row
     widths    the most that each row will have read
     end       the column behind the last token of every row
@@ -36,7 +40,9 @@ class BatchCache:
 
     def __init__(self, network: Transformer, max_rows: int, memory: int):
         self.network, self.max_rows, self.memory = network, max_rows, memory
-        self.cache = self.make_cache(1, 1)
+        columns = row_columns(network.architecture.n_ctx)
+        rows = min(max_rows, memory // (columns * column_bytes(network)))
+        self.cache = self.make_cache(rows, columns) if rows else self.make_cache(1, 1)
         self.lengths: list[int] = []
         self.widths: list[int] = []
 
@@ -63,17 +69,16 @@ class BatchCache:
         self.widths.append(width)
 
     def make_room(self, widths: Sequence[int]) -> None:
-        """A larger cache where rows of these widths need one: twice the rows that there were, if memory allows."""
+        """Another cache where rows of these widths need one: for twice the rows that there were, if memory allows."""
         rows, columns = len(widths), row_columns(max(widths))
-        allocated = self.cache.tokens.size(0)
+        allocated, affordable = self.cache.tokens.size(0), self.memory // column_bytes(self.network)
         if rows <= allocated and columns <= self.cache.capacity:
             return
         if rows > allocated:
-            affordable = self.memory // (columns * column_bytes(self.network))
-            rows = max(rows, min(2 * allocated, affordable, self.max_rows))
-        elif allocated * columns * column_bytes(self.network) <= self.memory:
+            rows = max(rows, min(2 * allocated, affordable // columns, self.max_rows))
+        elif allocated * columns <= affordable:
             rows = allocated
-        self.reallocate(rows, columns)
+        self.reallocate(rows, max(columns, min(row_columns(self.network.architecture.n_ctx), affordable // rows)))
 
     def trim(self) -> None:
         """Give back the memory of rows and columns that are not in use."""

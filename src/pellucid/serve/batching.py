@@ -1,8 +1,8 @@
 """Continuous batching: all sequences of a transformer are decoded together, and join and leave between steps.
 
 A round reads one piece of one prompt, or several short prompts that fit into one, and decodes one token of every
-sequence whose prompt has been read. A long prompt therefore delays the others by one piece at most, and a piece takes
-about as long as a step (`pellucid.serve.reading_pace`). A sequence that is finished or cancelled leaves before the next
+sequence whose prompt has been read. A long prompt therefore delays the others by one piece at most, and the length of
+pieces follows from how long a step takes (`pellucid.serve.reading_pace`). A sequence that is finished or cancelled leaves before the next
 round. Each sequence draws with its own seed (`pellucid.generate.sampling.uniform`), its window moves as in
 `pellucid.generate`, and what is computed for one row reads no other row: tokens and log-probabilities are those of
 `LanguageModel.generate` and `score`, whoever else is served.
@@ -84,7 +84,8 @@ class BatchingEngine(Engine):
         self.network, self.said = network_for(network, weights, MANY_TOKENS)
         self.chunk, self.pace = chunk, ReadingPace(chunk)
         self.prefixes = PrefixCache(self.network, prefixes)
-        self.unedited = DecodingGroup(self.network, NO_TAPS, max_rows, memory)
+        # what prompts are read into takes the rest (`sequence_bytes`)
+        self.unedited = DecodingGroup(self.network, NO_TAPS, max_rows, memory * 3 // 5)
         #: by their edits, the sequences that are decoded; those without edits first
         self.groups: dict[str, DecodingGroup] = {"": self.unedited}
 
