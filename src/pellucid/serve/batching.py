@@ -2,10 +2,10 @@
 
 A round reads one piece of one prompt, or several short prompts that fit into one, and decodes one token of every
 sequence whose prompt has been read. A long prompt therefore delays the others by one piece at most, and the length of
-pieces follows from how long a step takes (`pellucid.serve.reading_pace`). A sequence that is finished or cancelled leaves before the next
-round. Each sequence draws with its own seed (`pellucid.generate.sampling.uniform`), its window moves as in
-`pellucid.generate`, and what is computed for one row reads no other row: tokens and log-probabilities are those of
-`LanguageModel.generate` and `score`, whoever else is served.
+pieces follows from how long a step takes (`pellucid.serve.reading_pace`). A sequence that is finished or cancelled
+leaves before the next round. Each sequence draws with its own seed (`pellucid.generate.sampling.uniform`), its window
+moves as in `pellucid.generate`, and what is computed for one row reads no other row: tokens and log-probabilities are
+those of `LanguageModel.generate` and `score`, whoever else is served.
 
 Sequences with the same edits are decoded together too, on the loaded weights, in a cache of their own. Nothing that
 other sequences read was computed under their edits, and they read nothing that was computed without them.
