@@ -11,7 +11,7 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 benchmark-%: setup
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(ARGUMENTS)
 
-.PHONY: demo test test-slow mutants check docs site format lint types fast setup clean
+.PHONY: demo test test-slow mutants check docs lessons site format lint types fast setup clean
 
 .venv/.ready: $(REQUIREMENTS) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, found " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
@@ -73,8 +73,15 @@ docs: setup
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.clients/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_main.pth
 	touch $@
 
+# five pages for a class, each of a small model that is trained for it (two minutes in all): build/lessons/*.html
+build/lessons/.ready: .venv/.ready docs/build_lessons.py
+	$(BIN)/python docs/build_lessons.py build/lessons
+	touch $@
+
+lessons: build/lessons/.ready
+
 # the documentation as pages that open offline: build/site/index.html
-site: .venv/.docs
+site: .venv/.docs build/lessons/.ready
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/site
 	@echo "open build/site/index.html"
 

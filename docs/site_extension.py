@@ -3,8 +3,11 @@
 Nothing on the pages is fetched from outside: no script or font for mathematics is needed.
 """
 
+import os
 import re
+import shutil
 from html import escape
+from pathlib import Path
 from typing import Any
 
 #: a line that describes a parameter or field: its name or names, two blanks or more, the description
@@ -16,7 +19,20 @@ def setup(app: Any) -> dict[str, Any]:
     app.add_html_math_renderer("mathml", (visit_inline_math, None), (visit_display_math, None))
     app.connect("autodoc-process-docstring", rewrite_docstring)
     app.connect("doctree-read", register_anchors)
+    app.connect("build-finished", copy_lessons)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def copy_lessons(app: Any, error: Exception | None) -> None:
+    """Put the pages of `make lessons` beside the site's own, which link to them."""
+    lessons = Path(os.environ.get("PELLUCID_LESSONS") or Path(__file__).resolve().parent.parent / "build" / "lessons")
+    if error is None and app.builder.name == "html":
+        pages = sorted(lessons.glob("*.html"))
+        if not pages:
+            raise FileNotFoundError(f"{lessons} has no lessons, which docs/lessons.md links to: run make lessons")
+        (Path(app.outdir) / "lessons").mkdir(exist_ok=True)
+        for page in pages:
+            shutil.copy(page, Path(app.outdir) / "lessons" / page.name)
 
 
 def register_anchors(app: Any, doctree: Any) -> None:

@@ -1,6 +1,7 @@
 """The site: built without a warning, whole, and with nothing fetched from outside. `make site` installs its tools."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -10,15 +11,25 @@ from urllib.parse import unquote
 
 import pytest
 from doc_pages import ROOT
+from test_lessons import LESSONS
 from test_links import FETCHED, STYLES
 
 
 @pytest.fixture(scope="module")
 def site(needs_site_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All pages, built as `make site` builds them."""
-    folder = tmp_path_factory.mktemp("site")
+    folder, lessons = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("lessons")
+    for name in LESSONS:  # building them takes minutes, and what is tested here is that the links lead to them
+        (lessons / f"{name}.html").write_text("<h1>A lesson</h1>", encoding="utf-8")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "PELLUCID_LESSONS": str(lessons)},
+    )
     assert done.returncode == 0, done.stderr
     return folder
 

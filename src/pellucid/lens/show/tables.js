@@ -2,6 +2,12 @@
 
 panels.note = (panel, body) => body.append(make("p", { class: "quiet" }, panel.text));
 
+/** Paragraphs, and questions whose answers open. */
+panels.lesson = (panel, body) => {
+  body.append(...panel.paragraphs.map((text) => make("p", {}, text)));
+  body.append(...panel.questions.map(([question, answer]) => make("details", { class: "question" }, make("summary", {}, question), make("p", {}, answer))));
+};
+
 panels.bars = (panel, body) => {
   if (panel.note) body.append(make("p", { class: "quiet" }, panel.note));
   const rows = panel.labels.map((name, k) => ({ name: panel.places ? make("span", {}, chip(name), ` ${panel.places[k]}`) : name, value: panel.values[k] ?? 0, text: three(panel.values[k]) }));
