@@ -14,15 +14,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
 from pellucid.edits import Edit
-from pellucid.lens.core.inputs import InputError
+from pellucid.lens.core.inputs import InputError, InputOptions
 from pellucid.lens.trace import Trace
+from pellucid.look.page_edits import Model, resolve_edits
 from pellucid.serve.protocol import MAX_EDITS, EditBody, Ids
 from pellucid.serve.streams import error_answer
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-#: a pellucid.LanguageModel, whose module stands above this one
-Model = Any
 #: the status that nginx gives a request whose client has left
 CLIENT_LEFT = 499
 #: models of other checkpoints that stay loaded
@@ -44,6 +43,15 @@ class PromptBody(BaseModel):
     bos: bool = False
     checkpoint: Annotated[str, Field(max_length=20, pattern=r"^\d*$")] = ""
     edits: Annotated[list[EditBody], Field(max_length=MAX_EDITS)] = []
+
+    def options(self) -> InputOptions:
+        """How its texts are read."""
+        options: InputOptions = {}
+        if self.source is not None:
+            options["source"] = self.source
+        if self.bos:
+            options["bos"] = True
+        return options
 
     def key(self) -> str:
         """The same for prompts that give the same trace, and different for others."""
@@ -107,16 +115,12 @@ class Session:
 
     def compute_trace(self, prompt: PromptBody) -> Trace:
         """A trace of a prompt, which is not kept."""
-        model = self.model(prompt.checkpoint)
-        options: dict[str, Any] = {} if prompt.source is None else {"source": prompt.source}
-        if prompt.bos:
-            options["bos"] = True
         text = prompt.text if prompt.ids is None else prompt.ids
-        return model.trace(text, edits=self.edits(prompt), **options)
+        return self.model(prompt.checkpoint).trace(text, edits=self.edits(prompt), **prompt.options())
 
     def edits(self, prompt: PromptBody) -> list[Edit]:
-        """The edits of a prompt, with values in the numbers of the weights."""
-        return [edit.edit(self.opened.network.embed.token.weight.dtype) for edit in prompt.edits]
+        """The edits of a prompt, with their values computed (`pellucid.look.page_edits`)."""
+        return resolve_edits(prompt.edits, self.model(prompt.checkpoint), **prompt.options())
 
     def kept_trace(self, trace_id: str) -> Trace:
         """The trace with this key; 410 where it has gone, which the page answers by asking for it again."""

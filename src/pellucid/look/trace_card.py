@@ -7,6 +7,7 @@ import torch
 
 from pellucid.lens.trace import Trace
 from pellucid.look.answers import json_number, numbers, spell, token_object
+from pellucid.look.page_edits import edits_code
 from pellucid.look.session import PromptBody
 
 #: the likeliest tokens that are listed for each position
@@ -60,7 +61,8 @@ def trace_code(prompt: PromptBody) -> str:
         [
             f", source={prompt.source!r}" if prompt.source is not None else "",
             ", bos=True" if prompt.bos else "",
-            ", edits=edits" if prompt.edits else "",
+            ", edits=change" if prompt.edits else "",
         ]
     )
-    return f"trace = model.trace({text}{options})"
+    change = f"from pellucid import edits\n\nchange = {edits_code(prompt.edits)}\n" if prompt.edits else ""
+    return f"{change}trace = model.trace({text}{options})"

@@ -9,14 +9,17 @@ import { useRepaint } from "./parts.js";
 /** The size of the largest magnitude, or `least` where all are zero. */
 export const largest = (values, least = 1e-12) => { let most = least; for (const x of values) if (Math.abs(x) > most) most = Math.abs(x); return most; };
 
+const NO_RINGS = [];
+
 /**
  * A matrix of numbers in rows. `values` may hold NaN, which is left empty.
  *   ramp        "amount": `low` to `high`; "signed": -`high` to `high`
  *   describe    (row, column, value) -> the text of the line below, for the cell under the pointer or the keyboard
  *   selected    [row, column] or null;  onSelect(row, column) on a click and on Enter
  *   rowNames, columnNames   texts beside the map, where there is room
+ *   rings       cells [row, column] that get a ring
  */
-export function HeatMap({ values, rows, columns, ramp = "amount", low = 0, high = null, describe, selected, onSelect, rowNames, columnNames, label, cell = 0, name }) {
+export function HeatMap({ values, rows, columns, ramp = "amount", low = 0, high = null, describe, selected, onSelect, rowNames, columnNames, label, cell = 0, name, rings = NO_RINGS }) {
   const canvas = useRef(), [at, setAt] = useState(null), repaint = useRepaint();
   const most = high ?? largest(values);
   const side = cell || Math.max(3, Math.min(26, Math.floor(560 / Math.max(columns, rows))));
@@ -41,13 +44,17 @@ export function HeatMap({ values, rows, columns, ramp = "amount", low = 0, high 
     if (head) columnNames.forEach((text, k) => { pen.save(); pen.translate(gutter + (k + 0.5) * side, head - 5); pen.rotate(-Math.PI / 3); pen.textAlign = "left"; pen.fillText(text.slice(0, 8), 0, 0); pen.restore(); });
     const mark = (cellAt, colour) => { if (!cellAt) return; pen.strokeStyle = colour; pen.lineWidth = 2; pen.strokeRect(gutter + cellAt[1] * side, head + cellAt[0] * side, side - 1, side - 1); };
     mark(selected, style.getPropertyValue("--accent"));
+    for (const [colour, thick] of [["--ground", 4], ["--text", 1.5]]) for (const [r, k] of rings) {
+      pen.strokeStyle = style.getPropertyValue(colour); pen.lineWidth = thick;
+      pen.beginPath(); pen.arc(gutter + (k + 0.5) * side - 0.5, head + (r + 0.5) * side - 0.5, Math.max(2, 0.3 * side), 0, 7); pen.stroke();
+    }
     if (at) {
       pen.fillStyle = "rgb(128 128 128 / .18)";
       pen.fillRect(gutter, head + at[0] * side, columns * side, side);
       pen.fillRect(gutter + at[1] * side, head, side, rows * side);
       mark(at, style.getPropertyValue("--text"));
     }
-  }, [values, rows, columns, ramp, low, most, side, at, selected?.[0], selected?.[1], repaint, rowNames, columnNames]);
+  }, [values, rows, columns, ramp, low, most, side, at, selected?.[0], selected?.[1], repaint, rowNames, columnNames, rings]);
   const cellOf = (event) => {
     const box = canvas.current.getBoundingClientRect(), zoom = width / box.width;
     const k = Math.floor(((event.clientX - box.left) * zoom - gutter) / side), r = Math.floor(((event.clientY - box.top) * zoom - head) / side);
@@ -96,21 +103,42 @@ export function Waterfall({ rows, total, label }) {
 
 const LINES = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
 
+/** Three to seven round numbers from low to high; of a logarithmic axis, whose ends are logarithms, powers of ten or less. */
+function ticksOf(low, high, log) {
+  if (log) {
+    const first = Math.ceil(low / Math.LN10), last = Math.floor(high / Math.LN10);
+    if (last > first) return Array.from({ length: last - first + 1 }, (_, k) => 10 ** (first + k)).filter((_, k) => k % Math.ceil((last - first + 1) / 7) === 0);
+    return [Math.exp(low), Math.exp((low + high) / 2), Math.exp(high)];
+  }
+  const rough = (high - low) / 5, unit = 10 ** Math.floor(Math.log10(rough)), step = [1, 2, 5, 10].map((k) => k * unit).find((one) => one >= rough * 0.99);
+  const first = Math.ceil(low / step - 1e-9);
+  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, k) => Number(((first + k) * step).toPrecision(12)));
+}
+
+/** Heights of texts moved apart, at least 13 from each other and none below `most`, in the order of the heights that were wanted. */
+function spread(heights, most) {
+  const order = heights.map((_, k) => k).sort((i, j) => heights[i] - heights[j]), moved = heights.slice();
+  order.forEach((k, n) => { if (n) moved[k] = Math.max(moved[k], moved[order[n - 1]] + 13); });
+  order.reverse().forEach((k, n) => { moved[k] = Math.min(moved[k], n ? moved[order[n - 1]] - 13 : most); });
+  return moved;
+}
+
 /**
  * Lines over x: series = [{name, x: [...], y: [...]}], each named where it ends. A y of null is left out.
  *   logX, logY  logarithmic axes;  mark  an x at which a vertical line stands;  onSelect(x)
  */
 export function Lines({ series, label, xName = "", yName = "", logX = false, logY = false, mark = null, onSelect, height = 220 }) {
   const [at, setAt] = useState(null), box = useRef();
-  const wide = 640, left = 54, right = 110, top = 12, bottom = 34;
+  useRepaint();
+  const narrow = innerWidth < 720, wide = narrow ? 350 : 640, left = narrow ? 44 : 54, right = narrow ? 78 : 110, top = yName ? 22 : 12, bottom = 34;
   const points = series.flatMap((one) => one.x.map((x, k) => [x, one.y[k]])).filter(([, y]) => y !== null && Number.isFinite(y));
   if (!points.length) return html`<p class="quiet">Nothing to draw.</p>`;
   const axis = (values, log) => { const low = Math.min(...values), high = Math.max(...values); return log ? [Math.log(Math.max(low, 1e-9)), Math.log(Math.max(high, 1e-9))] : low === high ? [low - 0.5, high + 0.5] : [low, high]; };
   const [x0, x1] = axis(points.map(([x]) => x), logX), [y0, y1] = axis(points.map(([, y]) => y), logY);
   const px = (x) => left + (((logX ? Math.log(Math.max(x, 1e-9)) : x) - x0) / (x1 - x0 || 1)) * (wide - left - right);
   const py = (y) => top + (1 - ((logY ? Math.log(Math.max(y, 1e-9)) : y) - y0) / (y1 - y0 || 1)) * (height - top - bottom);
-  const back = (u, low, high, log) => { const v = low + u * (high - low); return log ? Math.exp(v) : v; };
-  const ticks = [0, 0.25, 0.5, 0.75, 1];
+  const xTicks = ticksOf(x0, x1, logX), yTicks = ticksOf(y0, y1, logY);
+  const names = spread(series.map((one) => { const k = one.y.findLastIndex((y) => y !== null && Number.isFinite(y)); return k < 0 ? 0 : py(one.y[k]) + 4; }), height - bottom + 4);
   const find = (event) => {
     const area = box.current.getBoundingClientRect(), x = ((event.clientX - area.left) * wide) / area.width;
     const near = points.reduce((best, p) => (Math.abs(px(p[0]) - x) < Math.abs(px(best[0]) - x) ? p : best));
@@ -118,11 +146,10 @@ export function Lines({ series, label, xName = "", yName = "", logX = false, log
   };
   return html`<figure class="lines">
     <svg ref=${box} viewBox=${`0 0 ${wide} ${height}`} role="img" aria-label=${label} onPointerMove=${(event) => setAt(find(event))} onPointerLeave=${() => setAt(null)} onClick=${(event) => onSelect?.(find(event))}>
-      ${ticks.map((u) => html`<line class="grid" x1=${left} x2=${wide - right} y1=${top + u * (height - top - bottom)} y2=${top + u * (height - top - bottom)} />
-        <text class="tick" x=${left - 6} y=${top + u * (height - top - bottom) + 4} text-anchor="end">${three(back(1 - u, y0, y1, logY))}</text>
-        <text class="tick" x=${left + u * (wide - left - right)} y=${height - bottom + 16} text-anchor="middle">${three(back(u, x0, x1, logX))}</text>`)}
+      ${yTicks.map((y) => html`<line class="grid" x1=${left} x2=${wide - right} y1=${py(y)} y2=${py(y)} /><text class="tick" x=${left - 6} y=${py(y) + 4} text-anchor="end">${three(y)}</text>`)}
+      ${xTicks.map((x) => html`<text class="tick" x=${px(x)} y=${height - bottom + 16} text-anchor="middle">${three(x)}</text>`)}
       <text class="tick" x=${(left + wide - right) / 2} y=${height - 3} text-anchor="middle">${xName}</text>
-      <text class="tick" x=${4} y=${10}>${yName}</text>
+      ${yName ? html`<text class="tick" x=${left} y=${10}>${yName}</text>` : null}
       ${mark === null ? null : html`<line class="mark" x1=${px(mark)} x2=${px(mark)} y1=${top} y2=${height - bottom} />`}
       ${series.map((one, k) => {
         const drawn = one.x.map((x, j) => [x, one.y[j]]).filter(([, y]) => y !== null && Number.isFinite(y));
@@ -130,7 +157,7 @@ export function Lines({ series, label, xName = "", yName = "", logX = false, log
         const colour = `var(${LINES[k % LINES.length]})`, last = drawn[drawn.length - 1];
         return html`<polyline fill="none" stroke=${colour} stroke-width="1.8" points=${drawn.map(([x, y]) => `${px(x)},${py(y)}`).join(" ")} />
           ${drawn.length < 2 ? html`<circle cx=${px(last[0])} cy=${py(last[1])} r="3" fill=${colour} />` : null}
-          <text class="tick" fill=${colour} x=${px(last[0]) + 5} y=${py(last[1]) + 4}>${one.name}</text>`;
+          <text class="tick" style=${{ fill: colour }} x=${px(last[0]) + 5} y=${names[k]}>${one.name}</text>`;
       })}
       ${at === null ? null : html`<line class="hair" x1=${px(at)} x2=${px(at)} y1=${top} y2=${height - bottom} />`}
     </svg>

@@ -75,7 +75,7 @@ function Checkpoints({ view, model }) {
 }
 
 function Prompts({ view, model, textA, a, b, pos }) {
-  const [second, setSecond] = useState(Boolean(view.b));
+  const [opened, setSecond] = useState(false), second = opened || Boolean(view.b);
   return html`<section class="prompts" aria-label="Prompts">
     ${model.reads_source ? html`<${Prompt} id="source" label="Source" text=${view.source || model.example_source} onText=${(source) => set({ source })} tokens=${a.value?.source} />` : null}
     <${Prompt} id="prompt" label=${second ? "Prompt A" : "Prompt"} text=${textA} onText=${(text) => set({ a: text, pos: -1 })} tokens=${a.value?.tokens} pos=${pos} onPos=${(to) => set({ pos: to })} trace=${a.value} />

@@ -1,10 +1,77 @@
 "use strict";
-// The page Training.
+// The page Training: how the run went, and when its heads came about. A click on a step moves every page to it.
 
 import { html } from "./preact.js";
+import { getJson, useLoad } from "./api.js";
+import { Lines } from "./charts.js";
+import { useLines } from "./lines.js";
+import { Choice, Num, Panel, Term, Toggle, Waiting } from "./parts.js";
+import { addDefaults } from "./state.js";
 
+addDefaults({ kind: "induction", onPrompt: false });
 export const page = { name: "training", title: "Training", Page };
 
-function Page() {
-  return html`<section class="panel"><p class="quiet">This page is not built yet.</p></section>`;
+const KINDS = { induction: "induction", previous: "previous token", duplicate: "duplicate token", first: "first token", copying: "copying" };
+const SAID = {
+  induction: "attends to what followed earlier occurrences of the token",
+  previous: "attends to the token before",
+  duplicate: "attends to earlier occurrences of the token",
+  first: "attends to the first token of the text",
+  copying: "raises the logits of the tokens that it attends to",
+};
+/** Lines that are drawn: the heads that score highest at any step. */
+const MOST_LINES = 5;
+
+function Page({ view, set, model }) {
+  const run = useLoad((signal) => getJson("api/run", signal), []);
+  const nearest = (step) => model.steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best), model.steps[0]);
+  const go = (step) => model.steps.length && set({ checkpoint: String(nearest(step)) });
+  const shared = { view, set, model, go };
+  return html`<${Waiting} of=${run} what="reading the run" />
+    ${run.value?.why_none ? html`<${Panel} title="Training"><p>${run.value.why_none}</p><//>` : null}
+    ${run.value && !run.value.why_none ? html`<${Curves} run=${run.value} ...${shared} />` : null}
+    ${model.n_heads && !model.masked && !model.reads_source ? html`<${HeadsForming} ...${shared} textA=${view.a || model.example} />` : null}`;
+}
+
+function Curves({ run, model, go }) {
+  const last = (line) => line.points.at(-1)[1];
+  return html`<${Panel} title="Curves" code=${run.code} not="losses of single steps: each point is the mean of its neighbours where a run is long.">
+    ${run.steps.length > 1 ? html`<p class="quiet">Checkpoints at steps ${run.steps.join(", ")}; the line marks the one that every page shows. A click moves it.</p>` : null}
+    ${run.curves.map((curve) => html`<h3>${curve.title}${curve.unit ? `, ${curve.unit}` : ""}</h3>
+      <${Lines} label=${curve.title} xName="step" height=${curve === run.curves[0] ? 240 : 150} series=${curve.lines.map((line) => ({ name: line.name, x: line.points.map(([x]) => x), y: line.points.map(([, y]) => y) }))} mark=${model.step ?? null} onSelect=${go} />
+      ${curve.lines.map((line) => html`<span class="quiet">${line.name} at the end <${Num} name=${`curve.${line.name}`} value=${last(line)} /> </span>`)}`)}
+  <//>`;
+}
+
+const foldHeads = (value, line) => (line.kind === "start" ? { ...line, rows: [] } : { ...value, rows: [...value.rows, line] });
+
+function HeadsForming({ view, set, model, go, textA }) {
+  const body = { text: view.onPrompt ? textA : null, steps: null };
+  const run = useLines("api/run/heads", body, foldHeads, [JSON.stringify(body)]);
+  const got = run.value, rows = got?.rows ?? [], several = (got?.steps.length ?? 0) > 1;
+  const here = rows.find((row) => row.step === model.step) ?? rows.at(-1);
+  const turn = (kind) => { const [layer, head] = here.best[kind]; set({ page: "attention", layer, head }); };
+  return html`<${Panel} title=${several ? "Heads forming" : "What the heads do"} code=${got?.code} id="heads" not="what a head is for: a score says how much it attends in one way on this text, and many heads do several things.">
+    <div class="row"><${Choice} label="Score" value=${view.kind} options=${KINDS} onChange=${(kind) => set({ kind })} /><${Toggle} label="on prompt A, not on repeated random tokens" value=${view.onPrompt} onChange=${(onPrompt) => set({ onPrompt })} /></div>
+    ${run.error ? html`<p class="error" role="alert">${run.error.message}</p>` : null}
+    <p class="quiet" role="status" data-done=${rows.length} data-total=${got?.steps.length ?? ""}>A head with a high score ${SAID[view.kind]}. ${run.loading && several ? `${rows.length} of ${got.steps.length} checkpoints \u2026 ${run.seconds.toFixed(1)} s` : ""}</p>
+    ${got && several && got.steps.length < 4 ? html`<p class="quiet">This run kept ${got.steps.length} checkpoints. <code>pellucid train TEXT --set checkpoint_every=50 --set keep_last=100</code> keeps more, so that you see when a head comes about.</p>` : null}
+    ${rows.length > 1 ? html`<${Lines} label=${`heads, ${KINDS[view.kind]}`} xName="step" yName="score" series=${lines(rows, view.kind)} mark=${model.step ?? null} onSelect=${go} />` : null}
+    ${here ? html`<h3>${several ? `At step ${here.step}, on` : "On"} ${here.text}</h3>
+      <table class="plain"><thead><tr><th>kind</th><th>head</th><th>score</th></tr></thead><tbody>${Object.keys(KINDS).map((kind) => {
+        if (!here.best[kind]) return html`<tr><td><${Term} t=${`${KINDS[kind]} head`}>${KINDS[kind]}<//></td><td colspan="2" class="quiet">nothing to attend to in this text</td></tr>`;
+        const [layer, head] = here.best[kind], score = here.scores[kind][layer][head];
+        return html`<tr><td><${Term} t=${`${KINDS[kind]} head`}>${KINDS[kind]}<//></td><td><button type="button" class="link" onClick=${() => turn(kind)}>${layer}.${head}</button></td><td class="number"><${Num} name=${`heads.${kind}`} value=${score} />${strong(kind, score) ? "" : html` <span class="quiet">weak</span>`}</td></tr>`;
+      })}</tbody></table><p class="quiet">Block and number of the head with the highest score, from 0. Below half of the attention (for copying, below 0.5) a score is called weak.</p>` : null}
+  <//>`;
+}
+
+const strong = (kind, score) => score !== null && score >= 0.5;
+
+/** The heads with the highest scores at any step, as lines over the steps. */
+function lines(rows, kind) {
+  const heads = rows[0].scores[kind].flatMap((row, l) => row.map((_, h) => [l, h]));
+  const most = ([l, h]) => Math.max(...rows.map((row) => row.scores[kind][l][h] ?? -1));
+  return heads.sort((one, other) => most(other) - most(one)).slice(0, MOST_LINES)
+    .map(([l, h]) => ({ name: `${l}.${h}`, x: rows.map((row) => row.step), y: rows.map((row) => row.scores[kind][l][h]) }));
 }

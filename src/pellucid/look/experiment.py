@@ -1,0 +1,317 @@
+"""The page Experiment: what happens to the answer when a part is replaced, removed or pushed.
+
+The run of prompt A is changed; prompt B is where other values come from. So a place that a click turns into an edit
+changes the run that every page shows.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import torch
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import StreamingResponse
+
+from pellucid.edits import add, to_json
+from pellucid.lens.analysis import metrics
+from pellucid.lens.analysis.metrics import Metric, PreparedMetric
+from pellucid.lens.analysis.patching import PatchingPair
+from pellucid.lens.core.inputs import InputError, InputOptions
+from pellucid.look.answers import json_number, numbers
+from pellucid.look.page_edits import edits_code, resolve_edits
+from pellucid.look.session import Model, PromptBody, Session
+from pellucid.serve.protocol import MAX_EDITS, EditBody
+
+#: factors of a steering vector that are tried, and the likeliest tokens that are listed for each
+FACTORS = tuple(k / 2 for k in range(-8, 9))
+TOP = 5
+#: characters of a text in a body
+LONGEST = 2**19
+
+Text = Annotated[str, Field(max_length=LONGEST)]
+
+
+class MetricBody(BaseModel):
+    """A metric of `pellucid.lens.analysis.metrics`; a token is its text, or its id."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    kind: Literal["logit_diff", "logit", "probability", "log_probability", "kl", "loss"] = "logit_diff"
+    one: Annotated[int, Field(strict=True, ge=0)] | Annotated[str, Field(max_length=1000)] | None = None
+    other: Annotated[int, Field(strict=True, ge=0)] | Annotated[str, Field(max_length=1000)] | None = None
+
+    def named(self, model: Model) -> "MetricBody":
+        """The same with ids as the tokens' texts, where these stand for them."""
+        return self.model_copy(update={name: named_token(getattr(self, name), model) for name in ("one", "other")})
+
+    def metric(self) -> Metric:
+        """The metric at the last position. Raises InputError where a token is missing."""
+        if self.kind == "loss":
+            return metrics.loss()
+        if self.kind == "kl":
+            return metrics.kl()
+        if self.one is None or (self.kind == "logit_diff" and self.other is None):
+            raise InputError(f"metric {self.kind}: name the token{'s' if self.kind == 'logit_diff' else ''} to compare")
+        if self.kind == "logit_diff":
+            assert self.other is not None
+            return metrics.logit_diff(self.one, self.other)
+        return {
+            "logit": metrics.logit,
+            "probability": metrics.probability,
+            "log_probability": metrics.log_probability,
+        }[self.kind](self.one)
+
+    def code(self) -> str:
+        """The Python call that makes the metric."""
+        tokens = [token for token in (self.one, self.other) if token is not None]
+        taken = {"loss": 0, "kl": 0, "logit_diff": 2}.get(self.kind, 1)
+        return f"{self.kind}({', '.join(map(repr, tokens[:taken]))})"
+
+
+def named_token(token: int | str | None, model: Model) -> int | str | None:
+    """A token's text where it is the text of this one token, else its id."""
+    if not isinstance(token, int) or token >= model.tokenizer.n_vocab:
+        return token
+    text = model.tokenizer.token_str(token)
+    return text if model.tokenizer.encode(text) == [token] else token
+
+
+class ExperimentBody(BaseModel):
+    """Two prompts at a checkpoint, and what is measured.
+
+    a, b     the prompt whose run is changed, and the prompt that other values come from
+    source   the input of the encoder, where there is one, and `source_b` that of prompt B if it differs
+    bos      put the separator before both
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    a: Text
+    b: Text = ""
+    source: Text | None = None
+    source_b: Text | None = None
+    bos: bool = False
+    checkpoint: Annotated[str, Field(max_length=20, pattern=r"^\d*$")] = ""
+    metric: MetricBody = MetricBody()
+
+    def options(self) -> InputOptions:
+        """How texts are read."""
+        options: InputOptions = {}
+        if self.source is not None:
+            options["source"] = self.source
+        if self.bos:
+            options["bos"] = True
+        return options
+
+    def options_code(self) -> str:
+        """The same as arguments of a call."""
+        return "".join(f", {name}={value!r}" for name, value in self.options().items())
+
+
+class PatchBody(ExperimentBody):
+    """Which tensor is patched, and whether exact values follow the estimates."""
+
+    site: Literal["resid_pre", "attn_out", "mlp_out", "attn.z", "attn.q", "attn.k", "attn.v"] = "resid_pre"
+    exact: bool = True
+
+
+class AblateBody(ExperimentBody):
+    """What each part is replaced by."""
+
+    kind: Literal["zero", "mean", "resample"] = "mean"
+
+
+class SteerBody(ExperimentBody):
+    """The point of the stream to which a multiple of the difference of two prompts is added."""
+
+    at: Annotated[str, Field(max_length=200)]
+    towards: Text
+    away: Text
+    pos: Annotated[int, Field(ge=-(2**17), lt=2**17)] | Literal["mean"] = -1
+
+
+class GenerateBody(BaseModel):
+    """One prompt continued twice: without edits and with them, with the same seed."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    a: Text
+    source: Text | None = None
+    checkpoint: Annotated[str, Field(max_length=20, pattern=r"^\d*$")] = ""
+    edits: Annotated[list[EditBody], Field(max_length=MAX_EDITS)] = []
+    max_tokens: Annotated[int, Field(ge=1, le=1024)] = 60
+    temperature: Annotated[float, Field(ge=0, le=10)] = 0.8
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
+
+
+def add_routes(app: FastAPI, session: Session) -> None:
+    """The routes of the page Experiment."""
+
+    @app.post("/api/experiment/patch")
+    async def patch(body: PatchBody) -> StreamingResponse:
+        return session.stream(with_model(session, body.checkpoint, lambda model: patch_lines(model, body)))
+
+    @app.post("/api/experiment/ablate")
+    async def ablate(body: AblateBody) -> StreamingResponse:
+        return session.stream(with_model(session, body.checkpoint, lambda model: ablation_lines(model, body)))
+
+    @app.post("/api/experiment/steer")
+    async def steer(body: SteerBody) -> StreamingResponse:
+        return session.stream(with_model(session, body.checkpoint, lambda model: steering_lines(model, body)))
+
+    @app.post("/api/experiment/generate")
+    async def generate(body: GenerateBody) -> StreamingResponse:
+        return session.stream(with_model(session, body.checkpoint, lambda model: side_by_side(model, body)))
+
+    @app.post("/api/experiment/edits")
+    async def export(body: PromptBody, request: Request) -> dict[str, str]:
+        return await session.compute(request, lambda: export_edits(session.model(body.checkpoint), body))
+
+
+def with_model(session: Session, checkpoint: str, lines: Any) -> Iterator[dict[str, Any]]:
+    """The lines about the model at a checkpoint, which is loaded where the first line is computed."""
+    yield from lines(session.model(checkpoint))
+
+
+def patch_lines(model: Model, body: PatchBody) -> Iterator[dict[str, Any]]:
+    """Patch B's activations into the run of A, place by place: estimates first, then exact values as they come.
+
+    start  the two metrics, the estimate of every place [layer][pos] or [layer][pos][head], and the tokens
+    exact  the exact metrics of some places of one layer: cells of [pos, head, value]
+    end    how far the estimates were right
+    """
+    body = body.model_copy(update={"metric": body.metric.named(model)})
+    pair = PatchingPair(
+        model.network,
+        model.tokenizer,
+        body.b,
+        body.a,
+        body.metric.metric(),
+        site=body.site,
+        corrupt_source=body.source if body.source_b is not None else None,
+        **(body.options() if body.source_b is None else {**body.options(), "source": body.source_b}),
+    )
+    estimate = pair.estimate()
+    other, own = (float(end) for end in pair.ends)
+    yield {
+        "kind": "start",
+        "site": body.site,
+        "metric": pair.metric.metric.name,
+        "own": json_number(own),
+        "other": json_number(other),
+        "layers": pair.layers,
+        "heads": pair.n_heads,
+        "tokens": pair.bad.spelled(),
+        "tokens_b": pair.good.spelled(),
+        "estimate": numbers(estimate),
+        "code": patch_code(body),
+    }
+    if not body.exact:
+        return
+    places = {position: k for k, position in enumerate(pair.positions)}
+    rows = {layer: k for k, layer in enumerate(pair.layers)}
+    exact, total, done = torch.zeros_like(estimate), estimate.numel(), 0
+    for part in pair.exact_parts():
+        cells = []
+        for (position, head), value in zip(part.cells, part.values.tolist(), strict=True):
+            where = (rows[part.layer], places[position]) + ((head,) if pair.n_heads else ())
+            exact[where] = value
+            cells.append([places[position], head, json_number(value)])
+        done += len(cells)
+        yield {"kind": "exact", "layer": part.layer, "cells": cells, "done": done, "total": total}
+    agreement = pair.result(exact, estimate).agreement
+    yield {
+        "kind": "end",
+        "correlation": json_number(agreement["correlation"]),
+        "largest": json_number(agreement["largest"]),
+    }
+
+
+def patch_code(body: PatchBody) -> str:
+    """Python that computes the same map from `model`."""
+    sources = "" if body.source_b is None else f", source={body.source_b!r}, corrupt_source={body.source!r}"
+    options = f"{', bos=True' if body.bos else ''}{sources}" if body.source_b is not None else body.options_code()
+    return (
+        f"from pellucid.lens.analysis.metrics import {body.metric.kind}\n\n"
+        f"patching = model.patch(\n    {body.b!r}, {body.a!r}, {body.metric.code()},\n"
+        f'    site="{body.site}", mode="both"{options},\n)\n'
+        "patching.estimate, patching.exact, patching.recovered\n"
+    )
+
+
+def ablation_lines(model: Model, body: AblateBody) -> Iterator[dict[str, Any]]:
+    """The metric of A without each head, and without each block's attention and MLP, a line for each kind of part."""
+    body = body.model_copy(update={"metric": body.metric.named(model)})
+    reference = body.b if body.kind == "resample" or (body.kind == "mean" and body.b) else None
+    if body.kind == "resample" and not reference:
+        raise InputError("resample takes the values of another text: write a prompt B of as many tokens")
+    for site in ("attn.z", "attn_out", "mlp_out"):
+        ablation = model.ablate(
+            body.a, body.metric.metric(), site=site, kind=body.kind, reference=reference, **body.options()
+        )
+        yield {
+            "kind": "ablation",
+            "site": site,
+            "metric": ablation.metric,
+            "baseline": json_number(ablation.baseline),
+            "effect": numbers(ablation.effect),
+            "code": (
+                f"from pellucid.lens.analysis.metrics import {body.metric.kind}\n\n"
+                f"model.ablate(\n    {body.a!r}, {body.metric.code()},\n"
+                f'    site="{site}", kind="{body.kind}", reference={reference!r}{body.options_code()},\n).effect\n'
+            ),
+        }
+
+
+def steering_lines(model: Model, body: SteerBody) -> Iterator[dict[str, Any]]:
+    """What A's next token becomes as multiples of a direction are added at every position, a line for each factor."""
+    vector = model.direction([body.towards], [body.away], at=body.at, pos=body.pos, **body.options())
+    code = (
+        f"vector = model.direction([{body.towards!r}], [{body.away!r}], at={body.at!r}, pos={body.pos!r})\n"
+        f"change = [pellucid.edits.add({body.at!r}, vector, factor=1.0)]\n"
+        f"model.trace({body.a!r}, edits=change{body.options_code()}).top()\n"
+    )
+    # a metric that compares, such as KL, compares with the run that is not steered
+    metric = PreparedMetric(body.metric.named(model).metric(), model.trace(body.a, **body.options()))
+    name = metric.metric.name
+    yield {"kind": "start", "length": json_number(vector.norm()), "factors": FACTORS, "metric": name, "code": code}
+    for factor in FACTORS:
+        trace = model.trace(body.a, edits=[add(body.at, vector, factor)] if factor else [], **body.options())
+        top = [{"text": text, "p": p} for text, p in trace.top(k=TOP)]
+        yield {"kind": "factor", "factor": factor, "value": json_number(float(metric(trace.logits)[0])), "top": top}
+
+
+def side_by_side(model: Model, body: GenerateBody) -> Iterator[dict[str, Any]]:
+    """Both texts, piece by piece in turn; the last line of each says why it ended."""
+    options: dict[str, Any] = {"max_tokens": body.max_tokens, "temperature": body.temperature, "seed": body.seed}
+    if body.source is not None:
+        options["source"] = body.source
+    read: InputOptions = {} if body.source is None else {"source": body.source}
+    resolved = resolve_edits(body.edits, model, **read)
+    yield {"kind": "start", "code": generate_code(body)}
+    sides = {"without": model.stream(body.a, **options), "with": model.stream(body.a, edits=resolved, **options)}
+    try:
+        while sides:
+            for side, pieces in list(sides.items()):
+                piece = next(pieces, None)
+                if piece is None:
+                    del sides[side]
+                    continue
+                ended = {} if piece.result is None else {"ended": piece.result.finish_reason}
+                yield {"kind": "piece", "side": side, "text": piece.text} | ended
+    finally:
+        for pieces in sides.values():
+            getattr(pieces, "close", lambda: None)()
+
+
+def generate_code(body: GenerateBody) -> str:
+    """Python that generates the text with the edits from `model`."""
+    source = "" if body.source is None else f", source={body.source!r}"
+    return (
+        f"from pellucid import edits\n\nchange = {edits_code(body.edits)}\n"
+        f"model.generate({body.a!r}, edits=change, max_tokens={body.max_tokens}, "
+        f"temperature={body.temperature!r}, seed={body.seed}{source}).text\n"
+    )
+
+
+def export_edits(model: Model, body: PromptBody) -> dict[str, str]:
+    """The edits of a prompt: as JSON for `pellucid.edits.from_json`, with every value written out; and as Python."""
+    code = f"from pellucid import edits\n\nchange = {edits_code(body.edits)}\n"
+    return {"json": to_json(resolve_edits(body.edits, model, **body.options())), "code": code}

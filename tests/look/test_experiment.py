@@ -1,0 +1,256 @@
+"""The page Experiment: its numbers are those of the lens, on a model whose answers are known; and the page itself."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from tests.look.conftest import RunningInspector, looking, ready, shown_numbers
+
+import pellucid
+from pellucid import edits
+from pellucid.edits import EditError, from_json
+from pellucid.language_model import known_answer
+from pellucid.lens.analysis.metrics import logit_diff
+from pellucid.lens.core.inputs import InputError
+from pellucid.look.experiment import (
+    AblateBody,
+    GenerateBody,
+    MetricBody,
+    PatchBody,
+    SteerBody,
+    ablation_lines,
+    export_edits,
+    patch_lines,
+    side_by_side,
+    steering_lines,
+)
+from pellucid.look.page_edits import edits_code, resolve_edits
+from pellucid.look.session import PromptBody, Session
+from pellucid.serve.protocol import EditBody
+
+A, B = "Rome is the capital of", "Paris is the capital of"
+COMPARED = {"kind": "logit_diff", "one": " Italy", "other": " France"}
+MODEL = known_answer()
+
+
+def run_code(code: str) -> dict:
+    """The names that copied Python defines, and its last expression as `_`."""
+    names = {"model": MODEL, "pellucid": pellucid}
+    lines = code.rstrip().splitlines()
+    last = next(k for k in reversed(range(len(lines))) if not lines[k].startswith((" ", ")", "]")))
+    try:
+        compile("\n".join(lines[last:]), "copied", "eval")
+    except SyntaxError:
+        exec(code, names)
+    else:
+        exec("\n".join(lines[:last]), names)
+        names["_"] = eval("\n".join(lines[last:]), names)
+    return names
+
+
+@pytest.mark.parametrize("site", ["resid_pre", "mlp_out", "attn.z", "attn.v"])
+def test_patching_comes_as_estimates_and_then_exactly(site: str):
+    start, *parts, end = patch_lines(MODEL, PatchBody(a=A, b=B, metric=MetricBody(**COMPARED), site=site))
+    expected = MODEL.patch(B, A, logit_diff(" Italy", " France"), site=site, mode="both")
+    assert (start["other"], start["own"]) == (pytest.approx(expected.clean), pytest.approx(expected.corrupt))
+    np.testing.assert_allclose(start["estimate"], expected.estimate, atol=1e-5)
+    exact = np.full(expected.exact.shape, np.nan)
+    for part in parts:
+        for position, head, value in part["cells"]:
+            exact[(part["layer"], position, head)[: exact.ndim]] = value
+    np.testing.assert_allclose(exact, expected.exact, atol=1e-5)
+    assert parts[-1]["done"] == parts[-1]["total"] == exact.size
+    assert end["correlation"] == pytest.approx(expected.agreement["correlation"], abs=1e-4, nan_ok=True)
+    copied = run_code(start["code"])["patching"]
+    torch.testing.assert_close(copied.exact, expected.exact)
+
+
+def test_patching_names_tokens_by_their_text():
+    metric = MetricBody(one=MODEL.tokenizer.encode(" Italy")[0], other=MODEL.tokenizer.encode(" France")[0])
+    start = next(patch_lines(MODEL, PatchBody(a=A, b=B, metric=metric, exact=False)))
+    assert start["metric"] == "logit of ' Italy' - logit of ' France'"
+
+
+def test_patching_stops_where_it_is_closed(monkeypatch: pytest.MonkeyPatch):
+    from pellucid.lens.analysis import patching
+
+    runs, run = [], patching._run
+    monkeypatch.setattr(patching, "_run", lambda *arguments: runs.append(1) or run(*arguments))
+    lines = patch_lines(MODEL, PatchBody(a=A, b=B, metric=MetricBody(**COMPARED)))
+    assert next(lines)["kind"] == "start"
+    assert not runs
+    next(lines)
+    next(lines)
+    lines.close()
+    assert len(runs) == 1
+    assert list(lines) == []
+
+
+def test_texts_of_different_lengths_are_refused():
+    with pytest.raises(InputError, match="equal numbers of tokens"):
+        next(patch_lines(MODEL, PatchBody(a=A, b="Paris is", metric=MetricBody(**COMPARED))))
+
+
+def test_a_metric_without_its_tokens_is_refused():
+    with pytest.raises(InputError, match="name the tokens"):
+        MetricBody(one=" Italy").metric()
+
+
+@pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
+def test_ablation_is_that_of_the_lens(kind: str):
+    lines = list(ablation_lines(MODEL, AblateBody(a=A, b=B, metric=MetricBody(**COMPARED), kind=kind)))
+    assert [line["site"] for line in lines] == ["attn.z", "attn_out", "mlp_out"]
+    for line in lines:
+        expected = MODEL.ablate(
+            A, logit_diff(" Italy", " France"), site=line["site"], kind=kind, reference=line_b(kind)
+        )
+        assert line["baseline"] == pytest.approx(expected.baseline)
+        np.testing.assert_allclose(line["effect"], expected.effect, atol=1e-5)
+        torch.testing.assert_close(run_code(line["code"])["_"], expected.effect)
+
+
+def line_b(kind: str) -> str | None:
+    return None if kind == "zero" else B
+
+
+def test_resampling_needs_a_second_prompt():
+    with pytest.raises(InputError, match="prompt B"):
+        next(ablation_lines(MODEL, AblateBody(a=A, metric=MetricBody(**COMPARED), kind="resample")))
+
+
+def test_steering_is_an_edit():
+    at = "blocks.0.mlp_out"
+    body = SteerBody(a=A, at=at, towards=B, away=A, pos="mean", metric=MetricBody(**COMPARED))
+    start, *points = steering_lines(MODEL, body)
+    assert [point["factor"] for point in points] == list(start["factors"])
+    vector = MODEL.direction([B], [A], at=at, pos="mean")
+    assert start["length"] == pytest.approx(float(vector.norm()))
+    prepared = logit_diff(" Italy", " France")
+    for point in (points[0], points[8], points[-1]):
+        change = [edits.add(at, vector, point["factor"])]
+        trace = MODEL.trace(A, edits=change)
+        assert point["value"] == pytest.approx(float(prepared.of(trace)(trace.logits)), abs=1e-4)
+        assert point["top"][0]["text"] == trace.top(k=1)[0][0]
+    assert points[8]["factor"] == 0
+    assert points[8]["top"][0]["text"] == " Italy"
+    assert points[-1]["top"][0]["text"] == " France"
+    assert run_code(start["code"])["_"]
+
+
+EDITS = [
+    {"op": "zero", "name": "blocks.1.attn.z", "head": [1]},
+    {"op": "resample", "name": "blocks.0.mlp_out", "pos": [0], "value": {"run_of": B}},
+    {"op": "mean", "name": "blocks.1.attn.z", "head": [0], "value": {"mean_of": A}},
+    {"op": "add", "name": "blocks.1.resid_pre", "factor": 2.0, "value": {"towards": B, "away": A, "pos": "mean"}},
+    {"op": "scale", "name": "blocks.0.mlp_out", "factor": 0.5, "pos": {"from": 1, "to": 3}},
+    {"op": "clamp", "name": "blocks.0.mlp.post", "high": 0.5, "neuron": 0},
+    {"op": "set", "name": "blocks.0.mlp.post", "value": 0.0},
+    {"op": "freeze", "name": "blocks.1.attn.pattern", "value": {"run_of": B}},
+]
+
+
+def by_hand() -> list[edits.Edit]:
+    """The same with the values written out."""
+    other = MODEL.trace(B)
+    return [
+        edits.zero("blocks.1.attn.z", head=1),
+        edits.resample("blocks.0.mlp_out", other, pos=0),
+        edits.mean("blocks.1.attn.z", MODEL.mean_activation(A, "blocks.1.attn.z"), head=0),
+        edits.add("blocks.1.resid_pre", MODEL.direction([B], [A], at="blocks.1.resid_pre", pos="mean"), 2.0),
+        edits.scale("blocks.0.mlp_out", 0.5, pos=slice(1, 3)),
+        edits.clamp("blocks.0.mlp.post", high=0.5, neuron=0),
+        edits.set_to("blocks.0.mlp.post", 0.0),
+        edits.freeze("blocks.1.attn.pattern", other),
+    ]
+
+
+@pytest.mark.parametrize("k", range(len(EDITS)))
+def test_an_edit_of_the_page_is_the_edit_by_hand_and_its_python(k: int):
+    body = [EditBody(**EDITS[k])]
+    expected = MODEL.trace(A, edits=[by_hand()[k]]).logits
+    torch.testing.assert_close(MODEL.trace(A, edits=resolve_edits(body, MODEL)).logits, expected)
+    copied = eval(edits_code(body), {"edits": edits, "model": MODEL})
+    torch.testing.assert_close(MODEL.trace(A, edits=copied).logits, expected)
+
+
+@pytest.mark.parametrize("value", [{"run_of": 3}, {"towards": A}, {"nothing": A}, {"run_of": A, "pos": 1}, {}])
+def test_a_value_that_names_nothing_is_refused(value: dict):
+    with pytest.raises(EditError, match="no array and names none"):
+        resolve_edits([EditBody(op="set", name="blocks.0.mlp_out", value=value)], MODEL)
+
+
+def test_a_trace_of_the_session_has_the_edits():
+    session = Session(MODEL)
+    prompt = PromptBody(text=A, edits=[EditBody(**EDITS[1])])
+    assert session.trace(prompt).top(k=1)[0][0] == " France"
+    assert session.trace(PromptBody(text=A)).top(k=1)[0][0] == " Italy"
+
+
+def test_both_texts_are_those_of_generate():
+    body = GenerateBody(a=A, edits=[EditBody(**EDITS[1])], max_tokens=8, temperature=0.5, seed=4)
+    start, *pieces = side_by_side(MODEL, body)
+    texts = {side: "".join(p["text"] for p in pieces if p["side"] == side) for side in ("without", "with")}
+    options = {"max_tokens": 8, "temperature": 0.5, "seed": 4}
+    assert texts["without"] == MODEL.generate(A, **options).text
+    assert texts["with"] == MODEL.generate(A, edits=[by_hand()[1]], **options).text
+    assert texts["with"].startswith(" France")
+    assert {p["side"] for p in pieces if "ended" in p} == {"without", "with"}
+    assert run_code(start["code"])["_"] == texts["with"]
+
+
+def test_exported_edits_act_as_those_of_the_page():
+    body = PromptBody(text=A, edits=[EditBody(**one) for one in EDITS[:4]])
+    exported = export_edits(MODEL, body)
+    expected = MODEL.trace(A, edits=by_hand()[:4]).logits
+    torch.testing.assert_close(MODEL.trace(A, edits=from_json(exported["json"])).logits, expected)
+    torch.testing.assert_close(MODEL.trace(A, edits=run_code(exported["code"])["change"]).logits, expected)
+
+
+# In the browser -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def known() -> Iterator[RunningInspector]:
+    with looking(Session(MODEL, name="known-answer")) as running:
+        yield running
+
+
+def address(**state: str) -> str:
+    return "#page=experiment&" + "&".join(f"{name}={value.replace(' ', '+')}" for name, value in state.items())
+
+
+def test_from_two_prompts_to_an_edited_text(known: RunningInspector, visit):
+    """Patch, read a cell, make it an edit with the keyboard, and generate: all numbers are those of the lens."""
+    page = visit(known.url + "/" + address(a=A, b=B))
+    page.wait_for_selector("#patching [data-done='10'][data-total='10']")
+    expected = MODEL.patch(B, A, logit_diff(" Italy", " France"), mode="both")
+    numbers = shown_numbers(page, "#patching")
+    assert numbers["patch.own"] == pytest.approx(expected.corrupt)
+    assert numbers["patch.other"] == pytest.approx(expected.clean)
+    page.locator("#patching canvas").focus()
+    for layer, position in [(0, 0), (0, 0)]:
+        page.keyboard.press("ArrowLeft")
+        cell = shown_numbers(page, "#patching")["patch.cell"]
+        assert cell == pytest.approx(float(expected.exact[layer, position]), abs=1e-4)
+    page.wait_for_selector("#ablation [data-name='ablation.most']")
+    effect = MODEL.ablate(A, logit_diff(" Italy", " France"), reference=B).effect
+    assert shown_numbers(page, "#ablation")["ablation.most"] == pytest.approx(float(effect[1, 1]), abs=1e-4)
+    page.locator("#patching canvas").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#edits li")
+    ready(page)
+    page.click("#generate button.act")
+    page.wait_for_selector("#generate [data-side='with'][data-ended='length']")
+    page.wait_for_selector("#generate [data-side='without'][data-ended='length']")
+    assert page.locator("[data-side='without']").inner_text().startswith(f"{A} Italy")
+    assert page.locator("[data-side='with']").inner_text().startswith(f"{A} France")
+    page.get_by_role("button", name="Export").click()
+    page.wait_for_selector("#edits button[data-code^='[{']")
+
+
+def test_without_a_second_prompt_the_page_says_what_to_do(known: RunningInspector, visit):
+    page = visit(known.url + "/" + address(a=A))
+    page.get_by_role("button", name="Use").click()
+    page.wait_for_selector("#patching [data-done='10'][data-total='10']")
