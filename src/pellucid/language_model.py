@@ -39,7 +39,7 @@ from pellucid.lens.weights.folding import WeightsView, weights_view
 from pellucid.lens.weights.head_weights import Head
 from pellucid.lens.weights.weight_edits import with_edits
 from pellucid.look.inspector import Inspector
-from pellucid.look.known_answer import known_network, known_tokenizer
+from pellucid.look.known_answer import KNOWN_ANSWER, known_network, known_tokenizer
 from pellucid.model import Transformer
 from pellucid.model.weights import check_finite, save_weights
 from pellucid.predictors.on_text import Progress, score_given, with_baselines
@@ -457,4 +457,4 @@ def known_answer() -> LanguageModel:
 
     `pellucid.look.known_answer.PLANTED` says which head and which neuron does what, and `PROMPTS` has texts to try.
     """
-    return LanguageModel(known_network(), known_tokenizer(), {"folder": "known-answer"})
+    return LanguageModel(known_network(), known_tokenizer(), {"folder": KNOWN_ANSWER})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional
 
 from pellucid.cli.loading import loaded_from, transformer_of
-from pellucid.cli.options import MODEL, CheckpointOptions, Expected, command, option
+from pellucid.cli.options import MODEL, CheckpointOptions, Expected, OptionError, command, option
 
 if TYPE_CHECKING:
     from pellucid.language_model import LanguageModel
@@ -27,7 +27,7 @@ class LookOptions:
 
 @command
 def look_command(
-    model: Annotated[Positional[str], option("MODEL"), MODEL],
+    model: Annotated[Positional[str], option("MODEL"), MODEL] = "",
     *,
     model_options: Annotated[CheckpointOptions, option(name="model")],
     page: LookOptions,
@@ -37,26 +37,35 @@ def look_command(
     The page is served on this machine only, and asks nothing of the network. Ctrl-C ends it.
 
     Args:
-        model: Look into this run, this saved model, or this name on the Hugging Face hub.
+        model: Look into this run, this saved model, or this name on the Hugging Face hub. Without it, look into a
+            small model whose weights are written by hand, so that every analysis can be seen to find what is there.
 
     Examples:
+        pellucid look
         pellucid look runs/my_texts
         pellucid look runs/my_texts --checkpoint 500 --port 9000 --no-browser
     """
+    from pellucid.language_model import known_answer
+    from pellucid.look.known_answer import KNOWN_ANSWER
     from pellucid.look.server import listen_on, run_look
     from pellucid.look.session import Session
     from pellucid.runs.checkpoint import steps_of
     from pellucid.serve.app import LOOPBACK
 
+    if not model and model_options != CheckpointOptions():
+        raise OptionError("--checkpoint and --device belong to a MODEL, and none is named: name one, or leave them out")
     listening = listen_on("127.0.0.1", page.port)
-    loaded = transformer_of(loaded_from(model, model_options), model)
-    is_run = (Path(model) / "recipe.json").exists()
+    loaded = transformer_of(loaded_from(model, model_options), model) if model else known_answer()
+    is_run = bool(model) and (Path(model) / "recipe.json").exists()
 
     def at_step(step: int) -> "LanguageModel":
         return transformer_of(loaded_from(model, CheckpointOptions(str(step), model_options.device)), model)
 
     session = Session(
-        loaded, name=Path(model).name, load=at_step if is_run else None, steps=steps_of(Path(model)) if is_run else ()
+        loaded,
+        name=Path(model or KNOWN_ANSWER).name,
+        load=at_step if is_run else None,
+        steps=steps_of(Path(model)) if is_run else (),
     )
     run_look(session, listening, key=None, hosts=LOOPBACK, browser=not page.no_browser)
     return 0

@@ -68,6 +68,8 @@ PROMPTS = (
     ("Berlin is the", " capital", "the table of bigrams"),
 )
 
+#: what stands for the folder of this model, which has none
+KNOWN_ANSWER = "known-answer"
 N_CTX, D_HEAD = 32, 32
 _ENDS = [0, N_CODES, N_CODES + N_CTX, 2 * N_CODES + N_CTX, 2 * N_CODES + N_CTX + len(FACTS)]
 TOKEN, PLACE, BEFORE, FACT = (slice(a, b) for a, b in itertools.pairwise(_ENDS))

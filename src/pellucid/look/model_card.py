@@ -3,6 +3,7 @@
 from typing import Any
 
 from pellucid.architecture import count_parameters
+from pellucid.look.known_answer import KNOWN_ANSWER, PROMPTS
 from pellucid.look.session import Session
 from pellucid.tensor_names import axes, names, row
 
@@ -45,6 +46,8 @@ def tensor_facts(name: str) -> dict[str, Any]:
 def example_text(session: Session) -> str:
     """A prompt to begin with, in the tokens of this model."""
     tokenizer, a = session.opened.tokenizer, session.opened.architecture
+    if session.opened.provenance.get("folder") == KNOWN_ANSWER:
+        return PROMPTS[0][0]
     if tokenizer.kind == "ids":
         return " ".join(str(i) for i in range(min(8, a.n_ctx, a.n_vocab)))
     return tokenizer.decode(tokenizer.encode(EXAMPLE)[: max(1, a.n_ctx - 1)])

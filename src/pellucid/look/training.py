@@ -11,6 +11,7 @@ from starlette.responses import StreamingResponse
 from pellucid.lens.analysis.heads import Heads
 from pellucid.lens.core.inputs import InputError
 from pellucid.look.answers import numbers
+from pellucid.look.known_answer import KNOWN_ANSWER
 from pellucid.look.session import Model, Session
 from pellucid.report.charts import thinned
 from pellucid.report.contents import Contents
@@ -51,7 +52,7 @@ def training_curves(session: Session) -> dict[str, Any]:
     folder = Path(str(session.opened.provenance.get("folder") or ""))
     if not (folder / "recipe.json").exists():
         why = "This model was not trained here, so there is no record of its training."
-        if str(folder) == "known-answer":
+        if str(folder) == KNOWN_ANSWER:
             why = "The weights of this model were written by hand: it was never trained."
         return {"curves": [], "steps": [], "why_none": why}
     contents = Contents.of(folder)
