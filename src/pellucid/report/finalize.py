@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,4 +62,5 @@ def finalize(run: Run, reporter: PlainReporter) -> Run:
             reporter.note(f"report: {write_page(run.path)}")
         except OSError as error:
             reporter.note(f"warning: the report could not be written ({error.strerror}): pellucid report {run.path}")
+        reporter.note(f"look inside: pellucid look {shlex.quote(str(run.path))}")
     return run

@@ -104,16 +104,19 @@ export function Waterfall({ rows, total, label }) {
 const LINES = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
 
 /** Three to seven round numbers from low to high; of a logarithmic axis, whose ends are logarithms, powers of ten or less. */
-function ticksOf(low, high, log) {
+function ticksOf(low, high, log, whole = false) {
   if (log) {
     const first = Math.ceil(low / Math.LN10), last = Math.floor(high / Math.LN10);
     if (last > first) return Array.from({ length: last - first + 1 }, (_, k) => 10 ** (first + k)).filter((_, k) => k % Math.ceil((last - first + 1) / 7) === 0);
     return [Math.exp(low), Math.exp((low + high) / 2), Math.exp(high)];
   }
-  const rough = (high - low) / 5, unit = 10 ** Math.floor(Math.log10(rough)), step = [1, 2, 5, 10].map((k) => k * unit).find((one) => one >= rough * 0.99);
+  const rough = (high - low) / 5, unit = 10 ** Math.floor(Math.log10(rough)), step = [1, 2, 5, 10].map((k) => k * unit).find((one) => one >= rough * 0.99 && (!whole || one >= 1)) ?? 1;
   const first = Math.ceil(low / step - 1e-9);
   return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, k) => Number(((first + k) * step).toPrecision(12)));
 }
+
+/** A place on an axis: whole numbers with all of their digits. */
+const place = (x) => (Number.isInteger(x) ? String(x) : three(x));
 
 /** Heights of texts moved apart, at least 13 from each other and none below `most`, in the order of the heights that were wanted. */
 function spread(heights, most) {
@@ -137,7 +140,7 @@ export function Lines({ series, label, xName = "", yName = "", logX = false, log
   const [x0, x1] = axis(points.map(([x]) => x), logX), [y0, y1] = axis(points.map(([, y]) => y), logY);
   const px = (x) => left + (((logX ? Math.log(Math.max(x, 1e-9)) : x) - x0) / (x1 - x0 || 1)) * (wide - left - right);
   const py = (y) => top + (1 - ((logY ? Math.log(Math.max(y, 1e-9)) : y) - y0) / (y1 - y0 || 1)) * (height - top - bottom);
-  const xTicks = ticksOf(x0, x1, logX), yTicks = ticksOf(y0, y1, logY);
+  const xTicks = ticksOf(x0, x1, logX, series.every((one) => one.x.every(Number.isInteger))), yTicks = ticksOf(y0, y1, logY);
   const names = spread(series.map((one) => { const k = one.y.findLastIndex((y) => y !== null && Number.isFinite(y)); return k < 0 ? 0 : py(one.y[k]) + 4; }), height - bottom + 4);
   const find = (event) => {
     const area = box.current.getBoundingClientRect(), x = ((event.clientX - area.left) * wide) / area.width;
@@ -147,7 +150,7 @@ export function Lines({ series, label, xName = "", yName = "", logX = false, log
   return html`<figure class="lines">
     <svg ref=${box} viewBox=${`0 0 ${wide} ${height}`} role="img" aria-label=${label} onPointerMove=${(event) => setAt(find(event))} onPointerLeave=${() => setAt(null)} onClick=${(event) => onSelect?.(find(event))}>
       ${yTicks.map((y) => html`<line class="grid" x1=${left} x2=${wide - right} y1=${py(y)} y2=${py(y)} /><text class="tick" x=${left - 6} y=${py(y) + 4} text-anchor="end">${three(y)}</text>`)}
-      ${xTicks.map((x) => html`<text class="tick" x=${px(x)} y=${height - bottom + 16} text-anchor="middle">${three(x)}</text>`)}
+      ${xTicks.map((x) => html`<text class="tick" x=${px(x)} y=${height - bottom + 16} text-anchor="middle">${place(x)}</text>`)}
       <text class="tick" x=${(left + wide - right) / 2} y=${height - 3} text-anchor="middle">${xName}</text>
       ${yName ? html`<text class="tick" x=${left} y=${10}>${yName}</text>` : null}
       ${mark === null ? null : html`<line class="mark" x1=${px(mark)} x2=${px(mark)} y1=${top} y2=${height - bottom} />`}
@@ -161,7 +164,7 @@ export function Lines({ series, label, xName = "", yName = "", logX = false, log
       })}
       ${at === null ? null : html`<line class="hair" x1=${px(at)} x2=${px(at)} y1=${top} y2=${height - bottom} />`}
     </svg>
-    <figcaption>${at === null ? "\u00a0" : `${xName} ${three(at)}: ${series.map((one) => { const k = one.x.indexOf(at); return k < 0 || one.y[k] === null ? null : `${one.name} ${three(one.y[k])}`; }).filter(Boolean).join(", ")}`}</figcaption>
+    <figcaption>${at === null ? "\u00a0" : `${xName} ${place(at)}: ${series.map((one) => { const k = one.x.indexOf(at); return k < 0 || one.y[k] === null ? null : `${one.name} ${three(one.y[k])}`; }).filter(Boolean).join(", ")}`}</figcaption>
   </figure>`;
 }
 

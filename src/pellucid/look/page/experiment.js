@@ -2,7 +2,7 @@
 // The page Experiment: replace, remove or push a part, and see what the answer becomes.
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
-import { postJson, postLines } from "./api.js";
+import { getTrace, postJson, postLines, useLoad } from "./api.js";
 import { Bars, HeatMap, Lines, Scale, largest } from "./charts.js";
 import { useLines } from "./lines.js";
 import { Choice, CopyButton, Num, Panel, Slider, Term, Token, Waiting, percent, three } from "./parts.js";
@@ -16,12 +16,17 @@ const SITES = { resid_pre: "stream before each block", attn_out: "attention writ
 const ABLATIONS = { mean: "its mean", zero: "zero", resample: "prompt B's value" };
 
 function Page({ view, set, model, a, b }) {
-  const textA = view.a || model.example;
+  const textA = view.a || model.example, source = model.reads_source ? view.source || model.example_source : null;
+  // the experiments compare runs without the edits of the tray, so their tokens are those of such a run
+  const bare = { text: textA, source, bos: view.bos, checkpoint: view.checkpoint, edits: [] };
+  const unedited = useLoad(view.edits.length ? (signal) => getTrace(bare, signal) : null, [JSON.stringify(bare), view.edits.length > 0]);
+  const own = view.edits.length ? unedited.value : a;
   if (!a.predicts) return html`<${Panel} title="Experiment"><p>This model has no logits, so no answer can be measured.</p><//>`;
   if (model.masked) return html`<${Panel} title="Experiment"><p>This model predicts masked tokens at every position. The experiments of this page measure what a model says next.</p><//>`;
-  const metric = metricOf(view, a, b);
-  const asked = { a: textA, b: view.b, source: model.reads_source ? view.source || model.example_source : null, bos: view.bos, checkpoint: view.checkpoint, metric };
-  const shared = { view, set, model, a, b, asked, textA };
+  if (!own) return html`<${Waiting} of=${unedited} what="reading the prompt without edits" />`;
+  const metric = metricOf(view, own, b);
+  const asked = { a: textA, b: view.b, source, bos: view.bos, checkpoint: view.checkpoint, metric };
+  const shared = { view, set, model, a: own, b, asked, textA };
   return html`<${Measure} ...${shared} /><${Patching} ...${shared} /><${Ablation} ...${shared} /><${Steering} ...${shared} /><${SideBySide} ...${shared} /><${EditList} ...${shared} />`;
 }
 
@@ -48,6 +53,7 @@ function Measure({ view, set, a, b, asked }) {
   return html`<${Panel} title="What is measured" not="how good the answer is: the number says how strongly the model prefers one token at the last position.">
     <div class="row"><${Choice} label="Metric" value=${view.metric} options=${METRICS} onChange=${(kind) => set({ metric: kind })} />
       ${"one" in metric ? pick("one", metric.one) : null}${both ? pick("other", metric.other) : null}</div>
+    ${view.edits.length ? html`<p class="quiet">Patching, ablation and steering start from the run without the edits. Generate, and every other page, use them.</p>` : null}
   <//>`;
 }
 
@@ -80,7 +86,7 @@ function foldPatching(value, line) {
 }
 
 function Patching({ view, set, a, b, asked }) {
-  const body = b ? { ...asked, site: view.site } : null;
+  const alike = b && a.n === b.n, body = alike ? { ...asked, site: view.site } : null;
   const run = useLines("api/experiment/patch", body, foldPatching, [JSON.stringify(body)]);
   const got = run.value;
   const share = useMemo(() => got && shares(got), [got]);
@@ -101,12 +107,13 @@ function Patching({ view, set, a, b, asked }) {
       ${asked.a === "Rome is the capital of" ? html`<p><button type="button" class="act" onClick=${() => set({ b: "Paris is the capital of" })}>Use \u201cParis is the capital of\u201d</button></p>` : null}` : html`
     <p class="quiet">The run of prompt A is repeated with what prompt B has at one place. <${Term} t="attribution patching">Estimates<//> come at once; <${Term} t="activation patching">exact values<//> replace them as they are computed. A click on a place makes it an edit.</p>
     <div class="row"><${Choice} label="What is replaced" value=${view.site} options=${SITES} onChange=${(site) => set({ site })} /></div>
-    ${run.error ? html`<p class="error" role="alert">${run.error.message}</p>` : null}
+    ${alike ? null : html`<p class="error" role="alert">Prompt A has ${a.n} tokens and prompt B has ${b.n}: write them so that they have equally many (the boxes under the prompts are the tokens).</p>`}
     ${got ? html`<p>${got.metric}: A <${Num} name="patch.own" value=${got.own} />, B <${Num} name="patch.other" value=${got.other} />. ${" "}<span class="quiet" role="status" data-done=${got.done} data-total=${got.total}>${got.done < got.total ? `exact values: ${got.done} of ${got.total} places \u2026 ${run.seconds.toFixed(1)} s` : "all values are exact"}${got.end ? html`; the estimates correlate with them at <${Num} name="patch.correlation" value=${got.end.correlation} />` : ""}</span></p>
       <p>${share.flat ? "A and B have the same value, so the change itself is shown " : "The share of the way from A to B "}<${Scale} low=${three(-share.most)} high=${three(share.most)} ramp="signed" /></p>
       <${HeatMap} values=${share.values} rows=${got.rows.length} columns=${got.columns} ramp="signed" high=${share.most} label="patching" describe=${describe} onSelect=${add}
         rowNames=${got.rows.map((_, r) => name(r))} columnNames=${got.tokens.map(visible)} rings=${share.rings} />
-      ${share.rings.length ? html`<p class="quiet">Ringed: the estimate is wrong by more than a quarter of the way.</p>` : null}` : html`<${Waiting} of=${run} what="estimating all places" />`}`}
+      ${run.error ? html`<p class="error" role="alert">${run.error.message}</p>` : null}
+      ${share.rings.length ? html`<p class="quiet">Ringed: the estimate is wrong by more than a quarter of the way.</p>` : null}` : alike ? html`<${Waiting} of=${run} what="estimating all places" />` : null}`}
   <//>`;
 }
 
@@ -125,8 +132,8 @@ function shares(got) {
 
 const foldAblation = (value, line) => ({ ...(value ?? {}), [line.site]: line });
 
-function Ablation({ view, set, model, asked, textA }) {
-  const allowed = view.ablation !== "resample" || view.b, body = allowed ? { ...asked, kind: view.ablation } : null;
+function Ablation({ view, set, a, b, asked, textA }) {
+  const allowed = view.ablation !== "resample" || (b && a.n === b.n), body = allowed ? { ...asked, kind: view.ablation } : null;
   const run = useLines("api/experiment/ablate", body, foldAblation, [JSON.stringify(body)]);
   const heads = run.value?.["attn.z"], parts = ["attn_out", "mlp_out"].map((site) => run.value?.[site]).filter(Boolean);
   const edit = (name, more) => {
@@ -232,7 +239,7 @@ function EditList({ view, set, asked, textA }) {
     link.click();
     URL.revokeObjectURL(link.href);
   };
-  return html`<${Panel} title="The edits" id="edits" not="anything when you leave this page: every page shows the run of prompt A under these edits.">
+  return html`<${Panel} title="The edits" id="edits" not="a model that has learned this: the weights stay as they are, and every page shows the run of prompt A under these edits.">
     <ul class="plain">${view.edits.map((edit, k) => html`<li><code>${edit.op} ${edit.name}</code> ${["head", "kv_head", "pos", "neuron"].filter((axis) => edit[axis] !== undefined && edit[axis] !== null).map((axis) => `${axis} ${[].concat(edit[axis]).join(", ")}`).join("; ")}
       ${edit.op === "add" || edit.op === "scale" ? html` <${Slider} label="factor" value=${edit.factor ?? 1} min=${-8} max=${8} step=${0.5} onInput=${(factor) => change(k, { factor })} />` : null}
       <button type="button" class="act small" onClick=${() => set({ edits: view.edits.filter((_, j) => j !== k) })}>Remove</button></li>`)}</ul>

@@ -37,9 +37,9 @@ function Curves({ run, model, go }) {
   const last = (line) => line.points.at(-1)[1];
   return html`<${Panel} title="Curves" code=${run.code} not="losses of single steps: each point is the mean of its neighbours where a run is long.">
     ${run.steps.length > 1 ? html`<p class="quiet">Checkpoints at steps ${run.steps.join(", ")}; the line marks the one that every page shows. A click moves it.</p>` : null}
-    ${run.curves.map((curve) => html`<h3>${curve.title}${curve.unit ? `, ${curve.unit}` : ""}</h3>
-      <${Lines} label=${curve.title} xName="step" height=${curve === run.curves[0] ? 240 : 150} series=${curve.lines.map((line) => ({ name: line.name, x: line.points.map(([x]) => x), y: line.points.map(([, y]) => y) }))} mark=${model.step ?? null} onSelect=${go} />
-      ${curve.lines.map((line) => html`<span class="quiet">${line.name} at the end <${Num} name=${`curve.${line.name}`} value=${last(line)} /> </span>`)}`)}
+    <div class="curves">${run.curves.map((curve) => html`<div><h3>${curve.title}${curve.unit ? `, ${curve.unit}` : ""}</h3>
+      <${Lines} label=${curve.title} xName="step" height=${220} series=${curve.lines.map((line) => ({ name: line.name, x: line.points.map(([x]) => x), y: line.points.map(([, y]) => y) }))} mark=${model.step ?? null} onSelect=${go} />
+      <p class="quiet">At the end: ${curve.lines.map((line, k) => html`${k ? ", " : ""}${line.name} <${Num} name=${`curve.${line.name}`} value=${last(line)} />`)}.</p></div>`)}</div>
   <//>`;
 }
 
@@ -48,24 +48,26 @@ const foldHeads = (value, line) => (line.kind === "start" ? { ...line, rows: [] 
 function HeadsForming({ view, set, model, go, textA }) {
   const body = { text: view.onPrompt ? textA : null, steps: null };
   const run = useLines("api/run/heads", body, foldHeads, [JSON.stringify(body)]);
-  const got = run.value, rows = got?.rows ?? [], several = (got?.steps.length ?? 0) > 1;
+  const got = run.value, rows = got?.rows ?? [], several = (got?.steps.length ?? 0) > 2;
   const here = rows.find((row) => row.step === model.step) ?? rows.at(-1);
   const turn = (kind) => { const [layer, head] = here.best[kind]; set({ page: "attention", layer, head }); };
   return html`<${Panel} title=${several ? "Heads forming" : "What the heads do"} code=${got?.code} id="heads" not="what a head is for: a score says how much it attends in one way on this text, and many heads do several things.">
-    <div class="row"><${Choice} label="Score" value=${view.kind} options=${KINDS} onChange=${(kind) => set({ kind })} /><${Toggle} label="on prompt A, not on repeated random tokens" value=${view.onPrompt} onChange=${(onPrompt) => set({ onPrompt })} /></div>
+    <div class="row">${several ? html`<${Choice} label="Score" value=${view.kind} options=${KINDS} onChange=${(kind) => set({ kind })} />` : null}<${Toggle} label="on prompt A, not on repeated random tokens" value=${view.onPrompt} onChange=${(onPrompt) => set({ onPrompt })} /></div>
     ${run.error ? html`<p class="error" role="alert">${run.error.message}</p>` : null}
-    <p class="quiet" role="status" data-done=${rows.length} data-total=${got?.steps.length ?? ""}>A head with a high score ${SAID[view.kind]}. ${run.loading && several ? `${rows.length} of ${got.steps.length} checkpoints \u2026 ${run.seconds.toFixed(1)} s` : ""}</p>
-    ${got && several && got.steps.length < 4 ? html`<p class="quiet">This run kept ${got.steps.length} checkpoints. <code>pellucid train TEXT --set checkpoint_every=50 --set keep_last=100</code> keeps more, so that you see when a head comes about.</p>` : null}
-    ${rows.length > 1 ? html`<${Lines} label=${`heads, ${KINDS[view.kind]}`} xName="step" yName="score" series=${lines(rows, view.kind)} mark=${model.step ?? null} onSelect=${go} />` : null}
-    ${here ? html`<h3>${several ? `At step ${here.step}, on` : "On"} ${here.text}</h3>
+    <p class="quiet" role="status" data-done=${rows.length} data-total=${got?.steps.length ?? ""}>${several ? `A head with a high score ${SAID[view.kind]}. ` : ""}${run.loading && several ? `${rows.length} of ${got.steps.length} checkpoints \u2026 ${run.seconds.toFixed(1)} s` : ""}</p>
+    ${got && model.steps.length && got.steps.length < 4 ? html`<p class="quiet">This run kept ${got.steps.length} checkpoint${got.steps.length === 1 ? "" : "s"}. <code>pellucid train TEXT --set checkpoint_every=50 --set keep_last=100</code> keeps more, so that you see when a head comes about.</p>` : null}
+    ${several && rows.length > 1 ? html`<${Lines} label=${`heads, ${KINDS[view.kind]}`} xName="step" yName="score" series=${lines(rows, view.kind)} mark=${model.step ?? null} onSelect=${go} />` : null}
+    ${here ? html`<h3>${here.step === null ? "On" : `At step ${here.step}, on`} ${here.text}</h3>
       <table class="plain"><thead><tr><th>kind</th><th>head</th><th>score</th></tr></thead><tbody>${Object.keys(KINDS).map((kind) => {
         if (!here.best[kind]) return html`<tr><td><${Term} t=${`${KINDS[kind]} head`}>${KINDS[kind]}<//></td><td colspan="2" class="quiet">nothing to attend to in this text</td></tr>`;
-        const [layer, head] = here.best[kind], score = here.scores[kind][layer][head];
-        return html`<tr><td><${Term} t=${`${KINDS[kind]} head`}>${KINDS[kind]}<//></td><td><button type="button" class="link" onClick=${() => turn(kind)}>${layer}.${head}</button></td><td class="number"><${Num} name=${`heads.${kind}`} value=${score} />${strong(kind, score) ? "" : html` <span class="quiet">weak</span>`}</td></tr>`;
-      })}</tbody></table><p class="quiet">Block and number of the head with the highest score, from 0. Below half of the attention (for copying, below 0.5) a score is called weak.</p>` : null}
+        const [layer, head] = here.best[kind], score = scoreOf(here, kind);
+        return html`<tr><td title=${SAID[kind]}><${Term} t=${`${KINDS[kind]} head`}>${KINDS[kind]}<//></td><td><button type="button" class="link" onClick=${() => turn(kind)}>${layer}.${head}</button></td><td class="number"><${Num} name=${`heads.${kind}`} value=${score} />${strong(kind, score) ? "" : html` <span class="quiet">weak</span>`}</td></tr>`;
+      })}</tbody></table><p class="quiet">Block and number of the head with the highest score, from 0. Below half of the attention (for copying, below 0.5) a score is called weak.</p>
+      ${Object.keys(KINDS).every((kind) => !here.best[kind] || !strong(kind, scoreOf(here, kind))) ? html`<p>No head of this model has a high score${model.n_layers < 2 ? ": it has one block, and a head that continues repetitions needs two" : ": it is small, or was trained briefly"}. <code>pellucid look</code> without a model opens one whose heads are known.</p>` : null}` : null}
   <//>`;
 }
 
+const scoreOf = (row, kind) => row.scores[kind][row.best[kind][0]][row.best[kind][1]];
 const strong = (kind, score) => score !== null && score >= 0.5;
 
 /** The heads with the highest scores at any step, as lines over the steps. */
