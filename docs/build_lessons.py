@@ -259,7 +259,7 @@ def steering() -> Figure:
 
 
 def ngrams() -> Figure:
-    """What a GPT knows beyond counting."""
+    """What a table of counts knows, and what a GPT knows, on the same text."""
     model = character_model.character_model()
     text = bundled("shakespeare").read_text(encoding="utf-8")
     cut = len(text) - len(text) // 10
@@ -267,19 +267,26 @@ def ngrams() -> Figure:
     begin_at = held_out.tolist().index(model.tokenizer.encode("\n")[0], 2000) + 1
     ids = held_out[begin_at : begin_at + 48]
     t = model.trace(ids.tolist())
-    vocabulary = model.architecture.n_vocab
-    rows, means = {}, {}
-    for order in (1, 2, 3, 5):
-        counted = NGram.train(training, vocabulary, order)
-        rows[f"{order}-gram"] = -counted.log_probs(ids) / np.log(2)
-        means[f"{order}-gram"] = float(-counted.log_probs(held_out[:20_000]).mean() / np.log(2))
-    rows["GPT"] = t.surprisal()[0].numpy().astype(np.float64)
-    inputs, targets = character_model.held_out_windows(model, 64)
+    # the second half of windows, where the GPT has read something, and the same characters for the n-grams
+    n_ctx = model.architecture.n_ctx
+    starts = np.linspace(0, len(held_out) - n_ctx - 1, 200).astype(int)
+    windows = torch.from_numpy(held_out[starts[:, None] + np.arange(n_ctx + 1)])
     with torch.no_grad():
-        loss = F.cross_entropy(model.network(inputs).transpose(1, 2), targets, reduction="none")
-    # the second half of each window, where the model has read something
-    means["GPT"] = float(loss[:, 32:].mean() / np.log(2))
+        loss = F.cross_entropy(model.network(windows[:, :-1]).transpose(1, 2), windows[:, 1:], reduction="none")
+    scored = starts[:, None] + np.arange(n_ctx // 2, n_ctx)
+    log_probs = {"GPT": -loss[:, n_ctx // 2 :].double().numpy()}
+    rows, n_counts = {}, 0
+    for order in (1, 2, 3, 5):
+        counted = NGram.train(training, model.architecture.n_vocab, order)
+        rows[f"{order}-gram"] = -counted.log_probs(ids) / np.log(2)
+        log_probs[f"{order}-gram"] = counted.log_probs(held_out)[scored]
+        n_counts = counted.n_parameters
+    rows["GPT"] = t.surprisal()[0].numpy().astype(np.float64)
+    log_probs["both"] = np.logaddexp(log_probs["GPT"] + np.log(0.25), log_probs["5-gram"] + np.log(0.75))
+    order = [*(name for name in log_probs if name.endswith("gram")), "GPT", "both"]
+    means = {name: float(-log_probs[name].mean() / np.log(2)) for name in order}
     assert means["GPT"] < means["3-gram"]
+    assert means["both"] < min(means["GPT"], means["5-gram"])
     columns = [model.tokenizer.token_str(int(i)) for i in ids[1:]]
     values = torch.tensor(np.stack(list(rows.values()))).clamp(max=12)
     surprise = matrix_panel(
@@ -290,35 +297,49 @@ def ngrams() -> Figure:
         columns,
         " at ",
     ) | {"ramp": "amount", "low": 0.0, "high": float(values.max())}
+    n_parameters = sum(p.numel() for p in model.network.parameters())
     begin = words(
         "An n-gram counts: it predicts the next character from how often each one followed the last n - 1 characters "
-        "in the training text. A GPT reads further back and generalises. How much does that bring, and where?",
-        "The first picture compares them on text that neither has seen. In the second, find the characters where the "
-        "GPT is much less surprised than the 5-gram, and ask what it may have used. The first letter of a word "
-        "surprises all of them; the last letters surprise none.",
-        "Below is the inside of the GPT on the same text.",
+        "in the training text. A GPT learns numbers that it uses at every position. Which one predicts better, on text "
+        "that neither has seen?",
+        f"The 5-gram stores {n_counts:,} numbers and needs {means['5-gram']:.2f} bits for a character. This small GPT "
+        f"has {n_parameters:,} numbers and needs {means['GPT']:.2f}, fewer than the 3-gram. They know different "
+        f"things: a quarter of the GPT's probability and three quarters of the 5-gram's together need only "
+        f"{means['both']:.2f} bits. A GPT that is larger and is trained for longer beats every n-gram.",
+        "In the second picture, find the characters where the GPT is less surprised than the 5-gram, and ask what it "
+        "may have used. The first letter of a word surprises all of them; the last letters surprise none. Below is the "
+        "inside of the GPT on the same text.",
     )
     panels = [
-        bars_panel("Bits per character", list(means), torch.tensor(list(means.values())), "On held-out text."),
+        bars_panel(
+            "Bits per character",
+            [name if name != "both" else "GPT and 5-gram" for name in order],
+            torch.tensor(list(means.values())),
+            "On held-out text; fewer is better.",
+        ),
         surprise,
     ]
     end = questions(
         (
-            "Why is the 1-gram so bad at blanks?",
-            "It does not know that a word has just ended: it predicts the same for every position.",
+            "Why does the 1-gram not know where a word ends?",
+            "It reads nothing: it predicts the same for every position, mostly a blank or an e.",
         ),
         (
-            "Where does a 5-gram beat the GPT?",
-            "On sequences of four characters that it has counted often. It is a table: it knows what it has seen by "
-            "heart, while this small GPT has only 0.16 million numbers.",
+            "Where does the 5-gram beat the GPT?",
+            "After four characters that it has counted often. It is a table that knows by heart what it has seen.",
+        ),
+        (
+            "Where does the GPT beat the 5-gram?",
+            "Where the last four characters are rare, or where what stands further back matters: the n-gram then falls "
+            "back on shorter and shorter contexts, while the GPT still reads all of them.",
         ),
         (
             "What would happen with ten times the training text?",
-            "Both would get better; the longer the n-gram, the more it gains, since it has fewer contexts that it "
-            "never saw.",
+            "Both would get better. The longer the n-gram, the more it gains, since fewer of its contexts are "
+            "new to it.",
         ),
     )
-    return lesson(4, "What a GPT knows beyond counting", t, begin, panels, end)
+    return lesson(4, "Counting and learning", t, begin, panels, end)
 
 
 ORDER_LENGTH, ORDER_LETTERS = 8, 6
