@@ -57,7 +57,7 @@ def main(names: list[str]) -> None:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"])
         tab = browser.new_context(color_scheme="light").new_page()
         for name in names or PICTURES:
-            path = photograph(tab, inspector.url.partition("/#")[0], name)
+            path = photograph(tab, inspector.url.partition("#")[0].rstrip("/"), name)
             print(f"{path}: {path.stat().st_size / 1e3:,.0f} kB")
         browser.close()
     inspector.close()

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pellucid.cli import main
 
@@ -65,6 +66,9 @@ def run_command(command: str) -> int:
     """The exit code of a `pellucid` command, run in this process: a new one would mostly import."""
     program, *arguments = shlex.split(command, comments=True)
     assert program == "pellucid", command
+    if arguments[0] == "look":  # it would answer until somebody stops it
+        with mock.patch("pellucid.look.server.run_look", lambda session, listening, **_: listening.close()):
+            return main([*arguments, "--port", "0"])
     if ">" in arguments:  # a shell would write what is printed into the file
         arguments, file = arguments[: arguments.index(">")], arguments[arguments.index(">") + 1]
         with open(file, "w") as output, contextlib.redirect_stdout(output):

@@ -25,7 +25,7 @@ def ran(desk: Path, capfd: pytest.CaptureFixture[str]) -> dict:
 @pytest.mark.item("S1-1.1-m", "S4-learn-a")
 def test_commands(desk: Path, ran: dict):
     """In the order they stand: later ones use the runs of earlier ones."""
-    assert len([line for _, block in blocks(README, "sh") for line in block.splitlines()]) == 6
+    assert len([line for _, block in blocks(README, "sh") for line in block.splitlines()]) == 7
     for file in ("runs/my_texts/recipe.json", "page.html", "trace.html", "adapted.gguf"):
         assert (desk / file).exists(), file
     attribution = ran["trace"].attribute(" the", by="head")
@@ -49,7 +49,7 @@ def test_the_first_screen():
     lines = README.splitlines()
     assert len(lines) <= 120
     first = "\n".join(lines[:45])
-    order = ["Language models you can see through", "docs/figures/inspect.png", "pellucid train my_texts/"]
+    order = ["Language models you can see through", "docs/figures/look_experiment.png", "pellucid train my_texts/"]
     order += ["wrote", "benchmarks.time_to_quality", "make demo"]
     assert [first.index(part) for part in order] == sorted(first.index(part) for part in order)
 

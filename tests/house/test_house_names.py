@@ -12,7 +12,7 @@ SOURCE = Path(pellucid.__file__).parent
 WRITTEN_OUT = "hub/transformers_code/"
 
 #: names that two files may define, and why; at most ten
-TWO_MEANINGS: dict[str, str] = {}
+TWO_MEANINGS: dict[str, str] = {"add_routes": "each page of the inspector adds its own routes to the application"}
 MOST_EXCEPTIONS = 10
 
 #: modules that had names of no meaning outside this project, by room; none of them comes back

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from tests.look.conftest import RunningInspector, looking, ready, shown_numbers
+from tests.look.conftest import RunningInspector, looking, ready, shown_numbers, small_model
 
 import pellucid
 from pellucid import edits
+from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
 from pellucid.edits import EditError, from_json
 from pellucid.language_model import known_answer
-from pellucid.lens.analysis.metrics import logit_diff
+from pellucid.lens.analysis.metrics import logit_diff, probability
 from pellucid.lens.core.inputs import InputError
 from pellucid.look.experiment import (
     AblateBody,
@@ -205,6 +206,68 @@ def test_exported_edits_act_as_those_of_the_page():
     expected = MODEL.trace(A, edits=by_hand()[:4]).logits
     torch.testing.assert_close(MODEL.trace(A, edits=from_json(exported["json"])).logits, expected)
     torch.testing.assert_close(MODEL.trace(A, edits=run_code(exported["code"])["change"]).logits, expected)
+
+
+KINDS = {
+    "qwen3": {
+        "attention": Attention(n_heads=2, n_kv_heads=1, qk_norm="rms", bias="none"),
+        "positions": Positions(kind="rotary"),
+        "norm": Norm(kind="rms"),
+        "mlp": MLP(d_ff=32, form="gated", activation="silu", bias="none"),
+    },
+    "gemma-2": {
+        "attention": Attention(n_heads=2, windows=(4, 0), score_cap=5.0, bias="none"),
+        "positions": Positions(kind="rotary"),
+        "norm": Norm(kind="rms", gain="1+g"),
+        "block": "sandwich",
+        "logit_cap": 3.0,
+        "embed_scale": "sqrt(d_model)",
+    },
+    "bloom": {"positions": Positions(kind="alibi"), "embed_norm": "norm"},
+    "gpt-neox": {"positions": Positions(kind="rotary", fraction=0.5), "block": "parallel"},
+    "post-norm": {"block": "post", "norm": Norm(kind="layer")},
+    "bigram tables": {"ngrams": (2,), "ngram_rows": 64},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_architecture_is_experimented_on(kind: str):
+    """Patching keys of grouped queries, streams and heads; ablation; steering; a text under an edit."""
+    model = small_model(**KINDS[kind])
+    texts = {"a": "the cat sat on", "b": "the dog sat on"}
+    metric = MetricBody(kind="probability", one=model.tokenizer.encode(" the")[0])
+    for site in ("resid_pre", "attn.z", "attn.k"):
+        body = PatchBody(**texts, metric=metric, site=site)
+        start, *parts, _ = patch_lines(model, body)
+        expected = model.patch(texts["b"], texts["a"], probability(metric.one), site=site)
+        assert start["heads"] == (0 if site == "resid_pre" else expected.exact.size(2))
+        cells = {(part["layer"], p, h): x for part in parts for p, h, x in part["cells"]}
+        values = expected.exact if expected.exact.ndim == 3 else expected.exact[..., None]
+        assert len(cells) == values.numel()
+        assert all(cells[where] == pytest.approx(float(values[where]), abs=1e-5) for where in cells)
+    assert len(list(ablation_lines(model, AblateBody(**texts, metric=metric, kind="resample")))) == 3
+    at = "blocks.1.resid_pre"
+    steer = SteerBody(**texts, metric=metric, at=at, towards=texts["b"], away=texts["a"])
+    assert len(list(steering_lines(model, steer))) == 18
+    edit = EditBody(op="resample", name="blocks.1.attn_out", pos=[1], value={"run_of": texts["b"]})
+    _, *pieces = side_by_side(model, GenerateBody(a=texts["a"], edits=[edit], max_tokens=3))
+    assert {piece["side"] for piece in pieces} == {"without", "with"}
+
+
+def test_an_encoder_decoder_is_patched_with_another_source():
+    encoder = Architecture(
+        n_vocab=300, n_ctx=64, d_model=16, n_layers=1, attention=Attention(n_heads=2, mask="bidirectional")
+    )
+    model = small_model(encoder=encoder)
+    sources = {"source": "the cat sat", "source_b": "the dog sat"}
+    metric = MetricBody(kind="probability", one=model.tokenizer.encode(" the")[0])
+    start, *_ = patch_lines(model, PatchBody(a="the", b="the", metric=metric, **sources))
+    expected = model.patch(
+        "the", "the", probability(metric.one), source=sources["source_b"], corrupt_source=sources["source"]
+    )
+    assert (start["own"], start["other"]) == (pytest.approx(expected.corrupt), pytest.approx(expected.clean))
+    _, *pieces = side_by_side(model, GenerateBody(a="", source=sources["source"], max_tokens=2))
+    assert len(pieces) >= 2
 
 
 # In the browser -----------------------------------------------------------------------------

@@ -71,6 +71,9 @@ const visible = (text) => text.replaceAll(" ", "\u00b7").replaceAll("\n", "\u21b
 
 // Patching -----------------------------------------------------------------------------------
 
+/** The most places that are computed exactly without being asked for. */
+const MOST_EXACT = 3000;
+
 /** Estimates of all places, which the exact values overwrite as they come. */
 function foldPatching(value, line) {
   if (line.kind === "start") {
@@ -85,8 +88,9 @@ function foldPatching(value, line) {
   return { ...value, values, exact, done: line.done };
 }
 
-function Patching({ view, set, a, b, asked }) {
-  const alike = b && a.n === b.n, body = alike ? { ...asked, site: view.site } : null;
+function Patching({ view, set, model, a, b, asked }) {
+  const alike = b && a.n === b.n, size = a.n * model.n_layers * (view.site.startsWith("attn.") ? model.n_heads : 1), [wanted, want] = useState("");
+  const question = JSON.stringify([asked, view.site]), exact = size <= MOST_EXACT || wanted === question, body = alike ? { ...asked, site: view.site, exact } : null;
   const run = useLines("api/experiment/patch", body, foldPatching, [JSON.stringify(body)]);
   const got = run.value;
   const share = useMemo(() => got && shares(got), [got]);
@@ -108,10 +112,10 @@ function Patching({ view, set, a, b, asked }) {
     <p class="quiet">The run of prompt A is repeated with what prompt B has at one place. <${Term} t="attribution patching">Estimates<//> come at once; <${Term} t="activation patching">exact values<//> replace them as they are computed. A click on a place makes it an edit.</p>
     <div class="row"><${Choice} label="What is replaced" value=${view.site} options=${SITES} onChange=${(site) => set({ site })} /></div>
     ${alike ? null : html`<p class="error" role="alert">Prompt A has ${a.n} tokens and prompt B has ${b.n}: write them so that they have equally many (the boxes under the prompts are the tokens).</p>`}
-    ${got ? html`<p>${got.metric}: A <${Num} name="patch.own" value=${got.own} />, B <${Num} name="patch.other" value=${got.other} />. ${" "}<span class="quiet" role="status" data-done=${got.done} data-total=${got.total}>${got.done < got.total ? `exact values: ${got.done} of ${got.total} places \u2026 ${run.seconds.toFixed(1)} s` : "all values are exact"}${got.end ? html`; the estimates correlate with them at <${Num} name="patch.correlation" value=${got.end.correlation} />` : ""}</span></p>
+    ${got ? html`<p>${got.metric}: A <${Num} name="patch.own" value=${got.own} />, B <${Num} name="patch.other" value=${got.other} />. ${" "}<span class="quiet" role="status" data-done=${got.done} data-total=${got.total}>${!exact ? html`estimates; <button type="button" class="act small" onClick=${() => want(question)}>compute all ${got.total} exactly</button>` : got.done < got.total ? `exact values: ${got.done} of ${got.total} places \u2026 ${run.seconds.toFixed(1)} s` : "all values are exact"}${got.end ? html`; the estimates correlate with them at <${Num} name="patch.correlation" value=${got.end.correlation} />` : ""}</span></p>
       <p>${share.flat ? "A and B have the same value, so the change itself is shown " : "The share of the way from A to B "}<${Scale} low=${three(-share.most)} high=${three(share.most)} ramp="signed" /></p>
       <${HeatMap} values=${share.values} rows=${got.rows.length} columns=${got.columns} ramp="signed" high=${share.most} label="patching" describe=${describe} onSelect=${add}
-        rowNames=${got.rows.map((_, r) => name(r))} columnNames=${got.tokens.map(visible)} rings=${share.rings} />
+        rowNames=${got.rows.map((_, r) => name(r))} columnNames=${got.tokens.map(visible)} cell=${Math.max(12, Math.min(44, Math.floor(600 / got.columns), Math.floor(480 / got.rows.length)))} rings=${share.rings} />
       ${run.error ? html`<p class="error" role="alert">${run.error.message}</p>` : null}
       ${share.rings.length ? html`<p class="quiet">Ringed: the estimate is wrong by more than a quarter of the way.</p>` : null}` : alike ? html`<${Waiting} of=${run} what="estimating all places" />` : null}`}
   <//>`;
