@@ -25,6 +25,8 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 #: the Python of the environment in which requirements/clients.txt is installed
 CLIENTS = Path(os.environ.get("PELLUCID_CLIENTS") or DATA.parents[1] / ".clients") / "bin" / "python"
+#: the property tests whose number of examples is set, by their identity: one function is several items
+SHARED: dict[int, object] = {}
 #: whether what requirements/docs.txt names is installed
 SITE_TOOLS = all(map(importlib.util.find_spec, ("sphinx", "furo", "myst_parser", "latex2mathml", "ziamath")))
 
@@ -65,6 +67,10 @@ def needs_clients() -> Path:
     return CLIENTS
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--examples", type=float, default=1.0, help="the share of each property test's examples to draw")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "item(*ids): the items of tests/conformance/items.toml that this test shows")
 
@@ -77,8 +83,17 @@ def pytest_report_header() -> list[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of data that is not shipped where PELLUCID_DATA does not name its folder, those in a browser
     where none is installed, and those of the site where its tools are not. A slow test has half an hour: enough on a
-    busy machine too."""
+    busy machine too. Property tests are marked, and draw the share of their examples that --examples asks for."""
+    share = config.getoption("--examples")
     for item in items:
+        function = getattr(item, "function", None)
+        if hypothesis.is_hypothesis_test(function):
+            item.add_marker(pytest.mark.property)
+            if share < 1 and id(function) not in SHARED:
+                SHARED[id(function)] = function
+                settings = function._hypothesis_internal_use_settings
+                n = max(2, round(share * settings.max_examples))
+                function._hypothesis_internal_use_settings = hypothesis.settings(settings, max_examples=n)
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1800))
     there = {"needs_data": os.environ.get("PELLUCID_DATA"), "needs_browser": BROWSER, "needs_site_tools": SITE_TOOLS}
