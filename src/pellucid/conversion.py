@@ -1,11 +1,8 @@
 """Convert a model between file layouts, and compare it with the other implementation before publishing the result."""
 
 import difflib
-import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,7 +12,7 @@ from torch import Tensor
 
 from pellucid.adapters import base_weights, family_of_base, write_run_adapter
 from pellucid.architecture import Architecture
-from pellucid.destination import check_destination
+from pellucid.destination import check_destination, written_aside
 from pellucid.hub import transformers_bridge as source
 from pellucid.hub.card import write_card
 from pellucid.hub.families import FAMILIES, FamilyError, LazyStateDict, config_of, each_to_ours, each_to_theirs
@@ -167,7 +164,7 @@ def convert(
             "without a comparison (to='pellucid', compare=False; --no-compare)"
         )
     progress("writing the weights", 0, 0)
-    with aside(destination, file=layout == "gguf") as folder:
+    with written_aside(destination, single_file=layout == "gguf") as folder:
         n_bytes, parity = WRITERS[layout](model, folder, goal)
         exported_family, written = goal.exported(model) if layout == "huggingface" else (None, model)
         code = layout == "huggingface" and exported_family is None
@@ -288,23 +285,6 @@ def training_of(run: Path, step: int) -> dict[str, Any]:
     facts["passed_over"] = sum(1 for row in before if row.get("skipped") is True)
     machine = run / "machine.json"
     return facts | {"machine": read_json(machine) if machine.exists() else {}}
-
-
-@contextmanager
-def aside(destination: Path, file: bool = False) -> Iterator[Path]:
-    """A folder that gets the destination's name if the block succeeds, and is removed otherwise.
-
-    With `file`, the single file of that name in the folder gets it instead.
-    """
-    folder = destination.with_name(f".{destination.name}.writing-{os.getpid()}")
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-        if destination.exists():  # somebody else created it meanwhile
-            raise FolderError(f"{destination} exists: choose a new name")
-        os.rename(folder / destination.name if file else folder, destination)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 # The layouts: each writes and compares ------------------------------------------------------------

@@ -1,9 +1,13 @@
-"""Check that something can be written at a path before any work is done for it, and flush what was written."""
+"""Where results are written: checked before any work is done for them, and written aside, so that a path holds all of
+a result or nothing of it.
+"""
 
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -40,6 +44,50 @@ def _reason(error: Exception, folder: Path) -> str:
     if isinstance(error, FileNotFoundError):
         return f"{folder} takes no new files"
     return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+@contextmanager
+def written_aside(destination: Path, *, single_file: bool = False) -> Iterator[Path]:
+    """A folder that gets the destination's name in one rename if the block succeeds, and is removed otherwise.
+
+    With `single_file`, the file of the destination's name in the folder gets it instead. Raises DestinationError where
+    the destination has come into being meanwhile.
+    """
+    folder = destination.with_name(f".{destination.name}.writing-{os.getpid()}")
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+        if destination.exists():
+            raise DestinationError(f"{destination} exists: something else has taken that name; choose another one")
+        flush_folder(folder)
+        os.rename(folder / destination.name if single_file else folder, destination)
+        flush_folder(destination.parent)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file aside and rename it: a reader, and a crash, see the old content or the new one, whole."""
+    aside = path.with_name(f"{path.name}.writing")
+    try:
+        write_durably(aside, content)
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    flush_folder(path.parent)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """The bytes are on disk when this returns; an OSError names the file."""
+    try:
+        with open(path, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def flush_folder(path: Path) -> None:

@@ -3,6 +3,9 @@
 import operator
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from torch import nn
 
 from pellucid.generate.cuda_graphs import GraphedReader, has_fixed_shapes
 from pellucid.generate.encoder_inputs import NO_SOURCES, NoSources, read_sources
@@ -34,30 +37,36 @@ class DecodeStep:
     logits: NextLogits
 
 
+class NextLogitsReader(Protocol):
+    """Reads rows of a decoding, and keeps what it needs of them for their next step."""
+
+    def read(self, rows: Sequence[SequenceState]) -> NextLogits: ...
+
+    def select(self, rows: Sequence[int]) -> None: ...
+
+
 class Decoding:
     """The iterator of steps that `generate_ids` returns.
 
+    network  what is in evaluation mode while a step is computed
+    reader   gives the next logits of rows
     rows     every text, prompt by prompt and sample by sample, including finished ones
     stop     ends a row early, for a reason that only the caller can see
     """
 
     def __init__(
         self,
-        network: Transformer,
+        network: nn.Module,
+        reader: NextLogitsReader,
         rows: list[SequenceState],
+        *,
         max_tokens: int,
         sampling: Sampling,
         stop_ids: Collection[int],
-        cache: bool,
-        n_allowed: int | None,
-        sources: NoSources = NO_SOURCES,
-        taps: TapFactory = NO_TAPS,
-        speculate: int = 0,
+        n_allowed: int | None = None,
     ):
-        self.network, self.rows, self.max_tokens, self.sampling = network, rows, max_tokens, sampling
-        self.stop_ids, self.n_allowed = frozenset(stop_ids), n_allowed
-        longest = max((len(row.given) for row in rows), default=0) + max_tokens
-        self.reader = make_reader(network, longest, sources, taps, cache, speculate)
+        self.network, self.reader, self.rows, self.max_tokens = network, reader, rows, max_tokens
+        self.sampling, self.stop_ids, self.n_allowed = sampling, frozenset(stop_ids), n_allowed
         #: the rows that the reader holds
         self.active = rows
         self.started = False
@@ -185,7 +194,11 @@ def generate_ids(
     rows = [SequenceState(n, sample, each[n], read[n]) for n in range(len(prompts)) for sample in samples]
     with evaluation_mode(network):
         encoded = read_sources(network, sources, len(prompts), taps.of_sources)
-    return Decoding(network, rows, max_tokens, sampling, stop_ids, cache, n_allowed, encoded, taps, speculate)
+    longest = max((len(row.given) for row in rows), default=0) + max_tokens
+    reader = make_reader(network, longest, encoded, taps, cache, speculate)
+    return Decoding(
+        network, reader, rows, max_tokens=max_tokens, sampling=sampling, stop_ids=stop_ids, n_allowed=n_allowed
+    )
 
 
 def check_counts(network: Transformer, max_tokens: int, n_allowed: int | None) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from pellucid.generate.encoder_inputs import NO_SOURCES, NoSources
 from pellucid.generate.errors import GenerationError
@@ -52,7 +52,7 @@ class SequenceState:
 
 
 @contextmanager
-def evaluation_mode(network: Transformer) -> Iterator[None]:
+def evaluation_mode(network: nn.Module) -> Iterator[None]:
     """Run without gradients and without dropout, and restore the training mode."""
     with in_evaluation_mode(network) if network.training else nullcontext(), torch.inference_mode():
         yield

@@ -149,7 +149,8 @@ def score(
         return score_continuation(
             network, tokenizer, prefix, text, source=source, start=start, stride=stride, batch=batch
         )
-    return _score(network, tokenizer, text, tokenizer.encode(text), 0, source, start, stride, batch)
+    whole_text = EncodedText(text, tokenizer.encode(text))
+    return _score(network, tokenizer, whole_text, source=source, start=start, stride=stride, batch=batch)
 
 
 def score_continuation(
@@ -182,21 +183,31 @@ def score_continuation(
             f"the continuation {continuation!r} has no token of its own after this prefix: give a longer continuation, "
             "or score the two as one text"
         )
-    return _score(network, tokenizer, full_text, ids, border, source, start, stride, batch)
+    encoded = EncodedText(full_text, ids, border)
+    return _score(network, tokenizer, encoded, source=source, start=start, stride=stride, batch=batch)
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """A text, its ids, and the number of them at the beginning that are read but not scored."""
+
+    text: str
+    ids: Sequence[int]
+    border: int = 0
 
 
 def _score(
     network: Transformer,
     tokenizer: Tokenizer,
-    text: str,
-    ids: Sequence[int],
-    border: int,
+    encoded: EncodedText,
+    *,
     source: str | None,
     start: str,
     stride: int | None,
     batch: int,
 ) -> Score:
-    """Score `ids[border:]`, where all ids are those of `text`."""
+    """Score the ids of a text from its border on."""
+    text, ids, border = encoded.text, encoded.ids, encoded.border
     if start not in ("separator", "none"):
         raise ScoringError(f"start = {start!r}: choose separator or none")
     lead = [tokenizer.separator if source is None else tokenizer.start] if start == "separator" else []

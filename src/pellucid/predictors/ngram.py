@@ -7,9 +7,6 @@ contexts do not reach across it: a token reads its own document alone, and separ
 import dataclasses
 import hashlib
 import json
-import os
-import secrets
-import shutil
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as read_tensors
 from safetensors.numpy import save as tensors_as_bytes
 
+from pellucid.destination import write_durably, written_aside
 from pellucid.predictors.counting import NGramLevel, count, locate, older_tokens
 from pellucid.text.regular import read_regular
 
@@ -276,20 +274,9 @@ class NGram:
             "notes": self.notes,
             "sha256": hashlib.sha256(content).hexdigest(),
         }
-        aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-        aside.mkdir(parents=True)
-        try:
-            for name, data in (
-                ("ngram.safetensors", content),
-                ("ngram.json", (json.dumps(about, indent=1) + "\n").encode()),
-            ):
-                with (aside / name).open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.rename(aside, folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        with written_aside(folder) as aside:
+            write_durably(aside / "ngram.safetensors", content)
+            write_durably(aside / "ngram.json", (json.dumps(about, indent=1) + "\n").encode())
         return folder
 
     @classmethod

@@ -93,9 +93,10 @@ class Predictor:
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
         )
-        network: Any = self.network  # the decoding is a transformer's, with another reader
-        decoding = Decoding(network, rows, max_tokens, sampling, [self.tokenizer.separator], False, None)
-        decoding.reader = cast(Any, Reader(network))
+        ends = [self.tokenizer.separator]
+        decoding = Decoding(
+            self.network, Reader(self.network), rows, max_tokens=max_tokens, sampling=sampling, stop_ids=ends
+        )
         stops = [stop] if isinstance(stop, str) else list(stop)
         writers = [Writer(r, texts[r.prompt], encoded[r.prompt], self.tokenizer, stops) for r in decoding.rows]
         return pieces(decoding, writers)

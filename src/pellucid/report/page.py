@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pellucid.baselines import verdict
+from pellucid.destination import replace_file
 from pellucid.generate.samples import SAMPLE_TOKENS
 from pellucid.hub.targets import run_opens_in
 from pellucid.plan.format import duration, scaled
@@ -369,7 +370,5 @@ def style() -> str:
 def write_page(run: Path) -> Path:
     """Write report.html into the run's folder; if that fails, an older report stays."""
     path = run / "report.html"
-    aside = path.with_name(f".{path.name}.writing")
-    aside.write_text(page_of(Contents.of(run)), encoding="utf-8", newline="\n")
-    aside.replace(path)
+    replace_file(path, page_of(Contents.of(run)).encode())
     return path

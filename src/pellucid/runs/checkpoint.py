@@ -21,7 +21,7 @@ from typing import Any, Literal
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from pellucid.destination import flush_folder
+from pellucid.destination import flush_folder, replace_file, write_durably
 from pellucid.text.regular import read_regular
 
 MANIFEST = "manifest.json"
@@ -101,18 +101,6 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
     return target
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """The bytes are on disk when this returns; an OSError names the file."""
-    try:
-        with open(path, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
-
-
 def strict(value: Any) -> Any:
     """The value with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, float):
@@ -124,14 +112,7 @@ def strict(value: Any) -> Any:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file in one step: a reader sees the old one or the new one, whole."""
-    aside = path.with_name(f"{path.name}.writing")
-    try:
-        write_durably(aside, (json.dumps(strict(value), indent=1, allow_nan=False) + "\n").encode())
-        os.replace(aside, path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
-    flush_folder(path.parent)
+    replace_file(path, (json.dumps(strict(value), indent=1, allow_nan=False) + "\n").encode())
 
 
 def seal(manifest: dict[str, Any]) -> bytes:

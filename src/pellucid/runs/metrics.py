@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 from typing import Any, TextIO
 
-from pellucid.runs.checkpoint import strict, write_durably
+from pellucid.destination import replace_file
+from pellucid.runs.checkpoint import strict
 
 WALL_CLOCK = ("seconds", "tokens_per_second")
 
@@ -34,9 +35,7 @@ class MetricsFile:
 
     def __init__(self, path: Path, step: int = 0):
         rows = [strict(row) for row in read_metrics(path) if row["step"] <= step]
-        aside = path.with_name(f"{path.name}.writing")
-        write_durably(aside, "".join(json.dumps(row) + "\n" for row in rows).encode())
-        aside.replace(path)
+        replace_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
         self.file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self.kept = rows
 

@@ -4,13 +4,12 @@ import glob
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pellucid.destination import check_destination, flush_folder
+from pellucid.destination import check_destination, written_aside
 from pellucid.runs.checkpoint import (
     write_json,
 )
@@ -52,11 +51,9 @@ def write_run_dir(
     files   the JSON values of other files by their names
     fill    writes whatever else the folder holds
 
-    Raises RecipeError where the folder has come into being since it was chosen.
+    Raises DestinationError where the folder has come into being since it was chosen.
     """
-    aside = run_dir.with_name(f".{run_dir.name}.writing-{os.getpid()}")
-    aside.mkdir(parents=True)
-    try:
+    with written_aside(run_dir) as aside:
         fill(aside)
         for path in aside.iterdir():
             if path.is_file():
@@ -65,13 +62,6 @@ def write_run_dir(
         for name, content in files.items():
             write_json(aside / name, content)
         write_json(aside / "recipe.json", recipe)
-        flush_folder(aside)
-        if run_dir.exists():  # somebody else's since it was chosen
-            raise RecipeError(f"{run_dir} exists: another run has taken that name; choose another --out")
-        os.rename(aside, run_dir)
-        flush_folder(run_dir.parent)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager

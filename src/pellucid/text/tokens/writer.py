@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from pellucid.destination import replace_file
 from pellucid.text.tokens.store import FORMAT, HEADER, MAGIC, check_ids, dtype_for
 
 
@@ -143,11 +144,7 @@ class PartWriter:
             flush(file)
         so_far = {"unit": self.unit, "within": within, "unknown": self.n_unknown, "ends": last - self._saved}
         self._saved = last
-        written = path.with_suffix(".writing")
-        with written.open("w", encoding="utf-8") as file:
-            json.dump(shard | so_far, file)
-            flush(file)
-        os.replace(written, path.with_suffix(".json"))
+        replace_file(path.with_suffix(".json"), json.dumps(shard | so_far).encode())
 
 
 def remove_journal(folder: Path) -> None:
