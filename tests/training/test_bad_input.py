@@ -133,12 +133,12 @@ def test_compiling_without_a_compiler(tmp_path, capsys, text, monkeypatch):
 def test_a_full_disk_leaves_no_folder(tmp_path, capsys, text, monkeypatch):
     import errno
 
-    from pellucid.runs import checkpoint
+    from pellucid import destination
 
     def full(path, mode):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "open", full, raising=False)
+    monkeypatch.setattr(destination, "open", full, raising=False)
     assert "No space left on device" in refused(tmp_path, capsys, text)
 
 

@@ -14,7 +14,7 @@ import torch
 from tiny import Heard, assert_same_run, forked, resume, rows, start
 
 import pellucid
-from pellucid import cli
+from pellucid import cli, destination
 from pellucid.runs import checkpoint as module
 from pellucid.runs.checkpoint import (
     Checkpoint,
@@ -217,7 +217,7 @@ def test_a_disk_that_fills_at_any_byte_leaves_the_checkpoint_before(run, monkeyp
     for room in (0, need - 1, *(rng.randrange(need) for _ in range(20))):
         left = [room]
         with monkeypatch.context() as patch:
-            patch.setattr(module, "open", lambda p, m, left=left: FullFile(open(p, m), left), raising=False)  # noqa: SIM115
+            patch.setattr(destination, "open", lambda p, m, left=left: FullFile(open(p, m), left), raising=False)  # noqa: SIM115
             with pytest.raises(CheckpointError, match="disk is full") as caught:
                 save_checkpoint(run, make(4))
         said = int(str(caught.value).split(" needs ")[1].split(" ")[0].replace(",", ""))

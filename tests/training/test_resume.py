@@ -28,8 +28,7 @@ from tiny import (
 )
 
 import pellucid
-from pellucid import cli
-from pellucid.runs import checkpoint as module
+from pellucid import cli, destination
 from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import folder_of, load_checkpoint, steps_of, verify_files
 from pellucid.runs.options import RecipeError
@@ -184,7 +183,7 @@ def kill_at(n: int) -> None:
     fsync = os.fsync
     for name in ("fsync", "rename", "replace", "rmdir"):
         setattr(os, name, dying(getattr(os, name)))
-    module.open = lambda path, mode: (Dying if "w" in mode else open)(path, mode)  # type: ignore[attr-defined]
+    destination.open = lambda path, mode: (Dying if "w" in mode else open)(path, mode)  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
