@@ -54,6 +54,20 @@ def test_several_prompts_and_samples_at_once(server, client):
     assert [choice.text for choice in served.choices] == [result.text for result in expected]
 
 
+def test_the_best_of_several_samples_are_the_likeliest(client):
+    given = {"model": "small", "prompt": [PROMPT, "x"], "max_tokens": 6, "seed": 5, "temperature": 5}
+    drawn = client.completions.create(**given, n=6, logprobs=0).choices
+    best = client.completions.create(**given, n=2, best_of=6)
+    expected = []
+    for samples in (drawn[:6], drawn[6:]):
+        ranked = sorted(samples, key=lambda choice: np.mean(choice.logprobs.token_logprobs), reverse=True)
+        expected += [choice.text for choice in ranked[:2]]
+    assert [choice.text for choice in best.choices] == expected
+    assert [choice.index for choice in best.choices] == [0, 1, 2, 3]
+    assert best.choices[0].logprobs is None
+    assert best.usage.completion_tokens == 2 * 6 * 6
+
+
 def test_token_ids_are_prompts(client):
     text = client.completions.create(model="small", prompt=PROMPT, max_tokens=5, temperature=0).choices[0].text
     ids = client.completions.create(model="small", prompt=list(PROMPT.encode()), max_tokens=5, temperature=0)
@@ -203,7 +217,8 @@ def test_models_health_and_metrics(server, client):
         ({"logprobs": 1000}, "logprobs"),
         ({"max_tokens": -5}, "max_tokens"),
         ({"suffix": "x"}, "suffix"),
-        ({"best_of": 5}, "best_of"),
+        ({"best_of": 5, "stream": True}, "best_of = 5 with stream"),
+        ({"best_of": 2, "n": 3}, "expected at least n"),
         ({"stop": ""}, "stop"),
         ({"logit_bias": {"five": 1}}, "logit_bias of 'five'"),
         ({"logit_bias": {"5": 1000}}, "a number from -100 to 100"),

@@ -13,11 +13,11 @@ def paced(pace: ReadingPace, step: float, fixed: float, for_each: float, pieces:
     return pace.length
 
 
-def test_a_piece_takes_one_and_a_quarter_steps():
+def test_a_piece_takes_as_long_as_a_step():
     pace = ReadingPace(256)
     assert pace.length == FIRST_PIECE
-    assert paced(pace, step=0.04, fixed=0.0, for_each=0.001) == 50
-    assert paced(pace, step=0.024, fixed=0.01, for_each=0.0005) == pytest.approx(40, abs=1)
+    assert paced(pace, step=0.05, fixed=0.0, for_each=0.001) == 50
+    assert paced(pace, step=0.03, fixed=0.01, for_each=0.0005) == pytest.approx(40, abs=1)
     # reading the weights alone takes longer than a step
     assert paced(pace, step=0.01, fixed=0.02, for_each=0.001) == SHORTEST_PIECE
     assert paced(pace, step=9.0, fixed=0.02, for_each=0.001) == 256
@@ -25,7 +25,7 @@ def test_a_piece_takes_one_and_a_quarter_steps():
 
 def test_a_prompts_short_end_makes_the_next_piece_no_shorter():
     pace = ReadingPace(256)
-    paced(pace, step=0.04, fixed=0.0, for_each=0.001)
+    paced(pace, step=0.05, fixed=0.0, for_each=0.001)
     pace.note_piece(3, 0.02)
     assert pace.length == 50
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import statistics
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -10,8 +11,8 @@ from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
-from pellucid.serve.answer import Answer
-from pellucid.serve.generation import TokenScore
+from pellucid.serve.answer import Answer, FinishedText
+from pellucid.serve.generation import Generation, TokenScore
 from pellucid.serve.protocol import (
     MAX_ALTERNATIVES,
     MAX_SAMPLES,
@@ -29,6 +30,7 @@ class CompletionBody(SamplingBody):
 
     source   what the encoder of an encoder-decoder reads for each prompt, which then begins the target. Without it the
              prompt is the source, and the target begins empty
+    best_of  of so many samples of a prompt, the `n` whose tokens are likeliest on average are given, likeliest first
     """
 
     refused: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -40,14 +42,24 @@ class CompletionBody(SamplingBody):
     source: Prompts | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = 1
-    best_of: int | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
     echo: bool | None = False
 
+    @property
+    def n_samples(self) -> int:
+        """The samples that are generated of each prompt."""
+        return self.best_of or self.n or 1
+
     @model_validator(mode="after")
     def check_numbers_of_texts(self) -> "CompletionBody":
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError(f"best_of = {self.best_of} with n = {self.n}: expected the same number; ask for more by n")
+        n = self.n or 1
+        if self.n_samples < n:
+            raise ValueError(f"best_of = {self.best_of} with n = {n}: expected at least n, of which n are given")
+        if self.stream and self.n_samples > n:
+            raise ValueError(
+                f"best_of = {self.best_of} with stream: the best are known at the end; leave one of them out"
+            )
         return self
 
 
@@ -76,8 +88,8 @@ async def answer_completion(model: ServedModel, body: CompletionBody, request: R
         body,
         prompts,
         max_tokens=16 if body.max_tokens is None else body.max_tokens,
-        n=body.n or 1,
-        n_top=-1 if body.logprobs is None else body.logprobs,
+        n=body.n_samples,
+        n_top=body.logprobs if body.logprobs is not None else 0 if body.n_samples > (body.n or 1) else -1,
         echo=bool(body.echo) and body.logprobs is not None,
         sources=sources,
     )
@@ -119,8 +131,9 @@ async def whole_completion(
 ) -> dict[str, Any]:
     """The answer of a request that does not stream."""
     choices = []
-    for index, finished in enumerate(await answer.texts(request)):
-        generation, text = answer.generations[index], finished.text
+    texts = list(zip(answer.generations, await answer.texts(request), strict=True))
+    for index, (generation, finished) in enumerate(best_texts(texts, body.n or 1, body.n_samples)):
+        text = finished.text
         if body.echo:
             text = answer.model.tokenizer.decode(generation.prompt_ids) + text
         lists = None
@@ -130,6 +143,20 @@ async def whole_completion(
             lists = CompletionLogprobs(answer.model).of(scores, [*prompt, *(s.token for s in finished.scores)])
         choices.append(completion_choice(index, text, lists, finished.reason))
     return about | {"choices": choices, "usage": answer.usage(), "timings": answer.timings()}
+
+
+def best_texts(
+    texts: Sequence[tuple[Generation, FinishedText]], n: int, n_samples: int
+) -> list[tuple[Generation, FinishedText]]:
+    """Of the samples of each prompt the `n` with the highest mean log-probability of a token, highest first."""
+    if n == n_samples:
+        return list(texts)
+
+    def mean_log_prob(sample: tuple[Generation, FinishedText]) -> float:
+        return statistics.fmean([score.log_prob for score in sample[1].scores] or [0.0])
+
+    by_prompt = [texts[begin : begin + n_samples] for begin in range(0, len(texts), n_samples)]
+    return [sample for samples in by_prompt for sample in sorted(samples, key=mean_log_prob, reverse=True)[:n]]
 
 
 def completion_choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:

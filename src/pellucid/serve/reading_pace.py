@@ -2,14 +2,13 @@
 
 #: tokens of the first piece, and of the shortest: a shorter one takes no less time, because each reads all weights once
 FIRST_PIECE, SHORTEST_PIECE = 32, 16
-#: decoding steps that a piece is to take
-STEPS_OF_PIECE = 1.25
 
 
 class ReadingPace:
     """The length of the next piece of a prompt, from how long pieces and decoding steps took.
 
-    A prompt that arrives is to delay the next token of the others by no more than one and a half steps.
+    A piece is to take as long as a step, so that a prompt that arrives delays nobody's next token by more than one and a
+    half steps even where one takes longer than it was to (docs/log.md).
 
     longest   tokens of a piece, at most
     """
@@ -24,10 +23,10 @@ class ReadingPace:
         self.step_seconds = (self.step_seconds + seconds) / 2 if self.step_seconds else seconds
 
     def note_piece(self, n_tokens: int, seconds: float) -> None:
-        """A piece took so long: the next one is to take STEPS_OF_PIECE, and changes by a factor of two at most."""
+        """A piece took so long: the next one is to take as long as a step, and changes by a factor of two at most."""
         if not self.step_seconds or not seconds:
             return
-        factor = min(2.0, max(0.5, STEPS_OF_PIECE * self.step_seconds / seconds))
+        factor = min(2.0, max(0.5, self.step_seconds / seconds))
         # a prompt's last piece is shorter than it may be, and says nothing against longer ones
         length = max(factor * n_tokens, self.length if factor >= 1 else 0)
         self.length = min(self.longest, max(SHORTEST_PIECE, round(length)))
