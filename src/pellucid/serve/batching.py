@@ -111,6 +111,11 @@ class BatchingEngine(Engine):
     def prefix_bytes(self) -> int:
         return self.prefixes.nbytes
 
+    def start(self) -> None:
+        # memory that is written for the first time is slow, and a row's is more than a step takes
+        self.batch.cache.store.zero_()
+        super().start()
+
     def check(self, generation: Generation) -> None:
         if generation.taps is not NO_TAPS:
             looked_at(self.weights)
