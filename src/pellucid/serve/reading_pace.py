@@ -7,8 +7,8 @@ FIRST_PIECE, SHORTEST_PIECE = 32, 16
 class ReadingPace:
     """The length of the next piece of a prompt, from how long pieces and decoding steps took.
 
-    A piece is to take as long as a step, so that a prompt that arrives delays nobody's next token by more than one and a
-    half steps even where one takes longer than it was to (docs/log.md).
+    A piece is to take as long as a step: a prompt that arrives should delay nobody's next token by more than one and a
+    half steps, and a piece may take longer than the one before it.
 
     longest   tokens of a piece, at most
     """
