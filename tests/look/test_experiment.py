@@ -304,6 +304,8 @@ def test_from_two_prompts_to_an_edited_text(known: RunningInspector, visit):
     page.keyboard.press("Enter")
     page.wait_for_selector("#edits li")
     ready(page)
+    # what is measured is still the answer of the run without the edit
+    page.wait_for_selector("#patching :text(\"logit of ' Italy' - logit of ' France'\")")
     page.click("#generate button.act")
     page.wait_for_selector("#generate [data-side='with'][data-ended='length']")
     page.wait_for_selector("#generate [data-side='without'][data-ended='length']")

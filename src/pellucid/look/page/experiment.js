@@ -19,14 +19,15 @@ function Page({ view, set, model, a, b }) {
   const textA = view.a || model.example, source = model.reads_source ? view.source || model.example_source : null;
   // the experiments compare runs without the edits of the tray, so their tokens are those of such a run
   const bare = { text: textA, source, bos: view.bos, checkpoint: view.checkpoint, edits: [] };
-  const unedited = useLoad(view.edits.length ? (signal) => getTrace(bare, signal) : null, [JSON.stringify(bare), view.edits.length > 0]);
-  const own = view.edits.length ? unedited.value : a;
+  const load = (signal) => Promise.all([getTrace(bare, signal), view.b ? getTrace({ ...bare, text: view.b }, signal) : null]);
+  const unedited = useLoad(view.edits.length ? load : null, [JSON.stringify(bare), view.b, view.edits.length > 0]);
+  const [own, other] = view.edits.length ? unedited.value ?? [] : [a, b];
   if (!a.predicts) return html`<${Panel} title="Experiment"><p>This model has no logits, so no answer can be measured.</p><//>`;
   if (model.masked) return html`<${Panel} title="Experiment"><p>This model predicts masked tokens at every position. The experiments of this page measure what a model says next.</p><//>`;
   if (!own) return html`<${Waiting} of=${unedited} what="reading the prompt without edits" />`;
-  const metric = metricOf(view, own, b);
+  const metric = metricOf(view, own, other);
   const asked = { a: textA, b: view.b, source, bos: view.bos, checkpoint: view.checkpoint, metric };
-  const shared = { view, set, model, a: own, b, asked, textA };
+  const shared = { view, set, model, a: own, b: other, asked, textA };
   return html`<${Measure} ...${shared} /><${Patching} ...${shared} /><${Ablation} ...${shared} /><${Steering} ...${shared} /><${SideBySide} ...${shared} /><${EditList} ...${shared} />`;
 }
 
