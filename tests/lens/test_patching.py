@@ -20,7 +20,7 @@ from pellucid.lens.analysis.metrics import (
     loss,
     probability,
 )
-from pellucid.lens.analysis.patching import patch
+from pellucid.lens.analysis.patching import PatchingPair, patch
 from pellucid.lens.analysis.path_patching import path_patch
 from pellucid.lens.analysis.steering import mean_activation
 from pellucid.tensor_names import axes, names
@@ -162,6 +162,25 @@ def test_estimates_do_not_need_weights_with_gradients():
     assert torch.equal(free.estimate, held.estimate)
     assert not held.exact.requires_grad
     assert not held.estimate.requires_grad
+
+
+@pytest.mark.parametrize("site", ["resid_pre", "attn.k"])
+@pytest.mark.parametrize("positions", ["each", "all", [1, 4]])
+def test_the_parts_of_exact_patching_are_its_whole(site, positions):
+    """Every place comes once, with the value that `patch` gives; no part is computed before it is asked for."""
+    network, (clean, corrupt) = make_network(A), two_texts(A, 2)
+    pair = PatchingPair(network, None, clean, corrupt, logit(3), site=site, positions=positions, gradients=False)
+    expected = patch(network, None, clean, corrupt, logit(3), site=site, positions=positions).exact
+    seen = torch.full_like(expected, torch.nan)
+    for part in pair.exact_parts():
+        for (position, head), value in zip(part.cells, part.values, strict=True):
+            where = (part.layer, pair.positions.index(position), head)[: seen.ndim]
+            assert seen[where].isnan()
+            seen[where] = value
+    assert torch.equal(seen, expected)
+    assert pair.n_heads == (2 if site == "attn.k" else 0)
+    with pytest.raises(InputError, match="gradients = False"):
+        pair.estimate()
 
 
 def test_agreement_is_reported():
