@@ -67,6 +67,12 @@ def needs_clients() -> Path:
     return CLIENTS
 
 
+@pytest.fixture(scope="session")
+def needs_typescript() -> str:
+    """TypeScript's compiler, which checks the pages' scripts; tests asking for it run where `tsc` is on the PATH."""
+    return shutil.which("tsc") or ""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--examples", type=float, default=1.0, help="the share of each property test's examples to draw")
 
@@ -97,7 +103,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1800))
     there = {"needs_data": os.environ.get("PELLUCID_DATA"), "needs_browser": BROWSER, "needs_site_tools": SITE_TOOLS}
-    there["needs_clients"] = CLIENTS.exists()
+    there |= {"needs_clients": CLIENTS.exists(), "needs_typescript": shutil.which("tsc")}
     missing = {fixture for fixture, found in there.items() if not found}
     needing = [item for item in items if missing & {*getattr(item, "fixturenames", ())}]
     if needing:

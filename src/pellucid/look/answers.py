@@ -3,6 +3,7 @@
 import base64
 import io
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,13 @@ def npy(values: np.ndarray | Tensor) -> Response:
         array = array.astype(np.float32)
     file = io.BytesIO()
     np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+    return Response(file.getvalue(), media_type="application/octet-stream")
+
+
+def npz(values: Mapping[str, np.ndarray]) -> Response:
+    """Arrays by name as the bytes that `numpy.load` reads."""
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **values)
     return Response(file.getvalue(), media_type="application/octet-stream")
 
 

@@ -6,6 +6,7 @@ from pellucid.architecture import count_parameters
 from pellucid.look.known_answer import KNOWN_ANSWER, PROMPTS
 from pellucid.look.session import Session
 from pellucid.tensor_names import axes, names, row
+from pellucid.text.tokenizers.base import BLANK, MASK
 
 #: the first prompt of a model whose run says nothing better
 EXAMPLE = "When Mary and John went to the shops, John gave a drink to"
@@ -34,6 +35,7 @@ def model_facts(session: Session, checkpoint: str = "") -> dict[str, Any]:
         "special": dict(tokenizer.special),
         "tensors": [tensor_facts(name) for name in names(a)],
         "example": example_text(session),
+        "example_source": example_text(session),
     }
 
 
@@ -46,8 +48,14 @@ def tensor_facts(name: str) -> dict[str, Any]:
 def example_text(session: Session) -> str:
     """A prompt to begin with, in the tokens of this model."""
     tokenizer, a = session.opened.tokenizer, session.opened.architecture
-    if session.opened.provenance.get("folder") == KNOWN_ANSWER:
-        return PROMPTS[0][0]
-    if tokenizer.kind == "ids":
-        return " ".join(str(i) for i in range(min(8, a.n_ctx, a.n_vocab)))
-    return tokenizer.decode(tokenizer.encode(EXAMPLE)[: max(1, a.n_ctx - 1)])
+    if "example" not in session.results:
+        if session.opened.provenance.get("folder") == KNOWN_ANSWER:
+            session.results["example"] = PROMPTS[0][0]
+        elif tokenizer.kind == "ids":
+            session.results["example"] = " ".join(str(i) for i in range(min(8, a.n_ctx, a.n_vocab)))
+        else:
+            # a masked model guesses a word
+            text = EXAMPLE.replace("drink", BLANK) if MASK in tokenizer.special else EXAMPLE
+            known = text if BLANK in text else tokenizer.decode(tokenizer.encode(text)[: max(1, a.n_ctx - 1)])
+            session.results["example"] = known
+    return session.results["example"]

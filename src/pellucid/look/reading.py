@@ -1,22 +1,122 @@
 """The page Read: the computation as one column of steps, each with its equation, its numbers and its source."""
 
-from typing import Any
+import ast
+import random
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+import torch
+from fastapi import FastAPI, Query, Request
+from starlette.responses import Response
 from torch import Tensor
 
+from pellucid.architecture import Architecture
+from pellucid.generate.sampling import Sampling, draw_tokens, probabilities, uniform
+from pellucid.lens.analysis.order import reorder
+from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
-from pellucid.look.answers import numbers
+from pellucid.look.answers import npz, numbers, spell
+from pellucid.look.mathml import mathml
 from pellucid.look.session import Session
-from pellucid.tensor_names import axes, names
+from pellucid.look.steps import Definition, Step, model_steps
+from pellucid.tensor_names import axes
+
+#: what the code of a step needs besides `model` and `trace`
+PREAMBLE = "import torch\nfrom torch.nn import functional as F\nw, a = model.network.state_dict(), model.architecture\n"
+#: tokens that are listed beside the sliders
+LISTED = 20
 
 
 def add_routes(app: FastAPI, session: Session) -> None:
     """The routes of the page Read."""
 
-    @app.get("/api/t/{trace_id}/read")
-    async def read(request: Request, trace_id: str, pos: int = -1) -> dict[str, Any]:
-        return await session.compute(request, lambda: read_steps(session.kept_trace(trace_id), pos))
+    @app.get("/api/read/steps")
+    async def steps(request: Request, checkpoint: str = "") -> dict[str, Any]:
+        return await session.compute(request, lambda: column(session.model(checkpoint).architecture))
+
+    @app.get("/api/t/{trace_id}/read/numbers/{part}")
+    async def part_numbers(request: Request, trace_id: str, part: str, pos: int = -1) -> Response:
+        return npz(await session.compute(request, lambda: numbers_of_part(session.kept_trace(trace_id), part, pos)))
+
+    @app.get("/api/t/{trace_id}/read/product")
+    async def product(
+        request: Request, trace_id: str, name: str, pos: int = -1, head: int = 0, key: int = 0, entry: int = 0
+    ) -> dict[str, Any]:
+        return await session.compute(
+            request, lambda: dot_product(session.kept_trace(trace_id), name, pos, head, key, entry)
+        )
+
+    @app.get("/api/t/{trace_id}/read/sample")
+    async def sample(
+        request: Request,
+        trace_id: str,
+        pos: int = -1,
+        temperature: Annotated[float, Query(ge=0, le=100)] = 1.0,
+        top_k: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+        top_p: Annotated[float, Query(ge=0, le=1)] = 1.0,
+        min_p: Annotated[float, Query(ge=0, le=1)] = 0.0,
+        draw: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+    ) -> dict[str, Any]:
+        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        return await session.compute(request, lambda: sampled(session.kept_trace(trace_id), pos, sampling, draw))
+
+    @app.get("/api/t/{trace_id}/read/order")
+    async def order(
+        request: Request, trace_id: str, seed: int = 0, positions: bool = True, mask: bool = True
+    ) -> dict[str, Any]:
+        return await session.compute(
+            request, lambda: shuffled_order(session.kept_trace(trace_id), seed, positions=positions, mask=mask)
+        )
+
+
+# The column -----------------------------------------------------------------------------------------
+
+
+def column(a: Architecture) -> dict[str, Any]:
+    """Every step of a model, by parts, with the functions of the definition that they point into.
+
+    The parts are embed, blocks.0, ..., output, the encoder's before the others. A step has its name, group, title,
+    equation (MathML), code, axes (letters), the key of its function in `definitions`, and the number of its line there.
+    """
+    parts: dict[str, list[dict[str, Any]]] = {}
+    definitions: dict[str, dict[str, Any]] = {}
+    for step in model_steps(a):
+        key = f"{step.definition.file}:{step.definition.function}"
+        definitions.setdefault(key, function_source(step.definition.file, step.definition.function))
+        parts.setdefault(step.part, []).append(
+            {
+                "name": step.name,
+                "group": step.group,
+                "title": step.title,
+                "math": mathml(step.equation),
+                "code": PREAMBLE + step.code,
+                "axes": axes(step.name)[1:],
+                "definition": key,
+                "line": line_of(step.definition),
+            }
+        )
+    return {"parts": [{"name": name, "steps": steps} for name, steps in parts.items()], "definitions": definitions}
+
+
+@cache
+def function_source(file: str, name: str) -> dict[str, Any]:
+    """The text of a function of the definition, and the number of its first line in its file."""
+    text = resources.files("pellucid").joinpath("reference", file).read_text(encoding="utf-8")
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
+            return {"file": f"pellucid/reference/{file}", "first": node.lineno, "lines": lines}
+    raise LookupError(f"pellucid/reference/{file} has no function {name}")
+
+
+def line_of(definition: Definition) -> int:
+    """The index of a definition's line within its function."""
+    lines = function_source(definition.file, definition.function)["lines"]
+    found = [index for index, line in enumerate(lines) if definition.line in line]
+    if not found:
+        raise LookupError(f"{definition.function} has no line with {definition.line}")
+    return found[0]
 
 
 def tensor_part(trace: Trace, name: str, *, head: int | None = None, pos: int | None = None) -> Tensor:
@@ -40,11 +140,151 @@ def tensor_part(trace: Trace, name: str, *, head: int | None = None, pos: int | 
     return x
 
 
-def read_steps(trace: Trace, pos: int) -> dict[str, Any]:
-    """Every tensor's numbers at one position."""
-    steps = []
-    for name in names(trace.architecture):
-        letters = axes(name)
-        if "i" in letters and len(letters) == 3 and letters[2] in "m1":
-            steps.append({"name": name, "values": numbers(tensor_part(trace, name, pos=pos)[:8])})
-    return {"steps": steps}
+def numbers_of_part(trace: Trace, part: str, pos: int) -> dict[str, Any]:
+    """Every tensor of a part at one position, by name; an encoder's at the same position, or at its last one."""
+    names = [step.name for step in model_steps(trace.architecture) if step.part == part]
+    if not names:
+        raise KeyError(f"this model has no part {part!r}")
+    tensors = trace.tensors(names)
+    values = {}
+    for name in names:
+        letters = axes(name)[1:]
+        axis = letters.index("i" if "i" in letters else "j")
+        x = tensors[name][0]
+        values[name] = x.select(axis, position_in(x.size(axis), pos, name)).cpu().float().numpy()
+    return values
+
+
+def position_in(n: int, pos: int, name: str) -> int:
+    """A position, counted from the end where it is negative; in what an encoder reads, at most the last one."""
+    if name.startswith("encoder.") or ".cross." in name:
+        return max(-n, min(pos, n - 1))
+    if not -n <= pos < n:
+        raise IndexError(f"position {pos}: there are {n}, numbered from 0")
+    return pos
+
+
+# One dot product ------------------------------------------------------------------------------------
+
+
+def dot_product(trace: Trace, name: str, pos: int, head: int, key: int, entry: int) -> dict[str, Any]:
+    """One number of a tensor as a sum of products, term by term.
+
+    For scores, the query at `pos` times the key at `key`; for z, the shares of attention times entry `entry` of the
+    values; for logits and for the linear maps, the vector at `pos` times the weights of entry `entry`. `value` is the
+    number in the trace: factor * sum + added, where `added` is a bias, or what a cap and the distance do to a score.
+    """
+    full = trace.full_name(name)
+    steps = {step.name: step for step in model_steps(trace.architecture)}
+    if full not in steps:
+        raise KeyError(f"{full} is no step of this model")
+    kind = full.split(".")[-1]
+    left, right, names, factor = product_terms(trace, steps[full], kind, pos, head, key, entry)
+    a, b = left.detach().double(), right.detach().double()
+    x = tensor_part(trace, full, head=head if kind in ("scores", "z", "q", "k", "v") else None, pos=pos)
+    value = float(x[key] if kind == "scores" else x[entry])
+    total = float((a * b).sum())
+    return {
+        "name": full,
+        "names": names,
+        "left": numbers(a),
+        "right": numbers(b),
+        "products": numbers(a * b),
+        "sum": total,
+        "factor": factor,
+        "added": value - factor * total if value != float("-inf") else None,
+        "value": None if value == float("-inf") else value,
+        "masked": value == float("-inf"),
+    }
+
+
+def product_terms(
+    trace: Trace, step: Step, kind: str, pos: int, head: int, key: int, entry: int
+) -> tuple[Tensor, Tensor, list[str], float]:
+    """Two vectors whose product is summed, what they are called, and the factor before the sum."""
+    a, at = trace.architecture, step.name.rpartition(".")[0] + "."
+    part = a.encoder if step.name.startswith("encoder.") and a.encoder is not None else a
+    group = max(1, part.n_heads // part.n_kv_heads)
+    if kind == "scores":
+        turned = any(one.name == at + "rot_q" for one in model_steps(a))
+        if part.attention.qk_norm != "none" and not turned:
+            raise InputError(
+                "the queries and keys are divided by their size before this product, and have no name then"
+            )
+        q, k = at + ("rot_q" if turned else "q"), at + ("rot_k" if turned else "k")
+        return (
+            tensor_part(trace, q, head=head, pos=pos),
+            tensor_part(trace, k, head=head // group)[key],
+            [f"{q}, head {head}", f"{k}, position {key}"],
+            part.score_scale,
+        )
+    if kind == "z":
+        pattern, values = (
+            tensor_part(trace, at + "pattern", head=head, pos=pos),
+            tensor_part(trace, at + "v", head=head // group),
+        )
+        return pattern, values[:, entry], [f"{at}pattern, head {head}", f"{at}v, entry {entry}"], 1.0
+    if kind == "logits" and a.readout in ("linear", "affine"):
+        x = trace.read_out[0, pos]
+        return x, trace.network.unembed.weight[entry], ["the last stream", f"row {entry} of W_U"], a.unembed_scale
+    raise InputError(f"{step.name} is not taken apart into products here: choose scores, z or logits")
+
+
+# Choosing a token, and the order of tokens -------------------------------------------------------------
+
+
+def sampled(trace: Trace, pos: int, sampling: Sampling, draw: int) -> dict[str, Any]:
+    """The likeliest tokens at a position, with the model's probabilities and with those that are drawn from.
+
+    `drawn` is what the number `draw` draws; temperature 0 takes the likeliest.
+    """
+    logits = tensor_part(trace, "logits", pos=pos)[None]
+    plain = logits.double().softmax(-1)[0]
+    if sampling.greedy:
+        chosen = torch.zeros_like(plain)
+        chosen[int(logits[0].argmax())] = 1
+    else:
+        chosen = probabilities(logits, sampling)[0]
+    token = int(draw_tokens(chosen[None], torch.tensor([uniform(draw, 0, 0)], dtype=torch.float64))[0])
+    best = plain.topk(min(LISTED, plain.numel())).indices.tolist()
+    rows = [
+        {"id": i, "text": spell(trace.tokenizer, i), "p": float(plain[i]), "drawn_from": float(chosen[i])} for i in best
+    ]
+    options = ", ".join(f"{name}={getattr(sampling, name)!r}" for name in ("temperature", "top_k", "top_p", "min_p"))
+    code = f"from pellucid.generate.sampling import Sampling, probabilities\nlogits = trace.logits[:, {pos}]\n" + (
+        "result = logits.argmax(-1)" if sampling.greedy else f"result = probabilities(logits, Sampling({options}))"
+    )
+    return {
+        "rows": rows,
+        "kept": int((chosen > 0).sum()),
+        "drawn": {"id": token, "text": spell(trace.tokenizer, token), "plain": plain_text(trace, token)},
+        "code": code,
+    }
+
+
+def plain_text(trace: Trace, token: int) -> str:
+    """The text of a token that can be written behind a prompt; "" for a special one and for a part of a character."""
+    if trace.tokenizer is None or token >= trace.tokenizer.n_vocab:
+        return ""
+    try:
+        return trace.tokenizer.token_bytes(token).decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+def shuffled_order(trace: Trace, seed: int, *, positions: bool, mask: bool) -> dict[str, Any]:
+    """How far the last vector of each token moves when the tokens are shuffled, with or without positions and mask."""
+    n = trace.inputs.lengths[0]
+    order = list(range(n))
+    random.Random(seed).shuffle(order)
+    result = reorder(trace, order, positions=positions, mask=mask)
+    difference = result.difference
+    return {
+        "order": order,
+        "difference": numbers(difference),
+        "largest": float(difference.max()),
+        "code": (
+            "from pellucid.lens.analysis.order import reorder\n"
+            f"result = reorder(trace, {order}, positions={positions}, mask={mask}).difference"
+        ),
+    }

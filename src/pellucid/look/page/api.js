@@ -49,6 +49,20 @@ export const postJson = async (path, body, signal) => (await ask(path, body, sig
 /** A tensor as {data, shape}; data is a typed array in the order of rows. */
 export const getNpy = async (path, signal) => parseNpy(await (await ask(path, null, signal)).arrayBuffer());
 
+/** Several arrays by name: the .npz of numpy, which is a zip file of .npy files that are not compressed. */
+export async function getNpz(path, signal) {
+  const buffer = await (await ask(path, null, signal)).arrayBuffer(), view = new DataView(buffer), arrays = {};
+  for (let at = 0; at + 30 < buffer.byteLength && view.getUint32(at, true) === 0x04034b50;) {
+    const nameLength = view.getUint16(at + 26, true), extra = at + 30 + nameLength, start = extra + view.getUint16(at + 28, true);
+    const name = new TextDecoder().decode(new Uint8Array(buffer, at + 30, nameLength)).replace(/\.npy$/, "");
+    // sizes of all ones stand in the extra field, as 64 bits
+    const size = view.getUint32(at + 18, true) === 0xffffffff ? Number(view.getBigUint64(extra + 12, true)) : view.getUint32(at + 18, true);
+    arrays[name] = parseNpy(buffer.slice(start, start + size));
+    at = start + size;
+  }
+  return arrays;
+}
+
 /** The trace of a prompt {text, ids, source, bos, checkpoint, edits}. */
 export async function getTrace(prompt, signal) {
   const trace = await postJson("api/trace", prompt, signal);
@@ -73,6 +87,9 @@ export async function* postLines(path, body, signal) {
     }
   }
 }
+
+/** The same for a GET. */
+export const getLines = (path, signal) => postLines(path, null, signal);
 
 const KINDS = { f4: Float32Array, f8: Float64Array, i8: BigInt64Array, i4: Int32Array, u1: Uint8Array, i1: Int8Array, u2: Uint16Array, i2: Int16Array, b1: Uint8Array };
 

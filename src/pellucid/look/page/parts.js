@@ -17,6 +17,27 @@ export function Term({ t, children }) {
   return html`<span class="term" tabindex="0" aria-description=${said ?? ""} data-said=${said ?? ""}>${children?.length ? children : t}</span>`;
 }
 
+/** Show what a term means beside it, wherever on the page it stands. The frame calls this once. */
+export function explainTerms() {
+  const box = document.createElement("div");
+  box.className = "said";
+  box.hidden = true;
+  document.body.append(box);
+  const open = (event) => {
+    const term = event.target.closest?.(".term");
+    if (!term?.dataset.said) return;
+    box.textContent = term.dataset.said;
+    box.hidden = false;
+    const at = term.getBoundingClientRect(), under = at.bottom + box.offsetHeight + 6 < innerHeight;
+    box.style.left = `${scrollX + Math.max(8, Math.min(at.left, document.documentElement.clientWidth - box.offsetWidth - 8))}px`;
+    box.style.top = `${scrollY + (under ? at.bottom + 4 : at.top - box.offsetHeight - 4)}px`;
+  };
+  const close = () => { box.hidden = true; };
+  for (const kind of ["pointerover", "focusin"]) document.addEventListener(kind, open);
+  for (const kind of ["pointerout", "focusout"]) document.addEventListener(kind, close);
+  document.addEventListener("keydown", (event) => event.key === "Escape" && close());
+}
+
 /** A token in its box; white space is made visible. */
 export function Token({ text, special, onClick, selected, title, style }) {
   const ref = useRef();

@@ -1,16 +1,210 @@
 "use strict";
-// The page Read: the computation as one column.
+// The page Read: the computation as one column of steps, from the text to the next token.
 
-import { html } from "./preact.js";
-import { getJson, route, useLoad } from "./api.js";
-import { Num, Panel, Waiting } from "./parts.js";
+import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
+import { getJson, getNpz, route, useLoad } from "./api.js";
+import { rampAt, readRamps } from "./common.js";
+import { Bars, largest } from "./charts.js";
+import { addDefaults, current } from "./state.js";
+import { CopyButton, Num, Panel, Slider, Term, Toggle, Token, Waiting, percent, three, useRepaint } from "./parts.js";
+import { Tour } from "./tour.js";
+
+addDefaults({ open: ["embed", "blocks.0", "output"], key: 0, temperature: 1, top_k: 0, top_p: 1, min_p: 0, draw: 0, shuffle: -1, positions: true, mask: true, tour: 0 });
 
 export const page = { name: "read", title: "Read", needs: "trace", Page };
 
-function Page({ view, a }) {
-  const read = useLoad((signal) => getJson(route(`api/t/${a.id}/read`, { pos: view.pos }), signal), [a.id, view.pos]);
-  return html`<${Panel} title="The computation, step by step" code=${a.code} not="what the numbers of other positions are.">
-    <${Waiting} of=${read} />
-    ${read.value?.steps.map((step) => html`<p><code>${step.name}</code> ${step.values.map((x, k) => html`<${Num} name=${`${step.name}.${k}`} value=${x} /> `)}</p>`)}
+/** MathML from the server as elements; a symbol lights up its tensor everywhere. */
+export function Equation({ math, onSymbol }) {
+  const ref = useRef();
+  useEffect(() => {
+    const parsed = new DOMParser().parseFromString(math, "text/html").body.firstElementChild;
+    ref.current.replaceChildren(document.adoptNode(parsed));
+  }, [math]);
+  const tensor = (event) => event.target.closest?.("[data-tensor]")?.dataset.tensor;
+  return html`<div class="equation" ref=${ref} onPointerOver=${(event) => light(tensor(event))} onPointerLeave=${() => light(null)} onClick=${(event) => tensor(event) && onSymbol?.(tensor(event))}></div>`;
+}
+
+/** Mark the symbols and the step of one tensor, and no other. */
+function light(name) {
+  for (const lit of document.querySelectorAll(".lit")) lit.classList.remove("lit");
+  if (!name) return;
+  for (const same of document.querySelectorAll(`[data-tensor="${CSS.escape(name)}"], [data-step="${CSS.escape(name)}"]`)) same.classList.add("lit");
+}
+
+/** A vector, or one vector for each head, as rows of colour. */
+export function Strip({ name, tensor, ramp = "signed", high = null, head, marked, onSelect, rowName = "head", columnName = "coordinate" }) {
+  const canvas = useRef(), [at, setAt] = useState(null), repaint = useRepaint();
+  const columns = tensor.shape[tensor.shape.length - 1], rows = tensor.shape.length > 1 ? tensor.shape[0] : 1;
+  const most = high ?? largest(Array.from(tensor.data, (x) => (Number.isFinite(x) ? x : 0)));
+  useEffect(() => {
+    readRamps();
+    const pen = canvas.current.getContext("2d"), image = pen.createImageData(columns, rows);
+    for (let k = 0; k < rows * columns; k++) {
+      const x = tensor.data[k];
+      if (!Number.isFinite(x)) continue;
+      const [r, g, b] = rampAt(x / most, ramp);
+      image.data.set([r, g, b, 255], 4 * k);
+    }
+    pen.putImageData(image, 0, 0);
+  }, [tensor, ramp, most, repaint]);
+  const cell = (event) => {
+    const box = canvas.current.getBoundingClientRect();
+    return [Math.min(rows - 1, Math.floor(((event.clientY - box.top) / box.height) * rows)), Math.min(columns - 1, Math.floor(((event.clientX - box.left) / box.width) * columns))];
+  };
+  const tall = rows === 1 ? 18 : Math.max(6, Math.min(14, 168 / rows));
+  return html`<div class="strip">
+    <canvas ref=${canvas} width=${columns} height=${rows} class=${onSelect ? "press" : ""} style=${{ height: `${tall * rows}px`, width: columns < 40 ? `${Math.max(60, columns * 14)}px` : "100%" }} role="img" aria-label=${`${name}: ${rows > 1 ? `${rows} rows of ` : ""}${columns} numbers`}
+      onPointerMove=${(event) => setAt(cell(event))} onPointerLeave=${() => setAt(null)} onClick=${(event) => onSelect?.(...cell(event))}></canvas>
+    <div class="quiet read-at">${at
+      ? `${rows > 1 ? `${rowName} ${at[0]}, ` : ""}${columnName} ${at[1]}: ${three(tensor.data[at[0] * columns + at[1]])}`
+      : html`<${Some} name=${name} tensor=${tensor} head=${head} columns=${columns} rows=${rows} marked=${marked} rowName=${rowName} />`}</div>
+  </div>`;
+}
+
+/** The first few numbers of the selected head, written out. */
+function Some({ name, tensor, head, columns, rows, rowName }) {
+  const row = rows > 1 ? Math.min(head, rows - 1) : 0, count = Math.min(4, columns);
+  return html`${rows > 1 ? `${rowName} ${row}: ` : ""}${Array.from({ length: count }, (_, k) => {
+    const x = tensor.data[row * columns + k];
+    return html`${Number.isFinite(x) ? html`<${Num} name=${rows > 1 ? `${name}[${row}][${k}]` : `${name}[${k}]`} value=${x} />` : "may not read"}${k + 1 < count ? ", " : ""}`;
+  })}${columns > count ? ` \u2026 (${columns}${rows > 1 ? ` for each of ${rows} ${rowName}s` : ""})` : ""}`;
+}
+
+const partTitle = (name) => {
+  const side = name.startsWith("encoder.") ? "Encoder: " : "", inner = name.replace("encoder.", "");
+  if (inner === "embed") return `${side}From tokens to vectors`;
+  if (inner === "output") return side ? "Encoder: the last stream" : "From vectors to the next token";
+  return `${side}Block ${inner.split(".")[1]}`;
+};
+
+const GROUPS = { embed: "embedding", stream: "residual stream", norm: "norm", attention: "attention", cross: "cross-attention", mlp: "MLP", output: "unembedding" };
+
+function Page({ view, set, model, a, pos }) {
+  const column = useLoad((signal) => getJson(route("api/read/steps", { checkpoint: view.checkpoint || null }), signal), [view.checkpoint, model.step]);
+  const goTo = (name) => {
+    const part = column.value.parts.find((one) => one.steps.some((step) => step.name === name));
+    if (!part) return;
+    const open = current().open;
+    if (!open.includes(part.name)) set({ open: [...open, part.name] });
+    const look = (tries) => {
+      const row = document.querySelector(`[data-step="${CSS.escape(name)}"]`);
+      if (row) { row.scrollIntoView({ block: "center", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" }); light(name); } else if (tries) setTimeout(() => look(tries - 1), 100);
+    };
+    look(30);
+  };
+  const parts = column.value?.parts ?? [];
+  const all = parts.every((part) => view.open.includes(part.name));
+  return html`<div class="read">
+    <div class="row lead">
+      <p>How <${Token} text=${a.tokens[pos].text} special=${a.tokens[pos].special} /> at position ${pos} ${model.masked ? "is read in its context" : "becomes a prediction of the next token"}. Click another token above to follow it. Every number is this model's own; a coloured strip is a whole vector: <${Term} t="strip">orange is negative, blue is positive<//>.</p>
+      <span class="row"><button type="button" class="act small" onClick=${() => set({ open: all ? ["embed", "output"] : parts.map((part) => part.name) })}>${all ? "Fold the blocks" : "Unfold all blocks"}</button>
+      <button type="button" class="act small" onClick=${() => set({ tour: 1 })}>Take the tour</button></span>
+    </div>
+    <${Waiting} of=${column} what="listing the steps" />
+    ${parts.map((part) => html`<${Part} key=${part.name} part=${part} definitions=${column.value.definitions} view=${view} set=${set} model=${model} a=${a} pos=${pos} goTo=${goTo} />`)}
+    ${a.predicts ? html`<${Sampling} view=${view} set=${set} a=${a} pos=${pos} model=${model} />` : null}
+    ${model.reads_source ? null : html`<${Order} view=${view} set=${set} a=${a} />`}
+    ${view.tour ? html`<${Tour} view=${view} set=${set} steps=${parts.flatMap((part) => part.steps)} goTo=${goTo} />` : null}
+  </div>`;
+}
+
+function Part({ part, definitions, view, set, model, a, pos, goTo }) {
+  const open = view.open.includes(part.name);
+  const values = useLoad(open ? (signal) => getNpz(route(`api/t/${a.id}/read/numbers/${part.name}`, { pos }), signal) : null, [a.id, pos, part.name, open]);
+  const toggle = () => set({ open: open ? view.open.filter((name) => name !== part.name) : [...view.open, part.name] });
+  const groups = useMemo(() => {
+    const made = [];
+    for (const step of part.steps) {
+      const last = made[made.length - 1];
+      if (last?.name === step.group) last.steps.push(step); else made.push({ name: step.group, steps: [step] });
+    }
+    return made;
+  }, [part]);
+  return html`<section class="panel part" data-part=${part.name} data-at=${values.value ? `${a.id}/${pos}` : ""}>
+    <button type="button" class="fold" aria-expanded=${open ? "true" : "false"} onClick=${toggle}><span class="arrow">${open ? "\u25be" : "\u25b8"}</span> <h2>${partTitle(part.name)}</h2> <span class="quiet">${part.steps.length} steps</span></button>
+    <${Waiting} of=${values} />
+    ${open && values.value ? groups.map((group) => html`<div class=${`group ${group.name}`}><h3><${Term} t=${GROUPS[group.name]} /></h3>
+      ${group.steps.map((step) => html`<${Row} key=${step.name} step=${step} definition=${definitions[step.definition]} tensor=${values.value[step.name]} view=${view} set=${set} model=${model} a=${a} pos=${pos} goTo=${goTo} />`)}</div>`) : null}
+  </section>`;
+}
+
+function Row({ step, definition, tensor, view, set, model, a, pos, goTo }) {
+  const [shown, show] = useState(false);
+  if (!tensor) return null;
+  const last = step.name.split(".").pop(), byHead = step.axes[0] === "h" || step.axes[0] === "g", overKeys = step.axes[step.axes.length - 1] === "j" && step.axes.length === 3;
+  const scores = last === "scores" && step.name.endsWith("attn.scores");
+  const select = scores ? (head, key) => set({ head, key }) : byHead ? (head) => set({ head }) : null;
+  return html`<div class="step" data-step=${step.name}>
+    <div class="what"><b>${step.title}</b><${Equation} math=${step.math} onSymbol=${goTo} />
+      <div class="row names"><code>${step.name}</code><button type="button" class="link" aria-expanded=${shown ? "true" : "false"} onClick=${() => show(!shown)}>${shown ? "hide the definition" : "definition"}</button></div>
+    </div>
+    <div class="numbers">${last === "probs" ? html`<${Top} a=${a} pos=${pos} />`
+      : html`<${Strip} name=${step.name} tensor=${tensor} head=${view.head} ramp=${last === "pattern" ? "amount" : "signed"} high=${last === "pattern" ? 1 : null} onSelect=${select}
+          rowName=${step.axes[0] === "g" ? "key-value head" : "head"} columnName=${overKeys ? "position" : last === "logits" ? "token" : "coordinate"} />`}
+      ${last === "k" && pos > 0 && step.name.endsWith("attn.k") && !step.name.startsWith("encoder.") && !model.masked ? html`<p class="quiet cache">When a text is written, the <${Term} t="cache">keys and values<//> of positions 0 to ${pos - 1} are kept, and only the ones of position ${pos} are new.</p>` : null}
+      ${scores ? html`<${Product} name=${step.name} view=${view} set=${set} a=${a} pos=${pos} heads=${tensor.shape[0]} keys=${tensor.shape[1]} />` : null}</div>
+    ${shown ? html`<${Source} definition=${definition} line=${step.line} code=${step.code} />` : null}
+  </div>`;
+}
+
+function Source({ definition, line, code }) {
+  return html`<div class="source"><div class="row"><span class="quiet">${definition.file}, line ${definition.first + line}</span><${CopyButton} code=${code} /></div>
+    <pre tabindex="0">${definition.lines.map((text, k) => html`<span class=${k === line ? "line here" : "line"}><span class="at">${definition.first + k}</span>${text}\n</span>`)}</pre></div>`;
+}
+
+const Top = ({ a, pos }) => html`<${Bars} label="the likeliest tokens" most=${1} rows=${a.top[pos].slice(0, 6).map((one) => ({ label: html`<${Token} text=${one.text} />`, value: one.p, said: percent(one.p), name: `top.${one.id}` }))} />`;
+
+/** One score as a sum of products, one step at a time. */
+function Product({ name, view, set, a, pos, heads, keys }) {
+  const head = Math.min(view.head, heads - 1), key = Math.min(view.key, keys - 1), [term, setTerm] = useState(null);
+  const product = useLoad((signal) => getJson(route(`api/t/${a.id}/read/product`, { name, pos, head, key }), signal), [a.id, name, pos, head, key]);
+  const value = product.value;
+  if (product.error) return html`<p class="quiet">${product.error.message}</p>`;
+  if (!value) return html`<${Waiting} of=${product} />`;
+  const n = value.products.length, upTo = Math.min(term ?? n, n), sum = upTo === n ? value.sum : value.products.slice(0, upTo).reduce((s, x) => s + x, 0);
+  return html`<details class="product" data-product=${`${head}/${key}`}><summary>One score, term by term: head ${head}, from <${Token} text=${a.tokens[pos].text} /> to <${Token} text=${a.tokens[Math.min(key, a.n - 1)].text} /></summary>
+    <p class="quiet">Click the strip above to choose a head and a position.</p>
+    <${Slider} label="products added" value=${upTo} min=${0} max=${n} step=${1} said=${`${upTo} of ${n}`} onInput=${setTerm} />
+    <div class="terms" tabindex="0"><table><thead><tr><th>${value.names[0]}</th>${value.left.map((x, k) => html`<td class=${k < upTo ? "" : "later"}>${three(x)}</td>`)}</tr>
+      <tr><th>${value.names[1]}</th>${value.right.map((x, k) => html`<td class=${k < upTo ? "" : "later"}>${three(x)}</td>`)}</tr>
+      <tr><th>product</th>${value.products.map((x, k) => html`<td class=${k < upTo ? "" : "later"}>${three(x)}</td>`)}</tr></thead></table></div>
+    <p>${upTo < n ? html`so far <${Num} name="product.so-far" value=${sum} />` : html`sum <${Num} name=${`${name}.sum`} value=${value.sum} />, times <${Num} name=${`${name}.factor`} value=${value.factor} />
+      ${value.masked ? ", but this position may not be read: the score is minus infinity" : html`${Math.abs(value.added) > 1e-5 ? html`, and ${three(value.added)} for the distance or the cap` : ""} = score <${Num} name=${`${name}[${head}][${key}]`} value=${value.value} />`}`}</p>
+  </details>`;
+}
+
+function Sampling({ view, set, a, pos, model }) {
+  const asked = { pos, temperature: view.temperature, top_k: view.top_k, top_p: view.top_p, min_p: view.min_p, draw: view.draw };
+  const sample = useLoad((signal) => getJson(route(`api/t/${a.id}/read/sample`, asked), signal), [a.id, ...Object.values(asked)]);
+  const value = sample.value, text = a.tokens.map((token) => token.text).join("");
+  return html`<${Panel} title=${model.masked ? "What could stand here" : "Choosing the next token"} id="sampling" code=${value?.code} not="how a whole text changes: these sliders change one step.">
+    <div class="row sliders">
+      <${Slider} label=${html`<${Term} t="temperature" />`} value=${view.temperature} min=${0} max=${2} step=${0.05} onInput=${(temperature) => set({ temperature })} />
+      <${Slider} label=${html`<${Term} t="top-k" />`} value=${view.top_k} min=${0} max=${Math.min(50, model.n_vocab)} step=${1} said=${view.top_k || "all"} onInput=${(top_k) => set({ top_k })} />
+      <${Slider} label=${html`<${Term} t="top-p" />`} value=${view.top_p} min=${0} max=${1} step=${0.01} onInput=${(top_p) => set({ top_p })} />
+      <${Slider} label=${html`<${Term} t="min-p" />`} value=${view.min_p} min=${0} max=${1} step=${0.01} onInput=${(min_p) => set({ min_p })} />
+    </div>
+    <${Waiting} of=${sample} />
+    ${value ? html`<div class="two">
+      <div><h3>What the model says</h3><${Bars} label="the model's probabilities" most=${1} rows=${value.rows.slice(0, 12).map((one) => ({ label: html`<${Token} text=${one.text} />`, value: one.p, said: percent(one.p), name: `model.${one.id}` }))} /></div>
+      <div><h3>What is drawn from: ${value.kept} of ${model.n_vocab} tokens</h3><${Bars} label="the probabilities that are drawn from" most=${1} rows=${value.rows.slice(0, 12).map((one) => ({ label: html`<${Token} text=${one.text} />`, value: one.drawn_from, said: one.drawn_from ? percent(one.drawn_from) : "left out", name: `drawn.${one.id}`, selected: one.id === value.drawn.id }))} /></div>
+    </div>
+    ${model.masked ? null : html`<p class="row">Drawn: <${Token} text=${value.drawn.text} /> <button type="button" class="act small" onClick=${() => set({ draw: view.draw + 1 })}>Draw again</button>
+      ${pos === a.n - 1 ? html`<button type="button" class="act small" onClick=${() => set({ a: `${view.a || model.example}${value.drawn.plain}`, pos: -1, draw: view.draw + 1 })} disabled=${!value.drawn.plain}>Write it behind the prompt</button>` : null}</p>`}` : null}
+  <//>`;
+}
+
+function Order({ view, set, a }) {
+  const asked = view.shuffle < 0 ? null : { seed: view.shuffle, positions: view.positions, mask: view.mask };
+  const order = useLoad(asked ? (signal) => getJson(route(`api/t/${a.id}/read/order`, asked), signal) : null, [a.id, view.shuffle, view.positions, view.mask]);
+  const value = asked ? order.value : null;
+  return html`<${Panel} title="Does the order matter?" id="order" code=${value?.code} not="which part of the model uses the order: Attention shows where each head looks.">
+    <p>A transformer reads a set of vectors. Only its <${Term} t="positions" /> and its <${Term} t="mask" /> tell it the order. Take both away, shuffle the tokens, and each token ends in exactly the same vector.</p>
+    <div class="row"><button type="button" class="act small" onClick=${() => set({ shuffle: view.shuffle + 1 })}>${view.shuffle < 0 ? "Shuffle the tokens" : "Shuffle again"}</button>
+      <${Toggle} label="with its positions" value=${view.positions} onChange=${(positions) => set({ positions })} /><${Toggle} label="with its mask" value=${view.mask} onChange=${(mask) => set({ mask })} /></div>
+    <${Waiting} of=${order} />
+    ${value ? html`<p class="chips">${value.order.map((k) => html`<${Token} text=${a.tokens[k].text} special=${a.tokens[k].special} />`)}</p>
+      <p>How far each token's last vector moves, as a share of its length. ${value.largest < 1e-4 ? html`<b>Nothing moves: without positions and mask, order means nothing.</b>` : ""}</p>
+      <${Bars} label="how far each token's vector moves" most=${Math.max(1, value.largest)} rows=${value.difference.map((x, k) => ({ label: html`<${Token} text=${a.tokens[k].text} special=${a.tokens[k].special} />`, value: x, said: three(x), name: `moved.${k}` }))} />` : null}
   <//>`;
 }

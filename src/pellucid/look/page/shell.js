@@ -5,7 +5,7 @@ import { html, render, useEffect, useRef, useState } from "./preact.js";
 import { readRamps, themeButton } from "./common.js";
 import { getJson, getTrace, key, route, useLoad } from "./api.js";
 import { address, current, set, useView } from "./state.js";
-import { CopyButton, Num, Term, Token, Waiting } from "./parts.js";
+import { CopyButton, Token, Waiting, explainTerms } from "./parts.js";
 import { page as read } from "./read.js";
 import { page as tokens } from "./tokens_page.js";
 import { page as attention } from "./attention.js";
@@ -60,7 +60,7 @@ function Inspector({ view, model }) {
     </main>`;
 }
 
-const ModelFacts = ({ model }) => html`<${Num} name="model.parameters" value=${model.parameters} digits=${12} /> parameters, ${model.n_layers} layers${model.n_heads ? ` \u00d7 ${model.n_heads} heads` : ""}, ${model.n_vocab} tokens known, reads up to ${model.n_ctx}`;
+const ModelFacts = ({ model }) => html`<span class="num" data-name="model.parameters" data-value=${String(model.parameters)}>${model.parameters.toLocaleString("en")}</span> parameters, ${model.n_layers} layers${model.n_heads ? ` \u00d7 ${model.n_heads} heads` : ""}, ${model.n_vocab.toLocaleString("en")} tokens known, reads up to ${model.n_ctx.toLocaleString("en")}`;
 
 function ThemeButton() {
   const place = useRef();
@@ -136,5 +136,6 @@ function useKeys(view, model, pos, n) {
 }
 
 readRamps();
+explainTerms();
 current();
 render(html`<${App} />`, document.getElementById("app"));

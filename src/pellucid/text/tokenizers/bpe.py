@@ -137,6 +137,13 @@ class BPETokenizer(Tokenizer):
         pairs = json.loads(self._json)["model"]["merges"]
         return [(a, b) for a, b in (pair.split(" ") if isinstance(pair, str) else pair for pair in pairs)]
 
+    def words(self, text: str) -> list[str]:
+        """The pre-tokens of a text, inside which pairs are merged, in byte-level characters."""
+        check_text(text)
+        normalizer = self._engine.normalizer
+        normalized = text if normalizer is None else guarded(normalizer.normalize_str, text)
+        return [word for word, _ in guarded(self._engine.pre_tokenizer.pre_tokenize_str, normalized)]
+
     def _encode(self, text: str) -> list[int]:
         return guarded(self._engine.encode, text, add_special_tokens=False).ids
 

@@ -1,0 +1,117 @@
+"""Every page of the inspector: it fits, it is quiet, its terms are explained, and its copied code runs."""
+
+import re
+import subprocess
+from importlib import resources
+
+import pytest
+from tests.look.conftest import SIZES, looking, ready, small_model
+
+from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
+from pellucid.look.app import look_files
+from pellucid.look.session import Session
+
+PAGES = ("read", "tokens", "attention", "stream", "circuits", "experiment", "training")
+#: architectures that draw other steps than GPT-2
+FAMILIES = {
+    "llama": {
+        "positions": Positions(kind="rotary"),
+        "norm": Norm(kind="rms"),
+        "mlp": MLP(d_ff=8, form="gated", activation="silu"),
+        "attention": Attention(n_heads=4, n_kv_heads=2, bias="none"),
+    },
+    "parallel, alibi": {"block": "parallel", "positions": Positions(kind="alibi")},
+    "post-norm": {"block": "post", "final_norm": "none", "ngrams": (2,), "ngram_rows": 64},
+    "bert": {
+        "block": "post",
+        "final_norm": "none",
+        "embed_norm": "norm",
+        "readout": "bert",
+        "attention": Attention(n_heads=2, mask="bidirectional"),
+    },
+    "no readout": {"readout": "none", "attention": Attention(n_heads=2, mask="bidirectional")},
+}
+
+
+def encoder_decoder():
+    n_vocab = small_model().architecture.n_vocab
+    options = {"n_vocab": n_vocab, "n_ctx": 64, "d_model": 16, "n_layers": 1, "mlp": MLP(d_ff=8)}
+    encoder = Architecture(attention=Attention(n_heads=2, mask="bidirectional"), **options)
+    return small_model(encoder=encoder)
+
+
+def settled(page) -> None:
+    """Wait until nothing is being computed."""
+    ready(page)
+    while page.locator("[role=status], [data-waiting]").count():
+        page.wait_for_timeout(50)
+
+
+def test_every_term_on_the_pages_is_explained():
+    folder = resources.files("pellucid").joinpath("look", "page")
+    explained = set(re.findall(r'^  "?([\w -]+?)"?: "', folder.joinpath("terms.js").read_text(), re.MULTILINE))
+    for file in folder.iterdir():
+        if file.name.endswith(".js"):
+            asked = set(re.findall(r'<\$\{Term\} t="([^"]+)"', file.read_text()))
+            assert asked <= explained, file.name
+    assert len(explained) > 20
+
+
+def test_a_term_says_what_it_means_on_hover_and_on_focus(inspector, visit):
+    page = visit(f"{inspector.url}/#page=tokens")
+    settled(page)
+    page.locator("main .term").first.hover()
+    assert "model" in page.locator(".said:not([hidden])").inner_text()
+    page.keyboard.press("Escape")
+    assert page.locator(".said").is_hidden()
+    page.locator("main .term").last.focus()
+    assert page.locator(".said").is_visible()
+
+
+def fits(page) -> bool:
+    """Whether the page needs no scrolling sideways."""
+    return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_fits_has_two_themes_and_its_copied_code_runs(inspector, visit, name):
+    page = visit(f"{inspector.url}/#page={name}", "narrow", "dark")
+    settled(page)
+    assert page.locator("[aria-current=page]").inner_text().lower() == name
+    assert fits(page)
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.click(".theme")
+    page.set_viewport_size({"width": SIZES["wide"][0], "height": SIZES["wide"][1]})
+    page.wait_for_timeout(60)
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    assert fits(page)
+    trace = inspector.model.trace(inspector.session.results["example"])
+    for code in page.locator("[data-code]").evaluate_all("(all) => all.map((e) => e.dataset.code)"):
+        exec(code, {"model": inspector.model, "trace": trace})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*FAMILIES, "encoder-decoder"])
+def test_every_page_shows_every_kind_of_model(visit, kind):
+    model = encoder_decoder() if kind == "encoder-decoder" else small_model(**FAMILIES[kind])
+    with looking(Session(model, name=kind)) as inspector:
+        for name in PAGES:
+            for size, scheme in (("wide", "dark"), ("narrow", "light")):
+                page = visit(f"{inspector.url}/#page={name}", size, scheme)
+                settled(page)
+                assert fits(page), (name, size)
+
+
+def test_the_scripts_are_type_checked(tmp_path, needs_typescript):
+    for name, content in look_files().contents.items():
+        if name.endswith(".js"):
+            (tmp_path / name).write_bytes(content)
+    options = ["--noEmit", "--allowJs", "--checkJs", "--strict", "false", "--target", "es2022", "--module", "es2022"]
+    scripts = sorted(path.name for path in tmp_path.iterdir())
+    done = subprocess.run(
+        [needs_typescript, *options, "--lib", "es2023,dom,dom.iterable", *scripts],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,258 @@
+"""The page Read: its steps are the model's own, for every kind of architecture, and its numbers are the trace's."""
+
+import numpy as np
+import pytest
+import torch
+from tests.look.conftest import TEXT, ready, shown_numbers, small_model
+
+from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
+from pellucid.edits import zero
+from pellucid.generate.sampling import Sampling
+from pellucid.lens.core.inputs import InputError
+from pellucid.look.mathml import MathError, mathml
+from pellucid.look.reading import PREAMBLE, column, dot_product, numbers_of_part, sampled, shuffled_order
+from pellucid.look.steps import model_steps
+from pellucid.tensor_names import names
+
+ENCODER = Architecture(
+    n_vocab=300,
+    n_ctx=64,
+    d_model=16,
+    n_layers=1,
+    attention=Attention(n_heads=2, mask="bidirectional"),
+    positions=Positions(kind="sinusoidal"),
+    mlp=MLP(d_ff=8, activation="relu"),
+)
+#: what a step may do differently, each at least once
+KINDS = {
+    "gpt-2": {},
+    "llama": {
+        "positions": Positions(kind="rotary"),
+        "norm": Norm(kind="rms"),
+        "mlp": MLP(d_ff=8, activation="silu", form="gated", bias="none"),
+        "attention": Attention(n_heads=4, n_kv_heads=2, bias="none"),
+        "unembed": "untied",
+    },
+    "gemma": {
+        "block": "sandwich",
+        "positions": Positions(kind="rotary"),
+        "norm": Norm(kind="rms", gain="1+g"),
+        "attention": Attention(n_heads=2, windows=(3, 0), score_cap=5.0, qk_norm="rms"),
+        "mlp": MLP(d_ff=8, form="gated"),
+        "embed_scale": "sqrt(d_model)",
+        "logit_cap": 3.0,
+    },
+    "parallel": {"block": "parallel", "positions": Positions(kind="rotary", fraction=0.5), "readout": "affine"},
+    "shared": {"block": "shared", "positions": Positions(kind="rotary", layout="pairs")},
+    "inner": {"block": "inner", "norm": Norm(kind="rms"), "attention": Attention(n_heads=2, qk_norm="rms_all")},
+    "post": {
+        "block": "post",
+        "final_norm": "none",
+        "norm": Norm(eps_at="outside"),
+        "positions": Positions(kind="sinusoidal"),
+    },
+    "alibi": {"positions": Positions(kind="alibi"), "mlp": MLP(d_ff=8, n_hidden=2), "embed_norm": "norm"},
+    "relative": {
+        "positions": Positions(kind="relative", n_buckets=8, max_distance=16),
+        "logit_scale": "1/sqrt(d_model)",
+    },
+    "no norm": {"norm": Norm(kind="none"), "positions": Positions(kind="none"), "mlp": MLP(n_hidden=0)},
+    "n-gram tables": {"ngrams": (2, 3), "ngram_rows": 64},
+    "bert": {
+        "block": "post",
+        "final_norm": "none",
+        "embed_norm": "norm",
+        "n_segments": 2,
+        "readout": "bert",
+        "attention": Attention(n_heads=2, mask="bidirectional"),
+        "mlp": MLP(d_ff=8, activation="gelu"),
+    },
+    "no readout": {"readout": "none", "attention": Attention(n_heads=2, mask="bidirectional")},
+    "encoder-decoder": {"encoder": ENCODER, "source_embed": "shared"},
+    "post-norm encoder-decoder": {"encoder": ENCODER, "block": "post", "final_norm": "none"},
+}
+
+
+def model_of(kind):
+    if "encoder" in kind:
+        vocabulary = small_model().architecture.n_vocab
+        encoder = ENCODER.with_fields({"n_vocab": vocabulary})
+        return small_model(**(KINDS[kind] | {"encoder": encoder}))
+    return small_model(**KINDS[kind])
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def traced(request):
+    """A model of each kind, whose weights are random everywhere, and a trace of it."""
+    model = model_of(request.param)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.network.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+    source = {"source": "the dog sat"} if model.architecture.encoder is not None else {}
+    return model, model.trace(TEXT, **source)
+
+
+def test_every_tensor_of_the_model_has_one_step_and_no_other_has(traced):
+    _, trace = traced
+    steps = [step.name for step in model_steps(trace.architecture)]
+    expected = names(trace.architecture) + (["probs"] if trace.architecture.readout != "none" else [])
+    assert sorted(steps) == sorted(expected)
+    assert len(steps) == len(set(steps))
+
+
+def test_every_step_computes_its_tensor_from_the_ones_that_it_names(traced):
+    model, trace = traced
+    for step in model_steps(trace.architecture):
+        scope = {"model": model, "trace": trace}
+        exec(PREAMBLE + step.code, scope)
+        want = trace[step.name]
+        got = torch.as_tensor(np.asarray(scope["result"]))
+        assert got.shape == want.shape, step.name
+        torch.testing.assert_close(got.to(want.dtype), want, rtol=2e-4, atol=2e-5, msg=step.name)
+
+
+def test_every_symbol_is_a_tensor_and_every_step_is_in_the_definition(traced):
+    _, trace = traced
+    known = {*names(trace.architecture), "probs"}
+    for step in model_steps(trace.architecture):
+        assert f'data-tensor="{step.name}"' in mathml(step.equation)
+        for part in mathml(step.equation).split('data-tensor="')[1:]:
+            assert part.partition('"')[0] in known, step.equation
+    shown = column(trace.architecture)
+    for part in shown["parts"]:
+        for step in part["steps"]:
+            assert 0 <= step["line"] < len(shown["definitions"][step["definition"]]["lines"])
+
+
+def test_the_numbers_of_a_part_are_the_traces(model):
+    trace = model.trace(TEXT)
+    values = numbers_of_part(trace, "blocks.1", -2)
+    for name, x in values.items():
+        full = trace[name][0].numpy()
+        assert np.array_equal(x, full[..., -2, :]) or x.shape == full.shape[:-2] + full.shape[-1:], name
+    np.testing.assert_array_equal(values["blocks.1.attn.pattern"], trace["blocks.1.attn.pattern"][0, :, -2].numpy())
+    with pytest.raises(KeyError, match="has no part"):
+        numbers_of_part(trace, "blocks.7", 0)
+    with pytest.raises(IndexError, match="numbered from 0"):
+        numbers_of_part(trace, "blocks.1", 999)
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "llama", "alibi", "gemma"])
+def test_a_dot_product_adds_up_to_the_number_in_the_trace(kind):
+    model = model_of(kind)
+    trace = model.trace(TEXT)
+    for name, entry in (("blocks.1.attn.scores", 0), ("blocks.1.attn.z", 3), ("logits", 7)):
+        got = dot_product(trace, name, 5, 1, 2, entry)
+        assert sum(got["products"]) == pytest.approx(got["sum"], abs=1e-9)
+        assert got["factor"] * got["sum"] + got["added"] == pytest.approx(got["value"], abs=1e-9)
+        if kind in ("gpt-2", "llama") or name.endswith(".z"):
+            assert abs(got["added"]) < 1e-6 * sum(abs(x) for x in got["products"]) + 1e-6
+    later = dot_product(trace, "blocks.0.attn.scores", 3, 0, 4, 0)
+    assert later["masked"]
+    assert later["value"] is None
+
+
+def test_a_product_whose_factors_have_no_name_is_refused():
+    trace = model_of("inner").trace(TEXT)
+    with pytest.raises(InputError, match="have no name"):
+        dot_product(trace, "blocks.0.attn.scores", 3, 0, 1, 0)
+    with pytest.raises(InputError, match="not taken apart"):
+        dot_product(trace, "blocks.0.mlp_out", 3, 0, 1, 0)
+
+
+def test_sampling_shows_what_is_drawn_from(model):
+    trace = model.trace(TEXT)
+    plain = sampled(trace, -1, Sampling(), 0)
+    assert [row["p"] for row in plain["rows"]] == pytest.approx([row["drawn_from"] for row in plain["rows"]])
+    few = sampled(trace, -1, Sampling(temperature=0.7, top_k=3), 0)
+    assert few["kept"] == 3
+    assert sum(row["drawn_from"] for row in few["rows"]) == pytest.approx(1)
+    scope = {"trace": trace}
+    exec(few["code"], scope)
+    by_id = scope["result"][0]
+    assert [row["drawn_from"] for row in few["rows"]] == pytest.approx([float(by_id[row["id"]]) for row in few["rows"]])
+    greedy = sampled(trace, -1, Sampling(temperature=0), 3)
+    assert greedy["kept"] == 1
+    assert greedy["drawn"]["id"] == int(trace.logits[0, -1].argmax())
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "llama", "alibi", "n-gram tables"])
+def test_without_positions_and_mask_a_shuffled_text_moves_nothing(kind):
+    trace = model_of(kind).trace(TEXT)
+    free = shuffled_order(trace, 0, positions=False, mask=False)
+    assert free["largest"] < 1e-4
+    assert shuffled_order(trace, 0, positions=True, mask=False)["largest"] > 1e-2
+    assert shuffled_order(trace, 0, positions=False, mask=True)["largest"] > 1e-2
+    scope = {"trace": trace}
+    exec(free["code"], scope)
+    assert scope["result"].tolist() == pytest.approx(free["difference"])
+
+
+def test_an_equation_that_is_wrong_is_refused():
+    with pytest.raises(MathError, match="not closed"):
+        mathml("x_{i")
+    with pytest.raises(MathError, match="there is no"):
+        mathml("\\nosuch x")
+    assert "<msubsup>" in mathml("W_Q^h")
+
+
+def test_the_numbers_on_the_page_are_the_traces(inspector, visit):
+    edits = '[{"op":"zero","name":"blocks.0.attn.z","head":[1]}]'
+    page = visit(f'{inspector.url}/#edits={edits}&pos=4&open=["embed","blocks.0","blocks.1","output"]')
+    trace = inspector.model.trace(inspector.session.results["example"], edits=[zero("blocks.0.attn.z", head=1)])
+    page.wait_for_selector("section[data-part=output][data-at$='/4']")
+    page.wait_for_selector("section[data-part='blocks.1'][data-at$='/4']")
+    page.wait_for_selector("section[data-part='blocks.0'][data-at$='/4']")
+    shown = {name: value for name, value in shown_numbers(page, ".read").items() if "[" in name}
+    assert len(shown) > 80
+    for name, value in shown.items():
+        full, _, indices = name.partition("[")
+        x = trace[full][0]
+        axis = x.dim() - 2
+        at = [int(index) for index in indices.removesuffix("]").split("][")]
+        want = float(x.select(axis, 4)[tuple(at)])
+        assert value == pytest.approx(want, rel=1e-6, abs=1e-9), name
+    top = {f"top.{int(i)}": float(p) for p, i in zip(*trace.probs[0, 4].topk(6), strict=True)}
+    assert {name: value for name, value in shown_numbers(page).items() if name in top} == pytest.approx(top, rel=1e-4)
+
+
+def test_a_reader_follows_the_page_with_the_keyboard(inspector, visit):
+    page = visit(inspector.url)
+    page.wait_for_selector(".step")
+    page.keyboard.press("ArrowLeft")
+    ready(page)
+    assert page.evaluate("location.hash").startswith("#pos=")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    page.fill("#prompt", "the dog sat")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".prompt .chip:nth-child(3)")
+    assert "a=the+dog+sat" in page.evaluate("location.hash")
+    page.go_back()
+    ready(page)
+    assert "a=the+dog" not in page.evaluate("location.hash")
+
+
+def test_the_tour_has_fourteen_cards_that_point_at_steps(inspector, visit):
+    page = visit(inspector.url)
+    page.click("text=Take the tour")
+    titles = []
+    while page.locator(".tour button:has-text('Next')").count():
+        titles.append(page.locator(".tour h2").inner_text())
+        page.click(".tour button:has-text('Next')")
+        page.wait_for_selector(f".tour .quiet:has-text('{len(titles) + 1} of')")
+    assert len({*titles}) == 13
+    page.wait_for_selector(".step.lit[data-step=probs]")
+    page.click(".tour button:has-text('Done')")
+    assert page.locator(".tour").count() == 0
+
+
+def test_one_score_is_added_up_term_by_term(inspector, visit):
+    page = visit(f"{inspector.url}/#pos=5&key=2&head=1")
+    page.wait_for_selector("[data-product='1/2']")
+    page.click("[data-product='1/2'] summary >> nth=0")
+    trace = inspector.model.trace(inspector.session.results["example"])
+    want = trace["blocks.0.attn.scores"][0, 1, 5, 2]
+    shown = shown_numbers(page, "[data-product]")
+    assert shown["blocks.0.attn.scores[1][2]"] == pytest.approx(float(want), rel=1e-5)
