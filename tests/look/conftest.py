@@ -37,6 +37,8 @@ def small_model(seed: int = 0, **options) -> LanguageModel:
     network = Transformer(a).eval()
     with torch.no_grad():
         network.embed.token.weight.mul_(5)
+        if a.unembed == "untied":  # it is made without numbers
+            network.unembed.weight.normal_(0, 0.3)
     return LanguageModel(network, tokenizer, {})
 
 

@@ -249,7 +249,7 @@ def test_the_tour_has_fourteen_cards_that_point_at_steps(inspector, visit):
 
 
 def test_one_score_is_added_up_term_by_term(inspector, visit):
-    page = visit(f"{inspector.url}/#pos=5&key=2&head=1")
+    page = visit(f"{inspector.url}/#pos=5&read_key=2&head=1")
     page.wait_for_selector("[data-product='1/2']")
     page.click("[data-product='1/2'] summary >> nth=0")
     trace = inspector.model.trace(inspector.session.results["example"])

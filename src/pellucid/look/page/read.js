@@ -9,7 +9,7 @@ import { addDefaults, current } from "./state.js";
 import { CopyButton, Num, Panel, Slider, Term, Toggle, Token, Waiting, percent, three, useRepaint } from "./parts.js";
 import { Tour } from "./tour.js";
 
-addDefaults({ open: ["embed", "blocks.0", "output"], key: 0, temperature: 1, top_k: 0, top_p: 1, min_p: 0, draw: 0, shuffle: -1, positions: true, mask: true, tour: 0 });
+addDefaults({ open: ["embed", "blocks.0", "output"], read_key: 0, read_temperature: 1, read_top_k: 0, read_top_p: 1, read_min_p: 0, read_draw: 0, shuffle: -1, positions: true, mask: true, tour: 0 });
 
 export const page = { name: "read", title: "Read", needs: "trace", Page };
 
@@ -133,7 +133,7 @@ function Row({ step, definition, tensor, view, set, model, a, pos, goTo }) {
   if (!tensor) return null;
   const last = step.name.split(".").pop(), byHead = step.axes[0] === "h" || step.axes[0] === "g", overKeys = step.axes[step.axes.length - 1] === "j" && step.axes.length === 3;
   const scores = last === "scores" && step.name.endsWith("attn.scores");
-  const select = scores ? (head, key) => set({ head, key }) : byHead ? (head) => set({ head }) : null;
+  const select = scores ? (head, read_key) => set({ head, read_key }) : byHead ? (head) => set({ head }) : null;
   return html`<div class="step" data-step=${step.name}>
     <div class="what"><b>${step.title}</b><${Equation} math=${step.math} onSymbol=${goTo} />
       <div class="row names"><code>${step.name}</code><button type="button" class="link" aria-expanded=${shown ? "true" : "false"} onClick=${() => show(!shown)}>${shown ? "hide the definition" : "definition"}</button></div>
@@ -156,7 +156,7 @@ const Top = ({ a, pos }) => html`<${Bars} label="the likeliest tokens" most=${1}
 
 /** One score as a sum of products, one step at a time. */
 function Product({ name, view, set, a, pos, heads, keys }) {
-  const head = Math.min(view.head, heads - 1), key = Math.min(view.key, keys - 1), [term, setTerm] = useState(null);
+  const head = Math.min(view.head, heads - 1), key = Math.min(view.read_key, keys - 1), [term, setTerm] = useState(null);
   const product = useLoad((signal) => getJson(route(`api/t/${a.id}/read/product`, { name, pos, head, key }), signal), [a.id, name, pos, head, key]);
   const value = product.value;
   if (product.error) return html`<p class="quiet">${product.error.message}</p>`;
@@ -174,23 +174,23 @@ function Product({ name, view, set, a, pos, heads, keys }) {
 }
 
 function Sampling({ view, set, a, pos, model }) {
-  const asked = { pos, temperature: view.temperature, top_k: view.top_k, top_p: view.top_p, min_p: view.min_p, draw: view.draw };
+  const asked = { pos, temperature: view.read_temperature, top_k: view.read_top_k, top_p: view.read_top_p, min_p: view.read_min_p, draw: view.read_draw };
   const sample = useLoad((signal) => getJson(route(`api/t/${a.id}/read/sample`, asked), signal), [a.id, ...Object.values(asked)]);
   const value = sample.value, text = a.tokens.map((token) => token.text).join("");
   return html`<${Panel} title=${model.masked ? "What could stand here" : "Choosing the next token"} id="sampling" code=${value?.code} not="how a whole text changes: these sliders change one step.">
     <div class="row sliders">
-      <${Slider} label=${html`<${Term} t="temperature" />`} value=${view.temperature} min=${0} max=${2} step=${0.05} onInput=${(temperature) => set({ temperature })} />
-      <${Slider} label=${html`<${Term} t="top-k" />`} value=${view.top_k} min=${0} max=${Math.min(50, model.n_vocab)} step=${1} said=${view.top_k || "all"} onInput=${(top_k) => set({ top_k })} />
-      <${Slider} label=${html`<${Term} t="top-p" />`} value=${view.top_p} min=${0} max=${1} step=${0.01} onInput=${(top_p) => set({ top_p })} />
-      <${Slider} label=${html`<${Term} t="min-p" />`} value=${view.min_p} min=${0} max=${1} step=${0.01} onInput=${(min_p) => set({ min_p })} />
+      <${Slider} label=${html`<${Term} t="temperature" />`} value=${view.read_temperature} min=${0} max=${2} step=${0.05} onInput=${(read_temperature) => set({ read_temperature })} />
+      <${Slider} label=${html`<${Term} t="top-k" />`} value=${view.read_top_k} min=${0} max=${Math.min(50, model.n_vocab)} step=${1} said=${view.read_top_k || "all"} onInput=${(read_top_k) => set({ read_top_k })} />
+      <${Slider} label=${html`<${Term} t="top-p" />`} value=${view.read_top_p} min=${0} max=${1} step=${0.01} onInput=${(read_top_p) => set({ read_top_p })} />
+      <${Slider} label=${html`<${Term} t="min-p" />`} value=${view.read_min_p} min=${0} max=${1} step=${0.01} onInput=${(read_min_p) => set({ read_min_p })} />
     </div>
     <${Waiting} of=${sample} />
     ${value ? html`<div class="two">
       <div><h3>What the model says</h3><${Bars} label="the model's probabilities" most=${1} rows=${value.rows.slice(0, 12).map((one) => ({ label: html`<${Token} text=${one.text} />`, value: one.p, said: percent(one.p), name: `model.${one.id}` }))} /></div>
       <div><h3>What is drawn from: ${value.kept} of ${model.n_vocab} tokens</h3><${Bars} label="the probabilities that are drawn from" most=${1} rows=${value.rows.slice(0, 12).map((one) => ({ label: html`<${Token} text=${one.text} />`, value: one.drawn_from, said: one.drawn_from ? percent(one.drawn_from) : "left out", name: `drawn.${one.id}`, selected: one.id === value.drawn.id }))} /></div>
     </div>
-    ${model.masked ? null : html`<p class="row">Drawn: <${Token} text=${value.drawn.text} /> <button type="button" class="act small" onClick=${() => set({ draw: view.draw + 1 })}>Draw again</button>
-      ${pos === a.n - 1 ? html`<button type="button" class="act small" onClick=${() => set({ a: `${view.a || model.example}${value.drawn.plain}`, pos: -1, draw: view.draw + 1 })} disabled=${!value.drawn.plain}>Write it behind the prompt</button>` : null}</p>`}` : null}
+    ${model.masked ? null : html`<p class="row">Drawn: <${Token} text=${value.drawn.text} /> <button type="button" class="act small" onClick=${() => set({ read_draw: view.read_draw + 1 })}>Draw again</button>
+      ${pos === a.n - 1 ? html`<button type="button" class="act small" onClick=${() => set({ a: `${view.a || model.example}${value.drawn.plain}`, pos: -1, read_draw: view.read_draw + 1 })} disabled=${!value.drawn.plain}>Write it behind the prompt</button>` : null}</p>`}` : null}
   <//>`;
 }
 
