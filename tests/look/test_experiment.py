@@ -7,7 +7,6 @@ import pytest
 import torch
 from tests.look.conftest import RunningInspector, looking, ready, shown_numbers, small_model
 
-import pellucid
 from pellucid import edits
 from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
 from pellucid.edits import EditError, from_json
@@ -37,7 +36,7 @@ MODEL = known_answer()
 
 def run_code(code: str) -> dict:
     """The names that copied Python defines, and its last expression as `_`."""
-    names = {"model": MODEL, "pellucid": pellucid}
+    names = {"model": MODEL}
     lines = code.rstrip().splitlines()
     last = next(k for k in reversed(range(len(lines))) if not lines[k].startswith((" ", ")", "]")))
     try:

@@ -264,8 +264,9 @@ def steering_lines(model: Model, body: SteerBody) -> Iterator[dict[str, Any]]:
     """What A's next token becomes as multiples of a direction are added at every position, a line for each factor."""
     vector = model.direction([body.towards], [body.away], at=body.at, pos=body.pos, **body.options())
     code = (
+        "from pellucid import edits\n\n"
         f"vector = model.direction([{body.towards!r}], [{body.away!r}], at={body.at!r}, pos={body.pos!r})\n"
-        f"change = [pellucid.edits.add({body.at!r}, vector, factor=1.0)]\n"
+        f"change = [edits.add({body.at!r}, vector, factor=1.0)]\n"
         f"model.trace({body.a!r}, edits=change{body.options_code()}).top()\n"
     )
     # a metric that compares, such as KL, compares with the run that is not steered

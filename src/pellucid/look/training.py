@@ -88,7 +88,11 @@ def heads_forming(session: Session, body: HeadsBody) -> Iterator[dict[str, Any]]
         )
     folder, text = session.opened.provenance.get("folder"), "" if body.text is None else f", text={body.text!r}"
     code = f"from pellucid.language_model import heads_over\n\nheads_over({folder!r}{text})  # by step\n"
-    yield {"kind": "start", "steps": steps or [None], "code": code if steps else f"model.heads({body.text or ''!r})\n"}
+    yield {
+        "kind": "start",
+        "steps": steps or [None],
+        "code": code if steps else f"model.heads({text.removeprefix(', ')})\n",
+    }
     for step in steps or [None]:
         heads = kept_heads(session, step, body.text)
         scores = {kind: numbers(values) for kind, values in heads.scores.items()}

@@ -44,7 +44,7 @@ export function HeatMap({ values, rows, columns, ramp = "amount", low = 0, high 
     if (head) columnNames.forEach((text, k) => { pen.save(); pen.translate(gutter + (k + 0.5) * side, head - 5); pen.rotate(-Math.PI / 3); pen.textAlign = "left"; pen.fillText(text.slice(0, 8), 0, 0); pen.restore(); });
     const mark = (cellAt, colour) => { if (!cellAt) return; pen.strokeStyle = colour; pen.lineWidth = 2; pen.strokeRect(gutter + cellAt[1] * side, head + cellAt[0] * side, side - 1, side - 1); };
     mark(selected, style.getPropertyValue("--accent"));
-    for (const [colour, thick] of [["--ground", 4], ["--text", 1.5]]) for (const [r, k] of rings) {
+    for (const { colour, thick } of [{ colour: "--ground", thick: 4 }, { colour: "--text", thick: 1.5 }]) for (const [r, k] of rings) {
       pen.strokeStyle = style.getPropertyValue(colour); pen.lineWidth = thick;
       pen.beginPath(); pen.arc(gutter + (k + 0.5) * side - 0.5, head + (r + 0.5) * side - 0.5, Math.max(2, 0.3 * side), 0, 7); pen.stroke();
     }
