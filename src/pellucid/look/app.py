@@ -8,7 +8,7 @@ import numpy as np
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
-from pellucid.look import experiment, reading, tokens, training
+from pellucid.look import attention, circuits, experiment, reading, stream, tokens, training
 from pellucid.look.answers import npy
 from pellucid.look.model_card import model_facts
 from pellucid.look.session import PromptBody, Session
@@ -21,7 +21,7 @@ from pellucid.serve.protocol import error_body
 from pellucid.version import __version__
 
 #: the modules of the pages, each with add_routes(app, session)
-PAGES = (reading, tokens, experiment, training)
+PAGES = (reading, tokens, attention, stream, circuits, experiment, training)
 #: files of pellucid/web that this page shares with others
 SHARED = ("common.css", "common.js", "preact.js")
 

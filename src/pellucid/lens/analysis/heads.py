@@ -5,7 +5,7 @@ shows what the heads do on that text.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack, get_args
 
@@ -130,34 +130,38 @@ def head_scores(
 
     Raises InputError for kinds that a part does not have, and where there are no heads.
     """
+    rows = [scores for _, scores in scores_by_layer(t, kinds, part)]
+    return Heads(text, {kind: torch.stack([row[kind] for row in rows]) for kind in kinds})
+
+
+def scores_by_layer(
+    t: Recording, kinds: Sequence[HeadScore] = KINDS, part: Literal["attn", "cross", "encoder"] = "attn"
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """Layer by layer, the pattern [b, h, i, j] and the scores of its heads [head] by kind (`head_scores`)."""
     own = t.architecture if part != "encoder" else t.architecture.encoder
     if own is None or (part == "cross" and t.architecture.encoder is None):
         raise InputError(f"part = {part}: this architecture has no encoder, so leave part out")
     if not own.n_layers:
         raise InputError("n_layers = 0: there are no heads")
-    possible = {
-        "attn": get_args(HeadScore),
-        "cross": ("entropy",),
-        "encoder": tuple({*get_args(HeadScore)} - {"copying"}),
-    }
-    if wrong := [kind for kind in kinds if kind not in possible[part]]:
-        raise InputError(f"kinds: part = {part} has no score {wrong[0]!r}; choose from {', '.join(possible[part])}")
+    every = get_args(HeadScore)
+    possible = {"attn": every, "cross": ("entropy",), "encoder": tuple(k for k in every if k != "copying")}[part]
+    if wrong := [kind for kind in kinds if kind not in possible]:
+        raise InputError(f"kinds: part = {part} has no score {wrong[0]!r}; choose from {', '.join(possible)}")
     scope = {"attn": "blocks.{}.attn", "cross": "blocks.{}.cross", "encoder": "encoder.blocks.{}.attn"}[part]
     inputs = t.inputs if part != "encoder" or t.inputs.source is None else t.inputs.source
     keys = {} if part == "cross" else looked_for(inputs.tokens, inputs.real)
-    scores: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
     for layer in range(own.n_layers):
-        name = scope.format(layer)
+        name, scores = scope.format(layer), {}
         tensors = t.tensors([f"{name}.pattern", *([f"{name}.v"] if "copying" in kinds else [])])
         pattern = tensors[f"{name}.pattern"]
         for kind in kinds:
             if kind == "copying":
-                scores[kind].append(_copying(t, layer, pattern, tensors[f"{name}.v"]))
+                scores[kind] = _copying(t, layer, pattern, tensors[f"{name}.v"])
             elif kind == "entropy":
-                scores[kind].append(_entropy(pattern, inputs.real))
+                scores[kind] = _entropy(pattern, inputs.real)
             else:
-                scores[kind].append(share(pattern, keys[kind]))
-    return Heads(text, {kind: torch.stack(rows) for kind, rows in scores.items()})
+                scores[kind] = share(pattern, keys[kind])
+        yield pattern, scores
 
 
 def _entropy(pattern: Tensor, real: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The embedding table as a cloud of points: neighbours, norms, spectrum, and principal components."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,12 +23,14 @@ class Embeddings(VocabularyView):
         tokenizer: Tokenizer | None = None,
         of: Literal["embed", "unembed", "positions"] = "embed",
     ):
-        tables = {"embed": network.embed.token.weight, "unembed": network.unembed.weight}
+        tables: dict[str, Any] = {"embed": network.embed.token.weight}
+        if network.architecture.readout != "none":
+            tables["unembed"] = network.unembed.weight
         if network.architecture.positions.kind == "learned" and network.embed.position is not None:
             tables["positions"] = network.embed.position.weight
         if of not in tables:
             known = ", ".join(tables)
-            raise InputError(f"of = {of!r}: this network has {known} (positions where positions.kind = learned)")
+            raise InputError(f"of = {of!r}: this network has {known} (learned positions have a table too)")
         self.of, self.tokenizer = of, None if of == "positions" else tokenizer
         self.table: Tensor = tables[of].detach()
 

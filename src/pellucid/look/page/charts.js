@@ -4,7 +4,7 @@
 
 import { html, useEffect, useRef, useState } from "./preact.js";
 import { colourOf, rampAt, three } from "./common.js";
-import { useRepaint } from "./parts.js";
+import { useRepaint, useWidth } from "./parts.js";
 
 /** The size of the largest magnitude, or `least` where all are zero. */
 export const largest = (values, least = 1e-12) => { let most = least; for (const x of values) if (Math.abs(x) > most) most = Math.abs(x); return most; };
@@ -128,16 +128,17 @@ function spread(heights, most) {
 
 /**
  * Lines over x: series = [{name, x: [...], y: [...]}], each named where it ends. A y of null is left out.
+ *   band  {low, high, name}: a grey band between two values
  *   logX, logY  logarithmic axes;  mark  an x at which a vertical line stands;  onSelect(x)
  */
-export function Lines({ series, label, xName = "", yName = "", logX = false, logY = false, mark = null, onSelect, height = 220 }) {
-  const [at, setAt] = useState(null), box = useRef();
+export function Lines({ series, label, xName = "", yName = "", logX = false, logY = false, mark = null, onSelect, height = 220, band = null }) {
+  const [at, setAt] = useState(null), box = useRef(), frame = useRef(), wide = Math.max(240, Math.min(660, useWidth(frame, 560))), narrow = wide < 420;
   useRepaint();
-  const narrow = innerWidth < 720, wide = narrow ? 350 : 640, left = narrow ? 44 : 54, right = narrow ? 78 : 110, top = yName ? 22 : 12, bottom = 34;
+  const left = narrow ? 44 : 54, right = narrow ? 78 : 110, top = yName ? 22 : 12, bottom = 34;
   const points = series.flatMap((one) => one.x.map((x, k) => [x, one.y[k]])).filter(([, y]) => y !== null && Number.isFinite(y));
-  if (!points.length) return html`<p class="quiet">Nothing to draw.</p>`;
+  if (!points.length) return html`<figure ref=${frame} class="lines"><p class="quiet">Nothing to draw.</p></figure>`;
   const axis = (values, log) => { const low = Math.min(...values), high = Math.max(...values); return log ? [Math.log(Math.max(low, 1e-9)), Math.log(Math.max(high, 1e-9))] : low === high ? [low - 0.5, high + 0.5] : [low, high]; };
-  const [x0, x1] = axis(points.map(([x]) => x), logX), [y0, y1] = axis(points.map(([, y]) => y), logY);
+  const [x0, x1] = axis(points.map(([x]) => x), logX), [y0, y1] = axis([...points.map(([, y]) => y), ...(band ? [band.low, band.high] : [])], logY);
   const px = (x) => left + (((logX ? Math.log(Math.max(x, 1e-9)) : x) - x0) / (x1 - x0 || 1)) * (wide - left - right);
   const py = (y) => top + (1 - ((logY ? Math.log(Math.max(y, 1e-9)) : y) - y0) / (y1 - y0 || 1)) * (height - top - bottom);
   const xTicks = ticksOf(x0, x1, logX, series.every((one) => one.x.every(Number.isInteger))), yTicks = ticksOf(y0, y1, logY);
@@ -147,12 +148,13 @@ export function Lines({ series, label, xName = "", yName = "", logX = false, log
     const near = points.reduce((best, p) => (Math.abs(px(p[0]) - x) < Math.abs(px(best[0]) - x) ? p : best));
     return near[0];
   };
-  return html`<figure class="lines">
+  return html`<figure ref=${frame} class="lines">
     <svg ref=${box} viewBox=${`0 0 ${wide} ${height}`} role="img" aria-label=${label} onPointerMove=${(event) => setAt(find(event))} onPointerLeave=${() => setAt(null)} onClick=${(event) => onSelect?.(find(event))}>
       ${yTicks.map((y) => html`<line class="grid" x1=${left} x2=${wide - right} y1=${py(y)} y2=${py(y)} /><text class="tick" x=${left - 6} y=${py(y) + 4} text-anchor="end">${three(y)}</text>`)}
       ${xTicks.map((x) => html`<text class="tick" x=${px(x)} y=${height - bottom + 16} text-anchor="middle">${place(x)}</text>`)}
       <text class="tick" x=${(left + wide - right) / 2} y=${height - 3} text-anchor="middle">${xName}</text>
       ${yName ? html`<text class="tick" x=${left} y=${10}>${yName}</text>` : null}
+      ${band ? html`<rect class="band" x=${left} width=${wide - left - right} y=${py(band.high)} height=${Math.max(1, py(band.low) - py(band.high))} /><text class="tick" x=${wide - right + 5} y=${py((band.low + band.high) / 2) + 4}>${band.name}</text>` : null}
       ${mark === null ? null : html`<line class="mark" x1=${px(mark)} x2=${px(mark)} y1=${top} y2=${height - bottom} />`}
       ${series.map((one, k) => {
         const drawn = one.x.map((x, j) => [x, one.y[j]]).filter(([, y]) => y !== null && Number.isFinite(y));

@@ -99,3 +99,14 @@ export function useRepaint() {
   useEffect(() => { painters.add(repaint); return () => painters.delete(repaint); }, []);
   return n;
 }
+
+/** The width of an element in CSS pixels, followed as it changes. */
+export function useWidth(ref, usual = 600) {
+  const [width, set] = useState(usual);
+  useEffect(() => {
+    const watch = new ResizeObserver(([entry]) => set(Math.floor(entry.contentRect.width)));
+    watch.observe(ref.current);
+    return () => watch.disconnect();
+  }, []);
+  return width;
+}

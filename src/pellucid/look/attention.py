@@ -1,0 +1,368 @@
+"""The page Attention: the patterns of all heads, one head's matrix, and why it looks where it looks.
+
+Each function takes a trace and returns what a panel shows, with `code`, the code that gives the same numbers from
+the trace `trace` (and `other`, the trace of the second prompt), and `not_shown`, what the panel leaves out.
+"""
+
+import base64
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+from torch import Tensor
+
+from pellucid.lens.analysis.attribution import value_weighted, why
+from pellucid.lens.analysis.heads import Heads, HeadScore, scores_by_layer
+from pellucid.lens.core.inputs import InputError
+from pellucid.lens.core.recording import Recording
+from pellucid.lens.show.packing import companded
+from pellucid.lens.weights.circuit_weights import CircuitError, Part
+from pellucid.lens.weights.circuits import Circuits
+from pellucid.look.answers import json_number, npy, numbers
+from pellucid.look.session import Session
+
+View = Literal["pattern", "scores", "value", "difference", "virtual"]
+
+#: the scores by which heads can be sorted, from a text
+TEXT_SCORES: tuple[HeadScore, ...] = ("previous", "first", "duplicate", "induction", "entropy")
+#: the scores that name a head, from random tokens repeated once
+LABEL_KINDS: tuple[HeadScore, ...] = ("induction", "previous", "first")
+LABEL_NAMES = {"induction": "induction", "previous": "previous token", "first": "first position"}
+#: a head is named where at least this share of its attention does what the name says
+LABEL_THRESHOLD = 0.4
+#: the side of a thumbnail, in cells: longer patterns are pooled
+THUMBNAIL_SIDE = 48
+
+TITLES = {
+    "attn": "Attention inside the text",
+    "encoder": "Attention inside the source",
+    "cross": "Attention from the target to the source",
+}
+NOT_SHOWN = {
+    "pattern": "Where a head looks, not what it brings from there nor whether later blocks use it.",
+    "scores": "What the softmax compares. Only differences inside one row count, so rows cannot be compared.",
+    "value": "The length of what is moved, not its direction: two heads may write opposite vectors of the same length.",
+    "difference": "Positions are compared one by one, whatever the tokens at them are.",
+    "virtual": "The product of two patterns as they are; what the second head reads also depends on both OV circuits.",
+}
+
+
+def attention_parts(t: Recording) -> list[dict[str, Any]]:
+    """The attentions of a network: its own, and those of an encoder and to it, where it has one."""
+    a = t.architecture
+    inside = TITLES["attn"] if a.encoder is None else "Attention inside the target"
+    parts = [{"part": "attn", "title": inside, "layers": a.n_layers, "heads": a.n_heads}]
+    if a.encoder is not None:
+        encoder = a.encoder
+        parts += [
+            {"part": "encoder", "title": TITLES["encoder"], "layers": encoder.n_layers, "heads": encoder.n_heads},
+            {"part": "cross", "title": TITLES["cross"], "layers": a.n_layers, "heads": a.n_heads},
+        ]
+    return [part for part in parts if part["layers"]]
+
+
+def check_part(t: Recording, part: str) -> Part:
+    """The attention called `part`. Raises InputError where the network has none of this name."""
+    available = [known["part"] for known in attention_parts(t)]
+    if part not in available:
+        raise InputError(f"part = {part!r}: this model has {', '.join(available) or 'no attention'}")
+    return next(known for known in get_args(Part) if known == part)
+
+
+def attention_overview(t: Recording, part: str = "attn", side: int = THUMBNAIL_SIDE) -> Iterator[dict[str, Any]]:
+    """The heads of one attention, layer by layer.
+
+    First a panel: how many heads, over which tokens, and `shape`, that of all thumbnails [layer, head, rows, columns].
+    Then for each layer its `tiles`, patterns as bytes round(255 sqrt(A)) pooled to at most `side` cells, and its
+    `scores` on this text by kind. Last the copying scores of the weights alone, or the reason that there are none.
+    Raises InputError.
+    """
+    chosen = check_part(t, part)
+    kinds: tuple[HeadScore, ...] = ("entropy",) if chosen == "cross" else TEXT_SCORES
+    queries = t.spelled(0) if chosen != "encoder" else t.source_tokens[0]
+    keys = t.spelled(0) if chosen == "attn" else t.source_tokens[0]
+    shape = next(known for known in attention_parts(t) if known["part"] == chosen)
+    cell = max(1, -(-max(len(queries), len(keys)) // side))
+    argument = "" if chosen == "attn" else f', part="{chosen}"'
+    yield shape | {
+        "parts": attention_parts(t),
+        "queries": queries,
+        "keys": keys,
+        "kinds": kinds,
+        "shape": [shape["layers"], shape["heads"], -(-len(queries) // cell), -(-len(keys) // cell)],
+        "code": "from pellucid.lens.analysis.heads import head_scores\n"
+        f"scores = head_scores(trace, kinds={kinds!r}{argument}).scores",
+        "not_shown": "Averages over the queries of this text; a head may do something else on another text.",
+    }
+    for layer, (pattern, scores) in enumerate(scores_by_layer(t, kinds, chosen)):
+        tiles = companded(pattern[0], side)[0]
+        yield {"layer": layer, "tiles": tiles, "scores": {kind: numbers(values) for kind, values in scores.items()}}
+    if chosen == "attn":
+        try:
+            yield {"copying": numbers(Circuits(t.network, t.tokenizer).copying())}
+        except CircuitError as error:
+            yield {"copying_reason": str(error)}
+
+
+def pattern_name(part: Part, layer: int) -> str:
+    """The name of the pattern of one layer."""
+    prefix, scope = ("encoder.", "attn") if part == "encoder" else ("", part)
+    return f"{prefix}blocks.{layer}.{scope}.pattern"
+
+
+def head_labels(heads: Heads) -> list[dict[str, Any]]:
+    """The heads whose score on random repeated tokens is at least LABEL_THRESHOLD, each with its best name."""
+    labels = []
+    for row in heads.table():
+        kind = max(LABEL_KINDS, key=lambda kind: row[kind] if row[kind] == row[kind] else -1.0)
+        if row[kind] >= LABEL_THRESHOLD:
+            labels.append({"layer": row["layer"], "head": row["head"], "kind": kind, "name": LABEL_NAMES[kind]})
+            labels[-1]["score"] = row[kind]
+    return labels
+
+
+def labels_panel(heads: Heads) -> dict[str, Any]:
+    """The names of heads, with the threshold and the code."""
+    return {
+        "labels": head_labels(heads),
+        "threshold": LABEL_THRESHOLD,
+        "code": f"scores = model.heads(kinds={LABEL_KINDS!r}).scores",
+        "not_shown": f"Attention on {heads.text}: a name says where a head looks there, not that it matters elsewhere.",
+    }
+
+
+def attention_matrix(
+    t: Recording,
+    part: str,
+    layer: int,
+    head: int,
+    view: View = "pattern",
+    other: Recording | None = None,
+    first: tuple[int, int] | None = None,
+) -> Tensor:
+    """One head's matrix [i, j].
+
+    view   pattern; scores, -inf where a query may not read a key; value: A_ij |v_j W_O^T|; difference: the pattern less
+           that of `other`, a trace of as many tokens; virtual: A A_1 for the head `first` (layer, head) of an earlier
+           block, the pattern of the virtual head that reads through it (Elhage et al. 2021)
+
+    Raises InputError.
+    """
+    chosen = check_head(t, part, layer, head)
+    name = pattern_name(chosen, layer)
+    if view == "scores":
+        return t[name.replace(".pattern", ".scores")][0, head]
+    if view == "value":
+        return value_weighted(t, layer, chosen)[0, head]
+    if view == "difference":
+        return _difference(t, other, name, head)
+    if view == "virtual":
+        earlier = _earlier_head(t, chosen, layer, first)
+        return t[name][0, head] @ t[pattern_name(chosen, earlier[0])][0, earlier[1]]
+    return t[name][0, head]
+
+
+def matrix_panel_of(
+    t: Recording, part: str, layer: int, head: int, view: View = "pattern", first: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """What to say of `attention_matrix`: its code, and what it does not show. Raises InputError."""
+    chosen = check_head(t, part, layer, head)
+    name = pattern_name(chosen, layer)
+    codes = {
+        "pattern": lambda: f'trace["{name}"][0, {head}]',
+        "scores": lambda: f'trace["{name.replace(".pattern", ".scores")}"][0, {head}]',
+        "value": lambda: f'trace.value_weighted({layer}, "{chosen}")[0, {head}]',
+        "difference": lambda: f'trace["{name}"][0, {head}] - other["{name}"][0, {head}]',
+        "virtual": lambda: f'trace["{name}"][0, {head}] @ {_earlier_code(t, chosen, layer, first)}',
+    }
+    return {"code": f"matrix = {codes[view]()}", "not_shown": NOT_SHOWN[view], "name": name}
+
+
+def _earlier_code(t: Recording, part: Part, layer: int, first: tuple[int, int] | None) -> str:
+    earlier = _earlier_head(t, part, layer, first)
+    return f'trace["{pattern_name(part, earlier[0])}"][0, {earlier[1]}]'
+
+
+def check_head(t: Recording, part: str, layer: int, head: int) -> Part:
+    """The attention called `part`, where it has this head. Raises InputError."""
+    chosen = check_part(t, part)
+    shape = next(known for known in attention_parts(t) if known["part"] == chosen)
+    if not (0 <= layer < shape["layers"] and 0 <= head < shape["heads"]):
+        raise InputError(f"layer {layer}, head {head}: there are {shape['layers']} of {shape['heads']}")
+    return chosen
+
+
+def _difference(t: Recording, other: Recording | None, name: str, head: int) -> Tensor:
+    if other is None:
+        raise InputError("the difference needs a second prompt: give prompt B")
+    pattern, second = t[name][0, head], other[name][0, head]
+    if pattern.shape != second.shape:
+        raise InputError(
+            f"prompt A has {' x '.join(map(str, pattern.shape))} queries and keys, prompt B "
+            f"{' x '.join(map(str, second.shape))}: give two prompts of as many tokens"
+        )
+    return pattern - second
+
+
+def _earlier_head(t: Recording, part: Part, layer: int, first: tuple[int, int] | None) -> tuple[int, int]:
+    if part == "cross":
+        raise InputError("a virtual head needs two heads of one sequence: cross-attention reads another one")
+    if first is None or first[0] >= layer:
+        raise InputError(f"first = {first}: give (layer, head) of a layer before {layer}")
+    check_head(t, part, *first)
+    return first
+
+
+def attention_row(t: Recording, part: str, layer: int, head: int, query: int) -> dict[str, Any]:
+    """The keys of one query with their scores and shares of attention. Raises InputError."""
+    chosen = check_head(t, part, layer, head)
+    name = pattern_name(chosen, layer)
+    pattern, scores = t[name][0, head, query], t[name.replace(".pattern", ".scores")][0, head, query]
+    return {
+        "pattern": numbers(pattern),
+        "scores": numbers(scores),
+        "code": f'row = trace["{name}"][0, {head}, {query}]',
+    }
+
+
+def attention_reasons(
+    t: Recording,
+    part: str,
+    layer: int,
+    head: int,
+    query: int,
+    key: int,
+    *,
+    side: Literal["key", "query", "pair"] = "key",
+    by: Literal["component", "head"] = "component",
+    k: int = 12,
+) -> dict[str, Any]:
+    """Why a query attends to a key: the k largest parts of the score, and the sum of the others.
+
+    `compared` is each part's value less its mean over the other keys that the query may read: what it does for this
+    key alone, since the softmax ignores what all keys share. Raises InputError.
+    """
+    chosen = check_part(t, part)
+    parts = why(t, layer, head, query, side=side, by=by, part=chosen)
+    if key not in parts.keys:
+        raise InputError(f"query {parts.query} may not read key {key}")
+    column = parts.keys.index(key)
+    attention = t[pattern_name(chosen, layer)][0, head, parts.query, parts.keys]
+    values, others = parts.values[:, column], max(1, len(parts.keys) - 1)
+    compared = values - (parts.values.sum(1) - values) / others
+    order = compared.abs().argsort(descending=True, stable=True)[:k].tolist()
+    rest = sorted({*range(len(parts.labels))} - {*order})
+    rows = [
+        {"label": parts.labels[i], "value": json_number(float(values[i])), "compared": json_number(float(compared[i]))}
+        for i in order
+    ]
+    if rest:
+        sums = {"value": json_number(float(values[rest].sum())), "compared": json_number(float(compared[rest].sum()))}
+        rows.append({"label": f"{len(rest)} other parts", **sums})
+    options = f'layer={layer}, head={head}, query={query}, side="{side}", by="{by}", part="{chosen}"'
+    return {
+        "query": parts.query,
+        "key": key,
+        "parts": rows,
+        "score": json_number(float(parts.scores[column])),
+        "after_cap": None if parts.after_cap is None else json_number(float(parts.after_cap[column])),
+        "attention": json_number(float(attention[column])),
+        "keys": parts.keys,
+        "code": f"parts = trace.why({options})\nvalues = parts.values[:, parts.keys.index({key})]",
+        "not_shown": "The norms' scales are frozen at their values in this pass: a part's effect on them is left out.",
+    }
+
+
+# Routes -------------------------------------------------------------------------------------
+
+
+def add_routes(app: FastAPI, session: Session) -> None:
+    """The routes of the page Attention."""
+
+    @app.get("/api/t/{trace_id}/attention/{part}")
+    async def overview(request: Request, trace_id: str, part: str) -> Response:
+        t = session.kept_trace(trace_id)
+        await session.compute(request, check_part, t, part)
+
+        def lines() -> Iterator[dict[str, Any]]:
+            for line in attention_overview(t, part):
+                encoded = (
+                    {"tiles": base64.b64encode(line["tiles"].cpu().numpy().tobytes()).decode()}
+                    if "tiles" in line
+                    else {}
+                )
+                yield line | encoded
+
+        return session.stream(lines())
+
+    @app.get("/api/t/{trace_id}/attention/{part}/{layer}/{head}/matrix")
+    async def matrix(
+        request: Request,
+        trace_id: str,
+        part: str,
+        layer: int,
+        head: int,
+        view: View = "pattern",
+        other: str | None = None,
+        first_layer: int | None = None,
+        first_head: int = 0,
+    ) -> Response:
+        def compute() -> Tensor:
+            second = None if other is None else session.kept_trace(other)
+            first = None if first_layer is None else (first_layer, first_head)
+            return attention_matrix(session.kept_trace(trace_id), part, layer, head, view, second, first)
+
+        return npy(await session.compute(request, compute))
+
+    @app.get("/api/t/{trace_id}/attention/{part}/{layer}/{head}")
+    async def about_matrix(
+        request: Request,
+        trace_id: str,
+        part: str,
+        layer: int,
+        head: int,
+        view: View = "pattern",
+        first_layer: int | None = None,
+        first_head: int = 0,
+    ) -> dict[str, Any]:
+        first = None if first_layer is None else (first_layer, first_head)
+        return await session.compute(
+            request, lambda: matrix_panel_of(session.kept_trace(trace_id), part, layer, head, view, first)
+        )
+
+    @app.get("/api/t/{trace_id}/attention/{part}/{layer}/{head}/why")
+    async def reasons(
+        request: Request,
+        trace_id: str,
+        part: str,
+        layer: int,
+        head: int,
+        query: int,
+        key: int,
+        side: Literal["key", "query", "pair"] = "key",
+        by: Literal["component", "head"] = "component",
+    ) -> dict[str, Any]:
+        return await session.compute(
+            request,
+            lambda: attention_reasons(session.kept_trace(trace_id), part, layer, head, query, key, side=side, by=by),
+        )
+
+    @app.get("/api/heads/labels")
+    async def labels(request: Request, checkpoint: str = "") -> dict[str, Any]:
+        return await session.compute(request, kept_labels, session, checkpoint)
+
+
+def kept_labels(session: Session, checkpoint: str) -> dict[str, Any]:
+    """The names of a model's heads, once for each checkpoint; `reason` where random tokens cannot give them."""
+    name = ("head labels", checkpoint)
+    if name not in session.results:
+        try:
+            session.results[name] = labels_panel(session.model(checkpoint).heads(kinds=LABEL_KINDS))
+        except InputError as error:
+            session.results[name] = {
+                "labels": [],
+                "threshold": LABEL_THRESHOLD,
+                "reason": f"Heads have no names: {error}.",
+            }
+    return session.results[name]

@@ -1,0 +1,148 @@
+"use strict";
+// What the pages about attention, the stream and the weights share: panels of a route, canvases, matrices that stay fluid
+// at a thousand tokens (their colours are painted once into a bitmap, over which a cross-hair moves).
+
+import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
+import { marked, ramps } from "./common.js";
+import { getJson, route, useLoad } from "./api.js";
+import { Num, Panel, Waiting, useRepaint, useWidth } from "./parts.js";
+
+/** The JSON of a route; nothing is asked for where `path` is null. */
+export function useJson(path, query) {
+  const asked = path && route(path, query);
+  return useLoad(asked ? (signal) => getJson(asked, signal) : null, [asked]);
+}
+
+/** A panel of what is loaded: children(value) when it is there; `before` is code that its own code needs. */
+export const Loaded = ({ of, what, title, id, tools, before, head, value = of.value, children }) =>
+  html`<${Panel} id=${id} title=${title} tools=${tools} code=${value?.code && [before, value.code].filter(Boolean).join("\n")} not=${value?.not_shown}>${head}<${Waiting} of=${of} what=${what} />${value ? children(value) : null}<//>`;
+
+/** Numbers in a row, each with its words: [[words, name, value, unit]]. */
+export const Facts = ({ rows, children }) => html`<p class="row said">${rows.map(([words, name, value, unit]) => html`<span>${words} <${Num} name=${name} value=${value} unit=${unit} /></span>`)}${children}</p>`;
+
+export const Quiet = ({ children, why }) => html`<p class="quiet" data-reason=${why}>${children}</p>`;
+
+// Canvases -----------------------------------------------------------------------------------
+
+/** The colours of the style sheet that canvases draw with. */
+export function inks() {
+  const style = getComputedStyle(document.documentElement);
+  return Object.fromEntries(["text", "quiet", "accent", "line", "raised", "mono", "positive", "negative"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+}
+
+/** A text cut to a width in pixels. */
+export function fitted(pen, text, width) {
+  let end = text.length;
+  if (pen.measureText(text).width <= width) return text;
+  while (end > 1 && pen.measureText(`${text.slice(0, end)}\u2026`).width > width) end--;
+  return `${text.slice(0, end)}\u2026`;
+}
+
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+/**
+ * A canvas of width x height CSS pixels.
+ *   draw(pen, ink, over)   paints it;  hit(x, y) says what is at a point, null for nothing
+ *   onPick(thing)          on a click and on Enter;  onArrow(dx, dy, over) on the arrow keys: what is under the keyboard then
+ *   said(over)             the line below
+ */
+export function Canvas({ width, height, draw, hit, onPick, onArrow, said, label, name, style }) {
+  const canvas = useRef(), [over, setOver] = useState(null);
+  useRepaint();
+  useEffect(() => {
+    const c = canvas.current, scale = devicePixelRatio || 1, [w, h] = [Math.round(width * scale), Math.round(height * scale)];
+    if (c.width !== w) c.width = w;
+    if (c.height !== h) c.height = h;
+    const pen = c.getContext("2d");
+    pen.setTransform(scale, 0, 0, scale, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    pen.textBaseline = "middle";
+    pen.font = "12px system-ui, sans-serif";
+    draw(pen, inks(), over);
+  });
+  const at = (event) => { const box = canvas.current.getBoundingClientRect(); return hit?.(event.clientX - box.left, event.clientY - box.top) ?? null; };
+  const go = (to) => { if (String(to) !== String(over)) setOver(to); };
+  const press = (event) => {
+    const [dx, dy] = ARROWS[event.key] ?? [];
+    if (event.key === "Enter" && over !== null) onPick?.(over);
+    if (dx === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault(); event.stopPropagation();
+    const to = onArrow(dx, dy, over);
+    if (to !== undefined) setOver(to);
+  };
+  return html`<canvas ref=${canvas} role="img" aria-label=${label} data-name=${name} tabindex=${onArrow ? 0 : null} style=${{ width: `${width}px`, height: `${height}px`, cursor: onPick ? "pointer" : "crosshair", ...style }}
+      onPointerMove=${(event) => go(at(event))} onPointerLeave=${() => go(null)} onBlur=${() => go(null)} onKeyDown=${onArrow ? press : null} onClick=${(event) => { const to = at(event); if (to !== null) onPick?.(to); }}></canvas>
+    ${said ? html`<figcaption aria-live="polite">${said(over) ?? "\u00a0"}</figcaption>` : null}`;
+}
+
+/** A bitmap of rows x columns; `level(k)` is the index of a colour in the ramp, 0 to 255, or -1 for an empty cell. */
+export function bitmap(rows, columns, ramp, level) {
+  const picture = new OffscreenCanvas(Math.max(1, columns), Math.max(1, rows)), pen = picture.getContext("2d");
+  const image = pen.createImageData(picture.width, picture.height), words = new Uint32Array(image.data.buffer);
+  const colours = Uint32Array.from(ramps[ramp], ([red, green, blue]) => (255 << 24) | (blue << 16) | (green << 8) | red);
+  for (let k = 0; k < rows * columns; k++) {
+    const index = level(k);
+    if (index >= 0) words[k] = colours[index];
+  }
+  pen.putImageData(image, 0, 0);
+  return picture;
+}
+
+const clamp = (x, n) => Math.min(n - 1, Math.max(0, x));
+
+/**
+ * A matrix with a cross-hair. `values` in rows, NaN and infinities left empty.
+ *   ramp      "amount": 0 to `high`; "signed": -`high` to `high`; `companded` shows the square root of an amount
+ *   rowNames, columnNames   texts of the axes
+ *   selected  [row, column];  onSelect(row, column);  describe(row, column, value) -> the line below
+ *   most      the width in pixels;  biggest, that of a cell
+ */
+export function Matrix({ values, rows, columns, ramp = "amount", high, companded, rowNames, columnNames, selected, onSelect, describe, label, name, most = 620, biggest = 28 }) {
+  const box = useRef(), repaint = useRepaint(), room = Math.min(most, useWidth(box));
+  const named = rowNames && room / columns > 9, longest = (names) => 7.3 * Math.min(12, Math.max(...names.map((text) => marked(text).length)));
+  const left = named ? Math.min(92, room * 0.24, longest(rowNames) + 10) : 0, top = named && columnNames ? Math.min(66, 14 + 0.95 * longest(columnNames)) : 0;
+  const lean = Math.min(26, top * 0.42); // how far the last name leans over the edge
+  const side = Math.min(biggest, (room - left - lean) / columns), right = left + side * columns, bottom = top + side * rows;
+  const pool = Math.max(1, Math.ceil(1 / (side * (devicePixelRatio || 1)))); // cells that share a pixel: the largest is drawn
+  const picture = useMemo(() => {
+    const across = Math.ceil(columns / pool);
+    return bitmap(Math.ceil(rows / pool), across, ramp, (cell) => {
+      const r0 = Math.floor(cell / across) * pool, k0 = (cell % across) * pool;
+      let x = NaN;
+      for (let r = r0; r < Math.min(rows, r0 + pool); r++) for (let k = k0; k < Math.min(columns, k0 + pool); k++) {
+        const y = values[r * columns + k];
+        if (Number.isFinite(y) && !(Math.abs(y) <= Math.abs(x))) x = y;
+      }
+      const u = x / (high || 1);
+      return Number.isNaN(u) ? -1 : Math.round(255 * Math.min(1, Math.max(0, ramp === "signed" ? (u + 1) / 2 : companded ? Math.sqrt(Math.max(0, u)) : u)));
+    });
+  }, [values, rows, columns, ramp, high, companded, pool, repaint]);
+  const draw = (pen, ink, over) => {
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(picture, left, top, side * pool * picture.width, side * pool * picture.height);
+    pen.strokeStyle = ink.raised; pen.beginPath();
+    if (side > 6) { // thin lines between cells
+      for (let r = 1; r < rows; r++) { pen.moveTo(left, top + r * side); pen.lineTo(right, top + r * side); }
+      for (let k = 1; k < columns; k++) { pen.moveTo(left + k * side, top); pen.lineTo(left + k * side, bottom); }
+      pen.stroke();
+    }
+    const [r, k] = over ?? selected ?? [-1, -1];
+    pen.font = `${Math.min(12, Math.max(9, side - 2))}px ${ink.mono}`; pen.textAlign = "right";
+    if (left) rowNames.forEach((text, j) => { pen.fillStyle = j === r ? ink.text : ink.quiet; pen.fillText(fitted(pen, marked(text), left - 8), left - 5, top + (j + 0.5) * side); });
+    pen.textAlign = "left";
+    if (top) columnNames.forEach((text, j) => {
+      pen.save(); pen.translate(left + (j + 0.5) * side, top - 5); pen.rotate(-Math.PI / 2.6);
+      pen.fillStyle = j === k ? ink.text : ink.quiet; pen.fillText(fitted(pen, marked(text), top * 1.02), 0, 0); pen.restore();
+    });
+    if (r >= 0) {
+      pen.fillStyle = "rgb(128 128 128 / .16)";
+      pen.fillRect(left, top + r * side, side * columns, Math.max(1, side));
+      pen.fillRect(left + k * side, top, Math.max(1, side), side * rows);
+    }
+    for (const [cell, colour] of [[selected, ink.accent], [over, ink.text]]) if (cell) { pen.strokeStyle = colour; pen.lineWidth = 2; pen.strokeRect(left + cell[1] * side, top + cell[0] * side, Math.max(side, 3), Math.max(side, 3)); }
+  };
+  const hit = (x, y) => { const r = Math.floor((y - top) / side), k = Math.floor((x - left) / side); return r >= 0 && r < rows && k >= 0 && k < columns ? [r, k] : null; };
+  return html`<figure class="drawn" ref=${box}><${Canvas} width=${right + lean} height=${bottom} draw=${draw} hit=${hit} label=${label} name=${name} onPick=${onSelect && ((cell) => onSelect(...cell))}
+    onArrow=${(dx, dy, over) => { const [r, k] = over ?? selected ?? [0, 0]; return [clamp(r + dy, rows), clamp(k + dx, columns)]; }}
+    said=${(over) => { const at = over ?? selected; return at && describe(...at, values[at[0] * columns + at[1]]); }} /></figure>`;
+}
