@@ -56,8 +56,15 @@ def test_the_files_need_no_key_and_fit_their_budget(model):
             policy = answer.headers["content-security-policy"]
             assert "default-src 'self'" in policy
             assert "unsafe" not in policy
+            name = path.removeprefix("/page/") if path != "/" else "index.html"
+            assert int(answer.headers["content-length"]) == len(files.compressed[name])
+            plain = client.get(path, headers={"Accept-Encoding": "identity"})
+            assert plain.content == answer.content == files.contents[name]
+            assert "content-encoding" not in plain.headers
         assert client.get("/page/another").status_code == 401
-    assert sum(len(content) for content in files.contents.values()) <= 150_000
+    # what a browser is sent, and the source
+    assert sum(map(len, files.compressed.values())) <= 85_000
+    assert sum(map(len, files.contents.values())) <= 225_000
     for name, content in files.contents.items():
         text = content.decode("utf-8").replace("http://www.w3.org/", "")
         for way in ("http:", "https:", "@import", "eval(", "document.write"):

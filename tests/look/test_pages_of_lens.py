@@ -45,7 +45,7 @@ def t(model):
 
 
 def test_attention_shows_the_numbers_of_the_trace(visit, inspector, t):
-    page = open_page(visit, inspector, "attention", a=TEXT, layer=1, head=1, pos=6, key=3)
+    page = open_page(visit, inspector, "attention", a=TEXT, layer=1, head=1, pos=6, key_at=3)
     shown = shown_numbers(page)
     scores = head_scores(t, kinds=("previous", "first", "duplicate", "induction", "entropy")).scores
     for kind, values in scores.items():
@@ -71,7 +71,7 @@ def test_attention_shows_the_numbers_of_the_trace(visit, inspector, t):
 
 
 def test_the_copied_code_of_a_panel_gives_its_numbers(visit, inspector, model):
-    page = open_page(visit, inspector, "attention", a=TEXT, layer=1, head=0, pos=5, key=2)
+    page = open_page(visit, inspector, "attention", a=TEXT, layer=1, head=0, pos=5, key_at=2)
     page.click("#why .tools button")
     names = {"model": model}
     exec(page.evaluate("navigator.clipboard.readText()"), names)
@@ -114,7 +114,7 @@ def test_stream_shows_the_numbers_of_the_trace(visit, inspector, t):
 
 
 def test_circuits_shows_the_numbers_of_the_weights(visit, inspector, model):
-    page = open_page(visit, inspector, "circuits", a=TEXT, layer=1, head=1, pos=0, neuron=9, kind="V")
+    page = open_page(visit, inspector, "circuits", a=TEXT, layer=1, head=1, pos=0, neuron=9, reads="V")
     shown, circuits = shown_numbers(page), model.circuits()
     head, token = circuits[1, 1], int(model.trace(TEXT).ids[0, 0])
     assert same(shown["head.copying"], circuits.copying()[1, 1])
@@ -166,7 +166,7 @@ def test_heads_are_chosen_with_the_keyboard_and_the_pointer(visit, inspector, t)
     settle_panels(page)
     address = page.evaluate("location.hash")
     assert "layer=1&head=1" in address
-    query, key = (int(re.search(rf"\b{name}=(\d+)", address)[1]) for name in ("pos", "key"))
+    query, key = (int(re.search(rf"\b{name}=(\d+)", address)[1]) for name in ("pos", "key_at"))
     assert same(shown_numbers(page)["why.attention"], t["blocks.1.attn.pattern"][0, 1, query, key])
 
 

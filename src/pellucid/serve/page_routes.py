@@ -1,10 +1,12 @@
 """The page at `/`: static files, which hold nothing of a model and need no key; what they ask for does."""
 
+import gzip
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -32,6 +34,11 @@ class PageFiles:
         """The paths of the page, which need no key."""
         return ("/", *(f"/page/{name}" for name in self.contents))
 
+    @cached_property
+    def compressed(self) -> dict[str, bytes]:
+        """The contents as they are sent to browsers, which all read gzip."""
+        return {name: gzip.compress(content, 9, mtime=0) for name, content in self.contents.items()}
+
 
 def page_files(folders: Mapping[str, tuple[str, ...]]) -> PageFiles:
     """The files of a page: each name with the folder of the package that holds it."""
@@ -50,11 +57,15 @@ def add_page(app: FastAPI, files: PageFiles = FILES, *, framed_by: str = "'none'
     headers = HEADERS | {"Content-Security-Policy": policy}
 
     @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return await page_file("index.html")
+    async def page(request: Request) -> Response:
+        return await page_file(request, "index.html")
 
     @app.get("/page/{name}", include_in_schema=False)
-    async def page_file(name: str) -> Response:
+    async def page_file(request: Request, name: str) -> Response:
         if name not in files.contents:
             raise HTTPException(404, f"the page has no file {name!r}")
-        return Response(files.contents[name], media_type=MEDIA_TYPES[name.rpartition(".")[2]], headers=headers)
+        kind, encoding = MEDIA_TYPES[name.rpartition(".")[2]], headers | {"Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            encoding["Content-Encoding"] = "gzip"
+            return Response(files.compressed[name], media_type=kind, headers=encoding)
+        return Response(files.contents[name], media_type=kind, headers=encoding)

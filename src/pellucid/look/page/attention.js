@@ -9,7 +9,7 @@ import { Bars, Scale, largest } from "./charts.js";
 import { Canvas, Loaded, Matrix, Quiet, bitmap, fitted, useJson } from "./matrix.js";
 import { addDefaults } from "./state.js";
 
-addDefaults({ part: "attn", sort: "layer", see: "pattern", key: -1, first: "0.0", side: "key", by: "component", compare: true });
+addDefaults({ part: "attn", sort: "layer", see: "pattern", key_at: -1, first: "0.0", side: "key", by: "component", compare: true });
 
 export const page = { name: "attention", title: "Attention", needs: "trace", Page };
 
@@ -139,8 +139,8 @@ function OneHead({ view, set, a, b, part, path, heads, layer, head, query }) {
   // a key that was chosen for another query may be one that this query does not read
   const reads = (k) => k >= 0 && k < columns && Number.isFinite(row(k)) && row(k) !== 0;
   const top = shown ? Array.from({ length: columns }, (_, k) => k).filter((k) => Number.isFinite(row(k))).sort((p, q) => (see === "scores" ? row(q) - row(p) : Math.abs(row(q)) - Math.abs(row(p)))).slice(0, 8) : [];
-  const key = shown ? (reads(view.key) ? view.key : top[0]) : reason ? Math.min(query, heads.keys.length - 1) : null;
-  const select = (r, k) => set({ key: k, pos: Math.min(r, a.n - 1) });
+  const key = shown ? (reads(view.key_at) ? view.key_at : top[0]) : reason ? Math.min(query, heads.keys.length - 1) : null;
+  const select = (r, k) => set({ key_at: k, pos: Math.min(r, a.n - 1) });
   const zero = () => set({ edits: [...view.edits, { op: "zero", name: `${part === "encoder" ? "encoder." : ""}blocks.${layer}.${part === "cross" ? "cross" : "attn"}.z`, head: [head] }] });
   const step = (label, value, most, change) => html`<span class="stepper" role="group" aria-label=${label}>${[-1, 1].map((by) => html`<button type="button" class="act small" disabled=${value + by < 0 || value + by >= most} aria-label=${by < 0 ? `${label} before` : `next ${label}`} onClick=${() => change(value + by)}>${by < 0 ? "\u2039" : `${label} ${value} \u203a`}</button>`)}</span>`;
   return html`<${Loaded} id="one-head" title=${`Head ${layer}.${head}`} of=${about} value=${reason ? {} : about.value} before=${[a.code, see === "difference" && b ? b.code.replace("trace =", "other =") : null].filter(Boolean).join("\n")}
@@ -153,7 +153,7 @@ function OneHead({ view, set, a, b, part, path, heads, layer, head, query }) {
         describe=${(r, k, x) => html`<${Token} text=${heads.queries[r]} /> at ${r} reads <${Token} text=${heads.keys[k]} /> at ${k}: ${Number.isFinite(x) ? html`${UNITS[see]} <b>${three(x)}</b>` : "it may not"}`} />
       <${TokenLines} data=${shown.data} ...${{ rows, columns, heads, query, high }} onQuery=${(r) => select(r, -1)} /></div>
       <h3>What <${Token} text=${heads.queries[query]} /> at ${query} reads: ${UNITS[see]}</h3>
-      <${Bars} label="The keys of this query" rows=${top.map((k) => ({ label: html`<${Token} text=${heads.keys[k]} onClick=${() => set({ key: k })} /> ${k}`, value: row(k), selected: k === key, name: `row.${k}` }))} />`)}
+      <${Bars} label="The keys of this query" rows=${top.map((k) => ({ label: html`<${Token} text=${heads.keys[k]} onClick=${() => set({ key_at: k })} /> ${k}`, value: row(k), selected: k === key, name: `row.${k}` }))} />`)}
   <//>
   <${Why} ...${{ view, set, a, path, heads, layer, head, query, at: key }} />`;
 }

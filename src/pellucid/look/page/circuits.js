@@ -10,7 +10,7 @@ import { Canvas, Facts, Loaded, Matrix, Quiet, inks, useJson } from "./matrix.js
 import { HINT, TokenField } from "./stream.js";
 import { addDefaults } from "./state.js";
 
-addDefaults({ weights: "attn", fold: false, offset: 1, shows: "copying", look: "", other_key: "", kind: "K", above: 3, neuron: 0, table: "embed", near: "", by_closeness: "cosine" });
+addDefaults({ weights: "attn", fold: false, offset: 1, shows: "copying", look: "", other_key: "", reads: "K", above: 3, neuron: 0, table: "embed", near: "", by_closeness: "cosine" });
 
 export const page = { name: "circuits", title: "Circuits", Page };
 
@@ -94,9 +94,9 @@ function Plane({ points }) {
 const READS = { Q: "queries", K: "keys", V: "values" };
 
 function Composition({ view, set, part, asked, layers, heads, layer, head, width }) {
-  const kind = READS[view.kind] ? view.kind : "K", reason = part === "cross" ? "Composition needs heads that read and write one stream: cross-attention reads the encoder's." : layers < 2 ? "There is no pair of heads in different layers." : null;
+  const kind = READS[view.reads] ? view.reads : "K", reason = part === "cross" ? "Composition needs heads that read and write one stream: cross-attention reads the encoder's." : layers < 2 ? "There is no pair of heads in different layers." : null;
   const load = useJson(reason ? null : `api/w/compose/${kind}`, { ...asked, offset: heads?.rotated && kind !== "V" ? view.offset : null });
-  const tools = html`<${Choice} label="Composition of" value=${kind} options=${READS} onChange=${(to) => set({ kind: to })} />`, title = "Which heads read which";
+  const tools = html`<${Choice} label="Composition of" value=${kind} options=${READS} onChange=${(to) => set({ reads: to })} />`, title = "Which heads read which";
   if (reason) return html`<${Panel} id="composition" title=${title} tools=${tools}><${Quiet} why="composition">${reason}<//><//>`;
   return html`<${Loaded} id="composition" title=${title} tools=${tools} of=${load} what="composing every pair of heads">
     ${(value) => {
