@@ -43,8 +43,8 @@ def encoder_decoder():
 def settled(page) -> None:
     """Wait until nothing is being computed."""
     ready(page)
-    while page.locator("[role=status], [data-waiting]").count():
-        page.wait_for_timeout(50)
+    page.wait_for_timeout(50)
+    page.locator("[data-waiting]").first.wait_for(state="detached")
 
 
 def test_every_term_on_the_pages_is_explained():

@@ -74,7 +74,7 @@ export const Panel = ({ title, code, not, children, tools, id }) =>
 /** What stands in a panel while its numbers are loaded, with the seconds, or the server's sentence about what is wrong. */
 export function Waiting({ of, what = "computing" }) {
   if (of.error) return html`<p class="error" role="alert">${of.error.message}</p>`;
-  if (of.loading) return html`<p class="quiet" role="status">${what}${of.seconds >= 0.4 ? ` \u2026 ${of.seconds.toFixed(1)} s` : " \u2026"}</p>`;
+  if (of.loading) return html`<p class="quiet" role="status" data-waiting>${what}${of.seconds >= 0.4 ? ` \u2026 ${of.seconds.toFixed(1)} s` : " \u2026"}</p>`;
   return null;
 }
 

@@ -41,8 +41,8 @@ export function useLines(path, deps) {
 }
 
 const Progress = ({ of }) => (of.error ? html`<p class="error" role="alert">${of.error.message}</p>`
-  : of.doing ? html`<p class="quiet" role="status">${of.doing.doing} (${of.doing.done + 1} of ${of.doing.of})</p>`
-  : of.loading ? html`<p class="quiet" role="status">asking \u2026</p>` : null);
+  : of.doing ? html`<p class="quiet" role="status" data-waiting>${of.doing.doing} (${of.doing.done + 1} of ${of.doing.of})</p>`
+  : of.loading ? html`<p class="quiet" role="status" data-waiting>asking \u2026</p>` : null);
 
 function Page({ view, set, model, a, b, pos }) {
   const pieces = useLoad((signal) => getJson(`api/t/${a.id}/tokens/pieces`, signal), [a.id]);
