@@ -2,6 +2,7 @@
 
 import io
 import json
+import socket
 
 import httpx
 import numpy as np
@@ -11,6 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 from tests.look.conftest import TEXT, looking, small_model
 
+from pellucid.cli import main
 from pellucid.look.app import look_files, make_look_app
 from pellucid.look.session import PromptBody, Session
 
@@ -209,3 +211,29 @@ def test_with_a_key_the_page_asks_for_it(model, browser):
         page.click("button:has-text('Use the key')")
         page.wait_for_selector("html[data-ready]:not([data-ready=''])")
         page.close()
+
+
+def test_the_command_opens_a_model_or_says_why_not(model, tmp_path, monkeypatch, capsys):
+    opened = []
+
+    def keep(session, listening, **options):
+        opened.append((session, options))
+        listening.close()
+
+    monkeypatch.setattr("pellucid.look.server.run_look", keep)
+    model.save(tmp_path / "model")
+    assert main(["look", str(tmp_path / "model"), "--port", "0", "--no-browser", "--device", "cpu"]) == 0
+    assert main(["look", "--port", "0"]) == 0
+    (saved, quiet), (known, shown) = opened
+    assert torch.equal(saved.opened.trace(TEXT).logits, model.trace(TEXT).logits)
+    assert (quiet["browser"], shown["browser"]) == (False, True)
+    assert quiet["hosts"] == ("127.0.0.1", "localhost", "[::1]")
+    assert known.opened.tokenizer is not None
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["look", str(tmp_path / "model"), "--port", str(port)]) == 2
+    assert f"port {port} cannot be used" in capsys.readouterr().err
+    assert main(["look", str(tmp_path / "nothing" / "there")]) == 2
+    assert len(opened) == 2
