@@ -234,6 +234,6 @@ def test_the_command_opens_a_model_or_says_why_not(model, tmp_path, monkeypatch,
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["look", str(tmp_path / "model"), "--port", str(port)]) == 2
-    assert f"port {port} cannot be used" in capsys.readouterr().err
+    assert f"port {port} of 127.0.0.1 cannot be used" in capsys.readouterr().err
     assert main(["look", str(tmp_path / "nothing" / "there")]) == 2
     assert len(opened) == 2
