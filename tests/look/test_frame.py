@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import socket
 
 import httpx
@@ -49,6 +50,14 @@ def test_every_route_refuses_foreign_hosts_missing_keys_and_other_pages(model):
                 assert plain.status_code == 415, path
 
 
+def imported(files, script):
+    """A script and the ones that it imports at once, and so on."""
+    names = {script}
+    for name in re.findall(r'^import .* from "./(\w+\.js)";', files.contents[script].decode(), re.MULTILINE):
+        names |= imported(files, name)
+    return names
+
+
 def test_the_files_need_no_key_and_fit_their_budget(model):
     files = look_files()
     with TestClient(make_look_app(Session(model), key=KEY), base_url="http://127.0.0.1") as client:
@@ -64,9 +73,14 @@ def test_the_files_need_no_key_and_fit_their_budget(model):
             assert plain.content == answer.content == files.contents[name]
             assert "content-encoding" not in plain.headers
         assert client.get("/page/another").status_code == 401
-    # what a browser is sent, and the source
+    # what a browser is sent by all pages together, and their source
     assert sum(map(len, files.compressed.values())) <= 85_000
     assert sum(map(len, files.contents.values())) <= 225_000
+    # what it is sent for one page, and its source
+    for page in re.findall(r'import\("./(\w+\.js)"\)', files.contents["shell.js"].decode()):
+        loaded = imported(files, "shell.js") | imported(files, page) | {"index.html", "look.css", "common.css"}
+        assert sum(len(files.contents[name]) for name in loaded) <= 150_000, page
+        assert sum(len(files.compressed[name]) for name in loaded) <= 50_000, page
     for name, content in files.contents.items():
         text = content.decode("utf-8").replace("http://www.w3.org/", "")
         for way in ("http:", "https:", "@import", "eval(", "document.write"):

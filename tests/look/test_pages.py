@@ -90,6 +90,16 @@ def test_a_page_fits_has_two_themes_and_its_copied_code_runs(inspector, visit, n
         exec(code, {"model": inspector.model, "trace": trace})
 
 
+def test_the_pages_open_one_after_another_and_keep_the_address(inspector, visit):
+    page = visit(f"{inspector.url}/#read_top_k=3&page=training")
+    for name in (*PAGES, "read"):
+        page.click(f".tabs a:has-text('{name}')")
+        settled(page)
+        assert page.locator("[aria-current=page]").inner_text().lower() == name
+        assert "read_top_k=3" in page.evaluate("location.hash")
+    assert page.locator("#sampling .slider:nth-child(2) b").inner_text() == "3"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*FAMILIES, "encoder-decoder"])
 def test_every_page_shows_every_kind_of_model(visit, kind):

@@ -6,15 +6,17 @@ import { readRamps, themeButton } from "./common.js";
 import { getJson, getTrace, key, route, useLoad } from "./api.js";
 import { address, current, set, useView } from "./state.js";
 import { CopyButton, Token, Waiting, explainTerms } from "./parts.js";
-import { page as read } from "./read.js";
-import { page as tokens } from "./tokens_page.js";
-import { page as attention } from "./attention.js";
-import { page as stream } from "./stream.js";
-import { page as circuits } from "./circuits.js";
-import { page as experiment } from "./experiment.js";
-import { page as training } from "./training.js";
 
-const PAGES = [read, tokens, attention, stream, circuits, experiment, training];
+/** Each page's script is loaded when the page is opened. */
+const PAGES = [
+  { name: "read", title: "Read", load: () => import("./read.js") },
+  { name: "tokens", title: "Tokens", load: () => import("./tokens_page.js") },
+  { name: "attention", title: "Attention", load: () => import("./attention.js") },
+  { name: "stream", title: "Stream", load: () => import("./stream.js") },
+  { name: "circuits", title: "Circuits", load: () => import("./circuits.js") },
+  { name: "experiment", title: "Experiment", load: () => import("./experiment.js") },
+  { name: "training", title: "Training", load: () => import("./training.js") },
+];
 
 /** The body of /api/trace for one of the prompts of the state. */
 export const promptOf = (view, model, text) => ({
@@ -42,12 +44,13 @@ function Inspector({ view, model }) {
   const shared = [view.bos, view.checkpoint, JSON.stringify(view.edits), view.source, model.reads_source];
   const a = useLoad(model.traced === false ? null : load(textA), [textA, ...shared]);
   const b = useLoad(view.b && model.traced !== false ? load(view.b) : null, [view.b, ...shared]);
-  const page = PAGES.find((one) => one.name === view.page) ?? read;
+  const page = PAGES.find((one) => one.name === view.page) ?? PAGES[0];
+  const script = useLoad(async () => (await page.load()).page, [page.name]), shown = script.value?.name === page.name ? script.value : null;
   useEffect(() => { document.title = `${page.title} \u2013 ${model.name} \u2013 Pellucid`; }, [page, model.name]);
-  useEffect(() => { document.documentElement.dataset.ready = a.loading || b.loading ? "" : a.value?.id ?? "none"; }, [a.loading, b.loading, a.value?.id]);
+  useEffect(() => { document.documentElement.dataset.ready = a.loading || b.loading || !shown ? "" : a.value?.id ?? "none"; }, [a.loading, b.loading, a.value?.id, shown]);
   const n = a.value?.n ?? 0, pos = a.value ? ((Math.max(-n, Math.min(view.pos, n - 1)) % n) + n) % n : 0;
   useKeys(view, model, pos, n);
-  const ready = page.needs !== "trace" || a.value;
+  const ready = shown && (shown.needs !== "trace" || a.value);
   return html`<header class="bar">
       <div class="card"><b class="name">${model.name}</b><span class="quiet"><${ModelFacts} model=${model} /></span></div>
       <${Checkpoints} view=${view} model=${model} />
@@ -56,7 +59,8 @@ function Inspector({ view, model }) {
     <nav class="tabs" aria-label="Pages">${PAGES.map((one) => html`<a href=${address({ ...view, page: one.name })} aria-current=${one === page ? "page" : null} onClick=${(event) => { if (event.ctrlKey || event.metaKey || event.shiftKey) return; event.preventDefault(); set({ page: one.name }); }}>${one.title}</a>`)}</nav>
     <main>
       <${Prompts} view=${view} model=${model} textA=${textA} a=${a} b=${b} pos=${pos} />
-      ${ready ? html`<${page.Page} key=${page.name} view=${view} set=${set} model=${model} a=${a.value} b=${view.b ? b.value : null} pos=${pos} />` : null}
+      ${script.error ? html`<p class="error" role="alert">${script.error.message}</p>` : null}
+      ${ready ? html`<${shown.Page} key=${page.name} view=${view} set=${set} model=${model} a=${a.value} b=${view.b ? b.value : null} pos=${pos} />` : null}
     </main>`;
 }
 

@@ -21,6 +21,9 @@ export const defaults = {
 export function addDefaults(more) {
   for (const name of Object.keys(more)) if (name in defaults) throw new Error(`the state has ${name} already`);
   Object.assign(defaults, more);
+  // a page that is loaded later finds what the address holds for it
+  if (view) view = { ...readAddress(), ...view };
+  if (view) for (const listener of listeners) listener(view);
 }
 
 let view = null;
@@ -45,7 +48,9 @@ function readAddress() {
 }
 
 export function address(values) {
-  const asked = new URLSearchParams();
+  const asked = new URLSearchParams(location.hash.slice(1));
+  // what belongs to pages that are not loaded yet stays as it is
+  for (const name of Object.keys(defaults)) asked.delete(name);
   for (const [name, usual] of Object.entries(defaults)) if (written(values[name]) !== written(usual)) asked.set(name, written(values[name]));
   return `#${asked}`;
 }
