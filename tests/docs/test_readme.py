@@ -49,7 +49,7 @@ def test_the_first_screen():
     lines = README.splitlines()
     assert len(lines) <= 120
     first = "\n".join(lines[:45])
-    order = ["Language models you can see through", "docs/figures/look_experiment.png", "pellucid train my_texts/"]
+    order = ["Language models you can see through", "docs/figures/look_attention.png", "pellucid train my_texts/"]
     order += ["wrote", "benchmarks.time_to_quality", "make demo"]
     assert [first.index(part) for part in order] == sorted(first.index(part) for part in order)
 
