@@ -87,7 +87,7 @@ function Named({ labels, set }) {
   if (!labels.value) return html`<${Waiting} of=${labels} what="looking for heads that can be named" />`;
   const { labels: named, threshold, reason } = labels.value;
   if (reason || !named.length) return html`<${Quiet}>${reason ?? `No head reaches the score ${threshold} that a name takes (induction, previous token, first position), on random tokens, repeated.`}<//>`;
-  return html`<p class="row said"><span class="quiet">Score of at least ${threshold} on random tokens, repeated:</span>${named.map((one) => html`<button type="button" class="act small" onClick=${() => set({ layer: one.layer, head: one.head })}>${one.layer}.${one.head} ${one.name} <${Num} name=${`label.${one.layer}.${one.head}.${one.kind}`} value=${one.score} /></button>`)}</p>`;
+  return html`<p class="row figures"><span class="quiet">Score of at least ${threshold} on random tokens, repeated:</span>${named.map((one) => html`<button type="button" class="act small" onClick=${() => set({ layer: one.layer, head: one.head })}>${one.layer}.${one.head} ${one.name} <${Num} name=${`label.${one.layer}.${one.head}.${one.kind}`} value=${one.score} /></button>`)}</p>`;
 }
 
 /** Every pattern as a tile on one canvas; what is under the pointer is named below. */
@@ -196,7 +196,7 @@ function Why({ view, set, a, path, heads, layer, head, query, at }) {
     <div class="row"><${Choice} label="Which side is split" value=${side} options=${{ key: "who wrote the key", query: "who wrote the query", pair: "pairs" }} onChange=${(to) => set({ side: to })} />
       <${Choice} label="Into" value=${by} options=${{ component: "parts", head: "heads" }} onChange=${(to) => set({ by: to })} />
       <${Choice} label="Which number" value=${compare ? "compared" : "value"} options=${{ compared: "against the other keys", value: "the score itself" }} onChange=${(to) => set({ compare: to === "compared" })} /></div>`}>
-    ${(panel) => html`<p class="row said"><span><${Token} text=${heads.queries[panel.query]} /> at ${panel.query} puts <${Num} name="why.attention" value=${panel.attention} /> of its attention on <${Token} text=${heads.keys[panel.key]} /> at ${panel.key}; its score is <${Num} name="why.score" value=${panel.score} />${panel.after_cap === null ? "" : html`, <${Num} name="why.after_cap" value=${panel.after_cap} /> after the cap`}.</span></p>
+    ${(panel) => html`<p class="row figures"><span><${Token} text=${heads.queries[panel.query]} /> at ${panel.query} puts <${Num} name="why.attention" value=${panel.attention} /> of its attention on <${Token} text=${heads.keys[panel.key]} /> at ${panel.key}; its score is <${Num} name="why.score" value=${panel.score} />${panel.after_cap === null ? "" : html`, <${Num} name="why.after_cap" value=${panel.after_cap} /> after the cap`}.</span></p>
       <${Quiet}>${compare ? "What each part adds to this score, less what it adds to the scores of the other keys, on average: the softmax counts only differences." : "What each part adds to this score; the parts sum to it."}<//>
       <${Bars} label="Parts of the score" rows=${panel.parts.map((row) => ({ label: partName(row.label), value: compare ? row.compared : row.value, name: `why.${row.label}` }))} />`}
   <//>`;

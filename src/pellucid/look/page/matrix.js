@@ -18,7 +18,7 @@ export const Loaded = ({ of, what, title, id, tools, before, head, value = of.va
   html`<${Panel} id=${id} title=${title} tools=${tools} code=${value?.code && [before, value.code].filter(Boolean).join("\n")} not=${value?.not_shown}>${head}<${Waiting} of=${of} what=${what} />${value ? children(value) : null}<//>`;
 
 /** Numbers in a row, each with its words: [[words, name, value, unit]]. */
-export const Facts = ({ rows, children }) => html`<p class="row said">${rows.map(([words, name, value, unit]) => html`<span>${words} <${Num} name=${name} value=${value} unit=${unit} /></span>`)}${children}</p>`;
+export const Facts = ({ rows, children }) => html`<p class="row figures">${rows.map(([words, name, value, unit]) => html`<span>${words} <${Num} name=${name} value=${value} unit=${unit} /></span>`)}${children}</p>`;
 
 export const Quiet = ({ children, why }) => html`<p class="quiet" data-reason=${why}>${children}</p>`;
 

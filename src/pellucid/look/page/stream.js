@@ -108,7 +108,7 @@ function Cell({ view, set, a, lens, point, pos }) {
       <${Waiting} of=${followed} what="following tokens" />
       ${series ? html`<div class="row">${value.tokens.map((token) => html`<${Token} text=${token.text} selected=${true} onClick=${() => pin(token.id)} title="No longer follow this token" />`)}</div>
         <${Lines} label="The followed tokens at every point" xName="point" yName=${trail === "rank" ? "rank + 1" : "probability"} series=${series} logY=${trail === "rank"} mark=${point} onSelect=${(p) => set({ point: p })} />
-        <p class="row said">${value.tokens.map((token, j) => html`<span><${Token} text=${token.text} /> rank <${Num} name=${`follow.rank.${token.id}`} value=${value.rank[point]?.[j] ?? null} />, <${Num} name=${`follow.probability.${token.id}`} value=${value.probability[point]?.[j] ?? null} /></span>`)}<span class="quiet">Rank 0 is the likeliest.</span></p>` : null}</div></div>`;
+        <p class="row figures">${value.tokens.map((token, j) => html`<span><${Token} text=${token.text} /> rank <${Num} name=${`follow.rank.${token.id}`} value=${value.rank[point]?.[j] ?? null} />, <${Num} name=${`follow.probability.${token.id}`} value=${value.probability[point]?.[j] ?? null} /></span>`)}<span class="quiet">Rank 0 is the likeliest.</span></p>` : null}</div></div>`;
 }
 
 // Who wrote a logit --------------------------------------------------------------------------
@@ -132,7 +132,7 @@ function Logit({ view, set, a, pos }) {
     ${(panel) => {
       const rows = panel.parts.map((row) => ({ label: row.split ? open(0, row.label) : partName(row.label), value: row.value, selected: view.split[0] === row.label, name: `logit.${row.label}` }));
       if (order === "size") rows.sort((p, q) => Math.abs(q.value) - Math.abs(p.value));
-      return html`<p class="row said"><span>${vs ? "The difference of the logits" : "The logit"} <b>${panel.target}</b> after <${Token} text=${panel.tokens[panel.position]} /> at ${panel.position} is <${Num} name="logit.value" value=${panel.logit} />${panel.after_cap === null ? "" : html`, <${Num} name="logit.after_cap" value=${panel.after_cap} /> after the cap`}.</span></p>
+      return html`<p class="row figures"><span>${vs ? "The difference of the logits" : "The logit"} <b>${panel.target}</b> after <${Token} text=${panel.tokens[panel.position]} /> at ${panel.position} is <${Num} name="logit.value" value=${panel.logit} />${panel.after_cap === null ? "" : html`, <${Num} name="logit.after_cap" value=${panel.after_cap} /> after the cap`}.</span></p>
         ${panel.note ? html`<${Quiet}>Exact, and to be read with this: ${panel.note}.<//>` : null}
         <div class="beside even"><${Waterfall} label="logit" total=${panel.total} rows=${rows} />
           <div>${view.split.length ? view.split.map((label, depth) => html`<${Split} key=${label} ...${{ a, asked, label, view, depth, open, tokens: panel.tokens }} />`) : html`<${Quiet}>Choose an attention or an MLP to see which of its heads or neurons wrote, and a head to see from which token it read.<//>`}</div></div>`;
