@@ -118,7 +118,7 @@ function Thumbnails({ tiles, heads, order, sort, named, selected, onSelect }) {
   const hit = (x, y) => { const k = Math.floor(x / (size + gap)); return k < 0 || k >= across || y < 0 ? null : order[Math.floor(y / step) * across + k] ?? null; };
   return html`<figure ref=${box} class="drawn"><${Canvas} width=${across * (size + gap)} height=${Math.ceil(order.length / across) * step} draw=${draw} hit=${hit} onPick=${onSelect} name="thumbnails" label=${`The patterns of ${order.length} heads`}
     onArrow=${(dx, dy) => { const to = order[order.indexOf(selected) + dx + dy * across]; if (to !== undefined) onSelect(to); }}
-    said=${(k) => (k === null ? "Rows are queries, columns the keys that they read; darker is more attention, on a square-root scale." : `Head ${said(k)}${sort === "layer" ? "" : `: ${SORTS[sort]} ${score(k)}`}${nameOf(k) ? `, ${nameOf(k).name} ${three(nameOf(k).score)}` : ""}`)} /></figure>`;
+    said=${(k) => (k === null ? "Rows are queries, columns the keys that they read; the further from the ground, the more attention (square-root scale)." : `Head ${said(k)}${sort === "layer" ? "" : `: ${SORTS[sort]} ${score(k)}`}${nameOf(k) ? `, ${nameOf(k).name} ${three(nameOf(k).score)}` : ""}`)} /></figure>`;
 }
 
 // One head -----------------------------------------------------------------------------------
