@@ -6,7 +6,7 @@ import { marked } from "./common.js";
 import { getNpy, postLines, route, useLoad } from "./api.js";
 import { Choice, Num, Panel, Term, Token, Waiting, three, useRepaint, useWidth } from "./parts.js";
 import { Bars, Scale, largest } from "./charts.js";
-import { Canvas, Loaded, Matrix, Quiet, bitmap, fitted, useJson } from "./matrix.js";
+import { Canvas, Loaded, Matrix, Quiet, bitmap, fitted, partName, useJson } from "./matrix.js";
 import { addDefaults } from "./state.js";
 
 addDefaults({ part: "attn", sort: "layer", see: "pattern", key_at: -1, first: "0.0", side: "key", by: "component", compare: true });
@@ -16,21 +16,10 @@ export const page = { name: "attention", title: "Attention", needs: "trace", Pag
 const SORTS = { layer: "layer", induction: "induction", previous: "previous token", first: "first token", duplicate: "earlier copies", entropy: "entropy", copying: "copying" };
 const VIEWS = { pattern: "pattern", scores: "scores", value: "value-weighted", difference: "A \u2212 B", virtual: "through a head" };
 const UNITS = { pattern: "attention", scores: "score", value: "length moved", difference: "attention, A \u2212 B", virtual: "attention through both" };
-const WORDS = { embed: "embedding", pos_embed: "positions", seg_embed: "segments", ngram_embed: "n-grams", bias: "biases", edited: "edits", "final_norm.bias": "bias of the final norm", "unembed.bias": "bias of the readout" };
 const MEANINGS = {
   induction: "of its attention: what followed earlier copies of the token", previous: "of its attention: the token before", first: "of its attention: the first token",
   duplicate: "of its attention: earlier copies of the token", entropy: "of its attention, on average; 0 is one key", copying: "of its weights: 1 raises the logits of what it reads, \u22121 lowers them",
 };
-
-/** A part of a logit, of a score or of the stream in words: blocks.3.attn.head.2 as head 3.2. */
-export function partName(label) {
-  if (label.includes(" . ")) return label.split(" . ").map(partName).join(" \u00b7 ");
-  const at = label.match(/^blocks\.(\d+)\.(attn|cross|mlp)(?:\.(head|neuron)\.(\d+)(?: <- (\d+))?|_out|\.(bias))(.*)$/);
-  if (!at) return label.startsWith("encoder.") ? `encoder's ${partName(label.slice(8))}` : WORDS[label] ?? label;
-  const [, layer, kind, what, index, source, bias, more] = at;
-  if (what) return `${kind === "cross" ? "cross-" : ""}${what} ${layer}.${index}${source !== undefined ? ` \u2190 ${source}` : ""}${more}`;
-  return `${{ attn: "attention", cross: "cross-attention", mlp: "MLP" }[kind]} ${layer}${bias ? ", bias" : ""}${more}`;
-}
 
 function Page(all) {
   return all.model.n_layers ? html`<${Pattern} ...${all} />` : html`<section class="panel"><p>This network has no layers, so it has no attention.</p></section>`;

@@ -6,8 +6,7 @@ import { marked } from "./common.js";
 import { getNpy, route, useLoad } from "./api.js";
 import { Choice, Num, Panel, Slider, Term, Toggle, Token, Waiting, three, useRepaint, useWidth } from "./parts.js";
 import { Bars, Lines, Scale, largest } from "./charts.js";
-import { Canvas, Facts, Loaded, Matrix, Quiet, inks, useJson } from "./matrix.js";
-import { HINT, TokenField } from "./stream.js";
+import { Canvas, Facts, HINT, Loaded, Matrix, Quiet, TokenField, inks, useJson } from "./matrix.js";
 import { addDefaults } from "./state.js";
 
 addDefaults({ weights: "attn", fold: false, offset: 1, shows: "copying", look: "", other_key: "", reads: "K", above: 3, neuron: 0, table: "embed", near: "", by_closeness: "cosine" });

@@ -6,8 +6,7 @@ import { colourOf, marked } from "./common.js";
 import { getJson, parseNpy, postLines, route, useLoad } from "./api.js";
 import { Choice, CopyButton, Num, Term, Toggle, Token, Waiting, percent, three, useWidth } from "./parts.js";
 import { Bars, Lines, Scale, Waterfall, largest } from "./charts.js";
-import { Canvas, Facts, Loaded, Matrix, Quiet, fitted, useJson } from "./matrix.js";
-import { partName } from "./attention.js";
+import { Canvas, Facts, HINT, Loaded, Matrix, Quiet, TokenField, fitted, partName, useJson } from "./matrix.js";
 import { addDefaults } from "./state.js";
 
 addDefaults({ stat: "probability", mid: false, point: -1, pins: [], target: "", against: "", split: [], trail: "rank" });
@@ -112,15 +111,6 @@ function Cell({ view, set, a, lens, point, pos }) {
 }
 
 // Who wrote a logit --------------------------------------------------------------------------
-
-/** A field for a token, which keeps what was typed until Enter, or until it is left. */
-export function TokenField({ id, label, value, placeholder, onChange }) {
-  const [typed, type] = useState(value), send = (event) => { event.preventDefault(); if (typed !== value) onChange(typed); };
-  useEffect(() => type(value), [value]);
-  return html`<form class="token-field" onSubmit=${send}><label for=${id}>${label}</label><input id=${id} type="text" dir="auto" spellcheck="false" autocomplete="off" value=${typed} placeholder=${placeholder} onInput=${(event) => type(event.target.value)} onBlur=${send} /></form>`;
-}
-
-export const HINT = "as the model has it, with its space; #12 is the token of id 12";
 
 function Logit({ view, set, a, pos }) {
   const [first, second] = a.top[pos], [order, setOrder] = useState("computed"), token = view.target || `#${first.id}`;
