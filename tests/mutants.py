@@ -677,7 +677,7 @@ def main() -> int:
     for name in options.rooms or rooms:
         room = rooms[name]
         os.chdir(room.root)
-        sys.path.insert(0, str(room.source))
+        sys.path[:0] = [str(room.source), str(ROOT)]  # the root too: tests import each other from there
         for module in room.imports:
             importlib.import_module(module)
         mutants, log = (

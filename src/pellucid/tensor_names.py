@@ -398,8 +398,6 @@ def of_symbol(symbol: str, layer: int | None = None) -> str:
     Raises KeyError where no text, or more than one tensor, has the symbol, and where the layer is missing or too much.
     """
     found = symbols().get(symbol, [])
-    if layer is not None:
-        found = [name for name in found if name.startswith("blocks.i.")] or found
     if not found:
         raise KeyError(f"no source text has a symbol {symbol!r}; pellucid.tensor_names.symbols() lists them")
     if len(found) > 1:

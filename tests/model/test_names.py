@@ -18,8 +18,10 @@ from pellucid.tensor_names import (
     is_stream,
     module_hooks,
     names,
+    of_symbol,
     row,
     select,
+    symbols,
     writers,
 )  # fmt: skip
 from running import any_architectures, with_encoder
@@ -266,3 +268,26 @@ def test_the_norm_before_attention_has_a_name_of_what_it_reads():
     assert module_hooks(A)["blocks.i.ln1.hook_in"] == "blocks.i.resid_pre"
     assert module_hooks(A.with_fields({"block": "post"}))["blocks.i.ln1.hook_in"] == "blocks.i.resid_mid"
     assert "blocks.i.ln1.hook_in" not in module_hooks(A.with_fields({"norm.kind": "none"}))
+
+
+def test_only_what_a_text_writes_as_a_symbol_is_one():
+    """A figure of a text is no symbol, and a symbol of several tensors, or of none, is refused."""
+    assert "A" in symbols()
+    assert not [symbol for symbol in symbols() if "figure" in symbol]
+    assert of_symbol("A", 3) == "blocks.3.attn.pattern"
+    with pytest.raises(KeyError, match="no source text has a symbol"):
+        of_symbol("figure (Vaswani)")
+
+
+def test_numbered_layers_of_an_mlp_stay_numbered_where_there_are_two():
+    one, two = (
+        Architecture(n_vocab=5, n_ctx=4, d_model=4, n_layers=1).with_fields({"mlp.n_hidden": n}) for n in (1, 2)
+    )
+    assert canonical("blocks.0.mlp.pre.0", two) == "blocks.0.mlp.pre.0"
+    assert canonical("blocks.0.mlp.pre.0", one) == "blocks.0.mlp.pre"
+
+
+def test_without_norms_nothing_goes_into_the_last_one():
+    a = Architecture(n_vocab=5, n_ctx=4, d_model=4, n_layers=1).with_fields({"norm.kind": "none"})
+    with pytest.raises(KeyError):
+        select("ln_final.hook_in", a)
