@@ -61,11 +61,11 @@ def test_a_term_says_what_it_means_on_hover_and_on_focus(inspector, visit):
     page = visit(f"{inspector.url}/#page=tokens")
     settled(page)
     page.locator("main .term").first.hover()
-    assert "model" in page.locator(".said:not([hidden])").inner_text()
+    assert "model" in page.locator(".explanation:not([hidden])").inner_text()
     page.keyboard.press("Escape")
-    assert page.locator(".said").is_hidden()
+    assert page.locator(".explanation").is_hidden()
     page.locator("main .term").last.focus()
-    assert page.locator(".said").is_visible()
+    assert page.locator(".explanation").is_visible()
 
 
 def fits(page) -> bool:

@@ -20,7 +20,7 @@ export function Term({ t, children }) {
 /** Show what a term means beside it, wherever on the page it stands. The frame calls this once. */
 export function explainTerms() {
   const box = document.createElement("div");
-  box.className = "said";
+  box.className = "explanation";
   box.hidden = true;
   document.body.append(box);
   const open = (event) => {
