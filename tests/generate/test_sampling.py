@@ -104,6 +104,7 @@ def test_repetition_penalty_by_hand_counts_prompt_and_generated_once():
     logits = rows([2.0, -2.0, 3.0, 0.5])
     result = penalise(logits, Sampling(repetition_penalty=2), [[0, 1, 1]], [[1, 3]])
     assert result.tolist() == [[1.0, -4.0, 3.0, 0.25]]
+    assert penalise(rows([-0.5, 0.5]), Sampling(repetition_penalty=2), [[0, 1]], [[]]).tolist() == [[-1.0, 0.25]]
 
 
 def test_presence_penalty_and_biases_by_hand():
@@ -193,6 +194,7 @@ def test_numbers_are_pinned_and_differ_by_seed_sample_and_step():
         ("top_p", -0.1),
         ("min_p", 2),
         ("repetition_penalty", 0),
+        ("repetition_penalty", -1),
         ("frequency_penalty", math.inf),
         ("temperature", True),
     ],

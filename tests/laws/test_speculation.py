@@ -1,11 +1,13 @@
 """Guessing ahead changes no token and no logit, whatever is guessed."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawing import architectures, difference, make_network
-from pellucid.generate import Sampling, generate_ids
+from pellucid.architecture import Architecture
+from pellucid.generate import GenerationError, Sampling, generate_ids
 from pellucid.generate.speculation import SpeculatingReader, look_up
 from pellucid.model import Transformer
 
@@ -77,3 +79,10 @@ def test_a_text_that_repeats_itself_takes_fewer_passes():
     (found,), _, reader = run(network, [[1, 2]], **options, speculate=8)
     assert found == plain
     assert reader.passes < 60
+
+
+@pytest.mark.parametrize("speculate", [True, -1, 1.5])
+def test_what_is_no_number_of_guesses_is_refused(speculate):
+    network = make_network(Architecture(n_vocab=5, n_ctx=4, d_model=4, n_layers=1))
+    with pytest.raises(GenerationError, match="speculate = "):
+        generate_ids(network, [[1]], max_tokens=1, speculate=speculate)
