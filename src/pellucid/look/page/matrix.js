@@ -167,24 +167,3 @@ export function Matrix({ values, rows, columns, ramp = "amount", high, companded
     onArrow=${(dx, dy, over) => { const [r, k] = over ?? selected ?? [0, 0]; return [clamp(r + dy, rows), clamp(k + dx, columns)]; }}
     said=${(over) => { const at = over ?? selected; return at && describe(...at, values[at[0] * columns + at[1]]); }} /></figure>`;
 }
-
-const WORDS = { embed: "embedding", pos_embed: "positions", seg_embed: "segments", ngram_embed: "n-grams", bias: "biases", edited: "edits", "final_norm.bias": "bias of the final norm", "unembed.bias": "bias of the readout" };
-
-/** A part of a logit, of a score or of the stream in words: blocks.3.attn.head.2 as head 3.2. */
-export function partName(label) {
-  if (label.includes(" . ")) return label.split(" . ").map(partName).join(" \u00b7 ");
-  const at = label.match(/^blocks\.(\d+)\.(attn|cross|mlp)(?:\.(head|neuron)\.(\d+)(?: <- (\d+))?|_out|\.(bias))(.*)$/);
-  if (!at) return label.startsWith("encoder.") ? `encoder's ${partName(label.slice(8))}` : WORDS[label] ?? label;
-  const [, layer, kind, what, index, source, bias, more] = at;
-  if (what) return `${kind === "cross" ? "cross-" : ""}${what} ${layer}.${index}${source !== undefined ? ` \u2190 ${source}` : ""}${more}`;
-  return `${{ attn: "attention", cross: "cross-attention", mlp: "MLP" }[kind]} ${layer}${bias ? ", bias" : ""}${more}`;
-}
-
-/** A field for a token, which keeps what was typed until Enter, or until it is left. */
-export function TokenField({ id, label, value, placeholder, onChange }) {
-  const [typed, type] = useState(value), send = (event) => { event.preventDefault(); if (typed !== value) onChange(typed); };
-  useEffect(() => type(value), [value]);
-  return html`<form class="token-field" onSubmit=${send}><label for=${id}>${label}</label><input id=${id} type="text" dir="auto" spellcheck="false" autocomplete="off" value=${typed} placeholder=${placeholder} onInput=${(event) => type(event.target.value)} onBlur=${send} /></form>`;
-}
-
-export const HINT = "as the model has it, with its space; #12 is the token of id 12";
