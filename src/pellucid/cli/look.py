@@ -41,7 +41,6 @@ def look_command(
             small model whose weights are written by hand, so that every analysis can be seen to find what is there.
 
     Examples:
-        pellucid look
         pellucid look runs/my_texts
         pellucid look runs/my_texts --checkpoint 500 --port 9000 --no-browser
     """

@@ -1,19 +1,16 @@
 """Keys and values already computed, so that a new position need not compute them again."""
 
 import math
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from pellucid.architecture import Architecture, ArchitectureError
 from pellucid.model.shapes import History, Keys, NewKeys, Tokens
-
-#: bytes that memory of tensors begins at multiples of, as torch's own does
-ALIGNMENT = 64
 
 
 class NoCache:
@@ -52,9 +49,8 @@ def zeros(shape: Sequence[int], dtype: torch.dtype | None, device: torch.device 
     if empty.device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     n_bytes = math.prod(shape) * empty.element_size()
-    memory = torch.from_numpy(np.zeros(n_bytes + ALIGNMENT, np.uint8))
-    begin = -memory.data_ptr() % ALIGNMENT
-    return memory[begin : begin + n_bytes].view(empty.dtype).view(shape)
+    memory = torch.frombuffer(mmap.mmap(-1, max(1, n_bytes)), dtype=torch.uint8)
+    return memory[:n_bytes].view(empty.dtype).view(shape)
 
 
 class Cache(NoCache):

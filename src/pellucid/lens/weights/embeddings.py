@@ -26,6 +26,8 @@ class Embeddings(VocabularyView):
         tables: dict[str, Any] = {"embed": network.embed.token.weight}
         if network.architecture.readout != "none":
             tables["unembed"] = network.unembed.weight
+        elif of == "unembed":
+            raise InputError("readout = none: this network has no table of the readout; ask for embed")
         if network.architecture.positions.kind == "learned" and network.embed.position is not None:
             tables["positions"] = network.embed.position.weight
         if of not in tables:
