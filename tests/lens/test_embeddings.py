@@ -41,7 +41,7 @@ def test_positions_are_a_table_where_they_are_learned():
     assert Embeddings(make_network(A), None, "positions").table.shape == (8, 8)
     with pytest.raises(InputError, match="has embed, unembed"):
         Embeddings(make_network(A.with_fields({"positions.kind": "alibi"})), None, "positions")
-    with pytest.raises(InputError, match=r"has embed \(learned positions"):
+    with pytest.raises(InputError, match="readout = none: this network has no table of the readout"):
         Embeddings(make_network(A.with_fields({"readout": "none", "positions.kind": "alibi"})), None, "unembed")
     with pytest.raises(InputError, match="by = 'angle'"):
         Embeddings(make_network(A)).neighbours(0, by="angle")
