@@ -32,7 +32,6 @@ from pellucid.lens.analysis.steering import Probe, activations, direction, fit_p
 from pellucid.lens.core.inputs import InputOptions, Texts
 from pellucid.lens.generation_trace import GenerationTrace, generate_traced
 from pellucid.lens.trace import Trace, trace
-from pellucid.lens.weights.circuit_weights import Part
 from pellucid.lens.weights.circuits import Circuits
 from pellucid.lens.weights.embeddings import Embeddings
 from pellucid.lens.weights.folding import WeightsView, weights_view
@@ -47,6 +46,7 @@ from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.transformer_mixture import mixed_with
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.device import resolve_device
+from pellucid.tensor_names import AttentionPart
 from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.find import ReadOptions
@@ -346,7 +346,7 @@ class LanguageModel:
         session = Session(self, name=name, load=at_step if run else None, steps=steps_of(run) if run else ())
         return start_inspector(session, port, text)
 
-    def circuits(self, *, part: Part = "attn", fold_norms: bool = False, centre: bool = False) -> Circuits:
+    def circuits(self, *, part: AttentionPart = "attn", fold_norms: bool = False, centre: bool = False) -> Circuits:
         """Heads and neurons as matrices, from the weights alone (`pellucid.lens.weights.circuits.Circuits`)."""
         return Circuits(self.network, self.tokenizer, part=part, fold_norms=fold_norms, centre=centre)
 

@@ -15,6 +15,7 @@ import fnmatch
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pellucid.architecture import Architecture
 
@@ -232,6 +233,15 @@ def names(a: Architecture) -> list[str]:
             elif a.mlp.n_hidden != 1:
                 found += [f"{full[:-1]}{l}" for l in range(a.mlp.n_hidden)]
     return found + [t for t in templates if t not in inside and t not in TEMPLATES_BEFORE]
+
+
+#: which attention is meant: the model's own, its attention to an encoder's output, or the encoder's own
+AttentionPart = Literal["attn", "cross", "encoder"]
+
+
+def attention_scope(part: AttentionPart, layer: int) -> str:
+    """What the names of one layer's attention begin with, such as `blocks.3.attn`."""
+    return f"encoder.blocks.{layer}.attn" if part == "encoder" else f"blocks.{layer}.{part}"
 
 
 #: what adds to the stream

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from doc_pages import ROOT, page
-from playwright.sync_api import sync_playwright
 from test_links import FETCHED, STYLES
+from tests.browsing import running_browser
 
 LESSONS = ("induction", "fact", "steering", "ngrams", "positions")
 
@@ -26,8 +26,7 @@ def test_every_lesson_is_built_and_opens_from_disk(tmp_path: Path, needs_browser
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr
     assert {path.stem for path in tmp_path.iterdir()} == set(LESSONS)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=needs_browser, args=["--no-sandbox", "--disable-gpu"])
+    with running_browser(needs_browser) as browser:
         for name in LESSONS:
             path = tmp_path / f"{name}.html"
             text = path.read_text(encoding="utf-8")
@@ -48,4 +47,3 @@ def test_every_lesson_is_built_and_opens_from_disk(tmp_path: Path, needs_browser
             assert not complaints
             assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
             tab.close()
-        browser.close()

@@ -1,6 +1,5 @@
 """A tiny model behind the inspector's server, one for all tests of a module, and a browser."""
 
-import re
 import socket
 import threading
 import time
@@ -11,7 +10,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 import uvicorn
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
+from tests.browsing import running_browser, visiting
 
 from pellucid.architecture import MLP, Architecture, Attention
 from pellucid.language_model import LanguageModel
@@ -21,8 +21,6 @@ from pellucid.model import Transformer
 from pellucid.serve.server import server_config
 from pellucid.text.tokenizers.tokenizer import BPETokenizer
 
-#: a desktop and a telephone, in CSS pixels
-SIZES = {"wide": (1280, 900), "narrow": (390, 844)}
 TEXT = "the cat sat on the mat and the dog sat on the log "
 
 
@@ -77,39 +75,23 @@ def inspector(model) -> Iterator[RunningInspector]:
         yield running
 
 
-# one event loop at a time: the browsers of other folders' tests have theirs
 @pytest.fixture(scope="module")
 def browser(needs_browser) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=needs_browser, args=["--no-sandbox", "--disable-gpu"])
+    with running_browser(needs_browser) as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
 def visit(browser):
-    """Open an address of the inspector; a complaint of its script and a request that leaves fail the test."""
-    contexts = []
+    """Open an address of the inspector, and wait until its traces are there."""
+    with visiting(browser) as open_page:
 
-    def open_page(url: str, size: str = "wide", scheme: str = "light") -> Page:
-        width, height = SIZES[size]
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        contexts.append((context, complaints := []))
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        origin = re.match(r"http://[^/#]+", url)[0]
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("request", lambda asked: None if asked.url.startswith(origin) else complaints.append(asked.url))
-        page.goto(url)
-        ready(page)
-        return page
+        def open_ready(*where: str, **named: str) -> Page:
+            page = open_page(*where, **named)
+            ready(page)
+            return page
 
-    yield open_page
-    for context, complaints in contexts:
-        context.close()
-        assert not complaints
+        yield open_ready
 
 
 def ready(page: Page) -> None:

@@ -5,7 +5,8 @@ import subprocess
 from importlib import resources
 
 import pytest
-from tests.look.conftest import SIZES, looking, ready, small_model
+from tests.browsing import SIZES
+from tests.look.conftest import looking, ready, small_model
 
 from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
 from pellucid.look.app import look_files

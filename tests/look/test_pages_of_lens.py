@@ -6,7 +6,8 @@ import re
 import httpx
 import pytest
 import torch
-from tests.look.conftest import SIZES, TEXT, looking, shown_numbers
+from tests.browsing import SIZES
+from tests.look.conftest import TEXT, looking, shown_numbers
 from tests.look.families import FAMILIES, QUICK, TOKENIZER, random_model
 
 from drawing import make_network

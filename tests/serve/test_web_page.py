@@ -12,7 +12,8 @@ import httpx
 import openai
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
+from tests.browsing import SIZES, running_browser, visiting
 from tests.serve.conftest import RunningServer, serving, small_network
 
 from pellucid.architecture import Architecture, Attention
@@ -22,8 +23,6 @@ from pellucid.serve.page_routes import PAGE_PATHS
 from pellucid.text.chat_template import CHATML_MARKERS, ChatTemplate
 from pellucid.text.tokenizers.tokenizer import BPETokenizer, ByteTokenizer
 
-#: a desktop and a telephone, in CSS pixels
-SIZES = {"wide": (1280, 900), "narrow": (390, 844)}
 KEY = "a key of its own"
 MARKUP = "<script>window.ran=1</script>"
 PICTURE = " <img src=x onerror=window.ran=1>"
@@ -44,35 +43,16 @@ def web() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def browser(needs_browser) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=needs_browser, args=["--no-sandbox", "--disable-gpu"])
+    with running_browser(needs_browser) as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
 def visit(browser):
-    """Open the page of a server; what its script complains about fails the test."""
-    contexts = []
-
-    def open_page(url: str, size: str = "wide", scheme: str = "light") -> Page:
-        width, height = SIZES[size]
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        contexts.append((context, complaints := []))
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
-        page.on("request", lambda request: None if request.url.startswith(url) else complaints.append(request.url))
-        page.goto(url)
-        return page
-
-    yield open_page
-    for context, complaints in contexts:
-        context.close()
-        # the browser itself names answers of status 400 and 401, which the page shows in its own way
-        assert not [text for text in complaints if not re.search("status of 40[01]", text)]
+    """Open the page of a server."""
+    # the browser itself names answers of status 400 and 401, which the page shows in its own way
+    with visiting(browser, allowed="status of 40[01]") as open_page:
+        yield open_page
 
 
 def write(page: Page, prompt: str, **options: object) -> None:

@@ -49,7 +49,8 @@ class Folder:
         """
         if given is None and not tokenizer_files(self.path):
             return None
-        tokenizer = given if isinstance(given, Tokenizer) else load_tokenizer(given or self.path, trust=self.trust)
+        source = self.path if given is None else given
+        tokenizer = source if isinstance(source, Tokenizer) else load_tokenizer(source, trust=self.trust)
         rows = self.architecture.n_vocab
         if tokenizer.n_vocab - rows > len(beyond(tokenizer, rows)):
             raise FolderError(

@@ -17,6 +17,7 @@ from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.figure import Figure, PanelName
 from pellucid.lens.show.pages import TRACE_PANELS, show_trace
 from pellucid.model import Transformer
+from pellucid.tensor_names import AttentionPart
 from pellucid.text.tokenizers.base import Tokenizer
 
 
@@ -60,12 +61,12 @@ class Trace(Recording):
         row: int = 0,
         side: Literal["key", "query", "pair"] = "key",
         by: Literal["component", "head"] = "component",
-        part: Literal["attn", "cross", "encoder"] = "attn",
+        part: AttentionPart = "attn",
     ) -> Why:
         """The scores of one query by what earlier parts wrote (`pellucid.lens.analysis.attribution.why`)."""
         return why(self, layer, head, query, row=row, side=side, by=by, part=part)
 
-    def value_weighted(self, layer: int, scope: Literal["attn", "cross", "encoder"] = "attn") -> Tensor:
+    def value_weighted(self, layer: int, scope: AttentionPart = "attn") -> Tensor:
         """A_ij |v_j W_O^T| [b, h, i, j] (`pellucid.lens.analysis.attribution.value_weighted`)."""
         return value_weighted(self, layer, scope)
 

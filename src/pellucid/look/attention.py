@@ -17,10 +17,11 @@ from pellucid.lens.analysis.heads import Heads, HeadScore, scores_by_layer
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.packing import companded
-from pellucid.lens.weights.circuit_weights import CircuitError, Part
+from pellucid.lens.weights.circuit_weights import CircuitError
 from pellucid.lens.weights.circuits import Circuits
 from pellucid.look.answers import json_number, npy, numbers
 from pellucid.look.session import Session
+from pellucid.tensor_names import AttentionPart, attention_scope
 
 View = Literal["pattern", "scores", "value", "difference", "virtual"]
 
@@ -62,12 +63,12 @@ def attention_parts(t: Recording) -> list[dict[str, Any]]:
     return [part for part in parts if part["layers"]]
 
 
-def check_part(t: Recording, part: str) -> Part:
+def check_part(t: Recording, part: str) -> AttentionPart:
     """The attention called `part`. Raises InputError where the network has none of this name."""
     available = [known["part"] for known in attention_parts(t)]
     if part not in available:
         raise InputError(f"part = {part!r}: this model has {', '.join(available) or 'no attention'}")
-    return next(known for known in get_args(Part) if known == part)
+    return next(known for known in get_args(AttentionPart) if known == part)
 
 
 def attention_overview(t: Recording, part: str = "attn", side: int = THUMBNAIL_SIDE) -> Iterator[dict[str, Any]]:
@@ -105,10 +106,9 @@ def attention_overview(t: Recording, part: str = "attn", side: int = THUMBNAIL_S
             yield {"copying_reason": str(error)}
 
 
-def pattern_name(part: Part, layer: int) -> str:
+def pattern_name(part: AttentionPart, layer: int) -> str:
     """The name of the pattern of one layer."""
-    prefix, scope = ("encoder.", "attn") if part == "encoder" else ("", part)
-    return f"{prefix}blocks.{layer}.{scope}.pattern"
+    return f"{attention_scope(part, layer)}.pattern"
 
 
 def head_labels(heads: Heads) -> list[dict[str, Any]]:
@@ -179,12 +179,12 @@ def matrix_panel_of(
     return {"code": f"matrix = {codes[view]()}", "not_shown": NOT_SHOWN[view], "name": name}
 
 
-def _earlier_code(t: Recording, part: Part, layer: int, first: tuple[int, int] | None) -> str:
+def _earlier_code(t: Recording, part: AttentionPart, layer: int, first: tuple[int, int] | None) -> str:
     earlier = _earlier_head(t, part, layer, first)
     return f'trace["{pattern_name(part, earlier[0])}"][0, {earlier[1]}]'
 
 
-def check_head(t: Recording, part: str, layer: int, head: int) -> Part:
+def check_head(t: Recording, part: str, layer: int, head: int) -> AttentionPart:
     """The attention called `part`, where it has this head. Raises InputError."""
     chosen = check_part(t, part)
     shape = next(known for known in attention_parts(t) if known["part"] == chosen)
@@ -205,7 +205,7 @@ def _difference(t: Recording, other: Recording | None, name: str, head: int) -> 
     return pattern - second
 
 
-def _earlier_head(t: Recording, part: Part, layer: int, first: tuple[int, int] | None) -> tuple[int, int]:
+def _earlier_head(t: Recording, part: AttentionPart, layer: int, first: tuple[int, int] | None) -> tuple[int, int]:
     if part == "cross":
         raise InputError("a virtual head needs two heads of one sequence: cross-attention reads another one")
     if first is None or first[0] >= layer:
@@ -282,7 +282,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
 
     @app.get("/api/t/{trace_id}/attention/{part}")
     async def overview(request: Request, trace_id: str, part: str) -> Response:
-        t = session.kept_trace(trace_id)
+        t = await session.compute(request, session.kept_trace, trace_id)
         await session.compute(request, check_part, t, part)
 
         def lines() -> Iterator[dict[str, Any]]:

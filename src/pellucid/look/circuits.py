@@ -14,7 +14,7 @@ from fastapi import Depends, FastAPI, Request
 from starlette.responses import Response
 from torch import Tensor
 
-from pellucid.lens.weights.circuit_weights import CircuitError, Part
+from pellucid.lens.weights.circuit_weights import CircuitError
 from pellucid.lens.weights.circuits import Circuits
 from pellucid.lens.weights.composition import Composition, Kind
 from pellucid.lens.weights.embeddings import Embeddings
@@ -28,6 +28,7 @@ from pellucid.lens.weights.positional import (
 from pellucid.look.answers import json_number, npy, numbers
 from pellucid.look.session import Session
 from pellucid.look.stream import known_token, token_of
+from pellucid.tensor_names import AttentionPart
 
 Table = Literal["embed", "unembed", "positions"]
 
@@ -305,7 +306,7 @@ def scores_over_distance(
 class WeightsQuery:
     """Which weights a request of this page is about; `fold` folds the norms' gains into them."""
 
-    part: Part = "attn"
+    part: AttentionPart = "attn"
     fold: bool = False
     checkpoint: str = ""
 

@@ -19,7 +19,7 @@ from pellucid.lens.analysis.patching import PatchingPair
 from pellucid.lens.core.inputs import InputError, InputOptions
 from pellucid.look.answers import json_number, numbers
 from pellucid.look.page_edits import edits_code, resolve_edits
-from pellucid.look.session import Model, PromptBody, Session
+from pellucid.look.session import Model, PromptBody, Session, reading_options
 from pellucid.serve.protocol import MAX_EDITS, EditBody
 
 #: factors of a steering vector that are tried, and the likeliest tokens that are listed for each
@@ -94,12 +94,7 @@ class ExperimentBody(BaseModel):
 
     def options(self) -> InputOptions:
         """How texts are read."""
-        options: InputOptions = {}
-        if self.source is not None:
-            options["source"] = self.source
-        if self.bos:
-            options["bos"] = True
-        return options
+        return reading_options(self.source, self.bos)
 
     def options_code(self) -> str:
         """The same as arguments of a call."""

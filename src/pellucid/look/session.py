@@ -28,6 +28,16 @@ CLIENT_LEFT = 499
 MAX_MODELS = 3
 
 
+def reading_options(source: str | None, bos: bool) -> InputOptions:
+    """How texts are read: only what differs from the default, so that copied code is short."""
+    options: InputOptions = {}
+    if source is not None:
+        options["source"] = source
+    if bos:
+        options["bos"] = True
+    return options
+
+
 class PromptBody(BaseModel):
     """What a model reads: a text or ids, at a checkpoint, under edits.
 
@@ -46,12 +56,7 @@ class PromptBody(BaseModel):
 
     def options(self) -> InputOptions:
         """How its texts are read."""
-        options: InputOptions = {}
-        if self.source is not None:
-            options["source"] = self.source
-        if self.bos:
-            options["bos"] = True
-        return options
+        return reading_options(self.source, self.bos)
 
     def key(self) -> str:
         """The same for prompts that give the same trace, and different for others."""
@@ -172,9 +177,9 @@ class Session:
                 status, body = error_answer(error)
                 yield json.dumps({"error": body["error"]["message"], "status": status}) + "\n"
             finally:
-                if hasattr(objects, "close"):
+                if close := getattr(objects, "close", None):
                     # in the thread too, since the generator may be running there
-                    self.thread.submit(objects.close)  # pyright: ignore[reportAttributeAccessIssue]
+                    self.thread.submit(close)
 
         return StreamingResponse(lines(), media_type="application/x-ndjson", headers={"Cache-Control": "no-cache"})
 

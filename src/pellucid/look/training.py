@@ -1,4 +1,4 @@
-"""The page Training: how the run went, and when its heads came about, checkpoint by checkpoint."""
+"""The page Training: how the run went, and when its heads formed, checkpoint by checkpoint."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -28,7 +28,7 @@ from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.figure import Figure, show
 from pellucid.model.kernels import repeat_kv
-from pellucid.tensor_names import names
+from pellucid.tensor_names import AttentionPart, attention_scope, names
 
 Side = Literal["query", "key"]
 
@@ -220,7 +220,7 @@ def why(
     row: int = 0,
     side: Literal["key", "query", "pair"] = "key",
     by: Literal["component", "head"] = "component",
-    part: Literal["attn", "cross", "encoder"] = "attn",
+    part: AttentionPart = "attn",
 ) -> Why:
     """Why a head attends to its keys: its scores, split by the parts that wrote the keys or the query.
 
@@ -242,7 +242,7 @@ def why(
     a = encoder if part == "encoder" and encoder is not None else t.architecture
     if not (0 <= layer < a.n_layers and 0 <= head < a.n_heads):
         raise InputError(f"layer {layer}, head {head}: there are {a.n_layers} of {a.n_heads}")
-    scope, cap = _scope(layer, part), a.attention.score_cap
+    scope, cap = attention_scope(part, layer), a.attention.score_cap
     position = t.position(query, row, f"{scope}.scores")
     computed = t[f"{scope}.scores"][row, head, position]
     keys = (computed > -torch.inf).nonzero().flatten()
@@ -268,13 +268,6 @@ def why(
     fed = [t.spell(int(read[row, j])) for j in keys]
     after_cap = computed[keys] if cap else None
     return Why(layer, head, position, side, labels, keys.tolist(), fed, values, scores[keys], after_cap)
-
-
-def _scope(layer: int, part: str) -> str:
-    """The prefix of the names of a block's attention."""
-    return {"attn": "blocks.{}.attn", "cross": "blocks.{}.cross", "encoder": "encoder.blocks.{}.attn"}[part].format(
-        layer
-    )
 
 
 def _scores_before_cap(t: Recording, scope: str) -> Tensor:
@@ -331,12 +324,12 @@ def _read(t: Recording, scope: str, by: By, side: Side) -> tuple[Decomposition, 
     return decompose(t, f"{block}.{point}", by), norm
 
 
-def value_weighted(t: Recording, layer: int, scope: Literal["attn", "cross", "encoder"] = "attn") -> Tensor:
+def value_weighted(t: Recording, layer: int, scope: AttentionPart = "attn") -> Tensor:
     """A_ij |v_j W_O^T|: the size of what each head moves from j to i, not only its attention [b, h, i, j].
 
     Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3.
     """
-    full = _scope(layer, scope)
+    full = attention_scope(scope, layer)
     attention = module_of(t, full)
     W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))
     v = repeat_kv(t[f"{full}.v"], attention.group)

@@ -16,6 +16,7 @@ from pellucid.lens.core.inputs import InputError, InputOptions, Inputs, Texts, r
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.figure import Figure, show
 from pellucid.model import Transformer
+from pellucid.tensor_names import AttentionPart, attention_scope
 from pellucid.text.tokenizers.base import Tokenizer
 
 HeadScore = Literal["previous", "duplicate", "first", "induction", "copying", "entropy"]
@@ -121,7 +122,7 @@ def head_scores(
     t: Recording,
     text: str = "",
     kinds: Sequence[HeadScore] = KINDS,
-    part: Literal["attn", "cross", "encoder"] = "attn",
+    part: AttentionPart = "attn",
 ) -> Heads:
     """The scores of every head on the tokens of a trace.
 
@@ -135,7 +136,7 @@ def head_scores(
 
 
 def scores_by_layer(
-    t: Recording, kinds: Sequence[HeadScore] = KINDS, part: Literal["attn", "cross", "encoder"] = "attn"
+    t: Recording, kinds: Sequence[HeadScore] = KINDS, part: AttentionPart = "attn"
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """Layer by layer, the pattern [b, h, i, j] and the scores of its heads [head] by kind (`head_scores`)."""
     own = t.architecture if part != "encoder" else t.architecture.encoder
@@ -147,11 +148,10 @@ def scores_by_layer(
     possible = {"attn": every, "cross": ("entropy",), "encoder": tuple(k for k in every if k != "copying")}[part]
     if wrong := [kind for kind in kinds if kind not in possible]:
         raise InputError(f"kinds: part = {part} has no score {wrong[0]!r}; choose from {', '.join(possible)}")
-    scope = {"attn": "blocks.{}.attn", "cross": "blocks.{}.cross", "encoder": "encoder.blocks.{}.attn"}[part]
     inputs = t.inputs if part != "encoder" or t.inputs.source is None else t.inputs.source
     keys = {} if part == "cross" else looked_for(inputs.tokens, inputs.real)
     for layer in range(own.n_layers):
-        name, scores = scope.format(layer), {}
+        name, scores = attention_scope(part, layer), {}
         tensors = t.tensors([f"{name}.pattern", *([f"{name}.v"] if "copying" in kinds else [])])
         pattern = tensors[f"{name}.pattern"]
         for kind in kinds:

@@ -228,11 +228,8 @@ class PatchingPair:
 
     def _batches(self, name: str) -> Iterator[tuple[list[int], Tensor]]:
         """The numbers of places of one layer, and their metrics; first those where both runs have the same values."""
-        letters, cells, widest = (
-            axes(name),
-            self._cells(),
-            max(self.bad.architecture.d_ff, self.bad.architecture.d_model),
-        )
+        a, letters, cells = self.bad.architecture, axes(name), self._cells()
+        widest = max(a.d_ff, a.d_model)
         alike = [torch.equal(*(_cell(t[name], letters, *cell) for t in (self.good, self.bad))) for cell in cells]
         if unchanged := [k for k, same in enumerate(alike) if same]:
             yield unchanged, self.ends[1].repeat(len(unchanged))

@@ -1,7 +1,7 @@
 """The weights of attention heads and neurons, with the embedding and the unembedding."""
 
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from torch import Tensor
 
@@ -10,9 +10,8 @@ from pellucid.lens.core.input_view import VocabularyView
 from pellucid.lens.weights.factored_matrix import exact
 from pellucid.lens.weights.folding import weights_view
 from pellucid.model import Transformer
+from pellucid.tensor_names import AttentionPart
 from pellucid.text.tokenizers.base import Tokenizer
-
-Part = Literal["attn", "cross", "encoder"]
 
 
 class CircuitError(ValueError):
@@ -30,12 +29,12 @@ class CircuitWeights(VocabularyView):
         network: Transformer,
         tokenizer: Tokenizer | None = None,
         *,
-        part: Part = "attn",
+        part: AttentionPart = "attn",
         fold_norms: bool = False,
         centre: bool = False,
     ):
-        if part not in get_args(Part):
-            raise CircuitError(f"part = {part!r}: give one of {', '.join(get_args(Part))}")
+        if part not in get_args(AttentionPart):
+            raise CircuitError(f"part = {part!r}: give one of {', '.join(get_args(AttentionPart))}")
         if part != "attn" and network.architecture.encoder is None:
             raise CircuitError(f"part = {part}: this architecture has no encoder, so leave part out")
         self.network, self.tokenizer, self.part = network, tokenizer, part

@@ -1,5 +1,5 @@
 "use strict";
-// The page Training: how the run went, and when its heads came about. A click on a step moves every page to it.
+// The page Training: how the run went, and when its heads formed. A click on a step moves every page to it.
 
 import { html } from "./preact.js";
 import { getJson, useLoad } from "./api.js";
