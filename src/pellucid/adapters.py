@@ -85,8 +85,7 @@ def write_run_adapter(run: Path, folder: Path, checkpoint: str = "best", family:
     """Write the adapters of a run as a folder that peft reads, replacing its files. Returns the bytes of tensors.
 
     Modules have the names of the base's family (`family_of_base`); without one, those of the network, with the prefix
-    of a
-    base that transformers opens with its own code. Raises RecipeError for a run without adapters.
+    of a base that transformers opens with its own code. Raises RecipeError for a run without adapters.
     """
     recipe = read_recipe(run)
     if recipe.base is None or not recipe.adapt.rank:

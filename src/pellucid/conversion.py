@@ -143,8 +143,7 @@ def convert(
 
     The logits of the result are compared with those of the source implementation, or of the definition if that is not
     installed. Raises ParityError if they differ and ValueError for a model or a layout that is refused; then nothing is
-    left
-    behind.
+    left behind.
     """
     destination = Path(destination)
     if destination.exists():

@@ -19,8 +19,7 @@ def check_destination(path: str | Path) -> None:
     """Raise DestinationError unless a file or folder can be created at `path`, including its missing parents.
 
     The check creates a temporary folder in the nearest existing folder, with the missing names inside it, and removes
-    it
-    again: nothing else reliably shows permissions, read-only disks and names that are too long.
+    it again: nothing else reliably shows permissions, read-only disks and names that are too long.
     """
     path, trial = Path(path), ""
     above = next(folder for folder in (*path.parents, path) if os.path.lexists(folder))

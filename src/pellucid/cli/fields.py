@@ -1,8 +1,7 @@
 """Every field that `--set` takes, with its meaning from the comments next to the fields.
 
 A field's meaning is the `#:` comment above it, or the comment at the end of its line; the docstring of its class holds
-the
-formulas of its values.
+the formulas of its values.
 """
 
 import ast

@@ -92,10 +92,8 @@ def search_beams(
     """The `n` best of the texts that `beams` beams find for every prompt   (Sutskever et al. 2014, section 3.2)
 
     At every step the likeliest extensions are kept, as many as there are beams. A hypothesis that ends, by a stop id or
-    by
-    its length, is complete and frees no beam. Complete texts are ordered by mean log P per token. Ties are ordered by
-    beam
-    and then by id, so the result is deterministic; one beam is greedy decoding. The other options are those of
+    by its length, is complete and frees no beam. Complete texts are ordered by mean log P per token. Ties are ordered
+    by beam and then by id, so the result is deterministic; one beam is greedy decoding. The other options are those of
     `generate_ids`. Raises GenerationError.
     """
     check_readable(network)

@@ -1,9 +1,8 @@
 """A decoding step with fixed shapes, so that CUDA can record it once and replay it for every token.
 
 A small network on a GPU spends its step on launching kernels one by one; a CUDA graph launches them together. A
-recorded
-graph must use the same memory every time: queries read the whole cache, and a mask hides its unfilled part. The step is
-tested on the CPU, where nothing is recorded. Recording itself was never run, because no GPU was available.
+recorded graph must use the same memory every time: queries read the whole cache, and a mask hides its unfilled part.
+The step is tested on the CPU, where nothing is recorded. Recording itself was never run, because no GPU was available.
 """
 
 from collections.abc import Sequence

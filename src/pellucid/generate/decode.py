@@ -180,9 +180,8 @@ def generate_ids(
                 (`SpeculatingReader`); it changes no token
 
     The result iterates over `DecodeStep`s, and its `rows` hold the generated ids. A network with attention.mask =
-    prefix
-    reads its prompt as the prefix. Texts that outgrow the context continue in a moving window (`window_start`). Raises
-    GenerationError for options that do not fit the network.
+    prefix reads its prompt as the prefix. Texts that outgrow the context continue in a moving window (`window_start`).
+    Raises GenerationError for options that do not fit the network.
     """
     check_readable(network)
     check_counts(network, max_tokens, n_allowed)

@@ -62,8 +62,7 @@ def read_sources(
     """Encode the sources of `n_prompts` prompts; call it inside `evaluation_mode(network)`.
 
     Raises GenerationError if exactly one of encoder and sources is missing, and for ids or lengths that the encoder
-    does
-    not have. `tap_of` gets the lengths of the sources and returns the tap for the encoder's tensors.
+    does not have. `tap_of` gets the lengths of the sources and returns the tap for the encoder's tensors.
     """
     encoder = network.architecture.encoder
     if encoder is None and sources is None:

@@ -23,8 +23,7 @@ def fill(network: Transformer, tokenizer: Tokenizer, text: str, *, top: int = 5)
     """For each [MASK] in `text`, the `top` likeliest tokens given everything else   (S3, slide 2; Devlin et al. 2018).
 
     Raises GenerationError for a model that is not a masked model, a text without a blank or longer than the context,
-    and a
-    `top` below 1.
+    and a `top` below 1.
     """
     a = network.architecture
     if a.readout == "none":

@@ -1,8 +1,7 @@
 """y = x W^T + b with W in a packed format: the product computes with exactly the numbers that are stored.
 
 A class says in how many bits a weight is stored and which kernel multiplies it; sums and results are float32. `kept` is
-W
-as it is stored: the product computes x kept^T + b.
+W as it is stored: the product computes x kept^T + b.
 """
 
 from collections.abc import Callable

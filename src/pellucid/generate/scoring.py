@@ -1,11 +1,9 @@
 """How probable a text is: log-probabilities in nats, token by token, and quantities derived from them.
 
 Every token is scored exactly once. A text that fits into the context is scored in one pass; a longer text in
-overlapping
-windows, each adding `stride` tokens, so that once the context is full every token has at least n_ctx - stride tokens
-before it (Press et al. 2021, section 2; Hugging Face's guide to perplexity). Bytes are those of the original text,
-never
-those of decoded tokens.
+overlapping windows, each adding `stride` tokens, so that once the context is full every token has at least n_ctx -
+stride tokens before it (Press et al. 2021, section 2; Hugging Face's guide to perplexity). Bytes are those of the
+original text, never those of decoded tokens.
 """
 
 import math
@@ -167,11 +165,9 @@ def score_continuation(
     """How probable `continuation` is after `prefix`, with the same border between their tokens as in lm-eval.
 
     White space at the end of the prefix is moved to the continuation; both are encoded as one text, and what follows
-    its
-    first len(encode(prefix)) tokens is scored. encode(prefix) + encode(continuation) would be another sequence, which
-    training never saw. If a token crosses the border, the border moves with it: `pieces` are the scored bytes. lm-eval
-    reads
-    no separator first: its numbers for a non-empty prefix are those of start = "none".
+    its first len(encode(prefix)) tokens is scored. encode(prefix) + encode(continuation) would be another sequence,
+    which training never saw. If a token crosses the border, the border moves with it: `pieces` are the scored bytes.
+    lm-eval reads no separator first: its numbers for a non-empty prefix are those of start = "none".
 
     A network with attention.mask = prefix reads separator and prefix as its prefix.
     """

@@ -1,10 +1,9 @@
 """Prompt-lookup speculation: guess what followed the same words before, and check the guess in one pass.
 
 A step of a large network takes as long as reading its weights, for one token or for several. If a text repeats itself,
-or
-its prompt, the tokens after the last few are guessed from their last occurrence (Saxena 2023, "Prompt Lookup Decoding")
-and read together. Each logit is the same as without guessing, and so is the text, sampled texts included: their random
-numbers belong to steps, not to passes.
+or its prompt, the tokens after the last few are guessed from their last occurrence (Saxena 2023, "Prompt Lookup
+Decoding") and read together. Each logit is the same as without guessing, and so is the text, sampled texts included:
+their random numbers belong to steps, not to passes.
 """
 
 from collections.abc import Sequence

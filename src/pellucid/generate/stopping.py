@@ -9,8 +9,7 @@ class StopStrings:
     """Passes text on up to the first stop string, and holds back what may still become one.
 
     The stop string that is complete first decides, and the longest of those that end together; it does not matter how
-    the
-    text is cut into pieces.
+    the text is cut into pieces.
     """
 
     def __init__(self, stops: Sequence[str]):

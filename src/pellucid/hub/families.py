@@ -54,8 +54,7 @@ def architecture_of(config: Mapping[str, Any], family: Family | None = None) -> 
     """The architecture that a config.json describes; it has no readout if the class has none.
 
     Raises FamilyError for entries of a wrong type, for options that Pellucid cannot represent, and for values that no
-    model
-    of the family can have.
+    model of the family can have.
     """
     family = family or family_of(config)
     try:
@@ -255,8 +254,7 @@ def to_ours(state: Mapping[str, Tensor], config: Mapping[str, Any], family: Fami
     """Convert a model's tensors to our names, for `load_state` of a Transformer of `architecture_of(config)`.
 
     Names without the family's prefix, older names and repeated tensors are accepted. Raises FamilyError naming a tensor
-    that
-    is missing, unknown, misshapen, or different from its copy.
+    that is missing, unknown, misshapen, or different from its copy.
     """
     return dict(each_to_ours(state, config, family))
 

@@ -3,8 +3,7 @@
 Names, keys and layouts are those of llama.cpp's own conversion. Matrices are stored out x in, as ours are (a GGUF file
 lists the sizes in reverse). For Llama, llama.cpp rotates neighbouring coordinates (2d, 2d + 1) of queries and keys, so
 the rows of a model that rotates halves (d, d + d_head / 2) are reordered head by head. For Qwen3 it rotates halves, as
-we
-do.
+we do.
 """
 
 import json

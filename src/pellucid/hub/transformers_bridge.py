@@ -47,8 +47,7 @@ def their_logits(
 
     A call gives None if the class does not take one of its inputs. Classes of transformers read batches with padding in
     float32, and so all later ones. Code in the folder is not run, and pickles are read as tensors only. Raises
-    ValueError
-    unless the folder gives the class exactly its weights.
+    ValueError unless the folder gives the class exactly its weights.
     """
     import transformers
     from transformers.utils import logging

@@ -2,8 +2,7 @@
 
 Matrix products and attention are counted as they are computed, including the masked half of a causal pattern. Lookups,
 norms, activations and the optimizer are not counted. A backward pass is two forward passes: each product's gradient by
-its
-input and by its weights (Kaplan et al. 2020, section 2.1).
+its input and by its weights (Kaplan et al. 2020, section 2.1).
 """
 
 from dataclasses import dataclass

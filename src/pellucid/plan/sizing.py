@@ -1,8 +1,7 @@
 """Choose the model size for a text and a training time.
 
 The formula and its constants are those of docs/log.md ("what size a text and a time want"), fitted to runs on texts
-from
-50 kB to 10 MB (`benchmarks/sizing.py`). It ranks sizes on one text; it does not predict a loss.
+from 50 kB to 10 MB (`benchmarks/sizing.py`). It ranks sizes on one text; it does not predict a loss.
 """
 
 import itertools

@@ -1,8 +1,7 @@
 """Measure how fast this machine takes a training step, within a few seconds.
 
 The steps are those of a run: forward, backward, clipping, update. The time of a step is linear in the number of layers,
-so
-shallow networks are timed and extrapolated, and deep ones need not be built.
+so shallow networks are timed and extrapolated, and deep ones need not be built.
 """
 
 import statistics

@@ -93,8 +93,7 @@ def chart(
     """An SVG of the lines that have points; empty if none has.
 
     Values in the first twentieth of the steps that lie above or below the rest are cut off, and levels far above the
-    lines
-    are not drawn; a sentence below the picture says so.
+    lines are not drawn; a sentence below the picture says so.
     """
     drawn = [Line(line.name, points, line.kind) for line in lines if (points := thinned(line.points))]
     if not drawn:

@@ -94,8 +94,7 @@ class Contents:
         """(step, tokens per second) over stretches of steps without saving, measuring or sampling.
 
         A step's figures are read, and its time taken, LAG steps later, or at once before a save, so the last LAG steps
-        of a
-        stretch do not show its speed.
+        of a stretch do not show its speed.
         """
         speeds = []
         for stretch in self._stretches():

@@ -182,8 +182,7 @@ def compare_gradients(subject: Subject, n: int) -> tuple[Difference, ...]:
     """Compare the loss's gradient by every weight as the forward pass uses it, on the longest prompt's first n tokens.
 
     The gradient is one vector, so errors are relative to its largest entry. Raises ValueError if the network's
-    parameters
-    are not those of its architecture.
+    parameters are not those of its architecture.
     """
     a, exact, tokens = subject.a, subject.exact, subject.longest[:, :n]
     case = alone(a, tokens)

@@ -30,8 +30,7 @@ class Entries:
     """A config.json and the set `asked` of all entries read so far.
 
     Each method takes the value for a missing entry, and with `null` that for a null entry; otherwise null is refused.
-    Raises
-    FamilyError with the entry, its value and what was expected.
+    Raises FamilyError with the entry, its value and what was expected.
     """
 
     def __init__(self, values: Mapping[str, Any]):

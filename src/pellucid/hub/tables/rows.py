@@ -44,8 +44,7 @@ class ConfigField:
     """An entry of their config.json, the fields of ours that it sets, and its default.
 
     `theirs` is a path; alternative names that are read but not written follow after `|`. `values` translates their
-    values
-    to ours. The type is that of our field. `null` is the value of a null entry; without it null is refused.
+    values to ours. The type is that of our field. `null` is the value of a null entry; without it null is refused.
     """
 
     theirs: str

@@ -15,8 +15,7 @@ class TransformersCache(NoCache):
     """A cache of transformers with the interface that the network uses.
 
     Layer l holds the keys and values of block l. If n-grams reach back to earlier tokens, one more layer after these
-    holds
-    the tokens, so that beam search reorders them and `crop` crops them together with the keys.
+    holds the tokens, so that beam search reorders them and `crop` crops them together with the keys.
     """
 
     def __init__(self, past: DynamicCache | EncoderDecoderCache, n_layers: int, keeps_tokens: bool):

@@ -375,8 +375,7 @@ class PellucidGeneration(PellucidPreTrainedModel, GenerationMixin):
         """The columns inside some row's window, and how many of them are not cached.
 
         This changes `inputs` to fit them, and empties the cache if a window moved. `own` is the name of the mask of
-        these
-        tokens.
+        these tokens.
         """
         n, mask, past = input_ids.size(1), inputs.get(own), inputs["past_key_values"]
         if inputs.get("use_cache") and n_new > 1 and n != prompt_length:
@@ -403,8 +402,7 @@ def window_starts(prompts: Tensor, lengths: Tensor, n_ctx: int) -> Tensor:
     """The first token that is read of each text, given the texts' lengths and the lengths of their prompts.
 
     A prompt keeps its last n_ctx tokens; whenever one token more than the context would be read, the older half of it
-    is
-    dropped.
+    is dropped.
     """
     first, hop = (prompts - n_ctx).clamp(min=0), max(1, n_ctx // 2)
     excess = (lengths - first - n_ctx).clamp(min=0)

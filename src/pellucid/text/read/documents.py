@@ -1,12 +1,9 @@
 """Read text: files and folders become documents, in a fixed order, with a record of what was read.
 
 Each file is one document; in JSONL, CSV, Parquet and Arrow files, each row is. A document is read in chunks, so that
-one
-larger than memory can be counted, hashed, split and encoded; memory holds a few numbers for each document, not its
-text.
-Line ends stay as they are in the file; a leading byte order mark is dropped. Formats are in formats.py, and find.py
-finds
-the files.
+one larger than memory can be counted, hashed, split and encoded; memory holds a few numbers for each document, not its
+text. Line ends stay as they are in the file; a leading byte order mark is dropped. Formats are in formats.py, and
+find.py finds the files.
 """
 
 import hashlib
@@ -171,12 +168,11 @@ def read_corpus(
     """Count and hash every document of these files and folders. Their text is read again when it is used.
 
     Folders are searched; hidden files and folders are left out. `paths` may hold patterns (`texts/*.md`), and - for
-    standard
-    input. `progress(stage, done, total)` is called with bytes. Files in `without` (resolved paths) are left out.
+    standard input. `progress(stage, done, total)` is called with bytes. Files in `without` (resolved paths) are left
+    out.
 
     Raises DocumentError for paths that do not exist, for input without any text, and, naming all of them, for damaged
-    files
-    and for named files that are not text, unless `reading.skip_bad` leaves these out.
+    files and for named files that are not text, unless `reading.skip_bad` leaves these out.
     """
     reading = reading or ReadOptions()
     named = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]

@@ -149,8 +149,7 @@ class _TabbedRows:
     """Rows of a tab-separated table. A line with one cell for each column is a row, quotation marks included.
 
     A cell that is quoted as a whole is unquoted. Other lines with quotation marks are read by RFC 4180: those with
-    another
-    number of cells, and those whose last cell opens a quotation that the next line continues.
+    another number of cells, and those whose last cell opens a quotation that the next line continues.
     """
 
     def __init__(self, lines: Iterator[str], n_cells: int, line_num: int):

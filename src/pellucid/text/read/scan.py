@@ -116,8 +116,7 @@ class Documents(Sequence[Document]):
 
     def same_text(self) -> tuple[np.ndarray, np.ndarray]:
         """The number of the first document with each text, in order of digests, and for each document the index of its
-        text
-        in that list.
+        text in that list.
         """
         keys = np.frombuffer(bytes(self.digests), dtype=">u8").reshape(-1, DIGEST // 8)
         order = np.lexsort(keys.T[::-1])

@@ -2,8 +2,7 @@
 
 Two laws hold for all of them. First, text never yields a special id unless the caller names it in `allow_special`, so
 nobody can type a separator into a prompt or a corpus. Second, a token is a byte string: text is what the bytes spell,
-and
-bytes are counted, never guessed through U+FFFD.
+and bytes are counted, never guessed through U+FFFD.
 """
 
 import abc
@@ -149,8 +148,7 @@ class Tokenizer(abc.ABC):
         """Ids of one text that arrives in chunks: concatenated, they are the ids of the whole text.
 
         Memory is bounded if the tokenizer knows where a text may be cut; otherwise the text is joined first. Exception:
-        a
-        stretch of more than 16 million characters without such a border is cut anyway.
+        a stretch of more than 16 million characters without such a border is cut anyway.
         """
         chunks = self.chunks(pieces)
         while batch := list(itertools.islice(chunks, TOGETHER)):
@@ -241,8 +239,7 @@ class Tokenizer(abc.ABC):
         """The bytes of each id if joined they are `text`; None otherwise.
 
         The bytes of an unknown character are looked up in the text. A blank that another project's tokenizer puts
-        before
-        every text is not counted.
+        before every text is not counted.
         """
         data = text.encode("utf-8")
         if b"".join(pieces := self._spelled(data, ids)) == data:

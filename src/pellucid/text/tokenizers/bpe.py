@@ -1,10 +1,8 @@
 """Byte-level byte-pair encoding: trained on your text, or read from a tokenizer.json.
 
 Training follows GPT-2: the 256 bytes, then merges of the most frequent pair inside the pre-tokens of GPT-2's pattern,
-then
-the separator last. A pair must occur twice to be merged: merging a pair that occurs once memorizes one spot of the
-text.
-Ties go to the pair of the smaller ids, so that training is deterministic (S0-1.1-e ... j of docs/mathematics.md).
+then the separator last. A pair must occur twice to be merged: merging a pair that occurs once memorizes one spot of the
+text. Ties go to the pair of the smaller ids, so that training is deterministic (S0-1.1-e ... j of docs/mathematics.md).
 """
 
 import json
@@ -236,10 +234,8 @@ def cut_at_borders(
     """Cut text into chunks of at least `size` characters that end where a pattern ends a pre-token.
 
     No alternative of GPT-2's pattern continues from a non-space to a space, and only spaces look ahead, so a cut
-    between
-    the two changes no pre-token; `border` matches the two characters. If `longest` characters have no border, the cut
-    is
-    forced.
+    between the two changes no pre-token; `border` matches the two characters. If `longest` characters have no border,
+    the cut is forced.
     """
     waiting = ""
     for piece in pieces:

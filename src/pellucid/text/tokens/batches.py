@@ -34,9 +34,8 @@ class Batch:
     """inputs and targets int64 [batch, pos]: targets[b, i] is the token after inputs[b, i].
 
     Where document borders were requested, `documents` numbers documents from 0 within each window and `positions`
-    counts
-    positions from 0 within each document, or within the part of it that the window shows; both describe the inputs. A
-    separator belongs to the document it ends.
+    counts positions from 0 within each document, or within the part of it that the window shows; both describe the
+    inputs. A separator belongs to the document it ends.
     """
 
     inputs: np.ndarray
@@ -225,8 +224,7 @@ def feistel(i: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
     """The same as `permute` for large n. For small n there are too few such permutations to draw evenly.
 
     A Feistel network permutes 0 ... 4^h - 1, the smallest such range that holds n. A value outside 0 ... n - 1 is
-    mapped
-    again until it falls inside, which keeps the map a bijection (cycle walking, Black and Rogaway 2002).
+    mapped again until it falls inside, which keeps the map a bijection (cycle walking, Black and Rogaway 2002).
     """
     half = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
     mask = np.uint64((1 << int(half)) - 1)

@@ -42,9 +42,8 @@ def prepare_tokens(
     """The tokens of both parts of `split` in `folder`/tokens-KEY, encoded unless they are there already.
 
     `progress(stage, done, total)` is called with bytes of text. `workers` processes encode (None: chosen by size); the
-    ids
-    are the same for any number. An interrupted call keeps its finished shards aside, and the next call continues after
-    them. An existing folder is left untouched unless its checksums show damage; then it is written again. Raises
+    ids are the same for any number. An interrupted call keeps its finished shards aside, and the next call continues
+    after them. An existing folder is left untouched unless its checksums show damage; then it is written again. Raises
     DocumentError if a file changed.
     """
     final = prepared_folder(split, tokenizer, folder)

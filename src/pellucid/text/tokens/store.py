@@ -97,8 +97,7 @@ class Tokens:
         """Map the tokens of `folder` into memory after checking every header and size.
 
         Raises TokensError, naming the file, if something is missing, truncated or changed, or if `tokenizer` is not the
-        one
-        that made the tokens.
+        one that made the tokens.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
