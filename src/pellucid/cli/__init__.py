@@ -162,7 +162,8 @@ def overview(arguments: list[str], commands: Mapping[str, Callable[..., int]], p
     rows = {name: (function.__doc__ or "").splitlines()[0] for name, function in commands.items()}
     if commands is COMMANDS:
         rows["tokenizer"] = TOKENIZER
-    lines += [f"  {name:<12}{text}" for name, text in rows.items()]
+    width = max(12, *(len(name) + 2 for name in rows))
+    lines += [f"  {name:<{width}}{text}" for name, text in rows.items()]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print("\n".join(lines))
         return OK

@@ -163,6 +163,22 @@ class FilesOptions(FileOptions):
 
 
 @dataclass(frozen=True)
+class CorpusOptions(FilesOptions):
+    """The text, and what of it is held out."""
+
+    drop_duplicates: Annotated[bool, option()] = False
+    """Read only the first of several documents with the same text."""
+    held_out: Annotated[
+        UseAppendAction[tuple[str, ...]], option("SHARE|TEXT", default="0.1; a path is repeatable")
+    ] = ()
+    """Measure on this share of the text, or on this file or folder (./0.1 is one), and never train on it."""
+
+    def reading(self) -> "ReadOptions":
+        """These options as `ReadOptions`."""
+        return dataclasses.replace(super().reading(), drop_duplicates=self.drop_duplicates)
+
+
+@dataclass(frozen=True)
 class CheckpointOptions:
     """The weights to use, and the device."""
 

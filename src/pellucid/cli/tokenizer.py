@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction
 
 from pellucid.cli.commands import OK
-from pellucid.cli.options import FILE, Expected, FilesOptions, OptionError, at_least, command, option
+from pellucid.cli.options import FILE, CorpusOptions, Expected, FilesOptions, OptionError, at_least, command, option
 from pellucid.cli.progress import progress_on_stderr
 from pellucid.destination import check_destination
 
 if TYPE_CHECKING:
     from pellucid.text.read.documents import Corpus
+
+
+def is_share_of_many(word: str) -> bool:
+    """Whether the word is K/N with 0 <= K < N."""
+    number, slash, of = word.partition("/")
+    return bool(slash) and number.isdigit() and of.isdigit() and int(number) < int(of)
+
+
+SHARE_OF_MANY = Expected(is_share_of_many, "K/N with K from 0 to N - 1, such as 0/4")
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,72 @@ def tokenizer_encode(
     return OK
 
 
+@dataclass(frozen=True)
+class EncodingOptions:
+    """What this process encodes."""
+
+    share: Annotated[str, option("K/N"), SHARE_OF_MANY] = "0/1"
+    """Encode this one of N shares of the documents, counted from 0; the process that finishes last joins them."""
+    workers: Annotated[int | None, option("N", default="the number of cores"), at_least(0)] = None
+    """Encode with this many processes."""
+    seed: Annotated[int, option("N")] = 1337
+    """Choose the held-out documents with this seed, which is that of the training."""
+    shard_tokens: Annotated[int, option("N"), at_least(1)] = 1 << 24
+    """Write this many tokens into one file: the most that an interruption loses."""
+
+
+@command
+def tokenizer_encode_corpus(
+    paths: Annotated[Positional[tuple[str, ...]], option("TEXT [TEXT ...]")],
+    *,
+    tokenizer: Annotated[str, option("TOKENIZER"), FILE],
+    input: CorpusOptions,
+    encoding: EncodingOptions,
+) -> int:
+    """Encode texts into the cache from which training reads them, on one machine or many.
+
+    The cache is the folder in PELLUCID_CACHE, which all machines must reach. `pellucid train` on the same texts, with
+    the same tokenizer, then starts without encoding. An interrupted command continues where it was when it is given
+    again.
+
+    Args:
+        paths: Encode these files and folders, in every format that training reads.
+        tokenizer: Use this tokenizer.json, or the one in this folder or run.
+
+    Examples:
+        pellucid tokenizer encode-corpus my_texts/ --tokenizer my_tokenizer
+        pellucid tokenizer encode-corpus my_texts/ --tokenizer my_tokenizer --share 3/8
+    """
+    from pellucid.runs.run_dir import cache_folder
+    from pellucid.text.read.documents import read_corpus, read_with_held_out
+    from pellucid.text.split import split_corpus
+    from pellucid.text.tokenizers.tokenizer import load_tokenizer
+    from pellucid.text.tokens.shares import documents_of_share, prepare_share
+    from pellucid.training.text_parts import held_out_fields
+
+    number, of = map(int, encoding.share.split("/"))
+    loaded, cache = load_tokenizer(tokenizer), cache_folder()
+    check_destination(cache)
+    fields = held_out_fields(input.held_out)
+    with progress_on_stderr("reading") as progress:
+        if files := fields.get("text.held_out_files"):
+            corpus = read_with_held_out(paths, files, progress, input.reading())
+        else:
+            corpus = read_corpus(paths, progress, input.reading())
+        split = split_corpus(corpus, fields.get("text.held_out", 0.1), encoding.seed)
+        options = {"progress": progress, "shard_tokens": encoding.shard_tokens, "workers": encoding.workers}
+        tokens = prepare_share(split, loaded, cache, number, of, **options)
+    print(
+        f"share {number} of {of}: {len(documents_of_share(split, number, of)):,} of {len(corpus.documents):,} documents"
+    )
+    if tokens is None:
+        print("encoded; the process that finishes the last share joins them")
+    else:
+        n_train, n_held_out = (len(tokens.part(name)) for name in ("train", "held_out"))
+        print(f"all shares are encoded: {n_train:,} tokens to train on, {n_held_out:,} held out, in {tokens.folder}")
+    return OK
+
+
 @command
 def tokenizer_decode(
     tokenizer: Annotated[Positional[str], option("TOKENIZER"), FILE],
@@ -172,6 +247,7 @@ def texts_by_file(corpus: "Corpus") -> Iterator[tuple[str, str]]:
 TOKENIZER_COMMANDS: dict[str, Callable[..., int]] = {
     "train": tokenizer_train,
     "encode": tokenizer_encode,
+    "encode-corpus": tokenizer_encode_corpus,
     "decode": tokenizer_decode,
     "show": tokenizer_show,
 }

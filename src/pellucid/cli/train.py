@@ -12,7 +12,7 @@ from pellucid.cli.options import (
     DEVICE,
     FILE,
     MODEL,
-    FilesOptions,
+    CorpusOptions,
     OptionError,
     above,
     at_least,
@@ -23,15 +23,9 @@ from pellucid.destination import check_destination
 
 
 @dataclass(frozen=True)
-class TrainingTextOptions(FilesOptions):
+class TrainingTextOptions(CorpusOptions):
     """The text, and how it becomes tokens."""
 
-    drop_duplicates: Annotated[bool, option()] = False
-    """Read only the first of several documents with the same text."""
-    held_out: Annotated[
-        UseAppendAction[tuple[str, ...]], option("SHARE|TEXT", default="0.1; a path is repeatable")
-    ] = ()
-    """Measure on this share of the text, or on this file or folder (./0.1 is one), and never train on it."""
     tokenizer: Annotated[str | None, option("KIND", default="bpe")] = None
     """Make tokens with bpe, word, char or byte, or with the tokenizer.json at this path."""
     vocabulary: Annotated[int | None, option("N", default="chosen by the amount of text"), at_least(1)] = None

@@ -54,16 +54,16 @@ class Split:
     cuts: array
     note: str
 
-    def documents(self, part: str) -> Iterator[Iterator[TextChunk]]:
-        """The documents of one part, each as an iterator of chunks. Use up each document before you ask for
-        the next.
+    def documents(self, part: str, numbers: range | None = None) -> Iterator[Iterator[TextChunk]]:
+        """The documents of one part, or those of them with these numbers, each as an iterator of chunks. Use up each
+        document before you ask for the next.
         """
         if part not in PARTS:
             raise DocumentError(f"there is no part {part!r}: choose one of {', '.join(PARTS)}")
         lengths, cuts = self.corpus.documents.n_characters, self.cuts
 
         def wanted(k: int) -> bool:
-            return cuts[k] > 0 if part == "train" else cuts[k] < lengths[k]
+            return (numbers is None or k in numbers) and (cuts[k] > 0 if part == "train" else cuts[k] < lengths[k])
 
         for k, pieces in self.corpus.stream(wanted):
             yield _between(pieces, *((0, cuts[k]) if part == "train" else (cuts[k], lengths[k])))

@@ -13,8 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pellucid.destination import flush_folder
 from pellucid.text.locking import lock
+from pellucid.text.read.chunks import TextChunk
 from pellucid.text.split import PARTS, Split
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokens import encode as encoding
@@ -47,18 +50,27 @@ def prepare_tokens(
     DocumentError if a file changed.
     """
     final = prepared_folder(split, tokenizer, folder)
-    if final.exists():
-        try:
-            tokens = Tokens.open(final, tokenizer)
-            tokens.verify()
-            return tokens
-        except (TokensError, FileNotFoundError):  # the text to encode again is at hand
-            shutil.rmtree(final)
+    if tokens := existing_tokens(final, tokenizer):
+        return tokens
     final.parent.mkdir(parents=True, exist_ok=True)
-    with _working_folder(final) as working:
-        _write(split, tokenizer, working, progress, shard_tokens, workers)
-        _publish(working, final)
+    with working_folder(final) as working:
+        finish_folder(
+            split, tokenizer, working, write_parts(split, tokenizer, working, progress, shard_tokens, workers)
+        )
+        publish(working, final)
     return Tokens.open(final, tokenizer)
+
+
+def existing_tokens(final: Path, tokenizer: Tokenizer) -> Tokens | None:
+    """The finished tokens of this folder; None where there are none, and where damaged ones were removed."""
+    try:
+        tokens = Tokens.open(final, tokenizer)
+        tokens.verify()
+        return tokens
+    except (TokensError, FileNotFoundError):  # the text to encode again is at hand
+        if final.exists():
+            shutil.rmtree(final)
+        return None
 
 
 def prepared_folder(split: Split, tokenizer: Tokenizer, folder: str | Path) -> Path:
@@ -72,7 +84,7 @@ def prepared_folder(split: Split, tokenizer: Tokenizer, folder: str | Path) -> P
 
 
 @contextmanager
-def _working_folder(final: Path) -> Iterator[Path]:
+def working_folder(final: Path) -> Iterator[Path]:
     """The folder in which these tokens are written, with the shards of an interrupted call.
 
     If another process is writing there, this call gets a folder of its own. After a failure, finished shards stay.
@@ -98,16 +110,38 @@ def _working_folder(final: Path) -> Iterator[Path]:
                 shutil.rmtree(working, ignore_errors=True)
 
 
-def _write(
-    split: Split, tokenizer: Tokenizer, folder: Path, progress: Progress, shard_tokens: int, workers: int | None
-) -> None:
-    """Write and flush every file of the folder, the manifest last."""
-    total, counted = split.corpus.n_bytes, Counter()
+def write_parts(
+    split: Split,
+    tokenizer: Tokenizer,
+    folder: Path,
+    progress: Progress,
+    shard_tokens: int,
+    workers: int | None,
+    documents: range | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Write the shards of both parts, of all documents or of these, and return the parts' entries in the manifest."""
+    n_bytes = np.asarray(split.corpus.documents.n_bytes)
+    total, counted = int((n_bytes if documents is None else n_bytes[documents.start : documents.stop]).sum()), Counter()
     tokenizer.save(folder)
-    parts = {}
     with Encoders(tokenizer, folder, choose_workers(total) if workers is None else workers) as encoders:
-        for name in PARTS:
-            parts[name] = _write_part(split, name, tokenizer, folder, progress, shard_tokens, encoders, counted)
+        return {
+            name: _write_part(
+                split.documents(name, documents),
+                name,
+                tokenizer,
+                folder,
+                shard_tokens,
+                encoders,
+                counted,
+                lambda done: progress("encoding", done, total) if progress else None,
+            )
+            for name in PARTS
+        }
+
+
+def finish_folder(split: Split, tokenizer: Tokenizer, folder: Path, parts: dict[str, dict[str, Any]]) -> None:
+    """Write the tokenizer, and then the manifest, durably."""
+    tokenizer.save(folder)
     about = {
         "kind": tokenizer.kind,
         "hash": tokenizer.hash,
@@ -131,31 +165,30 @@ def _write(
 
 
 def _write_part(
-    split: Split,
+    documents: Iterator[Iterator[TextChunk]],
     name: str,
     tokenizer: Tokenizer,
     folder: Path,
-    progress: Progress,
     shard_tokens: int,
     encoders: Encoders,
     counted: Counter,
+    progress: Callable[[int], object],
 ) -> dict[str, Any]:
     """Write one part's shards after those that are finished already, and return its entry in the manifest."""
-    before, total = (counted.n_bytes, counted.n_characters), split.corpus.n_bytes
+    before = (counted.n_bytes, counted.n_characters)
     made_by = (tokenizer.n_vocab, tokenizer.hash, tokenizer.separator, shard_tokens, tokenizer.unknown)
     with contextlib.closing(PartWriter(folder, name, *made_by)) as writer:
         writer.take_over()
-        units, done = units_of(split.documents(name), tokenizer, counted), writer.unit
+        units, done = units_of(documents, tokenizer, counted), writer.unit
         left = (unit for number, unit in enumerate(units) if number >= done)
         for unit, (ids, ends) in encoders.encode(left):
             writer.add(ids, ends)
-            if progress:
-                progress("encoding", unit.n_bytes, total)
+            progress(unit.n_bytes)
         sizes = {"bytes": counted.n_bytes - before[0], "characters": counted.n_characters - before[1]}
         return {**writer.finish(), **sizes}
 
 
-def _publish(working: Path, final: Path) -> None:
+def publish(working: Path, final: Path) -> None:
     """Rename the finished folder in one step. If another process was faster, it wrote the same tokens."""
     flush_folder(working)
     try:
