@@ -138,11 +138,11 @@ def tokenizer_encode_corpus(
     input: CorpusOptions,
     encoding: EncodingOptions,
 ) -> int:
-    """Encode texts into the cache from which training reads them, on one machine or many.
+    """Encode texts for training, on one machine or on many.
 
-    The cache is the folder in PELLUCID_CACHE, which all machines must reach. `pellucid train` on the same texts, with
-    the same tokenizer, then starts without encoding. An interrupted command continues where it was when it is given
-    again.
+    The tokens are kept in the folder in PELLUCID_CACHE, which all machines must reach. `pellucid train` on the same
+    texts, with the same tokenizer, then starts without encoding. An interrupted command continues where it was when it
+    is given again.
 
     Args:
         paths: Encode these files and folders, in every format that training reads.
