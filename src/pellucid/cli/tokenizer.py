@@ -149,8 +149,8 @@ def tokenizer_encode_corpus(
         tokenizer: Use this tokenizer.json, or the one in this folder or run.
 
     Examples:
-        pellucid tokenizer encode-corpus my_texts/ --tokenizer my_tokenizer
-        pellucid tokenizer encode-corpus my_texts/ --tokenizer my_tokenizer --share 3/8
+        pellucid tokenizer encode-corpus texts/ --tokenizer my_tokenizer
+        pellucid tokenizer encode-corpus texts/ --tokenizer my_tokenizer --share 3/8
     """
     from pellucid.runs.run_dir import cache_folder
     from pellucid.text.read.documents import read_corpus, read_with_held_out
