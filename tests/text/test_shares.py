@@ -117,9 +117,9 @@ def test_training_reads_what_the_command_encoded(texts, tmp_path, monkeypatch, c
     assert "all shares are encoded" in capsys.readouterr().out
     (folder,) = (tmp_path / "cache").iterdir()
     written = (folder / "manifest.json").stat().st_mtime_ns
-    sizes = ["--set", "model.d_model=8", "--set", "attention.n_heads=1", "--set", "model.n_layers=1", "--set", "n_ctx=16"]
-    run = ["train", str(texts), "--tokenizer", str(tmp_path), "--held-out", "0.25", "--steps", "1", "--set", "batch=2"]
-    assert main([*run, *sizes, "--out", str(tmp_path / "run")]) == 0
+    sizes = ("d_model=8", "attention.n_heads=1", "n_layers=1", "n_ctx=16", "batch=2")
+    run = ["train", str(texts), "--tokenizer", str(tmp_path), "--held-out", "0.25", "--steps", "1"]
+    assert main([*run, *(word for size in sizes for word in ("--set", size)), "--out", str(tmp_path / "run")]) == 0
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
     assert (folder / "manifest.json").stat().st_mtime_ns == written
 
