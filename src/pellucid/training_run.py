@@ -18,8 +18,10 @@ from pellucid.predictors.train import train_predictor
 from pellucid.report.finalize import finalize, pre_run_checks
 from pellucid.runs.length import with_length
 from pellucid.runs.options import RecipeError
-from pellucid.runs.pipeline import NO_FOLDER, Run, resume_run, start_run
+from pellucid.runs.pipeline import NO_FOLDER, Run, follow_run, resume_run, start_run
+from pellucid.runs.processes import Processes, joined_processes, world_size
 from pellucid.runs.reporter import PlainReporter, QuietReporter, make_reporter
+from pellucid.training.config import ParallelOptions
 from pellucid.training.kinds import LOADERS, kind_of
 from pellucid.training.load import read_recipe
 from pellucid.training.recipe import (
@@ -147,6 +149,9 @@ def train(
     length = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
     changes, length = take_length(add_held_out(fields or {}, held_out), length)
     kind = kind_of_run(predictor, from_model, Path(out) if resume and out is not None else None)
+    if world_size() > 1 and (kind != "transformer" or "-" in map(str, inputs)):
+        what = "standard input is read by one process" if kind == "transformer" else f"{kind} trains in one process"
+        raise RecipeError(f"{what}, and {world_size()} were started: leave out --processes")
     if kind != "transformer":
         of_transformers = {"preset": preset, "recipe": recipe, "from": from_model, "opens_in": opens_in}
         if not_here := [name for name, value in (of_transformers | {"explain": explain or None}).items() if value]:
@@ -166,22 +171,38 @@ def train(
     if preset and isinstance(start, Recipe):
         raise RecipeError(f"the recipe has an architecture of its own: leave out the preset {preset}")
     reporter = make_reporter() if show else QuietReporter()
-    if resume:
-        run = resume_transformer(tuple(map(str, inputs)), out, preset, start, changes, length, reporter, opens_in)
-    else:
-        run_recipe, base = new_recipe(inputs, preset, start, changes, from_model, opens_in)
-        run_recipe = with_length(run_recipe, length)
-        is_open = preset is None and from_model is None and start is None
-        sizes = sizing_of(run_recipe, changes, open_=is_open, explain=explain)
-        trainable = TransformerTrainable(
-            run_recipe,
-            sampler_for(run_recipe.train.objective),
-            checks=pre_run_checks,
-            choose_sizes=sizes.get("size"),
-            **base,
-        )
-        run = start_run(trainable, None if out is None else Path(out), reporter, began)
-    return with_adapter(finalize(run, reporter))
+    with joined_processes() as processes:
+        if not processes.is_first:
+            return follow_transformer(tuple(map(str, inputs)), processes)
+        if resume:
+            paths = tuple(map(str, inputs))
+            run = resume_transformer(paths, out, preset, start, changes, length, reporter, processes, opens_in)
+        else:
+            run_recipe, base = new_recipe(inputs, preset, start, changes, from_model, opens_in)
+            run_recipe = with_length(run_recipe, length)
+            is_open = preset is None and from_model is None and start is None
+            sizes = sizing_of(run_recipe, changes, open_=is_open, explain=explain)
+            trainable = TransformerTrainable(
+                run_recipe,
+                sampler_for(run_recipe.train.objective),
+                checks=pre_run_checks,
+                choose_sizes=sizes.get("size"),
+                processes=processes,
+                **base,
+            )
+            run = start_run(trainable, None if out is None else Path(out), reporter, began)
+        return with_adapter(finalize(run, reporter))
+
+
+def follow_transformer(inputs: tuple[str, ...], processes: Processes) -> Run[Recipe]:
+    """Train together with the first process, in the run that it has started or resumed; `inputs` where they moved."""
+    run_dir, step = processes.announced()
+    recipe = read_recipe(run_dir)
+    weights = base_weights(recipe) if recipe.adapt.rank else None
+    moved_recipe = replace(recipe, inputs=inputs or recipe.inputs)
+    sampler = sampler_for(recipe.train.objective)
+    trainable = TransformerTrainable(moved_recipe, sampler, weights=weights, processes=processes)
+    return follow_run(trainable, run_dir, step)
 
 
 def kind_of_run(predictor: str | None, from_model: str | Path | None, resumed: Path | None) -> str:
@@ -259,9 +280,10 @@ def resume_transformer(
     changes: dict[str, Any],
     length: dict[str, Any],
     reporter: PlainReporter,
+    processes: Processes,
     opens_in: Target | None = None,
 ) -> Run[Recipe]:
-    """Resume the run in `out`; every other option must be the one that the run has."""
+    """Resume the run in `out`; every option but the layout of the processes must be the one that the run has."""
     if out is None:
         raise RecipeError(NO_FOLDER)
     recipe = read_recipe(Path(out))
@@ -271,13 +293,17 @@ def resume_transformer(
             "leave it out, or start a new run"
         )
     moved = changes.pop("text.held_out_files", ()) if recipe.text.held_out_files else ()
-    if changed := differences(recipe, overlay(recipe, preset, changes, start)):
+    # the layout of the processes changes nothing that is computed, and is asked for or chosen anew
+    asked = overlay(replace(recipe, parallel=ParallelOptions()), preset, changes, start)
+    if changed := differences(recipe, asked):
         raise RecipeError(
             f"{out} cannot be resumed with other options ({'; '.join(changed[:3])}): leave them out, or start a new "
             f"run from its weights with --from {out}"
         )
     weights = base_weights(recipe) if recipe.adapt.rank else None
     text = replace(recipe.text, held_out_files=moved or recipe.text.held_out_files)
-    moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text)
-    trainable = TransformerTrainable(moved_recipe, sampler_for(recipe.train.objective), weights=weights)
+    moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text, parallel=asked.parallel)
+    trainable = TransformerTrainable(
+        moved_recipe, sampler_for(recipe.train.objective), weights=weights, processes=processes
+    )
     return resume_run(trainable, Path(out), length, reporter, recipe)

@@ -22,7 +22,7 @@ import tyro
 from pellucid.cli.commands import COMMANDS as MODEL_COMMANDS
 from pellucid.cli.commands import FAILED, NUMERICS, OK, WRONG_INPUT
 from pellucid.cli.completion import completion
-from pellucid.cli.options import CONFIG, registry
+from pellucid.cli.options import CONFIG, WORDS, registry
 from pellucid.cli.progress import terminated_like_interrupted
 from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
 from pellucid.cli.train import parse_fields as parse_fields
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    WORDS.set(tuple(arguments))
     commands, program, about = COMMANDS, "pellucid", "Language models you can see through."
     if arguments[:1] == ["tokenizer"]:
         commands, program, about = TOKENIZER_COMMANDS, "pellucid tokenizer", TOKENIZER

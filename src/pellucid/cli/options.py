@@ -13,6 +13,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
@@ -30,6 +31,10 @@ Arguments = ParamSpec("Arguments")
 CONFIG = (OmitArgPrefixes, FlagCreatePairsOff)
 #: the marker of a positional argument
 (POSITIONAL,) = typing.get_args(Positional[int])[1:]
+
+
+#: the words of the command that runs, for one that starts itself again in several processes
+WORDS: ContextVar[tuple[str, ...]] = ContextVar("WORDS", default=())
 
 
 class OptionError(ValueError):

@@ -1,6 +1,7 @@
 """The command that trains: its options in groups, and their checks before any text is read."""
 
 import glob
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from pellucid.cli.options import (
     DEVICE,
     FILE,
     MODEL,
+    WORDS,
     CorpusOptions,
     OptionError,
     above,
@@ -80,6 +82,8 @@ class TrainingOptions:
     """Multiply matrices in auto, float32 or bfloat16; auto takes the faster one."""
     deterministic: Annotated[bool, option()] = False
     """Use only algorithms that give the same result in every run."""
+    processes: Annotated[int | None, option("N", default="1, or as many as torchrun started"), at_least(1)] = None
+    """Train in this many processes of this machine; the losses are those of one process."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,10 @@ def train_command(
     fields = add_held_out(parse_fields(set_) | fields_of(input, model, training), input.held_out)
     length = {name: getattr(training, name) for name in ("minutes", "steps", "tokens", "epochs")}
     check_before_reading(paths, model, output, recipe, fields, length)
+    if started_processes(training.processes) == 1 != (training.processes or 1):
+        from pellucid.training.parallel import launch
+
+        return launch(training.processes or 1, WORDS.get())
 
     import pellucid
 
@@ -193,7 +201,8 @@ def check_before_reading(
         return  # the resumed run checks the other options
     if not paths:
         raise OptionError("no text was named: give at least one file or folder, or - for standard input")
-    check_new_folder(output.out)
+    if os.environ.get("RANK", "0") == "0":  # another process may have made it by now
+        check_new_folder(output.out)
     if model.predictor not in (None, "transformer"):
         return
 
@@ -206,6 +215,14 @@ def check_before_reading(
         raise OptionError(f"--from takes the architecture of {model.from_}: leave out --preset {model.preset}")
     else:
         check_changes(changes, recipe, paths)
+
+
+def started_processes(asked: int | None) -> int:
+    """How many processes a launcher has started, 1 without one; OptionError where --processes says another number."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if asked not in (None, started) and started > 1:
+        raise OptionError(f"--processes {asked}: torchrun has started {started} processes; leave --processes out")
+    return started
 
 
 def check_run(out: Path | None) -> None:

@@ -90,4 +90,5 @@ def measure_step(trainable: Trainable[Any], poll: Callable[[], object] = lambda:
         wait()
 
     network.train()
-    return seconds_per_step(take_pass, update, rows=t.batch, passes=t.accumulate, poll=poll, budget=budget)
+    rows = t.batch // trainable.processes.n_shares
+    return seconds_per_step(take_pass, update, rows=rows, passes=t.accumulate, poll=poll, budget=budget)

@@ -31,13 +31,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class MetricsFile:
-    """Appends rows, after dropping those of steps later than `step`."""
+    """Appends rows, after dropping those of steps later than `step`; unless `writes`, it only remembers them."""
 
-    def __init__(self, path: Path, step: int = 0):
+    def __init__(self, path: Path, step: int = 0, writes: bool = True):
         rows = [strict(row) for row in read_metrics(path) if row["step"] <= step]
-        replace_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
-        self.file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
-        self.kept = rows
+        if writes:
+            replace_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        self.file: TextIO = open(path if writes else os.devnull, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self.kept, self.writes = rows, writes
 
     def write(self, row: dict[str, Any]) -> dict[str, Any]:
         """Write one line, hand it to the system at once, and return what a reader of the file sees."""
@@ -48,7 +49,8 @@ class MetricsFile:
 
     def sync(self) -> None:
         """What was written is on disk when this returns: a checkpoint may not outlive its rows."""
-        os.fsync(self.file.fileno())
+        if self.writes:
+            os.fsync(self.file.fileno())
 
     def close(self) -> None:
         self.file.close()

@@ -22,7 +22,7 @@ from pellucid.runs.metrics import MetricsFile
 from pellucid.runs.optimizer import make_optimizer
 from pellucid.runs.options import RecipeError, RecipeT
 from pellucid.runs.pace import Pace
-from pellucid.runs.reporter import PlainReporter
+from pellucid.runs.reporter import PlainReporter, QuietReporter
 from pellucid.runs.run_dir import choose_folder, only_one, read_json, write_run_dir
 from pellucid.runs.trainable import CountedKind, Startable, Trainable
 from pellucid.runs.trainer import Trainer
@@ -75,6 +75,7 @@ def start_run(
             if isinstance(startable, CountedKind):
                 return write_counted(run_dir, startable, reporter)
             assert isinstance(startable, Trainable)
+            startable.processes.announce(run_dir, None)
             return train_to_end(run_dir, startable, reporter, interruption, pace)
 
 
@@ -149,7 +150,25 @@ def resume_run(
         if checkpoint and not any(length.values()) and (pace := Pace.resumed(recipe, checkpoint.state)):
             most = math.inf if recipe.train.minutes else recipe.segments[-1][1]
             pace.know(n_held_out, trainable.n_trained, most)
+        trainable.processes.announce(run_dir, checkpoint and checkpoint.step)
         return train_to_end(run_dir, trainable, reporter, interruption, pace, checkpoint)
+
+
+def follow_run(trainable: Trainable[RecipeT], run_dir: Path, step: int | None) -> Run[RecipeT]:
+    """Train together with the process that has started or resumed this run, which alone decides and writes.
+
+    trainable  has the recipe of the run
+    step       of the checkpoint to go on from, None where there is none
+    """
+    reporter = QuietReporter()
+    with Interruption() as interruption:
+        # a signal during this is obeyed before the first step, together with the other processes
+        trainable.read(reporter, Interruption(), run_dir)
+        if difference := trainable.difference(read_json(run_dir / "data.json")):
+            raise RecipeError(f"{run_dir} is trained on other {trainable.input_name} than is read here ({difference})")
+        trainable.build()
+        checkpoint = None if step is None else load_checkpoint(run_dir, step)[0]
+        return train_to_end(run_dir, trainable, reporter, interruption, None, checkpoint)
 
 
 def warnings_on_start(run_dir: Path, step: int, passed: list[str], can_start_from: bool = True) -> list[str]:
@@ -185,7 +204,9 @@ def train_to_end(
         trainable=trainable,
         optimizer=make_optimizer(recipe, trainable.network),
         reporter=reporter,
-        metrics=MetricsFile(run_dir / "metrics.jsonl", checkpoint.step if checkpoint else 0),
+        metrics=MetricsFile(
+            run_dir / "metrics.jsonl", checkpoint.step if checkpoint else 0, writes=trainable.processes.is_first
+        ),
         interruption=interruption,
         pace=pace,
     )

@@ -14,6 +14,7 @@ from pellucid.runs.device import compiled
 from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.options import RecipeT
 from pellucid.runs.pace import Pace
+from pellucid.runs.processes import ALONE, Processes
 from pellucid.runs.reporter import PlainReporter
 
 
@@ -66,6 +67,8 @@ class Startable(ABC, Generic[RecipeT]):
     """A kind of model in a run, as far as it is read, prepared and written; `start_run` takes one."""
 
     recipe: RecipeT
+    #: the processes that train together
+    processes: Processes = ALONE
 
     @abstractmethod
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
@@ -173,6 +176,7 @@ class Trainable(Startable[RecipeT]):
         """Make the batches and the loss of the recipe, which is complete now."""
         self.data, loss = self.make_data(), self.make_loss()
         self.loss = compiled(loss) if self.recipe.train.compile == "yes" else loss
+        self.processes.lay_out(self)
 
     def needs_finish(self, last: Mapping[str, Any]) -> bool:
         """Whether `finish` is still to be called, by the last evaluation of the run."""

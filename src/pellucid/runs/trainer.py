@@ -27,6 +27,7 @@ from pellucid.runs.optimizer import Optimizer
 from pellucid.runs.options import RecipeT
 from pellucid.runs.overfitting import Curve
 from pellucid.runs.pace import Pace
+from pellucid.runs.processes import Processes
 from pellucid.runs.schedule import position, rate_factor
 from pellucid.runs.trainable import Trainable
 
@@ -92,6 +93,11 @@ class Trainer(Generic[RecipeT]):
         """The network that is trained."""
         return self.trainable.network
 
+    @property
+    def processes(self) -> Processes:
+        """The processes that train this run; the first of them writes its files."""
+        return self.trainable.processes
+
     # One step ------------------------------------------------------------------------------
 
     def factor(self, step: int) -> float:
@@ -117,13 +123,15 @@ class Trainer(Generic[RecipeT]):
         trainable, tokens_per_step = self.trainable, self.recipe.tokens_per_step
         total = torch.zeros((), device=next(self.network.parameters()).device)
         for micro in range(t.accumulate):
-            if micro and self.interruption.is_overdue:
+            if micro and self.processes.largest(self.interruption.is_overdue):
                 return
             self.phase.set(micro, t.accumulate)
             batch = trainable.data.at(self.step, micro, t.accumulate)
-            share = trainable.loss(batch) / (batch.total or tokens_per_step)
-            share.backward()
+            with self.processes.accumulating(is_last=micro == t.accumulate - 1):
+                share = trainable.loss(batch) / (batch.total or tokens_per_step)
+                share.backward()
             total += share.detach()
+        total = self.processes.summed(total)
         norm = self.clip(t.clip)
         bad = ~(torch.isfinite(total) & torch.isfinite(norm))
         self.optimizer.step(bad)
@@ -168,13 +176,15 @@ class Trainer(Generic[RecipeT]):
     def accept(self, step: int) -> None:
         """Record that the checkpoint of this step is good: its held-out loss is finite and training went on from it."""
         self.candidate = None
-        mark_good(self.run_dir, step)
-        prune(self.run_dir, self.recipe.train.keep_last)
+        if self.processes.is_first:
+            mark_good(self.run_dir, step)
+            prune(self.run_dir, self.recipe.train.keep_last)
 
     def refuse(self, step: int) -> None:
         """Set aside the checkpoints that hold the weights of this step, which have diverged; those of step 0 stay."""
         self.candidate = None
-        set_aside(self.run_dir, max(step - self.bad_in_a_row - 1, 0), "diverged")
+        if self.processes.is_first:
+            set_aside(self.run_dir, max(step - self.bad_in_a_row - 1, 0), "diverged")
 
     def diverged(self, what: str) -> NumericsError:
         """The error that ends a run that has diverged: what happened, which checkpoint is left, and what helps."""
@@ -194,6 +204,11 @@ class Trainer(Generic[RecipeT]):
         """Seconds this run has trained, over all its sittings."""
         return self.seconds_before + time.monotonic() - self.started
 
+    def stops(self) -> bool:
+        """Whether a signal has come, to this process or another; all of them ask at the same places."""
+        self.interruption.signal = self.processes.largest(self.interruption.signal)
+        return bool(self.interruption)
+
     # Between steps -------------------------------------------------------------------------
 
     def train(self) -> None:
@@ -205,12 +220,12 @@ class Trainer(Generic[RecipeT]):
             self.evaluate_and_sample(whole=self.step == self.recipe.n_steps)
             if self.step == self.recipe.n_steps:
                 self.conclude()
-        while self.step < self.recipe.n_steps and not self.interruption:
+        while self.step < self.recipe.n_steps and not self.stops():
             before = self.step
             self.advance(compiles=t.compile == "yes" and before == first)
             if self.step == before:
                 break
-            late = self.pace is not None and self.pace.is_over
+            late = bool(self.processes.largest(self.pace is not None and self.pace.is_over))
             stop = late or self.step == self.recipe.n_steps
             if stop or any(map(self.is_due, (t.checkpoint_every, t.evaluate_every, t.sample_every))):
                 self.save()  # before anything that can fail or be interrupted
@@ -224,7 +239,7 @@ class Trainer(Generic[RecipeT]):
                 return
             if not stop:
                 self.keep_pace()
-        if self.interruption:
+        if self.stops():
             self.save()
 
     def advance(self, compiles: bool) -> None:
@@ -243,16 +258,15 @@ class Trainer(Generic[RecipeT]):
         A resumed run first follows the moves that were written before it was interrupted, so that the same steps have
         the same rates.
         """
-        if (
-            self.pace is None
-            or not self.pace.is_due(self.recipe, self.step)
-            or any(step >= self.step for step, _ in self.recipe.replans)
-        ):
-            return
-        end = self.pace.moved_end(self.recipe, self.step)
-        if end is not None:
+        is_moved = any(step >= self.step for step, _ in self.recipe.replans)
+        end = None
+        if self.pace and self.pace.is_due(self.recipe, self.step) and not is_moved:
+            end = self.pace.moved_end(self.recipe, self.step)
+        # the first process alone has a clock
+        if end := self.processes.largest(end or 0):
             self.trainable.recipe = replace(self.recipe, replans=(*self.recipe.replans, (self.step, end)))
-            write_json(self.run_dir / "recipe.json", self.recipe.to_dict())
+            if self.processes.is_first:
+                write_json(self.run_dir / "recipe.json", self.recipe.to_dict())
 
     def conclude(self) -> None:
         """Judge the last checkpoint by its held-out loss alone, as no step follows that could show more."""
@@ -285,8 +299,10 @@ class Trainer(Generic[RecipeT]):
         if self.pace:
             state |= self.pace.state()
         with self.interruption.phase(f"saving step {self.step}"):
-            save_checkpoint(self.run_dir, Checkpoint(self.step, self.trainable.state(), self.optimizer.state(), state))
-            prune(self.run_dir, self.recipe.train.keep_last)
+            checkpoint = Checkpoint(self.step, self.trainable.state(), self.optimizer.state(), state)
+            if self.processes.is_first:
+                save_checkpoint(self.run_dir, checkpoint)
+                prune(self.run_dir, self.recipe.train.keep_last)
         self.tell_pace("save", began)
 
     def tell_pace(self, what: str, began: float, times: int = 1) -> None:
@@ -300,9 +316,9 @@ class Trainer(Generic[RecipeT]):
         if (whole or self.is_due(t.evaluate_every)) and not self.has_row("held_out_loss"):
             self.evaluate(whole)
         is_due = self.trainable.can_sample and t.sample_every > 0 and (whole or self.is_due(t.sample_every))
-        if is_due and not self.interruption and not self.has_row("sample"):
+        if is_due and not self.has_row("sample") and not self.stops():
             text, began = None, time.monotonic()
-            if not self.has_diverged:
+            if not self.has_diverged and self.processes.is_first:
                 try:
                     with self.interruption.phase("sampling", "tokens") as phase:
                         text = self.trainable.sample(step_seed(t.seed, self.step), phase)
@@ -326,7 +342,7 @@ class Trainer(Generic[RecipeT]):
         loss, part, accuracy, cut = measured
         if not math.isfinite(loss + part):
             loss = part = math.nan
-        if part < best_loss(self.run_dir):
+        if self.processes.is_first and part < best_loss(self.run_dir):
             mark_best(self.run_dir, self.step, part)  # before the row, by which a run that is resumed knows of it
         per_byte = self.trainable.data.held_out_tokens_per_byte
         bits = {} if per_byte is None else {"bits_per_byte": loss / math.log(2) * per_byte}
@@ -368,7 +384,7 @@ class Trainer(Generic[RecipeT]):
         nats, n_right, n_scored, n_read, part, cut = 0.0, 0, 0, 0, None, 0
         try:
             for batch in self.trainable.data.held_out():
-                if self.interruption:
+                if self.stops():
                     return None
                 sums = self.trainable.held_out_sums(batch)
                 nats, n_right = nats + sums.nats, n_right + sums.n_right
@@ -379,7 +395,8 @@ class Trainer(Generic[RecipeT]):
                     if not whole:
                         break
                 n_held_out = self.trainable.data.n_held_out
-                if whole and n_held_out > n_read >= LEAST_EVALUATED and self.pace and self.pace.must_end:
+                may_end = whole and n_held_out > n_read >= LEAST_EVALUATED
+                if may_end and self.processes.largest(self.pace is not None and self.pace.must_end):
                     cut = n_read
                     break
         finally:

@@ -197,10 +197,14 @@ def choose_template(asked: str, own: ChatTemplate | None) -> ChatTemplate:
 
 
 def fit_to_input(
-    recipe: Recipe, tokens: Tokens | PairTokens | ConversationTokens, tokenizer: Tokenizer, device: torch.device
+    recipe: Recipe,
+    tokens: Tokens | PairTokens | ConversationTokens,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    shares: int = 1,
 ) -> Recipe:
     """The recipe with the options that follow from the input: the vocabulary; for pairs and conversations, the mean
-    number of targets of a row and the sample prompt.
+    number of targets of a row and the sample prompt; and its batch, which `shares` processes divide.
     """
     # a model that a run starts from may have rows that no id stands for
     n_vocab = tokenizer.n_vocab if recipe.base is None else max(tokenizer.n_vocab, recipe.model.n_vocab)
@@ -216,7 +220,7 @@ def fit_to_input(
         recipe = replace(recipe, tokens_per_row=len(train) / train.n_pairs)
         shown = recipe.train.sample_prompt or tokens.split.corpus.sources[first]
         recipe = with_train(recipe, sample_prompt=shown)
-    return resolve.resolve_batch(recipe, device)
+    return resolve.resolve_batch(recipe, device, shares)
 
 
 def read_text(

@@ -1,9 +1,10 @@
 """The options of a language model's recipe besides those of every run: its text, its adapters, its base model."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from pellucid.runs.options import Options, refuser
+from pellucid.runs.options import Options, RecipeError, refuser
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import LEARNED
 
@@ -88,6 +89,43 @@ class AdapterOptions(Options):
     def scaled_by(self) -> float:
         """alpha, or 2 r where it is 0."""
         return self.alpha or 2.0 * self.rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelOptions(Options):
+    """How several processes divide the work; the product of the three is the number of processes. 0: chosen."""
+
+    #: copies of the network, each of which reads its share of the rows
+    replicate: int = 0
+    #: processes that read their share of the rows each, and hold a share of every weight (FSDP)
+    shard: int = 0
+    #: processes that compute a share of the heads, of the MLP and of the vocabulary each, for the same rows
+    tensor: int = 0
+
+    def check(self) -> None:
+        """Raise RecipeError for numbers below 0."""
+        refuse_unless = refuser(self, "parallel")
+        for name in ("replicate", "shard", "tensor"):
+            refuse_unless(getattr(self, name) >= 0, name, "a number of processes, or 0 to have it chosen")
+
+    def divided(self, n: int) -> "ParallelOptions":
+        """The layout of `n` processes: what is open is replicate, or else shard, or else tensor.
+
+        Raises RecipeError where the product of the three cannot be n.
+        """
+        layout = vars(self)
+        asked = math.prod(value or 1 for value in layout.values())
+        is_open = [name for name, value in layout.items() if not value]
+        if n % asked or (not is_open and n != asked):
+            named = " x ".join(f"parallel.{name} = {value}" for name, value in layout.items() if value)
+            raise RecipeError(
+                f"{named} asks for {asked} processes, and there {'is 1' if n == 1 else f'are {n}'}: start as many with "
+                f"--processes {asked}, or leave the layout open"
+            )
+        if n == 1:
+            return self
+        ones = dict.fromkeys(is_open, 1)
+        return replace(self, **ones | ({is_open[0]: n // asked} if is_open else {}))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from pellucid.runs.options import (
 )
 from pellucid.text.read.conversations import holds_conversations
 from pellucid.text.tokenizers.tokenizer import Kind
-from pellucid.training.config import ADAPTING, CONTINUING, EARLIER, AdapterOptions, Base
+from pellucid.training.config import ADAPTING, CONTINUING, EARLIER, AdapterOptions, Base, ParallelOptions
 from pellucid.training.config import TextOptions as TextOptions
 from pellucid.training.encoder import PREFIX, check_encoder, with_encoder, with_model_fields
 
@@ -54,6 +54,7 @@ class Recipe(TextRecipe):
 
     model: Architecture
     adapt: AdapterOptions = field(default_factory=AdapterOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
     base: Base | None = None
     kind: str = "transformer"
     tokens_per_row: float = 0.0
@@ -67,7 +68,7 @@ class Recipe(TextRecipe):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """What `to_dict` wrote."""
-        written = {"text": EARLIER, "train": {}, "adapt": {}}
+        written = {"text": EARLIER, "train": {}, "adapt": {}, "parallel": {}}
         parts = {p: parse_options(PARTS[p], earlier | values.get(p, {}), p) for p, earlier in written.items()}
         return cls(
             inputs=tuple(values["inputs"]),
@@ -88,7 +89,7 @@ class Recipe(TextRecipe):
         return self.tokens_per_row or self.model.n_ctx
 
 
-PARTS = {"text": TextOptions, "train": TrainOptions, "adapt": AdapterOptions}
+PARTS = {"text": TextOptions, "train": TrainOptions, "adapt": AdapterOptions, "parallel": ParallelOptions}
 
 
 def recipe_fields() -> list[str]:
@@ -364,6 +365,7 @@ def read_recipe_file(path: Path) -> dict[str, Any]:
         raise RecipeError(f"the recipe {path} holds {type(values).__name__}: expected named fields")
     if "inputs" in values and isinstance(values.get("text"), dict):  # it is a run's recipe
         values["text"] = EARLIER | values["text"]
+        values.pop("parallel", None)  # a new run is laid out by its own number of processes
     return fields_of_recipe(values)
 
 
@@ -387,6 +389,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
-    """The fields in which two recipes differ, one line each; `--resume` may change none of them."""
-    a, b = _flat(old.to_dict()), _flat(new.to_dict())
+    """The fields in which two recipes differ, one line each; `--resume` may change none of them.
+
+    The layout of the processes is none of them: it changes nothing that is computed.
+    """
+    a, b = (_flat({**recipe.to_dict(), "parallel": {}}) for recipe in (old, new))
     return [f"{k}: {a.get(k)} in the run, {b.get(k)} asked for" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]

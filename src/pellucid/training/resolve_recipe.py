@@ -96,20 +96,22 @@ def kernel_seconds(
     return statistics.median(times[1:])
 
 
-def resolve_batch(recipe: Recipe, device: torch.device) -> Recipe:
+def resolve_batch(recipe: Recipe, device: torch.device, shares: int = 1) -> Recipe:
     """The recipe with its batch and its passes: a step has about 2,048 targets, and at least 4 sequences.
+
+    `shares` is how many processes divide the rows of a pass; it divides what is chosen.
 
     Where the passes are left open, a CPU takes the least number of equal passes whose tensors stay below MAPPED. The
     step is the same.
     """
     t = recipe.train
-    batch = t.batch or max(4, int(2048 / recipe.row))
+    batch = t.batch or -(-max(4, int(2048 / recipe.row)) // shares) * shares
     if t.accumulate:
         return with_train(recipe, batch=batch)
     row = widest_row(recipe.model) * (2 if t.precision == "bfloat16" else 4)
     # the loop is short, however large the batch is
-    fitting = range(min(batch, MAPPED // row), max(0, -(-SMALLEST_PASS // recipe.model.n_ctx) - 1), -1)
-    passed = next((n for n in fitting if batch % n == 0), batch) if device.type == "cpu" else batch
+    fitting = range(min(batch, shares * MAPPED // row), max(0, -(-SMALLEST_PASS // recipe.model.n_ctx) - 1), -1)
+    passed = next((n for n in fitting if batch % n == 0 and n % shares == 0), batch) if device.type == "cpu" else batch
     return with_train(recipe, batch=passed, accumulate=batch // passed)
 
 

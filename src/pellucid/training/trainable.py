@@ -2,8 +2,11 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from pellucid.architecture import count_parameters
 from pellucid.model import Transformer
@@ -13,6 +16,7 @@ from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.length import plan_in_time
 from pellucid.runs.measure import measure_step
 from pellucid.runs.pace import Pace
+from pellucid.runs.processes import ALONE, Processes
 from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.trainable import BatchLoss, HeldOutSums, Trainable
 from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
@@ -75,7 +79,9 @@ class TextTrainable(Trainable[TextRecipeT]):
     def held_out_sums(self, batch: MicroBatch) -> HeldOutSums:
         losses, is_likeliest = losses_and_hits(self.network, batch)
         scored, n_right = losses[batch.counts], int(is_likeliest[batch.counts].sum())
-        return HeldOutSums(scored.double().sum().item(), n_right, scored.numel(), batch.inputs.numel())
+        own = (scored.double().sum().item(), n_right, scored.numel(), batch.inputs.numel())
+        nats, *counts = self.processes.summed(torch.tensor(own, dtype=torch.float64)).tolist()
+        return HeldOutSums(nats, *map(int, counts))
 
 
 class TransformerTrainable(TextTrainable[Recipe]):
@@ -87,6 +93,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
     weights       of the model that a run starts from, by parameter; a run of adapters needs them when it is resumed too
     checks        what is measured before the first step
     choose_sizes  decides sizes that the recipe leaves open
+    processes     that train together
     """
 
     network: Transformer
@@ -102,14 +109,20 @@ class TransformerTrainable(TextTrainable[Recipe]):
         weights: Weights | None = None,
         checks: PreRunChecks | None = None,
         choose_sizes: ChooseSizes | None = None,
+        processes: Processes = ALONE,
     ):
-        self.recipe, self.sampler, self.weights = recipe, sampler, weights
+        self.recipe, self.sampler, self.weights, self.processes = recipe, sampler, weights, processes
         self.checks, self.choose_sizes = checks, choose_sizes
         self.known_tokenizer, self.chat_template = tokenizer, chat_template
         self.check_files: dict[str, Any] = {}
 
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
         resolve_device(self.recipe.train.device)  # refused before the text is read
+        self.recipe = replace(self.recipe, parallel=self.recipe.parallel.divided(self.processes.n))
+        self.processes.arrange(self.recipe)
+        if self.processes.n > 1:
+            layout = ", ".join(f"parallel.{name} = {n}" for name, n in vars(self.recipe.parallel).items())
+            reporter.start([f"processes: {self.processes.n} ({layout})"])
         known = load_tokenizer(run_dir) if run_dir else self.known_tokenizer
         template = read_chat_template(run_dir) if run_dir else self.chat_template
         sizes = None if run_dir else self.choose_sizes
@@ -120,7 +133,8 @@ class TransformerTrainable(TextTrainable[Recipe]):
     def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:
         device = resolve_device(self.recipe.train.device)
         asked = self.recipe.train
-        opened = self.recipe = fit_to_input(self.recipe, self.tokens, self.tokenizer, device)
+        shares = self.processes.n_shares
+        opened = self.recipe = fit_to_input(self.recipe, self.tokens, self.tokenizer, device, shares)
         if self.weights is not None and self.recipe.new_ids:
             self.weights = with_new_rows(self.weights, self.recipe.model.n_vocab, self.recipe.new_ids)
         with interruption.phase("planning memory"):

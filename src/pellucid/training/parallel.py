@@ -1,0 +1,173 @@
+"""How several processes train one network: the one file that knows the cluster.
+
+Every process runs the same trainer. The first one decides, writes and prints; the others read the recipe that it has
+written. A pass of `batch` rows is divided among the processes in order, and the sum of their gradients is the gradient
+of the whole pass, so that the losses are those of one process.
+"""
+
+import gc
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pellucid.runs.options import RecipeError
+from pellucid.runs.processes import Processes
+from pellucid.training.config import ParallelOptions
+from pellucid.training.objectives import MicroBatch
+from pellucid.training.recipe import Recipe
+from pellucid.training.trainable import TransformerTrainable
+
+#: how long the other processes wait while the first one reads and encodes the text, or writes the report
+PATIENCE = timedelta(days=7)
+
+
+class Cluster(Processes):
+    """The processes that have joined `torch.distributed`'s default group."""
+
+    def __init__(self):
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.is_first = self.rank == 0
+        self.layout = ParallelOptions(replicate=self.n, shard=1, tensor=1)
+        self.has_announced = False
+        self.patient_group: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self.replica: DistributedDataParallel | None = None
+
+    def arrange(self, recipe: Recipe) -> None:
+        layout, t = recipe.parallel, recipe.train
+        self.layout, self.n_shares = layout, layout.replicate * layout.shard
+        if t.batch % self.n_shares:
+            raise RecipeError(
+                f"train.batch = {t.batch} rows cannot be divided among parallel.replicate x parallel.shard = "
+                f"{self.n_shares} processes: give a multiple of {self.n_shares}"
+            )
+        for name in ("shard", "tensor"):
+            if getattr(layout, name) > 1:
+                raise RecipeError(f"parallel.{name} = {getattr(layout, name)}: expected 1, as only replicate is built")
+
+    def lay_out(self, trainable: TransformerTrainable) -> None:
+        trainable.data = OwnRows(trainable.data, self.rank, self.n_shares)
+        self.replica = DistributedDataParallel(LossModule(trainable.network, trainable.loss))
+        self.replica.register_comm_hook(None, sum_of_bucket)
+        trainable.loss = self.replica
+
+    def announce(self, run_dir: Path, step: int | None) -> None:
+        self.has_announced = True
+        dist.broadcast_object_list([(run_dir, step)], 0, self.patient_group)
+
+    def announced(self) -> tuple[Path, int | None]:
+        words: list[Any] = [None]
+        dist.broadcast_object_list(words, 0, self.patient_group)
+        if words[0] is None:
+            raise SystemExit(0)  # the first process has said why
+        return words[0]
+
+    def largest(self, value: int) -> int:
+        number = torch.tensor(int(value))
+        dist.all_reduce(number, dist.ReduceOp.MAX)
+        return int(number)
+
+    def summed(self, values: Tensor) -> Tensor:
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    def accumulating(self, is_last: bool) -> AbstractContextManager[object]:
+        return nullcontext() if is_last or self.replica is None else self.replica.no_sync()
+
+    def leave(self, done: bool) -> None:
+        """Wait for the others where all is done, and leave the group."""
+        if self.is_first and not self.has_announced:
+            dist.broadcast_object_list([None], 0, self.patient_group)
+        elif done:
+            dist.barrier(self.patient_group)
+        dist.destroy_process_group()
+        # what still refers to a group when the interpreter ends makes gloo abort the process
+        self.replica = self.patient_group = None
+        gc.collect()
+
+
+@contextmanager
+def joined() -> Iterator[Processes]:
+    """This process joined to the others that the launcher has started; it reads RANK, WORLD_SIZE and MASTER_ADDR."""
+    has_cuda = torch.cuda.is_available()
+    if has_cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if has_cuda else "gloo")
+    cluster, done = Cluster(), False
+    try:
+        yield cluster
+        done = True
+    finally:
+        cluster.leave(done)
+
+
+class OwnRows:
+    """The rows of one process: part `share` of `n_shares` of every pass, and of every held-out batch."""
+
+    def __init__(self, data: Any, share: int, n_shares: int):
+        self.data, self.share, self.n_shares = data, share, n_shares
+
+    def at(self, step: int, micro: int, of: int) -> MicroBatch:
+        """Part `micro` of `of` of a step's batch, as far as it is of this process."""
+        return self.data.at(step, micro * self.n_shares + self.share, of * self.n_shares)
+
+    def held_out(self) -> Iterator[MicroBatch]:
+        """All that is held out, divided among the processes batch by batch; some may have no row of the last one."""
+        for batch in self.data.held_out():
+            tensors = {f.name: x for f in fields(batch) if isinstance(x := getattr(batch, f.name), Tensor)}
+            yield replace(batch, **{name: x.tensor_split(self.n_shares)[self.share] for name, x in tensors.items()})
+
+    @property
+    def n_held_out(self) -> int:
+        """Held-out tokens of all processes."""
+        return self.data.n_held_out
+
+    @property
+    def held_out_tokens_per_byte(self) -> float | None:
+        """Held-out tokens per byte of their text."""
+        return self.data.held_out_tokens_per_byte
+
+
+class LossModule(nn.Module):
+    """The loss of a pass as a module's forward, which is what DistributedDataParallel watches."""
+
+    def __init__(self, network: nn.Module, loss: Callable[[Any], Tensor]):
+        super().__init__()
+        self.network, self.loss = network, loss
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        return self.loss(batch)
+
+
+def sum_of_bucket(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """The sum of the gradients over the processes: a pass's loss is a share of the step's, so that no mean is taken."""
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
+
+
+def launch(n: int, words: Sequence[str]) -> int:
+    """Run `pellucid` with these words in `n` processes of this machine, by torchrun; the exit code of the command."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // n)))
+    # a signal is passed on to every process, which has this long to save
+    options = ["--standalone", f"--nproc-per-node={n}", f"--shutdown-timeout={24 * 3600}"]
+    try:
+        run(parse_args([*options, "--module", "pellucid", *words]))
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        return failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
+    except SignalException as stopped:
+        return 128 + stopped.sigval
+    return 0

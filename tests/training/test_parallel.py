@@ -1,0 +1,165 @@
+"""Law: several processes take the steps of one. Each law is run by gloo, over `pellucid.train` as a launcher would call it.
+
+N processes = 1: equal losses over 20 steps, to 1e-5 with AdamW and to 1e-4 with Muon, whose iteration magnifies the
+order of a sum, in float32.
+"""
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from tiny import FIELDS, rows, write_text
+
+import pellucid
+from pellucid import cli
+from pellucid.runs.checkpoint import steps_of
+from pellucid.runs.options import RecipeError
+from pellucid.runs.processes import world_size
+from pellucid.runs.trainer import Trainer
+from pellucid.training.config import ParallelOptions
+from pellucid.training.load import read_recipe
+
+STEPS = 20
+TOLERANCE = {"adamw": 1e-5, "muon": 1e-4}
+
+
+def work(rank: int, environment: dict[str, str], do: Callable[[int], object]) -> None:
+    os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.set_num_threads(1)
+    do(rank)
+
+
+def together(n: int, do: Callable[[int], object]) -> None:
+    """Do it in `n` processes that a launcher would have started; an error of one of them is raised here."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    mp.start_processes(work, (environment, do), nprocs=n, start_method="fork")
+
+
+def train(text: Path, out: Path, n: int = 1, resume: bool = False, **fields: Any) -> Path:
+    """A run of `n` processes."""
+    given = {**FIELDS, "batch": 4, "steps": STEPS, "evaluate_every": 10, **fields} if not resume else fields
+
+    def do(rank: int) -> None:
+        pellucid.train(
+            *([] if resume else [text]), out=out, preset=None if resume else "small", fields=given, resume=resume
+        )
+
+    do(0) if n == 1 else together(n, do)
+    return out
+
+
+def numbers(run: Path, name: str) -> list[float]:
+    return [row[name] for row in rows(run) if name in row]
+
+
+def assert_equal_losses(run: Path, other: Path, tolerance: float) -> None:
+    """The same rows in the same order, with losses, norms and figures that are equal to a relative tolerance."""
+    assert [sorted(row) for row in rows(run)] == [sorted(row) for row in rows(other)]
+    for name in ("loss", "held_out_loss", "held_out_part"):
+        assert numbers(run, name) == pytest.approx(numbers(other, name), rel=tolerance), name
+    assert numbers(run, "grad_norm") == pytest.approx(numbers(other, "grad_norm"), rel=100 * tolerance)
+    assert len(numbers(run, "loss")) == read_recipe(run).n_steps
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+def test_two_processes_take_the_steps_of_one(text, tmp_path):
+    plain = train(text, tmp_path / "one", optimizer="adamw", dropout=0.0)
+    run = train(text, tmp_path / "two", 2, optimizer="adamw", dropout=0.0)
+    assert_equal_losses(run, plain, TOLERANCE["adamw"])
+    assert steps_of(run) == steps_of(plain)
+    assert read_recipe(run).parallel == ParallelOptions(replicate=2, shard=1, tensor=1)
+
+
+@pytest.fixture
+def stop_after(monkeypatch):
+    """After these steps SIGTERM comes to the last process alone."""
+    steps: set[int] = set()
+    real = Trainer.take_step
+
+    def take_step(self: Trainer) -> None:
+        real(self)
+        if self.step in steps and int(os.environ.get("RANK", "0")) == world_size() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "take_step", take_step)
+    return steps
+
+
+def test_a_signal_to_one_process_stops_all_of_them(text, tmp_path, stop_after):
+    stop_after.add(3)
+
+    def do(rank: int) -> None:
+        run = pellucid.train(text, out=tmp_path / "run", preset="small", fields={**FIELDS, "dropout": 0.0})
+        assert (run.step, run.exit_code) == (3, 143)
+
+    together(2, do)
+    assert steps_of(tmp_path / "run") == [3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", TOLERANCE)
+def test_a_run_goes_on_in_another_number_of_processes(text, tmp_path, optimizer, stop_after):
+    plain = train(text, tmp_path / "one", optimizer=optimizer, dropout=0.0)
+    stop_after |= {5, 9, 14}
+    run = train(text, tmp_path / "run", 2, optimizer=optimizer, dropout=0.0)
+    for n, step in ((4, 5), (1, 9), (2, 14)):
+        assert steps_of(run)[-1] == step
+        train(text, run, n, resume=True)
+    assert_equal_losses(run, plain, TOLERANCE[optimizer])
+
+
+@pytest.mark.parametrize(
+    ("n", "fields", "message"),
+    [
+        (2, {"parallel.replicate": 3}, "parallel.replicate = 3 asks for 3 processes, and there are 2"),
+        (2, {"batch": 3}, "train.batch = 3 rows cannot be divided among parallel.replicate x parallel.shard = 2"),
+        (1, {"parallel.shard": 2}, "parallel.shard = 2 asks for 2 processes, and there is 1"),
+        (1, {"parallel.shard": -1}, "parallel.shard = -1: expected a number of processes"),
+    ],
+)
+def test_a_layout_that_does_not_divide_is_refused_before_the_text_is_read(n, fields, message, tmp_path):
+    """The text does not exist, and nobody notices."""
+
+    def do(rank: int) -> None:
+        if rank == 0:
+            with pytest.raises(RecipeError, match=message):
+                pellucid.train(tmp_path / "gone", out=tmp_path / "run", fields={**FIELDS, **fields})
+        else:
+            with pytest.raises(SystemExit):
+                pellucid.train(tmp_path / "gone", out=tmp_path / "run", fields={**FIELDS, **fields})
+
+    do(0) if n == 1 else together(n, do)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "n", "layout"),
+    [((0, 0, 0), 4, (4, 1, 1)), ((1, 0, 0), 4, (1, 4, 1)), ((0, 0, 2), 4, (2, 1, 2)), ((1, 1, 0), 4, (1, 1, 4))],
+)
+def test_what_is_open_of_a_layout_is_chosen(asked, n, layout):
+    names = ("replicate", "shard", "tensor")
+    options = ParallelOptions(**dict(zip(names, asked, strict=True)))
+    assert options.divided(n) == ParallelOptions(**dict(zip(names, layout, strict=True)))
+
+
+@pytest.mark.slow
+def test_the_command_starts_its_processes_and_gives_their_exit_code(text, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [f"--set={name}={value if value != () else ''}" for name, value in FIELDS.items() if name != "ngrams"]
+    assert cli.main(["train", str(text), "--out", "run", "--processes", "2", *words, "--set", "model.ngrams="]) == 0
+    assert "processes: 2 (parallel.replicate = 2" in capfd.readouterr().out
+    assert cli.main(["train", str(text), "--out", "other", "--processes", "3", *words]) == 2
+    assert "train.batch = 2 rows cannot be divided" in capfd.readouterr().err
