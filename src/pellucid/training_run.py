@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast, overload
@@ -19,7 +20,7 @@ from pellucid.report.finalize import finalize, pre_run_checks
 from pellucid.runs.length import with_length
 from pellucid.runs.options import RecipeError
 from pellucid.runs.pipeline import NO_FOLDER, Run, follow_run, resume_run, start_run
-from pellucid.runs.processes import Processes, joined_processes, world_size
+from pellucid.runs.processes import ALONE, Processes, world_size
 from pellucid.runs.reporter import PlainReporter, QuietReporter, make_reporter
 from pellucid.training.config import ParallelOptions
 from pellucid.training.kinds import LOADERS, kind_of
@@ -192,6 +193,15 @@ def train(
             )
             run = start_run(trainable, None if out is None else Path(out), reporter, began)
         return with_adapter(finalize(run, reporter))
+
+
+def joined_processes() -> AbstractContextManager[Processes]:
+    """A context in which this process has joined the others that a launcher has started; ALONE without a launcher."""
+    if world_size() == 1:
+        return nullcontext(ALONE)
+    from pellucid.training.parallel import joined
+
+    return joined()
 
 
 def follow_transformer(inputs: tuple[str, ...], processes: Processes) -> Run[Recipe]:

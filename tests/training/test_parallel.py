@@ -1,4 +1,4 @@
-"""Law: several processes take the steps of one. Each law is run by gloo, over `pellucid.train` as a launcher would call it.
+"""Law: several processes take the steps of one. They are joined by gloo and call `pellucid.train`, as under torchrun.
 
 N processes = 1: equal losses over 20 steps, to 1e-5 with AdamW and to 1e-4 with Muon, whose iteration magnifies the
 order of a sum, in float32.
@@ -49,9 +49,8 @@ def train(text: Path, out: Path, n: int = 1, resume: bool = False, **fields: Any
     given = {**FIELDS, "batch": 4, "steps": STEPS, "evaluate_every": 10, **fields} if not resume else fields
 
     def do(rank: int) -> None:
-        pellucid.train(
-            *([] if resume else [text]), out=out, preset=None if resume else "small", fields=given, resume=resume
-        )
+        inputs, preset = ([], None) if resume else ([text], "small")
+        pellucid.train(*inputs, out=out, preset=preset, fields=given, resume=resume)
 
     do(0) if n == 1 else together(n, do)
     return out

@@ -1,8 +1,7 @@
 """What a run asks of the processes that train it together; `training/parallel.py` answers for several of them."""
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +50,3 @@ class Processes:
 
 #: the answers of a run in one process
 ALONE = Processes()
-
-
-@contextmanager
-def joined_processes() -> Iterator[Processes]:
-    """The processes that the launcher has started, this one joined to them until the end; ALONE without a launcher."""
-    if world_size() == 1:
-        yield ALONE
-        return
-    from pellucid.training.parallel import joined
-
-    with joined() as processes:
-        yield processes
