@@ -231,8 +231,9 @@ def known():
 
 def test_messages_name_options_that_exist(known):
     """No message or docstring of the package speaks of an option that no command has."""
-    # of tyro, which makes the completion, and of make demo
+    # of tyro, which makes the completion, of make demo, and of torchrun
     others = {"--tyro-print-completion", "--minutes", "--fresh"}
+    others |= {"--standalone", "--nproc-per-node", "--shutdown-timeout", "--module"}
     unknown = [
         f"{path.relative_to(SOURCE)}:{line}: {option}"
         for path in sorted(SOURCE.rglob("*.py"))
