@@ -251,14 +251,14 @@ def test_messages_name_fields_that_exist():
         f"{path.relative_to(SOURCE)}:{line}: {field}"
         for path in sorted(SOURCE.rglob("*.py"))
         for line, text in texts_of(path)
-        for field in re.findall(r"(?<![\w./])(?:train|text|adapt)\.[a-z_]+\b(?![(.])", text)
+        for field in re.findall(r"(?<![\w./])(?:train|text|adapt|parallel)\.[a-z_]+\b(?![(.])", text)
         if field not in known
     ]
     assert not unknown
 
 
 #: commands on the pages that are not ours
-OTHER_PROGRAMS = ("lm_eval ", "vllm ")
+OTHER_PROGRAMS = ("lm_eval ", "vllm ", "torchrun ", "srun ", "#SBATCH ")
 
 
 def test_pages_name_options_that_exist(known):
@@ -267,7 +267,7 @@ def test_pages_name_options_that_exist(known):
         f"{page.name}: {option}"
         for page in pages
         for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
-        if "benchmarks" not in line and not line.startswith(OTHER_PROGRAMS)
+        if "benchmarks" not in line and not line.lstrip().startswith(OTHER_PROGRAMS)
         for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", line)
         if option not in known
     ]
