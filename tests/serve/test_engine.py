@@ -212,6 +212,32 @@ def test_a_long_prompt_delays_the_others_by_one_chunk(network):
             assert len(short.emit.events) > told, rounds
 
 
+def test_a_prompts_last_token_is_read_in_the_step_that_others_take(monkeypatch):
+    torch.manual_seed(0)
+    network = Transformer(Architecture(**SMALL, attention=Attention(n_heads=2))).double().eval()
+    alone = serve(BatchingEngine(network, IdTokenizer(11)), [request([3, 1, 4, 1, 5, 9, 2])])[0].tokens
+    shapes: list[tuple[int, ...]] = []
+    hidden = network.hidden
+    monkeypatch.setattr(
+        network, "hidden", lambda tokens, **options: shapes.append(tokens.shape) or hidden(tokens, **options)
+    )
+    engine = BatchingEngine(network, IdTokenizer(11), chunk=4, max_tokens=50)
+    other, long = request([1], max_tokens=50), request([3, 1, 4, 1, 5, 9, 2])
+    engine.submit([other])
+    with torch.inference_mode():
+        engine.round()
+        shapes.clear()
+        engine.submit([long])
+        for _ in range(3):
+            engine.round()
+    # a piece and a step, the next piece and a step, and one step for both
+    assert shapes == [(1, 4), (1, 1), (1, 2), (1, 1), (2, 1)]
+    assert long.emit.tokens == alone[:1]
+    assert engine.prompt_tokens == 1 + 7
+    serve(engine, [])
+    assert long.emit.tokens == alone
+
+
 def test_draining_finishes_what_runs_and_takes_nothing_new(network):
     engine = BatchingEngine(network, IdTokenizer(11), max_tokens=20)
     engine.start()

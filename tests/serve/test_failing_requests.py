@@ -126,6 +126,17 @@ def test_numbers_that_are_not_finite_spoil_no_row_that_comes_after():
     )
 
 
+def test_no_later_prompt_finds_the_numbers_of_a_piece_that_are_not_finite():
+    model = network()
+    with torch.no_grad():
+        model.embed.token.weight[POISON] = torch.nan
+    engine = BatchingEngine(model, IdTokenizer(11), chunk=4)
+    bad = request([1, 2, 3, 4, 5, POISON, 6, 7, 8, 1])
+    serve(engine, [bad])
+    assert isinstance(bad.emit.events[-1], LogitsError)
+    assert engine.prefixes.known([1, 2, 3, 4, 5, POISON, 6]) == 4
+
+
 def test_a_token_that_cannot_be_chosen_for_one_row_ends_that_row_alone(monkeypatch):
     expected = [alone(network(), **options) for options in GOOD]
     engine = BatchingEngine(network(), IdTokenizer(11))

@@ -141,20 +141,11 @@ class BatchingEngine(Engine):
 
     def generate_round(self) -> None:
         """Read a piece of a prompt, or several short ones; then one token more of every sequence that has been read."""
-        began, n_read, others_wait = time.monotonic(), self.prompt_tokens, bool(self.decoding)
-        together = self.short_prompts()
-        if len(together) > 1:
-            self.read_together(together)
-        elif self.reading:
-            generation = self.reading.popleft()
-            try:
-                if not self.read_chunk(generation):
-                    self.reading.append(generation)
-            except Exception as error:
-                generation.fail(error)
+        began, others_wait = time.monotonic(), bool(self.decoding)
+        n_read = self.read_prompts()
         read = time.monotonic()
-        if others_wait and self.prompt_tokens > n_read:
-            self.pace.note_piece(self.prompt_tokens - n_read, read - began)
+        if others_wait and n_read:
+            self.pace.note_piece(n_read, read - began)
         for key, group in list(self.groups.items()):
             if group.generations:
                 self.decode(group)
@@ -170,6 +161,21 @@ class BatchingEngine(Engine):
                 group.leave(row)
 
     # Prompts -----------------------------------------------------------------------------------------------------
+
+    def read_prompts(self) -> int:
+        """Read a piece of a prompt, or several short ones; how many tokens were read."""
+        n_before = self.prompt_tokens
+        together = self.short_prompts()
+        if len(together) > 1:
+            self.read_together(together)
+        elif self.reading:
+            generation = self.reading.popleft()
+            try:
+                if not self.read_chunk(generation):
+                    self.reading.append(generation)
+            except Exception as error:
+                generation.fail(error)
+        return self.prompt_tokens - n_before
 
     def short_prompts(self) -> list[Generation]:
         """The next sequences whose windows, padded to the longest, fit into one chunk."""
@@ -223,38 +229,66 @@ class BatchingEngine(Engine):
             except Exception as error:
                 generation.fail(error)
 
+    def leaves_last(self, generation: Generation) -> bool:
+        """Whether the last token of a window is left for the next step, which other sequences take in any case.
+
+        Its logits then take no pass of their own, and its keys and values are copied in a round that reads no piece.
+        """
+        group = self.groups.get(generation.edits_key)
+        if group is None or not group.generations or not generation.max_tokens:
+            return False
+        # a prefix is read from both sides, its last token with it
+        start, _ = generation.state.window(self.n_ctx)
+        return not prefix_length(group.batch.network, generation.state, start)
+
     def read_chunk(self, generation: Generation) -> bool:
-        """Read the next chunk of a window, and decode from its end. True when the whole window has been read."""
+        """Read the next piece of a window, and decode from its end. True when nothing of it is left to read alone."""
         start, tokens = generation.state.window(self.n_ctx)
         if generation.cache is None:
             generation.window_start = start
             generation.cache = self.cache_for(generation, start, tokens)
             generation.cached_tokens = max(generation.cached_tokens, generation.cache.length)
-        cache, network = generation.cache, self.network_for(generation)
-        prefix = prefix_length(network, generation.state, start)
+        cache, begin = generation.cache, generation.cache.length
+        end = len(tokens) - self.leaves_last(generation)
+        if begin == end:
+            self.prompt_tokens += 1
+            self.go_on(generation, True)
+            return True
+        goes_on = self.read_piece(generation, cache, tokens, end)
+        # a prompt of one piece has little to copy, and joins at once
+        if cache.length < end or (begin and end < len(tokens)):
+            return False
+        self.prompt_tokens += len(tokens) - end
+        self.go_on(generation, goes_on)
+        return True
+
+    def read_piece(self, generation: Generation, cache: Cache, tokens: Sequence[int], end: int) -> bool:
+        """Read a piece of the first `end` tokens of a window; where it is the window's last one, choose the next token.
+
+        Whether the sequence goes on.
+        """
+        network, begin = self.network_for(generation), cache.length
+        prefix = prefix_length(network, generation.state, generation.window_start)
         # a prefix is read from both sides, so it is read at once
-        n = len(tokens) - cache.length if prefix else min(self.round_chunk, len(tokens) - cache.length)
-        chunk = torch.tensor([tokens[cache.length : cache.length + n]], device=cache.store.device)
+        n = end - begin if prefix else min(self.round_chunk, end - begin)
+        chunk = torch.tensor([tokens[begin : begin + n]], device=cache.store.device)
         mask = visible_keys([len(tokens)], [prefix], chunk.device) if prefix else None
-        begin = cache.length
         tap = self.tap_of(generation, begin + n, n)
         with evaluation_mode(network):
             stream = network.hidden(chunk, mask=mask, cache=cache, tap=tap)
             self.prompt_tokens += n
             if generation.echo and not generation.state.generated:
                 self.score_prompt(generation, tokens, begin, tap("logits", network.unembed(stream))[0])
+            unedited = generation.taps is NO_TAPS
+            if unedited and not generation.window_start and torch.isfinite(stream[:, -1]).all():
+                self.prefixes.keep(tokens, columns_read(cache, 0, cache.length))
             if cache.length < len(tokens):
-                return False
+                return True
             if generation.max_tokens == 0:
                 self.finish_empty(generation)
-                goes_on = False
-            else:
-                logits = tap("logits", network.unembed(stream[:, -1:]))[:, 0]
-                goes_on = self.advance([generation], logits)[0]
-        if not start and generation.taps is NO_TAPS and not generation.failed:
-            self.prefixes.keep(tokens, columns_read(cache, 0, cache.length))
-        self.go_on(generation, goes_on)
-        return True
+                return False
+            logits = tap("logits", network.unembed(stream[:, -1:]))[:, 0]
+            return self.advance([generation], logits)[0]
 
     def cache_for(self, generation: Generation, start: int, tokens: Sequence[int]) -> Cache:
         """An empty cache for the window, or one that holds what is known of its beginning."""
@@ -331,7 +365,7 @@ class BatchingEngine(Engine):
     def decode_along(self, generation: Generation, guesses: list[int]) -> bool:
         """Read guessed tokens together with the newest one, and advance as far as they are right."""
         try:
-            logits = self.batch.step_along([generation.state.generated[-1], *guesses])
+            logits = self.batch.step_along([generation.newest, *guesses])
         except Exception as error:
             generation.fail(error)
             return False

@@ -36,7 +36,7 @@ class DecodingGroup:
 
         Where the step that all rows share fails, each row is computed by itself.
         """
-        tokens = [generation.state.generated[-1] for generation in self.generations]
+        tokens = [generation.newest for generation in self.generations]
         try:
             return self.batch.step(tokens, self.tap_of), {}
         except Exception:

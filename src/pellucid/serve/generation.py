@@ -119,6 +119,11 @@ class Generation:
         self.state = SequenceState(self.prompt, self.sample, self.seed, prompt)
         self.writer = Writer(self.state, "", list(prompt), tokenizer, self.stop)
 
+    @property
+    def newest(self) -> int:
+        """The last token of the text so far."""
+        return (self.state.generated or self.prompt_ids)[-1]
+
     def fail(self, error: Exception) -> None:
         """Tell that this sequence has ended, and why."""
         self.failed = True
