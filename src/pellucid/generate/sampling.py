@@ -63,6 +63,11 @@ class Sampling:
         """Whether the choice is deterministic."""
         return self.temperature == 0
 
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether there are neither penalties nor biases."""
+        return not (self.repetition_penalty != 1 or self.frequency_penalty or self.presence_penalty or self.logit_bias)
+
 
 _RANGE = {
     "temperature": (lambda t: t >= 0, "a number of at least 0; 0 always takes the likeliest token"),
@@ -98,14 +103,17 @@ def choose_tokens(
 
     `logits` is not changed. Raises LogitsError if a row's largest logit is not finite.
     """
-    x = _wide(logits[:, :n_allowed])
-    if not torch.isfinite(x.amax(-1)).all():
+    allowed = logits.detach()[:, :n_allowed]
+    if not torch.isfinite(allowed.amax(-1)).all():
         raise LogitsError(
             "the network's logits hold NaN or infinity, so no token can be chosen: check the weights, "
             "and the precision they are run in"
         )
-    empty = [()] * len(x)
-    x = penalise(x, sampling, prompts or empty, generated or empty)
+    if sampling.greedy and sampling.keeps_logits:
+        # the largest is the largest in float64 too, and a copy of all logits takes longer than finding it
+        return allowed.argmax(-1)
+    empty = [()] * len(allowed)
+    x = penalise(_wide(allowed), sampling, prompts or empty, generated or empty)
     if sampling.greedy:
         return x.argmax(-1)
     if numbers is None:

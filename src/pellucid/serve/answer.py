@@ -1,7 +1,6 @@
 """The texts of one request as they come: events of all its sequences in one queue."""
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -50,7 +49,7 @@ class Answer:
         sources: Sequence[Sequence[int]] | None = None,
     ):
         self.model, self.body, self.n = model, body, n
-        self.loop, self.created = asyncio.get_running_loop(), time.time()
+        self.outbox, self.created = model.outbox(asyncio.get_running_loop()), time.time()
         self.events: asyncio.Queue[tuple[Generation, TokenEvent | Exception]] = asyncio.Queue()
         model.check_ids([int(token) for token in body.logit_bias or {}])
         seed = secrets.randbits(32) if body.seed is None else body.seed
@@ -80,8 +79,7 @@ class Answer:
 
     def hear(self, generation: Generation, event: TokenEvent | Exception) -> None:
         """Called in the engine's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the answer any more
-            self.loop.call_soon_threadsafe(self.events.put_nowait, (generation, event))
+        self.outbox.put(self.events, (generation, event))
 
     def cancel(self) -> None:
         """Give every row back before the next step."""

@@ -74,6 +74,8 @@ class Engine:
     # What other threads call -------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        # a large vocabulary's table of bytes is made when it is first asked for, which takes longer than a step
+        self.tokenizer.token_bytes(0)
         self.thread.start()
 
     def check(self, generation: Generation) -> None:

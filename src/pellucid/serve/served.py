@@ -1,5 +1,6 @@
 """A model that is served: its engine, and what clients ask about it."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from pellucid.lens.generation_trace import GenerationTrace
 from pellucid.model import Transformer
 from pellucid.serve.engine import Engine
 from pellucid.serve.generation import SharedSources
+from pellucid.serve.outbox import Outbox
 from pellucid.serve.protocol import EditBody, as_list
 from pellucid.serve.stepwise import EncoderDecoderEngine, read_together
 from pellucid.text.chat_template import ChatTemplate
@@ -27,11 +29,19 @@ class ServedModel:
     engine: Engine
     chat_template: ChatTemplate | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    #: the outbox of the event loop that asked last; a server has one loop
+    last_outbox: Outbox | None = field(init=False, default=None)
 
     @cached_property
     def answer_ends(self) -> frozenset[int]:
         """The tokens that end an answer in a conversation."""
         return frozenset(self.chat_template.end_ids(self.tokenizer)) if self.chat_template else frozenset()
+
+    def outbox(self, loop: asyncio.AbstractEventLoop) -> Outbox:
+        """What carries the engine's tokens to this event loop."""
+        if self.last_outbox is None or self.last_outbox.loop is not loop:
+            self.last_outbox = Outbox(loop)
+        return self.last_outbox
 
     @property
     def tokenizer(self) -> Tokenizer:
