@@ -230,8 +230,8 @@ def test_a_prompts_last_token_is_read_in_the_step_that_others_take(monkeypatch):
         engine.submit([long])
         for _ in range(3):
             engine.round()
-    # a piece and a step, the next piece and a step, and one step for both
-    assert shapes == [(1, 4), (1, 1), (1, 2), (1, 1), (2, 1)]
+    # two steps with a piece each, and one step for both sequences
+    assert shapes == [(1, 5), (1, 3), (2, 1)]
     assert long.emit.tokens == alone[:1]
     assert engine.prompt_tokens == 1 + 7
     serve(engine, [])

@@ -2,57 +2,69 @@
 
 import pytest
 
-from pellucid.serve.reading_pace import SHORTEST_PIECE, ReadingPace
+from pellucid.serve.reading_pace import ROUNDS_BETWEEN_STEPS, SHORTEST_PIECE, ReadingPace
 
 
-def paced(pace: ReadingPace, step: float, fixed: float, for_each: float, pieces: int = 20) -> int:
-    """The length of a piece after some, each of which took `fixed` and `for_each` of its tokens, in seconds."""
-    for _ in range(pieces):
-        pace.note_step(step)
-        pace.note_piece(pace.length, fixed + for_each * pace.length)
-    return pace.length
+def paced(pace: ReadingPace, step: float, for_each: float, rounds: int = 40, fixed: float = 0.0) -> list[int]:
+    """The lengths of the pieces of some rounds; a piece adds `fixed` to a step's seconds, and each token `for_each`."""
+    lengths = []
+    for _ in range(rounds):
+        if pace.is_step_due or not pace.step_seconds:
+            pace.note_round(0, step)
+        lengths.append(pace.length)
+        pace.note_round(pace.length, step + fixed + for_each * pace.length)
+    return lengths
 
 
-def test_a_piece_takes_as_long_as_a_step():
+def test_a_round_with_a_piece_takes_as_long_as_two_without():
     pace = ReadingPace(256)
     assert pace.length == SHORTEST_PIECE
-    assert paced(pace, step=0.05, fixed=0.0, for_each=0.001) == 50
-    assert paced(pace, step=0.03, fixed=0.01, for_each=0.0005) == pytest.approx(40, abs=1)
-    # reading the weights alone takes longer than a step
-    assert paced(pace, step=0.01, fixed=0.02, for_each=0.001) == SHORTEST_PIECE
-    assert paced(pace, step=9.0, fixed=0.02, for_each=0.001) == 256
+    assert paced(pace, step=0.05, for_each=0.001)[-1] == pytest.approx(50, abs=1)
+    assert paced(pace, step=0.03, for_each=0.0005, fixed=0.01)[-1] == pytest.approx(40, abs=1)
+    # a pass of its own over the weights takes longer than a step
+    assert paced(pace, step=0.01, for_each=0.001, fixed=0.02)[-1] == SHORTEST_PIECE
+    assert paced(pace, step=9.0, for_each=0.001)[-1] == 256
 
 
-def test_no_piece_on_the_way_takes_longer_than_a_step():
-    pace, lengths = ReadingPace(256), []
-    for _ in range(20):
-        lengths.append(paced(pace, step=0.06, fixed=0.02, for_each=0.001, pieces=1))
+def test_no_round_on_the_way_takes_longer_than_two():
+    lengths = paced(ReadingPace(256), step=0.06, for_each=0.001)
     assert lengths == sorted(lengths)
-    assert lengths[-1] == 40
+    assert lengths[-1] == pytest.approx(60, abs=1)
 
 
 def test_pieces_are_shorter_as_soon_as_steps_are():
     pace = ReadingPace(256)
-    paced(pace, step=0.2, fixed=0.0, for_each=0.001)
-    for _ in range(3):
-        pace.note_step(0.05)
-    assert pace.length == 50
+    paced(pace, step=0.2, for_each=0.001)
+    for _ in range(2):
+        pace.note_round(0, 0.05)
+    assert pace.length == pytest.approx(50, abs=1)
 
 
-def test_one_step_that_was_interrupted_makes_the_next_piece_no_longer():
+def test_a_round_that_was_interrupted_makes_the_next_piece_no_longer():
     pace = ReadingPace(256)
-    paced(pace, step=0.05, fixed=0.0, for_each=0.001)
-    pace.note_step(1.0)
-    assert pace.length == 50
+    paced(pace, step=0.05, for_each=0.001)
+    pace.note_round(0, 1.0)
+    assert pace.length == pytest.approx(50, abs=1)
 
 
 def test_a_prompts_short_end_makes_the_next_piece_no_shorter():
     pace = ReadingPace(256)
-    paced(pace, step=0.05, fixed=0.0, for_each=0.001)
-    pace.note_piece(3, 0.02)
-    assert pace.length == 50
+    paced(pace, step=0.05, for_each=0.001)
+    pace.note_round(3, 0.052)
+    pace.note_round(20, 0.08)
+    assert pace.length == pytest.approx(50, abs=1)
+
+
+def test_a_round_without_a_piece_is_due_now_and_then():
+    pace = ReadingPace(256)
+    for _ in range(ROUNDS_BETWEEN_STEPS):
+        assert not pace.is_step_due
+        pace.note_round(16, 0.1)
+    assert pace.is_step_due
+    pace.note_round(0, 0.05)
+    assert not pace.is_step_due
 
 
 def test_a_piece_is_no_longer_than_the_engine_allows():
     assert ReadingPace(8).length == 8
-    assert paced(ReadingPace(8), step=9.0, fixed=0.0, for_each=0.001) == 8
+    assert paced(ReadingPace(8), step=9.0, for_each=0.001)[-1] == 8

@@ -48,8 +48,7 @@ class MultiHeadAttention(nn.Module):
         q, k, v = self.project_qkv(x, x if source is None else source, cache)
         q, k, v = tap("q", q), tap("k", k), tap("v", v)
         q, k = self.rotary.rotated(self.query_norm(q), self.key_norm(k), rotation, tap)
-        k, v = cache.extend(k, v)
-        z = tap("z", self.attend(q, k, v, visible, tap))
+        z = tap("z", cache.attended(self.attend, q, k, v, visible, tap))
         return self.project_out(z, tap)
 
     def project_qkv(self, x: Stream, y: Encoded, cache: NoCache = NO_CACHE) -> tuple[Queries, NewKeys, NewKeys]:

@@ -10,7 +10,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from pellucid.architecture import Architecture, ArchitectureError
-from pellucid.model.shapes import History, Keys, NewKeys, Tokens
+from pellucid.model.shapes import History, Keys, NewKeys, Queries, Tokens, Visible
+from pellucid.model.tap import Tap
 
 
 class NoCache:
@@ -31,6 +32,12 @@ class NoCache:
 
     def extend(self, k: NewKeys, v: NewKeys) -> tuple[Keys, Keys]:
         return k, v
+
+    def attended(
+        self, attend: Callable[..., Queries], q: Queries, k: NewKeys, v: NewKeys, visible: Visible | None, tap: Tap
+    ) -> Queries:
+        """z, as `attend` computes it from the queries and all keys and values up to now."""
+        return attend(q, *self.extend(k, v), visible, tap)
 
     def remember(self, tokens: Tokens) -> History:
         """The tokens read so far, these among them."""

@@ -8,12 +8,13 @@ leaves, the last one takes its place, so that a step always reads the first rows
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import NextLogits, last_logits
 from pellucid.model import OFF, Cache, Tap, Transformer
+from pellucid.serve.ragged_cache import Part, RaggedCache
 
 #: the tap of a step of some rows, in which they have so many columns
 TapOf = Callable[[range, int], Tap]
@@ -130,6 +131,26 @@ class BatchCache:
         self.add_column()
         return logits
 
+    def step_beside(self, pieces: Sequence[tuple[Cache, Sequence[int]]], tokens: Sequence[int]) -> NextLogits:
+        """As `step`, with pieces of other sequences in the same pass, each read into a cache of its own.
+
+        The architecture's embeddings may read no earlier tokens (`ngrams`).
+        """
+        self.make_column()
+        rows, device = range(len(tokens)), self.cache.store.device
+        view = self.cache.some_rows(rows.start, rows.stop)
+        parts = [Part(cache, 1, len(ids)) for cache, ids in pieces]
+        parts.append(Part(view, len(rows), 1, self.visible_columns(rows)))
+        ids = [*(token for _, piece in pieces for token in piece), *tokens]
+        positions = [*(cache.length + n for cache, piece in pieces for n in range(len(piece))), *self.lengths]
+        stream = self.network.hidden(
+            torch.tensor([ids], device=device),
+            positions=torch.tensor(positions, device=device),
+            cache=RaggedCache(parts),
+        )
+        self.add_column()
+        return self.network.unembed(stream[:, -len(rows) :])[0]
+
     def step_each(self, tokens: Sequence[int], tap_of: TapOf = no_tap) -> tuple[NextLogits, dict[int, Exception]]:
         """As `step`, but a row at a time; and what went wrong in some of the rows, whose logits are zero.
 
@@ -160,18 +181,22 @@ class BatchCache:
     def read(self, rows: range, tokens: Sequence[int], tap_of: TapOf) -> NextLogits:
         """Write a token of each of these rows into the column behind the last one, and return their logits."""
         lengths, device = self.lengths[rows.start : rows.stop], self.cache.store.device
-        mask = None
-        if min(lengths) < self.end:
-            starts = torch.tensor([self.end - n for n in lengths], device=device)
-            mask = (torch.arange(self.end + 1, device=device) >= starts[:, None])[:, None]
         return last_logits(
             self.network,
             torch.tensor([[token] for token in tokens], device=device),
             positions=torch.tensor([[n] for n in lengths], device=device),
-            mask=mask,
+            mask=self.visible_columns(rows),
             cache=self.cache.some_rows(rows.start, rows.stop),
             tap=tap_of(rows, self.end + 1),
         )
+
+    def visible_columns(self, rows: range) -> Bool[Tensor, "rows 1 columns"] | None:
+        """Which columns the next token of each row may read; None where all rows fill them."""
+        lengths, device = self.lengths[rows.start : rows.stop], self.cache.store.device
+        if min(lengths) == self.end:
+            return None
+        starts = torch.tensor([self.end - n for n in lengths], device=device)
+        return (torch.arange(self.end + 1, device=device) >= starts[:, None])[:, None]
 
     def step_along(self, tokens: Sequence[int]) -> Float[Tensor, "pos n_vocab"]:
         """Read several tokens of the only row at once, and return the logits after each. They must fit into n_ctx."""

@@ -1,11 +1,14 @@
 """Continuous batching: all sequences of a transformer are decoded together, and join and leave between steps.
 
-A round reads one piece of one prompt, or several short prompts that fit into one, and decodes one token of every
-sequence whose prompt has been read. A long prompt therefore delays the others by one piece at most, and the length of
-pieces follows from how long a step takes (`pellucid.serve.reading_pace`). A sequence that is finished or cancelled
-leaves before the next round. Each sequence draws with its own seed (`pellucid.generate.sampling.uniform`), its window
-moves as in `pellucid.generate`, and what is computed for one row reads no other row: tokens and log-probabilities are
-those of `LanguageModel.generate` and `score`, whoever else is served.
+A round decodes one token of every sequence whose prompt has been read, and reads pieces of prompts in the same pass, so
+that the weights are read once for both (`pellucid.serve.ragged_cache`). Passes of their own read the prompts of
+sequences with edits, prompts whose tokens are scored, and all prompts where nobody waits. A long prompt delays the
+others by one piece at most, whose length follows from how long rounds take (`pellucid.serve.reading_pace`). A sequence
+that is finished or cancelled leaves before the next round.
+
+Each sequence draws with its own seed (`pellucid.generate.sampling.uniform`), its window moves as in
+`pellucid.generate`, and what is computed for one row reads no other row: tokens and log-probabilities are those of
+`LanguageModel.generate` and `score`, whoever else is served.
 
 Sequences with the same edits are decoded together too, on the loaded weights, in a cache of their own. Nothing that
 other sequences read was computed under their edits, and they read nothing that was computed without them.
@@ -140,19 +143,20 @@ class BatchingEngine(Engine):
         return sum(len(ws) * sequence_bytes(self.network, max(ws)) for ws in widths.values()) <= self.memory
 
     def generate_round(self) -> None:
-        """Read a piece of a prompt, or several short ones; then one token more of every sequence that has been read."""
-        began, others_wait = time.monotonic(), bool(self.decoding)
-        n_read = self.read_prompts()
-        read = time.monotonic()
-        if others_wait and n_read:
-            self.pace.note_piece(n_read, read - began)
+        """Read pieces of prompts, and generate one token more of every sequence whose prompt has been read."""
+        began, n_before, others_wait = time.monotonic(), self.prompt_tokens, bool(self.decoding)
+        stepped = None
+        if not (others_wait and self.pace.is_step_due):
+            stepped = self.step_beside_pieces()
+            if stepped is None:
+                self.read_prompts()
         for key, group in list(self.groups.items()):
-            if group.generations:
+            if group.generations and group is not stepped:
                 self.decode(group)
             if group is not self.unedited and not group.generations:
                 del self.groups[key]
         if others_wait:
-            self.pace.note_step(time.monotonic() - read)
+            self.pace.note_round(self.prompt_tokens - n_before, time.monotonic() - began)
 
     def drop_cancelled(self) -> None:
         super().drop_cancelled()
@@ -162,9 +166,58 @@ class BatchingEngine(Engine):
 
     # Prompts -----------------------------------------------------------------------------------------------------
 
-    def read_prompts(self) -> int:
-        """Read a piece of a prompt, or several short ones; how many tokens were read."""
-        n_before = self.prompt_tokens
+    def step_beside_pieces(self) -> DecodingGroup | None:
+        """One token more of the sequences without edits, and pieces of prompts read in the same pass.
+
+        The group that was decoded, or None where no prompt can be read so.
+        """
+        group, pieces = self.unedited, self.shared_pieces()
+        if not pieces:
+            return None
+        tokens = [generation.newest for generation in group.generations]
+        try:
+            with evaluation_mode(self.network):
+                logits = group.batch.step_beside([(cache, ids) for _, cache, ids in pieces], tokens)
+        except Exception:
+            for generation, _, _ in pieces:
+                generation.reads_alone = True
+            return None
+        for generation, cache, ids in pieces:
+            self.reading.remove(generation)
+            self.piece_read(generation, cache, len(ids))
+        self.settle(group, self.advance(group.generations, logits))
+        for generation, cache, ids in pieces:
+            try:
+                if not self.joins(generation, cache.length - len(ids)):
+                    self.reading.append(generation)
+            except Exception as error:
+                generation.fail(error)
+        return group
+
+    def shared_pieces(self) -> list[tuple[Generation, Cache, list[int]]]:
+        """The next pieces that can be read in one pass with the step of the sequences without edits."""
+        pieces: list[tuple[Generation, Cache, list[int]]] = []
+        n_room = self.pace.length
+        # n-grams read the tokens before each one; and guesses of one sequence are a pass of their own
+        if not self.unedited.generations or self.network.architecture.ngrams or self.guesses(self.unedited):
+            return pieces
+        for generation in self.reading:
+            alone = generation.echo or generation.edits_key or generation.reads_alone
+            if alone or not self.leaves_last(generation):
+                break
+            cache, tokens = self.opened_cache(generation)
+            ids = tokens[cache.length : len(tokens) - 1][:n_room]
+            if not ids:
+                # it joins the batch in a round that reads nothing, unless others are before it
+                break
+            pieces.append((generation, cache, ids))
+            n_room -= len(ids)
+            if not n_room:
+                break
+        return pieces
+
+    def read_prompts(self) -> None:
+        """Read a piece of a prompt, or several short prompts, in a pass of its own."""
         together = self.short_prompts()
         if len(together) > 1:
             self.read_together(together)
@@ -175,7 +228,6 @@ class BatchingEngine(Engine):
                     self.reading.append(generation)
             except Exception as error:
                 generation.fail(error)
-        return self.prompt_tokens - n_before
 
     def short_prompts(self) -> list[Generation]:
         """The next sequences whose windows, padded to the longest, fit into one chunk."""
@@ -243,23 +295,37 @@ class BatchingEngine(Engine):
 
     def read_chunk(self, generation: Generation) -> bool:
         """Read the next piece of a window, and decode from its end. True when nothing of it is left to read alone."""
+        cache, tokens = self.opened_cache(generation)
+        begin, end = cache.length, len(tokens) - self.leaves_last(generation)
+        if begin == end:
+            return self.joins(generation, 0)
+        goes_on = self.read_piece(generation, cache, tokens, end)
+        if end < len(tokens):
+            return self.joins(generation, begin)
+        if cache.length == end:
+            self.go_on(generation, goes_on)
+        return cache.length == end
+
+    def opened_cache(self, generation: Generation) -> tuple[Cache, list[int]]:
+        """The cache that a window is read into, which holds what is known of its beginning, and the window's tokens."""
         start, tokens = generation.state.window(self.n_ctx)
         if generation.cache is None:
             generation.window_start = start
             generation.cache = self.cache_for(generation, start, tokens)
             generation.cached_tokens = max(generation.cached_tokens, generation.cache.length)
-        cache, begin = generation.cache, generation.cache.length
-        end = len(tokens) - self.leaves_last(generation)
-        if begin == end:
-            self.prompt_tokens += 1
-            self.go_on(generation, True)
-            return True
-        goes_on = self.read_piece(generation, cache, tokens, end)
-        # a prompt of one piece has little to copy, and joins at once
-        if cache.length < end or (begin and end < len(tokens)):
+        return generation.cache, tokens
+
+    def joins(self, generation: Generation, begin: int) -> bool:
+        """Let a sequence join the batch if all but the last token of its window has been read; whether it has.
+
+        A piece that began at `begin` has just been read. Where it was not the first one, the sequence joins in a later
+        round, which reads none: there is much to copy.
+        """
+        cache, tokens = self.opened_cache(generation)
+        if begin or cache.length < len(tokens) - 1:
             return False
-        self.prompt_tokens += len(tokens) - end
-        self.go_on(generation, goes_on)
+        self.prompt_tokens += 1
+        self.go_on(generation, True)
         return True
 
     def read_piece(self, generation: Generation, cache: Cache, tokens: Sequence[int], end: int) -> bool:
@@ -276,12 +342,9 @@ class BatchingEngine(Engine):
         tap = self.tap_of(generation, begin + n, n)
         with evaluation_mode(network):
             stream = network.hidden(chunk, mask=mask, cache=cache, tap=tap)
-            self.prompt_tokens += n
+            self.piece_read(generation, cache, n)
             if generation.echo and not generation.state.generated:
                 self.score_prompt(generation, tokens, begin, tap("logits", network.unembed(stream))[0])
-            unedited = generation.taps is NO_TAPS
-            if unedited and not generation.window_start and torch.isfinite(stream[:, -1]).all():
-                self.prefixes.keep(tokens, columns_read(cache, 0, cache.length))
             if cache.length < len(tokens):
                 return True
             if generation.max_tokens == 0:
@@ -289,6 +352,15 @@ class BatchingEngine(Engine):
                 return False
             logits = tap("logits", network.unembed(stream[:, -1:]))[:, 0]
             return self.advance([generation], logits)[0]
+
+    def piece_read(self, generation: Generation, cache: Cache, n: int) -> None:
+        """Count the last `n` tokens that a cache has read, and keep them for later prompts."""
+        self.prompt_tokens += n
+        if generation.window_start or generation.taps is not NO_TAPS:
+            return
+        # numbers that are not finite would end later requests too
+        if torch.isfinite(columns_read(cache, 0, n)).all():
+            self.prefixes.keep(generation.state.window(self.n_ctx)[1], columns_read(cache, 0, cache.length))
 
     def cache_for(self, generation: Generation, start: int, tokens: Sequence[int]) -> Cache:
         """An empty cache for the window, or one that holds what is known of its beginning."""
@@ -340,6 +412,10 @@ class BatchingEngine(Engine):
             goes_on = [self.decode_along(group.generations[0], guesses)]
         else:
             goes_on = self.advance(group.generations, *group.step())
+        self.settle(group, goes_on)
+
+    def settle(self, group: DecodingGroup, goes_on: Sequence[bool]) -> None:
+        """Let the sequences leave that have ended or whose windows move."""
         for row in reversed(range(len(goes_on))):
             generation = group.generations[row]
             if generation.failed:

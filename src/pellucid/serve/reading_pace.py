@@ -1,20 +1,23 @@
-"""How many tokens of a prompt are read between two decoding steps."""
+"""How many tokens of prompts are read in a round in which others wait for their next token."""
 
 import statistics
 from collections import deque
 
-#: tokens of the shortest piece: a shorter one takes no less time, because each reads all weights once
+#: tokens that are read in a round at least: fewer take hardly less time, because each round reads all weights
 SHORTEST_PIECE = 16
-#: the last decoding steps, whose median counts: one step that was interrupted changes nothing
-RECENT_STEPS = 5
+#: a round with a piece may take as long as so many without
+ROUND_STEPS = 2.0
+#: the last rounds without a piece, whose median counts: one that was interrupted changes nothing
+RECENT_STEPS = 3
+#: after so many rounds with a piece comes one without, so that it is known how long those take
+ROUNDS_BETWEEN_STEPS = 8
 
 
 class ReadingPace:
-    """The length of the next piece of a prompt, from how long pieces and decoding steps took.
+    """The length of the next piece, from how long rounds with and without one took.
 
-    A piece is to take as long as a step, so that the others wait for two steps' time where they would wait for one. A
-    longer piece reads more tokens in a second, so that a length that follows from the last piece's tokens per second
-    comes closer to the one that takes as long as a step, and does not overshoot.
+    The longer a piece, the more tokens a second a round reads, so that a length that follows from the last round's
+    tokens per second comes closer to the one that takes as long as it may, and does not overshoot.
 
     longest   tokens of a piece, at most
     """
@@ -22,23 +25,29 @@ class ReadingPace:
     def __init__(self, longest: int):
         self.longest = longest
         self.step_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
-        #: of the last piece; 0 before the first one
+        #: that the last round with a piece read; 0 before the first one
         self.tokens_per_second = 0.0
+        self.rounds_since_step = 0
 
     @property
     def length(self) -> int:
         """Tokens of the next piece."""
-        length = statistics.median(self.step_seconds) * self.tokens_per_second if self.step_seconds else 0
-        return min(self.longest, max(SHORTEST_PIECE, round(length)))
+        step = statistics.median(self.step_seconds) if self.step_seconds else 0.0
+        return min(self.longest, max(SHORTEST_PIECE, round(ROUND_STEPS * step * self.tokens_per_second)))
 
-    def note_step(self, seconds: float) -> None:
-        """A decoding step took so long."""
-        self.step_seconds.append(seconds)
+    @property
+    def is_step_due(self) -> bool:
+        """Whether the next round should read no piece."""
+        return self.rounds_since_step >= ROUNDS_BETWEEN_STEPS
 
-    def note_piece(self, n_tokens: int, seconds: float) -> None:
-        """A piece took so long."""
-        if n_tokens < SHORTEST_PIECE or not seconds:
+    def note_round(self, n_read: int, seconds: float) -> None:
+        """A round that read `n_read` tokens of prompts took so long."""
+        if not n_read:
+            self.step_seconds.append(seconds)
+            self.rounds_since_step = 0
             return
-        rate = n_tokens / seconds
-        # a prompt's last piece is shorter than it may be, and says nothing against longer ones
-        self.tokens_per_second = rate if n_tokens >= self.length else max(rate, self.tokens_per_second)
+        self.rounds_since_step += 1
+        if n_read >= SHORTEST_PIECE and seconds:
+            rate = n_read / seconds
+            # a prompt's last piece is shorter than it may be, and says nothing against longer ones
+            self.tokens_per_second = rate if n_read >= self.length else max(rate, self.tokens_per_second)
