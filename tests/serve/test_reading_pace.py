@@ -35,8 +35,7 @@ def test_no_round_on_the_way_takes_longer_than_two():
 def test_pieces_are_shorter_as_soon_as_steps_are():
     pace = ReadingPace(256)
     paced(pace, step=0.2, for_each=0.001)
-    for _ in range(2):
-        pace.note_round(0, 0.05)
+    pace.note_round(0, 0.05)
     assert pace.length == pytest.approx(50, abs=1)
 
 

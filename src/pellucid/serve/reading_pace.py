@@ -1,13 +1,12 @@
 """How many tokens of prompts are read in a round in which others wait for their next token."""
 
-import statistics
 from collections import deque
 
 #: tokens that are read in a round at least: fewer take hardly less time, because each round reads all weights
 SHORTEST_PIECE = 16
 #: a round with a piece may take as long as so many without
 ROUND_STEPS = 2.0
-#: the last rounds without a piece, whose median counts: one that was interrupted changes nothing
+#: the last rounds without a piece, the shortest of which counts: one that was interrupted changes nothing
 RECENT_STEPS = 3
 #: after so many rounds with a piece comes one without, so that it is known how long those take
 ROUNDS_BETWEEN_STEPS = 8
@@ -32,8 +31,8 @@ class ReadingPace:
     @property
     def length(self) -> int:
         """Tokens of the next piece."""
-        step = statistics.median(self.step_seconds) if self.step_seconds else 0.0
-        return min(self.longest, max(SHORTEST_PIECE, round(ROUND_STEPS * step * self.tokens_per_second)))
+        length = round(ROUND_STEPS * min(self.step_seconds, default=0.0) * self.tokens_per_second)
+        return min(self.longest, max(SHORTEST_PIECE, length))
 
     @property
     def is_step_due(self) -> bool:
