@@ -14,7 +14,7 @@ from torch import Tensor
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import NextLogits, last_logits
 from pellucid.model import OFF, Cache, Tap, Transformer
-from pellucid.serve.ragged_cache import Part, RaggedCache
+from pellucid.serve.ragged_cache import RaggedCache, RaggedPart
 
 #: the tap of a step of some rows, in which they have so many columns
 TapOf = Callable[[range, int], Tap]
@@ -139,8 +139,8 @@ class BatchCache:
         self.make_column()
         rows, device = range(len(tokens)), self.cache.store.device
         view = self.cache.some_rows(rows.start, rows.stop)
-        parts = [Part(cache, 1, len(ids)) for cache, ids in pieces]
-        parts.append(Part(view, len(rows), 1, self.visible_columns(rows)))
+        parts = [RaggedPart(cache, 1, len(ids)) for cache, ids in pieces]
+        parts.append(RaggedPart(view, len(rows), 1, self.visible_columns(rows)))
         ids = [*(token for _, piece in pieces for token in piece), *tokens]
         positions = [*(cache.length + n for cache, piece in pieces for n in range(len(piece))), *self.lengths]
         stream = self.network.hidden(

@@ -16,7 +16,7 @@ from pellucid.model.shapes import NewKeys, Queries, Tokens, Visible
 
 
 @dataclass(frozen=True)
-class Part:
+class RaggedPart:
     """Sequences that are in one cache.
 
     n_rows    how many there are
@@ -37,7 +37,7 @@ class Part:
 class RaggedCache(NoCache):
     """The caches of all parts; its calls have one row. It keeps no history for embeddings that read earlier tokens."""
 
-    def __init__(self, parts: list[Part]):
+    def __init__(self, parts: list[RaggedPart]):
         self.parts = parts
         self.sizes = [part.n_rows * part.n_new for part in parts]
 
