@@ -5,15 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.look.conftest import RunningInspector, looking, ready, shown_numbers
 
 import pellucid
 from pellucid.language_model import heads_over, known_answer
 from pellucid.lens.core.inputs import InputError
 from pellucid.look.session import Session
-from pellucid.look.training import HeadsBody, heads_forming, training_curves
+from pellucid.look.training import HeadsBody, grouped_losses, heads_forming, loss_by_position, training_curves
+from pellucid.predictors.on_text import tokens_of
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.metrics import read_metrics
+from pellucid.training.load import read_recipe
 
 FIELDS = {"n_layers": 1, "n_heads": 2, "d_model": 16, "n_ctx": 16, "batch": 4, "tokenizer": "char", "compile": "no"}
 FIELDS |= {"checkpoint_every": 2, "keep_last": 9, "evaluate_every": 2, "sample_every": -1, "device": "cpu"}
@@ -51,6 +54,40 @@ def test_the_curves_are_those_of_the_run(session: Session, run: Path):
     names: dict = {}
     exec(head, names)
     assert eval(last, names) == held_out
+
+
+def test_the_loss_by_position_is_the_runs_own_held_out_loss(session: Session, run: Path):
+    reading, *_, last = loss_by_position(session, "6")
+    row = [row for row in read_metrics(run / "metrics.jsonl") if row.get("held_out_loss") is not None][-1]
+    assert row["step"] == 6
+    assert last["mean"] == pytest.approx(row["held_out_loss"], rel=1e-6)
+    assert last["done"] == last["of"]
+    assert reading == {"doing": "reading the held-out text"}
+    # each position, from traces of windows that do not overlap
+    model = session.model("6")
+    tokens = tokens_of(run, read_recipe(run), model.tokenizer, None)
+    ids = tokens.part("held_out").read(0, len(tokens.part("held_out")))
+    rows = [model.trace(ids[k : k + 17].tolist()[:16]).logits[0].log_softmax(-1) for k in range(0, len(ids) - 1, 16)]
+    losses = [
+        [-float(row[j, ids[16 * k + j + 1]]) for k, row in enumerate(rows) if 16 * k + j + 1 < len(ids)]
+        for j in range(16)
+    ]
+    assert [point[:2] for point in last["points"]] == [[j, j] for j in range(1, 17)]
+    assert [point[3] for point in last["points"]] == [len(one) for one in losses]
+    assert [point[2] for point in last["points"]] == pytest.approx([np.mean(one) for one in losses], rel=1e-5)
+
+
+def test_many_positions_are_drawn_in_groups():
+    sums, counts = torch.arange(200.0).double() * 2, torch.full((200,), 2.0)
+    counts[40:44] = sums[40:44] = 0
+    groups = grouped_losses(sums, counts)
+    assert groups[0] == [1, 4, 1.5, 8]
+    assert len(groups) == 49
+
+
+def test_a_model_that_has_no_held_out_text_is_refused():
+    with pytest.raises(InputError, match="no transformer's run"):
+        next(loss_by_position(Session(known_answer())))
 
 
 def test_heads_at_every_checkpoint_are_those_of_heads_over(session: Session, run: Path):

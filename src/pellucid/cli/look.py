@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional
 
-from pellucid.cli.loading import loaded_from, transformer_of
+from pellucid.cli.loading import loaded_from
 from pellucid.cli.options import MODEL, CheckpointOptions, Expected, OptionError, command, option
 
 if TYPE_CHECKING:
     from pellucid.language_model import LanguageModel
+    from pellucid.predictors.predictor import Predictor
 
 PORT = Expected(lambda port: 0 <= port <= 65535, "a port from 1 to 65535, or 0 for a free one")
 
@@ -23,6 +24,16 @@ class LookOptions:
     """Listen on this port of 127.0.0.1; 0 takes a free one."""
     no_browser: Annotated[bool, option()] = False
     """Print the address, and open no browser."""
+
+
+def readable_from(model: str, options: CheckpointOptions) -> "LanguageModel | Predictor":
+    """The model at the requested checkpoint. Raises OptionError for one that reads no text."""
+    from pellucid.vision.run import ImageModel
+
+    loaded = loaded_from(model, options)
+    if isinstance(loaded, ImageModel):
+        raise OptionError(f"{model} holds a classifier of images, and this command shows how a model reads text")
+    return loaded
 
 
 @command
@@ -54,11 +65,12 @@ def look_command(
     if not model and model_options != CheckpointOptions():
         raise OptionError("--checkpoint and --device belong to a MODEL, and none is named: name one, or leave them out")
     listening = listen_on("127.0.0.1", page.port)
-    loaded = transformer_of(loaded_from(model, model_options), model) if model else known_answer()
-    is_run = bool(model) and (Path(model) / "recipe.json").exists()
+    loaded = readable_from(model, model_options) if model else known_answer()
+    # an n-gram is counted once: its run has no checkpoints
+    is_run = bool(model) and (Path(model) / "recipe.json").exists() and getattr(loaded, "kind", "") != "ngram"
 
-    def at_step(step: int) -> "LanguageModel":
-        return transformer_of(loaded_from(model, CheckpointOptions(str(step), model_options.device)), model)
+    def at_step(step: int) -> "LanguageModel | Predictor":
+        return readable_from(model, CheckpointOptions(str(step), model_options.device))
 
     session = Session(
         loaded,

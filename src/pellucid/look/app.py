@@ -8,7 +8,16 @@ import numpy as np
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
-from pellucid.look import attention, circuits, experiment, reading, stream, tokens, training
+from pellucid.look import (
+    attention,
+    circuits,
+    experiment,
+    predictor_reading,
+    reading,
+    stream,
+    tokens,
+    training,
+)
 from pellucid.look.answers import npy
 from pellucid.look.model_card import model_facts
 from pellucid.look.session import PromptBody, Session
@@ -22,6 +31,8 @@ from pellucid.version import __version__
 
 #: the modules of the pages, each with add_routes(app, session)
 PAGES = (reading, tokens, attention, stream, circuits, experiment, training)
+#: the pages that apply to a predictor without attention; the card of the model says why the others do not
+PREDICTOR_PAGES = (predictor_reading, tokens, training)
 #: files of pellucid/web that this page shares with others
 SHARED = ("common.css", "common.js", "preact.js")
 
@@ -49,7 +60,8 @@ def make_look_app(
 
     @app.get("/api/model")
     async def model(request: Request, checkpoint: str = "") -> dict[str, Any]:
-        return await session.compute(request, model_facts, session, checkpoint)
+        card = predictor_reading.predictor_card if session.predictor_kind else model_facts
+        return await session.compute(request, card, session, checkpoint)
 
     @app.post("/api/trace")
     async def trace(body: PromptBody, request: Request) -> dict[str, Any]:
@@ -61,7 +73,7 @@ def make_look_app(
     ) -> Response:
         return npy(await session.compute(request, read_tensor, session, trace_id, name, head, pos))
 
-    for module in PAGES:
+    for module in PREDICTOR_PAGES if session.predictor_kind else PAGES:
         module.add_routes(app, session)
     install_errors(app)
 

@@ -10,6 +10,8 @@ import html
 import re
 
 GREEK = {
+    "alpha": "\u03b1",
+    "lambda": "\u03bb",
     "sigma": "\u03c3",
     "mu": "\u03bc",
     "rho": "\u03c1",

@@ -47,8 +47,12 @@ def tensor_facts(name: str) -> dict[str, Any]:
 
 def example_text(session: Session) -> str:
     """A prompt to begin with, in the tokens of this model."""
-    tokenizer, a = session.opened.tokenizer, session.opened.architecture
+    tokenizer = session.opened.tokenizer
     if "example" not in session.results:
+        if session.predictor_kind:
+            session.results["example"] = tokenizer.decode(tokenizer.encode(EXAMPLE)[:64])
+            return session.results["example"]
+        a = session.opened.architecture
         if session.opened.provenance.get("folder") == KNOWN_ANSWER:
             session.results["example"] = PROMPTS[0][0]
         elif tokenizer.kind == "ids":

@@ -2,6 +2,7 @@
 
 import ast
 import random
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
 from pellucid.look.answers import npz, numbers, spell
 from pellucid.look.mathml import mathml
+from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.session import Session
 from pellucid.look.steps import Definition, Step, model_steps
 from pellucid.tensor_names import axes
@@ -59,7 +61,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
         draw: Annotated[int, Query(ge=0, lt=2**31)] = 0,
     ) -> dict[str, Any]:
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        return await session.compute(request, lambda: sampled(session.kept_trace(trace_id), pos, sampling, draw))
+        return await session.compute(request, lambda: sampled(session.kept_reading(trace_id), pos, sampling, draw))
 
     @app.get("/api/t/{trace_id}/read/order")
     async def order(
@@ -79,19 +81,24 @@ def column(a: Architecture) -> dict[str, Any]:
     The parts are embed, blocks.0, ..., output, the encoder's before the others. A step has its name, group, title,
     equation (MathML), code, axes (letters), the key of its function in `definitions`, and the number of its line there.
     """
+    return column_of(model_steps(a), PREAMBLE, lambda step: axes(step.name)[1:])
+
+
+def column_of(steps: Iterable[Step], preamble: str, axes_of: Callable[[Step], list[str]]) -> dict[str, Any]:
+    """Steps as `column` has them. `preamble` is the code before each step's, `axes_of` gives a step's axes."""
     parts: dict[str, list[dict[str, Any]]] = {}
     definitions: dict[str, dict[str, Any]] = {}
-    for step in model_steps(a):
+    for step in steps:
         key = f"{step.definition.file}:{step.definition.function}"
-        definitions.setdefault(key, function_source(step.definition.file, step.definition.function))
+        definitions.setdefault(key, function_source(step.definition))
         parts.setdefault(step.part, []).append(
             {
                 "name": step.name,
                 "group": step.group,
                 "title": step.title,
                 "math": mathml(step.equation),
-                "code": PREAMBLE + step.code,
-                "axes": axes(step.name)[1:],
+                "code": preamble + step.code,
+                "axes": axes_of(step),
                 "definition": key,
                 "line": line_of(step.definition),
             }
@@ -99,24 +106,32 @@ def column(a: Architecture) -> dict[str, Any]:
     return {"parts": [{"name": name, "steps": steps} for name, steps in parts.items()], "definitions": definitions}
 
 
+def function_source(definition: Definition) -> dict[str, Any]:
+    """The text of a function or method of the definition, and the number of its first line in its file."""
+    return source_text(f"{definition.room}/{definition.file}", definition.function)
+
+
 @cache
-def function_source(file: str, name: str) -> dict[str, Any]:
-    """The text of a function of the definition, and the number of its first line in its file."""
-    text = resources.files("pellucid").joinpath("reference", file).read_text(encoding="utf-8")
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
-            return {"file": f"pellucid/reference/{file}", "first": node.lineno, "lines": lines}
-    raise LookupError(f"pellucid/reference/{file} has no function {name}")
+def source_text(file: str, name: str) -> dict[str, Any]:
+    """The text of a function, or of a method Class.method, in a file of the package."""
+    text = resources.files("pellucid").joinpath(*file.split("/")).read_text(encoding="utf-8")
+    body = ast.parse(text).body
+    for part in name.split("."):
+        named = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part]
+        if not named:
+            raise LookupError(f"pellucid/{file} has no {name}")
+        body = named[0].body
+    lines = text.splitlines()[named[0].lineno - 1 : named[0].end_lineno]
+    return {"file": f"pellucid/{file}", "first": named[0].lineno, "lines": lines}
 
 
 def line_of(definition: Definition) -> int:
     """The index of a definition's line within its function."""
-    lines = function_source(definition.file, definition.function)["lines"]
-    found = [index for index, line in enumerate(lines) if definition.line in line]
-    if not found:
+    lines = function_source(definition)["lines"]
+    indices = [index for index, line in enumerate(lines) if definition.line in line]
+    if not indices:
         raise LookupError(f"{definition.function} has no line with {definition.line}")
-    return found[0]
+    return indices[0]
 
 
 def tensor_part(trace: Trace, name: str, *, head: int | None = None, pos: int | None = None) -> Tensor:
@@ -233,12 +248,18 @@ def product_terms(
 # Choosing a token, and the order of tokens -------------------------------------------------------------
 
 
-def sampled(trace: Trace, pos: int, sampling: Sampling, draw: int) -> dict[str, Any]:
+def sampled(trace: Trace | PredictorTrace, pos: int, sampling: Sampling, draw: int) -> dict[str, Any]:
     """The likeliest tokens at a position, with the model's probabilities and with those that are drawn from.
 
     `drawn` is what the number `draw` draws; temperature 0 takes the likeliest.
     """
-    logits = tensor_part(trace, "logits", pos=pos)[None]
+    if isinstance(trace, PredictorTrace):
+        at = trace.position(pos)
+        logits, logits_code = trace.logits(at, at + 1), f"trace.logits({at}, {at + 1})"
+    else:
+        logits, logits_code = tensor_part(trace, "logits", pos=pos)[None], f"trace.logits[:, {pos}]"
+    if logits.isnan().any():
+        raise InputError("maximum likelihood says nothing after this context: no token can be drawn")
     plain = logits.double().softmax(-1)[0]
     if sampling.greedy:
         chosen = torch.zeros_like(plain)
@@ -251,7 +272,7 @@ def sampled(trace: Trace, pos: int, sampling: Sampling, draw: int) -> dict[str, 
         {"id": i, "text": spell(trace.tokenizer, i), "p": float(plain[i]), "drawn_from": float(chosen[i])} for i in best
     ]
     options = ", ".join(f"{name}={getattr(sampling, name)!r}" for name in ("temperature", "top_k", "top_p", "min_p"))
-    code = f"from pellucid.generate.sampling import Sampling, probabilities\nlogits = trace.logits[:, {pos}]\n" + (
+    code = f"from pellucid.generate.sampling import Sampling, probabilities\nlogits = {logits_code}\n" + (
         "result = logits.argmax(-1)" if sampling.greedy else f"result = probabilities(logits, Sampling({options}))"
     )
     return {
@@ -262,7 +283,7 @@ def sampled(trace: Trace, pos: int, sampling: Sampling, draw: int) -> dict[str, 
     }
 
 
-def plain_text(trace: Trace, token: int) -> str:
+def plain_text(trace: Trace | PredictorTrace, token: int) -> str:
     """The text of a token that can be written behind a prompt; "" for a special one and for a part of a character."""
     if trace.tokenizer is None or token >= trace.tokenizer.n_vocab:
         return ""

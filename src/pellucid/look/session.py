@@ -17,6 +17,8 @@ from pellucid.edits import Edit
 from pellucid.lens.core.inputs import InputError, InputOptions
 from pellucid.lens.trace import Trace
 from pellucid.look.page_edits import Model, resolve_edits
+from pellucid.look.predictor_trace import PredictorTrace, predictor_trace
+from pellucid.predictors.predictor import Predictor
 from pellucid.serve.protocol import MAX_EDITS, EditBody, Ids
 from pellucid.serve.streams import error_answer
 
@@ -84,7 +86,7 @@ class Session:
     ):
         self.opened, self.name, self.load, self.steps, self.budget = model, name, load, tuple(steps), budget
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="pellucid look")
-        self.traces: OrderedDict[str, tuple[PromptBody, Trace]] = OrderedDict()
+        self.traces: OrderedDict[str, tuple[PromptBody, Trace | PredictorTrace]] = OrderedDict()
         self.models: OrderedDict[int, Model] = OrderedDict()
         #: results that a page computes once for each model, by any name that its module chooses
         self.results: dict[Any, Any] = {}
@@ -106,7 +108,12 @@ class Session:
             self.models.popitem(last=False)
         return self.models[step]
 
-    def trace(self, prompt: PromptBody) -> Trace:
+    @property
+    def predictor_kind(self) -> str:
+        """The kind of a predictor that is no transformer (`pellucid.predictors`); "" for a transformer."""
+        return self.opened.kind if isinstance(self.opened, Predictor) else ""
+
+    def trace(self, prompt: PromptBody) -> Trace | PredictorTrace:
         """The trace of a prompt: a kept one, or a new one."""
         key = prompt.key()
         if key not in self.traces:
@@ -118,25 +125,44 @@ class Session:
             total -= oldest.nbytes
         return self.traces[key][1]
 
-    def compute_trace(self, prompt: PromptBody) -> Trace:
+    def compute_trace(self, prompt: PromptBody) -> Trace | PredictorTrace:
         """A trace of a prompt, which is not kept."""
         text = prompt.text if prompt.ids is None else prompt.ids
-        return self.model(prompt.checkpoint).trace(text, edits=self.edits(prompt), **prompt.options())
+        model = self.model(prompt.checkpoint)
+        if not isinstance(model, Predictor):
+            return model.trace(text, edits=self.edits(prompt), **prompt.options())
+        if prompt.edits or prompt.source is not None:
+            raise InputError(f"a predictor of kind {model.kind} has no tensors to edit and reads no source")
+        return predictor_trace(model, text, bos=prompt.bos)
 
     def edits(self, prompt: PromptBody) -> list[Edit]:
         """The edits of a prompt, with their values computed (`pellucid.look.page_edits`)."""
         return resolve_edits(prompt.edits, self.model(prompt.checkpoint), **prompt.options())
 
-    def kept_trace(self, trace_id: str) -> Trace:
+    def kept_reading(self, trace_id: str) -> Trace | PredictorTrace:
         """The trace with this key; 410 where it has gone, which the page answers by asking for it again."""
         if trace_id not in self.traces:
             raise HTTPException(410, "this trace is no longer kept: send its prompt to /api/trace again")
         self.traces.move_to_end(trace_id)
         return self.traces[trace_id][1]
 
+    def kept_trace(self, trace_id: str) -> Trace:
+        """`kept_reading` for what only transformers have. Raises InputError for other predictors."""
+        trace = self.kept_reading(trace_id)
+        if isinstance(trace, PredictorTrace):
+            raise InputError(f"a predictor of kind {trace.predictor.kind} has none of a transformer's tensors")
+        return trace
+
+    def kept_predictor(self, trace_id: str) -> PredictorTrace:
+        """`kept_reading` for what only predictors without attention have. Raises InputError for transformers."""
+        trace = self.kept_reading(trace_id)
+        if not isinstance(trace, PredictorTrace):
+            raise InputError("a transformer is no table of counts: ask for its tensors")
+        return trace
+
     def prompt_of(self, trace_id: str) -> PromptBody:
         """The prompt of a kept trace."""
-        self.kept_trace(trace_id)
+        self.kept_reading(trace_id)
         return self.traces[trace_id][0]
 
     # The thread: call these in the server -----------------------------------------------------

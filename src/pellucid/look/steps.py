@@ -86,11 +86,15 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Definition:
-    """Where the definition computes a tensor: a file of pellucid/reference, a function, and a part of its line."""
+    """Where the definition computes a tensor: a file of pellucid/reference, a function, and a part of its line.
+
+    What the reference leaves out has its definition in another `room` of the package; a method is named Class.method.
+    """
 
     file: str
     function: str
     line: str
+    room: str = "reference"
 
 
 @dataclass(frozen=True)

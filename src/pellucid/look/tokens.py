@@ -15,6 +15,7 @@ from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
 from pellucid.look.answers import nested, spell
 from pellucid.look.merges import MergeTrees
+from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.session import Model, Session
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import COUNTED, as_part, spread
@@ -34,7 +35,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
     @app.get("/api/t/{trace_id}/tokens/pieces")
     async def pieces(request: Request, trace_id: str) -> dict[str, Any]:
         return await session.compute(
-            request, lambda: text_pieces(session.kept_trace(trace_id), session.prompt_of(trace_id).text)
+            request, lambda: text_pieces(session.kept_reading(trace_id), session.prompt_of(trace_id).text)
         )
 
     @app.get("/api/t/{trace_id}/tokens/ngrams")
@@ -49,7 +50,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
 # Pieces of text -------------------------------------------------------------------------------------
 
 
-def text_pieces(trace: Trace, text: str) -> dict[str, Any]:
+def text_pieces(trace: Trace | PredictorTrace, text: str) -> dict[str, Any]:
     """The bytes that each token of the text stands for, the characters that they share, and the merges.
 
     `bytes` has one entry for each token, in hexadecimal; tokens that stand for no text (a separator) have none.
@@ -129,12 +130,12 @@ def ngram_lines(session: Session, trace_id: str, pos: int) -> Iterator[dict[str,
 
     `bits` has one list for each name, None for the first token. `top` is what each expected AFTER position `pos`.
     """
-    trace, prompt = session.kept_trace(trace_id), session.prompt_of(trace_id)
+    trace, prompt = session.kept_reading(trace_id), session.prompt_of(trace_id)
     yield from counted_ngrams(session, session.model(prompt.checkpoint))
     yield ngram_facts(trace, session.results["ngrams"], pos)
 
 
-def ngram_facts(trace: Trace, counted: dict[int, NGram], pos: int) -> dict[str, Any]:
+def ngram_facts(trace: Trace | PredictorTrace, counted: dict[int, NGram], pos: int) -> dict[str, Any]:
     """The bits that n-grams take for each token of the trace, and what they expect after position `pos`."""
     n = trace.inputs.lengths[0]
     ids = trace.ids[0, :n].numpy()
@@ -167,7 +168,7 @@ def ngrams_of(model: Model) -> dict[str, NGram]:
 
 def written_lines(session: Session, trace_id: str, seed: int) -> Iterator[dict[str, Any]]:
     """A text that each n-gram writes behind the prompt, and one of the model, drawn with the same numbers."""
-    trace, prompt = session.kept_trace(trace_id), session.prompt_of(trace_id)
+    trace, prompt = session.kept_reading(trace_id), session.prompt_of(trace_id)
     model = session.model(prompt.checkpoint)
     ids = trace.ids[0, : trace.inputs.lengths[0]].tolist()
     try:
@@ -176,13 +177,15 @@ def written_lines(session: Session, trace_id: str, seed: int) -> Iterator[dict[s
             yield {"name": ORDERS[order], "text": trace_text(trace, written_by(ngram, ids, seed))}
     except ValueError as error:
         yield {"reason": str(error)}
-    if trace.architecture.attention.mask != "causal" or trace.inputs.source is not None:
-        yield {"reason": "this model does not continue a text"}
-        return
-    room = trace.architecture.n_ctx - len(ids)
-    if room < 1:
-        yield {"reason": f"the prompt fills the context of {trace.architecture.n_ctx} tokens"}
-        return
+    room = WRITTEN
+    if isinstance(trace, Trace):
+        if trace.architecture.attention.mask != "causal" or trace.inputs.source is not None:
+            yield {"reason": "this model does not continue a text"}
+            return
+        room = trace.architecture.n_ctx - len(ids)
+        if room < 1:
+            yield {"reason": f"the prompt fills the context of {trace.architecture.n_ctx} tokens"}
+            return
     made = model.generate(prompt.text, max_tokens=min(WRITTEN, room), temperature=1.0, seed=seed)
     yield {"name": "this model", "text": made.text}
 
@@ -196,6 +199,6 @@ def written_by(ngram: NGram, ids: list[int], seed: int) -> list[int]:
     return written
 
 
-def trace_text(trace: Trace, ids: list[int]) -> str:
+def trace_text(trace: Trace | PredictorTrace, ids: list[int]) -> str:
     """Ids as text, without special ones."""
     return trace.tokenizer.decode(ids) if trace.tokenizer is not None else " ".join(map(str, ids))

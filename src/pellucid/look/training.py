@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
@@ -13,8 +14,14 @@ from pellucid.lens.core.inputs import InputError
 from pellucid.look.answers import numbers
 from pellucid.look.known_answer import KNOWN_ANSWER
 from pellucid.look.session import Model, Session
+from pellucid.predictors.on_text import tokens_of
 from pellucid.report.charts import thinned
-from pellucid.report.contents import Contents
+from pellucid.report.contents import series_of
+from pellucid.runs.metrics import read_metrics
+from pellucid.text.tokens.store import Tokens
+from pellucid.training.data import TokenData
+from pellucid.training.load import read_recipe
+from pellucid.training.objectives import token_losses
 
 #: the series of metrics.jsonl that are drawn: title, unit, and the names of the lines with their columns
 CURVES = (
@@ -22,6 +29,10 @@ CURVES = (
     ("Learning rate", "", (("learning rate", "learning_rate"),)),
     ("Gradient norm", "", (("gradient norm", "grad_norm"),)),
 )
+
+
+#: points of the curve of the loss by position
+GROUPS = 64
 
 
 class HeadsBody(BaseModel):
@@ -39,6 +50,10 @@ def add_routes(app: FastAPI, session: Session) -> None:
     async def run(request: Request) -> dict[str, Any]:
         return await session.compute(request, training_curves, session)
 
+    @app.get("/api/run/positions")
+    async def positions(checkpoint: str = "") -> StreamingResponse:
+        return session.stream(loss_by_position(session, checkpoint))
+
     @app.post("/api/run/heads")
     async def heads(body: HeadsBody) -> StreamingResponse:
         return session.stream(heads_forming(session, body))
@@ -47,7 +62,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
 def training_curves(session: Session) -> dict[str, Any]:
     """The curves of the run, thinned to a few hundred points each, its checkpoints, and the one with the lowest loss.
 
-    A model that is no run of a transformer has no curves; `why_none` says so.
+    A model that is no run, or was counted, has no curves; `why_none` says so.
     """
     folder = Path(str(session.opened.provenance.get("folder") or ""))
     if not (folder / "recipe.json").exists():
@@ -55,13 +70,13 @@ def training_curves(session: Session) -> dict[str, Any]:
         if str(folder) == KNOWN_ANSWER:
             why = "The weights of this model were written by hand: it was never trained."
         return {"curves": [], "steps": [], "why_none": why}
-    contents = Contents.of(folder)
+    rows = read_metrics(folder / "metrics.jsonl")
     curves = []
     for title, unit, lines in CURVES:
-        drawn = [{"name": name, "points": thinned(contents.series(column))} for name, column in lines]
+        drawn = [{"name": name, "points": thinned(series_of(rows, column))} for name, column in lines]
         if any(line["points"] for line in drawn):
             curves.append({"title": title, "unit": unit, "lines": [line for line in drawn if line["points"]]})
-    best = dict(contents.series("held_out_part"))
+    best = dict(series_of(rows, "held_out_part"))
     return {
         "curves": curves,
         "steps": list(session.steps),
@@ -98,6 +113,60 @@ def heads_forming(session: Session, body: HeadsBody) -> Iterator[dict[str, Any]]
         scores = {kind: numbers(values) for kind, values in heads.scores.items()}
         best = {kind: None if x.isnan().all() else list(heads.best(kind)) for kind, x in heads.scores.items()}
         yield {"kind": "step", "step": step, "text": heads.text, "scores": scores, "best": best}
+
+
+def loss_by_position(session: Session, checkpoint: str = "") -> Iterator[dict[str, Any]]:
+    """The held-out loss by the position of the target in its window, as more and more windows are read.
+
+    The windows, and what is read across the borders of documents, are those of the run's own evaluation, so the mean
+    over all targets is its held-out loss. Each line has `done` of `of` targets, and `points`: [first, last, nats per
+    token, targets] for groups of neighbouring positions, counted from 1, the number of tokens that were read before
+    the target. Raises InputError for a model that is no run, or is not trained to predict the next token.
+    """
+    model = session.model(checkpoint)
+    folder = Path(str(model.provenance.get("folder") or ""))
+    if session.predictor_kind or not (folder / "recipe.json").exists():
+        raise InputError("this model is no transformer's run, so there is no held-out text and no context to fill")
+    recipe = read_recipe(folder)
+    if recipe.train.objective not in ("next-token", "prefix"):
+        raise InputError(f"a model of the objective {recipe.train.objective} does not read its text from left to right")
+    yield {"doing": "reading the held-out text"}
+    network = model.network
+    tokens = tokens_of(folder, recipe, model.tokenizer, None)
+    assert isinstance(tokens, Tokens)
+    data = TokenData(tokens, recipe, network.embed.token.weight.device)
+    sums, counts = torch.zeros(recipe.model.n_ctx, dtype=torch.float64), torch.zeros(recipe.model.n_ctx)
+    of = data.n_held_out - 1
+    code = (
+        "from pellucid.look.session import Session\nfrom pellucid.look.training import loss_by_position\n\n"
+        "*_, last = loss_by_position(Session(model))\nlast['points']\n"
+    )
+    for batch in data.held_out():
+        with torch.inference_mode():
+            losses = token_losses(network, batch).double().cpu()
+        scored = torch.ones_like(losses, dtype=torch.bool) if batch.counts is None else batch.counts.cpu()
+        steps = torch.arange(losses.size(1)).expand_as(losses) if batch.positions is None else batch.positions.cpu()
+        sums.index_add_(0, steps[scored], losses[scored])
+        counts.index_add_(0, steps[scored], torch.ones(int(scored.sum())))
+        points = grouped_losses(sums, counts)
+        yield {
+            "done": int(counts.sum()),
+            "of": of,
+            "points": points,
+            "mean": float(sums.sum() / counts.sum()),
+            "code": code,
+        }
+
+
+def grouped_losses(sums: torch.Tensor, counts: torch.Tensor) -> list[list[float]]:
+    """[first, last, mean, targets] of each group of neighbouring positions, from 1; empty groups are left out."""
+    width = -(-len(sums) // GROUPS)
+    points = []
+    for first in range(0, len(sums), width):
+        group = slice(first, min(first + width, len(sums)))
+        if n := float(counts[group].sum()):
+            points.append([first + 1, group.stop, float(sums[group].sum()) / n, n])
+    return points
 
 
 def kept_heads(session: Session, step: int | None, text: str | None) -> Heads:

@@ -94,6 +94,24 @@ class Weights:
     below: np.ndarray
 
 
+@dataclass(frozen=True)
+class ContextLevel:
+    """What an n-gram predictor knows of a context of one length: P(w|h) = own[w] + below * P(w|h').
+
+    context  the tokens h, the oldest first
+    counts   c(hw) of every token w, int64 [n_vocab]; all 0 where the context was never continued in training
+    own      the share of each token that comes from these counts, float64 [n_vocab]
+    below    the weight of the prediction from the context without its oldest token
+    probs    P(w|h), float64 [n_vocab]; NaN where maximum likelihood says nothing
+    """
+
+    context: tuple[int, ...]
+    counts: np.ndarray
+    own: np.ndarray
+    below: float
+    probs: np.ndarray
+
+
 @dataclass
 class NGram:
     """Counts and the distribution that follows from them. `notes` are sentences about discounts that were replaced."""
@@ -221,6 +239,36 @@ class NGram:
         kept = context[max(len(context) - self.reach, 0) :]
         padded[0, self.reach - len(kept) :] = kept
         return self.distributions(padded)[0]
+
+    def context_levels(self, context: Any) -> list[ContextLevel]:
+        """What each level says after a context, int [n], the shortest context first.
+
+        `probs` of the last one are `next_probs(context)`. There are fewer levels than `order` where the context is
+        shorter than what the predictor reads.
+        """
+        context = checked(np.asarray(context, dtype=np.int64), self.choices.n_vocab)
+        padded = np.full((1, self.reach), -1, dtype=np.int64)
+        last = context[max(len(context) - self.reach, 0) :]
+        padded[0, self.reach - len(last) :] = last
+        tokens, v = self._inside(padded)[0].tolist(), self.choices.n_vocab
+        levels: list[ContextLevel] = []
+        number, p = 0, np.full(v, 1.0 / v)
+        for k, (level, weights) in enumerate(zip(self.levels, self.weights, strict=True)):
+            if k and tokens[-k] < 0:
+                break
+            if k:
+                number = int(locate(level.contexts, np.array([number * v + tokens[-k] if number >= 0 else -1]))[0])
+            counts, own, below = np.zeros(v, dtype=np.int64), np.zeros(v), 1.0
+            if number >= 0:
+                events = slice(level.starts[number], level.starts[number + 1])
+                followers = level.events[events] % v
+                counts[followers], own[followers] = level.counts[events], weights.own[events]
+                below = float(weights.below[number])
+                p = own + below * (p if self.is_interpolated else 1.0 / v)
+            else:
+                p = np.broadcast_to(self._unseen(p), (v,))
+            levels.append(ContextLevel(tuple(tokens[len(tokens) - k :]), counts, own, below, p))
+        return levels
 
     def distributions(self, contexts: np.ndarray) -> np.ndarray:
         """P(w | context) for every row of `contexts`, int64 [rows, order - 1], -1 for nothing -> [rows, n_vocab]."""

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,12 @@ MACHINE = "machine.json"
 Points = list[tuple[float, float]]
 
 
+def series_of(rows: Iterable[Mapping[str, Any]], name: str) -> Points:
+    """(step, value) of every row of metrics.jsonl that has the number, for a run of any kind."""
+    points = [(row["step"], row.get(name)) for row in rows]
+    return [(float(step), float(v)) for step, v in points if isinstance(v, int | float) and math.isfinite(v)]
+
+
 @dataclass(frozen=True)
 class Contents:
     """A run as read from its folder. `rows` are those of metrics.jsonl; `machine` and `data` may be empty."""
@@ -50,8 +57,7 @@ class Contents:
 
     def series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) of every row that has the number."""
-        points = [(row["step"], row.get(name)) for row in self.rows]
-        return [(float(step), float(v)) for step, v in points if isinstance(v, int | float) and math.isfinite(v)]
+        return series_of(self.rows, name)
 
     def held_out(self) -> tuple[tuple[Points, Points], tuple[Points, Points]]:
         """Nats per token and bits per byte of the held-out text: of its beginning during the run, and of all of it at

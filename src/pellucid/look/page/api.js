@@ -1,4 +1,3 @@
-"use strict";
 // Requests to the server that sent this page, .npy tensors, lines of JSON, and loading that is cancelled when it is not wanted any more.
 
 import { useEffect, useState } from "./preact.js";
@@ -87,9 +86,6 @@ export async function* postLines(path, body, signal) {
     }
   }
 }
-
-/** The same for a GET. */
-export const getLines = (path, signal) => postLines(path, null, signal);
 
 const KINDS = { f4: Float32Array, f8: Float64Array, i8: BigInt64Array, i4: Int32Array, u1: Uint8Array, i1: Int8Array, u2: Uint16Array, i2: Int16Array, b1: Uint8Array };
 

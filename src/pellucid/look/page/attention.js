@@ -1,4 +1,3 @@
-"use strict";
 // The page Attention: every head small, one head large, its lines from token to token, and why it looks where it looks.
 
 import { html, useMemo, useRef, useState } from "./preact.js";

@@ -1,82 +1,12 @@
-"use strict";
-// Charts with one look: heat maps on canvas with a cross-hair, lines, bars, waterfalls. Two ramps, the same everywhere:
-// "amount" from nothing to much, "signed" from negative over zero to positive.
+// Charts with one look: lines, bars, waterfalls (matrices are in matrix.js). Two ramps, the same everywhere: "amount" from
+// nothing to much, "signed" from negative over zero to positive.
 
-import { html, useEffect, useRef, useState } from "./preact.js";
-import { colourOf, rampAt, three } from "./common.js";
+import { html, useRef, useState } from "./preact.js";
+import { colourOf, three } from "./common.js";
 import { useRepaint, useWidth } from "./parts.js";
 
 /** The size of the largest magnitude, or `least` where all are zero. */
 export const largest = (values, least = 1e-12) => { let most = least; for (const x of values) if (Math.abs(x) > most) most = Math.abs(x); return most; };
-
-const NO_RINGS = [];
-
-/**
- * A matrix of numbers in rows. `values` may hold NaN, which is left empty.
- *   ramp        "amount": `low` to `high`; "signed": -`high` to `high`
- *   describe    (row, column, value) -> the text of the line below, for the cell under the pointer or the keyboard
- *   selected    [row, column] or null;  onSelect(row, column) on a click and on Enter
- *   rowNames, columnNames   texts beside the map, where there is room
- *   rings       cells [row, column] that get a ring
- */
-export function HeatMap({ values, rows, columns, ramp = "amount", low = 0, high = null, describe, selected, onSelect, rowNames, columnNames, label, cell = 0, name, rings = NO_RINGS }) {
-  const canvas = useRef(), [at, setAt] = useState(null), repaint = useRepaint();
-  const most = high ?? largest(values);
-  const side = cell || Math.max(3, Math.min(26, Math.floor(560 / Math.max(columns, rows))));
-  const gutter = rowNames ? 76 : 0, head = columnNames && side >= 9 ? 60 : 0;
-  const width = gutter + columns * side, height = head + rows * side;
-  useEffect(() => {
-    const scale = devicePixelRatio || 1, c = canvas.current;
-    c.width = width * scale; c.height = height * scale;
-    const pen = c.getContext("2d"), style = getComputedStyle(document.documentElement);
-    pen.scale(scale, scale);
-    for (let r = 0; r < rows; r++) for (let k = 0; k < columns; k++) {
-      const x = values[r * columns + k];
-      if (Number.isNaN(x) || x === null) continue;
-      const [red, green, blue] = rampAt(ramp === "signed" ? x / most : (x - low) / (most - low || 1), ramp);
-      pen.fillStyle = `rgb(${red},${green},${blue})`;
-      pen.fillRect(gutter + k * side, head + r * side, side > 5 ? side - 1 : side, side > 5 ? side - 1 : side);
-    }
-    pen.fillStyle = style.getPropertyValue("--quiet");
-    pen.font = `12px ${style.getPropertyValue("--mono")}`;
-    pen.textBaseline = "middle";
-    if (rowNames && side >= 9) rowNames.forEach((text, r) => { pen.textAlign = "right"; pen.fillText(text.slice(0, 9), gutter - 6, head + (r + 0.5) * side); });
-    if (head) columnNames.forEach((text, k) => { pen.save(); pen.translate(gutter + (k + 0.5) * side, head - 5); pen.rotate(-Math.PI / 3); pen.textAlign = "left"; pen.fillText(text.slice(0, 8), 0, 0); pen.restore(); });
-    const mark = (cellAt, colour) => { if (!cellAt) return; pen.strokeStyle = colour; pen.lineWidth = 2; pen.strokeRect(gutter + cellAt[1] * side, head + cellAt[0] * side, side - 1, side - 1); };
-    mark(selected, style.getPropertyValue("--accent"));
-    for (const { colour, thick } of [{ colour: "--ground", thick: 4 }, { colour: "--text", thick: 1.5 }]) for (const [r, k] of rings) {
-      pen.strokeStyle = style.getPropertyValue(colour); pen.lineWidth = thick;
-      pen.beginPath(); pen.arc(gutter + (k + 0.5) * side - 0.5, head + (r + 0.5) * side - 0.5, Math.max(2, 0.3 * side), 0, 7); pen.stroke();
-    }
-    if (at) {
-      pen.fillStyle = "rgb(128 128 128 / .18)";
-      pen.fillRect(gutter, head + at[0] * side, columns * side, side);
-      pen.fillRect(gutter + at[1] * side, head, side, rows * side);
-      mark(at, style.getPropertyValue("--text"));
-    }
-  }, [values, rows, columns, ramp, low, most, side, at, selected?.[0], selected?.[1], repaint, rowNames, columnNames, rings]);
-  const cellOf = (event) => {
-    const box = canvas.current.getBoundingClientRect(), zoom = width / box.width;
-    const k = Math.floor(((event.clientX - box.left) * zoom - gutter) / side), r = Math.floor(((event.clientY - box.top) * zoom - head) / side);
-    return r >= 0 && r < rows && k >= 0 && k < columns ? [r, k] : null;
-  };
-  const move = (event) => { const to = cellOf(event); if (to?.[0] !== at?.[0] || to?.[1] !== at?.[1]) setAt(to); };
-  const press = (event) => {
-    const [r, k] = at ?? selected ?? [0, 0];
-    const to = { ArrowLeft: [r, k - 1], ArrowRight: [r, k + 1], ArrowUp: [r - 1, k], ArrowDown: [r + 1, k] }[event.key];
-    if (event.key === "Enter" && onSelect) onSelect(r, k);
-    if (!to || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault(); event.stopPropagation();
-    setAt([Math.min(rows - 1, Math.max(0, to[0])), Math.min(columns - 1, Math.max(0, to[1]))]);
-  };
-  const shown = at ?? selected;
-  const value = shown ? values[shown[0] * columns + shown[1]] : null;
-  return html`<figure class="heat">
-    <canvas ref=${canvas} class="canvas" style=${{ width: `${width}px`, aspectRatio: `${width} / ${height}`, cursor: onSelect ? "pointer" : "crosshair" }} tabindex="0" role="img" aria-label=${label} data-name=${name}
-      onPointerMove=${move} onPointerLeave=${() => setAt(null)} onClick=${(event) => { const to = cellOf(event); if (to && onSelect) onSelect(...to); }} onKeyDown=${press} onBlur=${() => setAt(null)}></canvas>
-    <figcaption aria-live="polite">${shown ? (describe ? describe(shown[0], shown[1], value) : three(value)) : "\u00a0"}</figcaption>
-  </figure>`;
-}
 
 /** Rows of a label, a bar and a number: [{label, value, said, name, onClick, selected}], around the middle where any is negative. */
 export function Bars({ rows, most = null, label }) {

@@ -1,4 +1,3 @@
-"use strict";
 // The page Circuits: heads, neurons, embeddings and positions from the weights alone, without any text.
 
 import { html, useMemo, useRef } from "./preact.js";

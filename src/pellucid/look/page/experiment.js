@@ -1,10 +1,11 @@
-"use strict";
 // The page Experiment: replace, remove or push a part, and see what the answer becomes.
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { getTrace, postJson, postLines, useLoad } from "./api.js";
-import { Bars, HeatMap, Lines, Scale, largest } from "./charts.js";
+import { marked } from "./common.js";
+import { Bars, Lines, Scale, largest } from "./charts.js";
 import { useLines } from "./lines.js";
+import { Matrix } from "./matrix.js";
 import { Choice, CopyButton, Num, Panel, Slider, Term, Token, Waiting, percent, three } from "./parts.js";
 import { addDefaults } from "./state.js";
 
@@ -63,12 +64,10 @@ function PickToken({ label, value, tokens, onPick }) {
   const known = tokens.find((token) => token.id === value);
   const change = (event) => onPick(event.target.value === "" ? "" : event.target.value);
   return html`<label class="picktoken">${label} <select value=${known ? `#${value}` : "other"} onChange=${change}>
-      ${tokens.map((token) => html`<option value=${`#${token.id}`}>${visible(token.text)} (${percent(token.p)})</option>`)}
-      ${known ? null : html`<option value="other">${typeof value === "string" ? visible(value) : `id ${value}`}</option>`}
+      ${tokens.map((token) => html`<option value=${`#${token.id}`}>${marked(token.text)} (${percent(token.p)})</option>`)}
+      ${known ? null : html`<option value="other">${typeof value === "string" ? marked(value) : `id ${value}`}</option>`}
     </select> <input type="text" class="short" placeholder="or write it" aria-label=${`${label}: another token`} onChange=${(event) => event.target.value !== "" && onPick(event.target.value)} /></label>`;
 }
-
-const visible = (text) => text.replaceAll(" ", "\u00b7").replaceAll("\n", "\u21b5");
 
 // Patching -----------------------------------------------------------------------------------
 
@@ -92,7 +91,7 @@ function foldPatching(value, line) {
 function Patching({ view, set, model, a, b, asked }) {
   const alike = b && a.n === b.n, size = a.n * model.n_layers * (view.site.startsWith("attn.") ? model.n_heads : 1), [wanted, want] = useState("");
   const question = JSON.stringify([asked, view.site]), exact = size <= MOST_EXACT || wanted === question, body = alike ? { ...asked, site: view.site, exact } : null;
-  const run = useLines("api/experiment/patch", body, foldPatching, [JSON.stringify(body)]);
+  const run = useLines(body && "api/experiment/patch", body, foldPatching, [JSON.stringify(body)]);
   const got = run.value;
   const share = useMemo(() => got && shares(got), [got]);
   const text = view.b;
@@ -104,7 +103,7 @@ function Patching({ view, set, model, a, b, asked }) {
   const name = (r) => (got.rows[r][1] === null ? `block ${got.rows[r][0]}` : `${got.rows[r][0]}.${got.rows[r][1]}`);
   const describe = (r, p) => {
     const k = r * got.columns + p;
-    return html`${name(r)} at ${p}, ${visible(got.tokens[p])}: <${Num} name="patch.cell" value=${got.values[k]} /> ${got.exact[k] ? "exact" : "estimated"}${share.flat ? "" : html`, ${three(share.values[k])} of the way to B`}${got.exact[k] ? html`; the estimate was <${Num} name="patch.estimate" value=${got.estimate[k]} />` : ""}`;
+    return html`${name(r)} at ${p}, ${marked(got.tokens[p])}: <${Num} name="patch.cell" value=${got.values[k]} /> ${got.exact[k] ? "exact" : "estimated"}${share.flat ? "" : html`, ${three(share.values[k])} of the way to B`}${got.exact[k] ? html`; the estimate was <${Num} name="patch.estimate" value=${got.estimate[k]} />` : ""}`;
   };
   return html`<${Panel} title="Patching: what makes the difference between A and B?" code=${got?.code} id="patching"
       not="parts that act only together: one place is replaced at a time. A place with 0 may still matter beside another.">
@@ -115,8 +114,8 @@ function Patching({ view, set, model, a, b, asked }) {
     ${alike ? null : html`<p class="error" role="alert">Prompt A has ${a.n} tokens and prompt B has ${b.n}: write them so that they have equally many (the boxes under the prompts are the tokens).</p>`}
     ${got ? html`<p>${got.metric}: A <${Num} name="patch.own" value=${got.own} />, B <${Num} name="patch.other" value=${got.other} />. ${" "}<span class="quiet" aria-live="polite" data-done=${got.done} data-total=${got.total}>${!exact ? html`estimates; <button type="button" class="act small" onClick=${() => want(question)}>compute all ${got.total} exactly</button>` : got.done < got.total ? `exact values: ${got.done} of ${got.total} places \u2026 ${run.seconds.toFixed(1)} s` : "all values are exact"}${got.end ? html`; the estimates correlate with them at <${Num} name="patch.correlation" value=${got.end.correlation} />` : ""}</span></p>
       <p>${share.flat ? "A and B have the same value, so the change itself is shown " : "The share of the way from A to B "}<${Scale} low=${three(-share.most)} high=${three(share.most)} ramp="signed" /></p>
-      <${HeatMap} values=${share.values} rows=${got.rows.length} columns=${got.columns} ramp="signed" high=${share.most} label="patching" describe=${describe} onSelect=${add}
-        rowNames=${got.rows.map((_, r) => name(r))} columnNames=${got.tokens.map(visible)} cell=${Math.max(12, Math.min(44, Math.floor(600 / got.columns), Math.floor(480 / got.rows.length)))} rings=${share.rings} />
+      <${Matrix} values=${share.values} rows=${got.rows.length} columns=${got.columns} ramp="signed" high=${share.most} label="patching" describe=${describe} onSelect=${add}
+        rowNames=${got.rows.map((_, r) => name(r))} columnNames=${got.tokens} biggest=${44} rings=${share.rings} />
       ${run.error ? html`<p class="error" role="alert">${run.error.message}</p>` : null}
       ${share.rings.length ? html`<p class="quiet">Ringed: the estimate is wrong by more than a quarter of the way.</p>` : null}` : alike ? html`<${Waiting} of=${run} what="estimating all places" />` : null}`}
   <//>`;
@@ -139,7 +138,7 @@ const foldAblation = (value, line) => ({ ...(value ?? {}), [line.site]: line });
 
 function Ablation({ view, set, a, b, asked, textA }) {
   const allowed = view.ablation !== "resample" || (b && a.n === b.n), body = allowed ? { ...asked, kind: view.ablation } : null;
-  const run = useLines("api/experiment/ablate", body, foldAblation, [JSON.stringify(body)]);
+  const run = useLines(body && "api/experiment/ablate", body, foldAblation, [JSON.stringify(body)]);
   const heads = run.value?.["attn.z"], parts = ["attn_out", "mlp_out"].map((site) => run.value?.[site]).filter(Boolean);
   const edit = (name, more) => {
     const value = { mean: { mean_of: view.b || textA }, zero: null, resample: { run_of: view.b } }[view.ablation];
@@ -152,7 +151,7 @@ function Ablation({ view, set, a, b, asked, textA }) {
     ${allowed ? null : html`<p>Write a second prompt, of as many tokens, to take values from.</p>`}
     <${Waiting} of=${run} what="running the model without each part" />
     ${heads ? html`<p>${heads.metric}: <${Num} name="ablation.baseline" value=${heads.baseline} /> with every part; shown is the change <${Scale} low=${three(-most)} high=${three(most)} ramp="signed" /></p>
-    <div class="two"><div><h3>Without one head</h3><${HeatMap} values=${flat} rows=${heads.effect.length} columns=${heads.effect[0].length} ramp="signed" high=${most} cell=${Math.min(34, Math.max(14, Math.floor(420 / heads.effect[0].length)))} label="ablation of heads"
+    <div class="two"><div><h3>Without one head</h3><${Matrix} values=${flat} rows=${heads.effect.length} columns=${heads.effect[0].length} ramp="signed" high=${most} biggest=${34} label="ablation of heads"
         describe=${(l, h, x) => html`without head ${l}.${h}: <${Num} name=${`ablation.head.${l}.${h}`} value=${x} />`} onSelect=${(l, h) => edit(`blocks.${l}.attn.z`, { head: [h] })} rowNames=${heads.effect.map((_, l) => `block ${l}`)} />
         <p class="quiet">${strongest(heads.effect)}</p></div>
     <div><h3>Without one block's attention or MLP</h3><${Bars} label="ablation of parts" most=${most} rows=${parts.flatMap((part) => part.effect.map((x, l) => ({ label: html`<button type="button" class="link" onClick=${() => edit(`blocks.${l}.${part.site}`, {})}>${part.site === "attn_out" ? "attention" : "MLP"} ${l}</button>`, value: x, name: `ablation.${part.site}.${l}` })))} /></div></div>
@@ -178,7 +177,7 @@ function Steering({ view, set, model, asked, textA }) {
   const points = steeringPoints(model), at = points.includes(view.steer) ? view.steer : `blocks.${Math.floor(model.n_layers / 2)}.resid_pre`;
   const towards = view.towards || view.b, away = view.away || textA;
   const where = view.from === "mean" ? "mean" : -1, body = towards ? { ...asked, at, towards, away, pos: where } : null;
-  const run = useLines("api/experiment/steer", body, foldSteering, [JSON.stringify(body)]);
+  const run = useLines(body && "api/experiment/steer", body, foldSteering, [JSON.stringify(body)]);
   const got = run.value, point = got?.points.find((one) => one.factor === view.factor);
   const add = () => set({ edits: [...view.edits, { op: "add", name: at, factor: view.factor, value: { towards, away, pos: where } }] });
   const field = (name, value, label) => html`<label class="field">${label} <input type="text" value=${value} onChange=${(event) => set({ [name]: event.target.value })} /></label>`;

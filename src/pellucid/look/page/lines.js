@@ -1,4 +1,3 @@
-"use strict";
 // Long answers that come line by line, drawn while they come and cancelled when they are not wanted any more.
 
 import { useEffect, useState } from "./preact.js";
@@ -6,12 +5,12 @@ import { postLines } from "./api.js";
 
 /**
  * What `fold(value, line)` makes of the lines of an answer, drawn after each of them: {value, error, loading, seconds}.
- * `body` may be null: nothing is asked. The request is cancelled when `deps` change and when the page goes elsewhere.
+ * `path` may be null: nothing is asked. Where `body` is null it is a GET. The request is cancelled when `deps` change and when the page goes elsewhere.
  */
 export function useLines(path, body, fold, deps) {
   const [state, set] = useState({ value: null, error: null, loading: false, seconds: 0 });
   useEffect(() => {
-    if (!body) { set({ value: null, error: null, loading: false, seconds: 0 }); return undefined; }
+    if (!path) { set({ value: null, error: null, loading: false, seconds: 0 }); return undefined; }
     const control = new AbortController(), begun = performance.now(), seconds = () => (performance.now() - begun) / 1000;
     const tick = setInterval(() => set((old) => ({ ...old, seconds: seconds() })), 200);
     set({ value: null, error: null, loading: true, seconds: 0 });

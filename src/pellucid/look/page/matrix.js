@@ -1,4 +1,3 @@
-"use strict";
 // What the pages about attention, the stream and the weights share: panels of a route, canvases, matrices that stay fluid
 // at a thousand tokens (their colours are painted once into a bitmap, over which a cross-hair moves).
 
@@ -48,7 +47,7 @@ export const HINT = "as the model has it, with its space; #12 is the token of id
 /** The colours of the style sheet that canvases draw with. */
 export function inks() {
   const style = getComputedStyle(document.documentElement);
-  return Object.fromEntries(["text", "quiet", "accent", "line", "raised", "mono", "positive", "negative"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+  return Object.fromEntries(["text", "quiet", "accent", "line", "raised", "ground", "mono", "positive", "negative"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 
 /** A text cut to a width in pixels. */
@@ -116,9 +115,9 @@ const clamp = (x, n) => Math.min(n - 1, Math.max(0, x));
  *   ramp      "amount": 0 to `high`; "signed": -`high` to `high`; `companded` shows the square root of an amount
  *   rowNames, columnNames   texts of the axes
  *   selected  [row, column];  onSelect(row, column);  describe(row, column, value) -> the line below
- *   most      the width in pixels;  biggest, that of a cell
+ *   most      the width in pixels;  biggest, that of a cell;  rings  cells [row, column] that get a ring
  */
-export function Matrix({ values, rows, columns, ramp = "amount", high, companded, rowNames, columnNames, selected, onSelect, describe, label, name, most = 620, biggest = 28 }) {
+export function Matrix({ values, rows, columns, ramp = "amount", high, companded, rowNames, columnNames, selected, onSelect, describe, label, name, most = 620, biggest = 28, rings = [] }) {
   const box = useRef(), repaint = useRepaint(), room = Math.min(most, useWidth(box));
   const named = rowNames && room / columns > 9, longest = (names) => 7.3 * Math.min(12, Math.max(...names.map((text) => marked(text).length)));
   const left = named ? Math.min(92, room * 0.24, longest(rowNames) + 10) : 0, top = named && columnNames ? Math.min(66, 14 + 0.95 * longest(columnNames)) : 0;
@@ -159,6 +158,10 @@ export function Matrix({ values, rows, columns, ramp = "amount", high, companded
       pen.fillStyle = "rgb(128 128 128 / .16)";
       pen.fillRect(left, top + r * side, side * columns, Math.max(1, side));
       pen.fillRect(left + k * side, top, Math.max(1, side), side * rows);
+    }
+    for (const [colour, thick] of [[ink.ground, 4], [ink.text, 1.5]]) for (const [r, k] of rings) {
+      pen.strokeStyle = colour; pen.lineWidth = thick;
+      pen.beginPath(); pen.arc(left + (k + 0.5) * side, top + (r + 0.5) * side, Math.max(2, 0.3 * side), 0, 7); pen.stroke();
     }
     for (const [cell, colour] of [[selected, ink.accent], [over, ink.text]]) if (cell) { pen.strokeStyle = colour; pen.lineWidth = 2; pen.strokeRect(left + cell[1] * side, top + cell[0] * side, Math.max(side, 3), Math.max(side, 3)); }
   };

@@ -1,4 +1,3 @@
-"use strict";
 // The parts that every page is made of: panels, numbers, tokens, choices.
 
 import { html, useEffect, useRef, useState } from "./preact.js";

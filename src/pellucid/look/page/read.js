@@ -1,4 +1,3 @@
-"use strict";
 // The page Read: the computation as one column of steps, from the text to the next token.
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
@@ -74,10 +73,10 @@ const partTitle = (name) => {
   const side = name.startsWith("encoder.") ? "Encoder: " : "", inner = name.replace("encoder.", "");
   if (inner === "embed") return `${side}From tokens to vectors`;
   if (inner === "output") return side ? "Encoder: the last stream" : "From vectors to the next token";
-  return `${side}Block ${inner.split(".")[1]}`;
+  return inner === "hidden" ? "The hidden layer" : `${side}Block ${inner.split(".")[1]}`;
 };
 
-const GROUPS = { embed: "embedding", stream: "residual stream", norm: "norm", attention: "attention", cross: "cross-attention", mlp: "MLP", output: "unembedding" };
+const GROUPS = { embed: "embedding", stream: "residual stream", norm: "norm", attention: "attention", cross: "cross-attention", mlp: "MLP", output: "unembedding", hidden: "hidden layer", state: "state", logits: "logits" };
 
 function Page({ view, set, model, a, pos }) {
   const column = useLoad((signal) => getJson(route("api/read/steps", { checkpoint: view.checkpoint || null }), signal), [view.checkpoint, model.step]);
@@ -108,7 +107,7 @@ function Page({ view, set, model, a, pos }) {
   </div>`;
 }
 
-function Part({ part, definitions, view, set, model, a, pos, goTo }) {
+export function Part({ part, definitions, view, set, model, a, pos, goTo }) {
   const open = view.open.includes(part.name);
   const values = useLoad(open ? (signal) => getNpz(route(`api/t/${a.id}/read/numbers/${part.name}`, { pos }), signal) : null, [a.id, pos, part.name, open]);
   const toggle = () => set({ open: open ? view.open.filter((name) => name !== part.name) : [...view.open, part.name] });
@@ -121,7 +120,7 @@ function Part({ part, definitions, view, set, model, a, pos, goTo }) {
     return made;
   }, [part]);
   return html`<section class="panel part" data-part=${part.name} data-at=${values.value ? `${a.id}/${pos}` : ""}>
-    <button type="button" class="fold" aria-expanded=${open ? "true" : "false"} onClick=${toggle}><span class="arrow">${open ? "\u25be" : "\u25b8"}</span> <h2>${partTitle(part.name)}</h2> <span class="quiet">${part.steps.length} steps</span></button>
+    <button type="button" class="fold" aria-expanded=${open ? "true" : "false"} onClick=${toggle}><span class="arrow">${open ? "\u25be" : "\u25b8"}</span> <h2>${partTitle(part.name)}</h2> <span class="quiet">${part.steps.length} step${part.steps.length === 1 ? "" : "s"}</span></button>
     <${Waiting} of=${values} />
     ${open && values.value ? groups.map((group) => html`<div class=${`group ${group.name}`}><h3><${Term} t=${GROUPS[group.name]} /></h3>
       ${group.steps.map((step) => html`<${Row} key=${step.name} step=${step} definition=${definitions[step.definition]} tensor=${values.value[step.name]} view=${view} set=${set} model=${model} a=${a} pos=${pos} goTo=${goTo} />`)}</div>`) : null}
@@ -138,16 +137,16 @@ function Row({ step, definition, tensor, view, set, model, a, pos, goTo }) {
     <div class="what"><b>${step.title}</b><${Equation} math=${step.math} onSymbol=${goTo} />
       <div class="row names"><code>${step.name}</code><button type="button" class="link" aria-expanded=${shown ? "true" : "false"} onClick=${() => show(!shown)}>${shown ? "hide the definition" : "definition"}</button></div>
     </div>
-    <div class="numbers">${last === "probs" ? html`<${Top} a=${a} pos=${pos} />`
-      : html`<${Strip} name=${step.name} tensor=${tensor} head=${view.head} ramp=${last === "pattern" ? "amount" : "signed"} high=${last === "pattern" ? 1 : null} onSelect=${select}
-          rowName=${step.axes[0] === "g" ? "key-value head" : "head"} columnName=${overKeys ? "position" : last === "logits" ? "token" : "coordinate"} />`}
+    <div class="numbers">${last === "probs" && !model.mixed ? html`<${Top} a=${a} pos=${pos} />`
+      : html`<${Strip} name=${step.name} tensor=${tensor} head=${view.head} ramp=${last === "pattern" || last === "probs" ? "amount" : "signed"} high=${last === "pattern" ? 1 : null} onSelect=${select}
+          rowName=${step.axes[0] === "g" ? "key-value head" : "head"} columnName=${overKeys ? "position" : last === "logits" || last === "probs" ? "token" : "coordinate"} />`}
       ${last === "k" && pos > 0 && step.name.endsWith("attn.k") && !step.name.startsWith("encoder.") && !model.masked ? html`<p class="quiet cache">When a text is written, the <${Term} t="cache">keys and values<//> of positions 0 to ${pos - 1} are kept, and only the ones of position ${pos} are new.</p>` : null}
       ${scores ? html`<${Product} name=${step.name} view=${view} set=${set} a=${a} pos=${pos} heads=${tensor.shape[0]} keys=${tensor.shape[1]} />` : null}</div>
     ${shown ? html`<${Source} definition=${definition} line=${step.line} code=${step.code} />` : null}
   </div>`;
 }
 
-function Source({ definition, line, code }) {
+export function Source({ definition, line, code }) {
   return html`<div class="source"><div class="row"><span class="quiet">${definition.file}, line ${definition.first + line}</span><${CopyButton} code=${code} /></div>
     <pre tabindex="0">${definition.lines.map((text, k) => html`<span class=${k === line ? "line here" : "line"}><span class="at">${definition.first + k}</span>${text}\n</span>`)}</pre></div>`;
 }
@@ -173,7 +172,7 @@ function Product({ name, view, set, a, pos, heads, keys }) {
   </details>`;
 }
 
-function Sampling({ view, set, a, pos, model }) {
+export function Sampling({ view, set, a, pos, model }) {
   const asked = { pos, temperature: view.read_temperature, top_k: view.read_top_k, top_p: view.read_top_p, min_p: view.read_min_p, draw: view.read_draw };
   const sample = useLoad((signal) => getJson(route(`api/t/${a.id}/read/sample`, asked), signal), [a.id, ...Object.values(asked)]);
   const value = sample.value, text = a.tokens.map((token) => token.text).join("");

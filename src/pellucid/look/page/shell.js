@@ -1,15 +1,14 @@
-"use strict";
 // The frame of every page: the model, the prompts as tokens, the edits, the tabs. Each page is a module of its own.
 
 import { html, render, useEffect, useRef, useState } from "./preact.js";
 import { readRamps, themeButton } from "./common.js";
 import { getJson, getTrace, key, route, useLoad } from "./api.js";
 import { address, current, set, useView } from "./state.js";
-import { CopyButton, Token, Waiting, explainTerms } from "./parts.js";
+import { CopyButton, Panel, Token, Waiting, explainTerms } from "./parts.js";
 
 /** Each page's script is loaded when the page is opened. */
 const PAGES = [
-  { name: "read", title: "Read", load: () => import("./read.js") },
+  { name: "read", title: "Read", load: (model) => (model.kind ? import("./predictor.js") : import("./read.js")) },
   { name: "tokens", title: "Tokens", load: () => import("./tokens_page.js") },
   { name: "attention", title: "Attention", load: () => import("./attention.js") },
   { name: "stream", title: "Stream", load: () => import("./stream.js") },
@@ -44,8 +43,8 @@ function Inspector({ view, model }) {
   const shared = [view.bos, view.checkpoint, JSON.stringify(view.edits), view.source, model.reads_source];
   const a = useLoad(model.traced === false ? null : load(textA), [textA, ...shared]);
   const b = useLoad(view.b && model.traced !== false ? load(view.b) : null, [view.b, ...shared]);
-  const page = PAGES.find((one) => one.name === view.page) ?? PAGES[0];
-  const script = useLoad(async () => (await page.load()).page, [page.name]), shown = script.value?.name === page.name ? script.value : null;
+  const page = PAGES.find((one) => one.name === view.page) ?? PAGES[0], closed = model.closed?.[page.name];
+  const script = useLoad(async () => (closed ? { name: page.name } : (await page.load(model)).page), [page.name]), shown = script.value?.name === page.name ? script.value : null;
   useEffect(() => { document.title = `${page.title} \u2013 ${model.name} \u2013 Pellucid`; }, [page, model.name]);
   useEffect(() => { document.documentElement.dataset.ready = a.loading || b.loading || !shown ? "" : a.value?.id ?? "none"; }, [a.loading, b.loading, a.value?.id, shown]);
   const n = a.value?.n ?? 0, pos = a.value ? ((Math.max(-n, Math.min(view.pos, n - 1)) % n) + n) % n : 0;
@@ -60,11 +59,11 @@ function Inspector({ view, model }) {
     <main>
       <${Prompts} view=${view} model=${model} textA=${textA} a=${a} b=${b} pos=${pos} />
       ${script.error ? html`<p class="error" role="alert">${script.error.message}</p>` : null}
-      ${ready ? html`<${shown.Page} key=${page.name} view=${view} set=${set} model=${model} a=${a.value} b=${view.b ? b.value : null} pos=${pos} />` : null}
+      ${closed ? html`<${Panel} title=${page.title} id="closed"><p>${closed}</p><//>` : ready ? html`<${shown.Page} key=${page.name} view=${view} set=${set} model=${model} a=${a.value} b=${view.b ? b.value : null} pos=${pos} />` : null}
     </main>`;
 }
 
-const ModelFacts = ({ model }) => html`<span class="num" data-name="model.parameters" data-value=${String(model.parameters)}>${model.parameters.toLocaleString("en")}</span> parameters, ${model.n_layers} layers${model.n_heads ? ` \u00d7 ${model.n_heads} heads` : ""}, ${model.n_vocab.toLocaleString("en")} tokens known, reads up to ${model.n_ctx.toLocaleString("en")}`;
+const ModelFacts = ({ model }) => model.said ?? html`<span class="num" data-name="model.parameters" data-value=${String(model.parameters)}>${model.parameters.toLocaleString("en")}</span> parameters, ${model.n_layers} layers${model.n_heads ? ` \u00d7 ${model.n_heads} heads` : ""}, ${model.n_vocab.toLocaleString("en")} tokens known, reads up to ${model.n_ctx.toLocaleString("en")}`;
 
 function ThemeButton() {
   const place = useRef();

@@ -1,4 +1,3 @@
-"use strict";
 // The state of the whole page: two prompts, edits, a checkpoint, what is selected. It lives in the address behind the #.
 
 import { useEffect, useState } from "./preact.js";

@@ -1,4 +1,3 @@
-"use strict";
 // The page Stream: what the stream would predict at every point, tokens followed through it, who wrote a logit, lengths.
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";

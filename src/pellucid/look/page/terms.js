@@ -1,4 +1,3 @@
-"use strict";
 // What each term means, in two lines: shown where the pointer or the keyboard rests on it. In the order of the alphabet.
 
 export const TERMS = {
@@ -17,11 +16,13 @@ export const TERMS = {
   "direct logit attribution": "A logit as an exact sum: the part that each embedding, head, MLP and bias wrote in the direction that the readout reads.",
   "duplicate token head": "A head that attends to earlier occurrences of the present token.",
   "earlier copies": "The share of a head's attention that goes to earlier occurrences of the same token.",
+  discount: "What is taken from every count and passed on to the shorter context, so that tokens that never followed here keep a chance.",
   embedding: "The first step: each token's id picks a row of a table, and this vector enters the model.",
   entropy: "How undecided the model is, in bits. 0: it is sure of one token. 10 bits: as undecided as among 1,024 equal ones.",
   "first token head": "A head that attends to the first token, often because it has nothing to do there.",
   "first token": "The share of a head's attention that goes to the first token, where many heads rest when they find nothing.",
   head: "One attention of a layer. It has its own queries, keys and values, and adds its own result to the stream.",
+  "hidden layer": "Numbers between the input and the scores: each adds up the input with weights of its own, and squeezes the sum between -1 and 1.",
   "induction head": "A head that attends to what followed the last occurrence of the present token, and so continues repetitions.",
   induction: "The share of a head's attention that goes to what followed earlier copies of the token: it lets the model repeat what it has seen.",
   "logit lens": "The readout applied in the middle of the network: what it would predict if it ended there.",
@@ -41,6 +42,7 @@ export const TERMS = {
   "residual stream": "The vector that each position carries through the model. Every part reads it and adds its result to it.",
   score: "The product of a query and a key, scaled. The softmax of a row of scores is a row of the attention pattern.",
   "singular values": "The strengths of a matrix along its own directions, largest first. A few large ones: it does few things.",
+  state: "The one vector in which a recurrent network keeps what it has read; each token changes it.",
   strip: "One small field for each number of the vector. The darker or stronger the colour, the larger the number; point at it to read it.",
   surprisal: "How unexpected a token was: -log2 of the probability that the model gave it, in bits. 0 bits: the model was certain.",
   temperature: "Divides the scores. Below 1 the likely tokens become likelier; above 1 all become more equal; 0 always takes the likeliest.",

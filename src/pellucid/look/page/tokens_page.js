@@ -1,10 +1,10 @@
-"use strict";
 // The page Tokens: how the text was cut into tokens, how well each was expected, and what n-grams expected of it.
 
-import { html, useEffect, useState } from "./preact.js";
-import { getJson, getLines, route, useLoad } from "./api.js";
+import { html } from "./preact.js";
+import { getJson, route, useLoad } from "./api.js";
 import { Bars, Scale } from "./charts.js";
 import { colourOf } from "./common.js";
+import { useLines } from "./lines.js";
 import { addDefaults } from "./state.js";
 import { Num, Panel, Term, Token, Waiting, percent, three, useRepaint } from "./parts.js";
 
@@ -16,38 +16,17 @@ export const page = { name: "tokens", title: "Tokens", needs: "trace", Page };
 const MOST_ROWS = 120;
 const MOST_BITS = 16;
 
-/** The lines of a stream: what is being done, and the last line without "doing". */
-export function useLines(path, deps) {
-  const [state, put] = useState({ lines: [], doing: null, error: null, loading: false });
-  useEffect(() => {
-    if (!path) { put({ lines: [], doing: null, error: null, loading: false }); return undefined; }
-    const control = new AbortController();
-    put({ lines: [], doing: null, error: null, loading: true });
-    (async () => {
-      const lines = [];
-      try {
-        for await (const line of getLines(path, control.signal)) {
-          if (line.doing) put((old) => ({ ...old, doing: line }));
-          else { lines.push(line); put((old) => ({ ...old, lines: [...lines], doing: null })); }
-        }
-        put((old) => ({ ...old, loading: false, doing: null }));
-      } catch (error) {
-        if (!control.signal.aborted) put((old) => ({ ...old, error, loading: false, doing: null }));
-      }
-    })();
-    return () => control.abort();
-  }, deps);
-  return state;
-}
+/** What is being done, and the lines that are there. */
+const foldLines = (value, line) => (line.doing ? { lines: value?.lines ?? [], doing: line } : { lines: [...(value?.lines ?? []), line], doing: null });
 
 const Progress = ({ of }) => (of.error ? html`<p class="error" role="alert">${of.error.message}</p>`
-  : of.doing ? html`<p class="quiet" role="status" data-waiting>${of.doing.doing} (${of.doing.done + 1} of ${of.doing.of})</p>`
+  : of.loading && of.value?.doing ? html`<p class="quiet" role="status" data-waiting>${of.value.doing.doing} (${of.value.doing.done + 1} of ${of.value.doing.of})</p>`
   : of.loading ? html`<p class="quiet" role="status" data-waiting>asking \u2026</p>` : null);
 
 function Page({ view, set, model, a, b, pos }) {
   const pieces = useLoad((signal) => getJson(`api/t/${a.id}/tokens/pieces`, signal), [a.id]);
-  const grams = useLines(view.ngrams ? route(`api/t/${a.id}/tokens/ngrams`, { pos: Math.max(0, pos - 1) }) : null, [view.ngrams, a.id, pos]);
-  const ngrams = grams.lines[grams.lines.length - 1] ?? null;
+  const grams = useLines(view.ngrams ? route(`api/t/${a.id}/tokens/ngrams`, { pos: Math.max(0, pos - 1) }) : null, null, foldLines, [view.ngrams, a.id, pos]);
+  const ngrams = grams.value?.lines.at(-1) ?? null;
   return html`<div class="tokens">
     <${Pieces} a=${a} pos=${pos} pieces=${pieces} set=${set} />
     ${a.surprisal ? html`<${Expected} view=${view} set=${set} a=${a} b=${b} pos=${pos} model=${model} ngrams=${ngrams} grams=${grams} />` : null}
@@ -142,11 +121,11 @@ function Guess({ a, pos, model, ngrams }) {
 
 /** Shannon's texts: what follows the prompt when the last 0, 1 and 2 tokens are known, and what the model writes. */
 function Written({ view, set, a }) {
-  const written = useLines(view.written < 0 ? null : route(`api/t/${a.id}/tokens/written`, { seed: view.written }), [a.id, view.written]);
+  const written = useLines(view.written < 0 ? null : route(`api/t/${a.id}/tokens/written`, { seed: view.written }), null, foldLines, [a.id, view.written]);
   return html`<${Panel} title="Texts that they write" id="written" not="how good such texts are on average: the bits above measure that.">
     <p>As Shannon did in 1948: each continues the prompt with tokens drawn from its own probabilities, knowing more and more of the context.</p>
     <button type="button" class="act small" onClick=${() => set({ written: view.written + 1 })}>${view.written < 0 ? "Write" : "Write others"}</button>
     <${Progress} of=${written} />
-    ${written.lines.map((line) => html`<div class="shannon">${line.reason ? html`<span class="quiet">${line.reason}</span>` : html`<h3>${["unigram", "bigram", "trigram"].includes(line.name) ? html`<${Term} t=${line.name} />` : line.name}</h3><p dir="auto">${line.text}</p>`}</div>`)}
+    ${(written.value?.lines ?? []).map((line) => html`<div class="shannon">${line.reason ? html`<span class="quiet">${line.reason}</span>` : html`<h3>${["unigram", "bigram", "trigram"].includes(line.name) ? html`<${Term} t=${line.name} />` : line.name}</h3><p dir="auto">${line.text}</p>`}</div>`)}
   <//>`;
 }

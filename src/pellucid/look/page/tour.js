@@ -1,4 +1,3 @@
-"use strict";
 // Fourteen cards that lead through the page Read, on the prompt that is there.
 
 import { html, useEffect } from "./preact.js";

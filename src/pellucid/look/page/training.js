@@ -1,8 +1,7 @@
-"use strict";
 // The page Training: how the run went, and when its heads formed. A click on a step moves every page to it.
 
-import { html } from "./preact.js";
-import { getJson, useLoad } from "./api.js";
+import { html, useState } from "./preact.js";
+import { getJson, route, useLoad } from "./api.js";
 import { Lines } from "./charts.js";
 import { useLines } from "./lines.js";
 import { Choice, Num, Panel, Term, Toggle, Waiting } from "./parts.js";
@@ -30,6 +29,7 @@ function Page({ view, set, model }) {
   return html`<${Waiting} of=${run} what="reading the run" />
     ${run.value?.why_none ? html`<${Panel} title="Training"><p>${run.value.why_none}</p><//>` : null}
     ${run.value && !run.value.why_none ? html`<${Curves} run=${run.value} ...${shared} />` : null}
+    ${run.value && !run.value.why_none && !model.kind ? html`<${ByPosition} key=${view.checkpoint} view=${view} />` : null}
     ${model.n_heads && !model.masked && !model.reads_source ? html`<${HeadsForming} ...${shared} textA=${view.a || model.example} />` : null}`;
 }
 
@@ -42,6 +42,22 @@ function Curves({ run, model, go }) {
       <p class="quiet">At the end: ${curve.lines.map((line, k) => html`${k ? ", " : ""}${line.name} <${Num} name=${`curve.${line.name}`} value=${last(line)} />`)}.</p></div>`)}</div>
   <//>`;
 }
+
+/** The held-out loss by how much of the context is there; measured when it is asked for. */
+function ByPosition({ view }) {
+  const [asked, ask] = useState(false), run = useLines(asked ? route("api/run/positions", { checkpoint: view.checkpoint || null }) : null, null, (_, line) => line, [asked]);
+  const got = run.value?.points && run.value, [first, last] = got ? [got.points[0], got.points.at(-1)] : [];
+  return html`<${Panel} title="Loss by position" id="positions" code=${got?.code} not="why a longer context helps: the loss falls along the window as far as the model uses what it has read.">
+    <p class="quiet">How much better is a token predicted after many tokens than after few? Measured on the held-out text, in the windows of the run's own evaluation.</p>
+    ${asked ? null : html`<button type="button" class="act small" onClick=${() => ask(true)}>Measure</button>`}
+    ${run.error ? html`<p class="error" role="alert">${run.error.message}</p>` : null}
+    ${run.loading ? html`<p class="quiet" role="status" data-waiting>${got ? `${got.done.toLocaleString("en")} of ${got.of.toLocaleString("en")} tokens` : run.value?.doing ?? "asking"} \u2026 ${run.seconds.toFixed(1)} s</p>` : null}
+    ${got ? html`<${Lines} label="Held-out loss by position" xName="tokens read before" yName="nats per token" series=${[{ name: "held out", x: got.points.map(([from, to]) => (from + to) / 2), y: got.points.map((point) => point[2]) }]} />
+      <p class="quiet">After ${said(first)} <${Num} name="position.first" value=${first[2]} />, after ${said(last)} <${Num} name="position.last" value=${last[2]} />, on average <${Num} name="position.mean" value=${got.mean} /> nats per token.</p>` : null}
+  <//>`;
+}
+
+const said = ([from, to]) => (from === to ? `${from} token${from === 1 ? "" : "s"}` : `${from} to ${to} tokens`);
 
 const foldHeads = (value, line) => (line.kind === "start" ? { ...line, rows: [] } : { ...value, rows: [...value.rows, line] });
 
