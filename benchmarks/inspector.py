@@ -2,9 +2,11 @@
 
     python -m benchmarks.inspector
 
-For each page: the seconds until every panel has its numbers, and for each canvas the milliseconds of script that one
-movement of the pointer takes (Chromium's profiler, everything but idle time and the browser's own painting). Needs
-Chromium and playwright. The first visit of a page includes the model's work; the second finds the trace kept.
+For each page: the milliseconds until something is painted (first contentful paint) and from a click on a token to the
+first change on the screen, the seconds until every panel has its numbers, and for each canvas the milliseconds of
+script that one movement of the pointer takes (Chromium's profiler, everything but idle time and the browser's own
+painting). Needs Chromium and playwright. The first visit of a page includes the model's work; the second finds the
+trace kept. The model with known answers is visited too: it shows what the page itself costs.
 """
 
 import argparse
@@ -20,7 +22,7 @@ import uvicorn
 from playwright.sync_api import Page, sync_playwright
 
 from pellucid.architecture import Architecture, Attention
-from pellucid.language_model import LanguageModel
+from pellucid.language_model import LanguageModel, known_answer
 from pellucid.look.app import make_look_app
 from pellucid.look.session import Session
 from pellucid.model import Transformer
@@ -29,6 +31,8 @@ from pellucid.serve.server import server_config
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
 CANVASES = {
+    "read": [],
+    "tokens": [],
     "attention": ["thumbnails", "attention"],
     "stream": ["lens", "norms"],
     "circuits": ["heads", "composition", "cloud"],
@@ -45,6 +49,18 @@ MOVE = """async ([name, n]) => {
     await new Promise((done) => setTimeout(done, 0));
   }
 }"""
+#: milliseconds from a click on a token to the first frame in which something has changed
+CLICK = """(at) => new Promise((done) => {
+  const chips = document.querySelectorAll(".prompt .chips button"), chip = chips[at % chips.length];
+  const begun = performance.now();
+  const watch = new MutationObserver(() => {
+    watch.disconnect();
+    requestAnimationFrame(() => setTimeout(() => done(performance.now() - begun), 0));
+  });
+  watch.observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true });
+  chip.click();
+})"""
+PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 NOT_SCRIPT = {"(idle)", "(program)", "(root)"}
 
 
@@ -71,6 +87,27 @@ def visit(page: Page, url: str) -> float:
         page.wait_for_timeout(50)
         page.locator("main [role=status]").first.wait_for(state="detached")
     return time.perf_counter() - begun
+
+
+def clicks(page: Page) -> list[float]:
+    """Milliseconds from a click on a token until something has changed on the screen, in order."""
+    times = []
+    for at in (1, 4, 2, 5, 3):
+        times.append(page.evaluate(CLICK, at))
+        page.wait_for_timeout(300)
+        page.locator("main [role=status]").first.wait_for(state="detached")
+    return sorted(times)
+
+
+def show_page(page: Page, name: str, address: str) -> None:
+    """Two visits of a page, and clicks on it."""
+    first, again, paint = visit(page, address), visit(page, address), page.evaluate(PAINT)
+    times = clicks(page)
+    print(
+        f"{name}: painted after {paint:.0f} ms, complete after {first:.1f} s the first time, {again:.1f} s again; "
+        f"a click shows after {times[len(times) // 2]:.0f} ms (at most {times[-1]:.0f})",
+        flush=True,
+    )
 
 
 def script_per_movement(page: Page, canvas: str) -> float:
@@ -100,12 +137,12 @@ def main() -> None:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(600_000)
         for name, canvases in CANVASES.items():
-            address = f"{url}/#page={name}&a={urllib.parse.quote(text)}"
-            print(
-                f"{name}: {visit(page, address):.1f} s the first time, {visit(page, address):.1f} s again", flush=True
-            )
+            show_page(page, name, f"{url}/#page={name}&a={urllib.parse.quote(text)}")
             for canvas in canvases:
                 print(f"    {canvas}: {script_per_movement(page, canvas):.2f} ms of script for a movement", flush=True)
+        with running(known_answer()) as small:
+            for name in (*CANVASES, "experiment", "training"):
+                show_page(page, f"known answers, {name}", f"{small}/#page={name}")
         browser.close()
 
 

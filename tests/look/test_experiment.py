@@ -265,6 +265,18 @@ def test_an_encoder_decoder_is_patched_with_another_source():
         "the", "the", probability(metric.one), source=sources["source_b"], corrupt_source=sources["source"]
     )
     assert (start["own"], start["other"]) == (pytest.approx(expected.corrupt), pytest.approx(expected.clean))
+    # a click on a place makes an edit with what prompt B has there, in the run with its own source
+    own = {"source": sources["source"]}
+    for value in ({"run_of": "the", "source": sources["source_b"]}, {"mean_of": "the", "source": sources["source_b"]}):
+        edit = EditBody(op="set", name="blocks.0.resid_pre" if "run_of" in value else "final_norm", value=value)
+        if "mean_of" in value:
+            edit = EditBody(op="mean", name="blocks.0.cross_out", value=value)
+        edited = model.trace("the", edits=resolve_edits([edit], model, **own), **own).logits
+        copied = eval(edits_code([edit]), {"edits": edits, "model": model})
+        torch.testing.assert_close(model.trace("the", edits=copied, **own).logits, edited)
+        assert not torch.equal(edited, model.trace("the", **own).logits) or "run_of" in value
+    with pytest.raises(EditError, match="names none"):
+        resolve_edits([EditBody(op="set", name="embed", value={"run_of": "the", "source": 3})], model, **own)
     _, *pieces = side_by_side(model, GenerateBody(a="", source=sources["source"], max_tokens=2))
     assert len(pieces) >= 2
 

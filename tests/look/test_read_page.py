@@ -9,6 +9,7 @@ from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
 from pellucid.edits import zero
 from pellucid.generate.sampling import Sampling
 from pellucid.lens.core.inputs import InputError
+from pellucid.look.caching import cached_step
 from pellucid.look.mathml import MathError, mathml
 from pellucid.look.reading import PREAMBLE, column, dot_product, numbers_of_part, sampled, shuffled_order
 from pellucid.look.steps import model_steps
@@ -187,6 +188,34 @@ def test_without_positions_and_mask_a_shuffled_text_moves_nothing(kind):
     scope = {"trace": trace}
     exec(free["code"], scope)
     assert scope["result"].tolist() == pytest.approx(free["difference"])
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "llama", "gemma", "n-gram tables", "no norm"])
+def test_the_step_with_a_cache_is_the_whole_pass(kind):
+    model = model_of(kind)
+    trace = model.trace(TEXT)
+    n = trace.ids.size(1)
+    for pos in (0, 4, n - 1):
+        step = cached_step(trace, pos)
+        assert step["difference"] <= 1e-5 * float(trace.logits.abs().max())
+        for r, first in enumerate(step["blocks"]):
+            pattern = trace[f"blocks.{r}.attn.pattern"][0, :, pos]
+            assert bool((pattern[:, first : pos + 1] > 0).all())
+            assert bool((pattern[:, :first] == 0).all())
+        per_position = sum(trace[f"blocks.{r}.attn.{x}"][0, :, 0].numel() for r in range(2) for x in ("k", "v"))
+        assert step["per_token"] == per_position
+        assert step["bytes"] == 4 * per_position * (pos + 1)
+        head, _, last = step["code"].rstrip().rpartition("\n")
+        names = {"model": model, "trace": trace}
+        exec(head, names)
+        torch.testing.assert_close(eval(last, names)[0, -1], trace.logits[0, pos], rtol=1e-4, atol=1e-4)
+
+
+def test_where_nothing_is_kept_the_page_says_why():
+    for kind, why in (("bert", "may read later ones"), ("no readout", "may read later ones")):
+        assert why in cached_step(model_of(kind).trace(TEXT), 0)["reason"]
+    assert "without an encoder" in cached_step(model_of("encoder-decoder").trace(TEXT, source="a"), 0)["reason"]
+    assert "without edits" in cached_step(model_of("gpt-2").trace(TEXT, edits=[zero("embed", pos=0)]), 0)["reason"]
 
 
 def test_an_equation_that_is_wrong_is_refused():

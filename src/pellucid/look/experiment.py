@@ -79,7 +79,7 @@ class ExperimentBody(BaseModel):
     """Two prompts at a checkpoint, and what is measured.
 
     a, b     the prompt whose run is changed, and the prompt that other values come from
-    source   the input of the encoder, where there is one, and `source_b` that of prompt B if it differs
+    source   the input of the encoder, where there is one
     bos      put the separator before both
     """
 
@@ -87,7 +87,6 @@ class ExperimentBody(BaseModel):
     a: Text
     b: Text = ""
     source: Text | None = None
-    source_b: Text | None = None
     bos: bool = False
     checkpoint: Annotated[str, Field(max_length=20, pattern=r"^\d*$")] = ""
     metric: MetricBody = MetricBody()
@@ -102,8 +101,9 @@ class ExperimentBody(BaseModel):
 
 
 class PatchBody(ExperimentBody):
-    """Which tensor is patched, and whether exact values follow the estimates."""
+    """Which tensor is patched, whether exact values follow, and the source of prompt B where it has its own."""
 
+    source_b: Text | None = None
     site: Literal["resid_pre", "attn_out", "mlp_out", "attn.z", "attn.q", "attn.k", "attn.v"] = "resid_pre"
     exact: bool = True
 

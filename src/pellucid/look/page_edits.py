@@ -4,6 +4,7 @@ An edit is the dict of `Edit.to_dict`, except that `value` may be one of
 
     {"run_of": TEXT}                            what the run of this text has there
     {"mean_of": TEXT}                           the mean of that over the positions of the text
+    {"run_of": TEXT, "source": TEXT}            the same where the encoder reads another source (of mean_of too)
     {"towards": TEXT, "away": TEXT, "pos": -1}  the difference of what two texts have at one position, or of the means
                                                 over all positions ("mean")
 
@@ -22,7 +23,9 @@ from pellucid.serve.protocol import EditBody
 Model = Any
 
 #: the fields of a named value, by its first one
-NAMED_VALUES = {"run_of": {"run_of"}, "mean_of": {"mean_of"}, "towards": {"towards", "away", "pos"}}
+NAMED_VALUES = {"run_of": {"run_of", "source"}, "mean_of": {"mean_of", "source"}, "towards": {"towards", "away", "pos"}}
+#: fields of a named value that may be left out
+OPTIONAL = {"pos", "source"}
 
 
 def resolve_edit(body: EditBody, model: Model, **options: Unpack[InputOptions]) -> Edit:
@@ -35,6 +38,8 @@ def resolve_edit(body: EditBody, model: Model, **options: Unpack[InputOptions]) 
     if not isinstance(value, Mapping):
         return body.edit(model.network.embed.token.weight.dtype)
     kind = named_kind(value)
+    if "source" in value:
+        options["source"] = value["source"]
     if kind == "run_of":
         computed = model.trace(value["run_of"], keep=[name], **options)[name]
     elif kind == "mean_of":
@@ -60,7 +65,7 @@ def named_kind(value: Mapping[str, Any]) -> str:
     """Which of the named values this is. Raises EditError for anything else."""
     for kind, fields in NAMED_VALUES.items():
         if kind in value and not set(value) - fields:
-            texts = [value.get(field) for field in fields - {"pos"}]
+            texts = [value.get(field) for field in (fields - OPTIONAL) | (value.keys() & {"source"})]
             if not all(isinstance(text, str) for text in texts):
                 break
             return kind
@@ -94,11 +99,11 @@ def edit_code(fields: Mapping[str, Any]) -> str:
 def _value_code(value: Any, name: str) -> str:
     if not isinstance(value, Mapping):
         return repr(value)
-    kind = named_kind(value)
+    kind, source = named_kind(value), f", source={value['source']!r}" if "source" in value else ""
     if kind == "run_of":
-        return f"model.trace({value['run_of']!r})[{name!r}]"
+        return f"model.trace({value['run_of']!r}{source})[{name!r}]"
     if kind == "mean_of":
-        return f"model.mean_activation({value['mean_of']!r}, {name!r})"
+        return f"model.mean_activation({value['mean_of']!r}, {name!r}{source})"
     position = value.get("pos", -1)
     return f"model.direction([{value['towards']!r}], [{value['away']!r}], at={name!r}, pos={position!r})"
 

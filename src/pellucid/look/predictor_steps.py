@@ -208,8 +208,9 @@ def step_tensors(trace: PredictorTrace, pos: int) -> dict[str, torch.Tensor]:
         h = state_before(network, tokens)
         tensors["x"] = x
         if isinstance(cell, nn.GRU):
-            inner = (x @ cell.weight_ih_l0.T + cell.bias_ih_l0).chunk(3)
-            recurrent = (h @ cell.weight_hh_l0.T + cell.bias_hh_l0).chunk(3)
+            w: dict[str, torch.Tensor] = dict(cell.named_parameters())
+            inner = (x @ w["weight_ih_l0"].T + w["bias_ih_l0"]).chunk(3)
+            recurrent = (h @ w["weight_hh_l0"].T + w["bias_hh_l0"]).chunk(3)
             tensors["gates.r"] = (inner[0] + recurrent[0]).sigmoid()
             tensors["gates.z"] = (inner[1] + recurrent[1]).sigmoid()
             tensors["gates.n"] = (inner[2] + tensors["gates.r"] * recurrent[2]).tanh()

@@ -18,6 +18,7 @@ from pellucid.lens.analysis.order import reorder
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
 from pellucid.look.answers import npz, numbers, spell
+from pellucid.look.caching import cached_step
 from pellucid.look.mathml import mathml
 from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.session import Session
@@ -62,6 +63,10 @@ def add_routes(app: FastAPI, session: Session) -> None:
     ) -> dict[str, Any]:
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         return await session.compute(request, lambda: sampled(session.kept_reading(trace_id), pos, sampling, draw))
+
+    @app.get("/api/t/{trace_id}/read/cache")
+    async def cache(request: Request, trace_id: str, pos: int = -1) -> dict[str, Any]:
+        return await session.compute(request, lambda: cached_step(session.kept_trace(trace_id), pos))
 
     @app.get("/api/t/{trace_id}/read/order")
     async def order(

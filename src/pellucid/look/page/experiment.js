@@ -20,15 +20,16 @@ function Page({ view, set, model, a, b }) {
   const textA = view.a || model.example, source = model.reads_source ? view.source || model.example_source : null;
   // the experiments compare runs without the edits of the tray, so their tokens are those of such a run
   const bare = { text: textA, source, bos: view.bos, checkpoint: view.checkpoint, edits: [] };
-  const load = (signal) => Promise.all([getTrace(bare, signal), view.b ? getTrace({ ...bare, text: view.b }, signal) : null]);
-  const unedited = useLoad(view.edits.length ? load : null, [JSON.stringify(bare), view.b, view.edits.length > 0]);
+  const sourceB = model.reads_source ? view.source_b || source : null, apart = sourceB !== source;
+  const load = (signal) => Promise.all([getTrace(bare, signal), view.b ? getTrace({ ...bare, text: view.b, source: sourceB }, signal) : null]);
+  const unedited = useLoad(view.edits.length ? load : null, [JSON.stringify(bare), view.b, sourceB, view.edits.length > 0]);
   const [own, other] = view.edits.length ? unedited.value ?? [] : [a, b];
   if (!a.predicts) return html`<${Panel} title="Experiment"><p>This model has no logits, so no answer can be measured.</p><//>`;
   if (model.masked) return html`<${Panel} title="Experiment"><p>This model predicts masked tokens at every position. The experiments of this page measure what a model says next.</p><//>`;
   if (!own) return html`<${Waiting} of=${unedited} what="reading the prompt without edits" />`;
   const metric = metricOf(view, own, other);
   const asked = { a: textA, b: view.b, source, bos: view.bos, checkpoint: view.checkpoint, metric };
-  const shared = { view, set, model, a: own, b: other, asked, textA };
+  const shared = { view, set, model, a: own, b: other, asked, textA, sourceB, apart };
   return html`<${Measure} ...${shared} /><${Patching} ...${shared} /><${Ablation} ...${shared} /><${Steering} ...${shared} /><${SideBySide} ...${shared} /><${EditList} ...${shared} />`;
 }
 
@@ -88,15 +89,14 @@ function foldPatching(value, line) {
   return { ...value, values, exact, done: line.done };
 }
 
-function Patching({ view, set, model, a, b, asked }) {
+function Patching({ view, set, model, a, b, asked, sourceB, apart }) {
   const alike = b && a.n === b.n, size = a.n * model.n_layers * (view.site.startsWith("attn.") ? model.n_heads : 1), [wanted, want] = useState("");
-  const question = JSON.stringify([asked, view.site]), exact = size <= MOST_EXACT || wanted === question, body = alike ? { ...asked, site: view.site, exact } : null;
+  const question = JSON.stringify([asked, view.site]), exact = size <= MOST_EXACT || wanted === question, body = alike ? { ...asked, site: view.site, exact, ...(apart ? { source_b: sourceB } : {}) } : null;
   const run = useLines(body && "api/experiment/patch", body, foldPatching, [JSON.stringify(body)]);
   const got = run.value;
   const share = useMemo(() => got && shares(got), [got]);
-  const text = view.b;
   const add = (r, p) => {
-    const [layer, head] = got.rows[r], edit = { op: "resample", name: `blocks.${layer}.${got.site}`, pos: [p], value: { run_of: text } };
+    const [layer, head] = got.rows[r], edit = { op: "resample", name: `blocks.${layer}.${got.site}`, pos: [p], value: runOf(view, sourceB) };
     if (head !== null) edit[model_head(got.site)] = [head];
     set({ edits: [...view.edits, edit] });
   };
@@ -121,6 +121,9 @@ function Patching({ view, set, model, a, b, asked }) {
   <//>`;
 }
 
+/** The run of prompt B as a value of an edit; the source is named where there is an encoder. */
+const runOf = (view, source) => ({ run_of: view.b, ...(source === null ? {} : { source }) });
+
 /** The field of an edit that names a head of this tensor. */
 const model_head = (site) => (site === "attn.k" || site === "attn.v" ? "kv_head" : "head");
 
@@ -136,19 +139,19 @@ function shares(got) {
 
 const foldAblation = (value, line) => ({ ...(value ?? {}), [line.site]: line });
 
-function Ablation({ view, set, a, b, asked, textA }) {
-  const allowed = view.ablation !== "resample" || (b && a.n === b.n), body = allowed ? { ...asked, kind: view.ablation } : null;
+function Ablation({ view, set, a, b, asked, textA, sourceB, apart }) {
+  const allowed = view.ablation !== "resample" || (b && a.n === b.n && !apart), body = allowed ? { ...asked, b: apart ? "" : asked.b, kind: view.ablation } : null;
   const run = useLines(body && "api/experiment/ablate", body, foldAblation, [JSON.stringify(body)]);
   const heads = run.value?.["attn.z"], parts = ["attn_out", "mlp_out"].map((site) => run.value?.[site]).filter(Boolean);
   const edit = (name, more) => {
-    const value = { mean: { mean_of: view.b || textA }, zero: null, resample: { run_of: view.b } }[view.ablation];
+    const value = { mean: { mean_of: (!apart && view.b) || textA, ...(asked.source === null ? {} : { source: asked.source }) }, zero: null, resample: runOf(view, sourceB) }[view.ablation];
     set({ edits: [...view.edits, { op: view.ablation, name, ...(value ? { value } : {}), ...more }] });
   };
   const flat = heads ? Float64Array.from(heads.effect.flat(), (x) => x ?? NaN) : null, most = heads ? largest([...flat, ...parts.flatMap((part) => part.effect)], 1e-6) : 1;
   return html`<${Panel} title="Ablation: which parts does the answer need?" code=${heads?.code} id="ablation"
       not="what a part does when another stands in for it. Zero and means are values that the model never met in training.">
     <div class="row"><span class="quiet">One part at a time is replaced by</span><${Choice} label="Replaced by" value=${view.ablation} options=${ABLATIONS} onChange=${(ablation) => set({ ablation })} /></div>
-    ${allowed ? null : html`<p>Write a second prompt, of as many tokens, to take values from.</p>`}
+    ${allowed ? null : html`<p>${apart ? "Prompt B has another source, and an ablation takes values from a run with the same one: remove Source B, or choose the mean." : "Write a second prompt, of as many tokens, to take values from."}</p>`}
     <${Waiting} of=${run} what="running the model without each part" />
     ${heads ? html`<p>${heads.metric}: <${Num} name="ablation.baseline" value=${heads.baseline} /> with every part; shown is the change <${Scale} low=${three(-most)} high=${three(most)} ramp="signed" /></p>
     <div class="two"><div><h3>Without one head</h3><${Matrix} values=${flat} rows=${heads.effect.length} columns=${heads.effect[0].length} ramp="signed" high=${most} biggest=${34} label="ablation of heads"

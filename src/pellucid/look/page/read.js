@@ -4,6 +4,7 @@ import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { getJson, getNpz, route, useLoad } from "./api.js";
 import { rampAt, readRamps } from "./common.js";
 import { Bars, largest } from "./charts.js";
+import { Matrix } from "./matrix.js";
 import { addDefaults, current } from "./state.js";
 import { CopyButton, Num, Panel, Slider, Term, Toggle, Token, Waiting, percent, three, useRepaint } from "./parts.js";
 import { Tour } from "./tour.js";
@@ -102,6 +103,7 @@ function Page({ view, set, model, a, pos }) {
     <${Waiting} of=${column} what="listing the steps" />
     ${parts.map((part) => html`<${Part} key=${part.name} part=${part} definitions=${column.value.definitions} view=${view} set=${set} model=${model} a=${a} pos=${pos} goTo=${goTo} />`)}
     ${a.predicts ? html`<${Sampling} view=${view} set=${set} a=${a} pos=${pos} model=${model} />` : null}
+    <${Kept} set=${set} a=${a} pos=${pos} />
     ${model.reads_source ? null : html`<${Order} view=${view} set=${set} a=${a} />`}
     ${view.tour ? html`<${Tour} view=${view} set=${set} steps=${parts.flatMap((part) => part.steps)} goTo=${goTo} />` : null}
   </div>`;
@@ -140,7 +142,6 @@ function Row({ step, definition, tensor, view, set, model, a, pos, goTo }) {
     <div class="numbers">${last === "probs" && !model.mixed ? html`<${Top} a=${a} pos=${pos} />`
       : html`<${Strip} name=${step.name} tensor=${tensor} head=${view.head} ramp=${last === "pattern" || last === "probs" ? "amount" : "signed"} high=${last === "pattern" ? 1 : null} onSelect=${select}
           rowName=${step.axes[0] === "g" ? "key-value head" : "head"} columnName=${overKeys ? "position" : last === "logits" || last === "probs" ? "token" : "coordinate"} />`}
-      ${last === "k" && pos > 0 && step.name.endsWith("attn.k") && !step.name.startsWith("encoder.") && !model.masked ? html`<p class="quiet cache">When a text is written, the <${Term} t="cache">keys and values<//> of positions 0 to ${pos - 1} are kept, and only the ones of position ${pos} are new.</p>` : null}
       ${scores ? html`<${Product} name=${step.name} view=${view} set=${set} a=${a} pos=${pos} heads=${tensor.shape[0]} keys=${tensor.shape[1]} />` : null}</div>
     ${shown ? html`<${Source} definition=${definition} line=${step.line} code=${step.code} />` : null}
   </div>`;
@@ -190,6 +191,20 @@ export function Sampling({ view, set, a, pos, model }) {
     </div>
     ${model.masked ? null : html`<p class="row">Drawn: <${Token} text=${value.drawn.text} /> <button type="button" class="act small" onClick=${() => set({ read_draw: view.read_draw + 1 })}>Draw again</button>
       ${pos === a.n - 1 ? html`<button type="button" class="act small" onClick=${() => set({ a: `${view.a || model.example}${value.drawn.plain}`, pos: -1, read_draw: view.read_draw + 1 })} disabled=${!value.drawn.plain}>Write it behind the prompt</button>` : null}</p>`}` : null}
+  <//>`;
+}
+
+/** What a cache keeps while the text is written: the columns that are there, and the one that is new. */
+function Kept({ set, a, pos }) {
+  const step = useLoad((signal) => getJson(route(`api/t/${a.id}/read/cache`, { pos }), signal), [a.id, pos]), value = step.value?.pos === pos || step.value?.reason ? step.value : null;
+  const blocks = value?.blocks?.length, cells = useMemo(() => blocks && Float64Array.from({ length: blocks * a.n }, (_, c) => { const r = Math.floor(c / a.n), k = c % a.n; return k > pos ? NaN : k === pos ? 1 : k < value.blocks[r] ? 0.12 : 0.45; }), [value]);
+  const said = (r, k) => `block ${r}, position ${k}: ${k > pos ? "not written yet" : k === pos ? "new: its query, key and value are computed now" : k < value.blocks[r] ? "kept, but outside the window of this block" : "kept: its key and value are read"}`;
+  return html`<${Panel} title="What is kept while a text is written" id="cache" code=${value?.code} not="the time that this saves: only the new column is computed, but it reads all that are kept.">
+    <p>When a text is written token by token, the <${Term} t="cache">keys and values<//> of earlier positions never change, so they are kept. At the token <${Token} text=${a.tokens[pos].text} special=${a.tokens[pos].special} /> only one column is new.</p>
+    <${Waiting} of=${step} what="reading with a cache" />
+    ${value?.reason ? html`<p class="quiet">${value.reason}</p>` : value ? html`<${Matrix} name="cache" label="Kept and new columns: blocks in rows, positions in columns" values=${cells} rows=${blocks} columns=${a.n} high=${1} rowNames=${value.blocks.map((_, r) => `block ${r}`)} columnNames=${a.tokens.map((token) => token.text)} biggest=${34} most=${1100} onSelect=${(_, k) => set({ pos: k })} describe=${said} />
+      <p class="quiet">Pale: kept; dark: new; empty: not written yet. For each token <${Num} name="cache.per_token" value=${value.per_token} digits=${9} /> numbers are kept, <${Num} name="cache.bytes" value=${value.bytes} digits=${12} /> bytes up to here.
+      ${value.difference === null ? "" : html`The logits with a cache differ from those above by at most <${Num} name="cache.difference" value=${value.difference} />.`}</p>` : null}
   <//>`;
 }
 

@@ -17,9 +17,9 @@ const PAGES = [
   { name: "training", title: "Training", load: () => import("./training.js") },
 ];
 
-/** The body of /api/trace for one of the prompts of the state. */
-export const promptOf = (view, model, text) => ({
-  text, bos: view.bos, checkpoint: view.checkpoint, edits: view.edits, source: model.reads_source ? view.source || model.example_source : null,
+/** The body of /api/trace for one of the prompts of the state; `own` is its own source. */
+export const promptOf = (view, model, text, own = "") => ({
+  text, bos: view.bos, checkpoint: view.checkpoint, edits: view.edits, source: model.reads_source ? own || view.source || model.example_source : null,
 });
 
 function App() {
@@ -39,10 +39,10 @@ function KeyForm() {
 
 function Inspector({ view, model }) {
   const textA = view.a || model.example;
-  const load = (text) => (signal) => getTrace(promptOf(view, model, text), signal);
+  const load = (text, own) => (signal) => getTrace(promptOf(view, model, text, own), signal);
   const shared = [view.bos, view.checkpoint, JSON.stringify(view.edits), view.source, model.reads_source];
   const a = useLoad(model.traced === false ? null : load(textA), [textA, ...shared]);
-  const b = useLoad(view.b && model.traced !== false ? load(view.b) : null, [view.b, ...shared]);
+  const b = useLoad(view.b && model.traced !== false ? load(view.b, view.source_b) : null, [view.b, view.source_b, ...shared]);
   const page = PAGES.find((one) => one.name === view.page) ?? PAGES[0], closed = model.closed?.[page.name];
   const script = useLoad(async () => (closed ? { name: page.name } : (await page.load(model)).page), [page.name]), shown = script.value?.name === page.name ? script.value : null;
   useEffect(() => { document.title = `${page.title} \u2013 ${model.name} \u2013 Pellucid`; }, [page, model.name]);
@@ -83,10 +83,11 @@ function Prompts({ view, model, textA, a, b, pos }) {
     ${model.reads_source ? html`<${Prompt} id="source" label="Source" text=${view.source || model.example_source} onText=${(source) => set({ source })} tokens=${a.value?.source} />` : null}
     <${Prompt} id="prompt" label=${second ? "Prompt A" : "Prompt"} text=${textA} onText=${(text) => set({ a: text, pos: -1 })} tokens=${a.value?.tokens} pos=${pos} onPos=${(to) => set({ pos: to })} trace=${a.value} />
     <${Waiting} of=${a} />
+    ${second && model.reads_source ? html`<${Prompt} id="source-b" label="Source B" text=${view.source_b || view.source || model.example_source} onText=${(source_b) => set({ source_b, b: view.b || textA })} tokens=${view.b ? b.value?.source : null} />` : null}
     ${second ? html`<${Prompt} id="prompt-b" label="Prompt B" text=${view.b} onText=${(text) => set({ b: text })} tokens=${view.b ? b.value?.tokens : null} /><${Waiting} of=${b} />` : null}
     <div class="row">
       ${second
-        ? html`<button type="button" class="act small" onClick=${() => { setSecond(false); set({ b: "" }); }}>Remove prompt B</button>`
+        ? html`<button type="button" class="act small" onClick=${() => { setSecond(false); set({ b: "", source_b: "" }); }}>Remove prompt B</button>`
         : html`<button type="button" class="act small" onClick=${() => setSecond(true)}>Compare with a second prompt</button>`}
       <label class="toggle"><input type="checkbox" checked=${view.bos} onChange=${(event) => set({ bos: event.target.checked })} /> separator first</label>
       <${Edits} view=${view} />

@@ -8,6 +8,7 @@ export const defaults = {
   a: "", // the prompt; "" is the model's example
   b: "", // the second prompt; "" is none
   source: "", // the input of an encoder
+  source_b: "", // that of the second prompt; "" is the same
   bos: false,
   checkpoint: "", // the step of a checkpoint; "" is the one that was opened
   edits: [], // as pellucid.edits.to_json writes them
@@ -61,7 +62,7 @@ export const current = () => (view ??= readAddress());
 export function set(change) {
   const before = current();
   view = { ...before, ...change };
-  const turned = ["page", "a", "b", "source"].some((name) => name in change && change[name] !== before[name]);
+  const turned = ["page", "a", "b", "source", "source_b"].some((name) => name in change && change[name] !== before[name]);
   history[turned ? "pushState" : "replaceState"](null, "", address(view));
   for (const listener of listeners) listener(view);
 }
