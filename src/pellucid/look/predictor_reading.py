@@ -78,7 +78,7 @@ def predictor_card(session: Session, checkpoint: str = "") -> dict[str, Any]:
         "step": model.provenance.get("step"),
         "steps": list(session.steps),
         "kind": model.kind,
-        "said": said_of(model),
+        "said": sizes_said(model),
         "mixed": isinstance(network, Mixture),
         "closed": closed_pages(model),
         "n_layers": 0,
@@ -95,7 +95,7 @@ def predictor_card(session: Session, checkpoint: str = "") -> dict[str, Any]:
     }
 
 
-def said_of(model: Model) -> str:
+def sizes_said(model: Model) -> str:
     """One line of a predictor's sizes."""
     network: Any = model.network
     parts = []
@@ -174,7 +174,7 @@ def level_facts(
         [] if passed is None else ["from the shorter context" if k and ngram.is_interpolated else "for any token"]
     )
     rows = []
-    for token in listed(level.probs, following):
+    for token in listed_tokens(level.probs, following):
         values = [float(level.counts[token]), float(level.own[token])]
         values += [] if passed is None else [float(passed[token])]
         rows.append(row_of(trace, token, [*values, float(level.probs[token])], following))
@@ -241,7 +241,7 @@ def mixture_facts(trace: PredictorTrace, counted: ContextLevel, at: int, followi
     own = step_tensors(trace, at)["logits"].double().softmax(-1).numpy()
     rows = [
         row_of(trace, token, [float(own[token]), float(counted.probs[token]), float(mixed[token])], following)
-        for token in listed(mixed, following)
+        for token in listed_tokens(mixed, following)
     ]
     return {
         "name": "mixture",
@@ -257,7 +257,7 @@ def mixture_facts(trace: PredictorTrace, counted: ContextLevel, at: int, followi
     }
 
 
-def listed(probs: np.ndarray, following: int | None) -> list[int]:
+def listed_tokens(probs: np.ndarray, following: int | None) -> list[int]:
     """The likeliest tokens, and the one that follows in the text."""
     best = np.argsort(-probs, kind="stable")[:LISTED].tolist()
     return best if following is None or following in best else [*best, following]

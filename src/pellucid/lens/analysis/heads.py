@@ -190,7 +190,8 @@ def share(pattern: Tensor, keys: Tensor) -> Tensor:
     occasions = keys.any(-1)
     if not occasions.any():
         return pattern.new_full((pattern.size(1),), torch.nan)
-    on_them = (pattern * keys[:, None]).sum(-1)
+    # a product and its sum in one, without a copy of all patterns
+    on_them = torch.einsum("bhij,bij->bhi", pattern, keys.to(pattern.dtype))
     return on_them.transpose(0, 1)[:, occasions].mean(-1)
 
 
