@@ -87,6 +87,7 @@ def run(package, *options):
     return done, {(r["before"], r["after"]): r for r in records}, len(records)
 
 
+@pytest.mark.slow
 def test_mutants_die_where_a_test_looks_and_survive_where_none_does(package):
     done, records, count = run(package)
     assert done.returncode == 0, done.stdout + done.stderr

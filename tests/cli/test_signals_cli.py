@@ -1,5 +1,6 @@
 """Commands other than training: a signal ends them within a second, and nothing half made is left behind."""
 
+import itertools
 import os
 import select
 import signal
@@ -7,6 +8,7 @@ import time
 
 import pytest
 import torch
+from tests.some_cases import one_in
 from tests.training.tiny import forked, start, write_text
 
 from pellucid import cli, conversion
@@ -54,8 +56,10 @@ def scoring(patch, mouth, run):
     return ["score", str(run), "text.txt"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("act", [planning, converting, making_a_tokenizer, scoring])
+ACTS = (planning, converting, making_a_tokenizer, scoring)
+
+
+@pytest.mark.parametrize(("act", "number"), one_in(3, itertools.product(ACTS, (signal.SIGINT, signal.SIGTERM))))
 def test_a_signal_ends_a_command_and_clears_away_what_it_began(tmp_path, monkeypatch, act, number):
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
     torch.set_num_threads(1)

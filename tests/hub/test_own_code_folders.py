@@ -311,6 +311,7 @@ def test_from_config_starts_afresh(small):
     assert 0.015 < fresh.network.unembed.weight.std() < 0.025
 
 
+@pytest.mark.slow
 def test_neither_pellucid_nor_jaxtyping_is_needed(small, tmp_path):
     """Model, tokenizer and the loader of our layout, in a process that can import neither."""
     model, folder = small

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 import torch
+from tests.some_cases import one_in
 
 from drawing import make_network
 from pellucid.architecture import Architecture
@@ -67,7 +68,7 @@ def ask(needs_browser, page, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", one_in(2, SIZES))
 def test_a_chosen_head_is_in_sight_where_it_was_pressed(ask, size):
     """The last of 12 x 12: after a press, its pattern is in the window beside the pressed head, which has not moved."""
     found = ask(
@@ -96,7 +97,7 @@ def test_a_chosen_head_is_in_sight_where_it_was_pressed(ask, size):
     assert found["width"] <= SIZES[size][0]
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", one_in(2, SIZES))
 def test_a_head_of_the_table_shows_its_pattern_below_its_row(ask, size):
     found = ask(
         size,
@@ -126,7 +127,7 @@ def test_a_head_of_the_table_shows_its_pattern_below_its_row(ask, size):
     assert found["width"] <= SIZES[size][0]
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", one_in(2, SIZES))
 def test_the_lens_opens_at_the_first_token(ask, size):
     """And follows a token that is chosen elsewhere, the last one too, which was chosen from the beginning."""
     found = ask(

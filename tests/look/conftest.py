@@ -1,8 +1,12 @@
 """A tiny model behind the inspector's server, one for all tests of a module, and a browser."""
 
+import asyncio
+import io
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,6 +66,17 @@ def looking(session: Session, *, key: str | None = None) -> Iterator[RunningInsp
         yield RunningInspector(f"http://127.0.0.1:{listening.getsockname()[1]}", session, session.opened)
         instance.should_exit = True
         thread.join(30)
+        assert not thread.is_alive(), still_running(thread, instance)
+
+
+def still_running(thread: threading.Thread, instance: uvicorn.Server) -> str:
+    """Where a server's thread and its tasks are that has not ended."""
+    where = io.StringIO()
+    assert thread.ident is not None
+    traceback.print_stack(sys._current_frames()[thread.ident], file=where)
+    for task in asyncio.all_tasks(instance.servers[0].get_loop()) if instance.servers else ():
+        task.print_stack(file=where)
+    return where.getvalue()
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +84,7 @@ def model() -> LanguageModel:
     return small_model()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def inspector(model) -> Iterator[RunningInspector]:
     with looking(Session(model, name="small")) as running:
         yield running

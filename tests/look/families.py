@@ -57,7 +57,7 @@ FAMILIES["encoder-decoder"] = Architecture.from_dict(
     | {"encoder": FAMILIES["encoder-decoder"].with_fields({"attention.mask": "bidirectional", "n_layers": 2}).to_dict()}
 )
 #: the families that quick tests draw; the others are drawn by slow tests
-QUICK = ("llama", "encoder-decoder")
+QUICK = ("llama",)
 
 
 def random_model(family: str, dtype: torch.dtype = torch.float64) -> LanguageModel:

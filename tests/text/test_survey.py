@@ -177,6 +177,7 @@ def test_the_command_prints_tokens_per_word_which_depend_on_text_and_vocabulary(
 
 
 @pytest.mark.item("S1-1.1-c")
+@pytest.mark.slow
 def test_with_gpt2s_vocabulary_prose_has_a_token_and_a_third_per_word(needs_data, tmp_path, udhr, capsys, monkeypatch):
     """Of running text: indented lines have more."""
     monkeypatch.setenv("COLUMNS", "200")
@@ -208,6 +209,7 @@ def test_the_command_shows_the_letters_that_tokens_hide(tmp_path, capsys):
 
 
 @pytest.mark.item("S0-1.1-k")
+@pytest.mark.slow
 def test_a_tenth_of_the_text_makes_nearly_as_good_a_tokenizer(tmp_path, capsys):
     """The command's option, on the whole bundled text: the rest comes back whole, in at most a tenth more tokens."""
     text = WHOLE.read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """Weights that diverge although every loss was finite: what was good stays and is offered, and the exit code is 3."""
 
+import itertools
 import json
 import math
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.some_cases import one_in
 from tiny import Heard, assert_same_run, make_training, recipe_for, resume, rows, start, start_recipe
 
 from pellucid import cli
@@ -51,8 +53,11 @@ def read_strictly(path) -> list[dict]:
     return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("factor", [1e30, math.nan, math.inf])
-@pytest.mark.parametrize("fields", [{}, {"keep_last": 1, "checkpoint_every": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("fields", "factor"),
+    one_in(3, itertools.product([{}, {"keep_last": 1, "checkpoint_every": 1}], [math.nan, math.inf, 1e30])),
+    ids=str,
+)
 def test_weights_that_went_off_displace_no_good_checkpoint(text, tmp_path, monkeypatch, factor, fields):
     """At 1e30 even the held-out loss is finite, that of uniform probabilities; no further step can be taken."""
     whole = start(text, tmp_path / "whole", **fields).path

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from kinds import KINDS
+from tests.some_cases import one_in
 from tiny import assert_same_run, forked, recipe_for, resume, start, write_text
 
 from pellucid import cli
@@ -286,7 +287,7 @@ def test_what_cannot_be_left_is_said_to_be_finished(child, tmp_path, monkeypatch
     assert steps_of(tmp_path / "run") == [1]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", one_in(3, KINDS), ids=lambda kind: kind.name)
 def test_a_signal_among_the_steps_of_any_kind_is_followed_by_a_save(child, tmp_path, monkeypatch, kind):
     """Within an epoch too; resumed, the run ends as one that was not interrupted."""
     command = kind.command(kind.write_input(tmp_path), "run")
