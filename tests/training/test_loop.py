@@ -222,12 +222,15 @@ def test_three_minutes_are_not_spent_on_compiling(monkeypatch):
     assert device.compile_pays(CPU, 0.4, int(600 / 0.4))[0]
 
 
-@pytest.mark.parametrize(("fused", "chosen"), [(1.0, "explicit"), (0.5, "fused")])
-def test_attention_is_computed_the_way_that_was_measured_to_be_faster(text, tmp_path, monkeypatch, fused, chosen):
+@pytest.mark.parametrize(
+    ("fused", "chosen", "rate"), [(1.0, "explicit", 0.0), (0.5, "fused", 0.0), (0.5, "explicit", 0.1)]
+)
+def test_attention_is_computed_the_way_that_was_measured_to_be_faster(text, tmp_path, monkeypatch, fused, chosen, rate):
+    """With dropout of its pattern there is one way."""
     monkeypatch.setattr(
         resolve, "kernel_seconds", lambda kernel, *_: fused if isinstance(kernel, FusedAttention) else 0.6
     )
-    run = start(text, tmp_path / "run", attention="auto", steps=2).path
+    run = start(text, tmp_path / "run", attention="auto", steps=2, dropout=rate).path
     assert json.loads((run / "recipe.json").read_bytes())["train"]["attention"] == chosen
     network = build_network(make_recipe((str(text),), None, FIELDS | {"attention": chosen}), CPU)
     assert all(block.attn.kernel is getattr(block.attn, chosen) for block in network.blocks)

@@ -75,8 +75,8 @@ def text(tmp_path_factory) -> Path:
 
 
 def test_two_processes_take_the_steps_of_one(text, tmp_path):
-    plain = train(text, tmp_path / "one", optimizer="adamw", dropout=0.0)
-    run = train(text, tmp_path / "two", 2, optimizer="adamw", dropout=0.0)
+    plain = train(text, tmp_path / "one", optimizer="adamw")
+    run = train(text, tmp_path / "two", 2, optimizer="adamw")
     assert_equal_losses(run, plain, TOLERANCE["adamw"])
     assert steps_of(run) == steps_of(plain)
     assert read_recipe(run).parallel == ParallelOptions(replicate=2, shard=1, tensor=1)
@@ -111,9 +111,9 @@ def test_a_signal_to_one_process_stops_all_of_them(text, tmp_path, stop_after):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", TOLERANCE)
 def test_a_run_goes_on_in_another_number_of_processes(text, tmp_path, optimizer, stop_after):
-    plain = train(text, tmp_path / "one", optimizer=optimizer, dropout=0.0)
+    plain = train(text, tmp_path / "one", optimizer=optimizer)
     stop_after |= {5, 9, 14}
-    run = train(text, tmp_path / "run", 2, optimizer=optimizer, dropout=0.0)
+    run = train(text, tmp_path / "run", 2, optimizer=optimizer)
     for n, step in ((4, 5), (1, 9), (2, 14)):
         assert steps_of(run)[-1] == step
         train(text, run, n, resume=True)

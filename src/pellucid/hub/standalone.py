@@ -13,8 +13,8 @@ from importlib import resources
 from pathlib import Path
 
 #: the modules that compute the logits, in order of dependence
-NETWORK = ("shapes", "tap", "tables", "norm", "positions", "mask", "mlp", "cache", "kernels", "attention", "block")
-NETWORK = tuple(f"model.{name}" for name in (*NETWORK, "embed", "transformer"))
+NETWORK = ("shapes", "tap", "tables", "dropout", "norm", "positions", "mask", "mlp", "cache", "kernels", "attention")
+NETWORK = tuple(f"model.{name}" for name in (*NETWORK, "block", "embed", "transformer"))
 #: transformers has caches of its own
 OWN_CACHE = ("Cache", "CacheLayer", "CachedSource")
 CONFIGURATION, MODELING = "configuration_pellucid", "modeling_pellucid"

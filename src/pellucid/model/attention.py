@@ -32,7 +32,7 @@ class MultiHeadAttention(nn.Module):
         self.mask = Mask(a, layer, cross)
         #: taps of scores and patterns need the explicit kernel, whichever computes z
         self.explicit = CappedAttention(a) if a.attention.score_cap else ExplicitAttention(a)
-        self.fused = self.explicit if a.attention.score_cap else FusedAttention(a)
+        self.fused = self.explicit if a.attention.score_cap else FusedAttention(a, self.explicit)
         self.kernel = self.fused
 
     def forward(

@@ -7,6 +7,7 @@ from torch import nn
 from pellucid.architecture import Architecture
 from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.cache import NO_CACHE, NoCache
+from pellucid.model.dropout import SampledDropout
 from pellucid.model.mlp import make_mlp
 from pellucid.model.norm import Identity, make_norm
 from pellucid.model.shapes import Encoded, Rotation, SourceVisible, Stream, Visible
@@ -43,7 +44,7 @@ class PreBlock(nn.Module):
         self.norm_2 = block_norm(a, "norm_2")
         self.mlp = make_mlp(a)
         self.norm_2_out = block_norm(a, "norm_2_out")
-        self.drop_attn, self.drop_mlp = nn.Dropout(a.dropout.attn_out), nn.Dropout(a.dropout.mlp_out)
+        self.drop_attn, self.drop_mlp = SampledDropout(a.dropout.attn_out), SampledDropout(a.dropout.mlp_out)
 
     def forward(self, x: Stream, inputs: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
@@ -94,6 +95,7 @@ class PreCrossBlock(PreBlock):
         super().__init__(a, layer)
         self.norm_cross = make_norm(a)
         self.cross = MultiHeadAttention(a, layer, cross=True)
+        self.drop_cross = SampledDropout(a.dropout.attn_out)
 
     def forward(self, x: Stream, inputs: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
@@ -105,7 +107,7 @@ class PreCrossBlock(PreBlock):
         """What cross-attention adds to the stream."""
         visible = inputs.source_visible
         out = self.cross(x, inputs.source, visible=visible, cache=cache.of_source(), tap=tap.at("cross"))
-        return tap("cross_out", self.drop_attn(out))
+        return tap("cross_out", self.drop_cross(out))
 
 
 class PostCrossBlock(PreCrossBlock):

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from pellucid.architecture import Architecture
+from pellucid.model.dropout import SampledDropout
 from pellucid.model.mlp import ACTIVATION
 from pellucid.model.norm import Identity, make_norm
 from pellucid.model.positions import make_added
@@ -51,7 +52,7 @@ class Embed(nn.Module):
         self.ngrams = NGrams(a) if a.ngrams else None
         self.norm = make_norm(a) if a.embed_norm == "norm" else Identity()
         self.scale = a.d_model**0.5 if a.embed_scale == "sqrt(d_model)" else 1.0
-        self.dropout = nn.Dropout(a.dropout.embed)
+        self.dropout = SampledDropout(a.dropout.embed)
 
     def forward(
         self,

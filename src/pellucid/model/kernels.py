@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pellucid.architecture import Architecture
+from pellucid.model.dropout import SampledDropout
 from pellucid.model.mask import ScoreMask
 from pellucid.model.shapes import Keys, Pattern, Queries, SharedKeys
 from pellucid.model.tap import OFF, Tap
@@ -15,14 +16,20 @@ KernelName = Literal["fused", "explicit"]
 
 
 class FusedAttention(nn.Module):
-    """z without writing A down, by PyTorch's fused kernels   (Dao et al. 2022)"""
+    """z without writing A down, by PyTorch's fused kernels   (Dao et al. 2022)
 
-    def __init__(self, a: Architecture):
+    They draw dropout by a generator of their own. Where it is drawn by sample, A is written down.
+    """
+
+    def __init__(self, a: Architecture, explicit: "ExplicitAttention"):
         super().__init__()
+        self.explicit = explicit
         self.scale, self.grouped = a.score_scale, a.n_kv_heads < a.n_heads
         self.dropout_rate = a.dropout.pattern
 
     def forward(self, q: Queries, k: Keys, v: Keys, mask: ScoreMask) -> Queries:
+        if self.explicit.dropout.draws_by_sample:
+            return self.explicit(q, k, v, mask)
         p = self.dropout_rate if self.training else 0.0
         return F.scaled_dot_product_attention(
             q, k, v, mask.values, dropout_p=p, is_causal=mask.is_causal, scale=self.scale, enable_gqa=self.grouped
@@ -35,7 +42,7 @@ class ExplicitAttention(nn.Module):
     def __init__(self, a: Architecture):
         super().__init__()
         self.scale, self.group = a.score_scale, a.n_heads // a.n_kv_heads
-        self.dropout = nn.Dropout(a.dropout.pattern)
+        self.dropout = SampledDropout(a.dropout.pattern)
 
     def forward(self, q: Queries, k: Keys, v: Keys, mask: ScoreMask, tap: Tap = OFF) -> Queries:
         pattern = self.dropout(self.pattern(q, k, mask, tap))

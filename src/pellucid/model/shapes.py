@@ -9,6 +9,7 @@ from torch import Tensor
 
 Tokens = Int[Tensor, "batch pos"]
 History = Int[Tensor, "batch key_pos"]  # the tokens read so far, the new ones last
+Samples = Int[Tensor, " batch"]  # a number for each row, from which its dropout is drawn
 PositionIds = Int[Tensor, "... pos"]  # positions, one row for all sequences or one row each
 Stream = Float[Tensor, "batch pos d_model"]
 Encoded = Float[Tensor, "batch source_pos d_model"]

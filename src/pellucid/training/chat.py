@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pellucid.runs.options import RecipeError
-from pellucid.text.tokens.batches import drawn_numbers
+from pellucid.text.tokens.batches import drawn_numbers, row_numbers
 from pellucid.text.tokens.conversations import ConversationPart, ConversationTokens
 from pellucid.training.objectives import MicroBatch
 from pellucid.training.recipe import Recipe
@@ -105,7 +105,8 @@ class ChatData:
             )
         rows, share = drawn_numbers(step, self.whole, len(self.packed.rows), self.seed), self.whole // of
         own = self._pass(self.packed, rows[micro * share : (micro + 1) * share])
-        return replace(own, total=int(self.packed.n_scored[rows].sum()))
+        samples = self._tensor(row_numbers(self.seed, step, np.arange(micro * share, (micro + 1) * share)))
+        return replace(own, total=int(self.packed.n_scored[rows].sum()), samples=samples)
 
     def held_out(self) -> Iterator[MicroBatch]:
         """Every held-out row once, in order."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from pellucid.runs.options import RecipeError
 from pellucid.text.tokenizers.base import MASK
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
-from pellucid.text.tokens.batches import Batch, Batches, ScoredBatch, noise, windows
+from pellucid.text.tokens.batches import Batch, Batches, ScoredBatch, noise, row_numbers, windows
 from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens
@@ -34,7 +34,7 @@ class TokenData:
 
     def at(self, step: int, micro: int, of: int) -> MicroBatch:
         """Part `micro` of `of` of a step's batch."""
-        return self._pass(self.batches.at(step, micro, of))
+        return replace(self._pass(self.batches.at(step, micro, of)), samples=self.samples(step, micro, of))
 
     def held_out(self) -> Iterator[MicroBatch]:
         """All of the held-out text, in windows of the training context that do not overlap."""
@@ -54,6 +54,10 @@ class TokenData:
         """The numbers, within the step's whole batch, of the rows of one pass."""
         share = self.whole // of
         return np.arange(micro * share, (micro + 1) * share)
+
+    def samples(self, step: int, micro: int, of: int) -> Tensor:
+        """The numbers from which the dropout of one pass is drawn."""
+        return self._tensor(row_numbers(self.seed, step, self.rows(micro, of)))
 
     def windows(self) -> Iterator[ScoredBatch]:
         """The held-out windows, in order."""
@@ -99,7 +103,7 @@ class MaskedData(TokenData):
     def at(self, step: int, micro: int, of: int) -> MicroBatch:
         tokens = self.batches.at(step, micro, of).inputs
         given = self.hidden(tokens, noise(self.seed, step, self.rows(micro, of), self.n_ctx))
-        return replace(given, total=self.whole * self.n_hidden)
+        return replace(given, total=self.whole * self.n_hidden, samples=self.samples(step, micro, of))
 
     def held_out(self) -> Iterator[MicroBatch]:
         """The held-out windows, the same places of them hidden every time."""

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.model import Transformer
+from pellucid.model.dropout import draw_by_sample
 from pellucid.model.mask import documents_mask, padding_mask, prefix_mask
-from pellucid.model.shapes import Logits, Tokens, Visible
+from pellucid.model.shapes import Logits, Samples, Tokens, Visible
 from pellucid.training.chunked_loss import chunked_loss
 
 #: stands in the targets where nothing is scored
@@ -38,6 +39,7 @@ class MicroBatch:
     `documents` and `positions`, one number per position, are there where nothing is read across the
     border of two documents; `counts` where not every target is scored; `prefix`, one length per row, where
     a prefix is read both ways. `total` is how many targets the whole step scores, all of them unless given.
+    `samples` are the numbers from which each row's dropout is drawn, None outside of training.
     `source`, [batch, source_pos], is what an encoder reads; `real` says which of it is not padding, None: all.
     """
 
@@ -50,6 +52,7 @@ class MicroBatch:
     total: int | None = None
     source: Int[Tensor, "batch source_pos"] | None = None
     real: Bool[Tensor, "batch source_pos"] | None = None
+    samples: Samples | None = None
 
 
 Loss = Callable[[MicroBatch], Tensor]
@@ -135,6 +138,16 @@ def autocast(network: Transformer, device: torch.device, precision: str, n_logit
             return objective(network, given)
 
     return loss
+
+
+def with_dropout_by_sample(network: Transformer, loss: Loss) -> Loss:
+    """The loss, whose dropout each pass draws from the numbers of its rows."""
+
+    def sampled(given: MicroBatch) -> Tensor:
+        draw_by_sample(network, given.samples)
+        return loss(given)
+
+    return sampled
 
 
 def hide(

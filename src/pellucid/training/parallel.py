@@ -148,8 +148,9 @@ class LossModule(nn.Module):
         return self.loss(batch)
 
 
-def sum_of_bucket(_: object, bucket: Any) -> torch.futures.Future[Tensor]:
+def sum_of_bucket(_: object, bucket) -> torch.futures.Future[Tensor]:
     """The sum of the gradients over the processes: a pass's loss is a share of the step's, so that no mean is taken."""
+    # `bucket` is a dist.GradBucket, a type that DistributedDataParallel checks and PyTorch does not export
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     return work.get_future().then(lambda done: done.value()[0])

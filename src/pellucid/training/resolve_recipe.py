@@ -63,6 +63,8 @@ def resolve_attention(
     asked, a = recipe.train.attention, recipe.model
     if asked != "auto":
         return asked, f"attention: {asked}, as asked"
+    if a.dropout.pattern:
+        return "explicit", "attention: explicit (the dropout of its pattern is drawn by sample)"
     if device.type != "cpu" or a.n_ctx > LONGEST_EXPLICIT:
         return "fused", "attention: fused"
     dtype = torch.bfloat16 if recipe.train.precision == "bfloat16" else torch.float32

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pellucid.text.read.pairs import PairsError
-from pellucid.text.tokens.batches import drawn_numbers
+from pellucid.text.tokens.batches import drawn_numbers, row_numbers
 from pellucid.text.tokens.pairs import PairPart, PairTokens
 from pellucid.training.objectives import MicroBatch
 from pellucid.training.recipe import Recipe
@@ -44,7 +44,8 @@ class SourceTargetData:
             )
         share = self.whole // of
         own = self._pass(self.part, pairs[micro * share : (micro + 1) * share])
-        return replace(own, total=int(self.part.target.lengths[pairs].sum()))
+        samples = self._tensor(row_numbers(self.seed, step, np.arange(micro * share, (micro + 1) * share)))
+        return replace(own, total=int(self.part.target.lengths[pairs].sum()), samples=samples)
 
     def pairs(self, step: int) -> np.ndarray:
         """The numbers of a step's pairs."""

@@ -43,7 +43,7 @@ from pellucid.training.build import (
 from pellucid.training.data import make_data
 from pellucid.training.load import keep_first
 from pellucid.training.memory import check_memory
-from pellucid.training.objectives import MicroBatch, autocast, losses_and_hits
+from pellucid.training.objectives import MicroBatch, autocast, losses_and_hits, with_dropout_by_sample
 from pellucid.training.recipe import Recipe, TextRecipeT
 
 #: writes a sample after a prompt by a seed, or gives None where the network's logits are not finite; its last argument
@@ -196,6 +196,11 @@ class TransformerTrainable(TextTrainable[Recipe]):
     @property
     def can_sample(self) -> bool:
         return self.sampler is not None
+
+    def begin(self) -> None:
+        super().begin()
+        # outside of what is compiled: each pass has other numbers
+        self.loss = with_dropout_by_sample(self.network, self.loss)
 
     def sample(self, seed: int, phase: Phase) -> str | None:
         assert self.sampler is not None

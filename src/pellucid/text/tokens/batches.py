@@ -249,6 +249,12 @@ def noise(seed: int, step: int, rows: np.ndarray, n: int) -> np.ndarray:
     return _mix(_mix(start + rows.astype(np.uint64))[:, None] + np.arange(n, dtype=np.uint64))
 
 
+def row_numbers(seed: int, step: int, rows: np.ndarray) -> np.ndarray:
+    """A random number for each of these rows of a step's batch, int64 [len(rows)]: its dropout is drawn from it."""
+    start = np.uint64(_draw(seed, step, ROUNDS + 2))
+    return _mix(start + rows.astype(np.uint64)).view(np.int64)
+
+
 def _mix(x: np.ndarray) -> np.ndarray:
     """The finalizer of SplitMix64 (Steele, Lea and Flood 2014): every input bit changes about half of the
     output bits.
