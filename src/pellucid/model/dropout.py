@@ -47,7 +47,7 @@ def kept_entries(
     x: Float[Tensor, "batch ..."], samples: Samples, place: int, first: int, p: float
 ) -> Bool[Tensor, "batch ..."]:
     """Which entries of x are kept: each with probability 1 - p, whatever the sizes of x and the other rows are."""
-    low, high = (key.view(-1, *[1] * (x.ndim - 1)) for key in keys_of(samples, place))
+    low, high = (key.view(-1, *[1] * (x.ndim - 1)) for key in keys_of_samples(samples, place))
     h = low + entry_numbers(x, first)
     h ^= h >> 16
     h *= signed(FIRST, 32)
@@ -66,7 +66,7 @@ def entry_numbers(x: Float[Tensor, "batch ..."], first: int) -> Int[Tensor, "...
     return numbers
 
 
-def keys_of(samples: Samples, place: int) -> tuple[Int[Tensor, " batch"], Int[Tensor, " batch"]]:
+def keys_of_samples(samples: Samples, place: int) -> tuple[Int[Tensor, " batch"], Int[Tensor, " batch"]]:
     """Two numbers of 32 bits for each sample at one place of the network."""
     key = samples + signed(place * GOLDEN % 2**64, 64)
     key = (key ^ (key >> 29)) * signed(MIX, 64)
