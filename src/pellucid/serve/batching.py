@@ -45,6 +45,8 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 #: prompt tokens that are read at once where nobody waits for a decoding step
 CHUNK = 256
+#: tokens of a window whose keys and values are copied in the round that reads its last piece, at most
+COPIED_AT_ONCE = 64
 #: the tokens that packed weights may be used for: a server generates as long as it runs
 MANY_TOKENS = 1 << 20
 
@@ -318,11 +320,11 @@ class BatchingEngine(Engine):
     def joins(self, generation: Generation, begin: int) -> bool:
         """Let a sequence join the batch if all but the last token of its window has been read; whether it has.
 
-        A piece that began at `begin` has just been read. Where it was not the first one, the sequence joins in a later
-        round, which reads none: there is much to copy.
+        A piece that began at `begin` has just been read. The last piece of a long window and the copy of its keys and
+        values take two rounds.
         """
         cache, tokens = self.opened_cache(generation)
-        if begin or cache.length < len(tokens) - 1:
+        if cache.length < len(tokens) - 1 or (begin and len(tokens) > COPIED_AT_ONCE):
             return False
         self.prompt_tokens += 1
         self.go_on(generation, True)

@@ -7,9 +7,9 @@ SHORTEST_PIECE = 16
 #: a round with a piece may take as long as so many without
 ROUND_STEPS = 2.0
 #: the last rounds without a piece, the shortest of which counts: one that was interrupted changes nothing
-RECENT_STEPS = 3
+RECENT_STEPS = 2
 #: after so many rounds with a piece comes one without, so that it is known how long those take
-ROUNDS_BETWEEN_STEPS = 8
+ROUNDS_BETWEEN_STEPS = 6
 
 
 class ReadingPace:
