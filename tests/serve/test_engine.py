@@ -258,3 +258,15 @@ def test_what_fails_in_one_sequence_ends_that_one_alone(network, monkeypatch):
             engine.round()
     assert isinstance(bad.emit.events[-1], ZeroDivisionError)
     assert len(good.emit.tokens) == 4
+
+
+def test_samples_of_one_prompt_read_it_together(network):
+    """Each reads a piece in turn, and what another one has read it does not read again."""
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    alone = serve(BatchingEngine(network, IdTokenizer(11), prefixes=0), [request(prompt)])[0].tokens
+    engine = BatchingEngine(network, IdTokenizer(11), chunk=2)
+    samples = [request(prompt, sample=number) for number in range(3)]
+    assert [client.tokens for client in serve(engine, samples)] == [alone] * 3
+    assert engine.prompt_tokens < 2 * len(prompt)
+    assert engine.prompt_tokens + engine.prefix_reused == 3 * len(prompt)
+    assert sum(sample.cached_tokens for sample in samples) == engine.prefix_reused

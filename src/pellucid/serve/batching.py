@@ -313,8 +313,11 @@ class BatchingEngine(Engine):
         start, tokens = generation.state.window(self.n_ctx)
         if generation.cache is None:
             generation.window_start = start
-            generation.cache = self.cache_for(generation, start, tokens)
+            generation.cache = self.cache_for(generation, tokens)
             generation.cached_tokens = max(generation.cached_tokens, generation.cache.length)
+        elif self.reuses(generation):
+            # what others have read meanwhile: samples of one prompt read it together, each a piece in turn
+            generation.cached_tokens += self.prefixes.extend(generation.cache, tokens)
         return generation.cache, tokens
 
     def joins(self, generation: Generation, begin: int) -> bool:
@@ -364,12 +367,16 @@ class BatchingEngine(Engine):
         if torch.isfinite(columns_read(cache, 0, n)).all():
             self.prefixes.keep(generation.state.window(self.n_ctx)[1], columns_read(cache, 0, cache.length))
 
-    def cache_for(self, generation: Generation, start: int, tokens: Sequence[int]) -> Cache:
+    def cache_for(self, generation: Generation, tokens: Sequence[int]) -> Cache:
         """An empty cache for the window, or one that holds what is known of its beginning."""
-        if generation.taps is NO_TAPS and not start and not generation.echo:
+        if self.reuses(generation):
             return self.prefixes.start(tokens, len(tokens))
         store = self.batch.cache.store
         return Cache(self.loaded.architecture, 1, len(tokens), dtype=store.dtype, device=store.device)
+
+    def reuses(self, generation: Generation) -> bool:
+        """Whether what is known of its window's beginning need not be read."""
+        return generation.taps is NO_TAPS and not generation.window_start and not generation.echo
 
     def network_for(self, generation: Generation) -> Transformer:
         """The loaded network for a sequence with edits, and the packed one for the others."""

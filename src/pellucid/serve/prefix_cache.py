@@ -68,18 +68,26 @@ class PrefixCache:
         a, weight = self.network.architecture, self.network.embed.token.weight
         cache = Cache(a, 1, capacity, dtype=weight.dtype, device=weight.device)
         self.asked += len(tokens)
-        chain, n_known = self.find(tokens)
-        # the last token is read in any case: its logits are wanted
-        n = min(n_known, len(tokens) - 1)
-        for number, block in enumerate(chain):
-            begin, end = number * BLOCK, min(n, (number + 1) * BLOCK)
-            cache.store[:, :, 0, :, begin:end] = self.store[block.slot][..., : end - begin, :]
-        if n > 0:
-            cache.tokens[0, :n] = torch.tensor(tokens[:n])
-            cache.length = n
-            self.reused += n
-        self.touch(chain)
+        self.extend(cache, tokens)
         return cache
+
+    def extend(self, cache: Cache, tokens: Sequence[int]) -> int:
+        """Copy what is known of `tokens`, short of the last one, behind what a cache holds; how many tokens that is."""
+        chain, n_known = self.find(tokens)
+        self.touch(chain)
+        # the last token is read in any case: its logits are wanted
+        begin, n = cache.length, min(n_known, len(tokens) - 1)
+        if n <= begin:
+            return 0
+        for number, block in enumerate(chain):
+            at = number * BLOCK
+            first, end = max(begin, at), min(n, at + BLOCK)
+            if first < end:
+                cache.store[:, :, 0, :, first:end] = self.store[block.slot][..., first - at : end - at, :]
+        cache.tokens[0, begin:n] = torch.tensor(tokens[begin:n])
+        cache.length = n
+        self.reused += n - begin
+        return n - begin
 
     def known(self, tokens: Sequence[int]) -> int:
         """How many tokens of the beginning are known."""
