@@ -41,6 +41,22 @@ class PlannedTrainingOptions:
 
 
 @dataclass(frozen=True)
+class PlannedProcessOptions:
+    """Many processes, each with an accelerator of its own; --batch is then of all of them."""
+
+    processes: Annotated[int, option("N"), at_least(1)] = 1
+    """Plan for this many processes."""
+    replicate: Annotated[int, option("N", default="chosen"), at_least(0)] = 0
+    """Keep this many copies of the parameters."""
+    shard: Annotated[int, option("N", default="chosen"), at_least(0)] = 0
+    """Divide each copy's parameters, gradients and averages among this many processes."""
+    tensor: Annotated[int, option("N", default="1"), at_least(0)] = 0
+    """Divide each layer's products among this many processes."""
+    search: Annotated[bool, option()] = False
+    """Try every layout and show the fastest that fit."""
+
+
+@dataclass(frozen=True)
 class PlanOptions:
     """What is printed."""
 
@@ -54,6 +70,7 @@ def plan_command(
     *,
     model: PlannedModelOptions,
     training: PlannedTrainingOptions,
+    layout: PlannedProcessOptions,
     output: PlanOptions,
 ) -> int:
     """Print what a run would need: parameters, FLOPs, memory and time.
@@ -63,7 +80,7 @@ def plan_command(
 
     Examples:
         pellucid plan gpt2 --batch 8
-        pellucid plan runs/my_texts --accelerator h100-sxm --no-measure
+        pellucid plan gpt2 --processes 64 --search --accelerator h100-sxm
     """
     if not Path(what).is_dir() and Path(what).suffix != ".json":
         preset(what)  # an unknown preset fails here, before torch is imported
@@ -81,6 +98,7 @@ def plan_command(
             precision=t.precision,
             accelerators=t.accelerator or USUAL,
             tokens=t.tokens,
+            **vars(layout),
             device=t.device,
             measure=t.measure,
             progress=progress,

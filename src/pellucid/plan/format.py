@@ -4,13 +4,17 @@ from pellucid.hub.targets import opens_in
 from pellucid.plan.accelerators import READING_SHARE, TRAINING_SHARE, USABLE
 from pellucid.plan.flops import written
 from pellucid.plan.planning import Elsewhere, Plan, by_choice, cache_bytes
+from pellucid.plan.processes import LINK_SHARE, PER_MACHINE, ProcessPlan
 
 UNITS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def plan_lines(plan: Plan) -> list[str]:
     """All sections of the plan."""
-    return [*_network(plan), opens_in(plan.recipe.model), "", *_memory(plan), "", *_time(plan), *_elsewhere(plan)]
+    lines = [*_network(plan), opens_in(plan.recipe.model), ""]
+    if plan.on_processes:
+        return [*lines, *(line for p in plan.on_processes for line in _process(p, plan.tokens)), *_assumptions()]
+    return [*lines, *_memory(plan), "", *_time(plan), *_elsewhere(plan)]
 
 
 def _network(plan: Plan) -> list[str]:
@@ -104,6 +108,42 @@ def _elsewhere(plan: Plan) -> list[str]:
     ]
 
 
+def _process(p: ProcessPlan, tokens: int) -> list[str]:
+    """The section about one of many processes."""
+    parts = ("weights", "gradients", "optimizer", "gathered", "activations")
+    per_second = p.tokens / p.seconds
+    again = ", activations computed again" if p.recompute else ""
+    return [
+        f"{p.layout.processes:,} processes = {p.layout.words}, on {p.accelerator.name}:",
+        f"  a step reads {scaled(p.tokens)} tokens: {counted(p.rows, 'sequence')} a pass in "
+        f"{counted(p.passes, 'pass', 'passes')} on each of {p.layout.groups:,} groups{again}",
+        f"  memory of one process: {size(p.peak)} of {size(p.accelerator.memory)}: "
+        + ("it fits" if p.fits else "it does not fit")
+        + f" ({USABLE:.0%} is planned with); {p.parameters:,} parameters of its own",
+        *(f"    {part:<12}{size(getattr(p, part)):>16}" for part in parts),
+        f"  a step takes {duration(p.seconds)}: {duration(p.compute)} of computing, {duration(p.waiting)} of waiting "
+        f"({p.waiting / p.seconds:.0%})",
+        *(
+            f"    {sent.kind:<28}{size(sent.bytes):>16} sent in {duration(sent.seconds)}"
+            + (", while it computes" if sent.overlaps else "")
+            for sent in p.traffic
+        ),
+        f"  {scaled(per_second)} tokens/s, {scaled(per_second / p.layout.processes)} on each; "
+        f"{scaled(tokens)} tokens take {duration(tokens / per_second)}",
+        "",
+    ]
+
+
+def _assumptions() -> list[str]:
+    shares = f"{TRAINING_SHARE:.0%} of the peak of products and {LINK_SHARE:.0%} of the links' speed"
+    return [
+        f"assumed: {shares} in data sheets; {PER_MACHINE} processes on a machine;",
+        "parameters, gradients and averages in float32; the stream is whole in every process of a tensor group;",
+        "shard and tensor as PyTorch's fully_shard and tensor parallelism lay a network out: `pellucid train` has",
+        "replicate so far",
+    ]
+
+
 def _row(e: Elsewhere, tokens: int) -> tuple[str, ...]:
     return (
         f"{e.accelerator.name}, {e.precision}",
@@ -128,9 +168,14 @@ def size(n: float) -> str:
     return f"{n / 2**30:,.2f} GiB" if n >= 2**30 else f"{n / 2**20:,.1f} MiB"
 
 
+def counted(n: int, one: str, many: str = "") -> str:
+    """The number and what is counted."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
 def duration(seconds: float) -> str:
     """A duration in a suitable unit."""
     for unit, name in ((86400.0 * 365, "years"), (86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:,.1f} {name}"
-    return f"{seconds:,.1f} s"
+    return f"{seconds:,.1f} s" if seconds >= 1 or seconds == 0 else f"{seconds * 1e3:,.3g} ms"

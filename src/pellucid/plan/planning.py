@@ -22,6 +22,7 @@ from pellucid.plan.accelerators import (
     accelerator,
 )
 from pellucid.plan.flops import Flops, flops, written
+from pellucid.plan.processes import Layout, ProcessPlan, fastest, layout_of, plan_processes
 from pellucid.plan.speed import StepSpeed, training_speed
 from pellucid.presets import preset, with_vocabulary
 from pellucid.runs.device import memory_bytes, resolve_device
@@ -33,6 +34,8 @@ from pellucid.training.recipe import MASK_OBJECTIVE, Recipe
 
 #: the largest batch that is tried
 MOST = 1 << 24
+#: how many layouts a search shows for each accelerator
+SHOWN = 3
 #: training tokens for each parameter where no length is given (Hoffmann et al. 2022)
 TOKENS_PER_PARAMETER = 20
 
@@ -65,6 +68,7 @@ class Plan:
     speed: StepSpeed | None = None
     elsewhere: list[Elsewhere] = field(default_factory=list)
     changes: list[tuple[str, float]] = field(default_factory=list)
+    on_processes: list[ProcessPlan] = field(default_factory=list)
 
     @property
     def fits(self) -> bool:
@@ -82,6 +86,11 @@ def make_plan(
     device: str = "auto",
     accelerators: Sequence[str] = USUAL,
     tokens: int | None = None,
+    processes: int = 1,
+    replicate: int = 0,
+    shard: int = 0,
+    tensor: int = 0,
+    search: bool = False,
     measure: bool = True,
     progress: Callable[[str, int, int], object] = lambda stage, done, total: None,
 ) -> Plan:
@@ -93,6 +102,8 @@ def make_plan(
     n_ctx, vocabulary, precision   replace its own
     accelerators  names of `ACCELERATORS`, planned from their data sheets
     tokens        number of training tokens; unless given, the run's, or 20 for each parameter
+    processes     plan for this many, which `batch` rows are divided among (default: one row for each)
+    replicate, shard, tensor   their layout (`layout_of`); with `search`, all layouts that fit are tried instead
     measure       time steps for a few seconds on this machine
     progress      called as progress(stage, done, total), with 0 and 0 where the total is unknown
 
@@ -108,7 +119,8 @@ def make_plan(
     model = recipe.model if n_ctx is None else replace(recipe.model, n_ctx=n_ctx)
     recipe = replace(recipe, model=model if vocabulary is None else with_vocabulary(model, vocabulary))
     here = resolve_device(recipe.train.device if device == "auto" else device)
-    recipe = _resolved(recipe, here, batch, precision, measure)
+    on_processes = _on_processes(recipe, others, batch, precision, processes, (replicate, shard, tensor), search)
+    recipe = _resolved(recipe, here, None if on_processes else batch, precision, measure)
     parameters = count_parameters(recipe.model)
     memory, room = training_memory(recipe), float(memory_bytes(here))
     known = recipe.n_steps * recipe.tokens_per_step
@@ -124,6 +136,7 @@ def make_plan(
         largest_batch=largest_batch(recipe, USABLE * room),
         speed=training_speed(recipe, here, memory=USABLE * room) if measure else None,
         elsewhere=[_elsewhere(recipe, other, precision) for other in others],
+        on_processes=on_processes,
     )
     return made if made.fits else replace(made, changes=changes_that_help(recipe))
 
@@ -177,6 +190,29 @@ def _elsewhere(recipe: Recipe, other: Accelerator, precision: str | None) -> Els
         TRAINING_SHARE * other.peak(word) / flops(a).training,
         READING_SHARE * other.bandwidth / read,
     )
+
+
+def _on_processes(
+    recipe: Recipe,
+    others: Sequence[Accelerator],
+    batch: int | None,
+    precision: str | None,
+    processes: int,
+    numbers: tuple[int, int, int],
+    search: bool,
+) -> list[ProcessPlan]:
+    """The plan of one of many processes on each accelerator; with `search`, of the fastest layouts that fit."""
+    if processes == 1 and not search and not any(numbers):
+        return []
+    layout = layout_of(processes, **dict(zip(Layout._fields, numbers, strict=True)))
+    if search and any(numbers):
+        raise PlanError("search tries every layout: leave out replicate, shard and tensor, or search")
+    recipe = with_train(
+        recipe, batch=batch or processes, accumulate=1, precision=precision or "bfloat16", attention="fused"
+    )
+    if not search:
+        return [plan_processes(recipe, layout, other) for other in others]
+    return [plan for other in others for plan in fastest(recipe, processes, other)[:SHOWN]]
 
 
 def cache_bytes(a: Architecture, precision: str = "float32") -> int:
@@ -306,6 +342,19 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 "written_tokens_per_second": e.writing,
             }
             for e in plan.elsewhere
+        ],
+        "on_processes": [
+            {
+                **vars(p),
+                "layout": p.layout._asdict(),
+                "accelerator": vars(p.accelerator),
+                "traffic": [sent._asdict() for sent in p.traffic],
+                "peak": p.peak,
+                "fits": p.fits,
+                "seconds": p.seconds,
+                "waiting": p.waiting,
+            }
+            for p in plan.on_processes
         ],
         "changes": [{"change": said, "training_bytes": n} for said, n in plan.changes],
     }
