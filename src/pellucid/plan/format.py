@@ -5,6 +5,7 @@ from pellucid.plan.accelerators import READING_SHARE, TRAINING_SHARE, USABLE
 from pellucid.plan.flops import written
 from pellucid.plan.planning import Elsewhere, Plan, by_choice, cache_bytes
 from pellucid.plan.processes import LINK_SHARE, PER_MACHINE, ProcessPlan
+from pellucid.text.read.chunks import counted
 
 UNITS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -116,7 +117,7 @@ def _process(p: ProcessPlan, tokens: int) -> list[str]:
     return [
         f"{p.layout.processes:,} processes = {p.layout.words}, on {p.accelerator.name}:",
         f"  a step reads {scaled(p.tokens)} tokens: {counted(p.rows, 'sequence')} a pass in "
-        f"{counted(p.passes, 'pass', 'passes')} on each of {p.layout.groups:,} groups{again}",
+        f"{p.passes:,} pass{'es' * (p.passes > 1)} on each of {p.layout.groups:,} groups{again}",
         f"  memory of one process: {size(p.peak)} of {size(p.accelerator.memory)}: "
         + ("it fits" if p.fits else "it does not fit")
         + f" ({USABLE:.0%} is planned with); {p.parameters:,} parameters of its own",
@@ -166,11 +167,6 @@ def scaled(x: float, unit: str = "") -> str:
 def size(n: float) -> str:
     """Bytes as MiB or GiB."""
     return f"{n / 2**30:,.2f} GiB" if n >= 2**30 else f"{n / 2**20:,.1f} MiB"
-
-
-def counted(n: int, one: str, many: str = "") -> str:
-    """The number and what is counted."""
-    return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
 def duration(seconds: float) -> str:
