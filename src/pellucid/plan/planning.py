@@ -22,7 +22,7 @@ from pellucid.plan.accelerators import (
     accelerator,
 )
 from pellucid.plan.flops import Flops, flops, written
-from pellucid.plan.processes import Layout, ProcessPlan, fastest, layout_of, plan_processes
+from pellucid.plan.processes import ProcessPlan, fastest, layout_of, plan_processes
 from pellucid.plan.speed import StepSpeed, training_speed
 from pellucid.presets import preset, with_vocabulary
 from pellucid.runs.device import memory_bytes, resolve_device
@@ -204,7 +204,8 @@ def _on_processes(
     """The plan of one of many processes on each accelerator; with `search`, of the fastest layouts that fit."""
     if processes == 1 and not search and not any(numbers):
         return []
-    layout = layout_of(processes, **dict(zip(Layout._fields, numbers, strict=True)))
+    replicate, shard, tensor = numbers
+    layout = layout_of(processes, replicate=replicate, shard=shard, tensor=tensor)
     if search and any(numbers):
         raise PlanError("search tries every layout: leave out replicate, shard and tensor, or search")
     recipe = with_train(
@@ -346,9 +347,9 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "on_processes": [
             {
                 **vars(p),
-                "layout": p.layout._asdict(),
+                "layout": vars(p.layout),
                 "accelerator": vars(p.accelerator),
-                "traffic": [sent._asdict() for sent in p.traffic],
+                "traffic": [vars(sent) for sent in p.traffic],
                 "peak": p.peak,
                 "fits": p.fits,
                 "seconds": p.seconds,

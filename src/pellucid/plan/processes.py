@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 
@@ -33,7 +32,8 @@ LINK_SHARE = 0.7
 GATHERED = 2
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Layout:
     """How many processes hold copies, share parameters, and share each layer's products."""
 
     replicate: int
@@ -56,7 +56,8 @@ class Layout(NamedTuple):
         return self.replicate * self.shard
 
 
-class Traffic(NamedTuple):
+@dataclass(frozen=True)
+class Traffic:
     """Bytes that one process sends in a step, by kind, and the seconds that they take."""
 
     kind: str
