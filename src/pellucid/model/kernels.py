@@ -28,7 +28,7 @@ class FusedAttention(nn.Module):
         self.dropout_rate = a.dropout.pattern
 
     def forward(self, q: Queries, k: Keys, v: Keys, mask: ScoreMask) -> Queries:
-        if self.explicit.dropout.draws_by_sample:
+        if self.training and self.explicit.dropout.draws_by_sample:
             return self.explicit(q, k, v, mask)
         p = self.dropout_rate if self.training else 0.0
         return F.scaled_dot_product_attention(
