@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from pellucid.cli import main
+from pellucid.cli.tokenizer import EncodingOptions
 from pellucid.text import learn_tokenizer, prepare_tokens, read_corpus, split_corpus
 from pellucid.text.split import PARTS
-from pellucid.text.tokens.prepare import prepared_folder
+from pellucid.text.tokens.prepare import SHARD_TOKENS, prepared_folder
 from pellucid.text.tokens.shares import documents_of_share, prepare_share
 from pellucid.text.tokens.store import Tokens, TokensError
 
@@ -108,9 +109,11 @@ def test_a_share_killed_half_way_continues_and_its_finished_shards_stay(texts, s
 
 
 def test_training_reads_what_the_command_encoded(texts, tmp_path, monkeypatch, capsys):
+    """The same defaults of seed, held-out share and size of shards on both sides."""
+    assert EncodingOptions().shard_tokens == SHARD_TOKENS
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
     BYTES.save(tmp_path)
-    command = ["tokenizer", "encode-corpus", str(texts), "--tokenizer", str(tmp_path), "--held-out", "0.25"]
+    command = ["tokenizer", "encode-corpus", str(texts), "--tokenizer", str(tmp_path)]
     assert main([*command, "--share", "1/2"]) == 0
     assert "the process that finishes the last share joins them" in capsys.readouterr().out
     assert main([*command, "--share", "0/2"]) == 0
@@ -118,7 +121,7 @@ def test_training_reads_what_the_command_encoded(texts, tmp_path, monkeypatch, c
     (folder,) = (tmp_path / "cache").iterdir()
     written = (folder / "manifest.json").stat().st_mtime_ns
     sizes = ("d_model=8", "attention.n_heads=1", "n_layers=1", "n_ctx=16", "batch=2")
-    run = ["train", str(texts), "--tokenizer", str(tmp_path), "--held-out", "0.25", "--steps", "1"]
+    run = ["train", str(texts), "--tokenizer", str(tmp_path), "--steps", "1"]
     assert main([*run, *(word for size in sizes for word in ("--set", size)), "--out", str(tmp_path / "run")]) == 0
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
     assert (folder / "manifest.json").stat().st_mtime_ns == written

@@ -135,7 +135,7 @@ def train_command(
     fields = add_held_out(parse_fields(set_) | fields_of(input, model, training), input.held_out)
     length = {name: getattr(training, name) for name in ("minutes", "steps", "tokens", "epochs")}
     check_before_reading(paths, model, output, recipe, fields, length)
-    if started_processes(training.processes) == 1 != (training.processes or 1):
+    if (training.processes or 1) > started_processes(training.processes):
         from pellucid.training.parallel import launch
 
         return launch(training.processes or 1, WORDS.get())

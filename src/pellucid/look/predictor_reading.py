@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from pellucid.generate.sampling import Sampling
 from pellucid.look.answers import npz, token_object
 from pellucid.look.mathml import mathml
 from pellucid.look.model_card import example_text
 from pellucid.look.predictor_steps import AXES, PREAMBLE, network_steps, step_numbers, step_tensors
 from pellucid.look.predictor_trace import PredictorTrace
-from pellucid.look.reading import column_of, line_of, sampled, source_text
+from pellucid.look.reading import add_sampling_route, column_of, line_of, source_text
 from pellucid.look.session import Model, Session
 from pellucid.look.steps import Definition
 from pellucid.predictors.mixture import Counted, Mixture
@@ -49,19 +48,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
     async def levels(request: Request, trace_id: str, pos: int = -1) -> dict[str, Any]:
         return await session.compute(request, lambda: prediction_levels(session.kept_predictor(trace_id), pos))
 
-    @app.get("/api/t/{trace_id}/read/sample")
-    async def sample(
-        request: Request,
-        trace_id: str,
-        pos: int = -1,
-        temperature: Annotated[float, Query(ge=0, le=100)] = 1.0,
-        top_k: Annotated[int, Query(ge=0, lt=2**31)] = 0,
-        top_p: Annotated[float, Query(ge=0, le=1)] = 1.0,
-        min_p: Annotated[float, Query(ge=0, le=1)] = 0.0,
-        draw: Annotated[int, Query(ge=0, lt=2**31)] = 0,
-    ) -> dict[str, Any]:
-        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        return await session.compute(request, lambda: sampled(session.kept_predictor(trace_id), pos, sampling, draw))
+    add_sampling_route(app, session)
 
 
 # What the page says of a predictor ------------------------------------------------------------------

@@ -50,6 +50,24 @@ def add_routes(app: FastAPI, session: Session) -> None:
             request, lambda: dot_product(session.kept_trace(trace_id), name, pos, head, key, entry)
         )
 
+    add_sampling_route(app, session)
+
+    @app.get("/api/t/{trace_id}/read/cache")
+    async def cache(request: Request, trace_id: str, pos: int = -1) -> dict[str, Any]:
+        return await session.compute(request, lambda: cached_step(session.kept_trace(trace_id), pos))
+
+    @app.get("/api/t/{trace_id}/read/order")
+    async def order(
+        request: Request, trace_id: str, seed: int = 0, positions: bool = True, mask: bool = True
+    ) -> dict[str, Any]:
+        return await session.compute(
+            request, lambda: shuffled_order(session.kept_trace(trace_id), seed, positions=positions, mask=mask)
+        )
+
+
+def add_sampling_route(app: FastAPI, session: Session) -> None:
+    """The route of the sampling sliders, for a predictor of any kind."""
+
     @app.get("/api/t/{trace_id}/read/sample")
     async def sample(
         request: Request,
@@ -63,18 +81,6 @@ def add_routes(app: FastAPI, session: Session) -> None:
     ) -> dict[str, Any]:
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         return await session.compute(request, lambda: sampled(session.kept_reading(trace_id), pos, sampling, draw))
-
-    @app.get("/api/t/{trace_id}/read/cache")
-    async def cache(request: Request, trace_id: str, pos: int = -1) -> dict[str, Any]:
-        return await session.compute(request, lambda: cached_step(session.kept_trace(trace_id), pos))
-
-    @app.get("/api/t/{trace_id}/read/order")
-    async def order(
-        request: Request, trace_id: str, seed: int = 0, positions: bool = True, mask: bool = True
-    ) -> dict[str, Any]:
-        return await session.compute(
-            request, lambda: shuffled_order(session.kept_trace(trace_id), seed, positions=positions, mask=mask)
-        )
 
 
 # The column -----------------------------------------------------------------------------------------
