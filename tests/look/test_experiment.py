@@ -27,6 +27,7 @@ from pellucid.look.experiment import (
 )
 from pellucid.look.page_edits import edits_code, resolve_edits
 from pellucid.look.session import PromptBody, Session
+from pellucid.look.trace_card import trace_code
 from pellucid.serve.protocol import EditBody
 
 A, B = "Rome is the capital of", "Paris is the capital of"
@@ -272,13 +273,44 @@ def test_an_encoder_decoder_is_patched_with_another_source():
         if "mean_of" in value:
             edit = EditBody(op="mean", name="blocks.0.cross_out", value=value)
         edited = model.trace("the", edits=resolve_edits([edit], model, **own), **own).logits
-        copied = eval(edits_code([edit]), {"edits": edits, "model": model})
+        copied = eval(edits_code([edit], **own), {"edits": edits, "model": model})
         torch.testing.assert_close(model.trace("the", edits=copied, **own).logits, edited)
         assert not torch.equal(edited, model.trace("the", **own).logits) or "run_of" in value
     with pytest.raises(EditError, match="names none"):
         resolve_edits([EditBody(op="set", name="embed", value={"run_of": "the", "source": 3})], model, **own)
-    _, *pieces = side_by_side(model, GenerateBody(a="", source=sources["source"], max_tokens=2))
+    # a direction of steering is read with the source of the run that it changes
+    at = "blocks.1.resid_pre"
+    body = SteerBody(a="the", at=at, towards="a dog", away="the", metric=metric, **own)
+    start = next(steering_lines(model, body))
+    names = {"model": model}
+    exec(start["code"], names)
+    assert start["length"] == pytest.approx(float(names["vector"].norm()))
+    steered = EditBody(op="add", name=at, factor=2.0, value={"towards": "a dog", "away": "the"})
+    sent = PromptBody(text="the", edits=[steered], **own)
+    exec(export_edits(model, sent)["code"], names)
+    edited = model.trace("the", edits=resolve_edits([steered], model, **own), **own).logits
+    torch.testing.assert_close(model.trace("the", edits=names["change"], **own).logits, edited)
+    generate = GenerateBody(a="", edits=[steered], max_tokens=2, **own)
+    start, *pieces = side_by_side(model, generate)
     assert len(pieces) >= 2
+    head, _, last = start["code"].rstrip().rpartition("\n")
+    exec(head, names)
+    assert eval(last, names) == "".join(piece["text"] for piece in pieces if piece["side"] == "with")
+
+
+def test_copied_edits_read_texts_with_the_separator_where_the_page_does():
+    change = [EditBody(**EDITS[k]) for k in (2, 3)] + [
+        EditBody(op="resample", name="blocks.0.mlp_out", pos=[1], value={"run_of": B})
+    ]
+    prompt = PromptBody(text=A, bos=True, edits=change)
+    names = {"model": MODEL}
+    exec(trace_code(prompt), names)
+    torch.testing.assert_close(names["trace"].logits, Session(MODEL).trace(prompt).logits)
+    assert not torch.equal(
+        names["trace"].logits, MODEL.trace(A, bos=True, edits=resolve_edits(change[:2], MODEL, bos=True)).logits
+    )
+    with pytest.raises(InputError, match="without a separator in front"):
+        next(side_by_side(MODEL, GenerateBody(a=A, bos=True)))
 
 
 # In the browser -----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from pellucid.lens.analysis.metrics import Metric, PreparedMetric
 from pellucid.lens.analysis.patching import PatchingPair
 from pellucid.lens.core.inputs import InputError, InputOptions
 from pellucid.look.answers import json_number, numbers
-from pellucid.look.page_edits import edits_code, resolve_edits
+from pellucid.look.page_edits import edits_code, options_code, resolve_edits
 from pellucid.look.session import Model, PromptBody, Session, reading_options
 from pellucid.serve.protocol import MAX_EDITS, EditBody
 
@@ -95,10 +95,6 @@ class ExperimentBody(BaseModel):
         """How texts are read."""
         return reading_options(self.source, self.bos)
 
-    def options_code(self) -> str:
-        """The same as arguments of a call."""
-        return "".join(f", {name}={value!r}" for name, value in self.options().items())
-
 
 class PatchBody(ExperimentBody):
     """Which tensor is patched, whether exact values follow, and the source of prompt B where it has its own."""
@@ -129,6 +125,7 @@ class GenerateBody(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     a: Text
     source: Text | None = None
+    bos: bool = False
     checkpoint: Annotated[str, Field(max_length=20, pattern=r"^\d*$")] = ""
     edits: Annotated[list[EditBody], Field(max_length=MAX_EDITS)] = []
     max_tokens: Annotated[int, Field(ge=1, le=1024)] = 60
@@ -222,11 +219,11 @@ def patch_lines(model: Model, body: PatchBody) -> Iterator[dict[str, Any]]:
 def patch_code(body: PatchBody) -> str:
     """Python that computes the same map from `model`."""
     sources = "" if body.source_b is None else f", source={body.source_b!r}, corrupt_source={body.source!r}"
-    options = f"{', bos=True' if body.bos else ''}{sources}" if body.source_b is not None else body.options_code()
+    read = body.options() if body.source_b is None else reading_options(None, body.bos)
     return (
         f"from pellucid.lens.analysis.metrics import {body.metric.kind}\n\n"
         f"patching = model.patch(\n    {body.b!r}, {body.a!r}, {body.metric.code()},\n"
-        f'    site="{body.site}", mode="both"{options},\n)\n'
+        f'    site="{body.site}", mode="both"{options_code(read)}{sources},\n)\n'
         "patching.estimate, patching.exact, patching.recovered\n"
     )
 
@@ -237,10 +234,9 @@ def ablation_lines(model: Model, body: AblateBody) -> Iterator[dict[str, Any]]:
     reference = body.b if body.kind == "resample" or (body.kind == "mean" and body.b) else None
     if body.kind == "resample" and not reference:
         raise InputError("resample takes the values of another text: write a prompt B of as many tokens")
+    read = body.options()
     for site in ("attn.z", "attn_out", "mlp_out"):
-        ablation = model.ablate(
-            body.a, body.metric.metric(), site=site, kind=body.kind, reference=reference, **body.options()
-        )
+        ablation = model.ablate(body.a, body.metric.metric(), site=site, kind=body.kind, reference=reference, **read)
         yield {
             "kind": "ablation",
             "site": site,
@@ -250,7 +246,7 @@ def ablation_lines(model: Model, body: AblateBody) -> Iterator[dict[str, Any]]:
             "code": (
                 f"from pellucid.lens.analysis.metrics import {body.metric.kind}\n\n"
                 f"model.ablate(\n    {body.a!r}, {body.metric.code()},\n"
-                f'    site="{site}", kind="{body.kind}", reference={reference!r}{body.options_code()},\n).effect\n'
+                f'    site="{site}", kind="{body.kind}", reference={reference!r}{options_code(read)},\n).effect\n'
             ),
         }
 
@@ -258,11 +254,12 @@ def ablation_lines(model: Model, body: AblateBody) -> Iterator[dict[str, Any]]:
 def steering_lines(model: Model, body: SteerBody) -> Iterator[dict[str, Any]]:
     """What A's next token becomes as multiples of a direction are added at every position, a line for each factor."""
     vector = model.direction([body.towards], [body.away], at=body.at, pos=body.pos, **body.options())
+    read = options_code(body.options())
     code = (
         "from pellucid import edits\n\n"
-        f"vector = model.direction([{body.towards!r}], [{body.away!r}], at={body.at!r}, pos={body.pos!r})\n"
+        f"vector = model.direction([{body.towards!r}], [{body.away!r}], at={body.at!r}, pos={body.pos!r}{read})\n"
         f"change = [edits.add({body.at!r}, vector, factor=1.0)]\n"
-        f"model.trace({body.a!r}, edits=change{body.options_code()}).top()\n"
+        f"model.trace({body.a!r}, edits=change{read}).top()\n"
     )
     # a metric that compares, such as KL, compares with the run that is not steered
     metric = PreparedMetric(body.metric.named(model).metric(), model.trace(body.a, **body.options()))
@@ -276,10 +273,18 @@ def steering_lines(model: Model, body: SteerBody) -> Iterator[dict[str, Any]]:
 
 def side_by_side(model: Model, body: GenerateBody) -> Iterator[dict[str, Any]]:
     """Both texts, piece by piece in turn; the last line of each says why it ended."""
-    options: dict[str, Any] = {"max_tokens": body.max_tokens, "temperature": body.temperature, "seed": body.seed}
-    if body.source is not None:
-        options["source"] = body.source
-    read: InputOptions = {} if body.source is None else {"source": body.source}
+    if body.bos:
+        raise InputError(
+            "generation reads the prompt without a separator in front, where edits of positions would change other "
+            'tokens: take "separator first" away'
+        )
+    read = reading_options(body.source, bos=False)
+    options: dict[str, Any] = {
+        "max_tokens": body.max_tokens,
+        "temperature": body.temperature,
+        "seed": body.seed,
+        **read,
+    }
     resolved = resolve_edits(body.edits, model, **read)
     yield {"kind": "start", "code": generate_code(body)}
     sides = {"without": model.stream(body.a, **options), "with": model.stream(body.a, edits=resolved, **options)}
@@ -299,15 +304,15 @@ def side_by_side(model: Model, body: GenerateBody) -> Iterator[dict[str, Any]]:
 
 def generate_code(body: GenerateBody) -> str:
     """Python that generates the text with the edits from `model`."""
-    source = "" if body.source is None else f", source={body.source!r}"
+    read = reading_options(body.source, bos=False)
     return (
-        f"from pellucid import edits\n\nchange = {edits_code(body.edits)}\n"
+        f"from pellucid import edits\n\nchange = {edits_code(body.edits, **read)}\n"
         f"model.generate({body.a!r}, edits=change, max_tokens={body.max_tokens}, "
-        f"temperature={body.temperature!r}, seed={body.seed}{source}).text\n"
+        f"temperature={body.temperature!r}, seed={body.seed}{options_code(read)}).text\n"
     )
 
 
 def export_edits(model: Model, body: PromptBody) -> dict[str, str]:
     """The edits of a prompt: as JSON for `pellucid.edits.from_json`, with every value written out; and as Python."""
-    code = f"from pellucid import edits\n\nchange = {edits_code(body.edits)}\n"
+    code = f"from pellucid import edits\n\nchange = {edits_code(body.edits, **body.options())}\n"
     return {"json": to_json(resolve_edits(body.edits, model, **body.options())), "code": code}

@@ -73,22 +73,27 @@ def named_kind(value: Mapping[str, Any]) -> str:
     raise EditError(f"the value {dict(value)!r:.200} is no array and names none: give the fields {known}, with texts")
 
 
-def edits_code(bodies: Sequence[EditBody]) -> str:
-    """Python for the list of edits; it reads `model` and `pellucid.edits` as `edits`."""
-    calls = [edit_code(edit_fields(body)) for body in bodies]
+def edits_code(bodies: Sequence[EditBody], **options: Unpack[InputOptions]) -> str:
+    """Python for the list of edits, which reads `model` and `pellucid.edits` as `edits`.
+
+    options  how texts are read
+    """
+    calls = [edit_code(edit_fields(body), options) for body in bodies]
     if len(calls) < 2:
         return f"[{''.join(calls)}]"
     return "[\n" + "".join(f"    {call},\n" for call in calls) + "]"
 
 
-def edit_code(fields: Mapping[str, Any]) -> str:
+def edit_code(fields: Mapping[str, Any], options: InputOptions) -> str:
     """The call that makes one edit."""
     op, name, value = fields["op"], fields["name"], fields.get("value")
     arguments = [repr(name)]
     if op == "mean":
-        arguments.append(f"over={repr(fields.get('over', 'pos')) if value is None else _value_code(value, name)}")
+        arguments.append(
+            f"over={repr(fields.get('over', 'pos')) if value is None else _value_code(value, name, options)}"
+        )
     elif value is not None:
-        arguments.append(_value_code(value, name))
+        arguments.append(_value_code(value, name, options))
     if op in ("add", "scale") and "factor" in fields:
         arguments.append(f"factor={fields['factor']!r}")
     arguments += [f"{bound}={fields[bound]!r}" for bound in ("low", "high") if fields.get(bound) is not None]
@@ -96,16 +101,22 @@ def edit_code(fields: Mapping[str, Any]) -> str:
     return f"edits.{'set_to' if op == 'set' else op}({', '.join(arguments)})"
 
 
-def _value_code(value: Any, name: str) -> str:
+def _value_code(value: Any, name: str, options: InputOptions) -> str:
     if not isinstance(value, Mapping):
         return repr(value)
-    kind, source = named_kind(value), f", source={value['source']!r}" if "source" in value else ""
+    kind = named_kind(value)
+    read = options_code({**options, "source": value["source"]} if "source" in value else options)
     if kind == "run_of":
-        return f"model.trace({value['run_of']!r}{source})[{name!r}]"
+        return f"model.trace({value['run_of']!r}{read})[{name!r}]"
     if kind == "mean_of":
-        return f"model.mean_activation({value['mean_of']!r}, {name!r}{source})"
+        return f"model.mean_activation({value['mean_of']!r}, {name!r}{read})"
     position = value.get("pos", -1)
-    return f"model.direction([{value['towards']!r}], [{value['away']!r}], at={name!r}, pos={position!r})"
+    return f"model.direction([{value['towards']!r}], [{value['away']!r}], at={name!r}, pos={position!r}{read})"
+
+
+def options_code(options: InputOptions) -> str:
+    """How texts are read, as the last arguments of a call."""
+    return "".join(f", {name}={value!r}" for name, value in options.items())
 
 
 def _indices_code(indices: Any) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pellucid.lens.trace import Trace
 from pellucid.look.answers import json_number, numbers, spell, token_object
-from pellucid.look.page_edits import edits_code
+from pellucid.look.page_edits import edits_code, options_code
 from pellucid.look.predictor_trace import AT_ONCE, PredictorTrace
 from pellucid.look.session import PromptBody
 from pellucid.text.tokenizers.base import Tokenizer
@@ -111,12 +111,8 @@ def predictor_facts(trace: PredictorTrace, prompt: PromptBody) -> dict[str, Any]
 def trace_code(prompt: PromptBody) -> str:
     """Python that makes this trace from `model`."""
     text = repr(prompt.text) if prompt.ids is None else repr(list(prompt.ids))
-    options = "".join(
-        [
-            f", source={prompt.source!r}" if prompt.source is not None else "",
-            ", bos=True" if prompt.bos else "",
-            ", edits=change" if prompt.edits else "",
-        ]
-    )
-    change = f"from pellucid import edits\n\nchange = {edits_code(prompt.edits)}\n" if prompt.edits else ""
-    return f"{change}trace = model.trace({text}{options})"
+    read = prompt.options()
+    if not prompt.edits:
+        return f"trace = model.trace({text}{options_code(read)})"
+    change = f"from pellucid import edits\n\nchange = {edits_code(prompt.edits, **read)}\n"
+    return f"{change}trace = model.trace({text}{options_code(read)}, edits=change)"

@@ -208,7 +208,7 @@ function SideBySide({ view, set, model, asked, textA }) {
     put({ texts, ended, error: null, busy: true, code: null });
     try {
       let code = null;
-      const body = { a: textA, source: asked.source, checkpoint: view.checkpoint, edits: view.edits, max_tokens: view.tokens, temperature: view.temperature, seed: view.seed };
+      const body = { a: textA, source: asked.source, bos: view.bos, checkpoint: view.checkpoint, edits: view.edits, max_tokens: view.tokens, temperature: view.temperature, seed: view.seed };
       for await (const line of postLines("api/experiment/generate", body, mine.signal)) {
         if (line.kind === "start") code = line.code;
         else { texts[line.side] += line.text; if (line.ended) ended[line.side] = line.ended; }
