@@ -44,6 +44,13 @@ def small_model(seed: int = 0, **options) -> LanguageModel:
     return LanguageModel(network, tokenizer, {})
 
 
+def encoder_decoder() -> LanguageModel:
+    """The same with an encoder of one layer."""
+    n_vocab = small_model().architecture.n_vocab
+    options = {"n_vocab": n_vocab, "n_ctx": 64, "d_model": 16, "n_layers": 1, "mlp": MLP(d_ff=8)}
+    return small_model(encoder=Architecture(attention=Attention(n_heads=2, mask="bidirectional"), **options))
+
+
 @dataclass
 class RunningInspector:
     """Where the inspector answers, and what it shows."""

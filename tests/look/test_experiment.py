@@ -1,17 +1,19 @@
 """The page Experiment: its numbers are those of the lens, on a model whose answers are known; and the page itself."""
 
+import json
 from collections.abc import Iterator
+from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
 import torch
-from tests.look.conftest import RunningInspector, looking, ready, shown_numbers, small_model
+from tests.look.conftest import RunningInspector, encoder_decoder, looking, ready, shown_numbers, small_model
 
 from pellucid import edits
-from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
+from pellucid.architecture import MLP, Attention, Norm, Positions
 from pellucid.edits import EditError, from_json
 from pellucid.language_model import known_answer
-from pellucid.lens.analysis.metrics import logit_diff, probability
+from pellucid.lens.analysis.metrics import logit_diff, loss, probability
 from pellucid.lens.core.inputs import InputError
 from pellucid.look.experiment import (
     AblateBody,
@@ -255,10 +257,7 @@ def test_every_kind_of_architecture_is_experimented_on(kind: str):
 
 
 def test_an_encoder_decoder_is_patched_with_another_source():
-    encoder = Architecture(
-        n_vocab=300, n_ctx=64, d_model=16, n_layers=1, attention=Attention(n_heads=2, mask="bidirectional")
-    )
-    model = small_model(encoder=encoder)
+    model = encoder_decoder()
     sources = {"source": "the cat sat", "source_b": "the dog sat"}
     metric = MetricBody(kind="probability", one=model.tokenizer.encode(" the")[0])
     start, *_ = patch_lines(model, PatchBody(a="the", b="the", metric=metric, **sources))
@@ -356,6 +355,37 @@ def test_from_two_prompts_to_an_edited_text(known: RunningInspector, visit):
     assert page.locator("[data-side='with']").inner_text().startswith(f"{A} France")
     page.get_by_role("button", name="Export").click()
     page.wait_for_selector("#edits button[data-code^='[{']")
+
+
+def test_prompt_b_has_a_source_of_its_own(visit):
+    """Written above, it is patched from; a click on a place makes an edit whose numbers are those of its Python."""
+    model = encoder_decoder()
+    with looking(Session(model, name="pairs")) as running:
+        page = visit(running.url + "/" + address(a="the", source="the cat sat", metric="loss"))
+        page.get_by_role("button", name="Compare with a second prompt").click()
+        page.fill("#source-b", "the dog sat")
+        page.press("#source-b", "Enter")
+        page.wait_for_selector("#patching [data-total]:has-text('exact'):not(:has-text('of'))")
+        names = {"model": model}
+        code = page.locator("#patching [data-code]").get_attribute("data-code")
+        exec(code.rpartition("patching.estimate")[0], names)
+        shown, patching = shown_numbers(page, "#patching"), names["patching"]
+        assert shown["patch.own"] == pytest.approx(patching.corrupt)
+        assert shown["patch.other"] == pytest.approx(patching.clean)
+        own = model.trace("the", source="the dog sat")
+        assert patching.clean == pytest.approx(float(loss().of(own)(own.logits)))
+        page.locator("#patching canvas").click(position={"x": 80, "y": 100})
+        page.wait_for_selector("#edits li")
+        ready(page)
+        page.get_by_role("button", name="Export").click()
+        exported = page.locator("#edits .row [data-code^='from pellucid']")
+        exported.wait_for()
+        exec(exported.get_attribute("data-code"), names)
+        edited = model.trace("the", source="the cat sat", edits=names["change"])
+        (edit,) = json.loads(parse_qs(page.url.partition("#")[2])["edits"][0])
+        assert edit["value"]["source"] == "the dog sat"
+        prompt = PromptBody(text="the", source="the cat sat", edits=[EditBody(**edit)])
+        torch.testing.assert_close(running.session.trace(prompt).logits, edited.logits)
 
 
 def test_without_a_second_prompt_the_page_says_what_to_do(known: RunningInspector, visit):

@@ -6,9 +6,9 @@ from importlib import resources
 
 import pytest
 from tests.browsing import SIZES
-from tests.look.conftest import looking, ready, small_model
+from tests.look.conftest import encoder_decoder, looking, ready, small_model
 
-from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
+from pellucid.architecture import MLP, Attention, Norm, Positions
 from pellucid.look.app import look_files
 from pellucid.look.session import Session
 
@@ -32,13 +32,6 @@ FAMILIES = {
     },
     "no readout": {"readout": "none", "attention": Attention(n_heads=2, mask="bidirectional")},
 }
-
-
-def encoder_decoder():
-    n_vocab = small_model().architecture.n_vocab
-    options = {"n_vocab": n_vocab, "n_ctx": 64, "d_model": 16, "n_layers": 1, "mlp": MLP(d_ff=8)}
-    encoder = Architecture(attention=Attention(n_heads=2, mask="bidirectional"), **options)
-    return small_model(encoder=encoder)
 
 
 def settled(page) -> None:
@@ -80,6 +73,13 @@ def test_a_page_fits_has_two_themes_and_its_copied_code_runs(inspector, visit, n
     settled(page)
     assert page.locator("[aria-current=page]").inner_text().lower() == name
     assert fits(page)
+    tab = page.locator("[aria-current=page]").bounding_box()
+    assert tab["x"] >= 0
+    assert tab["x"] + tab["width"] <= SIZES["narrow"][0]
+    for panel in page.locator("main section.panel:has([data-value])").all():
+        said = panel.inner_text()
+        assert "Copy as Python" in said, said
+        assert "Not shown" in said, said
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.click(".theme")
     page.set_viewport_size({"width": SIZES["wide"][0], "height": SIZES["wide"][1]})

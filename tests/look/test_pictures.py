@@ -26,12 +26,16 @@ PICTURES = Path(__file__).parent / "pictures"
 WIDTHS = {"wide": 320, "narrow": 195}
 #: the mean difference of a colour, and the share of pixels in which one differs by more than CLEARLY, from 0 to 255
 MEAN, SHARE, CLEARLY = 2.0, 0.02, 24
-STATES = {
-    "read": '#page=read&open=["embed","blocks.1","output"]',
-    "attention": "#page=attention&layer=1&head=0",
-    "stream": "#page=stream",
-}
 TEXT = "&a=Anna+Smith+met+Ivan+Lee.+Anna"
+STATES = {
+    "read": f'#page=read&open=["embed","blocks.1","output"]{TEXT}',
+    "tokens": f"#page=tokens{TEXT}",
+    "attention": f"#page=attention&layer=1&head=0{TEXT}",
+    "stream": f"#page=stream{TEXT}",
+    "circuits": f"#page=circuits&layer=1&head=0{TEXT}",
+    "experiment": "#page=experiment&a=Rome+is+the+capital+of&b=Paris+is+the+capital+of",
+    "training": f"#page=training{TEXT}",
+}
 NAMES = [f"{page}-{size}-{scheme}" for page in STATES for size in SIZES for scheme in ("light", "dark")]
 #: true when nothing is waited for and the page keeps its height
 STILL = """() => new Promise((done) => {
@@ -55,7 +59,7 @@ def photograph(browser: Browser, url: str, name: str) -> np.ndarray:
     """One page as it is drawn, made smaller: uint8 [height, width, 3]."""
     page_name, size, scheme = name.split("-")
     with visiting(browser) as open_page:
-        tab = open_page(f"{url}/{STATES[page_name]}{TEXT}", size, scheme)
+        tab = open_page(f"{url}/{STATES[page_name]}", size, scheme)
         ready(tab)
         tab.wait_for_load_state("networkidle")
         tab.wait_for_function(STILL)

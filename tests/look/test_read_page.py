@@ -1,5 +1,7 @@
 """The page Read: its steps are the model's own, for every kind of architecture, and its numbers are the trace's."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -242,7 +244,10 @@ def test_the_numbers_on_the_page_are_the_traces(inspector, visit):
         at = [int(index) for index in indices.removesuffix("]").split("][")]
         want = float(x.select(axis, 4)[tuple(at)])
         assert value == pytest.approx(want, rel=1e-6, abs=1e-9), name
-    top = {f"top.{int(i)}": float(p) for p, i in zip(*trace.probs[0, 4].topk(6), strict=True)}
+    assert shown_numbers(page, "#text")["text.id"] == int(trace.ids[0, 4])
+    token = inspector.model.tokenizer.token_bytes(int(trace.ids[0, 4]))
+    assert page.locator("[data-name='text.bytes']").inner_text() == token.hex(" ")
+    top = {f"top.{int(i)}": float(p) for p, i in zip(*trace.probs[0, 4].topk(8), strict=True)}
     assert {name: value for name, value in shown_numbers(page).items() if name in top} == pytest.approx(top, rel=1e-4)
 
 
@@ -285,3 +290,19 @@ def test_one_score_is_added_up_term_by_term(inspector, visit):
     want = trace["blocks.0.attn.scores"][0, 1, 5, 2]
     shown = shown_numbers(page, "[data-product]")
     assert shown["blocks.0.attn.scores[1][2]"] == pytest.approx(float(want), rel=1e-5)
+    # what is kept while this text is written, at this position and at one that is clicked
+    step = cached_step(trace, 5)
+    cache = page.locator("#cache canvas")
+    cache.wait_for()
+    shown = shown_numbers(page, "#cache")
+    assert [shown[f"cache.{name}"] for name in ("per_token", "bytes", "difference")] == [
+        step[name] for name in ("per_token", "bytes", "difference")
+    ]
+    box = cache.bounding_box()
+    cache.click(position={"x": box["width"] - 40, "y": box["height"] - 5})
+    page.wait_for_function("!location.hash.includes('pos=5')")
+    ready(page)
+    pos = int(re.search(r"pos=(\d+)", page.evaluate("location.hash"))[1])
+    page.wait_for_function(
+        f"document.querySelector('[data-name=\"cache.bytes\"]').dataset.value == {4 * step['per_token'] * (pos + 1)}"
+    )

@@ -1,5 +1,6 @@
 """The page Tokens: bytes, merges, surprisal, and n-grams of the training text beside the model."""
 
+import json
 import math
 
 import numpy as np
@@ -97,6 +98,10 @@ def test_the_server_streams_what_it_counts(run):
         assert len(written) == 4
         again = client.get(f"/api/t/{sent['id']}/tokens/written", params={"seed": 3}).text.splitlines()
         assert written == again
+        for line in map(json.loads, written):
+            scope = {"model": run}
+            exec(f"{sent['code']}\n{line['code']}", scope)
+            assert scope["text"] == line["text"]
 
 
 def test_a_model_without_a_training_text_says_so(model):
@@ -133,3 +138,9 @@ def test_the_numbers_on_the_page_are_the_traces(run, visit):
         assert page.locator(".character").count() == 1
         page.click("#written button")
         page.wait_for_selector(".shannon h3:has-text('this model')")
+        # the same n-grams beside the model's next token
+        page.click(".tabs a:has-text('Read')")
+        page.wait_for_selector("#sampling [data-name^='bigram.']")
+        follows, shown = ngrams_of(run)["bigram"].next_probs(trace.ids[0, :6].numpy()), shown_numbers(page, "#sampling")
+        best = int(follows.argmax())
+        assert shown[f"bigram.{best}"] == pytest.approx(follows[best])

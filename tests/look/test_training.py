@@ -130,6 +130,14 @@ def test_a_click_on_a_step_moves_every_page(running: RunningInspector, visit, ru
     shown = shown_numbers(page, "#heads")
     for kind, scores in heads.scores.items():
         assert shown[f"heads.{kind}"] == pytest.approx(float(scores[heads.best(kind)]), abs=1e-6)
+    page.click("#positions button:text-is('Measure')")
+    page.wait_for_selector("#positions [data-name='position.mean']")
+    page.locator("#positions [data-waiting]").wait_for(state="detached")
+    *_, last = loss_by_position(running.session, str(step))
+    (_, _, at_first, _), (_, _, at_last, _) = last["points"][0], last["points"][-1]
+    shown = shown_numbers(page, "#positions")
+    for name, value in {"mean": last["mean"], "first": at_first, "last": at_last, "gain": at_last - at_first}.items():
+        assert shown[f"position.{name}"] == pytest.approx(value, rel=1e-5, abs=1e-9)
     page.locator("#heads svg").click(position={"x": 60, "y": 80})
     page.wait_for_selector("header b:text-is('2')")
     assert "checkpoint=2" in page.url

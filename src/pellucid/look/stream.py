@@ -99,6 +99,8 @@ def logit_waterfall(t: Recording, token: str | int, vs: str | int | None, positi
     parts = attribute(t, *_pair(t, token, vs), pos=position)
     code = f"parts = trace.attribute({_arguments(t, token, vs, parts.position)})"
     return _sum_panel(parts, code) | {
+        "token": t.spell(t.token_id(token)),
+        "vs": None if vs is None else t.spell(t.token_id(vs)),
         "parts": [
             {"label": label, "value": json_number(float(value)), "split": split_of(t, label)}
             for label, value in zip(parts.labels, parts.values, strict=True)

@@ -174,7 +174,12 @@ def written_lines(session: Session, trace_id: str, seed: int) -> Iterator[dict[s
     try:
         yield from counted_ngrams(session, model)
         for order, ngram in session.results["ngrams"].items():
-            yield {"name": ORDERS[order], "text": trace_text(trace, written_by(ngram, ids, seed))}
+            name = ORDERS[order]
+            code = (
+                "from pellucid.look.tokens import ngrams_of, trace_text, written_by\n\n"
+                f"text = trace_text(trace, written_by(ngrams_of(model)[{name!r}], trace.ids[0].tolist(), {seed}))"
+            )
+            yield {"name": name, "text": trace_text(trace, written_by(ngram, ids, seed)), "code": code}
     except ValueError as error:
         yield {"reason": str(error)}
     room = WRITTEN
@@ -186,8 +191,10 @@ def written_lines(session: Session, trace_id: str, seed: int) -> Iterator[dict[s
         if room < 1:
             yield {"reason": f"the prompt fills the context of {trace.architecture.n_ctx} tokens"}
             return
-    made = model.generate(prompt.text, max_tokens=min(WRITTEN, room), temperature=1.0, seed=seed)
-    yield {"name": "this model", "text": made.text}
+    written = min(WRITTEN, room)
+    text = model.generate(prompt.text, max_tokens=written, temperature=1.0, seed=seed).text
+    code = f"text = model.generate({prompt.text!r}, max_tokens={written}, temperature=1.0, seed={seed}).text"
+    yield {"name": "this model", "text": text, "code": code}
 
 
 def written_by(ngram: NGram, ids: list[int], seed: int) -> list[int]:

@@ -1,5 +1,5 @@
 "use strict";
-// What Pellucid's pages share: elements made of text alone, tokens as chips, themes, colours, bars.
+// What all of Pellucid's pages share: elements made of text alone, tokens, themes, colours, numbers.
 // A page of one file has this text in its script without the word export; the server's page imports it as a module.
 
 const listeners = [];
@@ -55,8 +55,6 @@ export function spelled(text) {
 
 /** The same as one string, for canvases and labels. */
 export const marked = (text) => spelled(text).map((n) => n.textContent ?? n).join("");
-
-export const chip = (text, attributes = {}) => make("span", { class: "chip", dir: "auto", ...attributes }, ...spelled(text));
 
 // Themes -------------------------------------------------------------------------------------
 
@@ -115,41 +113,7 @@ export function colourOf(x, ramp = "amount") {
   return { fill: `rgb(${r},${g},${b})`, ink: light > 0.18 ? "#12161d" : "#ffffff" };
 }
 
-export function scaleBar(low, high, ramp = "amount") {
-  const bar = make("i");
-  follow(() => {
-    const stops = [0, 0.25, 0.5, 0.75, 1].map((x) => colourOf(ramp === "signed" ? 2 * x - 1 : x, ramp).fill);
-    bar.style.background = `linear-gradient(90deg, ${stops.join(",")})`;
-  });
-  return make("span", { class: "scale" }, low, bar, high);
-}
-
-// Numbers, keys and bars ---------------------------------------------------------------------
+// Numbers ------------------------------------------------------------------------------------
 
 export const three = (x) => (x === null || Number.isNaN(x) ? "\u2013" : Math.abs(x) >= 0.001 || x === 0 ? String(Number(x.toPrecision(3))) : x.toExponential(1));
 export const percent = (x) => (x >= 0.0995 ? `${Math.round(100 * x)} %` : x >= 0.001 ? `${(100 * x).toFixed(1)} %` : "< 0.1 %");
-
-/** Call one of four functions on the arrow keys, with the page standing still. */
-export function arrows(element, { left, right, up, down }) {
-  element.addEventListener("keydown", (event) => {
-    const act = { ArrowLeft: left, ArrowRight: right, ArrowUp: up, ArrowDown: down }[event.key];
-    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    act();
-  });
-}
-
-export const within = (x, n) => Math.min(n - 1, Math.max(0, x));
-
-/** Rows of label, bar and number: [{name: node, value, text}], signed around the middle where any is negative. */
-export function bars(rows, attributes = {}) {
-  const size = Math.max(...rows.map((r) => Math.abs(r.value)), 1e-12), signed = rows.some((r) => r.value < 0);
-  const box = make("div", { class: "bars", ...attributes });
-  for (const row of rows) {
-    const width = (Math.abs(row.value) / size) * (signed ? 50 : 100);
-    const start = signed ? (row.value < 0 ? 50 - width : 50) : 0;
-    const fill = make("div", { class: "fill", style: { left: `${start}%`, width: `${width}%`, background: row.value < 0 ? "var(--negative)" : "var(--positive)" } });
-    box.append(make("div", { class: row.wanted ? "name wanted" : "name" }, row.name), make("div", { class: "track" }, fill), make("div", { class: "number" }, row.text));
-  }
-  return box;
-}

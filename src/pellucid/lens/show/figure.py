@@ -9,7 +9,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-SCRIPTS = ("common.js", "core.js", "tokens.js", "attention.js", "lens.js", "tables.js", "start.js")
+SCRIPTS = (
+    "common.js",
+    "common_elements.js",
+    "core.js",
+    "tokens.js",
+    "attention.js",
+    "lens.js",
+    "tables.js",
+    "start.js",
+)
 #: style sheets; common.css and common.js are shared with the server's page
 STYLES = ("common.css", "page.css")
 #: the page makes no request, whatever a token's text is
@@ -154,8 +163,8 @@ def as_json(value: Any) -> str:
 
 @cache
 def asset(name: str) -> str:
-    """The text of a file in this module's folder, or of one that all pages share, a module, without its `export`."""
-    if name.startswith("common."):
+    """The text of a file in this module's folder, or of one that pages share, a module, without import and export."""
+    if name.startswith("common"):
         text = resources.files("pellucid").joinpath("web", name).read_text(encoding="utf-8")
-        return re.sub(r"^export ", "", text, flags=re.MULTILINE).strip()
+        return re.sub(r"^(export |import .*\n)", "", text, flags=re.MULTILINE).strip()
     return resources.files("pellucid.lens.show").joinpath(name).read_text(encoding="utf-8").strip()

@@ -98,22 +98,39 @@ export function parseNpy(buffer) {
   return { data: new KINDS[kind](buffer.slice(start + length)), shape };
 }
 
+const NOTHING = { value: null, error: null, loading: false, seconds: 0 };
+
 /**
- * What `load(signal)` returns, loaded again whenever `deps` change; an earlier request is cancelled then.
- * {value, error, loading, seconds}: value is the last one while the next is loaded. `load` may be null: nothing is loaded.
+ * What `load(signal, show)` returns, loaded again whenever `deps` change; an earlier request is cancelled then.
+ * {value, error, loading, seconds}: value is the last one while the next is loaded, unless `load` shows what is there
+ * so far. `load` may be null: nothing is loaded.
  */
 export function useLoad(load, deps) {
-  const [state, set] = useState({ value: null, error: null, loading: false, seconds: 0 });
+  const [state, set] = useState(NOTHING);
   useEffect(() => {
-    if (!load) { set({ value: null, error: null, loading: false, seconds: 0 }); return undefined; }
-    const control = new AbortController(), begun = performance.now();
-    const tick = setInterval(() => set((old) => ({ ...old, seconds: (performance.now() - begun) / 1000 })), 200);
-    set((old) => ({ ...old, loading: true, error: null, seconds: 0 }));
-    load(control.signal).then(
-      (value) => !control.signal.aborted && set({ value, error: null, loading: false, seconds: 0 }),
-      (error) => !control.signal.aborted && set((old) => ({ ...old, error, loading: false, seconds: 0 })),
+    if (!load) { set(NOTHING); return undefined; }
+    const control = new AbortController(), begun = performance.now(), change = (more) => !control.signal.aborted && set((old) => ({ ...old, ...more }));
+    const tick = setInterval(() => change({ seconds: (performance.now() - begun) / 1000 }), 200);
+    change({ loading: true, error: null, seconds: 0 });
+    load(control.signal, (value) => change({ value })).then(
+      (value) => change({ value, loading: false, seconds: 0 }),
+      (error) => change({ error, loading: false, seconds: 0 }),
     ).finally(() => clearInterval(tick));
     return () => { control.abort(); clearInterval(tick); };
   }, deps);
   return state;
 }
+
+/** The JSON of a route; nothing is asked for where `path` is null. */
+export function useJson(path, query) {
+  const asked = path && route(path, query);
+  return useLoad(asked ? (signal) => getJson(asked, signal) : null, [asked]);
+}
+
+/** What `fold(value, line)` makes of the lines of an answer, shown after each of them; a GET where `body` is null. */
+export const useLines = (path, body, fold, deps) => useLoad(path ? async (signal, show) => {
+  let value = null;
+  show(value);
+  for await (const line of postLines(path, body, signal)) show((value = fold(value, line)));
+  return value;
+} : null, deps);

@@ -1,11 +1,11 @@
 // The page Attention: every head small, one head large, its lines from token to token, and why it looks where it looks.
 
-import { html, useMemo, useRef, useState } from "./preact.js";
+import { html, useMemo, useRef } from "./preact.js";
 import { marked } from "./common.js";
-import { getNpy, postLines, route, useLoad } from "./api.js";
+import { getNpy, route, useJson, useLines, useLoad } from "./api.js";
 import { Choice, Num, Panel, Term, Token, Waiting, three, useRepaint, useWidth } from "./parts.js";
 import { Bars, Scale, largest } from "./charts.js";
-import { Canvas, Loaded, Matrix, Quiet, bitmap, fitted, partName, useJson } from "./matrix.js";
+import { Canvas, Loaded, Matrix, Quiet, bitmap, fitted, partName } from "./matrix.js";
 import { addDefaults } from "./state.js";
 
 addDefaults({ part: "attn", sort: "layer", see: "pattern", key_at: -1, first: "0.0", side: "key", by: "component", compare: true });
@@ -26,20 +26,14 @@ function Page(all) {
 
 /** The heads of one attention as they arrive, layer by layer. */
 function useHeads(path) {
-  const [heads, set] = useState(null);
-  const load = useLoad(async (signal) => {
-    let all = null;
-    for await (const line of postLines(path, null, signal)) {
-      if (line.parts) all = { ...line, path, scores: Object.fromEntries(line.kinds.map((kind) => [kind, []])), done: 0, tiles: { shape: line.shape, data: new Uint8Array(line.shape.reduce((x, y) => x * y)) } };
-      else if (line.tiles) {
-        all.tiles.data.set(Uint8Array.from(atob(line.tiles), (c) => c.charCodeAt(0)), (line.layer * all.tiles.data.length) / all.layers);
-        for (const kind of all.kinds) all.scores[kind][line.layer] = line.scores[kind];
-        all = { ...all, tiles: { ...all.tiles }, done: line.layer + 1 };
-      } else all = { ...all, copying_reason: line.copying_reason, scores: { ...all.scores, ...(line.copying ? { copying: line.copying } : {}) } };
-      if (!signal.aborted) set(all);
-    }
+  const load = useLines(path, null, (all, line) => {
+    if (line.parts) return { ...line, path, scores: Object.fromEntries(line.kinds.map((kind) => [kind, []])), done: 0, tiles: { shape: line.shape, data: new Uint8Array(line.shape.reduce((x, y) => x * y)) } };
+    if (!line.tiles) return { ...all, copying_reason: line.copying_reason, scores: { ...all.scores, ...(line.copying ? { copying: line.copying } : {}) } };
+    all.tiles.data.set(Uint8Array.from(atob(line.tiles), (c) => c.charCodeAt(0)), (line.layer * all.tiles.data.length) / all.layers);
+    for (const kind of all.kinds) all.scores[kind][line.layer] = line.scores[kind];
+    return { ...all, tiles: { ...all.tiles }, done: line.layer + 1 };
   }, [path]);
-  return { ...load, heads: heads?.path === path ? heads : null };
+  return { ...load, heads: load.value?.path === path ? load.value : null };
 }
 
 function Pattern({ view, set, model, a, b, pos }) {
@@ -137,7 +131,7 @@ function OneHead({ view, set, a, b, part, path, heads, layer, head, query }) {
         ${see === "virtual" && !reason ? html`<label class="quiet">reads through head <select value=${`${first.first_layer}.${first.first_head}`} onChange=${(event) => set({ first: event.target.value })}>${Array.from({ length: layer * n }, (_, k) => html`<option>${Math.floor(k / n)}.${k % n}</option>`)}</select></label>` : null}
         <span class="push"></span><${Scale} low=${signed ? `\u2212${three(high)}` : "0"} high=${three(high)} ramp=${signed ? "signed" : "amount"} /></div>${reason ? html`<${Quiet} why=${see}>${reason}<//>` : null}<${Waiting} of=${matrix} what="computing the matrix" />`}>
     ${() => (!shown || reason ? null : html`<div class="beside">
-      <${Matrix} name="attention" label=${`Head ${layer}.${head}: queries in rows, keys in columns`} values=${shown.data} rows=${rows} columns=${columns} ramp=${signed ? "signed" : "amount"} companded=${!signed} high=${high} rowNames=${heads.queries} columnNames=${heads.keys} biggest=${40} selected=${[query, key]} onSelect=${select}
+      <${Matrix} name="attention" label=${`Head ${layer}.${head}: queries in rows, keys in columns`} values=${shown.data} rows=${rows} columns=${columns} ramp=${signed ? "signed" : "amount"} companded=${!signed} high=${high} rowNames=${heads.queries.map(marked)} columnNames=${heads.keys.map(marked)} biggest=${40} selected=${[query, key]} onSelect=${select}
         describe=${(r, k, x) => html`<${Token} text=${heads.queries[r]} /> at ${r} reads <${Token} text=${heads.keys[k]} /> at ${k}: ${Number.isFinite(x) ? html`${UNITS[see]} <b>${three(x)}</b>` : "it may not"}`} />
       <${TokenLines} data=${shown.data} ...${{ rows, columns, heads, query, high }} onQuery=${(r) => select(r, -1)} /></div>
       <h3>What <${Token} text=${heads.queries[query]} /> at ${query} reads: ${UNITS[see]}</h3>

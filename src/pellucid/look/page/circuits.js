@@ -2,10 +2,10 @@
 
 import { html, useMemo, useRef } from "./preact.js";
 import { marked } from "./common.js";
-import { getNpy, route, useLoad } from "./api.js";
+import { getNpy, route, useJson, useLoad } from "./api.js";
 import { Choice, Num, Panel, Slider, Term, Toggle, Token, Waiting, three, useRepaint, useWidth } from "./parts.js";
 import { Bars, Lines, Scale, largest } from "./charts.js";
-import { Canvas, Facts, HINT, Loaded, Matrix, Quiet, TokenField, inks, useJson } from "./matrix.js";
+import { Canvas, Facts, HINT, Loaded, Matrix, Quiet, TokenField, inks } from "./matrix.js";
 import { addDefaults } from "./state.js";
 
 addDefaults({ weights: "attn", fold: false, offset: 1, shows: "copying", look: "", other_key: "", reads: "K", above: 3, neuron: 0, table: "embed", near: "", by_closeness: "cosine" });
@@ -55,9 +55,9 @@ function LookUp({ view, set, asked, layer, head, usual }) {
 
 function Distances({ view, set, asked, heads, layer, head, usual }) {
   const query = view.look || usual, load = useJson(`api/w/head/${layer}/${head}/distances`, { ...asked, query, key: view.other_key || query });
-  return html`<${Loaded} id="distances" title="Its score by distance" of=${load} what="turning the query" head=${html`<div class="row fields"><${TokenField} id="other-key" label="key token" value=${view.other_key} placeholder=${load.value?.key.text ?? ""} onChange=${(to) => set({ other_key: to })} /></div>`}>
-    ${(value) => { const at = Math.min(view.offset, value.scores.length - 1); return html`<${Quiet}>The score of a query at <${Token} text=${value.query.text} /> with a key at <${Token} text=${value.key.text} />, by how far back the key is.<//>
-      <${Facts} rows=${[[`${at} back`, "distance.score", value.scores[at]]]} /><${Lines} label="Score by distance" xName="positions back" yName="score" series=${[{ name: "score", x: numbered(value.scores), y: value.scores }]} mark=${heads?.rotated ? at : null} onSelect=${(offset) => set({ offset })} />`; }}
+  return html`<${Loaded} id="distances" title="Its score by distance" of=${load} what="turning the query" head=${html`<div class="row fields"><${TokenField} id="other-key" label="key token" value=${view.other_key} placeholder=${marked(load.value?.key.text ?? "")} onChange=${(to) => set({ other_key: to })} /></div>`}>
+    ${(value) => { const at = Math.min(view.offset, value.scores.length - 1), flat = value.scores.every((x) => x === value.scores[0]); return html`<${Quiet}>The score of a query at <${Token} text=${value.query.text} /> with a key at <${Token} text=${value.key.text} />, by how far back the key is.<//>
+      <${Facts} rows=${[[`${at} back`, "distance.score", value.scores[at]]]} />${flat ? html`<${Quiet}>It is the same at every distance: positions enter this model through the stream, not between a query and a key.<//>` : html`<${Lines} label="Score by distance" xName="positions back" yName="score" series=${[{ name: "score", x: numbered(value.scores), y: value.scores }]} mark=${heads?.rotated ? at : null} onSelect=${(offset) => set({ offset })} />`}`; }}
   <//>`;
 }
 
@@ -104,7 +104,7 @@ function Composition({ view, set, part, asked, layers, heads, layer, head, width
         <div class="beside even"><${Graph} ...${{ edges, layers, width, least }} selected=${[layer, head]} onSelect=${([l, h]) => set({ layer: l, head: h })} />
           <div><${Lines} label="Scores of the strongest pairs" xName="pair, strongest first" yName="score" height=${200} band=${{ low: value.baseline - 2 * value.spread, high: value.baseline + 2 * value.spread, name: "random" }} series=${[{ name: "pairs", x: value.top.map((_, k) => k + 1), y: value.top.map((edge) => edge.score) }]} />
             <h3>${mine.length ? `The edges of head ${layer}.${head}` : "The strongest edges"}</h3><${Bars} label="Edges" most=${value.top[0]?.score} rows=${(mine.length ? mine : edges).slice(0, 8).map((edge) => ({ label: name(edge), value: edge.score, name: `compose.${name(edge)}` }))} /></div></div>
-        <${Quiet}>${edges.length === 200 ? "The 200 strongest pairs are drawn." : `${edges.length} pairs are drawn.`}<//>`;
+        <${Quiet}>${edges.length === 200 ? "The 200 strongest pairs are drawn." : `${edges.length} pair${edges.length === 1 ? " is" : "s are"} drawn.`}<//>`;
     }}
   <//>`;
 }
@@ -182,7 +182,7 @@ function Embeddings({ view, set, model, usual }) {
   const plane = useLoad((signal) => getNpy(route(`api/w/embed/${table}/plane`, { checkpoint }), signal).then((value) => ({ ...value, table })), [table, checkpoint]);
   const near = useJson(`api/w/embed/${table}/neighbours`, { token: view.near || (table === "positions" ? "#0" : usual), by: view.by_closeness, checkpoint });
   return html`<${Loaded} id="embeddings" title="Embeddings" of=${near} what="comparing rows" before=${info?.code} tools=${html`<${Choice} label="Which table" value=${table} options=${tables} onChange=${(to) => set({ table: to, near: "" })} />`}
-      head=${html`<div class="row fields"><${TokenField} id="near" label=${table === "positions" ? "row" : "token"} value=${view.near} placeholder=${near.value?.token.text ?? ""} onChange=${(to) => set({ near: to })} /><${Choice} label="Near by" value=${view.by_closeness} options=${{ cosine: "cosine", product: "product", distance: "distance" }} onChange=${(to) => set({ by_closeness: to })} /></div><${Waiting} of=${about} what="computing the plane" /><${Waiting} of=${plane} what="drawing the rows" />`}>
+      head=${html`<div class="row fields"><${TokenField} id="near" label=${table === "positions" ? "row" : "token"} value=${view.near} placeholder=${marked(near.value?.token.text ?? "")} onChange=${(to) => set({ near: to })} /><${Choice} label="Near by" value=${view.by_closeness} options=${{ cosine: "cosine", product: "product", distance: "distance" }} onChange=${(to) => set({ by_closeness: to })} /></div><${Waiting} of=${about} what="computing the plane" /><${Waiting} of=${plane} what="drawing the rows" />`}>
     ${(value) => html`<div class="beside even"><div><h3>Nearest to <${Token} text=${value.token.text} />, by ${value.by}</h3><${TokenBars} label="Neighbours" rows=${value.neighbours} name="neighbour" onToken=${table === "positions" ? null : (text) => set({ near: text })} /></div>
       <div>${plane.value?.table === table && info ? html`<h3>First two principal components</h3><${Cloud} points=${plane.value} texts=${info.texts} chosen=${value.token.id} onSelect=${(id) => set({ near: `#${id}` })} />
         <${Facts} rows=${[["share of the variance", "embedding.share", info.share]]} /><${Quiet}>${info.not_shown}<//>

@@ -1,15 +1,14 @@
 // The page Experiment: replace, remove or push a part, and see what the answer becomes.
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
-import { getTrace, postJson, postLines, useLoad } from "./api.js";
+import { getTrace, postJson, postLines, useLines, useLoad } from "./api.js";
 import { marked } from "./common.js";
 import { Bars, Lines, Scale, largest } from "./charts.js";
-import { useLines } from "./lines.js";
 import { Matrix } from "./matrix.js";
-import { Choice, CopyButton, Num, Panel, Slider, Term, Token, Waiting, percent, three } from "./parts.js";
+import { Choice, CopyButton, Failed, Num, Panel, Slider, Term, Token, Waiting, percent, placesOf, three } from "./parts.js";
 import { addDefaults } from "./state.js";
 
-addDefaults({ metric: "logit_diff", one: "", other: "", site: "resid_pre", ablation: "mean", steer: "", factor: 2, towards: "", away: "", from: "mean", temperature: 0.8, seed: 1, tokens: 40 });
+addDefaults({ metric: "logit_diff", site: "resid_pre", ablation: "mean", steer: "", factor: 2, towards: "", away: "", from: "mean", temperature: 0.8, seed: 1, tokens: 40 });
 export const page = { name: "experiment", title: "Experiment", needs: "trace", Page };
 
 const METRICS = { logit_diff: "logit difference", probability: "probability", log_probability: "log probability", kl: "KL from this run", loss: "loss" };
@@ -45,17 +44,17 @@ function metricOf(view, a, b) {
   const own = a.top.at(-1), other = b?.top?.at(-1) ?? [];
   const usual = [own[0].id, other.length && other[0].id !== own[0].id ? other[0].id : (own[1] ?? own[0]).id];
   const read = (text, id) => (text === "" ? id : /^#\d+$/.test(text) ? Number(text.slice(1)) : text);
-  const one = read(view.one, usual[0]), two = read(view.other, usual[1]);
+  const one = read(view.target, usual[0]), two = read(view.against, usual[1]);
   if (view.metric === "kl" || view.metric === "loss") return { kind: view.metric };
   return view.metric === "logit_diff" ? { kind: view.metric, one, other: two } : { kind: view.metric, one };
 }
 
 function Measure({ view, set, a, b, asked }) {
   const { metric } = asked, both = metric.kind === "logit_diff";
-  const pick = (name, value) => html`<${PickToken} label=${name === "one" ? "of" : "against"} value=${value} tokens=${candidates(a, b)} onPick=${(token) => set({ [name]: token })} />`;
+  const pick = (name, label, value) => html`<${PickToken} label=${label} value=${value} tokens=${candidates(a, b)} onPick=${(token) => set({ [name]: token })} />`;
   return html`<${Panel} title="What is measured" not="how good the answer is: the number says how strongly the model prefers one token at the last position.">
     <div class="row"><${Choice} label="Metric" value=${view.metric} options=${METRICS} onChange=${(kind) => set({ metric: kind })} />
-      ${"one" in metric ? pick("one", metric.one) : null}${both ? pick("other", metric.other) : null}</div>
+      ${"one" in metric ? pick("target", "of", metric.one) : null}${both ? pick("against", "against", metric.other) : null}</div>
     ${view.edits.length ? html`<p class="quiet">Patching, ablation and steering start from the run without the edits. Generate, and every other page, use them.</p>` : null}
   <//>`;
 }
@@ -115,8 +114,8 @@ function Patching({ view, set, model, a, b, asked, sourceB, apart }) {
     ${got ? html`<p>${got.metric}: A <${Num} name="patch.own" value=${got.own} />, B <${Num} name="patch.other" value=${got.other} />. ${" "}<span class="quiet" aria-live="polite" data-done=${got.done} data-total=${got.total}>${!exact ? html`estimates; <button type="button" class="act small" onClick=${() => want(question)}>compute all ${got.total} exactly</button>` : got.done < got.total ? `exact values: ${got.done} of ${got.total} places \u2026 ${run.seconds.toFixed(1)} s` : "all values are exact"}${got.end ? html`; the estimates correlate with them at <${Num} name="patch.correlation" value=${got.end.correlation} />` : ""}</span></p>
       <p>${share.flat ? "A and B have the same value, so the change itself is shown " : "The share of the way from A to B "}<${Scale} low=${three(-share.most)} high=${three(share.most)} ramp="signed" /></p>
       <${Matrix} values=${share.values} rows=${got.rows.length} columns=${got.columns} ramp="signed" high=${share.most} label="patching" describe=${describe} onSelect=${add}
-        rowNames=${got.rows.map((_, r) => name(r))} columnNames=${got.tokens} biggest=${44} rings=${share.rings} />
-      ${run.error ? html`<p class="error" role="alert">${run.error.message}</p>` : null}
+        rowNames=${got.rows.map((_, r) => name(r))} columnNames=${got.tokens.map(marked)} biggest=${44} rings=${share.rings} />
+      <${Failed} of=${run} />
       ${share.rings.length ? html`<p class="quiet">Ringed: the estimate is wrong by more than a quarter of the way.</p>` : null}` : alike ? html`<${Waiting} of=${run} what="estimating all places" />` : null}`}
   <//>`;
 }
@@ -189,7 +188,7 @@ function Steering({ view, set, model, asked, textA }) {
     <div class="row">${field("towards", towards, "towards")}${field("away", away, "away from")}<label class="field">at <select value=${at} onChange=${(event) => set({ steer: event.target.value })}>${points.map((name) => html`<option value=${name}>${name}</option>`)}</select></label>
       <${Choice} label="Taken at" value=${where === "mean" ? "mean" : "last"} options=${{ mean: "mean of all tokens", last: "last token" }} onChange=${(from) => set({ from })} /></div>
     ${towards ? null : html`<p>Write a text to steer towards, or a second prompt above.</p>`}
-    ${run.error ? html`<p class="error" role="alert">${run.error.message}</p>` : null}
+    <${Failed} of=${run} />
     ${got && got.length < 1e-5 ? html`<p>The streams of the two texts are equal there, so there is no direction: choose another block, or the mean.</p>` : got ? html`<div class="two"><div><${Slider} label="factor" value=${view.factor} min=${got.factors[0]} max=${got.factors.at(-1)} step=${0.5} onInput=${(factor) => set({ factor })} /> <button type="button" class="act small" disabled=${!view.factor} onClick=${add}>Add to the edits</button>
         <${Lines} label="metric by factor" xName="factor" yName=${got.metric} series=${[{ name: "", x: got.points.map((one) => one.factor), y: got.points.map((one) => one.value) }]} mark=${view.factor} onSelect=${(factor) => set({ factor })} height=${200} />
         <span class="quiet">the direction's length is <${Num} name="steering.length" value=${got.length} />${run.loading ? `; ${got.points.length} of ${got.factors.length} factors` : ""}</span></div>
@@ -227,7 +226,7 @@ function SideBySide({ view, set, model, asked, textA }) {
       <${Slider} label="tokens" value=${view.tokens} min=${5} max=${200} step=${5} onInput=${(tokens) => set({ tokens })} />
       <${Slider} label="seed" value=${view.seed} min=${1} max=${20} step=${1} onInput=${(seed) => set({ seed })} /></div>
     ${view.edits.length ? null : html`<p class="quiet">There are no edits yet, so both texts will be the same. A click on a place, a head or a part above makes one.</p>`}
-    ${state.error ? html`<p class="error" role="alert">${state.error.message}</p>` : null}
+    <${Failed} of=${state} />
     ${state.texts ? html`<div class="two">${column("without", "without edits")}${column("with", `with ${view.edits.length} edit${view.edits.length === 1 ? "" : "s"}`)}</div>` : null}
   <//>`;
 }
@@ -247,11 +246,11 @@ function EditList({ view, set, asked, textA }) {
     URL.revokeObjectURL(link.href);
   };
   return html`<${Panel} title="The edits" id="edits" not="a model that has learned this: the weights stay as they are, and every page shows the run of prompt A under these edits.">
-    <ul class="plain">${view.edits.map((edit, k) => html`<li><code>${edit.op} ${edit.name}</code> ${["head", "kv_head", "pos", "neuron"].filter((axis) => edit[axis] !== undefined && edit[axis] !== null).map((axis) => `${axis} ${[].concat(edit[axis]).join(", ")}`).join("; ")}
+    <ul class="plain">${view.edits.map((edit, k) => html`<li><code>${edit.op} ${edit.name}</code> ${placesOf(edit)}
       ${edit.op === "add" || edit.op === "scale" ? html` <${Slider} label="factor" value=${edit.factor ?? 1} min=${-8} max=${8} step=${0.5} onInput=${(factor) => change(k, { factor })} />` : null}
       <button type="button" class="act small" onClick=${() => set({ edits: view.edits.filter((_, j) => j !== k) })}>Remove</button></li>`)}</ul>
     <div class="row"><button type="button" class="act small" onClick=${load}>Export</button>
       ${written ? html`<${CopyButton} code=${written.code} /><${CopyButton} code=${written.json} label="Copy as JSON" /><button type="button" class="act small" onClick=${save}>Save as edits.json</button>` : null}</div>
-    ${error ? html`<p class="error" role="alert">${error.message}</p>` : null}
+    <${Failed} of=${{ error }} />
   <//>`;
 }

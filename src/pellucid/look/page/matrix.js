@@ -2,15 +2,8 @@
 // at a thousand tokens (their colours are painted once into a bitmap, over which a cross-hair moves).
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
-import { marked, ramps } from "./common.js";
-import { getJson, route, useLoad } from "./api.js";
+import { ramps } from "./common.js";
 import { Num, Panel, Waiting, useRepaint, useWidth } from "./parts.js";
-
-/** The JSON of a route; nothing is asked for where `path` is null. */
-export function useJson(path, query) {
-  const asked = path && route(path, query);
-  return useLoad(asked ? (signal) => getJson(asked, signal) : null, [asked]);
-}
 
 /** A panel of what is loaded: children(value) when it is there; `before` is code that its own code needs. */
 export const Loaded = ({ of, what, title, id, tools, before, head, value = of.value, children }) =>
@@ -113,13 +106,13 @@ const clamp = (x, n) => Math.min(n - 1, Math.max(0, x));
 /**
  * A matrix with a cross-hair. `values` in rows, NaN and infinities left empty.
  *   ramp      "amount": 0 to `high`; "signed": -`high` to `high`; `companded` shows the square root of an amount
- *   rowNames, columnNames   texts of the axes
+ *   rowNames, columnNames   texts of the axes, tokens with their blanks marked
  *   selected  [row, column];  onSelect(row, column);  describe(row, column, value) -> the line below
  *   most      the width in pixels;  biggest, that of a cell;  rings  cells [row, column] that get a ring
  */
 export function Matrix({ values, rows, columns, ramp = "amount", high, companded, rowNames, columnNames, selected, onSelect, describe, label, name, most = 620, biggest = 28, rings = [] }) {
   const box = useRef(), repaint = useRepaint(), room = Math.min(most, useWidth(box));
-  const named = rowNames && room / columns > 9, longest = (names) => 7.3 * Math.min(12, Math.max(...names.map((text) => marked(text).length)));
+  const named = rowNames && room / columns > 9, longest = (names) => 7.3 * Math.min(12, Math.max(...names.map((text) => text.length)));
   const left = named ? Math.min(92, room * 0.24, longest(rowNames) + 10) : 0, top = named && columnNames ? Math.min(66, 14 + 0.95 * longest(columnNames)) : 0;
   const lean = Math.min(26, top * 0.42); // how far the last name leans over the edge
   const side = Math.min(biggest, (room - left - lean) / columns), right = left + side * columns, bottom = top + side * rows;
@@ -148,11 +141,11 @@ export function Matrix({ values, rows, columns, ramp = "amount", high, companded
     }
     const [r, k] = over ?? selected ?? [-1, -1];
     pen.font = `${Math.min(12, Math.max(9, side - 2))}px ${ink.mono}`; pen.textAlign = "right";
-    if (left) rowNames.forEach((text, j) => { pen.fillStyle = j === r ? ink.text : ink.quiet; pen.fillText(fitted(pen, marked(text), left - 8), left - 5, top + (j + 0.5) * side); });
+    if (left) rowNames.forEach((text, j) => { pen.fillStyle = j === r ? ink.text : ink.quiet; pen.fillText(fitted(pen, text, left - 8), left - 5, top + (j + 0.5) * side); });
     pen.textAlign = "left";
     if (top) columnNames.forEach((text, j) => {
       pen.save(); pen.translate(left + (j + 0.5) * side, top - 5); pen.rotate(-Math.PI / 2.6);
-      pen.fillStyle = j === k ? ink.text : ink.quiet; pen.fillText(fitted(pen, marked(text), top * 1.02), 0, 0); pen.restore();
+      pen.fillStyle = j === k ? ink.text : ink.quiet; pen.fillText(fitted(pen, text, top * 1.02), 0, 0); pen.restore();
     });
     if (r >= 0) {
       pen.fillStyle = "rgb(128 128 128 / .16)";

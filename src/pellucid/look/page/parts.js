@@ -70,12 +70,19 @@ export const Panel = ({ title, code, not, children, tools, id }) =>
     ${not ? html`<p class="not"><b>Not shown:</b> ${not}</p>` : null}
   </section>`;
 
+/** The server's sentence about what is wrong. */
+export const Failed = ({ of }) => (of.error ? html`<p class="error" role="alert">${of.error.message}</p>` : null);
+
 /** What stands in a panel while its numbers are loaded, with the seconds, or the server's sentence about what is wrong. */
 export function Waiting({ of, what = "computing" }) {
-  if (of.error) return html`<p class="error" role="alert">${of.error.message}</p>`;
+  if (of.error) return html`<${Failed} of=${of} />`;
   if (of.loading) return html`<p class="quiet" role="status" data-waiting>${what}${of.seconds >= 0.4 ? ` \u2026 ${of.seconds.toFixed(1)} s` : " \u2026"}</p>`;
   return null;
 }
+
+/** Where an edit acts, in words: one index, several, or a range from and to. */
+export const placesOf = (edit) => ["head", "kv_head", "pos", "key", "neuron"].filter((axis) => edit[axis] !== undefined && edit[axis] !== null)
+  .map((axis) => { const at = edit[axis]; return `${axis} ${typeof at === "object" && !Array.isArray(at) ? `${at.from ?? "first"} to ${at.to ?? "last"}` : [].concat(at).join(", ")}`; }).join("; ");
 
 /** One of a few words: <${Choice} label="Sort by" value=${view.sort} options=${{ layer: "layer", score: "score" }} onChange=${(sort) => set({ sort })} />. */
 export const Choice = ({ label, value, options, onChange }) =>

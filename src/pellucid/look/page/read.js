@@ -1,12 +1,13 @@
 // The page Read: the computation as one column of steps, from the text to the next token.
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
-import { getJson, getNpz, route, useLoad } from "./api.js";
-import { rampAt, readRamps } from "./common.js";
+import { getNpz, route, useJson, useLoad } from "./api.js";
+import { marked, rampAt, readRamps } from "./common.js";
 import { Bars, largest } from "./charts.js";
 import { Matrix } from "./matrix.js";
 import { addDefaults, current } from "./state.js";
 import { CopyButton, Num, Panel, Slider, Term, Toggle, Token, Waiting, percent, three, useRepaint } from "./parts.js";
+import { FromText, NgramBars, NgramToggle, Progress, TopBars, useNgrams } from "./text_parts.js";
 import { Tour } from "./tour.js";
 
 addDefaults({ open: ["embed", "blocks.0", "output"], read_key: 0, read_temperature: 1, read_top_k: 0, read_top_p: 1, read_min_p: 0, read_draw: 0, shuffle: -1, positions: true, mask: true, tour: 0 });
@@ -32,7 +33,7 @@ function light(name) {
 }
 
 /** A vector, or one vector for each head, as rows of colour. */
-export function Strip({ name, tensor, ramp = "signed", high = null, head, marked, onSelect, rowName = "head", columnName = "coordinate" }) {
+export function Strip({ name, tensor, ramp = "signed", high = null, head, onSelect, rowName = "head", columnName = "coordinate" }) {
   const canvas = useRef(), [at, setAt] = useState(null), repaint = useRepaint();
   const columns = tensor.shape[tensor.shape.length - 1], rows = tensor.shape.length > 1 ? tensor.shape[0] : 1;
   const most = high ?? largest(Array.from(tensor.data, (x) => (Number.isFinite(x) ? x : 0)));
@@ -57,7 +58,7 @@ export function Strip({ name, tensor, ramp = "signed", high = null, head, marked
       onPointerMove=${(event) => setAt(cell(event))} onPointerLeave=${() => setAt(null)} onClick=${(event) => onSelect?.(...cell(event))}></canvas>
     <div class="quiet read-at">${at
       ? `${rows > 1 ? `${rowName} ${at[0]}, ` : ""}${columnName} ${at[1]}: ${three(tensor.data[at[0] * columns + at[1]])}`
-      : html`<${Some} name=${name} tensor=${tensor} head=${head} columns=${columns} rows=${rows} marked=${marked} rowName=${rowName} />`}</div>
+      : html`<${Some} name=${name} tensor=${tensor} head=${head} columns=${columns} rows=${rows} rowName=${rowName} />`}</div>
   </div>`;
 }
 
@@ -80,7 +81,7 @@ const partTitle = (name) => {
 const GROUPS = { embed: "embedding", stream: "residual stream", norm: "norm", attention: "attention", cross: "cross-attention", mlp: "MLP", output: "unembedding", hidden: "hidden layer", state: "state", logits: "logits" };
 
 function Page({ view, set, model, a, pos }) {
-  const column = useLoad((signal) => getJson(route("api/read/steps", { checkpoint: view.checkpoint || null }), signal), [view.checkpoint, model.step]);
+  const column = useJson("api/read/steps", { checkpoint: view.checkpoint || null });
   const goTo = (name) => {
     const part = column.value.parts.find((one) => one.steps.some((step) => step.name === name));
     if (!part) return;
@@ -100,8 +101,9 @@ function Page({ view, set, model, a, pos }) {
       <span class="row"><button type="button" class="act small" onClick=${() => set({ open: all ? ["embed", "output"] : parts.map((part) => part.name) })}>${all ? "Fold the blocks" : "Unfold all blocks"}</button>
       <button type="button" class="act small" onClick=${() => set({ tour: 1 })}>Take the tour</button></span>
     </div>
+    <${FromText} a=${a} pos=${pos} />
     <${Waiting} of=${column} what="listing the steps" />
-    ${parts.map((part) => html`<${Part} key=${part.name} part=${part} definitions=${column.value.definitions} view=${view} set=${set} model=${model} a=${a} pos=${pos} goTo=${goTo} />`)}
+    ${parts.map((part) => html`<${Part} key=${part.name} part=${part} definitions=${column.value.definitions} ...${{ view, set, model, a, pos, goTo }} code=${`from pellucid.look.reading import numbers_of_part\n\nnumbers = numbers_of_part(trace, "${part.name}", ${pos})`} />`)}
     ${a.predicts ? html`<${Sampling} view=${view} set=${set} a=${a} pos=${pos} model=${model} />` : null}
     <${Kept} set=${set} a=${a} pos=${pos} />
     ${model.reads_source ? null : html`<${Order} view=${view} set=${set} a=${a} />`}
@@ -109,7 +111,15 @@ function Page({ view, set, model, a, pos }) {
   </div>`;
 }
 
-export function Part({ part, definitions, view, set, model, a, pos, goTo }) {
+const NOT_SHOWN = {
+  embed: "what a vector means: Circuits lists the tokens that are nearest to it.",
+  output: "which part of the model wrote a score: Stream splits it.",
+  hidden: "how this number of hidden units was chosen, and what another number would predict.",
+  state: "which earlier token left what in the state.",
+  block: "why a head looks where it looks, and what comes of its result: Attention and Stream show that.",
+};
+
+export function Part({ part, definitions, view, set, model, a, pos, goTo, code }) {
   const open = view.open.includes(part.name);
   const values = useLoad(open ? (signal) => getNpz(route(`api/t/${a.id}/read/numbers/${part.name}`, { pos }), signal) : null, [a.id, pos, part.name, open]);
   const toggle = () => set({ open: open ? view.open.filter((name) => name !== part.name) : [...view.open, part.name] });
@@ -125,7 +135,8 @@ export function Part({ part, definitions, view, set, model, a, pos, goTo }) {
     <button type="button" class="fold" aria-expanded=${open ? "true" : "false"} onClick=${toggle}><span class="arrow">${open ? "\u25be" : "\u25b8"}</span> <h2>${partTitle(part.name)}</h2> <span class="quiet">${part.steps.length} step${part.steps.length === 1 ? "" : "s"}</span></button>
     <${Waiting} of=${values} />
     ${open && values.value ? groups.map((group) => html`<div class=${`group ${group.name}`}><h3><${Term} t=${GROUPS[group.name]} /></h3>
-      ${group.steps.map((step) => html`<${Row} key=${step.name} step=${step} definition=${definitions[step.definition]} tensor=${values.value[step.name]} view=${view} set=${set} model=${model} a=${a} pos=${pos} goTo=${goTo} />`)}</div>`) : null}
+      ${group.steps.map((step) => html`<${Row} key=${step.name} step=${step} definition=${definitions[step.definition]} tensor=${values.value[step.name]} ...${{ view, set, model, a, pos, goTo }} />`)}</div>`) : null}
+    ${open ? html`<div class="head"><p class="not"><b>Not shown:</b> ${NOT_SHOWN[part.name.replace("encoder.", "")] ?? NOT_SHOWN.block}</p><${CopyButton} code=${`${a.code}\n${code}`} /></div>` : null}
   </section>`;
 }
 
@@ -139,7 +150,7 @@ function Row({ step, definition, tensor, view, set, model, a, pos, goTo }) {
     <div class="what"><b>${step.title}</b><${Equation} math=${step.math} onSymbol=${goTo} />
       <div class="row names"><code>${step.name}</code><button type="button" class="link" aria-expanded=${shown ? "true" : "false"} onClick=${() => show(!shown)}>${shown ? "hide the definition" : "definition"}</button></div>
     </div>
-    <div class="numbers">${last === "probs" && !model.mixed ? html`<${Top} a=${a} pos=${pos} />`
+    <div class="numbers">${last === "probs" && !model.mixed ? html`<${TopBars} rows=${a.top[pos]} name="top" />`
       : html`<${Strip} name=${step.name} tensor=${tensor} head=${view.head} ramp=${last === "pattern" || last === "probs" ? "amount" : "signed"} high=${last === "pattern" ? 1 : null} onSelect=${select}
           rowName=${step.axes[0] === "g" ? "key-value head" : "head"} columnName=${overKeys ? "position" : last === "logits" || last === "probs" ? "token" : "coordinate"} />`}
       ${scores ? html`<${Product} name=${step.name} view=${view} set=${set} a=${a} pos=${pos} heads=${tensor.shape[0]} keys=${tensor.shape[1]} />` : null}</div>
@@ -152,12 +163,10 @@ export function Source({ definition, line, code }) {
     <pre tabindex="0">${definition.lines.map((text, k) => html`<span class=${k === line ? "line here" : "line"}><span class="at">${definition.first + k}</span>${text}\n</span>`)}</pre></div>`;
 }
 
-const Top = ({ a, pos }) => html`<${Bars} label="the likeliest tokens" most=${1} rows=${a.top[pos].slice(0, 6).map((one) => ({ label: html`<${Token} text=${one.text} />`, value: one.p, said: percent(one.p), name: `top.${one.id}` }))} />`;
-
 /** One score as a sum of products, one step at a time. */
 function Product({ name, view, set, a, pos, heads, keys }) {
   const head = Math.min(view.head, heads - 1), key = Math.min(view.read_key, keys - 1), [term, setTerm] = useState(null);
-  const product = useLoad((signal) => getJson(route(`api/t/${a.id}/read/product`, { name, pos, head, key }), signal), [a.id, name, pos, head, key]);
+  const product = useJson(`api/t/${a.id}/read/product`, { name, pos, head, key });
   const value = product.value;
   if (product.error) return html`<p class="quiet">${product.error.message}</p>`;
   if (!value) return html`<${Waiting} of=${product} />`;
@@ -175,8 +184,8 @@ function Product({ name, view, set, a, pos, heads, keys }) {
 
 export function Sampling({ view, set, a, pos, model }) {
   const asked = { pos, temperature: view.read_temperature, top_k: view.read_top_k, top_p: view.read_top_p, min_p: view.read_min_p, draw: view.read_draw };
-  const sample = useLoad((signal) => getJson(route(`api/t/${a.id}/read/sample`, asked), signal), [a.id, ...Object.values(asked)]);
-  const value = sample.value, text = a.tokens.map((token) => token.text).join("");
+  const sample = useJson(`api/t/${a.id}/read/sample`, asked);
+  const value = sample.value, ngrams = useNgrams(view, a, pos);
   return html`<${Panel} title=${model.masked ? "What could stand here" : "Choosing the next token"} id="sampling" code=${value?.code} not="how a whole text changes: these sliders change one step.">
     <div class="row sliders">
       <${Slider} label=${html`<${Term} t="temperature" />`} value=${view.read_temperature} min=${0} max=${2} step=${0.05} onInput=${(read_temperature) => set({ read_temperature })} />
@@ -184,11 +193,13 @@ export function Sampling({ view, set, a, pos, model }) {
       <${Slider} label=${html`<${Term} t="top-p" />`} value=${view.read_top_p} min=${0} max=${1} step=${0.01} onInput=${(read_top_p) => set({ read_top_p })} />
       <${Slider} label=${html`<${Term} t="min-p" />`} value=${view.read_min_p} min=${0} max=${1} step=${0.01} onInput=${(read_min_p) => set({ read_min_p })} />
     </div>
+    ${model.masked ? null : html`<${NgramToggle} view=${view} set=${set} /><${Progress} of=${ngrams.progress} />`}
     <${Waiting} of=${sample} />
     ${value ? html`<div class="two">
       <div><h3>What the model says</h3><${Bars} label="the model's probabilities" most=${1} rows=${value.rows.slice(0, 12).map((one) => ({ label: html`<${Token} text=${one.text} />`, value: one.p, said: percent(one.p), name: `model.${one.id}` }))} /></div>
       <div><h3>What is drawn from: ${value.kept} of ${model.n_vocab} tokens</h3><${Bars} label="the probabilities that are drawn from" most=${1} rows=${value.rows.slice(0, 12).map((one) => ({ label: html`<${Token} text=${one.text} />`, value: one.drawn_from, said: one.drawn_from ? percent(one.drawn_from) : "left out", name: `drawn.${one.id}`, selected: one.id === value.drawn.id }))} /></div>
     </div>
+    <div class="guesses"><${NgramBars} facts=${ngrams.facts} /></div>
     ${model.masked ? null : html`<p class="row">Drawn: <${Token} text=${value.drawn.text} /> <button type="button" class="act small" onClick=${() => set({ read_draw: view.read_draw + 1 })}>Draw again</button>
       ${pos === a.n - 1 ? html`<button type="button" class="act small" onClick=${() => set({ a: `${view.a || model.example}${value.drawn.plain}`, pos: -1, read_draw: view.read_draw + 1 })} disabled=${!value.drawn.plain}>Write it behind the prompt</button>` : null}</p>`}` : null}
   <//>`;
@@ -196,22 +207,20 @@ export function Sampling({ view, set, a, pos, model }) {
 
 /** What a cache keeps while the text is written: the columns that are there, and the one that is new. */
 function Kept({ set, a, pos }) {
-  const step = useLoad((signal) => getJson(route(`api/t/${a.id}/read/cache`, { pos }), signal), [a.id, pos]), value = step.value?.pos === pos || step.value?.reason ? step.value : null;
+  const step = useJson(`api/t/${a.id}/read/cache`, { pos }), value = step.value?.pos === pos || step.value?.reason ? step.value : null;
   const blocks = value?.blocks?.length, cells = useMemo(() => blocks && Float64Array.from({ length: blocks * a.n }, (_, c) => { const r = Math.floor(c / a.n), k = c % a.n; return k > pos ? NaN : k === pos ? 1 : k < value.blocks[r] ? 0.12 : 0.45; }), [value]);
   const said = (r, k) => `block ${r}, position ${k}: ${k > pos ? "not written yet" : k === pos ? "new: its query, key and value are computed now" : k < value.blocks[r] ? "kept, but outside the window of this block" : "kept: its key and value are read"}`;
   return html`<${Panel} title="What is kept while a text is written" id="cache" code=${value?.code} not="the time that this saves: only the new column is computed, but it reads all that are kept.">
     <p>When a text is written token by token, the <${Term} t="cache">keys and values<//> of earlier positions never change, so they are kept. At the token <${Token} text=${a.tokens[pos].text} special=${a.tokens[pos].special} /> only one column is new.</p>
     <${Waiting} of=${step} what="reading with a cache" />
-    ${value?.reason ? html`<p class="quiet">${value.reason}</p>` : value ? html`<${Matrix} name="cache" label="Kept and new columns: blocks in rows, positions in columns" values=${cells} rows=${blocks} columns=${a.n} high=${1} rowNames=${value.blocks.map((_, r) => `block ${r}`)} columnNames=${a.tokens.map((token) => token.text)} biggest=${34} most=${1100} onSelect=${(_, k) => set({ pos: k })} describe=${said} />
-      <p class="quiet">Pale: kept; dark: new; empty: not written yet. For each token <${Num} name="cache.per_token" value=${value.per_token} digits=${9} /> numbers are kept, <${Num} name="cache.bytes" value=${value.bytes} digits=${12} /> bytes up to here.
+    ${value?.reason ? html`<p class="quiet">${value.reason}</p>` : value ? html`<${Matrix} name="cache" label="Kept and new columns: blocks in rows, positions in columns" values=${cells} rows=${blocks} columns=${a.n} high=${1} rowNames=${value.blocks.map((_, r) => `block ${r}`)} columnNames=${a.tokens.map((token) => marked(token.text))} biggest=${34} most=${1100} onSelect=${(_, k) => set({ pos: k })} describe=${said} />
+      <p class="quiet">Full colour: new; weaker: kept; empty: not written yet. For each token <${Num} name="cache.per_token" value=${value.per_token} digits=${9} /> numbers are kept, <${Num} name="cache.bytes" value=${value.bytes} digits=${12} /> bytes up to here.${" "}
       ${value.difference === null ? "" : html`The logits with a cache differ from those above by at most <${Num} name="cache.difference" value=${value.difference} />.`}</p>` : null}
   <//>`;
 }
 
 function Order({ view, set, a }) {
-  const asked = view.shuffle < 0 ? null : { seed: view.shuffle, positions: view.positions, mask: view.mask };
-  const order = useLoad(asked ? (signal) => getJson(route(`api/t/${a.id}/read/order`, asked), signal) : null, [a.id, view.shuffle, view.positions, view.mask]);
-  const value = asked ? order.value : null;
+  const order = useJson(view.shuffle < 0 ? null : `api/t/${a.id}/read/order`, { seed: view.shuffle, positions: view.positions, mask: view.mask }), { value } = order;
   return html`<${Panel} title="Does the order matter?" id="order" code=${value?.code} not="which part of the model uses the order: Attention shows where each head looks.">
     <p>A transformer reads a set of vectors. Only its <${Term} t="positions" /> and its <${Term} t="mask" /> tell it the order. Take both away, shuffle the tokens, and each token ends in exactly the same vector.</p>
     <div class="row"><button type="button" class="act small" onClick=${() => set({ shuffle: view.shuffle + 1 })}>${view.shuffle < 0 ? "Shuffle the tokens" : "Shuffle again"}</button>

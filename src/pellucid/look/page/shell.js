@@ -2,9 +2,9 @@
 
 import { html, render, useEffect, useRef, useState } from "./preact.js";
 import { readRamps, themeButton } from "./common.js";
-import { getJson, getTrace, key, route, useLoad } from "./api.js";
+import { getTrace, key, useJson, useLoad } from "./api.js";
 import { address, current, set, useView } from "./state.js";
-import { CopyButton, Panel, Token, Waiting, explainTerms } from "./parts.js";
+import { CopyButton, Failed, Panel, Token, Waiting, explainTerms, placesOf } from "./parts.js";
 
 /** Each page's script is loaded when the page is opened. */
 const PAGES = [
@@ -24,7 +24,7 @@ export const promptOf = (view, model, text, own = "") => ({
 
 function App() {
   const view = useView();
-  const model = useLoad((signal) => getJson(route("api/model", { checkpoint: view.checkpoint || null }), signal), [view.checkpoint]);
+  const model = useJson("api/model", { checkpoint: view.checkpoint || null });
   if (model.error?.status === 401) return html`<${KeyForm} />`;
   if (!model.value) return html`<main><${Waiting} of=${model} what="opening the model" /></main>`;
   return html`<${Inspector} view=${view} model=${model.value} />`;
@@ -49,21 +49,23 @@ function Inspector({ view, model }) {
   useEffect(() => { document.documentElement.dataset.ready = a.loading || b.loading || !shown ? "" : a.value?.id ?? "none"; }, [a.loading, b.loading, a.value?.id, shown]);
   const n = a.value?.n ?? 0, pos = a.value ? ((Math.max(-n, Math.min(view.pos, n - 1)) % n) + n) % n : 0;
   useKeys(view, model, pos, n);
+  const tabs = useRef();
+  useEffect(() => { const tab = tabs.current.querySelector("[aria-current]"); tabs.current.scrollLeft = tab.offsetLeft - (tabs.current.clientWidth - tab.clientWidth) / 2; }, [page]);
   const ready = shown && (shown.needs !== "trace" || a.value);
   return html`<header class="bar">
       <div class="card"><b class="name">${model.name}</b><span class="quiet"><${ModelFacts} model=${model} /></span></div>
       <${Checkpoints} view=${view} model=${model} />
       <span class="push"></span><${ThemeButton} />
     </header>
-    <nav class="tabs" aria-label="Pages">${PAGES.map((one) => html`<a href=${address({ ...view, page: one.name })} aria-current=${one === page ? "page" : null} onClick=${(event) => { if (event.ctrlKey || event.metaKey || event.shiftKey) return; event.preventDefault(); set({ page: one.name }); }}>${one.title}</a>`)}</nav>
+    <nav ref=${tabs} class="tabs" aria-label="Pages">${PAGES.map((one) => html`<a href=${address({ ...view, page: one.name })} aria-current=${one === page ? "page" : null} onClick=${(event) => { if (event.ctrlKey || event.metaKey || event.shiftKey) return; event.preventDefault(); set({ page: one.name }); }}>${one.title}</a>`)}</nav>
     <main>
       <${Prompts} view=${view} model=${model} textA=${textA} a=${a} b=${b} pos=${pos} />
-      ${script.error ? html`<p class="error" role="alert">${script.error.message}</p>` : null}
+      <${Failed} of=${script} />
       ${closed ? html`<${Panel} title=${page.title} id="closed"><p>${closed}</p><//>` : ready ? html`<${shown.Page} key=${page.name} view=${view} set=${set} model=${model} a=${a.value} b=${view.b ? b.value : null} pos=${pos} />` : null}
     </main>`;
 }
 
-const ModelFacts = ({ model }) => model.said ?? html`<span class="num" data-name="model.parameters" data-value=${String(model.parameters)}>${model.parameters.toLocaleString("en")}</span> parameters, ${model.n_layers} layers${model.n_heads ? ` \u00d7 ${model.n_heads} heads` : ""}, ${model.n_vocab.toLocaleString("en")} tokens known, reads up to ${model.n_ctx.toLocaleString("en")}`;
+const ModelFacts = ({ model }) => model.said ?? html`<span class="num" data-name="model.parameters" data-value=${String(model.parameters)}>${model.parameters.toLocaleString("en")}</span> parameters, ${model.n_layers} layers${model.n_heads ? ` \u00d7 ${model.n_heads} heads` : ""}, width ${model.architecture.d_model}, ${model.n_vocab.toLocaleString("en")} tokens known, reads up to ${model.n_ctx.toLocaleString("en")}`;
 
 function ThemeButton() {
   const place = useRef();
@@ -108,12 +110,9 @@ function Prompt({ id, label, text, onText, tokens, pos, onPos, trace }) {
   </form>`;
 }
 
-/** What is said of an edit on its chip. */
-const where = (edit) => ["head", "kv_head", "pos", "key", "neuron"].filter((axis) => edit[axis] !== undefined && edit[axis] !== null).map((axis) => `${axis} ${JSON.stringify(edit[axis])}`).join(", ");
-
 function Edits({ view }) {
   if (!view.edits.length) return null;
-  return html`<span class="edits" role="group" aria-label="Edits">${view.edits.map((edit, k) => html`<span class="edit"><b>${edit.op}</b> ${edit.name} ${where(edit)} <button type="button" aria-label=${`Remove the edit of ${edit.name}`} onClick=${() => set({ edits: view.edits.filter((_, j) => j !== k) })}>\u00d7</button></span>`)}
+  return html`<span class="edits" role="group" aria-label="Edits">${view.edits.map((edit, k) => html`<span class="edit"><b>${edit.op}</b> ${edit.name} ${placesOf(edit)} <button type="button" aria-label=${`Remove the edit of ${edit.name}`} onClick=${() => set({ edits: view.edits.filter((_, j) => j !== k) })}>\u00d7</button></span>`)}
     <${CopyButton} label="Copy edits as Python" code=${`from pellucid.edits import from_json\nedits = from_json(${JSON.stringify(JSON.stringify(view.edits))})`} /></span>`;
 }
 

@@ -15,6 +15,9 @@ export const defaults = {
   pos: -1, // the selected position of prompt a; -1 is the last
   layer: 0,
   head: 0,
+  target: "", // the token whose logit is looked at, and the one that it is compared with; "" is what the page chooses
+  against: "",
+  ngrams: false, // whether n-grams stand beside the model
 };
 
 /** Pages add what they keep in the address themselves, with defaults: addDefaults({ sort: "layer" }). */

@@ -2,13 +2,13 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { colourOf, marked } from "./common.js";
-import { getJson, parseNpy, postLines, route, useLoad } from "./api.js";
+import { getJson, parseNpy, route, useJson, useLines, useLoad } from "./api.js";
 import { Choice, CopyButton, Num, Term, Toggle, Token, Waiting, percent, three, useWidth } from "./parts.js";
 import { Bars, Lines, Scale, Waterfall, largest } from "./charts.js";
-import { Canvas, Facts, HINT, Loaded, Matrix, Quiet, TokenField, fitted, partName, useJson } from "./matrix.js";
+import { Canvas, Facts, HINT, Loaded, Matrix, Quiet, TokenField, fitted, partName } from "./matrix.js";
 import { addDefaults } from "./state.js";
 
-addDefaults({ stat: "probability", mid: false, point: -1, pins: [], target: "", against: "", split: [], trail: "rank" });
+addDefaults({ stat: "probability", mid: false, point: -1, pins: [], split: [], trail: "rank" });
 
 export const page = { name: "stream", title: "Stream", needs: "trace", Page };
 
@@ -32,16 +32,9 @@ function Page({ view, set, model, a, pos }) {
 // The lens -----------------------------------------------------------------------------------
 
 function Lens({ view, set, model, a, pos }) {
-  const [done, setDone] = useState(""), stat = STATS[view.stat] ? view.stat : "probability";
-  const load = useLoad(async (signal) => {
-    setDone("");
-    for await (const item of postLines(route(`api/t/${a.id}/stream/lens`, { mid: view.mid }), null, signal)) {
-      if (item.arrays) return { ...withArrays(item), id: a.id };
-      setDone(`, ${item.done} of ${item.of} points`);
-    }
-    throw new Error("the answer ended before its last line");
-  }, [a.id, view.mid]);
-  const lens = load.value?.id === a.id ? load.value : null, last = lens ? lens.points.length - 1 : 0, point = view.point < 0 || view.point > last ? last : view.point;
+  const path = route(`api/t/${a.id}/stream/lens`, { mid: view.mid }), stat = STATS[view.stat] ? view.stat : "probability";
+  const load = useLines(path, null, (_, line) => (line.arrays ? { ...withArrays(line), path } : line), [path]), done = load.value?.of ? `, ${load.value.done} of ${load.value.of} points` : "";
+  const lens = load.value?.path === path ? load.value : null, last = lens ? lens.points.length - 1 : 0, point = view.point < 0 || view.point > last ? last : view.point;
   const ramp = useMemo(() => lens && ramped(lens, stat, model.n_vocab), [lens, stat]);
   return html`<${Loaded} id="lens" title="What the stream would predict" of=${load} value=${lens} what=${`reading the stream${done}`} before=${a.code} tools=${html`<${Toggle} label="between attention and MLP" value=${view.mid} onChange=${(mid) => set({ mid, point: -1 })} />`}
       head=${html`<${Quiet}>Each cell: the likeliest token if the network ended there (the <${Term} t="logit lens" />). Rows are points of the <${Term} t="residual stream" />, from the embedding up to the last layer.<//>
@@ -63,7 +56,7 @@ const CELL = 24;
 /** The grid on a canvas as wide as its frame, which draws only the columns in sight; the last point is on top. */
 function Grid({ lens, ramp, stat, at, onSelect }) {
   const frame = useRef(), [left, setLeft] = useState(0), wide = useWidth(frame, 900), [points, n, k] = lens.ids.shape, small = wide < 500;
-  const gutter = small ? 62 : 78, cell = Math.max(small ? 56 : 74, Math.min(150, Math.floor((wide - gutter) / n))), y = (p) => CELL * (points - p);
+  const gutter = 78, cell = Math.max(small ? 56 : 74, Math.min(150, Math.floor((wide - gutter) / n))), y = (p) => CELL * (points - p);
   const draw = (pen, ink, over) => {
     const first = Math.max(0, Math.floor(left / cell)), last = Math.min(n - 1, Math.ceil((left + wide) / cell));
     pen.font = `12px ${ink.mono}`; pen.textAlign = "center";
@@ -116,12 +109,12 @@ function Logit({ view, set, a, pos }) {
   const vs = view.against || (view.target || !second ? "" : `#${second.id}`), asked = { token, vs, pos }, sum = useJson(`api/t/${a.id}/stream/logit`, asked);
   const open = (depth, label) => html`<button type="button" class="link" aria-expanded=${view.split[depth] === label ? "true" : "false"} onClick=${() => set({ split: view.split[depth] === label ? view.split.slice(0, depth) : [...view.split.slice(0, depth), label] })}>${partName(label)}</button>`;
   return html`<${Loaded} id="logit" title="Who wrote this logit?" of=${sum} what="splitting the logit" before=${a.code} tools=${html`<${Choice} label="Order" value=${order} options=${{ computed: "as computed", size: "largest first" }} onChange=${setOrder} />`}
-      head=${html`<${Quiet}><${Term} t="direct logit attribution" />: what each part wrote, seen by the readout.<//><div class="row fields"><${TokenField} id="target" label="token" value=${view.target} placeholder=${first.text} onChange=${(target) => set({ target, split: [] })} />
-      <${TokenField} id="against" label="less the logit of" value=${view.against} placeholder=${view.target ? "no other token" : second?.text ?? ""} onChange=${(against) => set({ against, split: [] })} /><span class="quiet">${HINT}</span></div>`}>
+      head=${html`<${Quiet}><${Term} t="direct logit attribution" />: what each part wrote, seen by the readout.<//><div class="row fields"><${TokenField} id="target" label="token" value=${view.target} placeholder=${marked(first.text)} onChange=${(target) => set({ target, split: [] })} />
+      <${TokenField} id="against" label="less the logit of" value=${view.against} placeholder=${view.target ? "no other token" : second ? marked(second.text) : ""} onChange=${(against) => set({ against, split: [] })} /><span class="quiet">${HINT}</span></div>`}>
     ${(panel) => {
       const rows = panel.parts.map((row) => ({ label: row.split ? open(0, row.label) : partName(row.label), value: row.value, selected: view.split[0] === row.label, name: `logit.${row.label}` }));
       if (order === "size") rows.sort((p, q) => Math.abs(q.value) - Math.abs(p.value));
-      return html`<p class="row figures"><span>${vs ? "The difference of the logits" : "The logit"} <b>${panel.target}</b> after <${Token} text=${panel.tokens[panel.position]} /> at ${panel.position} is <${Num} name="logit.value" value=${panel.logit} />${panel.after_cap === null ? "" : html`, <${Num} name="logit.after_cap" value=${panel.after_cap} /> after the cap`}.</span></p>
+      return html`<p class="row figures"><span>${vs ? html`The logit of <${Token} text=${panel.token} /> less that of <${Token} text=${panel.vs} />` : html`The logit of <${Token} text=${panel.token} />`} after <${Token} text=${panel.tokens[panel.position]} /> at ${panel.position} is <${Num} name="logit.value" value=${panel.logit} />${panel.after_cap === null ? "" : html`, <${Num} name="logit.after_cap" value=${panel.after_cap} /> after the cap`}.</span></p>
         ${panel.note ? html`<${Quiet}>Exact, and to be read with this: ${panel.note}.<//>` : null}
         <div class="beside even"><${Waterfall} label="logit" total=${panel.total} rows=${rows} />
           <div>${view.split.length ? view.split.map((label, depth) => html`<${Split} key=${label} ...${{ a, asked, label, view, depth, open, tokens: panel.tokens }} />`) : html`<${Quiet}>Choose an attention or an MLP to see which of its heads or neurons wrote, and a head to see from which token it read.<//>`}</div></div>`;
@@ -151,7 +144,7 @@ function Norms({ a, pos, set }) {
       return html`<${Quiet}>The length of the stream after each part, and of what each attention and MLP adds to it, at <${Token} text=${value.tokens[pos]} /> (${pos}).<//>
         <${Lines} label="Lengths by depth" xName="layer" yName="length" series=${series} />
         <${Facts} rows=${[...writes.slice(0, 4).map(([name, j]) => [partName(name), `norm.${name}`, at(value.lengths, j)]), ["the stream at the end", "norm.end", points.length ? at(value.stream, points.length - 1) : null]]} />
-        ${points.length ? html`<h3>The stream at every position</h3><${Matrix} name="norms" label="Length of the stream: points in rows, positions in columns" values=${value.stream.data} rows=${points.length} columns=${n} high=${largest(value.stream.data)} rowNames=${value.points.map(pointName)} columnNames=${value.tokens} most=${1100} biggest=${40} onSelect=${(_, i) => set({ pos: i })} describe=${(r, k, x) => `${pointName(value.points[r])} at ${k}: ${three(x)}`} />` : null}`;
+        ${points.length ? html`<h3>The stream at every position</h3><${Matrix} name="norms" label="Length of the stream: points in rows, positions in columns" values=${value.stream.data} rows=${points.length} columns=${n} high=${largest(value.stream.data)} rowNames=${value.points.map(pointName)} columnNames=${value.tokens.map(marked)} most=${1100} biggest=${40} onSelect=${(_, i) => set({ pos: i })} describe=${(r, k, x) => `${pointName(value.points[r])} at ${k}: ${three(x)}`} />` : null}`;
     }}
   <//>`;
 }

@@ -24,6 +24,7 @@ export const TERMS = {
   head: "One attention of a layer. It has its own queries, keys and values, and adds its own result to the stream.",
   "hidden layer": "Numbers between the input and the scores: each adds up the input with weights of its own, and squeezes the sum between -1 and 1.",
   "induction head": "A head that attends to what followed the last occurrence of the present token, and so continues repetitions.",
+  "in-context learning score": "The loss after many tokens of context less the loss after few: negative where the model learns from what it reads.",
   induction: "The share of a head's attention that goes to what followed earlier copies of the token: it lets the model repeat what it has seen.",
   "logit lens": "The readout applied in the middle of the network: what it would predict if it ended there.",
   logits: "One score for each token of the vocabulary, before softmax makes probabilities of them.",

@@ -1,14 +1,14 @@
 // The page Tokens: how the text was cut into tokens, how well each was expected, and what n-grams expected of it.
 
 import { html } from "./preact.js";
-import { getJson, route, useLoad } from "./api.js";
-import { Bars, Scale } from "./charts.js";
-import { colourOf } from "./common.js";
-import { useLines } from "./lines.js";
+import { route, useLines } from "./api.js";
+import { Scale } from "./charts.js";
+import { colourOf, marked } from "./common.js";
 import { addDefaults } from "./state.js";
-import { Num, Panel, Term, Token, Waiting, percent, three, useRepaint } from "./parts.js";
+import { CopyButton, Num, Panel, Term, Token, Waiting, percent, three, useRepaint } from "./parts.js";
+import { Merges, NgramBars, NgramToggle, Progress, TopBars, foldLines, hexPairs, readable, useNgrams, usePieces } from "./text_parts.js";
 
-addDefaults({ ngrams: false, written: -1 });
+addDefaults({ written: -1 });
 
 export const page = { name: "tokens", title: "Tokens", needs: "trace", Page };
 
@@ -16,33 +16,20 @@ export const page = { name: "tokens", title: "Tokens", needs: "trace", Page };
 const MOST_ROWS = 120;
 const MOST_BITS = 16;
 
-/** What is being done, and the lines that are there. */
-const foldLines = (value, line) => (line.doing ? { lines: value?.lines ?? [], doing: line } : { lines: [...(value?.lines ?? []), line], doing: null });
-
-const Progress = ({ of }) => (of.error ? html`<p class="error" role="alert">${of.error.message}</p>`
-  : of.loading && of.value?.doing ? html`<p class="quiet" role="status" data-waiting>${of.value.doing.doing} (${of.value.doing.done + 1} of ${of.value.doing.of})</p>`
-  : of.loading ? html`<p class="quiet" role="status" data-waiting>asking \u2026</p>` : null);
-
 function Page({ view, set, model, a, b, pos }) {
-  const pieces = useLoad((signal) => getJson(`api/t/${a.id}/tokens/pieces`, signal), [a.id]);
-  const grams = useLines(view.ngrams ? route(`api/t/${a.id}/tokens/ngrams`, { pos: Math.max(0, pos - 1) }) : null, null, foldLines, [view.ngrams, a.id, pos]);
-  const ngrams = grams.value?.lines.at(-1) ?? null;
+  const pieces = usePieces(a), { progress, facts } = useNgrams(view, a, Math.max(0, pos - 1)), shared = { view, set, model, a, b, pos, progress, ngrams: facts };
   return html`<div class="tokens">
     <${Pieces} a=${a} pos=${pos} pieces=${pieces} set=${set} />
-    ${a.surprisal ? html`<${Expected} view=${view} set=${set} a=${a} b=${b} pos=${pos} model=${model} ngrams=${ngrams} grams=${grams} />` : null}
-    ${a.predicts ? html`<${Guess} a=${a} pos=${pos} model=${model} ngrams=${ngrams} />` : null}
+    ${a.surprisal ? html`<${Expected} ...${shared} />` : null}
+    ${a.predicts ? html`<${Guess} ...${shared} />` : null}
     ${model.masked || model.reads_source ? null : html`<${Written} view=${view} set=${set} a=${a} />`}
   </div>`;
 }
 
 // Text, bytes, merges --------------------------------------------------------------------------
 
-const bytesOf = (hex) => Uint8Array.from(hex.match(/../g) ?? [], (pair) => parseInt(pair, 16));
-const strict = new TextDecoder("utf-8", { fatal: true });
-const readable = (hex) => { try { return strict.decode(bytesOf(hex)); } catch { return (hex.match(/../g) ?? []).map((pair) => `\\x${pair}`).join(""); } };
-
 function Pieces({ a, pos, pieces, set }) {
-  const value = pieces.value?.bytes.length === a.n ? pieces.value : null;
+  const { value } = pieces;
   const run = (k) => value?.characters.find(([first, last]) => k >= first && k <= last);
   const boxes = [];
   for (let k = 0; k < a.n; k++) {
@@ -50,52 +37,33 @@ function Pieces({ a, pos, pieces, set }) {
     boxes.push({ first: k, last, shared });
     k = last;
   }
-  const word = value ? wordAt(value, a, pos) : null;
   const near = boxes.filter((box) => a.n <= 4 * MOST_ROWS || Math.abs(box.first - pos) < 2 * MOST_ROWS);
-  return html`<${Panel} title="From text to tokens" not="how often each piece occurs in the training text, which is why the tokenizer learned it.">
+  return html`<${Panel} title="From text to tokens" id="pieces" code=${`${a.code}\n[(id, model.tokenizer.token_bytes(id)) for id in trace.ids[0].tolist()]`} not="how often each piece occurs in the training text, which is why the tokenizer learned it.">
     <p>${a.n} <${Term} t="token">tokens<//>, each with its id and its <${Term} t="bytes" />. A frame around several tokens is one character that was split.</p>
     <${Waiting} of=${pieces} />
     <div class="pieces">${near.map((box) => html`<span class=${box.shared ? "character" : ""}>${Array.from({ length: box.last - box.first + 1 }, (_, j) => box.first + j).map((k) => html`<span class="piece">
       <${Token} text=${a.tokens[k].text} special=${a.tokens[k].special} selected=${k === pos} onClick=${() => set({ pos: k })} />
-      <small data-name=${`id.${k}`} data-value=${a.tokens[k].id}>${a.tokens[k].id}</small><small>${value ? (value.bytes[k].match(/../g) ?? []).slice(0, 6).join(" ") + (value.bytes[k].length > 12 ? " \u2026" : "") : ""}</small></span>`)}
+      <small data-name=${`id.${k}`} data-value=${a.tokens[k].id}>${a.tokens[k].id}</small><small>${value ? hexPairs(value.bytes[k]).slice(0, 6).join(" ") + (value.bytes[k].length > 12 ? " \u2026" : "") : ""}</small></span>`)}
       ${box.shared ? html`<small>one character: ${readable(value.bytes.slice(box.first, box.last + 1).join(""))}</small>` : null}</span>`)}</div>
-    ${value?.reason ? html`<p class="quiet">No merges: ${value.reason}.</p>` : word ? html`<h3>How this word was put together, <${Term} t="merge" /> by merge</h3>
-      ${word.trees ? html`<div class="trees">${word.trees.map((tree) => html`<${Tree} tree=${tree} />`)}</div><p class="quiet">At the bottom the bytes; each box above joins the two below it. The number says how early the tokenizer learned this merge: 0 was the most frequent pair.</p>` : html`<p class="quiet">This word is too long to draw.</p>`}` : null}
+    ${value ? html`<${Merges} value=${value} pos=${pos} />` : null}
   <//>`;
 }
 
-/** The word that the selected token is in: words and tokens run along the same bytes. */
-function wordAt(value, a, pos) {
-  let at = 0;
-  for (let k = 0; k < pos; k++) at += value.bytes[k].length / 2;
-  if (!value.bytes[pos]) return null;
-  let begin = 0;
-  for (const word of value.words) {
-    const end = begin + word.bytes.length / 2;
-    if (at < end) return word;
-    begin = end;
-  }
-  return null;
-}
-
-const Tree = ({ tree }) => html`<div class="tree"><span class=${tree.parts.length ? "node" : "node leaf"} title=${tree.bytes}><${Token} text=${readable(tree.bytes)} />${tree.rank === null ? "" : html`<small>${tree.rank}</small>`}</span>
-  ${tree.parts.length ? html`<div class="branches">${tree.parts.map((part) => html`<${Tree} tree=${part} />`)}</div>` : null}</div>`;
-
 // How well each token was expected ---------------------------------------------------------------
 
-function Expected({ view, set, a, b, pos, model, ngrams, grams }) {
+function Expected({ view, set, a, b, pos, ngrams, progress }) {
   useRepaint();
   const orders = ngrams?.bits ? Object.keys(ngrams.bits) : [];
   const first = Math.max(0, Math.min(pos - MOST_ROWS / 2, a.n - MOST_ROWS)), rows = Array.from({ length: Math.min(a.n, MOST_ROWS) }, (_, k) => first + k);
-  const code = `${a.code}\nbits = trace.surprisal()[0]  # of each token after the first`;
+  const code = [a.code, ngrams?.code, "own_bits = trace.surprisal()[0]  # of each token after the first"].filter(Boolean).join("\n");
   const mean = (list) => { const known = list.filter((x) => x !== null); return known.length ? known.reduce((s, x) => s + x, 0) / known.length : null; };
   return html`<${Panel} title="How expected was each token?" id="surprisal" code=${code} not="what in the context made a token expected: Stream and Attention show that.">
     <p>The <${Term} t="surprisal" /> of each token, given the ones before it: on average <${Num} name="mean_surprisal" value=${a.mean_surprisal} /> bits. ${orders.length ? orders.map((name) => html`<${Term} t=${name} /> ${three(mean(ngrams.bits[name]))} bits. `) : ""}
       ${b?.mean_surprisal != null ? html`Prompt B: <${Num} name="b.mean_surprisal" value=${b.mean_surprisal} /> bits.` : ""}</p>
-    <div class="row"><label class="toggle"><input type="checkbox" checked=${view.ngrams} onChange=${(event) => set({ ngrams: event.target.checked })} /> beside <${Term} t="n-gram">n-grams<//> counted on the training text</label><${Scale} low="0 bits" high=${`${MOST_BITS} bits`} /></div>
-    <${Progress} of=${grams} />
+    <div class="row"><${NgramToggle} view=${view} set=${set} /><${Scale} low="0 bits" high=${`${MOST_BITS} bits`} /></div>
+    <${Progress} of=${progress} />
     <div class="wide"><table class="expected"><thead><tr><th>position</th><th>token</th><th class="bitbar">bits</th><th></th><th><${Term} t="rank" /></th><th><${Term} t="entropy" /></th>${orders.map((name, j) => html`<th style=${{ color: `var(--line-${j + 2})` }}><${Term} t=${name} /></th>`)}</tr></thead>
-      <tbody>${rows.map((k) => { const bits = a.surprisal[k], entropy = k ? a.entropy[k - 1] : null; return html`<tr class=${k === pos ? "here" : ""} onClick=${() => set({ pos: k })}>
+      <tbody>${rows.map((k) => { const bits = a.surprisal[k], entropy = k ? a.entropy[k - 1] : null; return html`<tr class=${k === pos ? "here" : ""} title=${k ? `expected: ${a.top[k - 1].slice(0, 5).map((one) => `${marked(one.text)} ${percent(one.p)}`).join(", ")}` : null} onClick=${() => set({ pos: k })}>
         <td class="number quiet">${k}</td><td><${Token} text=${a.tokens[k].text} special=${a.tokens[k].special} style=${bits === null ? null : { background: colourOf(bits / MOST_BITS).fill, color: colourOf(bits / MOST_BITS).ink }} /></td>
         <td class="bitbar">${bits === null ? html`<span class="quiet">nothing came before it</span>` : html`<div class="track"><div class="fill" style=${{ left: 0, width: `${Math.min(100, (100 * bits) / MOST_BITS)}%`, background: "var(--positive)" }}></div>
           ${orders.map((name, j) => ngrams.bits[name][k] === null ? null : html`<i class="tickmark" title=${`${name}: ${three(ngrams.bits[name][k])} bits`} style=${{ left: `${Math.min(100, (100 * ngrams.bits[name][k]) / MOST_BITS)}%`, background: `var(--line-${j + 2})` }}></i>`)}</div>`}</td>
@@ -111,11 +79,11 @@ function Guess({ a, pos, model, ngrams }) {
   const from = model.masked ? pos : pos - 1;
   const title = model.masked ? "What the model expects in this place" : "What was expected in this place";
   if (from < 0) return html`<${Panel} title=${title}><p class="quiet">Nothing came before the first token, so nothing was expected. Select another one.</p><//>`;
-  const own = a.tokens[pos].id, bars = (rows, name) => html`<${Bars} label=${name} most=${1} rows=${rows.slice(0, 8).map((one) => ({ label: html`<${Token} text=${one.text} />`, value: one.p, said: percent(one.p), name: `${name}.${one.id}`, selected: one.id === own }))} />`;
+  const own = a.tokens[pos].id;
   return html`<${Panel} title=${title} id="guess" code=${`${a.code}\ntop = trace.top(${from}, k=8)`} not="the tokens further down: rank and bits above count all of them.">
     <p>${model.masked ? "At" : "Before"} <${Token} text=${a.tokens[pos].text} special=${a.tokens[pos].special} /> at position ${pos}; the framed row is the token that stands there.</p>
-    <div class="guesses"><div><h3>this model</h3>${bars(a.top[from], "expected")}</div>
-      ${ngrams?.top ? Object.entries(ngrams.top).map(([name, rows]) => html`<div><h3><${Term} t=${name} /></h3>${bars(rows, name)}</div>`) : null}</div>
+    <div class="guesses"><div><h3>this model</h3><${TopBars} rows=${a.top[from]} name="expected" own=${own} /></div>
+      <${NgramBars} facts=${ngrams} own=${own} /></div>
   <//>`;
 }
 
@@ -126,6 +94,6 @@ function Written({ view, set, a }) {
     <p>As Shannon did in 1948: each continues the prompt with tokens drawn from its own probabilities, knowing more and more of the context.</p>
     <button type="button" class="act small" onClick=${() => set({ written: view.written + 1 })}>${view.written < 0 ? "Write" : "Write others"}</button>
     <${Progress} of=${written} />
-    ${(written.value?.lines ?? []).map((line) => html`<div class="shannon">${line.reason ? html`<span class="quiet">${line.reason}</span>` : html`<h3>${["unigram", "bigram", "trigram"].includes(line.name) ? html`<${Term} t=${line.name} />` : line.name}</h3><p dir="auto">${line.text}</p>`}</div>`)}
+    ${(written.value?.lines ?? []).map((line) => html`<div class="shannon">${line.reason ? html`<span class="quiet">${line.reason}</span>` : html`<h3>${["unigram", "bigram", "trigram"].includes(line.name) ? html`<${Term} t=${line.name} />` : line.name} <${CopyButton} code=${`${a.code}\n${line.code}`} /></h3><p dir="auto">${line.text}</p>`}</div>`)}
   <//>`;
 }

@@ -1,28 +1,20 @@
 // The page Training: how the run went, and when its heads formed. A click on a step moves every page to it.
 
 import { html, useState } from "./preact.js";
-import { getJson, route, useLoad } from "./api.js";
+import { route, useJson, useLines } from "./api.js";
 import { Lines } from "./charts.js";
-import { useLines } from "./lines.js";
-import { Choice, Num, Panel, Term, Toggle, Waiting } from "./parts.js";
+import { Choice, Failed, Num, Panel, Term, Toggle, Waiting } from "./parts.js";
 import { addDefaults } from "./state.js";
 
 addDefaults({ kind: "induction", onPrompt: false });
 export const page = { name: "training", title: "Training", Page };
 
 const KINDS = { induction: "induction", previous: "previous token", duplicate: "duplicate token", first: "first token", copying: "copying" };
-const SAID = {
-  induction: "attends to what followed earlier occurrences of the token",
-  previous: "attends to the token before",
-  duplicate: "attends to earlier occurrences of the token",
-  first: "attends to the first token of the text",
-  copying: "raises the logits of the tokens that it attends to",
-};
 /** Lines that are drawn: the heads that score highest at any step. */
 const MOST_LINES = 5;
 
 function Page({ view, set, model }) {
-  const run = useLoad((signal) => getJson("api/run", signal), []);
+  const run = useJson("api/run");
   const nearest = (step) => model.steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best), model.steps[0]);
   const go = (step) => model.steps.length && set({ checkpoint: String(nearest(step)) });
   const shared = { view, set, model, go };
@@ -50,10 +42,10 @@ function ByPosition({ view }) {
   return html`<${Panel} title="Loss by position" id="positions" code=${got?.code} not="why a longer context helps: the loss falls along the window as far as the model uses what it has read.">
     <p class="quiet">How much better is a token predicted after many tokens than after few? Measured on the held-out text, in the windows of the run's own evaluation.</p>
     ${asked ? null : html`<button type="button" class="act small" onClick=${() => ask(true)}>Measure</button>`}
-    ${run.error ? html`<p class="error" role="alert">${run.error.message}</p>` : null}
+    <${Failed} of=${run} />
     ${run.loading ? html`<p class="quiet" role="status" data-waiting>${got ? `${got.done.toLocaleString("en")} of ${got.of.toLocaleString("en")} tokens` : run.value?.doing ?? "asking"} \u2026 ${run.seconds.toFixed(1)} s</p>` : null}
     ${got ? html`<${Lines} label="Held-out loss by position" xName="tokens read before" yName="nats per token" series=${[{ name: "held out", x: got.points.map(([from, to]) => (from + to) / 2), y: got.points.map((point) => point[2]) }]} />
-      <p class="quiet">After ${said(first)} <${Num} name="position.first" value=${first[2]} />, after ${said(last)} <${Num} name="position.last" value=${last[2]} />, on average <${Num} name="position.mean" value=${got.mean} /> nats per token.</p>` : null}
+      <p class="quiet">After ${said(first)} <${Num} name="position.first" value=${first[2]} />, after ${said(last)} <${Num} name="position.last" value=${last[2]} />, on average <${Num} name="position.mean" value=${got.mean} /> nats per token. What the context is worth, the last less the first: <${Num} name="position.gain" value=${last[2] - first[2]} /> (its <${Term} t="in-context learning score" />).</p>` : null}
   <//>`;
 }
 
@@ -69,15 +61,15 @@ function HeadsForming({ view, set, model, go, textA }) {
   const turn = (kind) => { const [layer, head] = here.best[kind]; set({ page: "attention", layer, head }); };
   return html`<${Panel} title=${several ? "Heads forming" : "What the heads do"} code=${got?.code} id="heads" not="what a head is for: a score says how much it attends in one way on this text, and many heads do several things.">
     <div class="row">${several ? html`<${Choice} label="Score" value=${view.kind} options=${KINDS} onChange=${(kind) => set({ kind })} />` : null}<${Toggle} label="on prompt A, not on repeated random tokens" value=${view.onPrompt} onChange=${(onPrompt) => set({ onPrompt })} /></div>
-    ${run.error ? html`<p class="error" role="alert">${run.error.message}</p>` : null}
-    <p class="quiet" aria-live="polite" data-done=${rows.length} data-total=${got?.steps.length ?? ""}>${several ? `A head with a high score ${SAID[view.kind]}. ` : ""}${run.loading && several ? `${rows.length} of ${got.steps.length} checkpoints \u2026 ${run.seconds.toFixed(1)} s` : ""}</p>
+    <${Failed} of=${run} />
+    <p class="quiet" aria-live="polite" data-done=${rows.length} data-total=${got?.steps.length ?? ""}>${several ? html`Each line is a head, its height how much of a <${Term} t=${`${KINDS[view.kind]} head`} /> it is. ` : ""}${run.loading && several ? `${rows.length} of ${got.steps.length} checkpoints \u2026 ${run.seconds.toFixed(1)} s` : ""}</p>
     ${got && model.steps.length && got.steps.length < 4 ? html`<p class="quiet">This run kept ${got.steps.length} checkpoint${got.steps.length === 1 ? "" : "s"}. <code>pellucid train TEXT --set checkpoint_every=50 --set keep_last=100</code> keeps more, so that you see when a head comes about.</p>` : null}
     ${several && rows.length > 1 ? html`<${Lines} label=${`heads, ${KINDS[view.kind]}`} xName="step" yName="score" series=${lines(rows, view.kind)} mark=${model.step ?? null} onSelect=${go} />` : null}
     ${here ? html`<h3>${here.step === null ? "On" : `At step ${here.step}, on`} ${here.text}</h3>
-      <table class="plain"><thead><tr><th>kind</th><th>head</th><th>score</th></tr></thead><tbody>${Object.keys(KINDS).map((kind) => {
-        if (!here.best[kind]) return html`<tr><td><${Term} t=${`${KINDS[kind]} head`}>${KINDS[kind]}<//></td><td colspan="2" class="quiet">nothing to attend to in this text</td></tr>`;
+      <table class="plain"><thead><tr><th>kind</th><th>head</th><th>score</th><th></th></tr></thead><tbody>${Object.keys(KINDS).map((kind) => {
+        if (!here.best[kind]) return html`<tr><td><${Term} t=${`${KINDS[kind]} head`}>${KINDS[kind]}<//></td><td colspan="3" class="quiet">nothing to attend to in this text</td></tr>`;
         const [layer, head] = here.best[kind], score = scoreOf(here, kind);
-        return html`<tr><td title=${SAID[kind]}><${Term} t=${`${KINDS[kind]} head`}>${KINDS[kind]}<//></td><td><button type="button" class="link" onClick=${() => turn(kind)}>${layer}.${head}</button></td><td class="number"><${Num} name=${`heads.${kind}`} value=${score} />${strong(kind, score) ? "" : html` <span class="quiet">weak</span>`}</td></tr>`;
+        return html`<tr><td><${Term} t=${`${KINDS[kind]} head`}>${KINDS[kind]}<//></td><td><button type="button" class="link" onClick=${() => turn(kind)}>${layer}.${head}</button></td><td class="number"><${Num} name=${`heads.${kind}`} value=${score} /></td><td class="quiet">${strong(kind, score) ? "" : "weak"}</td></tr>`;
       })}</tbody></table><p class="quiet">Block and number of the head with the highest score, from 0. Below half of the attention (for copying, below 0.5) a score is called weak.</p>
       ${Object.keys(KINDS).every((kind) => !here.best[kind] || !strong(kind, scoreOf(here, kind))) ? html`<p>No head of this model has a high score${model.n_layers < 2 ? ": it has one block, and a head that continues repetitions needs two" : ": it is small, or was trained briefly"}. <code>pellucid look</code> without a model opens one whose heads are known.</p>` : null}` : null}
   <//>`;

@@ -1,0 +1,40 @@
+// What the pages without a framework share: chips, bars, the key of a ramp, the arrow keys.
+// A page of one file has this text in its script without the words import and export.
+
+import { colourOf, follow, make, spelled } from "./common.js";
+
+export const chip = (text, attributes = {}) => make("span", { class: "chip", dir: "auto", ...attributes }, ...spelled(text));
+
+export function scaleBar(low, high, ramp = "amount") {
+  const bar = make("i");
+  follow(() => {
+    const stops = [0, 0.25, 0.5, 0.75, 1].map((x) => colourOf(ramp === "signed" ? 2 * x - 1 : x, ramp).fill);
+    bar.style.background = `linear-gradient(90deg, ${stops.join(",")})`;
+  });
+  return make("span", { class: "scale" }, low, bar, high);
+}
+
+/** Call one of four functions on the arrow keys, with the page standing still. */
+export function arrows(element, { left, right, up, down }) {
+  element.addEventListener("keydown", (event) => {
+    const act = { ArrowLeft: left, ArrowRight: right, ArrowUp: up, ArrowDown: down }[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act();
+  });
+}
+
+export const within = (x, n) => Math.min(n - 1, Math.max(0, x));
+
+/** Rows of label, bar and number: [{name: node, value, text}], signed around the middle where any is negative. */
+export function bars(rows, attributes = {}) {
+  const size = Math.max(...rows.map((r) => Math.abs(r.value)), 1e-12), signed = rows.some((r) => r.value < 0);
+  const box = make("div", { class: "bars", ...attributes });
+  for (const row of rows) {
+    const width = (Math.abs(row.value) / size) * (signed ? 50 : 100);
+    const start = signed ? (row.value < 0 ? 50 - width : 50) : 0;
+    const fill = make("div", { class: "fill", style: { left: `${start}%`, width: `${width}%`, background: row.value < 0 ? "var(--negative)" : "var(--positive)" } });
+    box.append(make("div", { class: row.wanted ? "name wanted" : "name" }, row.name), make("div", { class: "track" }, fill), make("div", { class: "number" }, row.text));
+  }
+  return box;
+}
