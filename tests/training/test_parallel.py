@@ -4,6 +4,7 @@ N processes = 1: equal losses over 20 steps, to 1e-5 with AdamW and to 1e-4 with
 order of a sum, in float32.
 """
 
+import math
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from tiny import FIELDS, rows, write_text
+from tiny import FIELDS, assert_same_tensors, rows, tensors, write_text
 
 import pellucid
 from pellucid import cli
@@ -22,6 +23,7 @@ from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.options import RecipeError
 from pellucid.runs.processes import world_size
 from pellucid.runs.trainer import Trainer
+from pellucid.training import objectives
 from pellucid.training.config import ParallelOptions
 from pellucid.training.load import read_recipe
 
@@ -162,3 +164,84 @@ def test_the_command_starts_its_processes_and_gives_their_exit_code(text, tmp_pa
     assert "processes: 2 (parallel.replicate = 2" in capfd.readouterr().out
     assert cli.main(["train", str(text), "--out", "other", "--processes", "3", *words]) == 2
     assert "train.batch = 2 rows cannot be divided" in capfd.readouterr().err
+
+
+LAYOUTS = [(2, 1, 1), (1, 2, 1), (4, 1, 1), (1, 4, 1), (2, 2, 1)]
+
+
+def laid_out(layout: tuple[int, int, int]) -> dict[str, int]:
+    return dict(zip(("parallel.replicate", "parallel.shard", "parallel.tensor"), layout, strict=True))
+
+
+@pytest.fixture(scope="module")
+def plain_runs(text, tmp_path_factory):
+    """The run in one process with each optimizer."""
+    return {word: train(text, tmp_path_factory.mktemp(word) / "one", optimizer=word) for word in TOLERANCE}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("optimizer", TOLERANCE)
+def test_every_layout_takes_the_steps_of_one_process(text, tmp_path, plain_runs, optimizer, layout):
+    run = train(text, tmp_path / "run", math.prod(layout), optimizer=optimizer, **laid_out(layout))
+    assert_equal_losses(run, plain_runs[optimizer], TOLERANCE[optimizer])
+    assert numbers(run, "sample") == numbers(plain_runs[optimizer], "sample")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [(2, 1, 1), (1, 2, 1)])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"unembed": "untied", "recompute": "yes"},
+        {"objective": "prefix"},
+        {"objective": "masked"},
+        {"positions.kind": "relative", "mask": "bidirectional", "objective": "masked"},
+    ],
+)
+def test_several_processes_take_the_steps_of_one_with(text, tmp_path, fields, layout):
+    plain = train(text, tmp_path / "one", optimizer="adamw", **fields)
+    run = train(text, tmp_path / "run", 2, optimizer="adamw", **fields, **laid_out(layout))
+    assert_equal_losses(run, plain, TOLERANCE["adamw"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [(2, 1, 1), (1, 2, 1)])
+def test_logits_in_chunks_are_those_of_one_process(text, tmp_path, monkeypatch, layout):
+    """A tied readout, whose weights are used outside of the network's forward pass."""
+    monkeypatch.setattr(objectives, "MANY_LOGITS", 1)
+    monkeypatch.setattr(objectives, "CHUNK", 1000)
+    plain = train(text, tmp_path / "one", optimizer="adamw", unembed="tied")
+    run = train(text, tmp_path / "run", 2, optimizer="adamw", unembed="tied", **laid_out(layout))
+    assert_equal_losses(run, plain, TOLERANCE["adamw"])
+
+
+@pytest.mark.slow
+def test_a_step_that_is_not_finite_in_one_process_changes_nothing_in_any(text, tmp_path, monkeypatch):
+    """Its gradients are divided among both; the checkpoint after it is that before it, bit for bit."""
+    real = Trainer.clip
+
+    def clip(self: Trainer, largest: float) -> torch.Tensor:
+        if self.step == 2 and not self.processes.is_first:
+            first = next(p for p in self.network.parameters() if p.grad is not None and p.grad.to_local().numel())
+            first.grad.to_local().view(-1)[0] = math.nan
+        return real(self, largest)
+
+    monkeypatch.setattr(Trainer, "clip", clip)
+    run = train(
+        text, tmp_path / "run", 2, optimizer="muon", steps=3, checkpoint_every=1, keep_last=9, **laid_out((1, 2, 1))
+    )
+    before, after = tensors(run, 2), tensors(run, 3)
+    assert_same_tensors(before, after)
+    assert [row.get("skipped", False) for row in rows(run) if "grad_norm" in row] == [False, False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", TOLERANCE)
+def test_a_run_goes_on_in_another_layout(text, tmp_path, plain_runs, optimizer, stop_after):
+    stop_after |= {5, 9, 14}
+    run = train(text, tmp_path / "run", 2, optimizer=optimizer, **laid_out((1, 2, 1)))
+    for layout, step in (((2, 2, 1), 5), ((1, 1, 1), 9), ((1, 4, 1), 14)):
+        assert steps_of(run)[-1] == step
+        train(text, run, math.prod(layout), resume=True, **laid_out(layout))
+    assert_equal_losses(run, plain_runs[optimizer], TOLERANCE[optimizer])

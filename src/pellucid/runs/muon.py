@@ -23,6 +23,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pellucid.runs.processes import ALONE, Processes
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 #: columns / rows from which X X^T is iterated instead of X: 15 + 2 r products of rows-cubes against 5 + 10 r
@@ -73,9 +75,16 @@ def wide(x: Float[Tensor, "matrix rows columns"]) -> Float[Tensor, "matrix rows 
 class Muon(torch.optim.Optimizer):
     """Muon over matrices, the iteration in `dtype`; momentum 0.95 with Nesterov's look ahead."""
 
-    def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, dtype: torch.dtype):
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float,
+        weight_decay: float,
+        dtype: torch.dtype,
+        processes: Processes = ALONE,
+    ):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": 0.95})
-        self.dtype = dtype
+        self.dtype, self.processes = dtype, processes
 
     @torch.no_grad()
     def step(self, bad: Tensor) -> None:  # type: ignore[override]
@@ -92,7 +101,8 @@ class Muon(torch.optim.Optimizer):
         """The matrices of one shape."""
         rate = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
         shrunk = 1 - group["lr"] * group["weight_decay"]
-        update_together(params, [self._buffer(p) for p in params], group["momentum"], rate, shrunk, self.dtype, bad)
+        buffers = [self._buffer(p) for p in params]
+        update_together(params, buffers, group["momentum"], rate, shrunk, self.dtype, bad, self.processes)
 
     def _buffer(self, p: nn.Parameter) -> Tensor:
         state = self.state[p]
@@ -109,16 +119,23 @@ def update_together(
     shrunk: float,
     dtype: torch.dtype,
     bad: Tensor,
+    processes: Processes = ALONE,
 ) -> None:
-    """p <- shrunk p - rate orthogonal(u) for matrices of one shape and their averages `buffers`, unless `bad`."""
-    grads = torch.stack([p.grad for p in params if p.grad is not None])
-    averages = torch.stack(buffers).lerp_(grads, 1 - momentum)
-    update = orthogonal(grads.lerp_(averages, momentum), dtype)
+    """p <- shrunk p - rate orthogonal(u) for matrices of one shape and their averages `buffers`, unless `bad`.
+
+    Each of the processes has its part of p and of the averages; the iteration, which needs whole matrices, is
+    computed in every one of them.
+    """
+    own = processes.own_part
+    grads = torch.stack([own(p.grad) for p in params if p.grad is not None])
+    averages = torch.stack([own(buffer) for buffer in buffers]).lerp_(grads, 1 - momentum)
+    update = orthogonal(processes.whole_matrices(grads.lerp_(averages, momentum), params), dtype)
+    update = processes.parts_of(update, params)
     update *= rate
     # of a bad step the update is put to zero and the decay to one: p * 1 - 0 is p, bit for bit
     decay = torch.ones_like(bad, dtype=update.dtype).masked_fill_(~bad, shrunk)
     update.masked_fill_(bad, 0.0)
     for p, buffer, m, u in zip(params, buffers, averages, update, strict=True):
-        p.mul_(decay).sub_(u)
+        own(p).mul_(decay).sub_(u)
         # what a step that is not finite made of the momentum is not taken over
-        buffer.copy_(torch.where(bad, buffer, m))
+        own(buffer).copy_(torch.where(bad, own(buffer), m))

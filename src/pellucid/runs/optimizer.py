@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pellucid.runs.muon import Muon
 from pellucid.runs.options import OptimizerName, RunRecipe
+from pellucid.runs.processes import ALONE, Processes
 
 
 def is_hidden_matrix(name: str, p: Tensor) -> bool:
@@ -40,6 +41,7 @@ class Optimizer:
         weight_decay: float,
         ngram_weight_decay: float = 0.0,
         muon_dtype: torch.dtype = torch.float32,
+        processes: Processes = ALONE,
     ):
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         hidden = [(n, p) for n, p in named if word == "muon" and is_hidden_matrix(n, p)]
@@ -54,7 +56,7 @@ class Optimizer:
         self.names = {p: n for n, p in named}
         self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True) if groups else None
         hidden_only = [p for _, p in hidden]
-        self.muon = Muon(hidden_only, muon_learning_rate, weight_decay, muon_dtype) if hidden else None
+        self.muon = Muon(hidden_only, muon_learning_rate, weight_decay, muon_dtype, processes) if hidden else None
         self.parts: Sequence[torch.optim.Optimizer] = [part for part in (self.adamw, self.muon) if part]
         self.peaks = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
@@ -105,8 +107,8 @@ class Optimizer:
                 part.state[p] = values
 
 
-def make_optimizer(recipe: RunRecipe, network: nn.Module) -> Optimizer:
-    """The recipe's optimiser over the network's parameters."""
+def make_optimizer(recipe: RunRecipe, network: nn.Module, processes: Processes = ALONE) -> Optimizer:
+    """The recipe's optimiser over the network's parameters, of which each of `processes` may hold a part."""
     t = recipe.train
     return Optimizer(
         network,
@@ -118,4 +120,5 @@ def make_optimizer(recipe: RunRecipe, network: nn.Module) -> Optimizer:
         weight_decay=t.weight_decay,
         ngram_weight_decay=t.ngram_weight_decay,
         muon_dtype=torch.bfloat16 if t.precision == "bfloat16" else torch.float32,
+        processes=processes,
     )

@@ -202,7 +202,7 @@ def train_to_end(
     trainer = Trainer(
         run_dir=run_dir,
         trainable=trainable,
-        optimizer=make_optimizer(recipe, trainable.network),
+        optimizer=make_optimizer(recipe, trainable.network, trainable.processes),
         reporter=reporter,
         metrics=MetricsFile(
             run_dir / "metrics.jsonl", checkpoint.step if checkpoint else 0, writes=trainable.processes.is_first

@@ -1,11 +1,13 @@
 """What a run asks of the processes that train it together; `training/parallel.py` answers for several of them."""
 
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 
 def world_size() -> int:
@@ -46,6 +48,34 @@ class Processes:
     def accumulating(self, is_last: bool) -> AbstractContextManager[object]:
         """The context of a pass: gradients are summed over the processes in the last pass of a step."""
         return nullcontext()
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The norm of all gradients together, the same in every process."""
+        return get_total_norm(gradients)
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole of tensors of which each process may hold a part; all of them ask at the same place."""
+        return dict(tensors)
+
+    def divided(self, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What this process holds of whole tensors: as much as of the parameter that the name begins with."""
+        return dict(tensors)
+
+    def plain(self, trainable: Any) -> AbstractContextManager[object]:
+        """A context in which the first process has the whole network, to compute with alone."""
+        return nullcontext()
+
+    def own_part(self, x: Tensor) -> Tensor:
+        """What this process holds of a parameter or of its gradient, as a plain tensor that shares its memory."""
+        return x
+
+    def whole_matrices(self, parts: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+        """Whole matrices, one after another, from what this process holds of each of `matrices`."""
+        return parts
+
+    def parts_of(self, whole: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+        """The inverse of `whole_matrices`."""
+        return whole
 
 
 #: the answers of a run in one process

@@ -146,7 +146,7 @@ class Trainer(Generic[RecipeT]):
     def clip(self, largest: float) -> Tensor:
         """The norm of the gradient before clipping; the gradient is scaled down where its norm is above `largest`."""
         parameters = [p for p in self.network.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = self.processes.norm([p.grad for p in parameters if p.grad is not None])
         if largest:
             torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
         return norm
@@ -299,7 +299,8 @@ class Trainer(Generic[RecipeT]):
         if self.pace:
             state |= self.pace.state()
         with self.interruption.phase(f"saving step {self.step}"):
-            checkpoint = Checkpoint(self.step, self.trainable.state(), self.optimizer.state(), state)
+            weights, averages = map(self.processes.whole, (self.trainable.state(), self.optimizer.state()))
+            checkpoint = Checkpoint(self.step, weights, averages, state)
             if self.processes.is_first:
                 save_checkpoint(self.run_dir, checkpoint)
                 prune(self.run_dir, self.recipe.train.keep_last)
@@ -318,10 +319,11 @@ class Trainer(Generic[RecipeT]):
         is_due = self.trainable.can_sample and t.sample_every > 0 and (whole or self.is_due(t.sample_every))
         if is_due and not self.has_row("sample") and not self.stops():
             text, began = None, time.monotonic()
-            if not self.has_diverged and self.processes.is_first:
+            if not self.has_diverged:
                 try:
-                    with self.interruption.phase("sampling", "tokens") as phase:
-                        text = self.trainable.sample(step_seed(t.seed, self.step), phase)
+                    with self.processes.plain(self.trainable), self.interruption.phase("sampling", "tokens") as phase:
+                        if self.processes.is_first:
+                            text = self.trainable.sample(step_seed(t.seed, self.step), phase)
                 except Interrupted:
                     return
             self.metrics.write({"step": self.step, "sample": text})
@@ -407,9 +409,11 @@ class Trainer(Generic[RecipeT]):
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue exactly where the checkpoint was written."""
-        self.trainable.load_state(checkpoint.weights, f"the checkpoint of step {checkpoint.step}")
+        parameters = dict(self.network.named_parameters())
+        weights, averages = (self.processes.divided(x, parameters) for x in (checkpoint.weights, checkpoint.optimizer))
+        self.trainable.load_state(weights, f"the checkpoint of step {checkpoint.step}")
         if checkpoint.step:
-            self.optimizer.load_state(checkpoint.optimizer)
+            self.optimizer.load_state(averages)
         self.step = checkpoint.step
         self.bad_in_a_row = checkpoint.state["bad_in_a_row"]
         self.seconds_before = checkpoint.state["seconds"]

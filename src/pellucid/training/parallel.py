@@ -7,7 +7,7 @@ of the whole pass, so that the losses are those of one process.
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
 from datetime import timedelta
@@ -17,8 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 
+from pellucid.model import Transformer
 from pellucid.runs.options import RecipeError
 from pellucid.runs.processes import Processes
 from pellucid.training.config import ParallelOptions
@@ -40,6 +45,7 @@ class Cluster(Processes):
         self.has_announced = False
         self.patient_group: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
         self.replica: DistributedDataParallel | None = None
+        self.sharded: FSDPModule | None = None
 
     def arrange(self, recipe: Recipe) -> None:
         layout, t = recipe.parallel, recipe.train
@@ -49,12 +55,16 @@ class Cluster(Processes):
                 f"train.batch = {t.batch} rows cannot be divided among parallel.replicate x parallel.shard = "
                 f"{self.n_shares} processes: give a multiple of {self.n_shares}"
             )
-        for name in ("shard", "tensor"):
-            if getattr(layout, name) > 1:
-                raise RecipeError(f"parallel.{name} = {getattr(layout, name)}: expected 1, as only replicate is built")
+        if layout.tensor > 1:
+            raise RecipeError(
+                f"parallel.tensor = {layout.tensor}: expected 1; give parallel.shard or replicate instead"
+            )
 
     def lay_out(self, trainable: TransformerTrainable) -> None:
         trainable.data = OwnRows(trainable.data, self.rank, self.n_shares)
+        if self.layout.shard > 1:
+            self.sharded = shard(trainable.network, self.layout)
+            return
         self.replica = DistributedDataParallel(LossModule(trainable.network, trainable.loss))
         self.replica.register_comm_hook(None, sum_of_bucket)
         trainable.loss = self.replica
@@ -81,7 +91,43 @@ class Cluster(Processes):
         return total
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[object]:
+        if self.sharded is not None:
+            self.sharded.set_requires_gradient_sync(is_last)
         return nullcontext() if is_last or self.replica is None else self.replica.no_sync()
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        norm = get_total_norm(gradients)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in tensors.items()}
+
+    def divided(self, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        owners = {name: parameters.get(name.partition("/")[0]) for name in tensors}
+        return {name: part_like(x, owners[name]) for name, x in tensors.items()}
+
+    @contextmanager
+    def plain(self, trainable: TransformerTrainable) -> Iterator[None]:
+        laid_out = trainable.network
+        if self.sharded is not None:
+            weights = self.whole(trainable.state())
+            if self.is_first:
+                trainable.build()
+                trainable.load_state(weights, "the network")
+        try:
+            yield
+        finally:
+            trainable.network = laid_out
+
+    def own_part(self, x: Tensor) -> Tensor:
+        return x.to_local() if isinstance(x, DTensor) else x
+
+    def whole_matrices(self, parts: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+        return torch.stack([whole_like(x, matrix) for x, matrix in zip(parts, matrices, strict=True)])
+
+    def parts_of(self, whole: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+        pairs = zip(whole, matrices, strict=True)
+        return torch.stack([self.own_part(part_like(x, matrix)) for x, matrix in pairs])
 
     def leave(self, done: bool) -> None:
         """Wait for the others where all is done, and leave the group."""
@@ -91,7 +137,7 @@ class Cluster(Processes):
             dist.barrier(self.patient_group)
         dist.destroy_process_group()
         # what still refers to a group when the interpreter ends makes gloo abort the process
-        self.replica = self.patient_group = None
+        self.replica = self.sharded = self.patient_group = None
         gc.collect()
 
 
@@ -154,6 +200,41 @@ def sum_of_bucket(_: object, bucket) -> torch.futures.Future[Tensor]:
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     return work.get_future().then(lambda done: done.value()[0])
+
+
+def shard(network: Transformer, layout: ParallelOptions) -> FSDPModule:
+    """Divide every weight, its gradient and its averages among the processes; each block gathers its own to compute."""
+    kind = next(network.parameters()).device.type
+    mesh = init_device_mesh(kind, (layout.replicate, layout.shard), mesh_dim_names=("replicate", "shard"))
+    mesh = mesh if layout.replicate > 1 else mesh["shard"]
+    parts = [network, network.encoder] if network.encoder else [network]
+    # a table that all layers share belongs to the network, not to its first block
+    shared = {p for part in parts if part.relative for p in part.relative.parameters()}
+    for block in (block for part in parts for block in part.blocks):
+        fully_shard(block, mesh=mesh, ignored_params=shared)
+    sharded = fully_shard(network, mesh=mesh)
+    for method in ("hidden", "encode"):
+        register_fsdp_forward_method(network, method)
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # the sum, as in `sum_of_bucket`
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    return sharded
+
+
+def part_like(x: Tensor, owner: Tensor | None) -> Tensor:
+    """What this process holds of x where `owner`, of the same shape, is divided; x itself elsewhere."""
+    if not isinstance(owner, DTensor) or x.shape != owner.shape:
+        return x
+    return distribute_tensor(x.to(owner.device), owner.device_mesh, owner.placements, src_data_rank=None)
+
+
+def whole_like(part: Tensor, owner: Tensor) -> Tensor:
+    """The whole tensor of which this process holds `part`, divided as `owner` is."""
+    if not isinstance(owner, DTensor):
+        return part
+    layout = {"shape": owner.shape, "stride": owner.stride()}
+    return DTensor.from_local(part, owner.device_mesh, owner.placements, run_check=False, **layout).full_tensor()
 
 
 def launch(n: int, words: Sequence[str]) -> int:
