@@ -1,5 +1,6 @@
 """`pellucid.train`: start or resume a run of any kind of model."""
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -303,7 +304,7 @@ def resume_transformer(
             "leave it out, or start a new run"
         )
     moved = changes.pop("text.held_out_files", ()) if recipe.text.held_out_files else ()
-    # the layout of the processes changes nothing that is computed, and is asked for or chosen anew
+    # the layout of the processes changes nothing that is computed: it is asked for, kept, or chosen anew
     asked = overlay(replace(recipe, parallel=ParallelOptions()), preset, changes, start)
     if changed := differences(recipe, asked):
         raise RecipeError(
@@ -312,7 +313,9 @@ def resume_transformer(
         )
     weights = base_weights(recipe) if recipe.adapt.rank else None
     text = replace(recipe.text, held_out_files=moved or recipe.text.held_out_files)
-    moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text, parallel=asked.parallel)
+    keeps_layout = asked.parallel == ParallelOptions() and math.prod(vars(recipe.parallel).values()) == processes.n
+    layout = recipe.parallel if keeps_layout else asked.parallel
+    moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text, parallel=layout)
     trainable = TransformerTrainable(
         moved_recipe, sampler_for(recipe.train.objective), weights=weights, processes=processes
     )

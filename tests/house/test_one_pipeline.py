@@ -31,7 +31,8 @@ PARTS = {
     "MetricsFile": "runs/metrics.py",
     "write_run_dir": "runs/run_dir.py",
     "only_one": "runs/run_dir.py",
-    "save_checkpoint": "runs/checkpoint.py",
+    "write_checkpoint": "runs/checkpoint.py",
+    "Saver": "runs/saver.py",
     "TrainOptions": "runs/options.py",
 }
 #: what is called in one file alone, which is how every run comes to have it

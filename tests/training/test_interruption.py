@@ -44,7 +44,7 @@ MOMENTS = (
     (Trainer, "take_step", 1, 1),
     (Trainer, "take_step", 6, 6),
     (None, "held_out_sums", 1, 4),  # within the first evaluation
-    (trainer_module, "save_checkpoint", 2, 8),
+    (trainer_module, "write_checkpoint", 2, 8),
     (checkpoint, "seal", 1, 4),  # within a save
     (trainer_module, "mark_best", 1, 4),
 )
@@ -159,7 +159,7 @@ def test_a_second_signal_stops_at_once(whole, text, tmp_path, monkeypatch, numbe
             start(text, tmp_path / "run")
     assert steps_of(tmp_path / "run") == [4]
     with monkeypatch.context() as patch:
-        at_call(patch, trainer_module, "save_checkpoint", 1, (number_of, number_of))
+        at_call(patch, trainer_module, "files_of", 1, (number_of, number_of))
         patch.setitem(cli.COMMANDS, "train", lambda: resume(tmp_path / "run").exit_code)
         assert cli.main(["train"]) == code
     assert resume(tmp_path / "run").step == 12

@@ -7,15 +7,13 @@ order of a sum, in float32.
 import math
 import os
 import signal
-import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
+from kinds import CHAT_FIELDS, write_conversations
 from tiny import FIELDS, assert_same_tensors, rows, tensors, write_text
+from together import STEPS, do_in, laid_out, together, train
 
 import pellucid
 from pellucid import cli
@@ -27,35 +25,7 @@ from pellucid.training import objectives
 from pellucid.training.config import ParallelOptions
 from pellucid.training.load import read_recipe
 
-STEPS = 20
 TOLERANCE = {"adamw": 1e-5, "muon": 1e-4}
-
-
-def work(rank: int, environment: dict[str, str], do: Callable[[int], object]) -> None:
-    os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
-    torch.set_num_threads(1)
-    do(rank)
-
-
-def together(n: int, do: Callable[[int], object]) -> None:
-    """Do it in `n` processes that a launcher would have started; an error of one of them is raised here."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    mp.start_processes(work, (environment, do), nprocs=n, start_method="fork")
-
-
-def train(text: Path, out: Path, n: int = 1, resume: bool = False, **fields: Any) -> Path:
-    """A run of `n` processes."""
-    given = {**FIELDS, "batch": 4, "steps": STEPS, "evaluate_every": 10, **fields} if not resume else fields
-
-    def do(rank: int) -> None:
-        inputs, preset = ([], None) if resume else ([text], "small")
-        pellucid.train(*inputs, out=out, preset=preset, fields=given, resume=resume)
-
-    do(0) if n == 1 else together(n, do)
-    return out
 
 
 def numbers(run: Path, name: str) -> list[float]:
@@ -142,7 +112,7 @@ def test_a_layout_that_does_not_divide_is_refused_before_the_text_is_read(n, fie
             with pytest.raises(SystemExit):
                 pellucid.train(tmp_path / "gone", out=tmp_path / "run", fields={**FIELDS, **fields})
 
-    do(0) if n == 1 else together(n, do)
+    do_in(n, do)
     assert not (tmp_path / "run").exists()
 
 
@@ -166,11 +136,21 @@ def test_the_command_starts_its_processes_and_gives_their_exit_code(text, tmp_pa
     assert "train.batch = 2 rows cannot be divided" in capfd.readouterr().err
 
 
+def write_pairs(folder: Path) -> Path:
+    """Words and the same words backwards."""
+    path = folder / "pairs.tsv"
+    words = [f"{a}{b}{c}"[: 2 + len(a)] for a in ("ab", "cde", "f") for b in "ghijk" for c in "lmno"]
+    path.write_text("".join(f"{word}\t{word[::-1]}\n" for word in words), encoding="utf-8")
+    return path
+
+
+#: what writes the input of a run, and its fields
+OTHER_INPUTS = [
+    (write_pairs, {"preset": "original", "objective": "source-target", "n_ctx": 24}),
+    (write_conversations, {"objective": "chat", **CHAT_FIELDS, "evaluate_every": 10, "batch": 4}),
+]
+
 LAYOUTS = [(2, 1, 1), (1, 2, 1), (4, 1, 1), (1, 4, 1), (2, 2, 1)]
-
-
-def laid_out(layout: tuple[int, int, int]) -> dict[str, int]:
-    return dict(zip(("parallel.replicate", "parallel.shard", "parallel.tensor"), layout, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +182,32 @@ def test_every_layout_takes_the_steps_of_one_process(text, tmp_path, plain_runs,
 def test_several_processes_take_the_steps_of_one_with(text, tmp_path, fields, layout):
     plain = train(text, tmp_path / "one", optimizer="adamw", **fields)
     run = train(text, tmp_path / "run", 2, optimizer="adamw", **fields, **laid_out(layout))
+    assert_equal_losses(run, plain, TOLERANCE["adamw"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [(2, 1, 1), (1, 2, 1)])
+def test_adapters_are_those_of_one_process(text, tmp_path, plain_runs, layout):
+    """Most weights are frozen, and divided all the same."""
+    fields = {"batch": 4, "steps": STEPS, "evaluate_every": 10, "sample_every": -1, "adapt.rank": 2}
+    fields |= {name: FIELDS[name] for name in ("precision", "compile", "attention", "device", "evaluate_tokens")}
+
+    def run_in(n: int, **more: int) -> Path:
+        out, options = tmp_path / str(n), {"from_model": plain_runs["adamw"], "fields": {**fields, **more}}
+        do_in(n, lambda rank: pellucid.train(text, out=out, **options))
+        return out
+
+    assert_equal_losses(run_in(2, **laid_out(layout)), run_in(1), TOLERANCE["adamw"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [(2, 1, 1), (1, 2, 1)])
+@pytest.mark.parametrize(("write", "fields"), OTHER_INPUTS)
+def test_pairs_and_conversations_are_those_of_one_process(tmp_path, layout, write, fields):
+    source, options = write(tmp_path), {"preset": fields.get("preset", "small")}
+    fields = {name: value for name, value in fields.items() if name != "preset"}
+    plain = train(source, tmp_path / "one", options=options, optimizer="adamw", **fields)
+    run = train(source, tmp_path / "run", 2, options=options, optimizer="adamw", **fields, **laid_out(layout))
     assert_equal_losses(run, plain, TOLERANCE["adamw"])
 
 

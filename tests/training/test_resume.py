@@ -102,14 +102,14 @@ def test_killed_at_a_save_a_run_of_any_kind_ends_the_same(whole_runs, tmp_path, 
     run, source = tmp_path / "run", kind.write_input(tmp_path)
 
     def go(killed_at: int) -> int:
-        real = trainer_module.save_checkpoint
+        real = trainer_module.write_checkpoint
 
-        def save_checkpoint(run_dir, saved):
+        def write_checkpoint(run_dir, saved, processes):
             if saved.step == killed_at:
                 os.rename = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
-            return real(run_dir, saved)
+            return real(run_dir, saved, processes)
 
-        trainer_module.save_checkpoint = save_checkpoint
+        trainer_module.write_checkpoint = write_checkpoint
         return (kind.resume(run) if run.exists() else kind.start(source, run)).exit_code
 
     for killed_at in (4, 8, 12):

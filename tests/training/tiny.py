@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
-from pellucid.runs.checkpoint import folder_of, steps_of
+from pellucid.runs.checkpoint import load_checkpoint, steps_of
 from pellucid.runs.interrupt import Interruption
 from pellucid.runs.length import resolve_intervals
 from pellucid.runs.metrics import WALL_CLOCK, MetricsFile, read_metrics
@@ -147,10 +146,8 @@ def make_training(
 
 def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
     """Every weight and every number of the optimiser at a checkpoint."""
-    found: dict[str, torch.Tensor] = {}
-    for path in sorted(folder_of(run, step).glob("*.safetensors")):
-        found |= load_file(path)
-    return found
+    checkpoint, _ = load_checkpoint(run, step)
+    return checkpoint.weights | checkpoint.optimizer
 
 
 def assert_same_tensors(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:

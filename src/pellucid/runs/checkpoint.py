@@ -1,9 +1,8 @@
 """Checkpoints that a crash cannot spoil: written aside, checksummed, flushed to disk, then named.
 
-A checkpoint is the folder `checkpoints/step-00000100`. Its manifest lists every file with size and
-SHA-256 and every tensor with its global shape, so that a checkpoint written by several processes can be
-read by any number of them; the manifest carries a checksum of itself. Tensors are safetensors,
-everything else is JSON; nothing is pickled.
+A checkpoint is the folder `checkpoints/step-00000100`. Its manifest lists every file with size and SHA-256 and every
+tensor with its global shape and its parts: of several processes each writes what it holds, and any number of them can
+read it. The manifest carries a checksum of itself. Tensors are safetensors, the rest is JSON; nothing is pickled.
 """
 
 import errno
@@ -14,18 +13,23 @@ import os
 import re
 import shutil
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from pellucid.destination import flush_folder, replace_file, write_durably
+from pellucid.runs.processes import ALONE, Processes
+from pellucid.runs.shards import ShardError, check_parts, described, joined, own_parts, read_tensors
 from pellucid.text.regular import read_regular
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+#: what the system says where nothing more can be written
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CheckpointError(ValueError):
@@ -53,52 +57,116 @@ def steps_of(run: Path) -> list[int]:
     return sorted(int(m[1]) for m in found if m)
 
 
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """What one process writes of a checkpoint: files by name, and the manifest's entries for their tensors."""
+
+    step: int
+    contents: dict[str, bytes]
+    tensors: dict[str, dict[str, Any]]
+
+
+def files_of(checkpoint: Checkpoint, processes: Processes = ALONE) -> CheckpointFiles:
+    """The files that this process writes, with its part of each tensor; they share no memory with the tensors."""
+    contents, tensors = {}, {}
+    for kind, values in (("model", checkpoint.weights), ("optimizer", checkpoint.optimizer)):
+        parts = own_parts(values, processes.is_first)
+        if parts or processes.is_first:
+            name = f"{kind}-{processes.part_number:05d}-of-{processes.n_parts:05d}.safetensors"
+            contents[name] = save({key: part.values.contiguous().cpu() for key, part in parts.items()})
+            tensors |= described(parts, name)
+    if processes.is_first:
+        contents["state.json"] = json.dumps(checkpoint.state, indent=1).encode()
+    return CheckpointFiles(checkpoint.step, contents, tensors)
+
+
 def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint from one process that has all of it; see `write_checkpoint`."""
+    return write_checkpoint(run, files_of(checkpoint))
+
+
+def write_checkpoint(run: Path, files: CheckpointFiles, processes: Processes = ALONE) -> Path:
     """Write it under its final name in one rename; what was there before is untouched until then.
 
-    Raises CheckpointError with the bytes needed when the disk is full; no partial folder is left.
+    Each of the processes writes its own files and flushes them; then the first one renames the folder.
+    Raises CheckpointError with the bytes needed when the disk is full, in every process; no partial folder is left.
     """
-    target = folder_of(run, checkpoint.step)
-    if target.exists():
-        if not verify_files(target):
-            return target  # training is deterministic: this step has been saved already
-        shutil.rmtree(target)
-    files = {
-        "model-00001-of-00001.safetensors": save({k: v.contiguous().cpu() for k, v in checkpoint.weights.items()}),
-        "optimizer-00001-of-00001.safetensors": save(
-            {k: v.contiguous().cpu() for k, v in checkpoint.optimizer.items()}
-        ),
-        "state.json": json.dumps(checkpoint.state, indent=1).encode(),
+    target = folder_of(run, files.step)
+    aside = target.with_name(f"{target.name}.writing")
+    entries = {
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in files.contents.items()
     }
+    of_all = processes.gathered((entries, files.tensors))
     manifest = {
         "format": FORMAT,
-        "step": checkpoint.step,
-        "files": {n: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for n, b in files.items()},
-        "tensors": {
-            name: {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
-            for name, t in {**checkpoint.weights, **checkpoint.optimizer}.items()
-        },
+        "step": files.step,
+        "files": {name: said for own, _ in of_all for name, said in own.items()},
+        "tensors": joined(own for _, own in of_all),
     }
-    files[MANIFEST] = seal(manifest)
-    aside = target.with_name(f"{target.name}.writing")
-    try:
+    sealed = seal(manifest)
+    need = sum(said["bytes"] for said in manifest["files"].values()) + len(sealed)
+
+    def make_room() -> bool:
+        """Whether the checkpoint is to be written; training is deterministic, and it may have been saved already."""
+        if target.exists() and not verify_files(target):
+            return False
+        shutil.rmtree(target, ignore_errors=True)
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        for name, content in files.items():
+        return True
+
+    def write() -> None:
+        own = files.contents | ({MANIFEST: sealed} if processes.is_first else {})
+        for name, content in own.items():
             write_durably(aside / name, content)
+
+    def publish() -> None:
         flush_folder(aside)
         os.rename(aside, target)
         flush_folder(target.parent)
-    except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        need = sum(map(len, files.values()))
-        raise CheckpointError(
-            f"the disk is full: the checkpoint of step {checkpoint.step} needs {need:,} bytes in {target.parent}; "
-            "the checkpoint before it is intact. Free that much and resume"
-        ) from error
+
+    def agreed(do: Callable[[], Any]) -> Any:
+        """Do it; what it gave in the first process. Raises in every process where it failed in one."""
+        return first_result(processes, do, files.step, need, target.parent)
+
+    try:
+        if agreed(lambda: processes.is_first and make_room()):
+            agreed(write)
+            agreed(lambda: processes.is_first and publish())
+    except Exception:
+        if processes.is_first:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise
     return target
+
+
+def first_result(processes: Processes, do: Callable[[], Any], step: int, need: int, where: Path) -> Any:
+    """What `do` gives in the first of the processes; raises CheckpointError in all of them where one has no disk left.
+
+    Other errors are raised as they are in the process that has them, and as CheckpointError in the others.
+    """
+    result = error = None
+    try:
+        result = do()
+    except Exception as raised:
+        error = raised
+    failure = error and (str(error), isinstance(error, OSError) and error.errno in FULL_DISK)
+    outcomes = processes.gathered((result, failure))
+    failures = [(number, *failure) for number, (_, failure) in enumerate(outcomes) if failure]
+    for number, _, is_full in failures:
+        if is_full:
+            whose = "" if processes.n == 1 else f" of process {number}"
+            raise CheckpointError(
+                f"the disk{whose} is full: the checkpoint of step {step} needs {need:,} bytes in {where}; "
+                "the checkpoint before it is intact. Free that much and resume"
+            ) from error
+    if error:
+        raise error
+    if failures:
+        number, message, _ = failures[0]
+        raise CheckpointError(f"process {number} could not write the checkpoint of step {step}: {message}")
+    return outcomes[0][0]
 
 
 def strict(value: Any) -> Any:
@@ -132,7 +200,12 @@ def verify_files(folder: Path) -> str:
             return f"{MANIFEST} has changed since it was written: its checksum differs"
         if manifest["format"] != FORMAT or folder_of(Path(), manifest["step"]).name != folder.name:
             return f"{MANIFEST} is of format {manifest['format']} and step {manifest['step']}, which is not this one's"
+        for tensor, entry in manifest["tensors"].items():
+            if "parts" in entry:
+                check_parts(tensor, entry)
         for name, said in manifest["files"].items():
+            if Path(name).name != name:
+                raise ValueError(f"{name} is not the name of a file in this folder")
             if (folder / name).exists() and not (folder / name).is_file():
                 return f"{name} is no regular file"
             with open(folder / name, "rb") as file:
@@ -161,15 +234,26 @@ def load_checkpoint(run: Path, step: int | None = None) -> tuple[Checkpoint, lis
         folder = folder_of(run, candidate)
         wrong = verify_files(folder)
         if not wrong:
-            state = json.loads((folder / "state.json").read_bytes())
-            weights, optimizer = (load_file(folder / f"{n}-00001-of-00001.safetensors") for n in ("model", "optimizer"))
-            return Checkpoint(candidate, weights, optimizer, state), passed
+            try:
+                return read_verified(folder, candidate), passed
+            except ShardError as error:
+                wrong = str(error)
         passed.append(f"checkpoint of step {candidate} passed over: {wrong}")
     if step is not None and step not in steps_of(run):
         raise CheckpointError(f"{run} has no checkpoint of step {step}: {sentence_on_steps(run)}")
     gone = [f"the checkpoint of step {n} was set aside, because training diverged" for n in diverged_steps(run)]
     reasons = "; ".join([*passed, *gone]) or "nothing has been saved yet"
     raise CheckpointError(f"{run}: no usable checkpoint: {reasons}")
+
+
+def read_verified(folder: Path, step: int) -> Checkpoint:
+    """The checkpoint in a folder whose files are as they were written. Raises ShardError where its parts do not fit."""
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    weights, optimizer = (
+        read_tensors(folder, manifest["tensors"], [name for name in manifest["files"] if name.startswith(kind)])
+        for kind in ("model-", "optimizer-")
+    )
+    return Checkpoint(step, weights, optimizer, json.loads((folder / "state.json").read_bytes()))
 
 
 def sentence_on_steps(run: Path) -> str:

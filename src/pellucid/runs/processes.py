@@ -23,6 +23,8 @@ class Processes:
     is_first = True
     #: processes among which the rows of a pass are divided
     n_shares = 1
+    #: which part of the tensors this process holds, counted from 1, and how many parts there are
+    part_number = n_parts = 1
 
     def arrange(self, recipe: Any) -> None:
         """Take the layout of the recipe; RecipeError where the model or the batch cannot be divided by it."""
@@ -45,6 +47,10 @@ class Processes:
         """The sum of these numbers over the processes that read other rows."""
         return values
 
+    def gathered(self, value: Any) -> list[Any]:
+        """What every process gives, in order of their numbers; a thread beside the training asks."""
+        return [value]
+
     def accumulating(self, is_last: bool) -> AbstractContextManager[object]:
         """The context of a pass: gradients are summed over the processes in the last pass of a step."""
         return nullcontext()
@@ -52,10 +58,6 @@ class Processes:
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """The norm of all gradients together, the same in every process."""
         return get_total_norm(gradients)
-
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The whole of tensors of which each process may hold a part; all of them ask at the same place."""
-        return dict(tensors)
 
     def divided(self, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What this process holds of whole tensors: as much as of the parameter that the name begins with."""

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from pellucid.runs.checkpoint import (
     Checkpoint,
     best_loss,
+    files_of,
     mark_best,
     mark_good,
     prune,
-    save_checkpoint,
     set_aside,
     steps_of,
+    write_checkpoint,
     write_json,
 )
 from pellucid.runs.interrupt import Interrupted, Interruption, Phase
@@ -28,6 +29,7 @@ from pellucid.runs.options import RecipeT
 from pellucid.runs.overfitting import Curve
 from pellucid.runs.pace import Pace
 from pellucid.runs.processes import Processes
+from pellucid.runs.saver import Saver
 from pellucid.runs.schedule import position, rate_factor
 from pellucid.runs.trainable import Trainable
 
@@ -35,6 +37,8 @@ from pellucid.runs.trainable import Trainable
 LAG = 4
 #: held-out units that the last evaluation reads at least, whatever time is left
 LEAST_EVALUATED = 4096
+#: what a process answers whose checkpoint could not be written
+FAILED = 2
 #: bad steps in a row after which a run stops
 PATIENCE = 3
 
@@ -80,6 +84,7 @@ class Trainer(Generic[RecipeT]):
     started: float = field(default_factory=time.monotonic)
     last_evaluation: dict[str, Any] | None = None
     curve: Curve = field(default_factory=Curve)
+    saver: Saver = field(default_factory=Saver)
     #: what is being done, for whoever looks on
     phase: Phase = field(default_factory=lambda: Phase("", "", Interruption()))
 
@@ -178,11 +183,13 @@ class Trainer(Generic[RecipeT]):
         self.candidate = None
         if self.processes.is_first:
             mark_good(self.run_dir, step)
-            prune(self.run_dir, self.recipe.train.keep_last)
+            if not self.saver.is_open:  # what is being written looks like a leftover
+                prune(self.run_dir, self.recipe.train.keep_last)
 
     def refuse(self, step: int) -> None:
         """Set aside the checkpoints that hold the weights of this step, which have diverged; those of step 0 stay."""
         self.candidate = None
+        self.finish_saving()
         if self.processes.is_first:
             set_aside(self.run_dir, max(step - self.bad_in_a_row - 1, 0), "diverged")
 
@@ -213,6 +220,15 @@ class Trainer(Generic[RecipeT]):
 
     def train(self) -> None:
         """Train to the last step, or until a signal or the deadline; the last step taken always has a checkpoint."""
+        try:
+            self.take_steps()
+        except Exception:
+            self.saver.wait()
+            raise
+        self.finish_saving()
+
+    def take_steps(self) -> None:
+        """Train, and leave the last checkpoint to be finished."""
         t, first = self.recipe.train, self.step
         self.network.train()
         if self.step:
@@ -225,7 +241,12 @@ class Trainer(Generic[RecipeT]):
             self.advance(compiles=t.compile == "yes" and before == first)
             if self.step == before:
                 break
-            late = bool(self.processes.largest(self.pace is not None and self.pace.is_over))
+            ends = self.processes.largest(
+                FAILED * self.saver.has_failed or (self.pace is not None and self.pace.is_over)
+            )
+            if ends == FAILED:
+                self.finish_saving()
+            late = ends > 0
             stop = late or self.step == self.recipe.n_steps
             if stop or any(map(self.is_due, (t.checkpoint_every, t.evaluate_every, t.sample_every))):
                 self.save()  # before anything that can fail or be interrupted
@@ -291,20 +312,28 @@ class Trainer(Generic[RecipeT]):
         return every > 0 and self.step % every == 0
 
     def save(self) -> None:
-        """A checkpoint of this step; older ones beyond `keep_last` go, the best stays."""
+        """A checkpoint of this step, which a thread writes; older ones beyond `keep_last` go, the best stays."""
+        self.finish_saving()
         self.read_figures(0)
         self.metrics.sync()
         state = {"step": self.step, "bad_in_a_row": self.bad_in_a_row, "seconds": round(self.seconds(), 3)}
-        began = time.monotonic()
         if self.pace:
             state |= self.pace.state()
         with self.interruption.phase(f"saving step {self.step}"):
-            weights, averages = map(self.processes.whole, (self.trainable.state(), self.optimizer.state()))
-            checkpoint = Checkpoint(self.step, weights, averages, state)
+            checkpoint = Checkpoint(self.step, self.trainable.state(), self.optimizer.state(), state)
+            files = files_of(checkpoint, self.processes)
+        self.saver.start(lambda: write_checkpoint(self.run_dir, files, self.processes))
+
+    def finish_saving(self) -> None:
+        """Wait until the checkpoint that is being written is on disk, where there is one; all processes do."""
+        if not self.saver.is_open:
+            return
+        with self.interruption.phase("saving"):
+            self.saver.finish()
             if self.processes.is_first:
-                save_checkpoint(self.run_dir, checkpoint)
                 prune(self.run_dir, self.recipe.train.keep_last)
-        self.tell_pace("save", began)
+        if self.pace:
+            self.pace.took["save"] = self.saver.seconds
 
     def tell_pace(self, what: str, began: float, times: int = 1) -> None:
         """Record how long a save or a sample took, or each of so many held-out tokens."""
@@ -341,6 +370,7 @@ class Trainer(Generic[RecipeT]):
         if measured is None:
             return
         self.tell_pace("token", began, self.phase.done)
+        self.finish_saving()
         loss, part, accuracy, cut = measured
         if not math.isfinite(loss + part):
             loss = part = math.nan

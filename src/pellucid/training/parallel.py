@@ -44,12 +44,16 @@ class Cluster(Processes):
         self.layout = ParallelOptions(replicate=self.n, shard=1, tensor=1)
         self.has_announced = False
         self.patient_group: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
+        # for the thread that writes checkpoints while the other groups are in use
+        self.saving_group: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
         self.replica: DistributedDataParallel | None = None
         self.sharded: FSDPModule | None = None
 
     def arrange(self, recipe: Recipe) -> None:
         layout, t = recipe.parallel, recipe.train
         self.layout, self.n_shares = layout, layout.replicate * layout.shard
+        self.n_parts = layout.shard * layout.tensor
+        self.part_number = self.rank % self.n_parts + 1
         if t.batch % self.n_shares:
             raise RecipeError(
                 f"train.batch = {t.batch} rows cannot be divided among parallel.replicate x parallel.shard = "
@@ -90,6 +94,11 @@ class Cluster(Processes):
         dist.all_reduce(total)
         return total
 
+    def gathered(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.n
+        dist.all_gather_object(values, value, self.saving_group)
+        return values
+
     def accumulating(self, is_last: bool) -> AbstractContextManager[object]:
         if self.sharded is not None:
             self.sharded.set_requires_gradient_sync(is_last)
@@ -99,9 +108,6 @@ class Cluster(Processes):
         norm = get_total_norm(gradients)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in tensors.items()}
-
     def divided(self, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         owners = {name: parameters.get(name.partition("/")[0]) for name in tensors}
         return {name: part_like(x, owners[name]) for name, x in tensors.items()}
@@ -110,7 +116,8 @@ class Cluster(Processes):
     def plain(self, trainable: TransformerTrainable) -> Iterator[None]:
         laid_out = trainable.network
         if self.sharded is not None:
-            weights = self.whole(trainable.state())
+            state = trainable.state()
+            weights = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in state.items()}
             if self.is_first:
                 trainable.build()
                 trainable.load_state(weights, "the network")
@@ -137,7 +144,7 @@ class Cluster(Processes):
             dist.barrier(self.patient_group)
         dist.destroy_process_group()
         # what still refers to a group when the interpreter ends makes gloo abort the process
-        self.replica = self.sharded = self.patient_group = None
+        self.replica = self.sharded = self.patient_group = self.saving_group = None
         gc.collect()
 
 

@@ -1,0 +1,156 @@
+"""Tensors in several files: each process writes the parts that it holds, and any number of processes read them.
+
+A tensor is whole in one file, or lies in parts, the cells of a grid over its indices. The manifest of a checkpoint
+lists the tensors with their global shapes and, where there are several, their parts.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+
+class ShardError(ValueError):
+    """The parts of a tensor do not make it up."""
+
+
+@dataclass(frozen=True)
+class TensorPart:
+    """A box of a tensor with this global shape, whose first entry has the indices `start`; the numbers are `values`."""
+
+    values: Tensor
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is all of the tensor."""
+        return tuple(self.values.shape) == self.shape
+
+
+def own_part(tensor: Tensor) -> TensorPart | None:
+    """The part of a tensor that this process writes, or None where another process writes the same numbers.
+
+    A tensor that is no DTensor is written whole. Of the copies of a replicated part, the process that is first along
+    every mesh axis of copies writes.
+    """
+    if not hasattr(tensor, "device_mesh"):
+        return TensorPart(tensor, (0,) * tensor.dim(), tuple(tensor.shape))
+
+    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    assert isinstance(tensor, DTensor)
+    mesh, placements = tensor.device_mesh, tensor.placements
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or any(
+        isinstance(placement, Replicate) and at for placement, at in zip(placements, coordinate, strict=True)
+    ):
+        return None
+    shape, start = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    if 0 in shape and tensor.numel():
+        return None  # there are more processes than rows
+    return TensorPart(tensor.to_local(), tuple(start), tuple(tensor.shape))
+
+
+def own_parts(tensors: Mapping[str, Tensor], is_first: bool) -> dict[str, TensorPart]:
+    """What this process writes of these tensors; the first process alone writes those that every one has whole."""
+    wanted = {name: x for name, x in tensors.items() if is_first or hasattr(x, "device_mesh")}
+    return {name: part for name, x in wanted.items() if (part := own_part(x)) is not None}
+
+
+def described(parts: Mapping[str, TensorPart], file: str) -> dict[str, dict[str, Any]]:
+    """The manifest's entries for the parts that one process has written into `file`."""
+    return {
+        name: {
+            "shape": list(part.shape),
+            "dtype": str(part.values.dtype).removeprefix("torch."),
+            "parts": [{"file": file, "start": list(part.start), "shape": list(part.values.shape)}],
+        }
+        for name, part in parts.items()
+    }
+
+
+def joined(entries: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The entries of all processes as one; a tensor that lies in one part is listed without parts.
+
+    Raises ShardError where shapes differ, and where the parts do not make up the tensor.
+    """
+    tensors: dict[str, dict[str, Any]] = {}
+    for name, entry in itertools.chain.from_iterable(own.items() for own in entries):
+        known = tensors.setdefault(name, {**entry, "parts": []})
+        if (known["shape"], known["dtype"]) != (entry["shape"], entry["dtype"]):
+            raise ShardError(f"{name} has shape {known['shape']} in one process and {entry['shape']} in another")
+        known["parts"] += entry["parts"]
+    for name, entry in tensors.items():
+        check_parts(name, entry)
+        if len(entry["parts"]) == 1:
+            del entry["parts"]
+    return tensors
+
+
+def check_parts(name: str, entry: Mapping[str, Any]) -> None:
+    """Raise ShardError unless the parts are the cells of a grid over the tensor, each of them once."""
+    shape, boxes = entry["shape"], [(tuple(part["start"]), part["shape"]) for part in entry["parts"]]
+    if not _is_grid(shape, boxes):
+        raise ShardError(f"the parts of {name} do not make up its shape {tuple(shape)}: {boxes}")
+
+
+def _is_grid(shape: Sequence[int], boxes: Sequence[tuple[tuple[int, ...], Sequence[int]]]) -> bool:
+    """Whether boxes, each its start and its sizes, are all cells of a grid over an array of this shape."""
+    if not math.prod(shape):
+        return True
+    if any(not len(start) == len(sizes) == len(shape) for start, sizes in boxes):
+        return False
+    edges = [sorted({start[axis] for start, _ in boxes} | {n}) for axis, n in enumerate(shape)]
+    if any(cuts[0] != 0 or cuts[-1] != n for cuts, n in zip(edges, shape, strict=True)):
+        return False
+    ends = [dict(itertools.pairwise(cuts)) for cuts in edges]
+    n_cells = math.prod(len(cuts) - 1 for cuts in edges)
+    return len({start for start, _ in boxes}) == len(boxes) == n_cells and all(
+        end[a] == a + n for start, sizes in boxes for end, a, n in zip(ends, start, sizes, strict=True)
+    )
+
+
+def read_tensors(folder: Path, tensors: Mapping[str, Mapping[str, Any]], files: Iterable[str]) -> dict[str, Tensor]:
+    """All tensors in these files, whole; `tensors` are the manifest's entries.
+
+    Raises ShardError where the parts in the files do not make up a tensor.
+    """
+    listed: dict[str, list[str]] = {}  # the files that should hold a part of the tensor, and below those that do
+    parts: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for name, entry in tensors.items():
+        for part in entry.get("parts", ()):
+            listed.setdefault(name, []).append(part["file"])
+            parts[name, part["file"]] = part
+    with ExitStack() as stack:
+        opened = {file: stack.enter_context(safe_open(folder / file, framework="pt")) for file in files}
+        holding: dict[str, list[str]] = {}
+        for file, content in opened.items():
+            for name in content.keys():  # noqa: SIM118, it is no dict
+                holding.setdefault(name, []).append(file)
+                part = parts.get((name, file))
+                if part and content.get_slice(name).get_shape() != part["shape"]:
+                    raise ShardError(f"{file} holds another part of {name} than the manifest says")
+        read: dict[str, Tensor] = {}
+        for name, names in holding.items():
+            if sorted(names) != sorted(listed.get(name, names[:1])):
+                raise ShardError(f"{name} lies in {', '.join(names)}, and the manifest names other files")
+            values = opened[names[0]].get_tensor(name)
+            if name not in listed:
+                read[name] = values
+                continue
+            check_parts(name, tensors[name])
+            read[name] = torch.empty(tensors[name]["shape"], dtype=values.dtype)
+            for file in names:
+                start, sizes = parts[name, file]["start"], parts[name, file]["shape"]
+                box = tuple(slice(a, a + n) for a, n in zip(start, sizes, strict=True))
+                read[name][box] = opened[file].get_tensor(name)
+    return read
