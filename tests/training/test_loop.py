@@ -4,6 +4,7 @@ import io
 import json
 import math
 import shutil
+import time
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from pellucid.architecture import count_parameters
 from pellucid.model.kernels import FusedAttention
 from pellucid.runs import device, length
+from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import best_step, folder_of, steps_of, verify_files
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError, with_train
@@ -42,11 +44,12 @@ def held_out(run) -> list[dict]:
 
 
 def test_the_last_save_comes_before_the_last_evaluation_and_sample(text, tmp_path, monkeypatch):
+    """It has begun before the evaluation, and is on disk before the sample."""
     seen = []
     real = Trainer.held_out_loss
 
     def held_out_loss(self, whole):
-        seen.append((self.step, whole, verify_files(folder_of(self.run_dir, self.step))))
+        seen.append((self.step, whole, self.saver.is_open))
         return real(self, whole)
 
     monkeypatch.setattr(Trainer, "held_out_loss", held_out_loss)
@@ -57,8 +60,40 @@ def test_the_last_save_comes_before_the_last_evaluation_and_sample(text, tmp_pat
 
     with pytest.raises(RuntimeError, match="no sample"):
         start(text, tmp_path / "run", sampler=sampler, steps=5, evaluate_every=5)
-    assert seen == [(5, True, ""), ("sample", "")]
+    assert seen == [(5, True, True), ("sample", "")]
     assert steps_of(tmp_path / "run") == [5]
+
+
+def test_an_evaluation_that_fails_costs_no_checkpoint_that_is_being_written(text, tmp_path, monkeypatch):
+    real = trainer_module.write_checkpoint
+
+    def write_slowly(*given):
+        time.sleep(0.2)
+        return real(*given)
+
+    def held_out_loss(self, whole):
+        raise RuntimeError("no evaluation")
+
+    monkeypatch.setattr(trainer_module, "write_checkpoint", write_slowly)
+    monkeypatch.setattr(Trainer, "held_out_loss", held_out_loss)
+    with pytest.raises(RuntimeError, match="no evaluation"):
+        start(text, tmp_path / "run", steps=5, evaluate_every=5)
+    assert verify_files(folder_of(tmp_path / "run", 5)) == ""
+
+
+def test_a_checkpoint_is_of_the_step_at_which_it_was_begun(text, tmp_path, monkeypatch):
+    """Training changes the weights while a thread writes them."""
+    plain = start(text, tmp_path / "plain", steps=4, checkpoint_every=1, keep_last=9, evaluate_every=4).path
+    real = trainer_module.write_checkpoint
+
+    def write_slowly(*given):
+        time.sleep(0.1)
+        return real(*given)
+
+    monkeypatch.setattr(trainer_module, "write_checkpoint", write_slowly)
+    run = start(text, tmp_path / "run", steps=4, checkpoint_every=1, keep_last=9, evaluate_every=4).path
+    for step in (1, 2, 3, 4):
+        assert_same_tensors(tensors(run, step), tensors(plain, step))
 
 
 def test_looking_does_not_change_training(text, tmp_path):
