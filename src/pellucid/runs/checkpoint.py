@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pellucid.destination import flush_folder, replace_file, write_durably
 from pellucid.runs.processes import ALONE, Processes
-from pellucid.runs.shards import ShardError, check_parts, described, joined, own_parts, read_tensors
+from pellucid.runs.shards import ShardError, check_parts, described, joined_entries, own_parts, read_tensors
 from pellucid.text.regular import read_regular
 
 MANIFEST = "manifest.json"
@@ -102,7 +102,7 @@ def write_checkpoint(run: Path, files: CheckpointFiles, processes: Processes = A
         "format": FORMAT,
         "step": files.step,
         "files": {name: said for own, _ in of_all for name, said in own.items()},
-        "tensors": joined(own for _, own in of_all),
+        "tensors": joined_entries(own for _, own in of_all),
     }
     sealed = seal(manifest)
     need = sum(said["bytes"] for said in manifest["files"].values()) + len(sealed)

@@ -78,7 +78,7 @@ def described(parts: Mapping[str, TensorPart], file: str) -> dict[str, dict[str,
     }
 
 
-def joined(entries: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+def joined_entries(entries: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
     """The entries of all processes as one; a tensor that lies in one part is listed without parts.
 
     Raises ShardError where shapes differ, and where the parts do not make up the tensor.
