@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from parsed import tree_of
 
 import pellucid
 
@@ -35,11 +36,6 @@ def short(path):
     return path.relative_to(SOURCE).as_posix()
 
 
-@cache
-def tree_of(path):
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def functions(path):
     return [node for node in ast.walk(tree_of(path)) if isinstance(node, FUNCTION)]
 
@@ -56,6 +52,7 @@ def forwards():
     return {
         f"{short(path)}:{kind.name}": node
         for path in modules()
+        if "def forward" in path.read_text(encoding="utf-8")
         for kind in ast.walk(tree_of(path))
         if isinstance(kind, ast.ClassDef)
         for node in kind.body
@@ -144,7 +141,7 @@ def test_annotations_that_are_checked_are_not_strings():
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("[a-z]*.py")), ids=lambda file: file.stem)
 def test_benchmarks_find_what_they_import(file):
     """They run by hand, so that a name that has moved would be noticed late."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = tree_of(file)
     imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
     for node in imports:
         if str(node.module).partition(".")[0] in ("benchmarks", "pellucid"):

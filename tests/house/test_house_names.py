@@ -5,6 +5,8 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
+from parsed import tree_of
+
 import pellucid
 
 SOURCE = Path(pellucid.__file__).parent
@@ -35,10 +37,7 @@ MOST_EMPTY_NAMES = 400
 @cache
 def trees() -> dict[str, ast.Module]:
     """The syntax tree of each file, by its path in the package."""
-    return {
-        path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(SOURCE.rglob("*.py"))
-    }
+    return {path.relative_to(SOURCE).as_posix(): tree_of(path) for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def definitions() -> dict[str, list[str]]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from parsed import tree_of
 
 import pellucid
 
@@ -66,7 +67,7 @@ def room(path):
 
 def imported(path, top_level_only=False):
     """The full names of the modules that a file imports; inside `if TYPE_CHECKING` nothing is."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()

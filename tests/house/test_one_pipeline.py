@@ -2,9 +2,11 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
+from parsed import tree_of
 
 import pellucid
 
@@ -49,18 +51,16 @@ CALLED_ONCE = {
 }
 
 
+@cache
 def trees():
-    return {str(p.relative_to(SOURCE)): ast.parse(p.read_text(encoding="utf-8")) for p in SOURCE.rglob("*.py")}
-
-
-TREES = trees()
+    return {str(p.relative_to(SOURCE)): tree_of(p) for p in SOURCE.rglob("*.py")}
 
 
 def definitions(name):
     """The files that define a class or function of this name at their top."""
     return [
         path
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in tree.body
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name
     ]
@@ -70,7 +70,7 @@ def callers(name):
     """The files that call something by this name."""
     return {
         path
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
     }
@@ -90,7 +90,7 @@ def test_a_part_of_the_pipeline_is_used_from_one_file(name):
 @pytest.mark.parametrize("room", KINDS)
 def test_a_kind_has_no_signals_deadlines_or_reporters_of_its_own(room):
     """It is given them: its files may name their types, and make none."""
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         if not path.startswith(f"{room}/"):
             continue
         for node in ast.walk(tree):

@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 import transformers
-from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from their_folders import KINDS, write_theirs
 
@@ -43,6 +42,8 @@ def adapt(folder, base, name="run", steps=12, **fields):
 
 def their_logits(base, adapter, family, tokens):
     """Logits of transformers' model of the base, in float64, under peft's reading of the adapter."""
+    from peft import PeftModel  # it takes three seconds, in this file alone
+
     model = getattr(transformers, KINDS[family][0]).from_pretrained(base, dtype=torch.float64)
     with torch.no_grad():
         return PeftModel.from_pretrained(model, adapter).double().eval()(tokens).logits

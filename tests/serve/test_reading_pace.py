@@ -1,8 +1,10 @@
 """The length of pieces of prompts, on a machine whose times are made up."""
 
+from typing import Any
+
 import pytest
 
-from pellucid.serve.reading_pace import ROUNDS_BETWEEN_STEPS, SHORTEST_PIECE, ReadingPace
+from pellucid.serve.reading_pace import ROUND_STEPS, ROUNDS_BETWEEN_STEPS, SHORTEST_PIECE, ReadingPace
 
 
 def paced(pace: ReadingPace, step: float, for_each: float, rounds: int = 40, fixed: float = 0.0) -> list[int]:
@@ -16,34 +18,39 @@ def paced(pace: ReadingPace, step: float, for_each: float, rounds: int = 40, fix
     return lengths
 
 
-def test_a_round_with_a_piece_takes_as_long_as_two_without():
+def longest_piece(step: float, for_each: float, fixed: float = 0.0) -> Any:
+    """Tokens that fill a round of ROUND_STEPS steps beside the step itself, to within one."""
+    return pytest.approx(((ROUND_STEPS - 1) * step - fixed) / for_each, abs=1 + 1e-9)
+
+
+def test_a_round_with_a_piece_takes_as_many_steps_as_it_may():
     pace = ReadingPace(256)
     assert pace.length == SHORTEST_PIECE
-    assert paced(pace, step=0.05, for_each=0.001)[-1] == pytest.approx(50, abs=1)
-    assert paced(pace, step=0.03, for_each=0.0005, fixed=0.01)[-1] == pytest.approx(40, abs=1)
+    assert paced(pace, step=0.05, for_each=0.001)[-1] == longest_piece(0.05, 0.001)
+    assert paced(pace, step=0.03, for_each=0.0005, fixed=0.005)[-1] == longest_piece(0.03, 0.0005, fixed=0.005)
     # a pass of its own over the weights takes longer than a step
     assert paced(pace, step=0.01, for_each=0.001, fixed=0.02)[-1] == SHORTEST_PIECE
     assert paced(pace, step=9.0, for_each=0.001)[-1] == 256
 
 
-def test_no_round_on_the_way_takes_longer_than_two():
+def test_no_round_on_the_way_takes_longer_than_the_last():
     lengths = paced(ReadingPace(256), step=0.06, for_each=0.001)
     assert lengths == sorted(lengths)
-    assert lengths[-1] == pytest.approx(60, abs=1)
+    assert lengths[-1] == longest_piece(0.06, 0.001)
 
 
 def test_pieces_are_shorter_as_soon_as_steps_are():
     pace = ReadingPace(256)
     paced(pace, step=0.2, for_each=0.001)
     pace.note_round(0, 0.05)
-    assert pace.length == pytest.approx(50, abs=1)
+    assert pace.length == longest_piece(0.05, 0.001)
 
 
 def test_a_round_that_was_interrupted_makes_the_next_piece_no_longer():
     pace = ReadingPace(256)
     paced(pace, step=0.05, for_each=0.001)
     pace.note_round(0, 1.0)
-    assert pace.length == pytest.approx(50, abs=1)
+    assert pace.length == longest_piece(0.05, 0.001)
 
 
 def test_a_prompts_short_end_makes_the_next_piece_no_shorter():
@@ -51,7 +58,7 @@ def test_a_prompts_short_end_makes_the_next_piece_no_shorter():
     paced(pace, step=0.05, for_each=0.001)
     pace.note_round(3, 0.052)
     pace.note_round(20, 0.08)
-    assert pace.length == pytest.approx(50, abs=1)
+    assert pace.length == longest_piece(0.05, 0.001)
 
 
 def test_a_round_without_a_piece_is_due_now_and_then():

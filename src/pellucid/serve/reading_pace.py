@@ -5,7 +5,7 @@ from collections import deque
 #: tokens that are read in a round at least: fewer take hardly less time, because each round reads all weights
 SHORTEST_PIECE = 16
 #: a round with a piece may take as long as so many without
-ROUND_STEPS = 2.0
+ROUND_STEPS = 1.75
 #: the last rounds without a piece, the shortest of which counts: one that was interrupted changes nothing
 RECENT_STEPS = 2
 #: after so many rounds with a piece comes one without, so that it is known how long those take
