@@ -303,6 +303,4 @@ def test_one_score_is_added_up_term_by_term(inspector, visit):
     page.wait_for_function("!location.hash.includes('pos=5')")
     ready(page)
     pos = int(re.search(r"pos=(\d+)", page.evaluate("location.hash"))[1])
-    page.wait_for_function(
-        f"document.querySelector('[data-name=\"cache.bytes\"]').dataset.value == {4 * step['per_token'] * (pos + 1)}"
-    )
+    page.wait_for_selector(f"[data-name='cache.bytes'][data-value='{4 * step['per_token'] * (pos + 1)}']")
