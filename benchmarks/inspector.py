@@ -126,7 +126,10 @@ def script_per_movement(page: Page, canvas: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1000)
-    n = parser.parse_args().tokens
+    parser.add_argument("--pages", nargs="*", default=[*CANVASES], choices=[*CANVASES], help="of the large model")
+    parser.add_argument("--no-known", action="store_true", help="leave out the model with known answers")
+    arguments = parser.parse_args()
+    n = arguments.tokens
     tokenizer = ByteTokenizer()
     sizes = {"n_vocab": tokenizer.n_vocab, "n_ctx": 1024, "d_model": 192, "n_layers": 12}
     network = initialise(Transformer(Architecture(**sizes, attention=Attention(n_heads=12))), 0).eval()
@@ -136,12 +139,12 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(600_000)
-        for name, canvases in CANVASES.items():
+        for name in arguments.pages:
             show_page(page, name, f"{url}/#page={name}&a={urllib.parse.quote(text)}")
-            for canvas in canvases:
+            for canvas in CANVASES[name]:
                 print(f"    {canvas}: {script_per_movement(page, canvas):.2f} ms of script for a movement", flush=True)
         with running(known_answer()) as small:
-            for name in (*CANVASES, "experiment", "training"):
+            for name in () if arguments.no_known else (*CANVASES, "experiment", "training"):
                 show_page(page, f"known answers, {name}", f"{small}/#page={name}")
         browser.close()
 

@@ -206,6 +206,26 @@ def test_streams_are_lines_and_end_with_the_error(model):
     assert closed == [False, True]
 
 
+def test_a_long_answer_that_came_to_its_end_is_kept(model):
+    session = Session(model)
+    begun = []
+
+    def lines():
+        begun.append(1)
+        yield {"layer": 0}
+        yield {"layer": 1}
+
+    early = session.kept_lines("key", lines())
+    next(early)
+    early.close()
+    for _ in range(2):
+        assert list(session.kept_lines("key", lines())) == [{"layer": 0}, {"layer": 1}]
+    assert len(begun) == 2
+    for other in range(8):
+        list(session.kept_lines(other, iter([])))
+    assert "key" not in session.answers
+
+
 def test_a_model_looks_at_itself(model):
     inspector = model.look(TEXT)
     try:

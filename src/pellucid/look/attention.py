@@ -294,7 +294,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
                 )
                 yield line | encoded
 
-        return session.stream(lines())
+        return session.stream(session.kept_lines(("attention", trace_id, part), lines()))
 
     @app.get("/api/t/{trace_id}/attention/{part}/{layer}/{head}/matrix")
     async def matrix(

@@ -28,6 +28,8 @@ Result = TypeVar("Result")
 CLIENT_LEFT = 499
 #: models of other checkpoints that stay loaded
 MAX_MODELS = 3
+#: long answers that are kept, so that who comes back to a page does not wait again
+MAX_ANSWERS = 8
 
 
 def reading_options(source: str | None, bos: bool) -> InputOptions:
@@ -90,6 +92,7 @@ class Session:
         self.models: OrderedDict[int, Model] = OrderedDict()
         #: results that a page computes once for each model, by any name that its module chooses
         self.results: dict[Any, Any] = {}
+        self.answers: OrderedDict[Any, list[Mapping[str, Any]]] = OrderedDict()
 
     # Models and traces: call these in the thread ----------------------------------------------
 
@@ -164,6 +167,20 @@ class Session:
         """The prompt of a kept trace."""
         self.kept_reading(trace_id)
         return self.traces[trace_id][0]
+
+    def kept_lines(self, key: Any, lines: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """The lines of a long answer: those of an earlier answer with this key that came to its end, or new ones."""
+        if key in self.answers:
+            self.answers.move_to_end(key)
+            yield from self.answers[key]
+            return
+        sent = []
+        for line in lines:
+            sent.append(line)
+            yield line
+        self.answers[key] = sent
+        while len(self.answers) > MAX_ANSWERS:
+            self.answers.popitem(last=False)
 
     # The thread: call these in the server -----------------------------------------------------
 

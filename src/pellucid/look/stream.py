@@ -242,7 +242,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
             for step in lens_grid(t, mid=mid, target=token_of(target) if target else None, k=k):
                 yield step if "done" in step else with_arrays(step)
 
-        return session.stream(lines())
+        return session.stream(session.kept_lines(("lens", trace_id, mid, target, k), lines()))
 
     @app.get("/api/t/{trace_id}/stream/follow")
     async def follow(request: Request, trace_id: str, tokens: str, pos: int = -1, mid: bool = True) -> dict[str, Any]:

@@ -62,8 +62,7 @@ function Measure({ view, set, a, b, asked }) {
 /** A token out of the likeliest, or any that is written. */
 function PickToken({ label, value, tokens, onPick }) {
   const known = tokens.find((token) => token.id === value);
-  const change = (event) => onPick(event.target.value === "" ? "" : event.target.value);
-  return html`<label class="picktoken">${label} <select value=${known ? `#${value}` : "other"} onChange=${change}>
+  return html`<label class="picktoken">${label} <select value=${known ? `#${value}` : "other"} onChange=${(event) => onPick(event.target.value)}>
       ${tokens.map((token) => html`<option value=${`#${token.id}`}>${marked(token.text)} (${percent(token.p)})</option>`)}
       ${known ? null : html`<option value="other">${typeof value === "string" ? marked(value) : `id ${value}`}</option>`}
     </select> <input type="text" class="short" placeholder="or write it" aria-label=${`${label}: another token`} onChange=${(event) => event.target.value !== "" && onPick(event.target.value)} /></label>`;

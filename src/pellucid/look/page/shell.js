@@ -1,6 +1,6 @@
 // The frame of every page: the model, the prompts as tokens, the edits, the tabs. Each page is a module of its own.
 
-import { html, render, useEffect, useRef, useState } from "./preact.js";
+import { html, render, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { readRamps, themeButton } from "./common.js";
 import { getTrace, key, useJson, useLoad } from "./api.js";
 import { address, current, set, useView } from "./state.js";
@@ -100,13 +100,16 @@ function Prompts({ view, model, textA, a, b, pos }) {
 function Prompt({ id, label, text, onText, tokens, pos, onPos, trace }) {
   const [typed, type] = useState(text), field = useRef();
   useEffect(() => type(text), [text]);
+  const chip = (token, k, selected) => html`<${Token} text=${token.text} special=${token.special} selected=${selected} onClick=${onPos ? () => onPos(k) : null} title=${`position ${k}, id ${token.id}${trace?.surprisal?.[k] != null ? `, ${trace.surprisal[k].toFixed(2)} bits` : ""}`} />`;
+  // of a thousand chips only the two that change are made again
+  const chips = useMemo(() => tokens?.map((token, k) => chip(token, k, false)), [tokens, trace]);
   const send = (event) => { event?.preventDefault(); if (typed !== text) onText(typed); };
   return html`<form class="prompt" onSubmit=${send}>
     <label for=${id}>${label}</label>
     <textarea id=${id} ref=${field} rows="1" dir="auto" spellcheck="false" value=${typed} onInput=${(event) => type(event.target.value)} onBlur=${send}
       onKeyDown=${(event) => { if (event.key === "Enter" && !event.shiftKey) send(event); }}></textarea>
     <button class="act" type="submit">Read</button>
-    ${tokens ? html`<div class="chips" role="group" aria-label=${`Tokens of ${label}`}>${tokens.map((token, k) => html`<${Token} text=${token.text} special=${token.special} selected=${k === pos} onClick=${onPos ? () => onPos(k) : null} title=${`position ${k}, id ${token.id}${trace?.surprisal?.[k] != null ? `, ${trace.surprisal[k].toFixed(2)} bits` : ""}`} />`)}</div>` : null}
+    ${tokens ? html`<div class="chips" role="group" aria-label=${`Tokens of ${label}`}>${chips.map((one, k) => (k === pos ? chip(tokens[k], k, true) : one))}</div>` : null}
   </form>`;
 }
 

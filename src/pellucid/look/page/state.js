@@ -25,12 +25,12 @@ export function addDefaults(more) {
   for (const name of Object.keys(more)) if (name in defaults) throw new Error(`the state has ${name} already`);
   Object.assign(defaults, more);
   // a page that is loaded later finds what the address holds for it
-  if (view) view = { ...readAddress(), ...view };
-  if (view) for (const listener of listeners) listener(view);
+  if (view) tell({ ...readAddress(), ...view });
 }
 
 let view = null;
 const listeners = new Set();
+const tell = (now) => { view = now; for (const listener of listeners) listener(view); };
 
 const written = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
@@ -63,15 +63,13 @@ export const current = () => (view ??= readAddress());
 
 /** Change some of the state: set({ layer: 3 }). A change of page or prompt can be undone with the browser's Back. */
 export function set(change) {
-  const before = current();
-  view = { ...before, ...change };
+  const before = current(), now = { ...before, ...change };
   const turned = ["page", "a", "b", "source", "source_b"].some((name) => name in change && change[name] !== before[name]);
-  history[turned ? "pushState" : "replaceState"](null, "", address(view));
-  for (const listener of listeners) listener(view);
+  history[turned ? "pushState" : "replaceState"](null, "", address(now));
+  tell(now);
 }
 
-addEventListener("popstate", () => { view = readAddress(); for (const listener of listeners) listener(view); });
-addEventListener("hashchange", () => { view = readAddress(); for (const listener of listeners) listener(view); });
+for (const kind of ["popstate", "hashchange"]) addEventListener(kind, () => tell(readAddress()));
 
 /** The state, for a component that is drawn again when it changes. */
 export function useView() {

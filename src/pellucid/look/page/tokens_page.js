@@ -37,9 +37,9 @@ function Pieces({ a, pos, pieces, set }) {
     boxes.push({ first: k, last, shared });
     k = last;
   }
-  const near = boxes.filter((box) => a.n <= 4 * MOST_ROWS || Math.abs(box.first - pos) < 2 * MOST_ROWS);
+  const near = boxes.filter((box) => a.n <= 2 * MOST_ROWS || Math.abs(box.first - pos) < MOST_ROWS);
   return html`<${Panel} title="From text to tokens" id="pieces" code=${`${a.code}\n[(id, model.tokenizer.token_bytes(id)) for id in trace.ids[0].tolist()]`} not="how often each piece occurs in the training text, which is why the tokenizer learned it.">
-    <p>${a.n} <${Term} t="token">tokens<//>, each with its id and its <${Term} t="bytes" />. A frame around several tokens is one character that was split.</p>
+    <p>${a.n} <${Term} t="token">tokens<//>, each with its id and its <${Term} t="bytes" />. A frame around several tokens is one character that was split.${near.length < boxes.length ? ` Drawn are those around position ${pos}.` : ""}</p>
     <${Waiting} of=${pieces} />
     <div class="pieces">${near.map((box) => html`<span class=${box.shared ? "character" : ""}>${Array.from({ length: box.last - box.first + 1 }, (_, j) => box.first + j).map((k) => html`<span class="piece">
       <${Token} text=${a.tokens[k].text} special=${a.tokens[k].special} selected=${k === pos} onClick=${() => set({ pos: k })} />
