@@ -29,7 +29,9 @@ def visiting(browser: Browser, *, allowed: str = r"(?!)") -> Iterator[Callable[.
 
     def open_page(url: str, size: str = "wide", scheme: str = "light") -> Page:
         width, height = SIZES[size]
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
+        )
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         contexts.append((context, complaints := []))
         page = context.new_page()

@@ -5,7 +5,7 @@ import subprocess
 from importlib import resources
 
 import pytest
-from tests.browsing import SIZES
+from tests.browsing import SIZES, visiting
 from tests.look.conftest import encoder_decoder, looking, ready, small_model
 
 from pellucid.architecture import MLP, Attention, Norm, Positions
@@ -67,38 +67,61 @@ def fits(page) -> bool:
     return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def resize(page, size: str) -> None:
+    page.set_viewport_size(dict(zip(("width", "height"), SIZES[size], strict=True)))
+    page.wait_for_timeout(60)
+
+
+@pytest.fixture(scope="module")
+def tab(inspector, browser):
+    """One narrow, dark window, in which the pages are opened one after another, as a reader does."""
+    with visiting(browser) as open_page:
+        page = open_page(f"{inspector.url}/#read_top_k=3&page=training", "narrow", "dark")
+        ready(page)
+        yield page
+
+
+def turn_to(tab, name: str) -> None:
+    """Choose a page, and wait until its panels have their numbers."""
+    tab.click(f".tabs a:has-text('{name}')")
+    tab.wait_for_function("(name) => document.title.toLowerCase().startsWith(name)", arg=name)
+    settled(tab)
+    tab.wait_for_selector("main section.panel")
+    settled(tab)
+
+
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_fits_has_two_themes_and_its_copied_code_runs(inspector, visit, name):
-    page = visit(f"{inspector.url}/#page={name}", "narrow", "dark")
-    settled(page)
-    assert page.locator("[aria-current=page]").inner_text().lower() == name
-    assert fits(page)
-    tab = page.locator("[aria-current=page]").bounding_box()
-    assert tab["x"] >= 0
-    assert tab["x"] + tab["width"] <= SIZES["narrow"][0]
-    for panel in page.locator("main section.panel:has([data-value])").all():
+def test_a_page_fits_has_two_themes_keeps_the_address_and_its_copied_code_runs(inspector, tab, name):
+    turn_to(tab, name)
+    current = tab.locator("[aria-current=page]")
+    assert current.inner_text().lower() == name
+    assert "read_top_k=3" in tab.evaluate("location.hash")
+    assert fits(tab)
+    box = current.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= SIZES["narrow"][0]
+    for panel in tab.locator("main section.panel:has([data-value])").all():
         said = panel.inner_text()
         assert "Copy as Python" in said, said
         assert "Not shown" in said, said
-    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    page.click(".theme")
-    page.set_viewport_size({"width": SIZES["wide"][0], "height": SIZES["wide"][1]})
-    page.wait_for_timeout(60)
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
-    assert fits(page)
+    before = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    tab.click(".theme")
+    resize(tab, "wide")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    assert fits(tab)
     trace = inspector.model.trace(inspector.session.results["example"])
-    for code in page.locator("[data-code]").evaluate_all("(all) => all.map((e) => e.dataset.code)"):
+    assert name == "training" or tab.locator("main [data-value]").count() > 3
+    for code in tab.locator("[data-code]").evaluate_all("(all) => all.map((e) => e.dataset.code)"):
         exec(code, {"model": inspector.model, "trace": trace})
+    tab.click(".theme")
+    resize(tab, "narrow")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == before
 
 
-def test_the_pages_open_one_after_another_and_keep_the_address(inspector, visit):
-    page = visit(f"{inspector.url}/#read_top_k=3&page=training")
-    for name in (*PAGES, "read"):
-        page.click(f".tabs a:has-text('{name}')")
-        settled(page)
-        assert page.locator("[aria-current=page]").inner_text().lower() == name
-        assert "read_top_k=3" in page.evaluate("location.hash")
-    assert page.locator("#sampling .slider:nth-child(2) b").inner_text() == "3"
+def test_a_page_that_is_opened_later_finds_what_the_address_holds_for_it(tab):
+    turn_to(tab, "tokens")
+    turn_to(tab, "read")
+    assert tab.locator("#sampling .slider:nth-child(2) b").inner_text() == "3"
 
 
 @pytest.mark.slow
