@@ -99,6 +99,8 @@ def test_a_run_goes_on_in_another_number_of_processes(text, tmp_path, optimizer,
         (2, {"batch": 3}, "train.batch = 3 rows cannot be divided among parallel.replicate x parallel.shard = 2"),
         (1, {"parallel.shard": 2}, "parallel.shard = 2 asks for 2 processes, and there is 1"),
         (1, {"parallel.shard": -1}, "parallel.shard = -1: expected a number of processes"),
+        (2, {"parallel.tensor": 2, "n_heads": 1}, "model.n_heads = 1 cannot be divided among parallel.tensor = 2"),
+        (2, {"parallel.tensor": 2, "n_ctx": 15}, "model.n_ctx = 15 cannot be divided .*: give 16, or another"),
     ],
 )
 def test_a_layout_that_does_not_divide_is_refused_before_the_text_is_read(n, fields, message, tmp_path):
@@ -134,6 +136,88 @@ def test_the_command_starts_its_processes_and_gives_their_exit_code(text, tmp_pa
     assert "processes: 2 (parallel.replicate = 2" in capfd.readouterr().out
     assert cli.main(["train", str(text), "--out", "other", "--processes", "3", *words]) == 2
     assert "train.batch = 2 rows cannot be divided" in capfd.readouterr().err
+
+
+#: a vocabulary that two and four processes divide; windows too
+DIVISIBLE = {"tokenizer": "bpe", "vocabulary": 260, "n_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("n", "fields", "message"),
+    [
+        (2, {}, "model.n_vocab = 257 cannot be divided among parallel.tensor = 2 processes: give 258, or another"),
+        (2, {"preset": "original", "objective": "source-target"}, "parallel.tensor = 2 divides decoders that have"),
+    ],
+)
+def test_a_layer_that_does_not_divide_is_refused_when_its_sizes_are_known(text, tmp_path, n, fields, message):
+    fields = {**FIELDS, **fields, "parallel.tensor": n}
+    preset = fields.pop("preset", "small")
+
+    def do(rank: int) -> None:
+        with pytest.raises(SystemExit if rank else RecipeError, match="0" if rank else message):
+            pellucid.train(text, out=tmp_path / "run", preset=preset, fields=fields)
+
+    together(n, do)
+    assert not (tmp_path / "run").exists()
+
+
+TENSOR_LAYOUTS = [(1, 1, 2), (2, 1, 2), (1, 2, 2), (1, 1, 4)]
+
+
+@pytest.fixture(scope="module")
+def divisible_runs(text, tmp_path_factory):
+    """The run in one process with each optimizer, of sizes that tensor parallelism divides."""
+    return {word: train(text, tmp_path_factory.mktemp(word) / "one", optimizer=word, **DIVISIBLE) for word in TOLERANCE}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", TENSOR_LAYOUTS)
+@pytest.mark.parametrize("optimizer", TOLERANCE)
+def test_divided_layers_take_the_steps_of_one_process(text, tmp_path, divisible_runs, optimizer, layout):
+    """With a tied readout, dropout drawn by sample, head and position, and a sequence-parallel stream."""
+    run = train(text, tmp_path / "run", math.prod(layout), optimizer=optimizer, **DIVISIBLE, **laid_out(layout))
+    assert_equal_losses(run, divisible_runs[optimizer], TOLERANCE[optimizer])
+    assert numbers(run, "sample") == numbers(divisible_runs[optimizer], "sample")
+
+
+#: what the plan says of each part of an architecture
+DIVIDED = {
+    "untied, layer norm, learned positions": {
+        "unembed": "untied",
+        "norm.kind": "layer",
+        "positions.kind": "learned",
+        "attention.bias": "all",
+        "mlp.bias": "all",
+    },
+    "post norm, embedding norm": {"block": "post", "embed_norm": "norm"},
+    "parallel blocks, alibi": {"block": "parallel", "positions.kind": "alibi"},
+    "relative positions": {"positions.kind": "relative"},
+    "norms of all heads, recomputed": {"attention.qk_norm": "rms_all", "recompute": "yes"},
+    "several hidden layers": {"mlp.n_hidden": 2, "mlp.form": "plain"},
+    "prefix": {"objective": "prefix"},
+    "a capped affine readout": {"readout": "affine", "logit_cap": 5.0},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", DIVIDED.values(), ids=DIVIDED)
+def test_every_part_of_an_architecture_is_divided(text, tmp_path, fields):
+    fields = {**DIVISIBLE, "optimizer": "adamw", "steps": 6, "evaluate_every": 3, **fields}
+    plain = train(text, tmp_path / "one", **fields)
+    run = train(text, tmp_path / "run", 2, **fields, **laid_out((1, 1, 2)))
+    assert_equal_losses(run, plain, TOLERANCE["adamw"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", TOLERANCE)
+def test_a_run_goes_on_with_divided_layers(text, tmp_path, divisible_runs, optimizer, stop_after):
+    """Each process writes its part of each tensor, which another layout cuts otherwise."""
+    stop_after |= {5, 9, 14}
+    run = train(text, tmp_path / "run", 4, optimizer=optimizer, **DIVISIBLE, **laid_out((1, 2, 2)))
+    for layout, step in (((1, 1, 2), 5), ((1, 2, 1), 9), ((2, 1, 2), 14)):
+        assert steps_of(run)[-1] == step
+        train(text, run, math.prod(layout), resume=True, **laid_out(layout))
+    assert_equal_losses(run, divisible_runs[optimizer], TOLERANCE[optimizer])
 
 
 def write_pairs(folder: Path) -> Path:
@@ -212,13 +296,14 @@ def test_pairs_and_conversations_are_those_of_one_process(tmp_path, layout, writ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [(2, 1, 1), (1, 2, 1)])
+@pytest.mark.parametrize("layout", [(2, 1, 1), (1, 2, 1), (1, 1, 2)])
 def test_logits_in_chunks_are_those_of_one_process(text, tmp_path, monkeypatch, layout):
     """A tied readout, whose weights are used outside of the network's forward pass."""
     monkeypatch.setattr(objectives, "MANY_LOGITS", 1)
     monkeypatch.setattr(objectives, "CHUNK", 1000)
-    plain = train(text, tmp_path / "one", optimizer="adamw", unembed="tied")
-    run = train(text, tmp_path / "run", 2, optimizer="adamw", unembed="tied", **laid_out(layout))
+    fields = {"optimizer": "adamw", "unembed": "tied", **DIVISIBLE}
+    plain = train(text, tmp_path / "one", **fields)
+    run = train(text, tmp_path / "run", 2, **fields, **laid_out(layout))
     assert_equal_losses(run, plain, TOLERANCE["adamw"])
 
 

@@ -3,7 +3,7 @@
 import glob
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -84,6 +84,8 @@ class TrainingOptions:
     """Use only algorithms that give the same result in every run."""
     processes: Annotated[int | None, option("N", default="1, or as many as torchrun started"), at_least(1)] = None
     """Train in this many processes of this machine; the losses are those of one process."""
+    max_restarts: Annotated[int, option("N"), at_least(0)] = 0
+    """With --processes, start them again up to N times where one of them dies; needs --out, which they resume."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +135,19 @@ def train_command(
     from pellucid.training.text_parts import add_held_out
 
     fields = add_held_out(parse_fields(set_) | fields_of(input, model, training), input.held_out)
-    length = {name: getattr(training, name) for name in ("minutes", "steps", "tokens", "epochs")}
+    length: dict[str, Any] = {name: getattr(training, name) for name in ("minutes", "steps", "tokens", "epochs")}
+    if training.max_restarts and (output.out is None or (training.processes or 1) == 1):
+        raise OptionError("--max-restarts starts several processes again and resumes --out: give --processes and --out")
+    if is_begun_again(output.out):
+        from pellucid.training.recipe import take_length
+
+        output, model = replace(output, resume=True), replace(model, from_=None)
+        fields, length = take_length(fields, {})[0], dict.fromkeys(length)
     check_before_reading(paths, model, output, recipe, fields, length)
     if (training.processes or 1) > started_processes(training.processes):
         from pellucid.training.parallel import launch
 
-        return launch(training.processes or 1, WORDS.get())
+        return launch(training.processes or 1, WORDS.get(), training.max_restarts)
 
     import pellucid
 
@@ -215,6 +224,18 @@ def check_before_reading(
         raise OptionError(f"--from takes the architecture of {model.from_}: leave out --preset {model.preset}")
     else:
         check_changes(changes, recipe, paths)
+
+
+def is_begun_again(out: Path | None) -> bool:
+    """Whether the launcher has started the processes again, by the words of the first time, and the run exists.
+
+    Raises OptionError where its folder is not known.
+    """
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+        return False
+    if out is None:
+        raise OptionError("the processes were started again, and --out does not say which run they should resume")
+    return (out / "recipe.json").exists()
 
 
 def started_processes(asked: int | None) -> int:

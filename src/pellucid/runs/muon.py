@@ -18,6 +18,7 @@ tokens have many (docs/log.md).
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -90,11 +91,12 @@ class Muon(torch.optim.Optimizer):
     def step(self, bad: Tensor) -> None:  # type: ignore[override]
         """One update, unless `bad`, a boolean scalar: then parameters and momentum keep every bit."""
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+            # of matrices of one shape, processes may hold rows of some and columns of others
+            alike: dict[tuple[torch.Size, Any], list[nn.Parameter]] = {}
             for p in group["params"]:
                 if p.grad is not None:
-                    by_shape.setdefault(p.shape, []).append(p)
-            for shape, params in by_shape.items():
+                    alike.setdefault((p.shape, getattr(p, "placements", None)), []).append(p)
+            for (shape, _), params in alike.items():
                 self._update(shape, params, group, bad)
 
     def _update(self, shape: torch.Size, params: list[nn.Parameter], group: dict, bad: Tensor) -> None:

@@ -29,6 +29,14 @@ class Processes:
     def arrange(self, recipe: Any) -> None:
         """Take the layout of the recipe; RecipeError where the model or the batch cannot be divided by it."""
 
+    def check_sizes(self, architecture: Any, has_vocabulary: bool) -> None:
+        """RecipeError where sizes of the model cannot be divided by the layout; the vocabulary may not be known yet."""
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Whether the layout compiles block by block, and not the loss as a whole."""
+        return False
+
     def lay_out(self, trainable: Any) -> None:
         """Make the network, the batches and the loss of `trainable` those of this process."""
 

@@ -175,7 +175,8 @@ class Trainable(Startable[RecipeT]):
     def begin(self) -> None:
         """Make the batches and the loss of the recipe, which is complete now."""
         self.data, loss = self.make_data(), self.make_loss()
-        self.loss = compiled(loss) if self.recipe.train.compile == "yes" else loss
+        compiles = self.recipe.train.compile == "yes" and not self.processes.compiles_blocks
+        self.loss = compiled(loss) if compiles else loss
         self.processes.lay_out(self)
 
     def needs_finish(self, last: Mapping[str, Any]) -> bool:

@@ -97,7 +97,8 @@ def summed_loss_in_chunks(network: Transformer, given: MicroBatch) -> Float[Tens
 
 def summed(logits: Float[Tensor, "pos n_vocab"], targets: Int[Tensor, " pos"]) -> Float[Tensor, ""]:
     """Sum of -log P(target) over the targets that are scored."""
-    return F.cross_entropy(at_least_float32(logits), targets, ignore_index=UNSCORED, reduction="sum")
+    loss: Any = F.cross_entropy(at_least_float32(logits), targets, ignore_index=UNSCORED, reduction="sum")
+    return loss.to_local() if hasattr(loss, "to_local") else loss  # logits that processes share give a DTensor
 
 
 def scored_targets(given: MicroBatch) -> Int[Tensor, " pos"]:

@@ -6,24 +6,44 @@ of the whole pass, so that the losses are those of one process.
 """
 
 import gc
+import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
+from pellucid.architecture import Architecture
 from pellucid.model import Transformer
+from pellucid.model.attention import MultiHeadAttention
+from pellucid.model.dropout import SampledDropout
+from pellucid.model.mlp import PlainMLP
+from pellucid.model.norm import ScaledNorm
+from pellucid.model.positions import Alibi, Relative
+from pellucid.model.tables import Table
 from pellucid.runs.options import RecipeError
 from pellucid.runs.processes import Processes
 from pellucid.training.config import ParallelOptions
@@ -48,6 +68,8 @@ class Cluster(Processes):
         self.saving_group: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
         self.replica: DistributedDataParallel | None = None
         self.sharded: FSDPModule | None = None
+        #: the processes that read other rows
+        self.rows_group: Any = None
 
     def arrange(self, recipe: Recipe) -> None:
         layout, t = recipe.parallel, recipe.train
@@ -59,15 +81,24 @@ class Cluster(Processes):
                 f"train.batch = {t.batch} rows cannot be divided among parallel.replicate x parallel.shard = "
                 f"{self.n_shares} processes: give a multiple of {self.n_shares}"
             )
-        if layout.tensor > 1:
-            raise RecipeError(
-                f"parallel.tensor = {layout.tensor}: expected 1; give parallel.shard or replicate instead"
-            )
+        if recipe.new_ids and layout.tensor > 1:
+            raise RecipeError("parallel.tensor does not divide tokens that adapters add: give parallel.shard instead")
+
+    def check_sizes(self, architecture: Architecture, has_vocabulary: bool) -> None:
+        check_divides(architecture, self.layout.tensor, has_vocabulary)
+
+    @property
+    def compiles_blocks(self) -> bool:
+        return self.layout.shard * self.layout.tensor > 1
 
     def lay_out(self, trainable: TransformerTrainable) -> None:
-        trainable.data = OwnRows(trainable.data, self.rank, self.n_shares)
-        if self.layout.shard > 1:
-            self.sharded = shard(trainable.network, self.layout)
+        tensor = self.layout.tensor
+        rows_of = [list(range(k, self.n, tensor)) for k in range(tensor)]
+        self.rows_group, _ = dist.new_subgroups_by_enumeration(rows_of)
+        trainable.data = OwnRows(trainable.data, self.rank // tensor, self.n_shares)
+        if self.compiles_blocks:
+            check_width(trainable.data, tensor)
+            self.sharded = shard(trainable.network, self.layout, trainable.recipe.train.compile == "yes")
             return
         self.replica = DistributedDataParallel(LossModule(trainable.network, trainable.loss))
         self.replica.register_comm_hook(None, sum_of_bucket)
@@ -91,7 +122,7 @@ class Cluster(Processes):
 
     def summed(self, values: Tensor) -> Tensor:
         total = values.clone()
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self.rows_group)
         return total
 
     def gathered(self, value: Any) -> list[Any]:
@@ -102,6 +133,8 @@ class Cluster(Processes):
     def accumulating(self, is_last: bool) -> AbstractContextManager[object]:
         if self.sharded is not None:
             self.sharded.set_requires_gradient_sync(is_last)
+        if self.layout.tensor > 1:
+            return loss_parallel()
         return nullcontext() if is_last or self.replica is None else self.replica.no_sync()
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
@@ -144,7 +177,7 @@ class Cluster(Processes):
             dist.barrier(self.patient_group)
         dist.destroy_process_group()
         # what still refers to a group when the interpreter ends makes gloo abort the process
-        self.replica = self.sharded = self.patient_group = self.saving_group = None
+        self.replica = self.sharded = self.patient_group = self.saving_group = self.rows_group = None
         gc.collect()
 
 
@@ -156,8 +189,12 @@ def joined() -> Iterator[Processes]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_cuda else "gloo")
     cluster, done = Cluster(), False
+    # advice to whoever lays out a mesh, which the user of a run cannot follow
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     try:
-        yield cluster
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+            yield cluster
         done = True
     finally:
         cluster.leave(done)
@@ -209,15 +246,23 @@ def sum_of_bucket(_: object, bucket) -> torch.futures.Future[Tensor]:
     return work.get_future().then(lambda done: done.value()[0])
 
 
-def shard(network: Transformer, layout: ParallelOptions) -> FSDPModule:
-    """Divide every weight, its gradient and its averages among the processes; each block gathers its own to compute."""
+def shard(network: Transformer, layout: ParallelOptions, compiles: bool = False) -> FSDPModule:
+    """Divide each layer among `tensor` processes, and every weight, its gradient and its averages among `shard`.
+
+    Each block gathers its own weights to compute, and is compiled by itself.
+    """
     kind = next(network.parameters()).device.type
-    mesh = init_device_mesh(kind, (layout.replicate, layout.shard), mesh_dim_names=("replicate", "shard"))
-    mesh = mesh if layout.replicate > 1 else mesh["shard"]
+    sizes = (layout.replicate, layout.shard, layout.tensor)
+    mesh = init_device_mesh(kind, sizes, mesh_dim_names=("replicate", "shard", "tensor"))
+    if layout.tensor > 1:
+        divide_layers(network, mesh["tensor"])
+    mesh = mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]
     parts = [network, network.encoder] if network.encoder else [network]
     # a table that all layers share belongs to the network, not to its first block
     shared = {p for part in parts if part.relative for p in part.relative.parameters()}
     for block in (block for part in parts for block in part.blocks):
+        if compiles:
+            block.compile()
         fully_shard(block, mesh=mesh, ignored_params=shared)
     sharded = fully_shard(network, mesh=mesh)
     for method in ("hidden", "encode"):
@@ -227,6 +272,138 @@ def shard(network: Transformer, layout: ParallelOptions) -> FSDPModule:
             module.set_gradient_divide_factor(1.0)  # the sum, as in `sum_of_bucket`
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
     return sharded
+
+
+# Tensor and sequence parallelism -------------------------------------------------------------------
+
+
+def check_divides(a: Architecture, tensor: int, has_vocabulary: bool = True) -> None:
+    """Raise RecipeError with the first size that cannot be divided among `tensor` processes."""
+    if tensor == 1:
+        return
+    if a.encoder is not None or a.readout == "none":
+        raise RecipeError(
+            f"parallel.tensor = {tensor} divides decoders that have a readout: give parallel.shard for this one"
+        )
+    sizes = {"n_heads": a.n_heads, "n_kv_heads": a.n_kv_heads, "d_ff": a.d_ff, "n_ctx": a.n_ctx, "n_vocab": a.n_vocab}
+    for name, size in sizes.items():
+        if size % tensor and (has_vocabulary or name != "n_vocab"):
+            more = size + tensor - size % tensor
+            raise RecipeError(
+                f"model.{name} = {size:,} cannot be divided among parallel.tensor = {tensor} processes: give {more:,}, "
+                "or another parallel.tensor"
+            )
+
+
+def check_width(data: Any, tensor: int) -> None:
+    """Raise RecipeError where the windows of a short held-out text cannot be divided among `tensor` processes."""
+    width = next(data.held_out()).inputs.size(1)
+    if width % tensor:
+        raise RecipeError(
+            f"the held-out text is one window of {width} tokens, which parallel.tensor = {tensor} does not divide: "
+            "hold out more text, or give another parallel.tensor"
+        )
+
+
+def divide_layers(network: Transformer, mesh: DeviceMesh) -> None:
+    """Heads, hidden neurons and the vocabulary divided among the processes of `mesh` (Shoeybi et al. 2019), and
+    between them the positions of the stream (Korthikanti et al. 2022).
+    """
+    frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
+    parallelize_module(network, mesh, plan_of(network), src_data_rank=None)
+    gathers = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
+    parallelize_module(network.final_norm, mesh, gathers)
+    if network.architecture.unembed == "tied":
+        network.unembed.weight = network.embed.token.weight
+    parallelize_module(network.unembed, mesh, ReadoutInParts(), src_data_rank=None)
+    for name in frozen:
+        network.get_parameter(name).requires_grad_(False)  # the plan's new parameters are trained
+    rank, n = mesh.get_local_rank(), mesh.size()
+    for name, module in network.named_modules():
+        if isinstance(module, SampledDropout) and name != "embed.dropout":
+            module.register_forward_pre_hook(partial(number_from, rank))
+        if isinstance(module, Table) and isinstance(module.values, DTensor):
+            module.values = module.values.to_local()  # what surrounds it computes with plain tensors
+        if isinstance(module, Alibi):
+            module.exact = module.exact.chunk(n)[rank]
+            module.values = module.values.chunk(n)[rank]
+
+
+def number_from(rank: int, dropout: SampledDropout, inputs: tuple[Tensor]) -> None:
+    """Number the heads, or the positions, of this process as those of the whole tensor, axis 1 of which is divided."""
+    dropout.first = rank * inputs[0].size(1)
+
+
+def plan_of(network: Transformer) -> dict[str, ParallelStyle]:
+    """How each module of the network is divided, by name."""
+    stream, all_of_it = Shard(1), Replicate()
+    plan: dict[str, ParallelStyle] = {
+        "embed": PrepareModuleOutput(output_layouts=all_of_it, desired_output_layouts=stream),
+        "embed.token": RowwiseParallel(input_layouts=all_of_it, output_layouts=all_of_it),
+    }
+    for name, module in network.named_modules():
+        if name == "embed.norm":
+            plan[name] = Replicated()
+        elif isinstance(module, ScaledNorm) and not name.startswith("unembed"):
+            plan[name] = SequenceParallel(sequence_dim=1, use_local_output=True)  # axis 1: positions, or heads
+        elif isinstance(module, Relative):
+            plan[name] = ColwiseParallel()
+        elif isinstance(module, nn.Embedding) and name != "embed.token":
+            plan[name] = ColwiseParallel(output_layouts=all_of_it)
+        elif isinstance(module, MultiHeadAttention):
+            plan[name] = PrepareModuleInput(input_layouts=(stream,), desired_input_layouts=(all_of_it,))
+        elif isinstance(module, PlainMLP):
+            plan[name] = PrepareModuleInput(input_layouts=(stream, None), desired_input_layouts=(all_of_it, None))
+        elif name.endswith((".out", ".down")):
+            plan[name] = RowwiseParallel(output_layouts=stream)
+        elif isinstance(module, nn.Linear) and ".mlp.up." in name and not name.endswith(".up.0"):
+            plan[name] = ColwiseParallel(input_layouts=Shard(-1))
+        elif isinstance(module, nn.Linear) and not name.startswith("unembed"):
+            plan[name] = ColwiseParallel()
+    return plan
+
+
+class Replicated(ParallelStyle):
+    """A module that every process computes as a whole."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        distribute_module(module, device_mesh)
+        module.register_forward_pre_hook(partial(as_replicated, device_mesh))
+        module.register_forward_hook(as_local)
+        return module
+
+
+class ReadoutInParts(ParallelStyle):
+    """A readout of which each process has some rows; its logits stay divided where a loss will be computed of them."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        distribute_module(module, device_mesh, divide_rows)
+        module.register_forward_pre_hook(partial(as_replicated, device_mesh))
+        module.register_forward_hook(whole_without_gradient)
+        return module
+
+
+def divide_rows(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    """Divide the rows of the readout's own parameters; those of modules inside it stay whole."""
+    for key, p in module.named_parameters(recurse=False):
+        if not name and not isinstance(p, DTensor):
+            rows = distribute_tensor(p.detach(), mesh, [Shard(0)], src_data_rank=None)
+            module.register_parameter(key, nn.Parameter(rows))
+
+
+def as_replicated(mesh: DeviceMesh, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The input, which every process has, as a distributed tensor; and whatever follows it."""
+    return DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False), *inputs[1:]
+
+
+def as_local(module: nn.Module, inputs: tuple[Any, ...], output: DTensor) -> Tensor:
+    """The output as a plain tensor."""
+    return output.to_local()
+
+
+def whole_without_gradient(module: nn.Module, inputs: tuple[Any, ...], output: DTensor) -> Tensor:
+    """The logits, whole where no gradient is asked for: an evaluation also looks for the likeliest."""
+    return output if torch.is_grad_enabled() else output.full_tensor()
 
 
 def part_like(x: Tensor, owner: Tensor | None) -> Tensor:
@@ -244,8 +421,11 @@ def whole_like(part: Tensor, owner: Tensor) -> Tensor:
     return DTensor.from_local(part, owner.device_mesh, owner.placements, run_check=False, **layout).full_tensor()
 
 
-def launch(n: int, words: Sequence[str]) -> int:
-    """Run `pellucid` with these words in `n` processes of this machine, by torchrun; the exit code of the command."""
+def launch(n: int, words: Sequence[str], max_restarts: int = 0) -> int:
+    """Run `pellucid` with these words in `n` processes of this machine, by torchrun; the exit code of the command.
+
+    Where one of them dies, all are started again up to `max_restarts` times.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
@@ -253,6 +433,7 @@ def launch(n: int, words: Sequence[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // n)))
     # a signal is passed on to every process, which has this long to save
     options = ["--standalone", f"--nproc-per-node={n}", f"--shutdown-timeout={24 * 3600}"]
+    options += [f"--max-restarts={max_restarts}", "--monitor-interval=0.5"]
     try:
         run(parse_args([*options, "--module", "pellucid", *words]))
     except ChildFailedError as error:

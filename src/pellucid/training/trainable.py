@@ -123,6 +123,8 @@ class TransformerTrainable(TextTrainable[Recipe]):
         if self.processes.n > 1:
             layout = ", ".join(f"parallel.{name} = {n}" for name, n in vars(self.recipe.parallel).items())
             reporter.start([f"processes: {self.processes.n} ({layout})"])
+        if run_dir or self.choose_sizes is None:
+            self.processes.check_sizes(self.recipe.model, has_vocabulary=run_dir is not None)
         known = load_tokenizer(run_dir) if run_dir else self.known_tokenizer
         template = read_chat_template(run_dir) if run_dir else self.chat_template
         sizes = None if run_dir else self.choose_sizes
@@ -135,6 +137,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
         asked = self.recipe.train
         shares = self.processes.n_shares
         opened = self.recipe = fit_to_input(self.recipe, self.tokens, self.tokenizer, device, shares)
+        self.processes.check_sizes(opened.model, has_vocabulary=True)
         if self.weights is not None and self.recipe.new_ids:
             self.weights = with_new_rows(self.weights, self.recipe.model.n_vocab, self.recipe.new_ids)
         with interruption.phase("planning memory"):
