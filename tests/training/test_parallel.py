@@ -7,6 +7,8 @@ order of a sum, in float32.
 import math
 import os
 import signal
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.options import RecipeError
 from pellucid.runs.processes import world_size
 from pellucid.runs.trainer import Trainer
-from pellucid.training import objectives
+from pellucid.training import objectives, parallel
 from pellucid.training.config import ParallelOptions
 from pellucid.training.load import read_recipe
 
@@ -305,6 +307,28 @@ def test_logits_in_chunks_are_those_of_one_process(text, tmp_path, monkeypatch, 
     plain = train(text, tmp_path / "one", **fields)
     run = train(text, tmp_path / "run", 2, **fields, **laid_out(layout))
     assert_equal_losses(run, plain, TOLERANCE["adamw"])
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_named(text, tmp_path, monkeypatch):
+    real = Trainer.take_step
+
+    def take_step(self: Trainer) -> None:
+        if self.step == 2 and not self.processes.is_first:
+            time.sleep(12)  # longer than the other one waits
+        real(self)
+
+    monkeypatch.setattr(Trainer, "take_step", take_step)
+    monkeypatch.setattr(parallel, "HANGING", timedelta(seconds=3))
+    monkeypatch.setattr(parallel, "ANSWERING", timedelta(seconds=1))
+
+    def do(rank: int) -> None:
+        with pytest.raises(RuntimeError) as caught:
+            pellucid.train(text, out=tmp_path / "run", preset="small", fields=FIELDS)
+        if rank == 0:
+            assert "process 1 has not answered for 3 seconds" in str(caught.value)
+
+    together(2, do)
 
 
 @pytest.mark.slow

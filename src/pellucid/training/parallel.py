@@ -8,6 +8,7 @@ of the whole pass, so that the losses are those of one process.
 import gc
 import logging
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -53,6 +54,14 @@ from pellucid.training.trainable import TransformerTrainable
 
 #: how long the other processes wait while the first one reads and encodes the text, or writes the report
 PATIENCE = timedelta(days=7)
+#: how long a process waits for another one during the steps, and then for an answer of those that still answer
+HANGING, ANSWERING = timedelta(minutes=30), timedelta(seconds=20)
+#: how long the processes have to save after a signal
+SAVING = timedelta(minutes=30)
+
+
+class HangError(RuntimeError):
+    """A process has not answered for as long as the others wait."""
 
 
 class Cluster(Processes):
@@ -92,6 +101,7 @@ class Cluster(Processes):
         return self.layout.shard * self.layout.tensor > 1
 
     def lay_out(self, trainable: TransformerTrainable) -> None:
+        dist.barrier(self.patient_group)  # one process may have had more to read
         tensor = self.layout.tensor
         rows_of = [list(range(k, self.n, tensor)) for k in range(tensor)]
         self.rows_group, _ = dist.new_subgroups_by_enumeration(rows_of)
@@ -169,6 +179,20 @@ class Cluster(Processes):
         pairs = zip(whole, matrices, strict=True)
         return torch.stack([self.own_part(part_like(x, matrix)) for x, matrix in pairs])
 
+    def hang_error(self, error: RuntimeError) -> HangError | None:
+        """What to say of an error that a timeout raised: which processes do not answer. None for other errors."""
+        if "imed out" not in str(error):
+            return None
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"answers/{self.rank}", "here")
+        time.sleep(ANSWERING.total_seconds())
+        silent = [str(rank) for rank in range(self.n) if not store.check([f"answers/{rank}"])]
+        who = f"process {' and '.join(silent)}" if silent else "another process"
+        return HangError(
+            f"{who} has not answered for {HANGING.total_seconds():.0f} seconds: look at what it waits for, stop it, "
+            "and resume the run"
+        )
+
     def leave(self, done: bool) -> None:
         """Wait for the others where all is done, and leave the group."""
         if self.is_first and not self.has_announced:
@@ -187,7 +211,7 @@ def joined() -> Iterator[Processes]:
     has_cuda = torch.cuda.is_available()
     if has_cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if has_cuda else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if has_cuda else "gloo", timeout=HANGING)
     cluster, done = Cluster(), False
     # advice to whoever lays out a mesh, which the user of a run cannot follow
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -196,6 +220,8 @@ def joined() -> Iterator[Processes]:
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
             yield cluster
         done = True
+    except RuntimeError as error:
+        raise (cluster.hang_error(error) or error) from None
     finally:
         cluster.leave(done)
 
@@ -431,8 +457,8 @@ def launch(n: int, words: Sequence[str], max_restarts: int = 0) -> int:
     from torch.distributed.run import parse_args, run
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // n)))
-    # a signal is passed on to every process, which has this long to save
-    options = ["--standalone", f"--nproc-per-node={n}", f"--shutdown-timeout={24 * 3600}"]
+    # a signal is passed on to every process, which then saves
+    options = ["--standalone", f"--nproc-per-node={n}", f"--shutdown-timeout={SAVING.total_seconds():.0f}"]
     options += [f"--max-restarts={max_restarts}", "--monitor-interval=0.5"]
     try:
         run(parse_args([*options, "--module", "pellucid", *words]))
