@@ -459,7 +459,7 @@ def launch(n: int, words: Sequence[str], max_restarts: int = 0) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // n)))
     # a signal is passed on to every process, which then saves
     options = ["--standalone", f"--nproc-per-node={n}", f"--shutdown-timeout={SAVING.total_seconds():.0f}"]
-    options += [f"--max-restarts={max_restarts}", "--monitor-interval=0.5"]
+    options += [f"--max-restarts={max_restarts}"]
     try:
         run(parse_args([*options, "--module", "pellucid", *words]))
     except ChildFailedError as error:
