@@ -11,10 +11,11 @@ from tests.training.tiny import recipe_for
 from torch.utils.flop_counter import FlopCounterMode
 
 import pellucid.plan.planning as planning
-from pellucid.architecture import Architecture, count_parameters
+from pellucid.architecture import Architecture
 from pellucid.cli import main
 from pellucid.model import Cache, Transformer
 from pellucid.model.attention import choose_attention_kernel
+from pellucid.parameter_counts import count_parameters
 from pellucid.plan import ACCELERATORS, flops, largest_batch, make_plan, plan_lines, speed
 from pellucid.plan.accelerators import PlanError
 from pellucid.plan.flops import written

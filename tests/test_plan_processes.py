@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from pellucid.architecture import count_parameters
 from pellucid.cli import main
 from pellucid.model import Transformer
+from pellucid.parameter_counts import count_parameters
 from pellucid.plan.accelerators import TRAINING_SHARE, PlanError, accelerator
 from pellucid.plan.flops import flops
 from pellucid.plan.planning import default_recipe

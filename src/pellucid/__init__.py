@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pellucid.architecture import Dropout as Dropout
     from pellucid.architecture import Norm as Norm
     from pellucid.architecture import Positions as Positions
-    from pellucid.architecture import count_parameters as count_parameters
     from pellucid.conversion import convert as convert
     from pellucid.edits import Edit as Edit
     from pellucid.generate.scoring import Score as Score
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from pellucid.lens.trace import Trace as Trace
     from pellucid.lens.weights.circuits import Circuits as Circuits
     from pellucid.lens.weights.head_weights import Head as Head
+    from pellucid.parameter_counts import count_parameters as count_parameters
     from pellucid.predictors.load import load_predictor as load_predictor
     from pellucid.predictors.predictor import Predictor as Predictor
     from pellucid.presets import preset as preset
@@ -87,7 +87,7 @@ _MODULES = {
     "Trace": "pellucid.lens.trace",
     "TrainOptions": "pellucid.runs.options",
     "convert": "pellucid.conversion",
-    "count_parameters": "pellucid.architecture",
+    "count_parameters": "pellucid.parameter_counts",
     "load": "pellucid.language_model",
     "load_images": "pellucid.vision.run",
     "load_predictor": "pellucid.predictors.load",

@@ -11,7 +11,6 @@ Letters: i query position, j key position, h head, d = d_head, m = d_model, f = 
 import dataclasses
 import difflib
 import functools
-import itertools
 import json
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -202,6 +201,11 @@ class MLP:
     gated  m(x) = (f(x W_gate^T + b_gate) * (x W_up^T + b_up)) W_out^T + b_out        (n_hidden = 1)
 
     n_hidden = 0 is the affine map x W_out^T + b_out. d_ff = 0 stands for 4 d_model.
+
+    experts > 0: a mixture of experts (Shazeer et al. 2017; Jiang et al. 2024), MLPs m_1 ... m_experts of this form.
+    With the router's logits r = x W_R^T, and U the experts_per_token experts with the largest r_e at this position:
+
+    m(x) = sum_{e in U} g_e m_e(x) + s(x) m_shared(x)      g_e as router_softmax says, s as shared_gate says
     """
 
     #: width of the hidden layers; 0 stands for 4 d_model
@@ -215,13 +219,33 @@ class MLP:
     form: Literal["plain", "gated"] = "plain"
     #: whether the linear maps have a bias: none, all
     bias: Literal["none", "all"] = "all"
+    #: number of experts, of which each position uses some; 0: one MLP that every position uses
+    experts: int = 0
+    #: k: number of experts that each position uses (without effect where experts = 0, as router_softmax)
+    experts_per_token: int = 2
+    #: g_e for e in U: chosen exp(r_e) / sum_{u in U} exp(r_u), which is also a softmax over all experts, renormalised;
+    #: all exp(r_e) / (sum over all experts u of exp(r_u)), as it is
+    router_softmax: Literal["chosen", "all"] = "chosen"
+    #: width of m_shared, which every position uses beside its experts (n shared experts of width d are one of n d);
+    #: 0: there is none
+    shared_d_ff: int = 0
+    #: s(x): none 1; sigmoid 1 / (1 + exp(-x w_s^T)) (without effect where shared_d_ff = 0)
+    shared_gate: Literal["none", "sigmoid"] = "none"
 
     def check(self, a: "Architecture") -> None:
-        """Raise ArchitectureError for negative sizes, and for a gated MLP whose n_hidden is not 1."""
+        """Raise ArchitectureError for sizes that are not valid, and for forms that exclude each other."""
         require(self.d_ff >= 0, "mlp.d_ff", self.d_ff, "0 (4 d_model) or more")
         require(self.n_hidden >= 0, "mlp.n_hidden", self.n_hidden, "0 or more hidden layers")
         fits = self.form == "plain" or self.n_hidden == 1
         require(fits, "mlp.n_hidden", self.n_hidden, "1 where mlp.form = gated")
+        require(self.experts >= 0, "mlp.experts", self.experts, "0 (one MLP) or more")
+        if self.experts:
+            require(self.n_hidden == 1, "mlp.n_hidden", self.n_hidden, "1 where mlp.experts > 0")
+            fits, some = 1 <= self.experts_per_token <= self.experts, f"1 to mlp.experts = {self.experts}"
+            require(fits, "mlp.experts_per_token", self.experts_per_token, some)
+        require(self.shared_d_ff >= 0, "mlp.shared_d_ff", self.shared_d_ff, "0 (no shared expert) or more")
+        fits = self.experts > 0 or not self.shared_d_ff
+        require(fits, "mlp.shared_d_ff", self.shared_d_ff, "0 where mlp.experts = 0: it stands beside other experts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -552,38 +576,3 @@ def _check(a: Architecture) -> None:
         require(a.block in ("pre", "post"), "block", a.block, "pre or post where an encoder is read")
         fits = a.source_embed == "own" or a.encoder.n_vocab == a.n_vocab
         require(fits, "encoder.n_vocab", a.encoder.n_vocab, f"n_vocab = {a.n_vocab} where W_E is shared")
-
-
-def count_parameters(a: Architecture) -> dict[str, int]:
-    """The number of trainable parameters by part: embed, positions, attention, mlp, norms, unembed, total.
-
-    A tied unembedding counts once, under embed. Item X-PARAMS of docs/mathematics.md.
-    """
-    m, d, f = a.d_model, a.d_head, a.d_ff
-    q, kv = a.n_heads * d, a.n_kv_heads * d
-    bias_qkv, bias_out = a.attention.bias in ("qkv", "all"), a.attention.bias in ("out", "all")
-    attention = m * q + 2 * m * kv + q * m + bias_qkv * (q + 2 * kv) + bias_out * m
-    attention += {"none": 0, "rms": 2 * d, "rms_all": q + kv}[a.attention.qk_norm]
-    widths = [m] + [f] * a.mlp.n_hidden + [m]
-    ups = 2 if a.mlp.form == "gated" else 1
-    bias_mlp = a.mlp.bias == "all"
-    mlp = sum(n_in * n_out + bias_mlp * n_out for n_in, n_out in itertools.pairwise(widths))
-    mlp += (ups - 1) * (m * f + bias_mlp * f)
-    norm = {"none": 0, "layer": m + m * (a.norm.bias == "all"), "rms": m}[a.norm.kind]
-    cross = attention if a.encoder is not None else 0
-    counts = {
-        "embed": (a.n_vocab + a.n_segments + len(a.ngrams) * a.ngram_rows) * m,
-        "positions": {"learned": a.n_ctx * m, "relative": a.positions.n_buckets * a.n_heads}.get(a.positions.kind, 0),
-        "attention": a.n_layers * (attention + cross),
-        "mlp": a.n_layers * mlp,
-        "norms": norm * (a.n_layers * (len(a.block_norms) + (a.encoder is not None)))
-        + norm * ((a.embed_norm == "norm") + (a.final_norm == "norm")),
-        "unembed": (a.unembed == "untied") * a.n_vocab * m,
-    }
-    counts["unembed"] += {"affine": a.n_vocab, "bert": m * m + m + norm + a.n_vocab}.get(a.readout, 0)
-    if a.encoder is not None:
-        counts["encoder"] = (
-            sum(count for part, count in count_parameters(a.encoder).items() if part not in ("unembed", "total"))
-            - (a.source_embed == "shared") * a.n_vocab * m
-        )
-    return counts | {"total": sum(counts.values())}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.architecture import count_parameters
+from pellucid.parameter_counts import count_parameters
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_part, baseline, rows_of, score_baselines, spread
 from pellucid.predictors.repeats import Repeats, repeats

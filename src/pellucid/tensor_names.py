@@ -5,7 +5,7 @@ name means one tensor everywhere. A block's tensors are written `blocks.i.` + na
 encoder-decoder prefixes the encoder's with `encoder.`.
 
 Axes use the letters of the whole project: b batch, i query position, j key position, h head,
-g key-value head, m d_model, d d_head, f d_ff, v vocabulary, 1 a single entry.
+g key-value head, m d_model, d d_head, f d_ff, e expert, s width of the shared expert, v vocabulary, 1 a single entry.
 
 Sources are numbered S0 Becker-Kahn, S1 Goon, S2 notes on transformers, S3 AP & MF, S4 Dobriban.
 """
@@ -117,6 +117,22 @@ TABLE = (
         "blocks.i.ln2.hook_normalized",
     ),
     Name("blocks.i.norm_2", "b i m", "S3, S4 LN", "norm(x)", "blocks.i.ln2.hook_out"),
+    Name("blocks.i.mlp.router", "b i e", "", "r = x W_R^T", ""),
+    Name(
+        "blocks.i.mlp.expert_weights",
+        "b i e",
+        "",
+        "g_e as mlp.router_softmax says, 0 for experts that i does not use",
+        "",
+    ),
+    Name("blocks.i.mlp.expert_k.gate", "b i f", "", "x W_gate^T + b_gate of expert k, for every position", ""),
+    Name("blocks.i.mlp.expert_k.pre", "b i f", "", "x W_up^T + b_up of expert k, for every position", ""),
+    Name("blocks.i.mlp.expert_k.post", "b i f", "", "f(pre), or f(gate) * pre, of expert k", ""),
+    Name("blocks.i.mlp.expert_k.result", "b i m", "", "g_k (post W_out^T + b_out) of expert k", ""),
+    Name("blocks.i.mlp.shared.gate", "b i s", "", "x W_gate^T + b_gate of the shared expert", ""),
+    Name("blocks.i.mlp.shared.pre", "b i s", "", "x W_up^T + b_up of the shared expert", ""),
+    Name("blocks.i.mlp.shared.post", "b i s", "", "f(pre), or f(gate) * pre, of the shared expert", ""),
+    Name("blocks.i.mlp.shared.result", "b i m", "", "s(x) (post W_out^T + b_out) of the shared expert", ""),
     Name("blocks.i.mlp.gate", "b i f", "", "x W_gate^T + b_gate", "blocks.i.mlp.hook_pre"),
     Name("blocks.i.mlp.pre", "b i f", "S0 (2.5) z^(1); S4 K~^T e", "x W_up^T + b_up", "blocks.i.mlp.hook_pre_linear"),
     Name("blocks.i.mlp.pre.l", "b i f", "S0 (2.5) z^(l+1)", "a_l W_l^T + b_l", ""),
@@ -141,7 +157,7 @@ TABLE = (
         "blocks.i.mlp_out",
         "b i m",
         "S0 m(X); S2 MLP(x1); S3 FFN",
-        "post W_out^T + b_out, or norm_2_out",
+        "post W_out^T + b_out, or sum_k of expert_k.result and shared.result; or norm_2_out",
         "blocks.i.hook_mlp_out",
     ),
     Name("blocks.i.resid_post", "b i m", "S0 (4.1) B(X); S2 x2; S3 x^(l)", "x + mlp_out", "blocks.i.hook_resid_post"),
@@ -166,8 +182,13 @@ ROWS = {row.name: row for row in TABLE}
 def row(full: str) -> Name:
     """The row of the table that a full name such as `blocks.3.attn.pattern` belongs to."""
     template = re.sub(r"^(encoder\.)?blocks\.\d+\.", "blocks.i.", full).removeprefix("encoder.")
+    return ROWS[_numbers_as_letters(template)]
+
+
+def _numbers_as_letters(template: str) -> str:
+    """`mlp.pre.2` as `mlp.pre.l`, and `mlp.expert_2.pre` as `mlp.expert_k.pre`."""
     template = re.sub(r"\.mlp\.(pre|post)\.\d+$", r".mlp.\1.l", template)
-    return ROWS[template]
+    return re.sub(r"\.mlp\.expert_\d+\.", ".mlp.expert_k.", template)
 
 
 def axes(full: str) -> list[str]:
@@ -202,16 +223,30 @@ def absent(template: str, a: Architecture, layer: int | None = None) -> str:
             f"a {a.block} block adds attention and MLP to the stream at once",
         ),
         "logits": (a.readout == "none", "readout = none: the stream is the result, and no token has a probability"),
+        **_absent_from_mixture(a),
         "mlp.gate": (a.mlp.form != "gated", "mlp.form = plain has no gate"),
         "mlp.pre": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: {_numbered('mlp.pre', a)}"),
         "mlp.post": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: {_numbered('mlp.post', a)}"),
     }
+    if a.mlp.experts and place in ("mlp.gate", "mlp.pre", "mlp.post"):
+        return f"mlp.experts = {a.mlp.experts}: say {place.replace('mlp.', 'mlp.expert_0.')}, ..., one for each expert"
     if place.endswith(".l") and a.mlp.n_hidden == 1:
         return f"mlp.n_hidden = 1: say {place.removesuffix('.l')}"
     if place.startswith(("cross", "resid_cross")):
         return "" if a.encoder is not None else "no encoder is read"
     missing, why = reasons.get(place, (False, ""))
     return why if missing else ""
+
+
+def _absent_from_mixture(a: Architecture) -> dict[str, tuple[bool, str]]:
+    """For the tensors of a mixture of experts, whether it lacks them, and why."""
+    mlp, plain = a.mlp, "mlp.form = plain has no gate"
+    inner = ("router", "expert_weights", *(f"expert_k.{name}" for name in ("gate", "pre", "post", "result")))
+    reasons = {f"mlp.{name}": (not mlp.experts, "mlp.experts = 0: there is one MLP") for name in inner}
+    without_shared = (not mlp.shared_d_ff, "mlp.shared_d_ff = 0: there is no shared expert")
+    reasons |= {f"mlp.shared.{name}": without_shared for name in ("gate", "pre", "post", "result")}
+    ungated = ("mlp.expert_k.gate", "mlp.shared.gate") if mlp.form == "plain" else ()
+    return reasons | {name: (True, plain) for name in ungated if not reasons[name][0]}
 
 
 def _numbered(name: str, a: Architecture) -> str:
@@ -228,11 +263,22 @@ def names(a: Architecture) -> list[str]:
     for i in range(a.n_layers):
         for template in (t for t in inside if not absent(t, a, i)):
             full = template.replace("blocks.i.", f"blocks.{i}.")
-            if not full.endswith(".l"):
+            if template == "blocks.i.mlp.expert_k.result":
+                found += _expert_names(i, a)
+            elif ".expert_k." in template:
+                continue  # with its expert's result
+            elif not full.endswith(".l"):
                 found.append(full)
             elif a.mlp.n_hidden != 1:
                 found += [f"{full[:-1]}{l}" for l in range(a.mlp.n_hidden)]
     return found + [t for t in templates if t not in inside and t not in TEMPLATES_BEFORE]
+
+
+def _expert_names(layer: int, a: Architecture) -> list[str]:
+    """The full names of the inner tensors of one layer's experts, expert after expert."""
+    inner = [t for t in ROWS if ".expert_k." in t and not absent(t, a)]
+    of_layer = [template.replace("blocks.i.", f"blocks.{layer}.") for template in inner]
+    return [name.replace(".expert_k.", f".expert_{e}.") for e in range(a.mlp.experts) for name in of_layer]
 
 
 #: which attention is meant: the model's own, its attention to an encoder's output, or the encoder's own

@@ -21,6 +21,9 @@ SIZES: dict[str, Any] = {
     "attention.windows": st.sampled_from([(0,), (3,), (0, 2)]),
     "mlp.d_ff": st.integers(1, 9),
     "mlp.n_hidden": st.integers(0, 3),
+    "mlp.experts": st.sampled_from([0, 0, 3]),
+    "mlp.experts_per_token": st.integers(1, 3),
+    "mlp.shared_d_ff": st.sampled_from([0, 4]),
     "attention.scale_value": st.sampled_from([0.3, 1.5]),
     "positions.base": st.sampled_from([10.0, 10_000.0]),
     "positions.factor": st.sampled_from([2.0, 8.0]),
@@ -57,6 +60,10 @@ def architectures(draw, encoder: bool | None = None, **fixed: Any) -> Architectu
         fields["attention.n_kv_heads"] = 1
     if fields["mlp.form"] == "gated":
         fields["mlp.n_hidden"] = 1
+    if fields["mlp.n_hidden"] != 1:
+        fields["mlp.experts"] = 0
+    if not fields["mlp.experts"]:
+        fields["mlp.shared_d_ff"] = 0
     with_encoder = draw(st.booleans()) if encoder is None else encoder
     if with_encoder and fields["block"] not in ("pre", "post"):
         fields["block"] = "post"

@@ -33,6 +33,8 @@ COMPANIONS = {
     "positions.scaling": {"positions.kind": "rotary", "attention.d_head": 8, "positions.n_trained": 30},
     "attention.scale": {"attention.d_head": 3, "attention.scale_value": 0.7},
     "mlp.form": {"mlp.activation": "silu"},
+    "mlp.router_softmax": {"mlp.experts": 3},
+    "mlp.shared_gate": {"mlp.experts": 3, "mlp.shared_d_ff": 4},
     "embed_norm": {"block": "post"},
     "readout": {"mlp.activation": "gelu"},
 }
@@ -139,6 +141,7 @@ def test_every_row_of_the_table_is_computed_by_both():
         BASE.with_fields({"block": "sandwich"}),
         BASE.with_fields({"mlp.n_hidden": 2, "ngrams": (2, 3), "ngram_rows": 7}),
         with_encoder(BASE),
+        BASE.with_fields({"mlp.form": "gated", "mlp.experts": 3, "mlp.shared_d_ff": 4}),
     ]
     seen = set()
     for a in variants:

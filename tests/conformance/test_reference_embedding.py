@@ -7,7 +7,8 @@ from drawn_architectures import architectures, draw_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pellucid.architecture import Architecture, Attention, Norm, Positions, count_parameters
+from pellucid.architecture import Architecture, Attention, Norm, Positions
+from pellucid.parameter_counts import count_parameters
 from pellucid.reference import embedding as E
 from pellucid.reference.functions import softmax
 from pellucid.reference.generation import ReferenceCache, transformer_step

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from pellucid.architecture import Architecture, count_parameters
+from pellucid.architecture import Architecture
+from pellucid.parameter_counts import count_parameters
 from pellucid.reference import feedforward as F
 from pellucid.reference.attention import attention_head_at, multi_head_concat
 from pellucid.reference.functions import ACTIVATION, relu, tanh

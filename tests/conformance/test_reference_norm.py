@@ -6,7 +6,8 @@ import torch
 from drawn_architectures import architectures, draw_tokens
 from hypothesis import assume, given, settings
 
-from pellucid.architecture import Architecture, count_parameters
+from pellucid.architecture import Architecture
+from pellucid.parameter_counts import count_parameters
 from pellucid.reference.blocks import block
 from pellucid.reference.circuits import dropout_sites, fold_layer_norm, fold_norms
 from pellucid.reference.functions import dropout, keep_mask, layer_norm, relu, rms_norm, softmax

@@ -9,7 +9,8 @@ from drawn_architectures import architectures, draw_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pellucid.architecture import Architecture, Attention, count_parameters
+from pellucid.architecture import Architecture, Attention
+from pellucid.parameter_counts import count_parameters
 from pellucid.reference import attention as A
 from pellucid.reference import blocks as B
 from pellucid.reference.circuits import direct_logit_attribution, heads_of_layer, logit_lens

@@ -15,7 +15,7 @@ SOURCE = Path(pellucid.__file__).parent
 #: from the ground up: a room may use the rooms in earlier rows and itself
 FLOORS = (
     ("version", "architecture"),
-    ("tensor_names", "presets", "edits", "destination"),
+    ("tensor_names", "presets", "edits", "destination", "parameter_counts"),
     ("text", "reference", "model"),
     # what every kind of run shares stands below the kinds
     ("runs",),
@@ -45,7 +45,7 @@ NEIGHBOURS: dict[tuple[str, str], str] = {
     ("look", "serve"): "the inspector answers with the security, the strict bodies and the files' routes of the server",
     ("predictors", "generate"): "any predictor is sampled and scored by the same code",
 }
-TORCHLESS = ("architecture", "tensor_names", "presets", "edits", "destination", "text", "reference")
+TORCHLESS = ("architecture", "parameter_counts", "tensor_names", "presets", "edits", "destination", "text", "reference")
 #: packages of others, by the rooms that may use them at all; loaded where they are used
 #: what is written into converted folders and imported there alone, by transformers
 WRITTEN_OUT = "hub/transformers_code/"

@@ -1,14 +1,20 @@
-"""Changing a later token changes no earlier row, bitwise."""
+"""Changing a later token changes no earlier row, bitwise; a mixture of experts to rounding."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawing import architectures, make_network
+from drawing import architectures, difference, make_network
 from running import call, draw_tokens, with_encoder
 
 CAUSAL = {"attention.mask": st.sampled_from(["causal", "prefix"])}
+
+
+def is_same(one, other, a):
+    """Bitwise; to rounding where experts are chosen, as the rows of an expert's product are those that choose it."""
+    tolerance = 1e-12 if one.dtype == torch.float64 else 1e-5
+    return difference(one, other) <= tolerance if a.mlp.experts else torch.equal(one, other)
 
 
 def later_changed(a, tokens, place):
@@ -25,7 +31,7 @@ def test_later_tokens_change_no_earlier_row(a, dtype, data):
     place = data.draw(st.integers(1, a.n_ctx - 1))
     network, tokens = make_network(a, dtype=dtype), draw_tokens(a, 2, a.n_ctx)
     before, after = (network(t).detach() for t in (tokens, later_changed(a, tokens, place)))
-    assert torch.equal(before[:, :place], after[:, :place])
+    assert is_same(before[:, :place], after[:, :place], a)
     assert not torch.equal(before[:, place:], after[:, place:])
 
 
@@ -36,7 +42,7 @@ def test_nor_where_an_encoder_is_read(a, dtype):
     a = with_encoder(a)
     network, tokens = make_network(a, dtype=dtype), draw_tokens(a, 2, 4)
     before, after = (call(network, t).detach() for t in (tokens, later_changed(a, tokens, 2)))
-    assert torch.equal(before[:, :2], after[:, :2])
+    assert is_same(before[:, :2], after[:, :2], a)
 
 
 @pytest.mark.item("S0-3-a")
@@ -59,7 +65,7 @@ def test_what_lies_outside_the_window_changes_nothing(a, data):
     changed = tokens.clone()
     changed[:, 0] = (tokens[:, 0] + 1) % a.n_vocab
     before, after = network(tokens).detach(), network(changed).detach()
-    assert torch.equal(before[:, 3:], after[:, 3:])
+    assert is_same(before[:, 3:], after[:, 3:], a)
     assert not torch.equal(before[:, :3], after[:, :3])
 
 

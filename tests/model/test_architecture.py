@@ -19,11 +19,11 @@ from pellucid.architecture import (
     Norm,
     Positions,
     architecture_fields,
-    count_parameters,
     field_options,
     field_type,
 )
 from pellucid.model import Transformer
+from pellucid.parameter_counts import count_parameters
 from running import any_architectures
 
 A = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=2)

@@ -47,7 +47,7 @@ def test_every_name_has_a_row_axes_and_selects_itself(a):
     assert len(found) == len(set(found))
     for name in found:
         assert row(name) in TABLE
-        assert set(axes(name)) <= set("bijhgmdfv1")
+        assert set(axes(name)) <= set("bijhgmdfesv1")
         assert select(name, a) == [name]
     assert select("*", a) == found
 

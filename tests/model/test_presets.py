@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 
 from drawing import make_network
-from pellucid.architecture import ArchitectureError, count_parameters
+from pellucid.architecture import ArchitectureError
 from pellucid.model import Transformer
+from pellucid.parameter_counts import count_parameters
 from pellucid.presets import PRESETS, preset
 from running import any_architectures
 

@@ -5,10 +5,10 @@ import torch
 from theirs import TOLERANCE, as_ours, both, draw, farthest, numpy_weights, perturb
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, BertModel
 
-from pellucid.architecture import count_parameters
 from pellucid.hub import architecture_of, to_ours
 from pellucid.model import Recorder, Transformer
 from pellucid.model.weights import state_of
+from pellucid.parameter_counts import count_parameters
 from pellucid.presets import preset
 from pellucid.reference import transformer as reference
 from pellucid.reference.tap import TensorRecorder

@@ -13,9 +13,10 @@ from transformers import (
     OpenAIGPTLMHeadModel,
 )
 
-from pellucid.architecture import MLP, Architecture, Attention, Positions, count_parameters
+from pellucid.architecture import MLP, Architecture, Attention, Positions
 from pellucid.hub import architecture_of
 from pellucid.model import Transformer
+from pellucid.parameter_counts import count_parameters
 from pellucid.presets import preset
 
 GPT2_SIZES = {

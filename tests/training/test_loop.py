@@ -13,8 +13,8 @@ from rich.console import Console
 from tiny import FIELDS, assert_same_run, assert_same_tensors, make_training, resume, rows, start, tensors
 from torch.nn import functional as F
 
-from pellucid.architecture import count_parameters
 from pellucid.model.kernels import FusedAttention
+from pellucid.parameter_counts import count_parameters
 from pellucid.runs import device, length
 from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import best_step, folder_of, steps_of, verify_files

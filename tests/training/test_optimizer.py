@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import make_training, recipe_for
 
-from pellucid.architecture import count_parameters
+from pellucid.parameter_counts import count_parameters
 from pellucid.runs.muon import Muon, orthogonal
 from pellucid.runs.optimizer import make_optimizer
 from pellucid.training.build import build_network

@@ -12,9 +12,10 @@ from tests.training.tiny import FIELDS, Heard, assert_same_run, assert_same_tens
 from tiny import resume, start_recipe
 
 import pellucid
-from pellucid.architecture import ArchitectureError, count_parameters
+from pellucid.architecture import ArchitectureError
 from pellucid.generate import generate
 from pellucid.model import Transformer
+from pellucid.parameter_counts import count_parameters
 from pellucid.presets import preset
 from pellucid.runs.options import RecipeError
 from pellucid.text.read.pairs import PairsError, read_pairs, split_pairs

@@ -5,8 +5,9 @@ tested.
 from pathlib import Path
 from typing import Any
 
-from pellucid.architecture import Architecture, count_parameters, field_options
+from pellucid.architecture import Architecture, field_options
 from pellucid.hub.own_code import auto_classes
+from pellucid.parameter_counts import count_active_parameters, count_parameters
 
 #: stated on every card, because it is true of every conversion
 UNTESTED = (
@@ -89,6 +90,9 @@ def _architecture(a: Architecture) -> list[str]:
     sizes = [f"- parameters: {count_parameters(a)['total']:,}"]
     sizes += [f"- {name}: {values[name]}" for name in ("n_vocab", "n_ctx", "d_model", "n_layers")]
     sizes += [f"- attention.n_heads: {a.n_heads}", f"- attention.n_kv_heads: {a.n_kv_heads}", f"- mlp.d_ff: {a.d_ff}"]
+    if a.mlp.experts:
+        sizes.insert(1, f"- parameters that one position uses: {count_active_parameters(a):,}")
+        sizes += [f"- mlp.{name}: {values['mlp'][name]}" for name in ("experts", "experts_per_token", "shared_d_ff")]
     for name, _ in field_options():
         part, _, last = name.rpartition(".")
         sizes.append(f"- {name}: {(values[part] if part else values)[last]}")

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pellucid.architecture import Architecture, count_parameters
+from pellucid.architecture import Architecture
 from pellucid.hub.families import FamilyError, architecture_of, value_at
 from pellucid.hub.files import FolderError
 from pellucid.hub.own_code import architecture_in, is_own
 from pellucid.hub.tables import Family
 from pellucid.hub.tables.entries import BOUNDS, LARGEST
+from pellucid.parameter_counts import count_parameters
 
 LONGEST_LIST, LONGEST_NGRAM = 1 << 14, 1 << 10
 #: limit on the numbers in a position table, unless the weights have more: 131,072 positions of 128 coordinates

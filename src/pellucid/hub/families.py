@@ -224,6 +224,9 @@ def _settled(a: Architecture) -> dict[str, Any]:
         values["attention.scale_value"] = None
     if a.norm.kind == "rms":
         values["norm.bias"] = None
+    of_experts = ("experts_per_token", "router_softmax", "shared_d_ff", "shared_gate")
+    unread = () if a.mlp.shared_d_ff else of_experts[3:] if a.mlp.experts else of_experts
+    values |= dict.fromkeys(f"mlp.{name}" for name in unread)
     if a.encoder is None:
         return values | {"source_embed": None}
     return values | {f"encoder.{n}": None if n in UNREAD else v for n, v in _settled(a.encoder).items()}

@@ -174,6 +174,10 @@ def neuron_memory(circuits: Circuits, layer: int, index: int, k: int = 12) -> di
     a = circuits.architecture
     if a.mlp.n_hidden == 0:
         return {"reason": "mlp.n_hidden = 0: these MLPs are affine maps without neurons."}
+    if a.mlp.experts:
+        return {
+            "reason": f"mlp.experts = {a.mlp.experts}: each expert has neurons of its own, which are not shown here."
+        }
     last = a.mlp.n_hidden - 1
     first, final = circuits.neuron(layer, index), circuits.neuron(layer, index, last)
     through: list[tuple[str, Any]] = [("key", lambda: first.reads(k))]

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from pellucid.architecture import count_parameters
 from pellucid.look.known_answer import KNOWN_ANSWER, PROMPTS
 from pellucid.look.session import Session
+from pellucid.parameter_counts import count_parameters
 from pellucid.tensor_names import axes, names, row
 from pellucid.text.tokenizers.base import BLANK, MASK
 

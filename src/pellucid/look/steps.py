@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pellucid.architecture import Architecture
+from pellucid.look.mixture_steps import EXPERT_SYMBOLS, EXPERT_TITLES, mixture_steps, sum_of_experts
 
 #: symbols of tensors, by the last part of their names
 SYMBOLS = {
@@ -44,8 +45,8 @@ SYMBOLS = {
     "post": "f_i",
     "logits": "l_i",
     "probs": "P_i",
-}
-TITLES = {
+} | EXPERT_SYMBOLS
+TITLES = EXPERT_TITLES | {
     "embed": "Each token becomes a vector",
     "pos_embed": "Each position adds a vector",
     "seg_embed": "Each segment adds a vector",
@@ -149,6 +150,7 @@ class StepWriter:
         last = name.split(".")[-1]
         if last.isdigit():
             last = name.split(".")[-2]
+        last = f"expert_{last}" if ".mlp." in name and last == "result" else last
         return f"\\t{{{self.scope}{name}}}{{{SYMBOLS[last]}}}"
 
     def step(
@@ -484,8 +486,16 @@ class StepWriter:
         )
 
     def mlp(self, layer: int, reads: str) -> Iterator[Step]:
-        """The hidden layers of an MLP."""
+        """The hidden layers of an MLP, or of every expert."""
         a, at = self.a, f"blocks.{layer}.mlp."
+        if a.mlp.experts:
+            yield from mixture_steps(self, at, reads)
+            return
+        yield from self.hidden_layers(at, at, reads)
+
+    def hidden_layers(self, at: str, weights: str, reads: str) -> Iterator[Step]:
+        """The hidden layers of one MLP, whose tensors begin with `at` and its parameters with `weights`."""
+        a = self.a
         biased = a.mlp.bias == "all"
         symbol, activation = ACTIVATIONS[a.mlp.activation]
         x = reads
@@ -494,17 +504,17 @@ class StepWriter:
             gated = a.mlp.form == "gated"
             if gated:
                 right = f"{self.symbol(x)} {{W_{{gate}}}}^T{' + b_{gate}' if biased else ''}"
-                code = f"result = {self.linear(at + 'gate', self.tensor(x), biased)}"
-                yield self.step(at + "gate", "mlp", right, code, ("layers.py", "mlp", "gate = f(tap"))
+                code = f"result = {self.linear(weights + 'gate', self.tensor(x), biased)}"
+                yield self.step(at + "gate", "mlp", right, code, ("layers.py", "single_mlp", "gate = f(tap"))
             pre, post = at + f"pre{number}", at + f"post{number}"
             right = f"{self.symbol(x)} {{W_{{up}}}}^T{' + b_{up}' if biased else ''}"
-            code = f"result = {self.linear(f'{at}up.{n}', self.tensor(x), biased)}"
-            yield self.step(pre, "mlp", right, code, ("layers.py", "mlp", "pre = tap"))
+            code = f"result = {self.linear(f'{weights}up.{n}', self.tensor(x), biased)}"
+            yield self.step(pre, "mlp", right, code, ("layers.py", "single_mlp", "pre = tap"))
             fired = self.tensor(at + "gate" if gated else pre)
             right = f"{symbol}({self.symbol(at + 'gate' if gated else pre)})"
             right += f" \\odot {self.symbol(pre)}" if gated else ""
             code = f"result = {activation.format(fired)}" + (f" * {self.tensor(pre)}" if gated else "")
-            yield self.step(post, "mlp", right, code, ("layers.py", "mlp", "x = tap"))
+            yield self.step(post, "mlp", right, code, ("layers.py", "single_mlp", "x = tap"))
             x = post
         self.hidden = x
 
@@ -514,6 +524,8 @@ class StepWriter:
         biased = a.mlp.bias == "all"
         right = f"{self.symbol(self.hidden)} {{W_{{down}}}}^T{' + b_{down}' if biased else ''}"
         code = self.linear(at + "mlp.down", self.tensor(self.hidden), biased)
+        if a.mlp.experts:
+            right, code = sum_of_experts(self, at + "mlp.")
         if a.block in ("inner", "sandwich") and self.normed:
             yield from self.norm(at + "norm_2_out", at + "norm_2_out", right, f"({code})")
             right, code = self.symbol(at + "norm_2_out"), self.tensor(at + "norm_2_out")

@@ -146,13 +146,14 @@ def split_waterfall(
     return _sum_panel(parts, code) | {"by": by, "of": label, "parts": rows, "sum": json_number(float(values.sum()))}
 
 
-def split_of(t: Recording, label: str) -> Literal["head", "source", "neuron"] | None:
+def split_of(t: Recording, label: str) -> Literal["head", "source", "neuron", "expert"] | None:
     """How one part of a waterfall can be split further, None where it cannot."""
     last = label.rpartition(".")[2]
     if last in ("attn_out", "cross_out"):
         return "head"
     if last == "mlp_out":
-        return "neuron" if t.architecture.mlp.n_hidden else None
+        by_neuron = "neuron" if t.architecture.mlp.n_hidden else None
+        return "expert" if t.architecture.mlp.experts else by_neuron
     return "source" if label.rpartition(".head.")[1] and last.isdigit() else None
 
 

@@ -21,7 +21,7 @@ def initialise(model: Transformer, seed: int, std: float = 0.02) -> Transformer:
     Biases and tables of n-grams are 0 and gains 1 (g is 0 where the gain is 1 + g). Each tensor is drawn by its own
     generator, seeded by (seed, name), so that no tensor's start depends on which others exist.
     """
-    writes = ("attn.out.weight", "cross.out.weight", "mlp.down.weight")
+    writes = ("attn.out.weight", "cross.out.weight", ".down.weight")
     for name, p in model.named_parameters():
         part = model.encoder if model.encoder and name.startswith("encoder.") else model
         if name.endswith("gain"):

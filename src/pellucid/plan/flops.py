@@ -7,7 +7,8 @@ its input and by its weights (Kaplan et al. 2020, section 2.1).
 
 from dataclasses import dataclass
 
-from pellucid.architecture import Architecture, count_parameters
+from pellucid.architecture import Architecture
+from pellucid.parameter_counts import count_parameters
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,12 @@ def multiplied(a: Architecture) -> int:
     q, kv = a.n_heads * a.d_head, a.n_kv_heads * a.d_head
     attention = 2 * a.d_model * q + 2 * a.d_model * kv
     ups = (2 if a.mlp.form == "gated" else 1) if a.mlp.n_hidden else 0
-    mlp = (ups + (a.mlp.n_hidden > 0)) * a.d_model * a.d_ff + max(a.mlp.n_hidden - 1, 0) * a.d_ff**2
+    by_width = (ups + (a.mlp.n_hidden > 0)) * a.d_model
+    mlp = by_width * a.d_ff + max(a.mlp.n_hidden - 1, 0) * a.d_ff**2
     mlp += a.d_model**2 if a.mlp.n_hidden == 0 else 0
+    if a.mlp.experts:
+        mlp = a.mlp.experts_per_token * mlp + a.mlp.experts * a.d_model + by_width * a.mlp.shared_d_ff
+        mlp += a.d_model * (a.mlp.shared_d_ff > 0 and a.mlp.shared_gate == "sigmoid")
     reads = 1 + (a.encoder is not None)
     return a.n_layers * (reads * attention + mlp) + readout_flops(a)
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from pellucid.architecture import Architecture, count_parameters
+from pellucid.architecture import Architecture
 from pellucid.hub.targets import opens_in
+from pellucid.parameter_counts import count_parameters
 from pellucid.plan.accelerators import (
     READING_SHARE,
     TRAINING_SHARE,

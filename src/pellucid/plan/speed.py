@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pellucid.architecture import count_parameters
 from pellucid.model import Transformer
 from pellucid.model.lora import adapt
 from pellucid.model.weights import initialise
+from pellucid.parameter_counts import count_parameters
 from pellucid.plan.flops import flops
 from pellucid.runs.optimizer import make_optimizer
 from pellucid.runs.options import with_train

@@ -20,7 +20,7 @@ from pellucid.reference.embedding import (
 from pellucid.reference.functions import ACTIVATION, layer_scale, rms_norm, rms_scale, soft_cap, softmax
 from pellucid.reference.masks import bidirectional_mask, causal_mask, window_mask
 from pellucid.reference.tap import NoRecorder
-from pellucid.reference.tape import Array, real
+from pellucid.reference.tape import Array, constant, real
 from pellucid.reference.weights import Weights, part
 
 
@@ -66,17 +66,53 @@ def linear(w: Weights, name: str, x: Array) -> Array:
 
 
 def mlp(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
-    """m(x): a_l = f(a_{l-1} W_l^T + b_l) for each hidden layer, then W_out; gated: (f(gate) * up) W_out   [b, n, m]
+    """m(x) of a block: one MLP, or a mixture of experts   [b, n, m]
 
     S0 (2.5) to (2.7), S1 1.1 step 4, S2 "MLP Layer", S3 slide 10, S4 "MLP layers". Errata E-02, E-52, E-56.
     """
-    f, tap = ACTIVATION[a.mlp.activation], tap.at("mlp")
+    one = mixture_of_experts if a.mlp.experts else single_mlp
+    return one(a, part(w, "mlp"), x, tap.at("mlp"))
+
+
+def single_mlp(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
+    """a_l = f(a_{l-1} W_l^T + b_l) for each hidden layer, then W_out; gated: (f(gate) * up) W_out   [b, n, m]."""
+    f = ACTIVATION[a.mlp.activation]
     for n in range(a.mlp.n_hidden):
         number = f".{n}" if a.mlp.n_hidden > 1 else ""
-        gate = f(tap("gate", linear(w, "mlp.gate", x))) if a.mlp.form == "gated" else None
-        pre = tap(f"pre{number}", linear(w, f"mlp.up.{n}", x))
+        gate = f(tap("gate", linear(w, "gate", x))) if a.mlp.form == "gated" else None
+        pre = tap(f"pre{number}", linear(w, f"up.{n}", x))
         x = tap(f"post{number}", f(pre) if gate is None else gate * pre)
-    return linear(w, "mlp.down", x)
+    return linear(w, "down", x)
+
+
+def mixture_of_experts(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
+    """sum_e g_e m_e(x) + s(x) m_shared(x), with g_e = 0 for experts that a position does not use   [b, n, m]
+
+    Shazeer et al. 2017, section 2, equation (1); the shared expert: Dai et al. 2024 (DeepSeekMoE), section 3.2.
+    """
+    g = tap("expert_weights", expert_weights(a, tap("router", linear(w, "router", x))))
+    y = 0.0
+    for e in range(a.mlp.experts):
+        inner = tap.at(f"expert_{e}")
+        y = y + inner("result", g[..., e : e + 1] * single_mlp(a, part(w, f"experts.{e}"), x, inner))
+    if a.mlp.shared_d_ff:
+        inner = tap.at("shared")
+        shared = single_mlp(a, part(w, "shared.mlp"), x, inner)
+        scale = 1.0 / (1.0 + np.exp(-linear(w, "shared.scale", x))) if a.mlp.shared_gate == "sigmoid" else 1.0
+        y = y + inner("result", scale * shared)
+    return y
+
+
+def expert_weights(a: Architecture, r: Array) -> Array:
+    """g: softmax of the k largest of the router's logits, or these entries of the softmax of all   [.., e] -> [.., e]
+
+    Jiang et al. 2024 (Mixtral), section 2.1, TopK; Fedus et al. 2021 (Switch), section 2.1.
+    """
+    rank = np.argsort(np.argsort(-constant(r), axis=-1, kind="stable"), axis=-1)
+    is_chosen = rank < a.mlp.experts_per_token
+    if a.mlp.router_softmax == "chosen":
+        return softmax(np.where(is_chosen, r, -np.inf))
+    return np.where(is_chosen, softmax(r), 0.0)
 
 
 # Attention ----------------------------------------------------------------------------------------

@@ -68,12 +68,25 @@ def _block_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
 
 
 def _mlp_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
+    if not a.mlp.experts:
+        return _single_mlp_shapes(a, at, a.d_ff)
+    shapes = _linear_shapes(f"{at}.router", a.mlp.experts, a.d_model, False)
+    for e in range(a.mlp.experts):
+        shapes |= _single_mlp_shapes(a, f"{at}.experts.{e}", a.d_ff)
+    if a.mlp.shared_d_ff:
+        shapes |= _single_mlp_shapes(a, f"{at}.shared.mlp", a.mlp.shared_d_ff)
+        if a.mlp.shared_gate == "sigmoid":
+            shapes |= _linear_shapes(f"{at}.shared.scale", 1, a.d_model, False)
+    return shapes
+
+
+def _single_mlp_shapes(a: Architecture, at: str, d_ff: int) -> dict[str, tuple[int, ...]]:
     shapes, bias = {}, a.mlp.bias == "all"
-    widths = [a.d_model] + [a.d_ff] * a.mlp.n_hidden
+    widths = [a.d_model] + [d_ff] * a.mlp.n_hidden
     for n, (n_in, n_out) in enumerate(pairwise(widths)):
         shapes |= _linear_shapes(f"{at}.up.{n}", n_out, n_in, bias)
     if a.mlp.form == "gated":
-        shapes |= _linear_shapes(f"{at}.gate", a.d_ff, a.d_model, bias)
+        shapes |= _linear_shapes(f"{at}.gate", d_ff, a.d_model, bias)
     return shapes | _linear_shapes(f"{at}.down", a.d_model, widths[-1], bias)
 
 

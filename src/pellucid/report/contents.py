@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pellucid.architecture import count_parameters
 from pellucid.baselines import Baselines, read_baselines
+from pellucid.parameter_counts import count_parameters
 from pellucid.plan.flops import Flops, flops
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError

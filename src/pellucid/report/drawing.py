@@ -169,12 +169,26 @@ def _mlp(a: Architecture) -> list[str]:
         return [f"{a.d_model:,} to {a.d_model:,}, no hidden layer", "x W_out"]
     hidden = " to ".join([f"{a.d_ff:,}"] * a.mlp.n_hidden)
     f, sizes = _activation(a), f"{a.d_model:,} to {hidden} to {a.d_model:,}"
+    mixture = _mixture(a)
     if a.mlp.form == "gated":
-        return [f"{sizes}, gated", f"({f}(x W_gate) × x W_up) W_out"]
+        return [f"{sizes}, gated", f"({f}(x W_gate) × x W_up) W_out", *mixture]
     if a.mlp.n_hidden == 1:
-        return [sizes, f"{f}(x W_in) W_out"]
+        return [sizes, f"{f}(x W_in) W_out", *mixture]
     inside = "f(f(x W_1) W_2)" if a.mlp.n_hidden == 2 else f"f(... f(x W_1) ... W_{a.mlp.n_hidden})"
     return [sizes, f"{inside} W_out, f = {f}"]
+
+
+def _mixture(a: Architecture) -> list[str]:
+    """How many experts there are, how many a row uses, and the shared one."""
+    if not a.mlp.experts:
+        return []
+    weights = "softmax over these" if a.mlp.router_softmax == "chosen" else "softmax over all"
+    lines = [
+        f"{a.mlp.experts:,} experts, of which each position uses {a.mlp.experts_per_token:,}",
+        f"weights: {weights}",
+    ]
+    gated = ", times a sigmoid of x" if a.mlp.shared_gate == "sigmoid" else ""
+    return [*lines, f"a shared expert of width {a.mlp.shared_d_ff:,}{gated}"] if a.mlp.shared_d_ff else lines
 
 
 def _windows(a: Architecture) -> str:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from pellucid.architecture import Architecture, count_parameters
+from pellucid.architecture import Architecture
 from pellucid.generate.encoder_inputs import encode_source
 from pellucid.generate.readers import NO_TAPS, TapFactory
 from pellucid.lens.generation_trace import GenerationTrace
 from pellucid.model import Transformer
+from pellucid.parameter_counts import count_parameters
 from pellucid.serve.engine import Engine
 from pellucid.serve.generation import SharedSources
 from pellucid.serve.outbox import Outbox

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pellucid.architecture import count_parameters
+from pellucid.parameter_counts import count_parameters
 from pellucid.runs.device import memory_bytes
 from pellucid.runs.optimizer import make_optimizer
 from pellucid.runs.options import RecipeError, with_train

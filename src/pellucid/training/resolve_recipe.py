@@ -7,13 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pellucid.architecture import Architecture, count_parameters
+from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.kernels import KernelName
 from pellucid.model.lora import adapt
 from pellucid.model.mask import Mask
 from pellucid.model.weights import trained_state
+from pellucid.parameter_counts import count_parameters
 from pellucid.runs.options import with_train
 from pellucid.training.objectives import CHUNK, MANY_LOGITS
 from pellucid.training.recipe import Recipe

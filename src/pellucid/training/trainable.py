@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from pellucid.architecture import count_parameters
 from pellucid.model import Transformer
 from pellucid.model.weights import with_new_rows
+from pellucid.parameter_counts import count_parameters
 from pellucid.runs.device import resolve_device
 from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.length import plan_in_time

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pellucid.architecture import Architecture, count_parameters
+from pellucid.architecture import Architecture
 from pellucid.model import Recorder, Transformer
 from pellucid.model.positions import RotaryTable
 from pellucid.model.weights import state_of
+from pellucid.parameter_counts import count_parameters
 from pellucid.reference.tap import OFF
 from pellucid.tensor_names import names
 from pellucid.text.tokenizers.base import Tokenizer

@@ -14,7 +14,9 @@ from pellucid.lens.analysis.residual import (
     Decomposition,
     Frozen,
     Write,
+    by_expert,
     by_head,
+    check_by,
     decompose,
     down,
     edited_writes,
@@ -78,7 +80,8 @@ def attribute(
     """Direct logit attribution: the part of each write to the stream in a token's logit, or in the difference of two.
 
     by   component: embeddings, attention and MLP of each block; head: every head by itself; neuron: every neuron of
-         the last hidden layers; source: every head by the token that it read from. Biases are separate parts
+         the last hidden layers; expert: every expert of a mixture by itself; source: every head by the token that it
+         read from. Biases are separate parts
 
     Uses the raw weights, with the norms' scales frozen at their values in the pass; the sum is exactly the logit (S4
     figure (Ferrando et al. 2024); Elhage et al. 2021). Effects of a part through later blocks are not included.
@@ -89,8 +92,7 @@ def attribute(
 
     Raises InputError for texts that are not one token.
     """
-    if by not in ("component", "head", "neuron", "source"):
-        raise InputError(f"by = {by!r}: expected component, head, neuron or source")
+    check_by(t, by)
     readout, position = readout_of(t), t.position(pos, row)
     one, other = t.token_id(token), None if vs is None else t.token_id(vs)
 
@@ -149,6 +151,8 @@ def _shares(t: Recording, write: Write, u: Tensor, row: int, position: int, by: 
                 yield f"{label} <- ", _by_source(t, scope, int(head), before, row, position)
             else:
                 yield label, (value[row, position] @ u)[None]
+    elif by == "expert" and (parts := by_expert(t, name)):
+        yield from ((label, (value[row, position] @ u)[None]) for label, value in parts.items())
     elif by == "neuron" and name.endswith("mlp_out") and module_of(t, name.removesuffix("_out")).up:
         post, W_out, bias = down(t, name)
         norm = norm_out(t, name)

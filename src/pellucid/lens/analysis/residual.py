@@ -4,6 +4,7 @@ Where a norm acts on the stream itself (post blocks, embed_norm), it is linear a
 through it, and its bias becomes another part. What edits changed in the stream is a part too.
 """
 
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
@@ -13,10 +14,25 @@ from torch import Tensor, nn
 
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
+from pellucid.model.mlp import MixtureOfExperts
 from pellucid.model.norm import Identity, LayerNorm
 from pellucid.tensor_names import names
 
-By = Literal["component", "head", "neuron", "source"]
+By = Literal["component", "head", "neuron", "expert", "source"]
+
+
+def check_by(t: Recording, by: str) -> None:
+    """Raise InputError for a split that does not exist, or that this network does not have."""
+    if by not in typing.get_args(By):
+        raise InputError(f"by = {by!r}: expected {', '.join(typing.get_args(By)[:-1])} or source")
+    parts = [part for part in (t.architecture, t.architecture.encoder) if part is not None]
+    n_experts = [part.mlp.experts for part in parts]
+    if by == "expert" and not any(n_experts):
+        raise InputError("by = 'expert' and mlp.experts = 0: there is one MLP in each block, so use by='component'")
+    if by == "neuron" and any(n_experts):
+        raise InputError(
+            f"by = 'neuron' and mlp.experts = {max(n_experts)}: each expert has neurons, so use by='expert'"
+        )
 
 
 @dataclass(frozen=True)
@@ -183,7 +199,8 @@ def decompose(
 
     point  a tensor of the stream, such as blocks.3.resid_mid; the last one (before the final norm) unless given
     by     component: embeddings, attn_out and mlp_out of each block; head: each head's result and the output bias in
-           attention's place; neuron: every neuron of the last hidden layers; source: every head by the token that it
+           attention's place; neuron: every neuron of the last hidden layers; expert: every expert's weighted output,
+           and the shared one's, in the place of a mixture; source: every head by the token that it
            read
     pos    a single position of `row`, counted from either end: [part, m]. It is required by neuron and by source,
            whose parts are too many to store for every position
@@ -191,8 +208,7 @@ def decompose(
     The norms' scales are frozen at their values (S1 footnote 3; Elhage et al. 2021). Raises InputError for other
     points.
     """
-    if by not in ("component", "head", "neuron", "source"):
-        raise InputError(f"by = {by!r}: expected component, head, neuron or source")
+    check_by(t, by)
     if pos is not None:
         return decompose_at(t, point, by, pos, row)
     if by in ("neuron", "source"):
@@ -201,7 +217,7 @@ def decompose(
     prefix = "encoder." if end is not None and end.startswith("encoder.") else ""
     labels, values = [], []
     for w in writes(t, end, prefix):
-        pieces = by_head(t, w.name) if by == "head" else None
+        pieces = {"head": by_head, "expert": by_expert}[by](t, w.name) if by in ("head", "expert") else None
         for label, value in (pieces or {w.name: w.value()}).items():
             labels.append(label)
             values.append(w.arrived(value))
@@ -231,6 +247,26 @@ def by_head(t: Recording, name: str) -> dict[str, Tensor] | None:
     if norm.bias is not None:
         parts[f"{name} (norm's bias)"] = norm.bias.expand_as(result[0])
     return parts | _rest(t, name, torch.stack(list(parts.values())).sum(0))
+
+
+def by_expert(t: Recording, name: str) -> dict[str, Tensor] | None:
+    """The experts' results, the shared one's and changes by edits, which sum to mlp_out; None for others.
+
+    A result g_e m_e(x) is exactly 0 where a position does not use the expert.
+    """
+    if not name.endswith("mlp_out") or not isinstance(
+        mixture := module_of(t, name.removesuffix("_out")), MixtureOfExperts
+    ):
+        return None
+    scope, norm = name.removesuffix("_out"), norm_out(t, name)
+    parts = {f"{scope}.expert.{e}": norm(t[f"{scope}.expert_{e}.result"]) for e in range(len(mixture.experts))}
+    if mixture.shared is not None:
+        parts[f"{scope}.shared"] = norm(t[f"{scope}.shared.result"])
+    total = torch.stack(list(parts.values())).sum(0)
+    if norm.bias is not None:
+        parts[f"{name} (norm's bias)"] = norm.bias.expand_as(total)
+        total = total + norm.bias
+    return parts | _rest(t, name, total)
 
 
 def _rest(t: Recording, name: str, total: Tensor) -> dict[str, Tensor]:
@@ -274,7 +310,7 @@ def decompose_at(t: Recording, point: str | None, by: By, pos: int, row: int = 0
     end = None if point is None else t.full_name(point)
     prefix = "encoder." if end is not None and end.startswith("encoder.") else ""
     position = t.position(pos, row, end or "logits")
-    if by in ("component", "head"):
+    if by in ("component", "head", "expert"):
         decomposition = decompose(t, point, by)
         return Decomposition(decomposition.point, decomposition.labels, decomposition.values[:, row, position])
     labels: list[str] = []

@@ -91,7 +91,7 @@ def _check_fold(a: Architecture) -> None:
         "an encoder's final norm is read by every block": a.encoder is not None,
         "the norms have biases, and linear maps without one cannot absorb them": a.norm.kind == "layer"
         and a.norm.bias == "all"
-        and not (a.attention.bias in ("qkv", "all") and a.mlp.bias == "all"),
+        and not (a.attention.bias in ("qkv", "all") and a.mlp.bias == "all" and not a.mlp.experts),
     }
     for reason, holds in reasons.items():
         if holds:
@@ -101,7 +101,7 @@ def _check_fold(a: Architecture) -> None:
 def _fold_norms(view: WeightsView) -> None:
     """Move every norm into the linear maps that read it."""
     a = view.architecture
-    first = ["mlp.gate", "mlp.up.0"] if a.mlp.form == "gated" else ["mlp.up.0" if a.mlp.n_hidden else "mlp.down"]
+    first = _first_maps(a)
     for l in range(a.n_layers):
         readers = {"norm_1": ["attn.query", "attn.key", "attn.value"], "norm_2": first}
         if a.block == "shared":
@@ -110,6 +110,16 @@ def _fold_norms(view: WeightsView) -> None:
             _fold(view, f"blocks.{l}.{norm}", [f"blocks.{l}.{reader}" for reader in readers[norm]])
     if a.final_norm == "norm":
         _fold(view, "final_norm", ["unembed"])
+
+
+def _first_maps(a: Architecture) -> list[str]:
+    """The linear maps of a block's MLP, or mixture of experts, that read its norm."""
+    of_one = ["gate", "up.0"] if a.mlp.form == "gated" else ["up.0" if a.mlp.n_hidden else "down"]
+    if not a.mlp.experts:
+        return [f"mlp.{name}" for name in of_one]
+    scopes = [f"experts.{e}" for e in range(a.mlp.experts)] + ["shared.mlp"] * (a.mlp.shared_d_ff > 0)
+    routed = ["mlp.router"] + ["mlp.shared.scale"] * (a.mlp.shared_d_ff > 0 and a.mlp.shared_gate == "sigmoid")
+    return routed + [f"mlp.{scope}.{name}" for scope in scopes for name in of_one]
 
 
 def _fold(view: WeightsView, norm: str, readers: list[str]) -> None:
@@ -145,7 +155,7 @@ def _centre(view: WeightsView) -> None:
     for name in view._own:
         if name.startswith(tables):
             view._change(name, lambda rows: rows - rows.mean(1, keepdim=True))
-        elif name.endswith(("attn.out.weight", "mlp.down.weight")):
+        elif name.endswith(("attn.out.weight", ".down.weight")):
             view._change(name, lambda W: W - W.mean(0, keepdim=True))
-        elif name.endswith(("attn.out.bias", "mlp.down.bias")):
+        elif name.endswith(("attn.out.bias", ".down.bias")):
             view._change(name, lambda b: b - b.mean())

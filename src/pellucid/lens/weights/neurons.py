@@ -20,6 +20,11 @@ class Neuron:
         a = circuits.architecture
         if circuits.part == "cross":
             raise CircuitError("part = cross has no MLP: use part = attn or encoder")
+        if a.mlp.experts:
+            raise CircuitError(
+                f"mlp.experts = {a.mlp.experts}: the neurons of each expert are numbered by themselves; "
+                f"their weights are blocks.{layer}.mlp.experts.K.up.0.weight, .gate.weight and .down.weight"
+            )
         if not (0 <= layer < a.n_layers and 0 <= index < a.d_ff and 0 <= hidden < a.mlp.n_hidden):
             raise CircuitError(
                 f"neuron {index} of hidden layer {hidden} of block {layer}: there are {a.n_layers} blocks with "

@@ -13,6 +13,7 @@ from pellucid.architecture import Architecture
 from pellucid.edits import Edit, EditError
 from pellucid.lens.core.interventions import among, resolve
 from pellucid.model import Transformer
+from pellucid.model.mlp import MixtureOfExperts
 from pellucid.model.norm import Identity
 from pellucid.model.positions import Learned
 from pellucid.model.transformer import Backbone
@@ -76,6 +77,8 @@ def _write(network: Transformer, name: str, edits: list[Edit]) -> None:
         raise _no_linear_map(edits[-1])
     block, inner = cast(Any, part.blocks[int(match[1])]), match[2]
     attention = block.cross if inner.startswith("cross") else block.attn
+    if inner.startswith("mlp") and part.architecture.mlp.experts:
+        return _write_mixture(block.mlp, inner, changes, edits[-1])
     if inner.endswith(".result"):
         return _change_results(attention.out, changes, edits[-1])
     if inner.endswith(".z"):
@@ -86,6 +89,21 @@ def _write(network: Transformer, name: str, edits: list[Edit]) -> None:
     if inner in NORMED and not isinstance(getattr(block, NORMED[inner]), Identity):
         raise EditError(f"{edits[-1].op} of {name} comes after a norm: it is not a change of weights of a linear map")
     return _change_output(_writer(block, inner, edits[-1]), changes, edits[-1])
+
+
+def _write_mixture(mixture: MixtureOfExperts, inner: str, changes: list["Affine"], edit: Edit) -> None:
+    """Write edits of the router's logits, or of an expert's hidden layer, into its linear maps."""
+    match = re.match(r"^mlp\.(?:expert_(\d+)|shared)\.(gate|pre|post)$", inner)
+    if inner == "mlp.router":
+        return _change_output(mixture.router, changes, edit)
+    if match is None:
+        raise EditError(
+            f"{edit.op} of {edit.name} is not a change of weights: what an expert adds depends on the position"
+        )
+    mlp = cast(Any, mixture.experts[int(match[1])] if match[1] else cast(Any, mixture.shared).mlp)
+    if match[2] == "post":
+        return _change_input(mlp.down, changes, edit)
+    return _change_output(mlp.gate if match[2] == "gate" else mlp.up[0], changes, edit)
 
 
 def _writer(block: Any, inner: str, edit: Edit) -> nn.Linear:
@@ -147,6 +165,7 @@ def _affine(edit: Edit, part: Backbone) -> Affine:
     """The edit as a map of vectors, in float64 on the network's device."""
     a, letters = part.architecture, axes(edit.name)
     sizes = {"h": a.n_heads, "g": a.n_kv_heads, "d": a.d_head, "m": a.d_model, "f": a.d_ff, "v": a.n_vocab}
+    sizes |= {"e": a.mlp.experts, "s": a.mlp.shared_d_ff}
     inner = [letter for letter in letters if letter in sizes]
     shape = [sizes[letter] for letter in inner]
     chosen = torch.ones(shape, dtype=torch.bool)

@@ -1,0 +1,54 @@
+"""The number of parameters of an architecture, by part, in all and for one position."""
+
+import itertools
+
+from pellucid.architecture import Architecture
+
+
+def count_parameters(a: Architecture) -> dict[str, int]:
+    """The number of trainable parameters by part: embed, positions, attention, mlp, norms, unembed, total.
+
+    A tied unembedding counts once, under embed. Item X-PARAMS of docs/mathematics.md.
+    """
+    m, d, f = a.d_model, a.d_head, a.d_ff
+    q, kv = a.n_heads * d, a.n_kv_heads * d
+    bias_qkv, bias_out = a.attention.bias in ("qkv", "all"), a.attention.bias in ("out", "all")
+    attention = m * q + 2 * m * kv + q * m + bias_qkv * (q + 2 * kv) + bias_out * m
+    attention += {"none": 0, "rms": 2 * d, "rms_all": q + kv}[a.attention.qk_norm]
+    mlp = count_mlp(a, f)
+    if a.mlp.experts:
+        mlp = a.mlp.experts * (mlp + m) + (count_mlp(a, a.mlp.shared_d_ff) if a.mlp.shared_d_ff else 0)
+        mlp += m * (a.mlp.shared_d_ff > 0 and a.mlp.shared_gate == "sigmoid")
+    norm = {"none": 0, "layer": m + m * (a.norm.bias == "all"), "rms": m}[a.norm.kind]
+    cross = attention if a.encoder is not None else 0
+    counts = {
+        "embed": (a.n_vocab + a.n_segments + len(a.ngrams) * a.ngram_rows) * m,
+        "positions": {"learned": a.n_ctx * m, "relative": a.positions.n_buckets * a.n_heads}.get(a.positions.kind, 0),
+        "attention": a.n_layers * (attention + cross),
+        "mlp": a.n_layers * mlp,
+        "norms": norm * (a.n_layers * (len(a.block_norms) + (a.encoder is not None)))
+        + norm * ((a.embed_norm == "norm") + (a.final_norm == "norm")),
+        "unembed": (a.unembed == "untied") * a.n_vocab * m,
+    }
+    counts["unembed"] += {"affine": a.n_vocab, "bert": m * m + m + norm + a.n_vocab}.get(a.readout, 0)
+    if a.encoder is not None:
+        counts["encoder"] = (
+            sum(count for part, count in count_parameters(a.encoder).items() if part not in ("unembed", "total"))
+            - (a.source_embed == "shared") * a.n_vocab * m
+        )
+    return counts | {"total": sum(counts.values())}
+
+
+def count_mlp(a: Architecture, d_ff: int) -> int:
+    """The number of parameters of one MLP, or of one expert, whose hidden layers are `d_ff` wide."""
+    widths = [a.d_model] + [d_ff] * a.mlp.n_hidden + [a.d_model]
+    has_bias = a.mlp.bias == "all"
+    mlp = sum(n_in * n_out + has_bias * n_out for n_in, n_out in itertools.pairwise(widths))
+    return mlp + (a.mlp.form == "gated") * (a.d_model * d_ff + has_bias * d_ff)
+
+
+def count_active_parameters(a: Architecture) -> int:
+    """The number of parameters that one position uses: all of them, without the experts that it does not use."""
+    unused = (a.mlp.experts - a.mlp.experts_per_token) * count_mlp(a, a.d_ff) if a.mlp.experts else 0
+    of_encoder = 0 if a.encoder is None else count_parameters(a.encoder)["total"] - count_active_parameters(a.encoder)
+    return count_parameters(a)["total"] - a.n_layers * unused - of_encoder
