@@ -166,10 +166,11 @@ COVERING = [
     BASE.with_fields({"block": "post"}),
     BASE.with_fields({"block": "sandwich"}),
     with_encoder(BASE.with_fields({"n_layers": 1})),
+    BASE.with_fields({"n_layers": 1, "mlp.form": "gated", "mlp.experts": 2, "mlp.shared_d_ff": 3}),
 ]
 
 
-@pytest.mark.parametrize("a", COVERING, ids=["gated", "parallel", "post", "sandwich", "encoder"])
+@pytest.mark.parametrize("a", COVERING, ids=["gated", "parallel", "post", "sandwich", "encoder", "experts"])
 def test_a_fault_in_any_tensor_is_named(a, monkeypatch):
     """Every name in turn is moved by a millionth: it, and nothing before it, is found."""
     network = make_network(a)

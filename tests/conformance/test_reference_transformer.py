@@ -227,7 +227,7 @@ def test_every_tensor_of_the_table_that_the_architecture_has_is_named(a):
     w, tokens = random_weights(a, rng), draw_tokens(rng, a)
     values = trace_by_definition(a, w, tokens, source=encode(a, w, tokens) if a.encoder else None)
     sizes = dict(b=2, i=a.n_ctx, j=a.n_ctx, h=a.n_heads, g=a.n_kv_heads, m=a.d_model, d=a.d_head, f=a.d_ff, v=a.n_vocab)
-    sizes["1"] = 1
+    sizes |= {"e": a.mlp.experts, "s": a.mlp.shared_d_ff, "1": 1}
     encoded = {name for name in names(a) if name.startswith("encoder.")}
     for name in [name for name in names(a) if name not in encoded] + ["probs"]:
         assert values[name].shape == tuple(sizes[letter] for letter in axes(name)), name

@@ -253,11 +253,11 @@ def test_gradient_times_input_is_the_change_to_first_order():
 @pytest.mark.parametrize(
     ("ask", "reason"),
     [
-        (lambda t: t.attribute(1, by="layer"), "expected component, head, neuron or source"),
+        (lambda t: t.attribute(1, by="layer"), "expected component, head, neuron, expert or source"),
         (lambda t: t.attribute(1, pos=9), "row 0 has 4 tokens"),
         (lambda t: t.attribute("a"), "has no tokenizer"),
         (lambda t: t.decompose(by="neuron"), "give one, such as pos=-1"),
-        (lambda t: t.decompose(by="layer"), "expected component, head, neuron or source"),
+        (lambda t: t.decompose(by="layer"), "expected component, head, neuron, expert or source"),
         (lambda t: t.decompose(by="source", pos=4), "row 0 has 4 tokens"),
         (lambda t: t.decompose("blocks.0.attn.q"), "is not a point of the residual stream"),
         (lambda t: t.why(0, 9), "layer 0, head 9"),

@@ -22,7 +22,7 @@ LINEAR = {"readout": st.sampled_from(["linear", "affine"])}
 
 
 def offset_of(a):
-    return 1 if a.positions.kind == "rotary" else None
+    return 1 if a.rotates(0) else None
 
 
 @settings(deadline=None, max_examples=30)
@@ -71,7 +71,7 @@ def test_scores_are_the_circuit_between_what_is_read(a):
                 for j in range(4):
                     if scores[h, i, j] == -torch.inf:
                         continue
-                    qk = head.qk(i - j) if a.positions.kind == "rotary" else head.qk()
+                    qk = head.qk(i - j) if a.rotates(l) else head.qk()
                     expected = head.scale * (x[i] @ (qk @ x[j]))
                     if a.attention.qk_norm != "none":
                         every = a.attention.qk_norm == "rms_all"
@@ -171,7 +171,7 @@ def test_reading_through_the_vocabulary(a, data):
         (head.promotes(token, 3), head.full_ov().dense()[:, token]),
         (head.looks_for(token, 3, offset), head.scale * head.full_qk(offset).dense()[token]),
     ]
-    if a.mlp.n_hidden == 1:
+    if a.mlp.n_hidden == 1 and not a.mlp.experts:
         neuron, mlp = circuits.neuron(0, 2), network.blocks[0].mlp
         c = a.d_model**0.5 if a.embed_scale == "sqrt(d_model)" else 1.0
         checks += [

@@ -1,12 +1,10 @@
 """The steps of a mixture of experts: the router, every expert, the shared one, and their sum."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from pellucid.look.steps import Step, StepWriter
+from pellucid.architecture import Architecture
+from pellucid.look.step import Step
 
 EXPERT_SYMBOLS = {"router": "r_i", "expert_weights": "g_i", "expert_result": "o_i^e"}
 EXPERT_TITLES = {
@@ -15,7 +13,25 @@ EXPERT_TITLES = {
 }
 
 
-def mixture_steps(steps: StepWriter, at: str, reads: str) -> Iterator[Step]:
+class MlpStepWriter(Protocol):
+    """What these functions ask of the writer of a model's steps, which is in steps.py."""
+
+    a: Architecture
+
+    def symbol(self, name: str, at: str = "") -> str: ...
+
+    def tensor(self, name: str) -> str: ...
+
+    def linear(self, name: str, x: str, bias: bool) -> str: ...
+
+    def step(
+        self, name: str, group: str, right: str, code: str, definition: tuple[str, str, str], title: str = ""
+    ) -> Step: ...
+
+    def hidden_layers(self, at: str, weights: str, reads: str) -> Iterator[Step]: ...
+
+
+def mixture_steps(steps: MlpStepWriter, at: str, reads: str) -> Iterator[Step]:
     """The router's logits, the weights of the experts, and what each expert computes from `reads`."""
     mlp, x = steps.a.mlp, steps.tensor(reads)
     where = "layers.py", "mixture_of_experts"
@@ -25,7 +41,7 @@ def mixture_steps(steps: StepWriter, at: str, reads: str) -> Iterator[Step]:
     for e in range(mlp.experts):
         inner, weights = f"{at}expert_{e}.", f"{at}experts.{e}."
         yield from steps.hidden_layers(inner, weights, reads)
-        out, code = down(steps, inner, weights)
+        out, code = expert_output(steps, inner, weights)
         g = f"{steps.tensor(at + 'expert_weights')}[..., {e}, None]"
         right = f"{steps.symbol(at + 'expert_weights')}[{e}] ({out})"
         title = f"What expert {e} writes, times its weight"
@@ -33,7 +49,7 @@ def mixture_steps(steps: StepWriter, at: str, reads: str) -> Iterator[Step]:
     if mlp.shared_d_ff:
         inner, weights = f"{at}shared.", f"{at}shared.mlp."
         yield from steps.hidden_layers(inner, weights, reads)
-        right, code = down(steps, inner, weights)
+        right, code = expert_output(steps, inner, weights)
         if mlp.shared_gate == "sigmoid":
             right = f"\\sigma({steps.symbol(reads)} w_s^T) ({right})"
             code = f"({steps.linear(at + 'shared.scale', x, False)}).sigmoid() * ({code})"
@@ -41,7 +57,7 @@ def mixture_steps(steps: StepWriter, at: str, reads: str) -> Iterator[Step]:
         yield steps.step(inner + "result", "mlp", right, f"result = {code}", (*where, 'inner("result", scale'), title)
 
 
-def expert_weights(steps: StepWriter, at: str) -> tuple[str, str]:
+def expert_weights(steps: MlpStepWriter, at: str) -> tuple[str, str]:
     """The weights of the experts, as a formula and as code."""
     k, r = steps.a.mlp.experts_per_token, steps.tensor(at + "router")
     symbol = steps.symbol(at + "router")
@@ -53,14 +69,14 @@ def expert_weights(steps: StepWriter, at: str) -> tuple[str, str]:
     return right, f"{chosen}\nresult = {r}.softmax(-1).masked_fill(~chosen, 0.0)"
 
 
-def down(steps: StepWriter, inner: str, weights: str) -> tuple[str, str]:
+def expert_output(steps: MlpStepWriter, inner: str, weights: str) -> tuple[str, str]:
     """What one expert's last map computes, before its weight, as a formula and as code."""
     has_bias = steps.a.mlp.bias == "all"
     right = f"{steps.symbol(inner + 'post')} {{W_{{down}}}}^T{' + b_{down}' if has_bias else ''}"
     return right, steps.linear(weights + "down", steps.tensor(inner + "post"), has_bias)
 
 
-def sum_of_experts(steps: StepWriter, at: str) -> tuple[str, str]:
+def sum_of_experts(steps: MlpStepWriter, at: str) -> tuple[str, str]:
     """What the mixture adds to the stream, as a formula and as code."""
     names = [f"{at}expert_{e}.result" for e in range(steps.a.mlp.experts)]
     names += [f"{at}shared.result"] * (steps.a.mlp.shared_d_ff > 0)

@@ -15,7 +15,7 @@ from pellucid.look.predictor_steps import AXES, PREAMBLE, network_steps, step_nu
 from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.reading import add_sampling_route, column_of, line_of, source_text
 from pellucid.look.session import Model, Session
-from pellucid.look.steps import Definition
+from pellucid.look.step import Definition
 from pellucid.predictors.mixture import Counted, Mixture
 from pellucid.predictors.ngram import ContextLevel, NGram
 

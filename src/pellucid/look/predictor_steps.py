@@ -9,7 +9,7 @@ from torch import nn
 
 from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.session import Model
-from pellucid.look.steps import Definition, Step
+from pellucid.look.step import Definition, Step
 from pellucid.predictors.mixture import Mixture
 from pellucid.predictors.neural import NeuralProbabilistic
 from pellucid.predictors.recurrent import Recurrent

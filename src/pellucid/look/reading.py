@@ -22,7 +22,8 @@ from pellucid.look.caching import cached_step
 from pellucid.look.mathml import mathml
 from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.session import Session
-from pellucid.look.steps import Definition, Step, model_steps
+from pellucid.look.step import Definition, Step
+from pellucid.look.steps import model_steps
 from pellucid.tensor_names import axes
 
 #: what the code of a step needs besides `model` and `trace`

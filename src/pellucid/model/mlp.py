@@ -4,11 +4,12 @@ import itertools
 from functools import partial
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pellucid.architecture import Architecture
-from pellucid.model.shapes import ExpertWeights, Rows, Stream
+from pellucid.model.shapes import Choices, ExpertWeights, Rows, Stream
 from pellucid.model.tap import OFF, Tap
 
 
@@ -69,6 +70,12 @@ def make_one(a: Architecture, d_ff: int) -> PlainMLP:
     return OneHiddenMLP(a, d_ff) if a.mlp.n_hidden == 1 else PlainMLP(a, d_ff)
 
 
+def choices(weights: Float[Tensor, "row expert"]) -> tuple[Choices, Choices, list[int]]:
+    """Every expert and row whose weight is not 0, in the order of the experts, and how many rows each expert has."""
+    expert, row = weights.T.nonzero(as_tuple=True)
+    return expert, row, expert.bincount(minlength=weights.size(1)).tolist()
+
+
 class MixtureOfExperts(nn.Module):
     """sum_{e in U} g_e m_e(x) + s(x) m_shared(x), U the k experts with the largest r_e of r = x W_R^T
 
@@ -82,6 +89,8 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(a.d_model, a.mlp.experts, bias=False)
         self.experts = nn.ModuleList(make_one(a, a.d_ff) for _ in range(a.mlp.experts))
         self.shared = SharedExpert(a) if a.mlp.shared_d_ff else None
+        #: which rows each expert computes; a plan of memory, which has no numbers, divides them evenly
+        self.choices = choices
         inner = ("gate", "pre", "post", "result") if a.mlp.form == "gated" else ("pre", "post", "result")
         self.inner_names = tuple(f"expert_{e}.{name}" for e in range(a.mlp.experts) for name in inner)
 
@@ -100,8 +109,7 @@ class MixtureOfExperts(nn.Module):
     def of_chosen(self, x: Stream, g: ExpertWeights) -> Stream:
         """sum_e g_e m_e(x), where each expert computes the positions that use it."""
         rows, weights = x.flatten(0, 1), g.flatten(0, 1)
-        expert, row = weights.T.nonzero(as_tuple=True)  # in the order of the experts
-        n_rows = expert.bincount(minlength=len(self.experts)).tolist()
+        expert, row, n_rows = self.choices(weights)
         parts = rows.index_select(0, row).split(n_rows)
         y = torch.cat([m(part) for m, part in zip(self.experts, parts, strict=True)])
         y = y * weights[row, expert, None]

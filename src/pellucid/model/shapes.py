@@ -16,6 +16,7 @@ Rows = Float[Tensor, "... d_model"]  # vectors of the stream, each of which is c
 Encoded = Float[Tensor, "batch source_pos d_model"]
 Hidden = Float[Tensor, "batch pos d_ff"]
 ExpertWeights = Float[Tensor, "batch pos expert"]
+Choices = Int[Tensor, " choice"]  # one for each expert that a position uses
 Logits = Float[Tensor, "batch pos n_vocab"]
 Queries = Float[Tensor, "batch head query_pos d_head"]
 Keys = Float[Tensor, "batch kv_head key_pos d_head"]

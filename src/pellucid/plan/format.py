@@ -1,6 +1,8 @@
 """Format a plan as lines of text."""
 
+from pellucid.architecture import Architecture
 from pellucid.hub.targets import opens_in
+from pellucid.parameter_counts import count_active_parameters
 from pellucid.plan.accelerators import READING_SHARE, TRAINING_SHARE, USABLE
 from pellucid.plan.flops import written
 from pellucid.plan.planning import Elsewhere, Plan, by_choice, cache_bytes
@@ -25,11 +27,21 @@ def _network(plan: Plan) -> list[str]:
         f"{plan.name}: {total:,} parameters, {a.n_layers} layers, width {a.d_model}, {a.n_heads} heads, context "
         f"{a.n_ctx}, vocabulary {a.n_vocab:,}",
         *(f"  {part:<12}{n:>16,}  {n / total:6.1%}" for part, n in plan.parameters.items() if part != "total"),
+        *_active(a, total),
         f"FLOPs per token in training: {scaled(plan.flops.training)} = 3 x (products with weights "
         f"{scaled(plan.flops.products)} + attention {scaled(plan.flops.attention)}), forward and backward",
         f"FLOPs per token written with a cache: {scaled(first.forward)} for the first, {scaled(last.forward)} for the "
         f"{a.n_ctx:,}th",
     ]
+
+
+def _active(a: Architecture, total: int) -> list[str]:
+    """Of a mixture of experts, how many parameters one position uses."""
+    if not a.mlp.experts:
+        return []
+    active = count_active_parameters(a)
+    used = f"{a.mlp.experts_per_token} of {a.mlp.experts} experts"
+    return [f"each position uses {active:,} parameters ({active / total:.1%}): {used} in each layer"]
 
 
 def _memory(plan: Plan) -> list[str]:

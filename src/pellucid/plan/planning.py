@@ -12,7 +12,7 @@ import torch
 
 from pellucid.architecture import Architecture
 from pellucid.hub.targets import opens_in
-from pellucid.parameter_counts import count_parameters
+from pellucid.parameter_counts import count_active_parameters, count_parameters
 from pellucid.plan.accelerators import (
     READING_SHARE,
     TRAINING_SHARE,
@@ -317,6 +317,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "batch": plan.recipe.train.batch,
         "precision": plan.recipe.train.precision,
         "parameters": plan.parameters,
+        "active_parameters": count_active_parameters(plan.recipe.model),
         "flops_per_token": {
             "training": plan.flops.training,
             "written_first": one.forward,

@@ -75,7 +75,10 @@ def mlp(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
 
 
 def single_mlp(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
-    """a_l = f(a_{l-1} W_l^T + b_l) for each hidden layer, then W_out; gated: (f(gate) * up) W_out   [b, n, m]."""
+    """a_l = f(a_{l-1} W_l^T + b_l) for each hidden layer, then W_out; gated: (f(gate) * up) W_out   [b, n, m]
+
+    S0 (2.5) to (2.7); gated: Shazeer 2020, "GLU Variants Improve Transformer". Errata E-02, E-52, E-56.
+    """
     f = ACTIVATION[a.mlp.activation]
     for n in range(a.mlp.n_hidden):
         number = f".{n}" if a.mlp.n_hidden > 1 else ""

@@ -179,6 +179,8 @@ def _architecture(run: Contents) -> str:
 def _course(run: Contents) -> str:
     charts = chart("Learning rate", [Line("", run.series("learning_rate"))], zero=True)
     charts += chart("Gradient norm", [Line("", run.series("grad_norm"))], unit="before clipping", zero=True)
+    experts = [Line("least used", run.series("least_used")), Line("most used", run.series("most_used"))]
+    charts += chart("Shares of the experts' choices", experts, unit="of one expert in one layer", zero=True)
     return _section("The course of training", "", charts, "charts") if charts else ""
 
 

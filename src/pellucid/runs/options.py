@@ -80,6 +80,9 @@ class TrainOptions(Options):
     ngram_weight_decay: float = 2.0
     #: the largest norm of the gradient; 0: the gradient is not clipped
     clip: float = 1.0
+    #: of a mixture of experts, b: the loss gains b experts sum_e f_e P_e for each target, with f_e the share of the
+    #: choices that expert e has in a pass and P_e its mean probability; the mean over the layers (Switch); 0: nothing
+    balance: float = 0.0
     #: how the learning rate falls after the warm-up: as a cosine, linearly over the last fifth (wsd), or not at all
     schedule: ScheduleName = "cosine"
     #: steps over which the learning rate rises from 0; -1: 2 % of the steps, at most 100
@@ -133,6 +136,7 @@ class TrainOptions(Options):
             "clip",
             "weight_decay",
             "ngram_weight_decay",
+            "balance",
             "evaluate_every",
             "evaluate_tokens",
             "checkpoint_every",

@@ -154,6 +154,13 @@ class Trainable(Startable[RecipeT]):
         """A text that the network writes, None where its logits are not finite; called where `can_sample`."""
         raise NotImplementedError
 
+    def step_figures(self) -> dict[str, Tensor]:
+        """Further figures of the step whose passes have just been computed, for its row of the metrics.
+
+        `added` among them is what the passes' losses hold beside -log P, in nats; the row's loss is without it.
+        """
+        return {}
+
     @property
     def can_sample(self) -> bool:
         """Whether the network writes samples."""

@@ -136,6 +136,9 @@ class Trainer(Generic[RecipeT]):
                 share = trainable.loss(batch) / (batch.total or tokens_per_step)
                 share.backward()
             total += share.detach()
+        figures = trainable.step_figures()
+        if "added" in figures:
+            total -= figures.pop("added") / (batch.total or tokens_per_step)
         total = self.processes.summed(total)
         norm = self.clip(t.clip)
         bad = ~(torch.isfinite(total) & torch.isfinite(norm))
@@ -146,7 +149,7 @@ class Trainer(Generic[RecipeT]):
             "learning_rate": rate * t.learning_rate,
             f"{trainable.unit}s": self.step * tokens_per_step,
         }
-        self.pending.append((row, {"loss": total, "grad_norm": norm, "bad": bad}))
+        self.pending.append((row, {"loss": total, "grad_norm": norm, "bad": bad} | figures))
 
     def clip(self, largest: float) -> Tensor:
         """The norm of the gradient before clipping; the gradient is scaled down where its norm is above `largest`."""
@@ -162,7 +165,8 @@ class Trainer(Generic[RecipeT]):
             row, figures = self.pending.popleft()
             values = {name: t.item() for name, t in figures.items()}
             seconds = self.seconds()
-            row |= {"loss": values["loss"], "grad_norm": values["grad_norm"], "seconds": round(seconds, 3)}
+            row |= {name: value for name, value in values.items() if name != "bad"}
+            row["seconds"] = round(seconds, 3)
             self.bad_in_a_row = self.bad_in_a_row + 1 if values["bad"] else 0
             if values["bad"]:
                 row |= {"loss": None, "grad_norm": None, "skipped": True}

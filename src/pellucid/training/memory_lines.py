@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.lora import adapt
+from pellucid.model.mlp import MixtureOfExperts
 from pellucid.runs.muon import update_together
 from pellucid.runs.optimizer import is_hidden_matrix
 from pellucid.training.build import choose_paths
@@ -107,6 +108,8 @@ class LayerBoundaries:
 @lru_cache(maxsize=64)
 def step_lines(recipe: Recipe, chunked: bool) -> StepLines:
     """The linear functions of a recipe, for every batch; `chunked`: logits are computed in chunks."""
+    if recipe.model.mlp.experts:
+        raise NoClosedFormError("the rows of an expert are no linear function of the batch")
     recipe, repeats = without_copies(recipe)
     t, batch = recipe.train, unlike_any_size(recipe)
     weights, trained = of_all_layers(recipe, repeats)
@@ -186,11 +189,22 @@ def _shortened(a: Architecture, of_encoder: bool) -> tuple[Architecture, list[Re
 
 
 def bare_network(recipe: Recipe) -> Transformer:
-    """The recipe's network, with its adapters."""
+    """The recipe's network, with its adapters. Where there are no numbers, every expert computes as many rows."""
     network = Transformer(recipe.model)
+    for module in network.modules():
+        if isinstance(module, MixtureOfExperts):
+            module.choices = partial(even_choices, module.k)
     if recipe.adapt.rank:
         adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids)
     return network
+
+
+def even_choices(k: int, weights: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    """What `model.mlp.choices` gives where each row uses k experts, and all experts are used as often."""
+    n, n_experts = k * weights.size(0), weights.size(1)
+    n_rows = [n // n_experts + (e < n % n_experts) for e in range(n_experts)]
+    at = torch.zeros(n, dtype=torch.int64, device=weights.device)
+    return at, at, n_rows
 
 
 def micro_batch_of(recipe: Recipe, batch: int) -> MicroBatch:

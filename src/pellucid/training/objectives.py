@@ -21,7 +21,9 @@ from pellucid.model import Transformer
 from pellucid.model.dropout import draw_by_sample
 from pellucid.model.mask import documents_mask, padding_mask, prefix_mask
 from pellucid.model.shapes import Logits, Samples, Tokens, Visible
+from pellucid.model.tap import OFF, Tap
 from pellucid.training.chunked_loss import chunked_loss
+from pellucid.training.expert_use import ExpertUse
 
 #: stands in the targets where nothing is scored
 UNSCORED = -100
@@ -58,9 +60,9 @@ class MicroBatch:
 Loss = Callable[[MicroBatch], Tensor]
 
 
-def logits_of(network: Transformer, given: MicroBatch) -> Logits:
+def logits_of(network: Transformer, given: MicroBatch, tap: Tap = OFF) -> Logits:
     """The network's logits, under the mask that the pass says."""
-    return network(given.inputs, **model_inputs(network, given))
+    return network(given.inputs, **model_inputs(network, given), tap=tap)
 
 
 def model_inputs(network: Transformer, given: MicroBatch) -> dict[str, Any]:
@@ -81,17 +83,17 @@ def encoded(network: Transformer, given: MicroBatch) -> dict[str, Tensor]:
     return {"source": network.encode(given.source, padding_mask(given.real)), "source_mask": readable}
 
 
-def summed_loss(network: Transformer, given: MicroBatch) -> Float[Tensor, ""]:
+def summed_loss(network: Transformer, given: MicroBatch, tap: Tap = OFF) -> Float[Tensor, ""]:
     """Sum over the scored positions of -log P(target | what is read), in nats (S4, empirical risk).
 
     The sum, not the mean: passes of different sizes add up to the large batch.
     """
-    return summed(logits_of(network, given).flatten(0, 1), scored_targets(given))
+    return summed(logits_of(network, given, tap).flatten(0, 1), scored_targets(given))
 
 
-def summed_loss_in_chunks(network: Transformer, given: MicroBatch) -> Float[Tensor, ""]:
+def summed_loss_in_chunks(network: Transformer, given: MicroBatch, tap: Tap = OFF) -> Float[Tensor, ""]:
     """The same, CHUNK logits at a time: for vocabularies whose logits would be most of what training keeps."""
-    x = network.hidden(given.inputs, **model_inputs(network, given))
+    x = network.hidden(given.inputs, **model_inputs(network, given), tap=tap)
     return chunked_loss(network.unembed, summed, x.flatten(0, 1), scored_targets(given), CHUNK)
 
 
@@ -127,16 +129,24 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
-def autocast(network: Transformer, device: torch.device, precision: str, n_logits: int = 0) -> Loss:
+def autocast(
+    network: Transformer,
+    device: torch.device,
+    precision: str,
+    n_logits: int = 0,
+    expert_use: ExpertUse | None = None,
+) -> Loss:
     """The loss of `network` in the precision of the recipe; weights stay float32.
 
-    `n_logits` is how many a pass has: from MANY_LOGITS on they are made in chunks.
+    `n_logits` is how many a pass has: from MANY_LOGITS on they are made in chunks. `expert_use` adds its balance.
     """
     objective = summed_loss_in_chunks if n_logits >= MANY_LOGITS else summed_loss
 
     def loss(given: MicroBatch) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-            return objective(network, given)
+            if expert_use is None:
+                return objective(network, given)
+            return expert_use(objective, network, given, (scored_targets(given) != UNSCORED).sum())
 
     return loss
 

@@ -279,6 +279,8 @@ def _checked(recipe: Recipe) -> Recipe:
             f"text.chat_template = {recipe.text.chat_template} goes with train.objective = chat, not {objective}"
         )
     _check_adapters(recipe.adapt)
+    if recipe.train.balance and not recipe.model.mlp.experts:
+        raise RecipeError(f"train.balance = {recipe.train.balance}: expected 0 where mlp.experts = 0, as here")
     if objective != "next-token" and recipe.text.inside_documents == "yes":
         raise RecipeError(f"text.inside_documents = yes goes with train.objective = next-token, not {objective}")
     return recipe

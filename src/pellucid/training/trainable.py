@@ -41,6 +41,7 @@ from pellucid.training.build import (
     read_input,
 )
 from pellucid.training.data import make_data
+from pellucid.training.expert_use import ExpertUse
 from pellucid.training.load import keep_first
 from pellucid.training.memory import check_memory
 from pellucid.training.objectives import MicroBatch, autocast, losses_and_hits, with_dropout_by_sample
@@ -115,6 +116,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
         self.checks, self.choose_sizes = checks, choose_sizes
         self.known_tokenizer, self.chat_template = tokenizer, chat_template
         self.check_files: dict[str, Any] = {}
+        self.expert_use: ExpertUse | None = None
 
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
         resolve_device(self.recipe.train.device)  # refused before the text is read
@@ -190,7 +192,12 @@ class TransformerTrainable(TextTrainable[Recipe]):
         return make_data(self.tokens, self.recipe, self.device)
 
     def make_loss(self) -> BatchLoss:
-        return autocast(self.network, self.device, self.recipe.train.precision, n_logits(self.recipe))
+        t = self.recipe.train
+        self.expert_use = ExpertUse(self.network, t.balance) if self.recipe.model.mlp.experts else None
+        return autocast(self.network, self.device, t.precision, n_logits(self.recipe), self.expert_use)
+
+    def step_figures(self) -> dict[str, torch.Tensor]:
+        return {} if self.expert_use is None else self.expert_use.take_figures()
 
     @property
     def n_trained(self) -> int:
