@@ -62,15 +62,16 @@ Loss = Callable[[MicroBatch], Tensor]
 
 def logits_of(network: Transformer, given: MicroBatch, tap: Tap = OFF) -> Logits:
     """The network's logits, under the mask that the pass says."""
-    return network(given.inputs, **model_inputs(network, given), tap=tap)
+    return network(given.inputs, **model_inputs(network, given, tap))
 
 
-def model_inputs(network: Transformer, given: MicroBatch) -> dict[str, Any]:
-    """Mask and positions that the pass says, and what is read of a source."""
+def model_inputs(network: Transformer, given: MicroBatch, tap: Tap = OFF) -> dict[str, Any]:
+    """Mask and positions that the pass says, what is read of a source, and a tap where there is one."""
     mask = None if given.documents is None else documents_mask(given.documents)
     if given.prefix is not None:
         mask = prefix_mask(given.prefix, given.inputs.size(1))
-    return {"mask": mask, "positions": given.positions, **encoded(network, given)}
+    tapped = {} if tap is OFF else {"tap": tap}  # other kinds of networks have no taps
+    return {"mask": mask, "positions": given.positions, **encoded(network, given), **tapped}
 
 
 def encoded(network: Transformer, given: MicroBatch) -> dict[str, Tensor]:
@@ -93,7 +94,7 @@ def summed_loss(network: Transformer, given: MicroBatch, tap: Tap = OFF) -> Floa
 
 def summed_loss_in_chunks(network: Transformer, given: MicroBatch, tap: Tap = OFF) -> Float[Tensor, ""]:
     """The same, CHUNK logits at a time: for vocabularies whose logits would be most of what training keeps."""
-    x = network.hidden(given.inputs, **model_inputs(network, given), tap=tap)
+    x = network.hidden(given.inputs, **model_inputs(network, given, tap))
     return chunked_loss(network.unembed, summed, x.flatten(0, 1), scored_targets(given), CHUNK)
 
 
