@@ -19,9 +19,9 @@ from benchmarks.generation_workers import SHAPE
 from benchmarks.side_by_side import BenchmarkError, Measured, Worker, header, memory_read, show, spread
 
 WORKERS = str(Path(__file__).with_name("generation_workers.py"))
-#: bytes of matrices that a step reads: 12 blocks and the unembedding; int8 lies in float16
+#: bytes of matrices that a step reads: 12 blocks and the unembedding
 N_MATRIX = 12 * 12 * 768**2 + 50257 * 768
-BYTES = {"loaded": 4, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 2, "q8_0": 34 / 32}
+BYTES = {"loaded": 4, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int4": 4.5 / 8, "q8_0": 34 / 32}
 OWN = ("loaded", "float32", "bfloat16", "int8")
 
 

@@ -538,9 +538,9 @@ class NextRowsScale(products.Int8):
 class NextRowsScaleInTheProduct(products.Int8):
     """The scales are right, and the product takes those of other rows."""
 
-    def forward(self, x):
-        y = self.whole(x) * self.scale.roll(1)
-        return y if self.bias is None else y + self.bias
+    @property
+    def stored(self):
+        return self.integers, self.scale.roll(1)
 
 
 class WithoutBias(products.Float16):
@@ -585,7 +585,8 @@ PACKING = {
         replace_method(prepare.PackedAttention, "project_qkv", keys_for_queries), "blocks.0.attn.q"
     ),
     "int8 kept with another row's scale": packed(product("int8", NextRowsScale), "blocks.0.attn.query.weight"),
-    "int8 multiplied by another row's scale": packed(product("int8", NextRowsScaleInTheProduct), "blocks.0.attn.q"),
+    # a pass over all tokens has more rows than are multiplied so, but for the logits of its last
+    "int8 multiplied by another row's scale": packed(product("int8", NextRowsScaleInTheProduct), "logits"),
     "a bias lost in packing": packed(product("float16", WithoutBias), "blocks.0.attn.q"),
     "inputs rounded by a packed product": packed(product("float32", RoundedInputs), "blocks.0.attn.q"),
     "digits cut off in packing": packed(product("bfloat16", Unrounded), "blocks.0.attn.query.weight"),

@@ -124,7 +124,7 @@ def test_what_was_not_read_is_said(monkeypatch):
         "more than 60 tokens in a row; 21 of the 40 positions behind them",
         "attention across windows of 64, 70 tokens, but for their masks",
         "masks of more than 90 keys",
-        "weights packed as float16, bfloat16, int8 (too large)",
+        "weights packed as float16, bfloat16, int8, int4 (too large)",
         "texts that outgrow the context while they are generated",
         always,
     )

@@ -14,10 +14,12 @@ from pellucid.generate import GenerationError, Sampling, generate_ids
 from pellucid.generate import pack_weights as prepare_module
 from pellucid.generate import packed_linear as products
 from pellucid.generate.pack_weights import network_for, pack_network, packed_network
-from pellucid.generate.packed_linear import PRODUCTS, Int8
+from pellucid.generate.packed_linear import PRODUCTS, Int4, Int8
 from pellucid.model import Transformer
 
 KINDS = [kind for kind in PRODUCTS if products.available(kind)]
+#: every product, among them the one that is used where there is no compiler
+EACH = {kind: PRODUCTS[kind] for kind in KINDS} | {"int8 in halves": products.Int8InHalves}
 SMALL = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2)
 
 
@@ -25,14 +27,14 @@ def kept(product: nn.Module, weight: torch.Tensor) -> torch.Tensor:
     return getattr(product, "kept", weight).double()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH)
 @settings(max_examples=20)
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9), st.booleans(), st.integers(0, 9))
+@given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 24), st.booleans(), st.integers(0, 9))
 def test_a_product_is_the_exact_one_with_what_it_keeps(kind, n_out, n_in, n_rows, biased, seed):
     generator = torch.Generator().manual_seed(seed)
     weight, bias = torch.randn(n_out, n_in, generator=generator), torch.randn(n_out, generator=generator)
     x = torch.randn(1, n_rows, n_in, generator=generator)
-    product = PRODUCTS[kind](weight, bias if biased else None)
+    product = EACH[kind](weight, bias if biased else None)
     exact = x.double() @ kept(product, weight).T + (bias.double() if biased else 0)
     assert product(x).shape == exact.shape
     assert (product(x) - exact).abs().max() <= 2e-6 * n_in**0.5 * max(1, float(exact.abs().max()))
@@ -45,6 +47,19 @@ def test_int8_is_within_half_a_step_of_each_weight(n_out, n_in, size):
     steps = weight.double().abs().amax(1, keepdim=True) / 127
     assert ((product.kept.double() - weight.double()).abs() <= (0.5 + 1e-4) * steps).all()
     assert torch.equal(Int8(torch.zeros(2, 3), None).kept, torch.zeros(2, 3))
+
+
+@given(st.integers(1, 20), st.integers(1, 70), st.floats(1e-6, 1e6))
+def test_int4_is_within_half_a_step_of_each_weight_but_for_the_largest_of_the_other_sign(n_out, n_in, size):
+    weight = torch.randn(n_out, n_in, generator=torch.Generator().manual_seed(n_in)) * size
+    kept_weight = Int4(weight, None).kept
+    for group, kept_group in zip(weight.split(32, 1), kept_weight.split(32, 1), strict=True):
+        largest = group.gather(1, group.abs().argmax(1, keepdim=True))
+        steps = (group - kept_group) / (largest / 8)
+        reached = group / largest > -7.4 / 8
+        assert (steps.abs()[reached] <= 0.54).all()
+        assert (steps.abs() <= 1.04).all()
+    assert torch.equal(Int4(torch.zeros(2, 3), None).kept, torch.zeros(2, 3))
 
 
 def network_of_kept(network: Transformer, made: Transformer) -> Transformer:
@@ -127,7 +142,7 @@ def test_auto_packs_what_pays(monkeypatch):
     assert network_for(make_network(SMALL), "auto", 1000)[1] == "weights: as loaded"
 
 
-@pytest.mark.parametrize(("word", "dtype"), [("int4", torch.float32), ("int8", torch.float64)])
+@pytest.mark.parametrize(("word", "dtype"), [("int3", torch.float32), ("int8", torch.float64)])
 def test_what_cannot_be_packed_is_refused(word, dtype):
     with pytest.raises(GenerationError, match=word):
         network_for(make_network(SMALL, dtype=dtype), word, 100)

@@ -207,8 +207,10 @@ class MixOptions(CheckpointOptions):
 class WritingModelOptions(MixOptions):
     """The weights to use, and how to compute with them."""
 
-    weights: Annotated[Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8"], option("FORMAT")] = "auto"
-    """Store the matrices in this format on a CPU: auto, loaded, float32, float16, bfloat16 or int8."""
+    weights: Annotated[
+        Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8", "int4"], option("FORMAT")
+    ] = "auto"
+    """Store the matrices in this format on a CPU: auto, loaded, float32, float16, bfloat16, int8 or int4."""
     speculate: Annotated[int, option("N", default="off"), at_least(0)] = 0
     """Guess up to this many tokens at once from earlier text; the result is the same."""
 

@@ -13,15 +13,16 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from pellucid.generate import row_products
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.packed_linear import PRODUCTS, available
+from pellucid.generate.packed_linear import PRODUCTS, available, why_unavailable
 from pellucid.model import Transformer
 from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.shapes import Encoded, NewKeys, Queries, Stream
 
 #: loaded: as they are; auto: float32 weights are packed where that saves time, others stay as loaded
-Weights = Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8"]
+Weights = Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8", "int4"]
 
 #: `auto` packs networks whose matrices do not fit into caches, for texts long enough to win back the time of packing
 #: (`python -m benchmarks.products` prints both for GPT-2 small; other sizes were not measured), if a copy fits into
@@ -69,7 +70,7 @@ def pack_network(network: Transformer, weights: str) -> PackedNetwork:
                     setattr(parent, name, nn.Identity())
         a = copied.architecture
         if (a.readout, a.logit_cap, a.logit_scale) == ("linear", 0.0, "1"):
-            copied.unembed = packed(copied.unembed.weight, None, weights, "unembed", errors)
+            copied.unembed = packed(copied.unembed.weight, None, readout_format(weights), "unembed", errors)
     return PackedNetwork(copied, weights, errors, sentence(weights, errors))
 
 
@@ -104,6 +105,11 @@ def with_packed_qkv(
     return PackedAttention(attention, packed(joined, bias, weights, f"{name}.qkv", errors))
 
 
+def readout_format(weights: str) -> str:
+    """The format of the readout: eight bits a weight where the blocks have four, because it tells ids apart."""
+    return "int8" if weights == "int4" else weights
+
+
 def packed(weight: Tensor, bias: Tensor | None, weights: str, name: str, errors: dict[str, float]) -> nn.Module:
     """The packed product of a matrix; its rounding error is added to `errors`."""
     weight = weight.detach()
@@ -123,8 +129,8 @@ def check(network: Transformer, weights: str) -> None:
             f"weights = {weights} packs a float32 network on the CPU and this one is {str(weight.dtype)[6:]} on "
             f"{weight.device.type}: load it so, or leave weights at auto"
         )
-    if not available(weights):
-        raise GenerationError(f"weights = {weights}: this build of PyTorch lacks the kernel: use auto")
+    if why := why_unavailable(weights):
+        raise GenerationError(f"weights = {weights}: {why}: choose another format, or auto")
 
 
 def sentence(weights: str, errors: dict[str, float]) -> str:
@@ -132,7 +138,10 @@ def sentence(weights: str, errors: dict[str, float]) -> str:
     if not errors:
         return "weights: float32, packed"
     worst = max(errors, key=errors.__getitem__)
-    return f"weights: {weights}, {sum(errors.values()) / len(errors):.2%} from float32 ({worst}: {errors[worst]:.2%})"
+    why = row_products.why_unavailable() if weights == "int8" else ""
+    stored = f", stored in two bytes a weight ({why})" if why else ""
+    mean = sum(errors.values()) / len(errors)
+    return f"weights: {weights}{stored}, {mean:.2%} from float32 ({worst}: {errors[worst]:.2%})"
 
 
 _KEPT: "weakref.WeakKeyDictionary[Transformer, dict[str, tuple[tuple[int, ...], PackedNetwork]]]" = (

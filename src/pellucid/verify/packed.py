@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pellucid.architecture import Architecture
-from pellucid.generate.pack_weights import pack_network, packed_network
-from pellucid.generate.packed_linear import PRODUCTS, available
+from pellucid.generate.pack_weights import pack_network, packed_network, readout_format
+from pellucid.generate.packed_linear import PRODUCTS, Int4, available
 from pellucid.model import Transformer
 from pellucid.verify.comparison import Subject
 from pellucid.verify.reads import Defined, ReadingPlan, compare_reads
@@ -108,9 +109,10 @@ def definition_of(s: Subject, packed: Transformer) -> tuple[Architecture, dict[s
 def first_far_from_the_weights(s: Subject, packed: Transformer, kind: str) -> Difference | None:
     """The first matrix whose distance from the weight is more than rounding."""
     for name, packed_matrix, weight in kept_by(s, packed):
-        gap = ((packed_matrix - weight).abs() / rounding(kind, weight)).max().item()
+        own = readout_format(kind) if name == "unembed.weight" else kind
+        gap = ((packed_matrix - weight).abs() / rounding(own, weight)).max().item()
         if not gap <= 1:
-            return Difference(name, None, f"{gap:.1f} times as far from the weight as rounding to {kind} makes it")
+            return Difference(name, None, f"{gap:.1f} times as far from the weight as rounding to {own} makes it")
     return None
 
 
@@ -118,4 +120,9 @@ def rounding(kind: str, weight: Tensor) -> Tensor:
     """The largest change of each weight by rounding: half a step of its digits, and of the smallest numbers."""
     if kind == "int8":
         return weight.abs().amax(1, keepdim=True) * (0.501 / 127) + 1e-30
+    if kind == "int4":
+        groups = F.pad(weight.abs(), (0, -weight.size(1) % Int4.group)).unflatten(1, (-1, Int4.group))
+        step = (groups.amax(2, keepdim=True) / 8).expand_as(groups).flatten(1)[:, : weight.size(1)]
+        # there is no eighth step on the side on which the group's largest weight is not
+        return step * torch.where(weight.abs() > 7.4 * step, 1.04, 0.51) + 1e-30
     return weight.abs() * {"float16": 2.0**-11, "bfloat16": 2.0**-8}[kind] * 1.001 + 2.0**-25

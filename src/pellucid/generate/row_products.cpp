@@ -1,0 +1,155 @@
+// y = x W^T + b for one or a few rows x, with weights of four bytes, of one, or of half a byte.
+//
+// A product with one row takes as long as reading W takes: W is read once, from one end to the other, in the fewest
+// bytes, and each weight becomes a float in a register. Each output is a sum of 2 * LANES partial sums in an order that
+// depends on n_in alone: the same numbers for any number of rows and threads. `row_products.py` compiles this file.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+typedef size_t Index;
+constexpr Index LANES = 16;        // numbers that are multiplied at once
+constexpr Index STEP = 2 * LANES;  // weights that are unpacked at once
+constexpr Index AHEAD = 2048;      // bytes of weights that are asked for before they are needed
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+
+template <typename Vector>
+Vector load(const void* from) {  // from any address
+    Vector v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+#ifdef __AVX512F__  // an instruction each, which GCC 12 does not find
+Integers from_signed(Bytes b) { return (Integers)_mm512_maskz_cvtepi8_epi32(0xFFFF, (__m128i)b); }
+Integers from_unsigned(Bytes b) { return (Integers)_mm512_maskz_cvtepu8_epi32(0xFFFF, (__m128i)b); }
+// the numbers of the table at the lower four bits of each index
+Floats look_up(Floats table, Integers at) {
+    return (Floats)_mm512_maskz_permutexvar_ps(0xFFFF, (__m512i)at, (__m512)table);
+}
+#else
+typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
+typedef int16_t Shorts __attribute__((vector_size(2 * LANES)));
+Integers from_signed(Bytes b) {
+    return __builtin_convertvector(__builtin_convertvector((SignedBytes)b, Shorts), Integers);
+}
+Integers from_unsigned(Bytes b) { return __builtin_convertvector(__builtin_convertvector(b, Shorts), Integers); }
+Floats look_up(Floats table, Integers at) {  // of multiples of table[9] from -8 on
+    return __builtin_convertvector((at & 15) - 8, Floats) * table[9];
+}
+#endif
+
+struct Float32 {
+    const float* w;
+    void unpack(Index at, Floats* to) const {
+        for (Index half = 0; half < 2; ++half) {
+            __builtin_prefetch(w + at + half * LANES + AHEAD / 4);
+            to[half] = load<Floats>(w + at + half * LANES);
+        }
+    }
+    float weight(Index at) const { return w[at]; }
+    float scale(Index) const { return 1.0f; }
+};
+
+struct Int8 {  // W_oi = scale_o q_oi
+    const int8_t* q;
+    const float* scales;
+    void unpack(Index at, Floats* to) const {
+        __builtin_prefetch(q + at + AHEAD);
+        for (Index half = 0; half < 2; ++half)
+            to[half] = __builtin_convertvector(from_signed(load<Bytes>(q + at + half * LANES)), Floats);
+    }
+    float weight(Index at) const { return q[at]; }
+    float scale(Index o) const { return scales[o]; }
+};
+
+struct Int4 {  // W_oi = scale_og (q_oi - 8) in groups g of STEP inputs; a byte has a q of each half; STEP divides n_in
+    const uint8_t* pairs;
+    const uint16_t* scales;  // the upper halves of floats
+    void unpack(Index at, Floats* to) const {
+        __builtin_prefetch(pairs + at / 2 + AHEAD);
+        const uint32_t bits = uint32_t(scales[at / STEP]) << 16;
+        float scale;
+        std::memcpy(&scale, &bits, sizeof scale);
+        const Floats table = Floats{-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7} * scale;
+        const Integers both = from_unsigned(load<Bytes>(pairs + at / 2));
+        to[0] = look_up(table, both);
+        to[1] = look_up(table, both >> 4);
+    }
+    float weight(Index) const { return 0.0f; }  // there is none behind the last group
+    float scale(Index) const { return 1.0f; }
+};
+
+struct Sizes {
+    Index n_rows, n_out, n_in;
+};
+
+// ROWS rows of x times OUTPUTS outputs from o on
+template <Index ROWS, Index OUTPUTS, typename W>
+void block(const W& weights, const float* bias, const float* x, float* y, Index o, Sizes n) {
+    Floats sums[OUTPUTS][ROWS][2] = {};
+    Index i = 0;
+    for (; i + STEP <= n.n_in; i += STEP) {
+        Floats w[OUTPUTS][2];
+        for (Index k = 0; k < OUTPUTS; ++k) weights.unpack((o + k) * n.n_in + i, w[k]);
+        for (Index r = 0; r < ROWS; ++r)
+            for (Index half = 0; half < 2; ++half) {
+                const Floats from = load<Floats>(x + r * n.n_in + i + half * LANES);
+                for (Index k = 0; k < OUTPUTS; ++k) sums[k][r][half] += w[k][half] * from;
+            }
+    }
+    for (Index k = 0; k < OUTPUTS; ++k)
+        for (Index r = 0; r < ROWS; ++r) {
+            const Floats both = sums[k][r][0] + sums[k][r][1];
+            float sum = 0.0f;
+            for (Index lane = 0; lane < LANES; ++lane) sum += both[lane];
+            for (Index j = i; j < n.n_in; ++j) sum += weights.weight((o + k) * n.n_in + j) * x[r * n.n_in + j];
+            sum *= weights.scale(o + k);
+            y[r * n.n_out + o + k] = bias ? sum + bias[o + k] : sum;
+        }
+}
+
+// OUTPUTS outputs from o on of all rows: a row by itself reads the weights from one end to the other
+template <Index OUTPUTS, typename W>
+void all_rows(const W& weights, const float* bias, const float* x, float* y, Index o, Sizes n) {
+    Index r = 0;
+    for (; r + 4 <= n.n_rows; r += 4) block<4, OUTPUTS>(weights, bias, x + r * n.n_in, y + r * n.n_out, o, n);
+    for (; r < n.n_rows; ++r)
+        for (Index k = 0; k < OUTPUTS; ++k) block<1, 1>(weights, bias, x + r * n.n_in, y + r * n.n_out, o + k, n);
+}
+
+template <typename W>
+void multiply(const W& weights, const float* bias, const float* x, float* y, Sizes n, Index n_threads) {
+    const Index n_pairs = n.n_out / 2;
+#pragma omp parallel for schedule(static) num_threads(n_threads) if (n_threads > 1)
+    for (Index pair = 0; pair < n_pairs; ++pair) all_rows<2>(weights, bias, x, y, 2 * pair, n);
+    if (n.n_out % 2) all_rows<1>(weights, bias, x, y, n.n_out - 1, n);
+}
+
+}  // namespace
+
+extern "C" {
+
+void multiply_float32(const float* w, const float* bias, const float* x, float* y, Index n_rows, Index n_out, Index n_in,
+                      Index n_threads) {
+    multiply(Float32{w}, bias, x, y, {n_rows, n_out, n_in}, n_threads);
+}
+
+void multiply_int8(const int8_t* q, const float* scales, const float* bias, const float* x, float* y, Index n_rows,
+                   Index n_out, Index n_in, Index n_threads) {
+    multiply(Int8{q, scales}, bias, x, y, {n_rows, n_out, n_in}, n_threads);
+}
+
+void multiply_int4(const uint8_t* pairs, const uint16_t* scales, const float* bias, const float* x, float* y,
+                   Index n_rows, Index n_out, Index n_in, Index n_threads) {
+    multiply(Int4{pairs, scales}, bias, x, y, {n_rows, n_out, n_in}, n_threads);
+}
+
+}  // extern "C"
