@@ -22,7 +22,9 @@ from torch import Tensor
 SOURCE = Path(__file__).with_name("row_products.cpp")
 #: compilers, in order of preference; $CXX goes before them
 COMPILERS = ("c++", "g++", "clang++")
-OPTIONS = ("-O3", "-march=native", "-mprefer-vector-width=512", "-std=c++17", "-fopenmp", "-shared", "-fPIC", "-w")
+OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC", "-w")
+#: GCC uses half of AVX-512's registers unless told
+X86_OPTIONS = ("-mprefer-vector-width=512",)
 #: a compiler that takes longer than this many seconds is given up
 PATIENCE = 60.0
 #: more rows than these are multiplied by weights that are unpacked into float32, a piece at a time
@@ -36,6 +38,11 @@ Format = Literal["float32", "int8", "int4"]
 def cache_folder() -> Path:
     """Where the compiled file is kept: pellucid/ in $XDG_CACHE_HOME, or in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pellucid"
+
+
+def compiler_options() -> tuple[str, ...]:
+    """The options for this kind of processor."""
+    return (*OPTIONS, *X86_OPTIONS) if platform.machine() in ("x86_64", "AMD64") else OPTIONS
 
 
 def processor() -> str:
@@ -53,7 +60,7 @@ def compile_source(compiler: str, target: Path) -> str:
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         unfinished = Path(folder) / target.name
-        command = [compiler, *OPTIONS, str(SOURCE), "-o", str(unfinished)]
+        command = [compiler, *compiler_options(), str(SOURCE), "-o", str(unfinished)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
         if done.returncode:
             message = (done.stderr.strip().splitlines() or ["no message"])[0]
@@ -71,13 +78,13 @@ def load_library() -> tuple[ctypes.CDLL | None, str]:
         return None, f"there is no C++ compiler ({' or '.join(wanted)})"
     if sys.byteorder != "little":
         return None, "this machine's numbers begin with their upper bytes"
-    parts = [SOURCE.read_bytes(), os.path.realpath(compiler).encode(), " ".join(OPTIONS).encode(), processor().encode()]
-    target = cache_folder() / f"row_products-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
     try:
+        parts = [SOURCE.read_text(encoding="utf-8"), os.path.realpath(compiler), *compiler_options(), processor()]
+        target = cache_folder() / f"row_products-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
         if not target.exists() and (refused := compile_source(compiler, target)):
             return None, refused
         return ctypes.CDLL(str(target)), ""
-    except (OSError, subprocess.TimeoutExpired) as e:
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as e:  # RuntimeError: nobody's home folder
         return None, f"the compiled products cannot be made or loaded: {e}"
 
 

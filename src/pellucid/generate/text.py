@@ -144,8 +144,9 @@ def stream_generate(
                    deterministic and excludes the options from temperature to seed
     cache          False recomputes every step: slower, same result
     taps           makes the tap of every call (`pellucid.lens.generation_trace`)
-    weights        the number format of the matrices while generating: float32, float16, bfloat16 (sums in float32) or
-                   int8 with a scale for each output; loaded: unchanged; auto: unchanged, packed if that saves time.
+    weights        the number format of the matrices while generating: float32, float16, bfloat16 (sums in float32),
+                   int8 with a scale for each output, or int4 with one for each 32 weights; loaded: unchanged; auto:
+                   unchanged, packed if that saves time.
                    For float32 networks on the CPU (`pellucid.generate.pack_weights`)
     speculate      guess up to this many tokens at once from what followed the same words before, while a single
                    text continues; the text is the same (`pellucid.generate.speculation`)
