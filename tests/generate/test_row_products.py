@@ -27,7 +27,7 @@ def asked_again(monkeypatch):
 
 def test_there_is_a_compiler_here():
     """The other tests of compiled products say nothing without one."""
-    assert row_products.why_unavailable() == ""
+    assert row_products.why_not_compiled() == ""
 
 
 @pytest.mark.parametrize("product", [Int8, Int4])
@@ -68,21 +68,21 @@ def test_a_compiler_that_fails_leaves_nothing_behind_and_is_quoted(asked_again, 
     compiler.chmod(0o755)
     asked_again.setenv("CXX", str(compiler))
     asked_again.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert row_products.why_unavailable() == f"{compiler} does not compile row_products.cpp: no such option"
+    assert row_products.why_not_compiled() == f"{compiler} does not compile row_products.cpp: no such option"
     assert list((tmp_path / "cache/pellucid").iterdir()) == []
 
 
 def test_it_is_compiled_once(asked_again, tmp_path):
     asked_again.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert row_products.why_unavailable() == ""
+    assert row_products.why_not_compiled() == ""
     (library,) = (tmp_path / "pellucid").iterdir()
     row_products.load_library.cache_clear()
     asked_again.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
-    assert row_products.why_unavailable() == ""
+    assert row_products.why_not_compiled() == ""
     assert [library] == list((tmp_path / "pellucid").iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_a_reason(asked_again, tmp_path):
     (tmp_path / "file").touch()
     asked_again.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert row_products.why_unavailable().startswith("the compiled products cannot be made or loaded: ")
+    assert row_products.why_not_compiled().startswith("the compiled products cannot be made or loaded: ")

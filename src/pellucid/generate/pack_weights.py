@@ -138,7 +138,7 @@ def sentence(weights: str, errors: dict[str, float]) -> str:
     if not errors:
         return "weights: float32, packed"
     worst = max(errors, key=errors.__getitem__)
-    why = row_products.why_unavailable() if weights == "int8" else ""
+    why = row_products.why_not_compiled() if weights == "int8" else ""
     stored = f", stored in two bytes a weight ({why})" if why else ""
     mean = sum(errors.values()) / len(errors)
     return f"weights: {weights}{stored}, {mean:.2%} from float32 ({worst}: {errors[worst]:.2%})"

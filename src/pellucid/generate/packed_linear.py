@@ -25,7 +25,7 @@ class Float32(nn.Module):
     def __init__(self, weight: Matrix, bias: Vector | None):
         super().__init__()
         self.packed, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight, 1), bias
-        self.weight = None if row_products.why_unavailable() else weight.contiguous()
+        self.weight = None if row_products.why_not_compiled() else weight.contiguous()
 
     def forward(self, x: Inputs) -> Outputs:
         if self.weight is not None and x.numel() == x.size(-1):
@@ -172,7 +172,7 @@ def int8_scale(weight: Matrix) -> Vector:
 
 def int8(weight: Matrix, bias: Vector | None) -> nn.Module:
     """The product with W in eight bits that this machine can compute."""
-    return Int8InHalves(weight, bias) if row_products.why_unavailable() else Int8(weight, bias)
+    return Int8InHalves(weight, bias) if row_products.why_not_compiled() else Int8(weight, bias)
 
 
 PRODUCTS: dict[str, Callable[[Matrix, Vector | None], nn.Module]] = {
@@ -188,8 +188,8 @@ def why_unavailable(kind: str) -> str:
     """Why this machine does not compute a product of this kind, "" if it does."""
     if kind == "float32":
         return "" if torch.backends.mkldnn.is_available() else "this build of PyTorch has no oneDNN"
-    if kind == "int4" or (kind == "int8" and not row_products.why_unavailable()):
-        return row_products.why_unavailable()
+    if kind == "int4" or (kind == "int8" and not row_products.why_not_compiled()):
+        return row_products.why_not_compiled()
     return "" if "fbgemm" in torch.backends.quantized.supported_engines else "this build of PyTorch has no fbgemm"
 
 

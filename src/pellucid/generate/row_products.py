@@ -1,7 +1,7 @@
 """Products whose weights take four bytes, one, or half a byte, by a file of C++ that is compiled once for this machine.
 
 PyTorch's own products with few bits a weight either round their inputs or read two bytes a weight (docs/log.md). Where
-there is no C++ compiler, or none that knows OpenMP, `why_unavailable` says so and other products are used.
+there is no C++ compiler, or none that knows OpenMP, `why_not_compiled` says so and other products are used.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ PIECE = 1 << 20
 Format = Literal["float32", "int8", "int4"]
 
 
-def cache_folder() -> Path:
+def library_folder() -> Path:
     """Where the compiled file is kept: pellucid/ in $XDG_CACHE_HOME, or in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pellucid"
 
@@ -45,7 +45,7 @@ def compiler_options() -> tuple[str, ...]:
     return (*OPTIONS, *X86_OPTIONS) if platform.machine() in ("x86_64", "AMD64") else OPTIONS
 
 
-def processor() -> str:
+def processor_features() -> str:
     """What decides which instructions -march=native may use."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -79,8 +79,9 @@ def load_library() -> tuple[ctypes.CDLL | None, str]:
     if sys.byteorder != "little":
         return None, "this machine's numbers begin with their upper bytes"
     try:
-        parts = [SOURCE.read_text(encoding="utf-8"), os.path.realpath(compiler), *compiler_options(), processor()]
-        target = cache_folder() / f"row_products-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
+        machine = [os.path.realpath(compiler), *compiler_options(), processor_features()]
+        key = "|".join([SOURCE.read_text(encoding="utf-8"), *machine]).encode()
+        target = library_folder() / f"row_products-{hashlib.sha256(key).hexdigest()[:16]}.so"
         if not target.exists() and (refused := compile_source(compiler, target)):
             return None, refused
         return ctypes.CDLL(str(target)), ""
@@ -88,7 +89,7 @@ def load_library() -> tuple[ctypes.CDLL | None, str]:
         return None, f"the compiled products cannot be made or loaded: {e}"
 
 
-def why_unavailable() -> str:
+def why_not_compiled() -> str:
     """Why there are no compiled products on this machine, "" if there are."""
     return load_library()[1]
 
