@@ -11,7 +11,7 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 benchmark-%: setup
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(ARGUMENTS)
 
-.PHONY: demo test test-slow mutants check docs lessons site format lint types fast setup clean
+.PHONY: demo test test-slow drills mutants check docs lessons site format lint types fast setup clean
 
 .venv/.ready: $(REQUIREMENTS) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, found " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
@@ -37,6 +37,10 @@ test: setup
 test-slow: setup .venv/.docs .clients/.ready
 	$(TEST) --dist loadgroup -m slow
 	$(TEST) -m "property and not slow and not gpu"  # with all of their examples
+
+# faults in real processes, at full count: make drills ARGUMENTS="--share 0.1" (tests/drills.py)
+drills: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=src $(BIN)/python tests/drills.py $(ARGUMENTS)
 
 # is the code tested? make mutants ARGUMENTS="reference --count 300 --seed 0" (tests/mutants.py; some minutes a room)
 mutants: setup
