@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
@@ -46,7 +47,7 @@ from pellucid.model.norm import ScaledNorm
 from pellucid.model.positions import Alibi, Relative
 from pellucid.model.tables import Table
 from pellucid.runs.options import RecipeError
-from pellucid.runs.processes import Processes
+from pellucid.runs.processes import Processes, world_size
 from pellucid.training.config import ParallelOptions
 from pellucid.training.objectives import MicroBatch
 from pellucid.training.recipe import Recipe
@@ -211,7 +212,9 @@ def joined() -> Iterator[Processes]:
     has_cuda = torch.cuda.is_available()
     if has_cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if has_cuda else "gloo", timeout=HANGING)
+    backend = "cpu:gloo,cuda:nccl" if has_cuda else "gloo"
+    n, store = world_size(), own_store()
+    dist.init_process_group(backend, timeout=HANGING, rank=rank_of_process(), world_size=n, store=store)
     cluster, done = Cluster(), False
     # advice to whoever lays out a mesh, which the user of a run cannot follow
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -224,6 +227,23 @@ def joined() -> Iterator[Processes]:
         raise (cluster.hang_error(error) or error) from None
     finally:
         cluster.leave(done)
+
+
+def rank_of_process() -> int:
+    """The number that the launcher has given to this process."""
+    return int(os.environ["RANK"])
+
+
+def own_store() -> Store:
+    """Where processes that were started together find each other.
+
+    torchrun keeps its store when it starts them again, and gloo would wait for the addresses of those that died.
+    """
+    is_of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    is_master = rank_of_process() == 0 and not is_of_launcher
+    store = TCPStore(address, port, world_size(), is_master, HANGING)
+    return PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 class OwnRows:
