@@ -22,6 +22,8 @@ GEMMA2 = {"head_dim": 10, "query_pre_attn_scalar": 10, "sliding_window": 3, "fin
 GEMMA2 |= {"attn_logit_softcapping": 2.0}
 BERT = {"max_position_embeddings": 9, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
 BERT |= {"intermediate_size": 20}
+#: enough experts that some have no position, and others all
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "num_local_experts": 5}
 TIED = {"tied": {"tie_word_embeddings": True}, "untied": {"tie_word_embeddings": False}}
 
 #: family -> (class, what all of its models here have, the variants)
@@ -89,6 +91,98 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
             "biases": {"attention_bias": True, "mlp_bias": True},
             "every layer rotated": {"no_rope_layers": [1, 1, 1]},
             "windows": {"use_sliding_window": True, "sliding_window": 3},
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        LLAMA | {"head_dim": 6, "moe_intermediate_size": 7} | EXPERTS,
+        TIED
+        | {
+            "renormalised, biases, windows": {
+                "norm_topk_prob": True,
+                "attention_bias": True,
+                "use_sliding_window": True,
+                "sliding_window": 3,
+            },
+        },
+    ),
+    "olmoe": (
+        "OlmoeForCausalLM",
+        LLAMA | {"intermediate_size": 7, "pad_token_id": None} | EXPERTS,
+        TIED
+        | {
+            "renormalised, biases, one expert": {
+                "norm_topk_prob": True,
+                "attention_bias": True,
+                "num_experts_per_tok": 1,
+            }
+        },
+    ),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        LLAMA | {"moe_intermediate_size": 7, "shared_expert_intermediate_size": 5} | EXPERTS,
+        TIED
+        | {
+            "renormalised, no biases, windows": {
+                "norm_topk_prob": True,
+                "qkv_bias": False,
+                "use_sliding_window": True,
+                "sliding_window": 3,
+            },
+        },
+    ),
+    "mixtral": (
+        "MixtralForCausalLM",
+        LLAMA | {"intermediate_size": 7} | EXPERTS,
+        TIED | {"window, width, three experts": {"sliding_window": 3, "head_dim": 10, "num_experts_per_tok": 3}},
+    ),
+    "phi3": (
+        "Phi3ForCausalLM",
+        LLAMA | {"hidden_size": 32, "pad_token_id": None, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.75}},
+        TIED | {"window, gelu": {"sliding_window": 3, "hidden_act": "gelu", "rope_parameters": ROTARY}},
+    ),
+    "starcoder2": (
+        "Starcoder2ForCausalLM",
+        LLAMA,
+        TIED | {"no biases, window": {"use_bias": False, "sliding_window": 3, "norm_epsilon": 1e-2}},
+    ),
+    "nemotron": (
+        "NemotronForCausalLM",
+        LLAMA | {"hidden_size": 32, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.5}},
+        TIED | {"biases, width": {"attention_bias": True, "mlp_bias": True, "head_dim": 12}},
+    ),
+    "arcee": (
+        "ArceeForCausalLM",
+        LLAMA,
+        TIED | {"biases, scaled": {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3}},
+    ),
+    "glm": (
+        "GlmForCausalLM",
+        LLAMA | {"head_dim": 8, "pad_token_id": None, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.5}},
+        TIED
+        | {
+            "no biases, whole heads": {
+                "attention_bias": False,
+                "rope_parameters": ROTARY | {"partial_rotary_factor": 1.0},
+            }
+        },
+    ),
+    "glm4": (
+        "Glm4ForCausalLM",
+        LLAMA | {"head_dim": 8, "pad_token_id": None, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.5}},
+        TIED | {"no biases, large eps": {"attention_bias": False, "rms_norm_eps": 1e-2}},
+    ),
+    "seed_oss": (
+        "SeedOssForCausalLM",
+        LLAMA | {"head_dim": 10, "pad_token_id": None},
+        TIED | {"other biases": {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}},
+    ),
+    "ministral": (
+        "MinistralForCausalLM",
+        LLAMA | {"head_dim": 6, "sliding_window": 3},
+        TIED
+        | {
+            "one layer with a window": {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
         },
     ),
     "stablelm": (
@@ -318,7 +412,7 @@ def in_float64() -> Iterator[None]:
 def config_of_theirs(name: str, variant: str) -> Any:
     """A configuration object of transformers."""
     kind, common, variants = TINY[name]
-    options = {"attn_implementation": "eager"} | COMMON | common | variants[variant]
+    options = {"attn_implementation": "eager", "experts_implementation": "eager"} | COMMON | common | variants[variant]
     config_class = getattr(transformers, kind).config_class
     return config_class(**options)
 

@@ -6,6 +6,7 @@ cannot represent the other, conversion stops with a FamilyError that names the o
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -154,10 +155,16 @@ def in_the_way(a: Architecture, family: Family) -> str:
         return "readout = none"  # every exported model has a head
     if (a.encoder is not None) != any(name.startswith("encoder.") for name in family.fixed):
         return f"encoder = {said['encoder']}"
+    for name in ("mlp.experts", "mlp.shared_d_ff"):  # without them other options of a mixture have no value
+        if name in family.limits and not family.limits[name](a):
+            return f"{name} = {value_at(a.to_dict(), name)}"
     for name, word in family.fixed.items():
         if said[name] != word:
             return f"{name} = {said[name]}"
     for row in family.fields:
+        if row.values is not None and len({said[name] for name in row.names}) > 1:
+            usual = row.values[row.default]  # one entry sets them all: the one that is unusual is named
+            return next(f"{name} = {said[name]}" for name in row.names if said[name] != usual)
         for name in row.names:
             if row.values is not None and said[name] not in row.values.values():
                 return f"{name} = {said[name]}"
@@ -328,11 +335,12 @@ def tensor_pairs(
             yield (*row.modules,), row.theirs, row
         if row.tensor or any(said[name] not in words for name, words in row.where.items()):
             continue
-        for i in layers if "{i}" in row.theirs else [0]:
+        experts = range(a.mlp.experts) if "{e}" in row.theirs else [0]
+        for i, e in itertools.product(layers if "{i}" in row.theirs else [0], experts):
             for part, theirs in PARTS.items():
-                ours = tuple(f"{module.format(i=i)}.{part}" for module in row.modules)
+                ours = tuple(f"{module.format(i=i, e=e)}.{part}" for module in row.modules)
                 if ours[0] in shapes and ours[0] not in single_tensors:
-                    yield ours, f"{row.theirs.format(i=i)}.{theirs}", row
+                    yield ours, f"{row.theirs.format(i=i, e=e)}.{theirs}", row
 
 
 def join_tensors(parts: list[Tensor], row: TensorRow, a: Architecture) -> Tensor:
@@ -363,7 +371,7 @@ def split_tensor(tensor: Tensor, rows: list[int], row: TensorRow, a: Architectur
 def present_names(state: Mapping[str, Tensor], family: Family, expected: set[str]) -> dict[str, Tensor]:
     """The tensors under the family's present names, with the prefix, without those that have no counterpart."""
     named = {}
-    for name, tensor in state.items():
+    for name, tensor in unstacked(state, family).items():
         for old, new in family.renames.items():
             name = name.replace(old, new)
         named[name] = tensor
@@ -372,6 +380,20 @@ def present_names(state: Mapping[str, Tensor], family: Family, expected: set[str
         heads = {name.split(".")[0] for name in expected if not name.startswith(family.prefix)}
         named = {n if n.split(".")[0] in heads else family.prefix + n: t for n, t in named.items()}
     return {n: t for n, t in named.items() if not any(re.search(pattern, n) for pattern in family.ignored)}
+
+
+def unstacked(state: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """The tensors, expert by expert where transformers keeps all experts of a layer in one."""
+    single = {}
+    for name, tensor in state.items():
+        scope, _, last = name.rpartition(".")
+        if last not in family.stacked or tensor.ndim != 3:
+            single[name] = tensor
+            continue
+        for e, of_expert in enumerate(tensor):
+            for theirs, part in zip(family.stacked[last], of_expert.chunk(len(family.stacked[last])), strict=True):
+                single[f"{scope}.{e}.{theirs}.weight"] = part
+    return single
 
 
 def take_tied(left: dict[str, Tensor], family: Family, a: Architecture, expected: set[str]) -> dict[str, Tensor]:

@@ -56,7 +56,8 @@ def their_logits(
     logging.disable_progress_bar()
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
-    options: dict[str, Any] = {} if isinstance(model_class, type) else {"attn_implementation": "eager"}
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}  # the other ones lack some precisions
+    options: dict[str, Any] = {} if isinstance(model_class, type) else eager
     opened: Any = model_class if isinstance(model_class, type) else getattr(transformers, model_class)
     try:
         model, info = opened.from_pretrained(

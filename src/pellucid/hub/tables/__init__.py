@@ -1,7 +1,9 @@
 """The tables of the families, in the order in which an export tries them."""
 
 from pellucid.hub.tables.bert import BERT, DISTILBERT, ROBERTA
+from pellucid.hub.tables.dense import ARCEE, GLM, GLM4, MINISTRAL, NEMOTRON, PHI3, SEED_OSS, STARCODER2
 from pellucid.hub.tables.encoder_decoder import BART, T5
+from pellucid.hub.tables.experts import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 from pellucid.hub.tables.gemma import GEMMA, GEMMA2, GEMMA3
 from pellucid.hub.tables.gpt import GPT1, GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX
 from pellucid.hub.tables.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3, SMOLLM3, STABLELM
@@ -38,6 +40,18 @@ FAMILIES = {
         GEMMA2,
         GEMMA3,
         SMOLLM3,
+        QWEN3_MOE,
+        OLMOE,
+        QWEN2_MOE,
+        MIXTRAL,
+        PHI3,
+        STARCODER2,
+        NEMOTRON,
+        ARCEE,
+        GLM,
+        GLM4,
+        SEED_OSS,
+        MINISTRAL,
         T5,
         BART,
     )

@@ -20,6 +20,9 @@ BOUNDS |= {"attention.n_heads": 1 << 12, "attention.n_kv_heads": 1 << 12, "atten
 BOUNDS |= {
     "mlp.d_ff": 1 << 20,
     "mlp.n_hidden": 1 << 10,
+    "mlp.experts": 1 << 12,
+    "mlp.experts_per_token": 1 << 12,
+    "mlp.shared_d_ff": 1 << 20,
     "positions.n_buckets": 1 << 16,
     "positions.max_distance": 1 << 21,
 }

@@ -1,7 +1,7 @@
 """The parts of a table that maps a Hugging Face family to Pellucid. A family of existing options is one more table.
 
 A row names a module; `.weight` and `.bias` are appended on both sides (a norm's weight is our gain). `{i}` is the
-layer.
+layer, `{e}` the expert.
 """
 
 import re
@@ -83,6 +83,8 @@ class Family:
     tied       their tensors that repeat another of theirs: name -> the other
     optional_tied  the same for tensors that may be missing: read if they are there, never written
     renames    older names of tensors, replaced wherever they occur
+    stacked    the last part of a name under which transformers keeps all experts of a layer in memory, and the maps of
+               one expert that its rows hold; files hold them one by one, and both are read
     limits     our field -> whether the family can hold the architecture's value, where the config alone cannot tell;
                checked when reading and when writing
     writes     the same for values that a file may hold but their class refuses: checked when writing only
@@ -102,6 +104,7 @@ class Family:
     tied: Mapping[str, str] = field(default_factory=dict)
     optional_tied: Mapping[str, str] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
+    stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     limits: Mapping[str, Callable[[Architecture], bool]] = field(default_factory=dict)
     writes: Mapping[str, Callable[[Architecture], bool]] = field(default_factory=dict)
     without_effect: Mapping[str, str] = field(default_factory=dict)

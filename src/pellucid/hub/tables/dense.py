@@ -1,0 +1,281 @@
+"""Dense families near Llama's: other norms, plain MLPs, fused maps, or rotary positions for a part of each head."""
+
+from typing import Any
+
+from pellucid.hub.tables.entries import Entries
+from pellucid.hub.tables.llama import (
+    ALL_OR_NONE,
+    IGNORED,
+    LLAMA_OPTIONS,
+    ROWS,
+    SIZES,
+    alternating,
+    layer_types,
+    with_defaults,
+)
+from pellucid.hub.tables.rotary import EVEN, EVEN_PART, rotary
+from pellucid.hub.tables.rows import QKV, ConfigField, Derived, Family, TensorRow, visible_windows
+
+WINDOW = Derived(
+    lambda entries: {"attention.windows": [entries.integer("sliding_window", None, None) or 0]},
+    lambda a: {"sliding_window": max(visible_windows(a), default=0) or None},
+)
+RESIDUAL = ("dropout.attn_out", "dropout.mlp_out")
+PLAIN_LAYER = LLAMA_OPTIONS | {
+    "norm.kind": "layer",
+    "norm.bias": "all",
+    "mlp.form": "plain",
+    "attention.qk_norm": "none",
+}
+PARTIAL = {name: option for name, option in LLAMA_OPTIONS.items() if name != "positions.fraction"}
+ATTENTION_BIAS = ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE)
+MLP_BIAS = ConfigField("mlp_bias", "mlp.bias", False, ALL_OR_NONE)
+QKV_BIAS = {True: "qkv", False: "none"}
+#: one matrix for the gate and the values that it multiplies
+GATE_UP = ("blocks.{i}.mlp.gate", "blocks.{i}.mlp.up.0")
+
+
+def without(fields: tuple[ConfigField, ...], *names: str) -> tuple[ConfigField, ...]:
+    """The fields but those with these names in config.json."""
+    return tuple(f for f in fields if f.theirs not in names)
+
+
+def rows_without(*parts: str) -> tuple[TensorRow, ...]:
+    """Llama's rows but those whose names hold one of the parts."""
+    return tuple(row for row in ROWS if not any(part in row.theirs for part in parts))
+
+
+STARCODER2 = Family(
+    name="starcoder2",
+    model_class="Starcoder2ForCausalLM",
+    prefix="model.",
+    fields=(
+        *without(
+            with_defaults(
+                SIZES,
+                vocab_size=49_152,
+                max_position_embeddings=4096,
+                hidden_size=3072,
+                intermediate_size=12_288,
+                num_hidden_layers=30,
+                num_attention_heads=24,
+                num_key_value_heads=2,
+                hidden_act="gelu_pytorch_tanh",
+                tie_word_embeddings=True,
+            ),
+            "rms_norm_eps",
+            "head_dim",
+        ),
+        ConfigField("norm_epsilon", "norm.eps", 1e-5),
+        ConfigField("use_bias", ("attention.bias", "mlp.bias"), True, ALL_OR_NONE),
+        ConfigField("residual_dropout", RESIDUAL, 0.0),
+        ConfigField("embedding_dropout", "dropout.embed", 0.0),
+    ),
+    derived=(rotary(), WINDOW),
+    constants={"head_dim": None},
+    fixed=PLAIN_LAYER,
+    rows=(
+        *rows_without(".mlp."),
+        TensorRow("model.layers.{i}.mlp.c_fc", "blocks.{i}.mlp.up.0"),
+        TensorRow("model.layers.{i}.mlp.c_proj", "blocks.{i}.mlp.down"),
+    ),
+    ignored=IGNORED,
+    limits=EVEN,
+)
+
+NEMOTRON = Family(
+    name="nemotron",
+    model_class="NemotronForCausalLM",
+    prefix="model.",
+    fields=(
+        *without(
+            with_defaults(
+                SIZES,
+                vocab_size=256_000,
+                max_position_embeddings=4096,
+                hidden_size=6144,
+                intermediate_size=24_576,
+                num_attention_heads=48,
+                hidden_act="relu2",
+            ),
+            "rms_norm_eps",
+        ),
+        ConfigField("norm_eps", "norm.eps", 1e-5),
+        ATTENTION_BIAS,
+        MLP_BIAS,
+    ),
+    derived=(rotary(0.5),),
+    fixed={name: option for name, option in PLAIN_LAYER.items() if name != "positions.fraction"} | {"norm.gain": "1+g"},
+    rows=rows_without("gate_proj"),
+    ignored=IGNORED,
+    limits=EVEN_PART,
+)
+
+ARCEE = Family(
+    name="arcee",
+    model_class="ArceeForCausalLM",
+    prefix="model.",
+    fields=(
+        *with_defaults(
+            SIZES,
+            max_position_embeddings=4096,
+            hidden_size=2560,
+            intermediate_size=18_432,
+            rms_norm_eps=1e-5,
+            hidden_act="relu2",
+        ),
+        ATTENTION_BIAS,
+        MLP_BIAS,
+    ),
+    derived=(rotary(),),
+    fixed=LLAMA_OPTIONS | {"mlp.form": "plain", "attention.qk_norm": "none"},
+    rows=rows_without("gate_proj"),
+    ignored=IGNORED,
+    limits=EVEN,
+)
+
+PHI3 = Family(
+    name="phi3",
+    model_class="Phi3ForCausalLM",
+    prefix="model.",
+    fields=(
+        *without(
+            with_defaults(
+                SIZES,
+                vocab_size=32_064,
+                max_position_embeddings=4096,
+                hidden_size=3072,
+                intermediate_size=8192,
+                rms_norm_eps=1e-5,
+            ),
+            "head_dim",
+        ),
+        ConfigField("resid_pdrop", RESIDUAL, 0.0),
+    ),
+    derived=(rotary(1.0), WINDOW),
+    constants={"head_dim": None},
+    fixed=PARTIAL | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "none"},
+    rows=(
+        *rows_without("q_", "k_", "v_proj", "gate_proj", "up_proj"),
+        TensorRow("model.layers.{i}.self_attn.qkv_proj", QKV),
+        TensorRow("model.layers.{i}.mlp.gate_up_proj", GATE_UP),
+    ),
+    without_effect={"embd_pdrop": "their code of today does not read it"},
+    ignored=IGNORED,
+    limits=EVEN_PART,
+)
+
+GLM = Family(
+    name="glm",
+    model_class="GlmForCausalLM",
+    prefix="model.",
+    fields=(
+        *with_defaults(
+            SIZES,
+            vocab_size=151_552,
+            max_position_embeddings=131_072,
+            intermediate_size=13_696,
+            num_hidden_layers=40,
+            num_key_value_heads=2,
+            head_dim=128,
+            rms_norm_eps=1.5625e-7,
+        ),
+        ConfigField("attention_bias", "attention.bias", True, QKV_BIAS),
+    ),
+    derived=(rotary(0.5),),
+    fixed=PARTIAL | {"positions.layout": "pairs", "mlp.bias": "none", "attention.qk_norm": "none", "block": "pre"},
+    rows=(
+        *rows_without("gate_proj", "up_proj"),
+        TensorRow("model.layers.{i}.mlp.gate_up_proj", GATE_UP),
+    ),
+    ignored=IGNORED,
+    limits=EVEN_PART,
+)
+
+#: a norm before and after each sublayer
+GLM4_NORMS = {
+    "input_layernorm": "norm_1",
+    "post_self_attn_layernorm": "norm_1_out",
+    "post_attention_layernorm": "norm_2",
+    "post_mlp_layernorm": "norm_2_out",
+}
+GLM4 = Family(
+    name="glm4",
+    model_class="Glm4ForCausalLM",
+    prefix="model.",
+    fields=GLM.fields,
+    derived=GLM.derived,
+    fixed=GLM.fixed | {"block": "sandwich"},
+    rows=(
+        *(row for row in GLM.rows if "layernorm" not in row.theirs),
+        *(TensorRow(f"model.layers.{{i}}.{theirs}", f"blocks.{{i}}.{ours}") for theirs, ours in GLM4_NORMS.items()),
+    ),
+    ignored=IGNORED,
+    limits=EVEN_PART,
+)
+
+
+SEED_BIASES = {(True, True): "all", (True, False): "qkv", (False, True): "out", (False, False): "none"}
+
+
+def seed_biases(entries: Entries) -> dict[str, Any]:
+    """Biases of queries, keys and values, and of the output, by two entries."""
+    of_inputs, of_output = entries.flag("attention_bias", True), entries.flag("attention_out_bias", False)
+    return {"attention.bias": SEED_BIASES[of_inputs, of_output]}
+
+
+SEED_OSS = Family(
+    name="seed_oss",
+    model_class="SeedOssForCausalLM",
+    prefix="model.",
+    fields=(
+        *with_defaults(
+            SIZES,
+            vocab_size=155_136,
+            max_position_embeddings=524_288,
+            intermediate_size=27_648,
+            num_hidden_layers=64,
+            num_attention_heads=80,
+            num_key_value_heads=8,
+            head_dim=128,
+            attention_dropout=0.1,
+        ),
+        MLP_BIAS,
+        ConfigField("residual_dropout", RESIDUAL, 0.1),
+    ),
+    derived=(
+        rotary(),
+        Derived(
+            seed_biases,
+            lambda a: {
+                "attention_bias": a.attention.bias in ("qkv", "all"),
+                "attention_out_bias": a.attention.bias in ("out", "all"),
+            },
+        ),
+    ),
+    fixed=LLAMA_OPTIONS | {"attention.qk_norm": "none"},
+    rows=ROWS,
+    ignored=IGNORED,
+    limits=EVEN,
+)
+
+
+def ministral_windows(entries: Entries) -> dict[str, Any]:
+    """Every layer has the window, unless layer_types names those without."""
+    width = entries.integer("sliding_window", 4096, None)
+    return alternating(entries, width, lambda i: width is not None)
+
+
+MINISTRAL = Family(
+    name="ministral",
+    model_class="MinistralForCausalLM",
+    prefix="model.",
+    fields=with_defaults(SIZES, num_key_value_heads=8, intermediate_size=14_336, max_position_embeddings=131_072),
+    derived=(rotary(), Derived(ministral_windows, layer_types)),
+    fixed=LLAMA_OPTIONS | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "none"},
+    rows=ROWS,
+    ignored=IGNORED,
+    limits=EVEN,
+    # their class refuses a model without a window
+    writes={"attention.windows": lambda a: any(visible_windows(a))},
+)
