@@ -24,8 +24,8 @@ The last two columns are the largest differences of logits from transformers', o
 and bias perturbed, under all options of the family in `tests/parity/random_models.py`. For "in float64", every
 float32 in transformers' code is read as float64. "As published" leaves that code unchanged: there the rotary tables,
 the mean square of Llama's norms or the softmax are float32 whatever the precision of the weights. BLOOM's own gelu
-writes sqrt(2/pi) with eight digits. Experts are computed one by one (`experts_implementation = "eager"`). The encoders of T5 and BART have the options of their decoders unless the table
-names others.
+writes sqrt(2/pi) with eight digits. Experts are computed one by one (`experts_implementation = "eager"`). The
+encoders of T5 and BART have the options of their decoders unless the table names others.
 
 If no family can represent a model, its folder holds code made from the network's own source, with `model_type =
 "pellucid"`. transformers opens it with `trust_remote_code=True` and computes the same logits, to 1e-12 in float64. As
@@ -45,8 +45,8 @@ probabilities raises an error (`readout = none`). A folder without a tokenizer t
 LEFT_OUT = {
     "rotary positions scaled as yarn, longrope or dynamic": "yarn also scales the scores, by a second formula; the "
     "others' frequencies depend on how long the text is",
-    "mixtures of experts in some layers alone (decoder_sparse_step, mlp_only_layers), and DeepSeek's router": "all layers "
-    "have one form of MLP; DeepSeek-V3 chooses among groups of experts, with a bias that is not in their weights",
+    "mixtures of experts in some layers alone (decoder_sparse_step, mlp_only_layers)": "all layers have one form",
+    "DeepSeek-V3": "its router chooses among groups of experts, with a bias that the experts' weights do not have",
     "OLMoE with clip_qkv": "no option that cuts queries, keys and values off",
     "Falcon with ALiBi (rw)": "its distances are divided by sqrt(d_head) with the scores",
     "Phi and StableLM with normalised queries and keys (qk_layernorm)": "theirs are layer norms",

@@ -195,7 +195,8 @@ def theirs_of(name: str, config: dict[str, Any]) -> nn.Module:
         warnings.simplefilter("ignore")
         if any(isinstance(value, int) and value > 300_000 for value in config.values()):
             raise ValueError("too large to be tried")
-        made = model_class.config_class.from_dict(copy.deepcopy(config) | {"attn_implementation": "eager"})
+        eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+        made = model_class.config_class.from_dict(copy.deepcopy(config) | eager)
         if too_large(made):
             raise ValueError("too large to be tried")
         model = model_class(made)

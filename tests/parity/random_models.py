@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from theirs import perturb
@@ -393,6 +394,16 @@ TINY |= {
 PAIRS = ("t5", "bart")
 MASKED = ("bert", "roberta", "distilbert")
 CASES = [(name, variant) for name, (_, _, variants) in TINY.items() for variant in variants]
+#: families near another one: all variants but the last, which has the most options, are compared in the slow tests
+NEAR = ("qwen3_moe", "olmoe", "qwen2_moe", "mixtral", "phi3", "starcoder2", "nemotron", "arcee", "glm", "glm4")
+NEAR += ("seed_oss", "ministral")
+
+
+def marked(cases: list[tuple[str, str]]) -> list[Any]:
+    """The cases, those marked slow that `NEAR` leaves to the slow tests."""
+    last = {name: [*TINY[name][2]][-1] for name in NEAR}
+    marks = [(pytest.mark.slow,) if last.get(name, variant) != variant else () for name, variant in cases]
+    return [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import json
 
 import pytest
 import torch
-from random_models import CASES, MASKED, PAIRS, TINY, in_float64, model_of_theirs
+from random_models import CASES, MASKED, PAIRS, TINY, in_float64, marked, model_of_theirs
 from theirs import as_ours, both, draw, farthest, logits_of, our_logits
 
 from pellucid.hub import FAMILIES, architecture_of, config_of, to_ours, to_theirs
@@ -34,7 +34,7 @@ def test_every_family_is_compared():
 
 
 @pytest.mark.item("S1-1.1-l")
-@pytest.mark.parametrize(("name", "variant"), CASES)
+@pytest.mark.parametrize(("name", "variant"), marked(CASES))
 def test_logits(name, variant):
     with in_float64():
         model, config = model_of_theirs(name, variant)
@@ -54,7 +54,7 @@ def test_logits_as_published(name):
     assert farthest(our_logits(network, tokens), logits_of(model, tokens)) <= PUBLISHED
 
 
-@pytest.mark.parametrize(("name", "variant"), [case for case in CASES if case[0] not in (*MASKED, *PAIRS)])
+@pytest.mark.parametrize(("name", "variant"), marked([case for case in CASES if case[0] not in (*MASKED, *PAIRS)]))
 def test_cached_decoding(name, variant):
     """Token by token with our cache what theirs gives with theirs; GPT-1 of transformers has none."""
     with in_float64():
@@ -104,7 +104,7 @@ def test_padding_on_the_right(name):
             assert farthest(logits[kept], expected[kept]) <= TOLERANCE[name]
 
 
-@pytest.mark.parametrize(("name", "variant"), CASES)
+@pytest.mark.parametrize(("name", "variant"), marked(CASES))
 def test_there_and_back_bit_for_bit(name, variant):
     """Theirs to ours to theirs, and again to ours; positions that nothing reads come back as zeros."""
     model, config = model_of_theirs(name, variant)

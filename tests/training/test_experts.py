@@ -62,5 +62,5 @@ def test_a_run_reports_the_loss_without_the_balance(tmp_path):
 
 
 def test_a_balance_without_experts_is_refused():
-    with pytest.raises(RecipeError, match="train.balance = 0.1: expected 0 where mlp.experts = 0"):
+    with pytest.raises(RecipeError, match=r"train.balance = 0.1: expected 0 where mlp.experts = 0"):
         make_recipe(("text.txt",), "small", {"balance": 0.1})

@@ -136,7 +136,7 @@ WITHOUT_EFFECT = {
         "experts_implementation _flash_attn_2_enabled use_flash_attention use_flash_attention_2 gradient_checkpointing "
         "xla_device tf_legacy_loss pretraining_tp flash_attn_recompute",
         "what is returned beside the logits": "output_attentions output_hidden_states output_past return_dict "
-        "return_dict_in_generate output_scores tie_last_hidden_states",
+        "return_dict_in_generate output_scores tie_last_hidden_states output_router_logits",
         "how the weights were when training began": "initializer_range initializer_factor init_std init_method_std",
         "read in training alone": "layerdrop encoder_layerdrop decoder_layerdrop activation_dropout classif_dropout "
         "router_aux_loss_coef",
