@@ -41,7 +41,7 @@ OTHER = {
 }
 #: values that need others
 WITH = {"model.mlp.n_hidden": {"mlp.form": "plain"}, "model.attention.mask": {"train.objective": "prefix"}}
-WITH |= dict.fromkeys(("model.mlp.shared_d_ff", "train.balance"), {"mlp.experts": "4"})
+WITH |= {key: {"mlp.experts": "4"} for key in ("model.mlp.shared_d_ff", "train.balance")}
 WITH |= {"text.chat_template": {"train.objective": "chat"}}
 WITH |= {name: {"adapt.rank": "2"} for name in ("adapt.alpha", "adapt.modules")}
 
