@@ -205,7 +205,7 @@ GLM4 = Family(
     prefix="model.",
     fields=GLM.fields,
     derived=GLM.derived,
-    fixed=GLM.fixed | {"block": "sandwich"},
+    fixed={**GLM.fixed, "block": "sandwich"},
     rows=(
         *(row for row in GLM.rows if "layernorm" not in row.theirs),
         *(TensorRow(f"model.layers.{{i}}.{theirs}", f"blocks.{{i}}.{ours}") for theirs, ours in GLM4_NORMS.items()),
