@@ -237,6 +237,6 @@ def test_weights_and_guesses_are_chosen_and_said(trained, capsys):
     assert capsys.readouterr().out == plain.out
     assert cli.main([*given, "--weights", "float16"]) == 0
     assert "weights: float16, 0.0" in capsys.readouterr().err
-    assert cli.main([*given, "--weights", "int4"]) == 2
+    assert cli.main([*given, "--weights", "int3"]) == 2
     assert "float16" in capsys.readouterr().err
     assert cli.main([*given, "--speculate", "4", "--beams", "2"]) == 2

@@ -25,7 +25,7 @@ PICTURES = Path(__file__).parent / "pictures"
 #: pixels across in a picture that is kept
 WIDTHS = {"wide": 320, "narrow": 195}
 #: the mean difference of a colour, and the share of pixels in which one differs by more than CLEARLY, from 0 to 255
-MEAN, SHARE, CLEARLY = 2.0, 0.02, 24
+MEAN, SHARE, CLEARLY = 1.0, 0.01, 24
 TEXT = "&a=Anna+Smith+met+Ivan+Lee.+Anna"
 STATES = {
     "read": f'#page=read&open=["embed","blocks.1","output"]{TEXT}',

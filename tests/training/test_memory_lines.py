@@ -57,8 +57,9 @@ def test_presets_with_every_option(name, depth, options):
 
 
 @settings(deadline=None, max_examples=6)
-@given(any_architectures({"n_layers": 4}), st.sampled_from(OPTIONS))
+@given(any_architectures({"n_layers": 4, "mlp.experts": 0}), st.sampled_from(OPTIONS))
 def test_drawn_architectures(a, options):
+    """But for mixtures of experts, whose memory is no linear function of the batch."""
     if a.readout == "none":
         return
     assert_equal_to_the_walk(with_options(a, **options[1]))
