@@ -22,7 +22,8 @@ from pellucid.model.weights import load_state, state_of
 from some_cases import one_in
 
 SIZES = {"n_vocab": 13, "n_ctx": 8, "d_model": 12, "n_layers": 2, "n_segments": 0, "ngrams": (), "attention.d_head": 0}
-SIZES |= {"attention.n_heads": 3, "attention.n_kv_heads": 0, "attention.windows": (0,), "mlp.n_hidden": 1, "mlp.experts": 0}
+SIZES |= {"attention.n_heads": 3, "attention.n_kv_heads": 0, "attention.windows": (0,), "mlp.n_hidden": 1}
+SIZES |= {"mlp.experts": 0}
 COMMON = {"norm.kind": "layer", "norm.eps_at": "inside", "norm.bias": "all", "mlp.form": "plain", "mlp.bias": "all"}
 COMMON |= {"attention.qk_norm": "none", "attention.bias": "all", "embed_scale": "1", "dropout.mlp_out": 0.0}
 COMMON |= {

@@ -102,6 +102,8 @@ def test_a_run_goes_on_in_another_number_of_processes(text, tmp_path, optimizer,
         (1, {"parallel.shard": 2}, "parallel.shard = 2 asks for 2 processes, and there is 1"),
         (1, {"parallel.shard": -1}, "parallel.shard = -1: expected a number of processes"),
         (2, {"parallel.tensor": 2, "n_heads": 1}, "model.n_heads = 1 cannot be divided among parallel.tensor = 2"),
+        (2, {"parallel.tensor": 2, "mlp.experts": 4}, "parallel.tensor = 2 does not divide experts .mlp.experts = 4."),
+        (2, {"balance": 0.01, "mlp.experts": 4}, "train.balance = 0.01 is computed of each pass, whose rows 2"),
         (2, {"parallel.tensor": 2, "n_ctx": 15}, "model.n_ctx = 15 cannot be divided .*: give 16, or another"),
     ],
 )

@@ -91,6 +91,11 @@ class Cluster(Processes):
                 f"train.batch = {t.batch} rows cannot be divided among parallel.replicate x parallel.shard = "
                 f"{self.n_shares} processes: give a multiple of {self.n_shares}"
             )
+        if t.balance and self.n_shares > 1:
+            raise RecipeError(
+                f"train.balance = {t.balance} is computed of each pass, whose rows {self.n_shares} processes divide, "
+                "so that the losses would depend on their number: set it to 0, or train in one process"
+            )
         if recipe.new_ids and layout.tensor > 1:
             raise RecipeError("parallel.tensor does not divide tokens that adapters add: give parallel.shard instead")
 
