@@ -4,11 +4,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 import transformers
 from theirs import perturb
 from torch import nn
+
+from some_cases import slow
 
 COMMON: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "vocab_size": 13}
 GPT = {"n_positions": 9, "n_embd": 12, "n_layer": 3, "n_head": 3}
@@ -394,16 +395,18 @@ TINY |= {
 PAIRS = ("t5", "bart")
 MASKED = ("bert", "roberta", "distilbert")
 CASES = [(name, variant) for name, (_, _, variants) in TINY.items() for variant in variants]
-#: families near another one: all variants but the last, which has the most options, are compared in the slow tests
+#: families near another one
 NEAR = ("qwen3_moe", "olmoe", "qwen2_moe", "mixtral", "phi3", "starcoder2", "nemotron", "arcee", "glm", "glm4")
 NEAR += ("seed_oss", "ministral")
 
 
 def marked(cases: list[tuple[str, str]]) -> list[Any]:
-    """The cases, those marked slow that `NEAR` leaves to the slow tests."""
-    last = {name: [*TINY[name][2]][-1] for name in NEAR}
-    marks = [(pytest.mark.slow,) if last.get(name, variant) != variant else () for name, variant in cases]
-    return [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
+    """The cases, marked slow but for the first and the last variant of each family, or the last of a `NEAR` one.
+
+    The last variant of a family has the most options.
+    """
+    quick = {name: {[*variants][-1 if name in NEAR else 0], [*variants][-1]} for name, (_, _, variants) in TINY.items()}
+    return [case if case[1] in quick[case[0]] else slow(case) for case in cases]
 
 
 @contextlib.contextmanager
