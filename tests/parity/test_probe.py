@@ -77,10 +77,11 @@ def test_the_first_tensor_is_named(name: str, theirs):
     made = theirs(name)
     shown = shown_by_transformers(made.network.architecture)
     for layer, block in enumerate(made.network.blocks):
-        # all positions of the probe together use every expert of a small mixture
-        mlp = block.mlp.experts[0] if made.network.architecture.mlp.experts else block.mlp
+        # of a mixture every expert is changed, since there may be one that no position uses
+        changed = block.mlp.experts if made.network.architecture.mlp.experts else [block.mlp]
         with torch.no_grad():
-            mlp.down.weight[0] += 0.5
+            for mlp in changed:
+                mlp.down.weight[0] += 0.5
         found = made.parity()
         behind = shown[shown.index(f"blocks.{layer}.resid_pre") + 1]
         assert not found.holds
@@ -88,7 +89,8 @@ def test_the_first_tensor_is_named(name: str, theirs):
         with pytest.raises(ParityError, match=f"the first tensor that differs.* is {behind}; nothing was written"):
             found.require()
         with torch.no_grad():
-            mlp.down.weight[0] -= 0.5
+            for mlp in changed:
+                mlp.down.weight[0] -= 0.5
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bart"])

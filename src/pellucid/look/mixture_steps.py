@@ -63,9 +63,9 @@ def expert_weights(steps: MlpStepWriter, at: str) -> tuple[str, str]:
     symbol = steps.symbol(at + "router")
     chosen = f"chosen = torch.zeros_like({r}, dtype=torch.bool).scatter(-1, {r}.topk({k}).indices, True)"
     if steps.a.mlp.router_softmax == "chosen":
-        right = f"\\mathrm{{softmax}}_{{e \\in U}} {symbol}"
+        right = f"softmax_{{e \\in U}} {symbol}"
         return right, f"{chosen}\nresult = {r}.masked_fill(~chosen, -torch.inf).softmax(-1)"
-    right = f"[e \\in U] \\; \\mathrm{{softmax}}_e {symbol}"
+    right = f"[e \\in U] softmax_e {symbol}"
     return right, f"{chosen}\nresult = {r}.softmax(-1).masked_fill(~chosen, 0.0)"
 
 
