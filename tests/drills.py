@@ -1,4 +1,4 @@
-"""Faults in real processes: `make drills` prints their table, which is in docs/log.md; the slow tests run a tenth.
+"""Faults in real processes: `make drills` prints their table, which is in docs/log.md; the slow tests run a small share.
 
 Each drill starts `pellucid train` as a user would, does it harm at random moments, and compares what is left with a run
 that nothing happened to.
@@ -24,7 +24,6 @@ from tiny import assert_same_run, rows, write_text
 
 from pellucid.runs.checkpoint import folder_of, load_checkpoint, steps_of
 
-STEPS = 300
 OPTIONS = {
     "d_model": 16,
     "n_layers": 2,
@@ -59,8 +58,8 @@ class Drill:
 class Runs:
     """The runs of a drill in one folder: the same text and options, by some number of processes."""
 
-    def __init__(self, folder: Path, n: int, rng: random.Random):
-        self.folder, self.n, self.rng = folder, n, rng
+    def __init__(self, folder: Path, n: int, n_steps: int, rng: random.Random):
+        self.folder, self.n, self.n_steps, self.rng = folder, n, n_steps, rng
         self.text = folder / "text.txt" if (folder / "text.txt").exists() else write_text(folder)
         self.undisturbed = folder / f"undisturbed-{n}"
         self.log = folder / f"log-{n}.txt"
@@ -71,7 +70,7 @@ class Runs:
         """The command, begun; a run that exists is resumed."""
         divided = {"parallel.shard": self.n} if self.n > 1 else {}
         words = [f"--set={name}={value}" for name, value in (OPTIONS | divided).items()]
-        words = [str(self.text), "--tokenizer=byte", f"--steps={STEPS}", f"--processes={self.n}", *words]
+        words = [str(self.text), "--tokenizer=byte", f"--steps={self.n_steps}", f"--processes={self.n}", *words]
         words = ["--resume", f"--processes={self.n}"] if (out / "recipe.json").exists() else words
         environment = os.environ | {"PELLUCID_CACHE": str(self.folder / "cache"), "OMP_NUM_THREADS": "1"}
         with open(self.log, "ab") as log:
@@ -123,7 +122,9 @@ def killed(runs: Runs, count: int) -> Drill:
     unreadable = runs.log.read_text(errors="replace").count("passed over")
     assert unreadable == 0, f"{unreadable} checkpoints were unreadable"
     what = f"kill -9 of a random process, {runs.n} training"
-    return Drill(what, done, f"{n_runs} runs of {STEPS} steps end bit for bit as without; 0 checkpoints unreadable")
+    return Drill(
+        what, done, f"{n_runs} runs of {runs.n_steps} steps end bit for bit as without; 0 checkpoints unreadable"
+    )
 
 
 def terminated(runs: Runs, count: int) -> Drill:
@@ -131,7 +132,7 @@ def terminated(runs: Runs, count: int) -> Drill:
     for k in range(count):
         out = runs.folder / f"terminated-{runs.n}-{k}"
         process = runs.start(out)
-        after = runs.rng.randrange(1, STEPS - 50)
+        after = runs.rng.randrange(1, runs.n_steps * 5 // 6)
         runs.wait_for(process, lambda out=out, after=after: last_step(out) >= after)
         trainers = runs.trainers(process)
         os.kill(process.pid if k % 2 or not trainers else runs.rng.choice(trainers), signal.SIGTERM)
@@ -171,11 +172,11 @@ def damaged(runs: Runs, flips: int, cuts: int) -> list[Drill]:
     return [Drill("one bit flipped in a file", flips, outcome), Drill("a file cut short", cuts, outcome)]
 
 
-def drills(folder: Path, share: float, seed: int = 0) -> list[Drill]:
-    """This share of the full count: 200 kills, 8 signals, 60 flipped bits, 20 files cut short."""
+def drills(folder: Path, share: float, n_steps: int = 300, seed: int = 0) -> list[Drill]:
+    """This share of the full count, in runs of `n_steps`: 200 kills, 8 signals, 60 flipped bits, 20 files cut short."""
     rng, results = random.Random(seed), []
     for n in (1, 2):
-        runs = Runs(folder, n, rng)
+        runs = Runs(folder, n, n_steps, rng)
         results.append(killed(runs, max(1, round(100 * share))))
         results.append(terminated(runs, max(1, round(4 * share))))
     return [*results, *damaged(runs, max(1, round(60 * share)), max(1, round(20 * share)))]
@@ -188,7 +189,7 @@ def main() -> None:
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="drills-"))
     print("| fault | count | outcome |\n| --- | --- | --- |")
-    for drill in drills(folder, asked.share, asked.seed):
+    for drill in drills(folder, asked.share, seed=asked.seed):
         print(f"| {drill.fault} | {drill.count} | {drill.outcome} |", flush=True)
     shutil.rmtree(folder)
 

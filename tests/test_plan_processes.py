@@ -197,18 +197,8 @@ def test_four_hundred_billion_parameters_on_8192_processes_are_planned_in_little
     (tmp_path / "405b.json").write_text(json.dumps(a.to_dict()))
     # a process of its own, that says how much it held at most since it began: what forked it may have held more
     own_peak = "import sys; from pellucid.cli import main; main(sys.argv[1:]); print(open('/proc/self/status').read())"
-    command = [
-        sys.executable,
-        "-c",
-        own_peak,
-        "plan",
-        str(tmp_path / "405b.json"),
-        "--processes",
-        "8192",
-        "--tensor",
-        "8",
-    ]
-    command += ["--accelerator", "h100-sxm", "--no-measure", "--json", "--batch", "2048"]
+    options = ["--processes", "8192", "--tensor", "8", "--accelerator", "h100-sxm", "--no-measure", "--json"]
+    command = [sys.executable, "-c", own_peak, "plan", str(tmp_path / "405b.json"), *options, "--batch", "2048"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     plans, end = json.JSONDecoder().raw_decode(said)
     (plan,) = plans["on_processes"]

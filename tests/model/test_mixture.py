@@ -26,7 +26,7 @@ BOTH = [pytest.param(BASE, id="chosen"), pytest.param(BASE.with_fields(SHARED), 
 
 @pytest.mark.parametrize("a", BOTH)
 def test_each_position_uses_its_experts_alone(a):
-    """Without the other experts the stream is the same; the weights of those used are as the option says."""
+    """The weights of the experts that are used are as the option says, and those of the others are 0."""
     network, tokens = make_network(a), draw_tokens(a, 2, 7)
     recorder = Recorder(["blocks.0.mlp.router", "blocks.0.mlp.expert_weights"])
     with torch.no_grad():

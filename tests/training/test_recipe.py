@@ -41,7 +41,6 @@ OTHER = {
 }
 #: values that need others
 WITH = {"model.mlp.n_hidden": {"mlp.form": "plain"}, "model.attention.mask": {"train.objective": "prefix"}}
-WITH |= {key: {"mlp.experts": "4"} for key in ("model.mlp.shared_d_ff", "train.balance")}
 WITH |= {"text.chat_template": {"train.objective": "chat"}}
 WITH |= {name: {"mlp.experts": "4"} for name in ("model.mlp.shared_d_ff", "train.balance")}
 WITH |= {name: {"adapt.rank": "2"} for name in ("adapt.alpha", "adapt.modules")}

@@ -1,16 +1,23 @@
 """The steps of a mixture of experts: the router, every expert, the shared one, and their sum."""
 
+import re
 from collections.abc import Iterator
 from typing import Protocol
 
 from pellucid.architecture import Architecture
 from pellucid.look.step import Step
 
-EXPERT_SYMBOLS = {"router": "r_i", "expert_weights": "g_i", "expert_result": "o_i^e"}
+EXPERT_SYMBOLS = {"router": "r_i", "expert_weights": "g_i"}
 EXPERT_TITLES = {
     "router": "A score for each expert",
     "expert_weights": "The weights of the experts, 0 for those that are not used",
 }
+
+
+def expert_symbol(name: str) -> str:
+    """The symbol of what an expert writes, with its number, or of what the shared one does; "" for other tensors."""
+    match = re.search(r"\.mlp\.(?:expert_(\d+)|shared)\.result$", name)
+    return (match and f"o_i^{{{match[1] or 's'}}}") or ""
 
 
 class MlpStepWriter(Protocol):

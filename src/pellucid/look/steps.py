@@ -8,7 +8,7 @@ names and from the weights, so that a test can compare every step with the trace
 from collections.abc import Iterator
 
 from pellucid.architecture import Architecture
-from pellucid.look.mixture_steps import EXPERT_SYMBOLS, EXPERT_TITLES, mixture_steps, sum_of_experts
+from pellucid.look.mixture_steps import EXPERT_SYMBOLS, EXPERT_TITLES, expert_symbol, mixture_steps, sum_of_experts
 from pellucid.look.step import Definition, Step
 
 #: symbols of tensors, by the last part of their names
@@ -116,8 +116,8 @@ class StepWriter:
         last = name.split(".")[-1]
         if last.isdigit():
             last = name.split(".")[-2]
-        last = f"expert_{last}" if ".mlp." in name and last == "result" else last
-        return f"\\t{{{self.scope}{name}}}{{{SYMBOLS[last]}}}"
+        symbol = expert_symbol(name) or SYMBOLS[last]
+        return f"\\t{{{self.scope}{name}}}{{{symbol}}}"
 
     def step(
         self, name: str, group: str, right: str, code: str, definition: tuple[str, str, str], title: str = ""

@@ -128,7 +128,7 @@ def update_together(
     Each of the processes has its part of p and of the averages; the iteration, which needs whole matrices, is
     computed in every one of them.
     """
-    own = processes.own_part
+    own = processes.local_part
     grads = torch.stack([own(p.grad) for p in params if p.grad is not None])
     averages = torch.stack([own(buffer) for buffer in buffers]).lerp_(grads, 1 - momentum)
     update = orthogonal(processes.whole_matrices(grads.lerp_(averages, momentum), params), dtype)

@@ -75,7 +75,7 @@ class Processes:
         """A context in which the first process has the whole network, to compute with alone."""
         return nullcontext()
 
-    def own_part(self, x: Tensor) -> Tensor:
+    def local_part(self, x: Tensor) -> Tensor:
         """What this process holds of a parameter or of its gradient, as a plain tensor that shares its memory."""
         return x
 

@@ -175,7 +175,7 @@ class Cluster(Processes):
         finally:
             trainable.network = laid_out
 
-    def own_part(self, x: Tensor) -> Tensor:
+    def local_part(self, x: Tensor) -> Tensor:
         return x.to_local() if isinstance(x, DTensor) else x
 
     def whole_matrices(self, parts: Tensor, matrices: Sequence[Tensor]) -> Tensor:
@@ -183,7 +183,7 @@ class Cluster(Processes):
 
     def parts_of(self, whole: Tensor, matrices: Sequence[Tensor]) -> Tensor:
         pairs = zip(whole, matrices, strict=True)
-        return torch.stack([self.own_part(part_like(x, matrix)) for x, matrix in pairs])
+        return torch.stack([self.local_part(part_like(x, matrix)) for x, matrix in pairs])
 
     def hang_error(self, error: RuntimeError) -> HangError | None:
         """What to say of an error that a timeout raised: which processes do not answer. None for other errors."""

@@ -9,17 +9,16 @@ from pellucid.hub.tables.llama import (
     LLAMA_OPTIONS,
     ROWS,
     SIZES,
+    WINDOW,
     alternating,
     layer_types,
+    rows_without,
     with_defaults,
+    without,
 )
 from pellucid.hub.tables.rotary import EVEN, EVEN_PART, rotary
 from pellucid.hub.tables.rows import QKV, ConfigField, Derived, Family, TensorRow, visible_windows
 
-WINDOW = Derived(
-    lambda entries: {"attention.windows": [entries.integer("sliding_window", None, None) or 0]},
-    lambda a: {"sliding_window": max(visible_windows(a), default=0) or None},
-)
 RESIDUAL = ("dropout.attn_out", "dropout.mlp_out")
 PLAIN_LAYER = LLAMA_OPTIONS | {
     "norm.kind": "layer",
@@ -33,17 +32,6 @@ MLP_BIAS = ConfigField("mlp_bias", "mlp.bias", False, ALL_OR_NONE)
 QKV_BIAS = {True: "qkv", False: "none"}
 #: one matrix for the gate and the values that it multiplies
 GATE_UP = ("blocks.{i}.mlp.gate", "blocks.{i}.mlp.up.0")
-
-
-def without(fields: tuple[ConfigField, ...], *names: str) -> tuple[ConfigField, ...]:
-    """The fields but those with these names in config.json."""
-    return tuple(f for f in fields if f.theirs not in names)
-
-
-def rows_without(*parts: str) -> tuple[TensorRow, ...]:
-    """Llama's rows but those whose names hold one of the parts."""
-    return tuple(row for row in ROWS if not any(part in row.theirs for part in parts))
-
 
 STARCODER2 = Family(
     name="starcoder2",

@@ -9,10 +9,12 @@ from pellucid.hub.tables.llama import (
     IGNORED,
     LLAMA_OPTIONS,
     QWEN_WINDOWS,
-    ROWS,
     SIZES,
+    WINDOW,
     alternating,
+    rows_without,
     with_defaults,
+    without,
 )
 from pellucid.hub.tables.rotary import EVEN, rotary
 from pellucid.hub.tables.rows import ConfigField, Derived, Family, TensorRow, visible_windows
@@ -30,7 +32,7 @@ STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 def rows_of_experts(router: str, experts: str, maps: dict[str, str]) -> tuple[TensorRow, ...]:
     """Llama's rows with a router and experts in the place of the MLP: `router` and `experts` are below the layer."""
     return (
-        *(row for row in ROWS if ".mlp." not in row.theirs),
+        *rows_without(".mlp."),
         TensorRow(f"model.layers.{{i}}.{router}", "blocks.{i}.mlp.router"),
         *(
             TensorRow(f"model.layers.{{i}}.{experts}.{{e}}.{theirs}", f"blocks.{{i}}.mlp.experts.{{e}}.{ours}")
@@ -41,10 +43,8 @@ def rows_of_experts(router: str, experts: str, maps: dict[str, str]) -> tuple[Te
 
 def even_windows(entries: Entries) -> dict[str, Any]:
     """Every other layer up to max_window_layers has a window, if windows are used at all."""
-    width, last = (
-        entries.integer("sliding_window", 4096, None, least=0),
-        entries.integer("max_window_layers", 28, least=0),
-    )
+    width = entries.integer("sliding_window", 4096, None, least=0)
+    last = entries.integer("max_window_layers", 28, least=0)
     window = width if entries.flag("use_sliding_window", False) and width else None
     return alternating(entries, window, lambda i: window is not None and i % 2 == 0 and i < last, 24)
 
@@ -66,17 +66,16 @@ QWEN3_MOE = Family(
     model_class="Qwen3MoeForCausalLM",
     prefix="model.",
     fields=(
-        *(
-            f
-            for f in with_defaults(
+        *without(
+            with_defaults(
                 SIZES,
                 vocab_size=151_936,
                 hidden_size=2048,
                 num_hidden_layers=24,
                 num_key_value_heads=4,
                 max_position_embeddings=32_768,
-            )
-            if f.theirs != "intermediate_size"
+            ),
+            "intermediate_size",
         ),
         ConfigField("moe_intermediate_size", "mlp.d_ff", 768),
         ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
@@ -100,9 +99,8 @@ QWEN2_MOE = Family(
     model_class="Qwen2MoeForCausalLM",
     prefix="model.",
     fields=(
-        *(
-            f
-            for f in with_defaults(
+        *without(
+            with_defaults(
                 SIZES,
                 vocab_size=151_936,
                 hidden_size=2048,
@@ -110,14 +108,14 @@ QWEN2_MOE = Family(
                 num_attention_heads=16,
                 num_key_value_heads=16,
                 max_position_embeddings=32_768,
-            )
-            if f.theirs not in ("intermediate_size", "head_dim")
+            ),
+            "intermediate_size",
+            "head_dim",
         ),
         ConfigField("moe_intermediate_size", "mlp.d_ff", 1408),
         ConfigField("shared_expert_intermediate_size", "mlp.shared_d_ff", 5632),
         ConfigField("qkv_bias", "attention.bias", True, {True: "qkv", False: "none"}),
-        ConfigField("num_experts|num_local_experts", "mlp.experts", 60),
-        ConfigField("num_experts_per_tok", "mlp.experts_per_token", 4),
+        *with_defaults(EXPERTS, **{"num_experts|num_local_experts": 60, "num_experts_per_tok": 4}),
         SOFTMAX,
     ),
     derived=(rotary(), Derived(even_windows, QWEN_WINDOWS.write)),
@@ -141,9 +139,8 @@ OLMOE = Family(
     model_class="OlmoeForCausalLM",
     prefix="model.",
     fields=(
-        *(
-            f
-            for f in with_defaults(
+        *without(
+            with_defaults(
                 SIZES,
                 vocab_size=50_304,
                 hidden_size=2048,
@@ -152,8 +149,8 @@ OLMOE = Family(
                 num_attention_heads=16,
                 max_position_embeddings=4096,
                 rms_norm_eps=1e-5,
-            )
-            if f.theirs != "head_dim"
+            ),
+            "head_dim",
         ),
         ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
         *with_defaults(EXPERTS, **{"num_experts|num_local_experts": 64}),
@@ -186,10 +183,7 @@ MIXTRAL = Family(
     ),
     derived=(
         rotary(default_base=1_000_000.0),
-        Derived(
-            lambda entries: {"attention.windows": [entries.integer("sliding_window", None, None) or 0]},
-            lambda a: {"sliding_window": max(visible_windows(a), default=0) or None},
-        ),
+        WINDOW,
     ),
     fixed=LLAMA_OPTIONS
     | {

@@ -31,6 +31,11 @@ def with_defaults(fields: tuple[ConfigField, ...], **defaults: Any) -> tuple[Con
     return tuple(dataclasses.replace(f, default=defaults.get(f.theirs, f.default)) for f in fields)
 
 
+def without(fields: tuple[ConfigField, ...], *names: str) -> tuple[ConfigField, ...]:
+    """The fields but those with these names in config.json."""
+    return tuple(f for f in fields if f.theirs not in names)
+
+
 def alternating(
     entries: Entries, window: int | None, sliding: Callable[[int], bool], n_layers: int = 32
 ) -> dict[str, Any]:
@@ -63,6 +68,11 @@ def qwen_windows(entries: Entries) -> dict[str, Any]:
 
 
 QWEN_WINDOWS = Derived(qwen_windows, lambda a: layer_types(a) | {"use_sliding_window": any(visible_windows(a))})
+#: one window for every layer
+WINDOW = Derived(
+    lambda entries: {"attention.windows": [entries.integer("sliding_window", None, None) or 0]},
+    lambda a: {"sliding_window": max(visible_windows(a), default=0) or None},
+)
 LLAMA_OPTIONS = {
     "positions.kind": "rotary",
     "positions.layout": "halves",
@@ -88,6 +98,12 @@ ROWS = (
     TensorRow("model.norm", "final_norm"),
     TensorRow("lm_head", "unembed"),
 )
+
+
+def rows_without(*parts: str) -> tuple[TensorRow, ...]:
+    """Llama's rows but those whose names hold one of the parts."""
+    return tuple(row for row in ROWS if not any(part in row.theirs for part in parts))
+
 
 LLAMA = Family(
     name="llama",
