@@ -1,4 +1,4 @@
-"""Faults in real processes: `make drills` prints their table, which is in docs/log.md; the slow tests run a small share.
+"""Faults in real processes: `make drills` prints their table, which is in docs/log.md; the slow tests run a few.
 
 Each drill starts `pellucid train` as a user would, does it harm at random moments, and compares what is left with a run
 that nothing happened to.
