@@ -42,14 +42,19 @@ def fold_norms(a: Architecture, weights: Weights) -> tuple[Architecture, dict[st
             "blocks, a linear readout, and a norm"
         )
     biased = a.norm.kind == "layer" and a.norm.bias == "all"
-    if biased and not (a.attention.bias in ("qkv", "all") and a.mlp.bias == "all"):
-        raise ValueError("the norms have biases, and linear maps without a bias cannot absorb them")
+    if biased and (a.mlp.experts or not (a.attention.bias in ("qkv", "all") and a.mlp.bias == "all")):
+        raise ValueError("the norms have biases, and linear maps without a bias, as routers are, cannot absorb them")
     if biased and a.final_norm == "norm" and a.logit_cap:
         raise ValueError("the final norm has a bias, which cannot be added to capped logits: expected logit_cap = 0")
     folded = {name: real(w).copy() for name, w in weights.items()}
     folded["unembed.weight"] = folded.get("unembed.weight", folded["embed.token.weight"]).copy()
-    first = ["mlp.gate", "mlp.up.0"] if a.mlp.form == "gated" else ["mlp.up.0" if a.mlp.n_hidden else "mlp.down"]
+    # what reads the stream in an MLP, in every expert, and beside the experts
+    reading = ("gate", "up.0", "router", "shared.scale") if a.mlp.n_hidden else ("down",)
+    ends = tuple(f".{name}.weight" for name in reading)
     for l in range(a.n_layers):
+        block = f"blocks.{l}."
+        in_mlp = [name for name in folded if name.startswith(f"{block}mlp.") and name.endswith(ends)]
+        first = [name.removeprefix(block).removesuffix(".weight") for name in in_mlp]
         readers = {"norm_1": ["attn.query", "attn.key", "attn.value"], "norm_2": first}
         if a.block == "shared":
             readers["norm_1"] += first
