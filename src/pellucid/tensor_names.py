@@ -196,6 +196,12 @@ def axes(full: str) -> list[str]:
     return row(full).axes.split()
 
 
+def axis_sizes(a: Architecture) -> dict[str, int]:
+    """The length of each axis that the architecture decides, by its letter; texts decide b, i and j."""
+    sizes = {"h": a.n_heads, "g": a.n_kv_heads, "d": a.d_head, "m": a.d_model, "f": a.d_ff, "v": a.n_vocab}
+    return sizes | {"e": a.mlp.experts, "s": a.mlp.shared_d_ff, "1": 1}
+
+
 def absent(template: str, a: Architecture, layer: int | None = None) -> str:
     """Why the architecture, or one layer of it, has no tensor of this row; "" where it has."""
     rotated = a.rotates_somewhere if layer is None else a.rotates(layer)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pellucid import edits as change
 from pellucid.architecture import Architecture
 from pellucid.edits import Edit
-from pellucid.tensor_names import axes, names
+from pellucid.tensor_names import axes, axis_sizes, names
 
 #: a run of its own batch has these two, generation has not
 OF_A_RUN = ("mean", "freeze")
@@ -23,7 +23,7 @@ def drawn_edits(draw: st.DrawFn, a: Architecture, n: int = 4, in_generation: boo
 def one_edit(draw: st.DrawFn, a: Architecture, name: str, n: int, in_generation: bool) -> Edit:
     part = a.encoder if name.startswith("encoder.") and a.encoder is not None else a
     letters = axes(name)
-    sizes = {"h": part.n_heads, "g": part.n_kv_heads, "f": part.d_ff, "m": a.d_model, "d": part.d_head, "v": a.n_vocab}
+    sizes = axis_sizes(part)
     where = {}
     if draw(st.booleans()):
         where["pos"] = draw(st.sampled_from([0, [1, 2], slice(1, None), slice(0, 2)]))

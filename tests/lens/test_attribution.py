@@ -53,6 +53,8 @@ def test_what_was_written_sums_to_the_stream_at_one_position(a, data, by):
     if by == "source":
         edits = [e for e in edits if not e.name.endswith((".z", ".result"))]
     t, pos = look(a, edits), data.draw(st.integers(0, 3))
+    if by == "neuron" and a.mlp.experts:
+        by = "expert"
     if points := points_of_stream(t, mid=True):
         point = data.draw(st.sampled_from(points))
         parts = t.decompose(point, by, pos=pos, row=1)
@@ -151,7 +153,7 @@ def test_a_part_is_worth_what_its_removal_costs_at_a_frozen_scale(a, by):
 @given(any_architectures())
 def test_head_results_and_the_bias_are_what_attention_adds(a):
     t = look(a)
-    for name in [name for name in names(a) if name.endswith(".result")]:
+    for name in [name for name in names(a) if name.endswith((".attn.result", ".cross.result"))]:
         scope = name.removesuffix(".result")
         bias = t.network.get_submodule(scope).out.bias
         total = t[name].sum(1) + (0 if bias is None else bias.detach())

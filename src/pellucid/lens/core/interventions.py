@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.edits import PLACES, Edit, EditError
-from pellucid.tensor_names import axes, row, select
+from pellucid.tensor_names import axes, axis_sizes, row, select
 
 Functions = dict[str, list[Callable[[Tensor], Tensor]]]
 
@@ -210,8 +210,8 @@ def _check_value(edit: Edit, full: str, value: Any, a: Architecture) -> None:
     except (TypeError, ValueError, RuntimeError) as error:
         raise EditError(f"the value for {full} is not an array of numbers: {error}") from None
     letters = axes(full)
-    known = {"m": a.d_model, "d": a.d_head, "f": a.d_ff, "v": a.n_vocab, "h": a.n_heads, "g": a.n_kv_heads, "1": 1}
-    expected = [known.get(letter) for letter in letters]
+    sizes = axis_sizes(a)
+    expected = [sizes.get(letter) for letter in letters]
     if len(shape) == 1 and expected[-1] is not None:
         fits = shape[0] in (1, expected[-1])
     else:

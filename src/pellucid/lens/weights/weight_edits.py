@@ -17,7 +17,7 @@ from pellucid.model.mlp import MixtureOfExperts
 from pellucid.model.norm import Identity
 from pellucid.model.positions import Learned
 from pellucid.model.transformer import Backbone
-from pellucid.tensor_names import axes, is_stream, writers
+from pellucid.tensor_names import axes, axis_sizes, is_stream, writers
 
 #: operations of the form x -> M x + shift with a fixed matrix M
 AFFINE = ("zero", "scale", "add", "set", "mean", "resample", "freeze", "project_out")
@@ -164,8 +164,7 @@ class Affine:
 def _affine(edit: Edit, part: Backbone) -> Affine:
     """The edit as a map of vectors, in float64 on the network's device."""
     a, letters = part.architecture, axes(edit.name)
-    sizes = {"h": a.n_heads, "g": a.n_kv_heads, "d": a.d_head, "m": a.d_model, "f": a.d_ff, "v": a.n_vocab}
-    sizes |= {"e": a.mlp.experts, "s": a.mlp.shared_d_ff}
+    sizes = axis_sizes(a)
     inner = [letter for letter in letters if letter in sizes]
     shape = [sizes[letter] for letter in inner]
     chosen = torch.ones(shape, dtype=torch.bool)
