@@ -313,7 +313,7 @@ def resume_transformer(
         )
     weights = base_weights(recipe) if recipe.adapt.rank else None
     text = replace(recipe.text, held_out_files=moved or recipe.text.held_out_files)
-    keeps_layout = asked.parallel == ParallelOptions() and math.prod(vars(recipe.parallel).values()) == processes.n
+    keeps_layout = asked.parallel == ParallelOptions() and math.prod(recipe.parallel.sizes.values()) == processes.n
     layout = recipe.parallel if keeps_layout else asked.parallel
     moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text, parallel=layout)
     trainable = TransformerTrainable(

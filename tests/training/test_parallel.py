@@ -26,6 +26,7 @@ from pellucid.runs.trainer import Trainer
 from pellucid.training import objectives, parallel
 from pellucid.training.config import ParallelOptions
 from pellucid.training.load import read_recipe
+from pellucid.training.trainable import TransformerTrainable
 
 TOLERANCE = {"adamw": 1e-5, "muon": 1e-4}
 
@@ -104,6 +105,11 @@ def test_a_run_goes_on_in_another_number_of_processes(text, tmp_path, optimizer,
         (2, {"parallel.tensor": 2, "n_heads": 1}, "model.n_heads = 1 cannot be divided among parallel.tensor = 2"),
         (2, {"parallel.tensor": 2, "mlp.experts": 4}, "parallel.tensor = 2 does not divide experts .mlp.experts = 4."),
         (2, {"balance": 0.01, "mlp.experts": 4}, "train.balance = 0.01 is computed of each pass, whose rows 2"),
+        (
+            2,
+            {"parallel.gather": "bfloat16", "precision": "float32"},
+            "parallel.gather = bfloat16 sends rounded weights",
+        ),
         (2, {"parallel.tensor": 2, "n_ctx": 15}, "model.n_ctx = 15 cannot be divided .*: give 16, or another"),
     ],
 )
@@ -254,6 +260,53 @@ def test_every_layout_takes_the_steps_of_one_process(text, tmp_path, plain_runs,
     run = train(text, tmp_path / "run", math.prod(layout), optimizer=optimizer, **laid_out(layout))
     assert_equal_losses(run, plain_runs[optimizer], TOLERANCE[optimizer])
     assert numbers(run, "sample") == numbers(plain_runs[optimizer], "sample")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [(1, 2, 1), (1, 1, 2)])
+def test_blocks_compiled_one_by_one_take_the_same_steps(text, tmp_path, layout):
+    """Each block is a graph of its own, and all draw their dropout with the same code."""
+    fields = {**DIVISIBLE, "optimizer": "adamw", "steps": 6, "evaluate_every": 3}
+    plain = train(text, tmp_path / "one", **fields)
+    run = train(text, tmp_path / "run", 2, **{**fields, "compile": "yes"}, **laid_out(layout))
+    assert_equal_losses(run, plain, TOLERANCE["adamw"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [(1, 2, 1), (1, 2, 2)])
+def test_weights_gathered_in_bfloat16_are_those_that_blocks_compute_with(text, tmp_path, layout):
+    """Rounded before they are sent, not after; the gains of norms are rounded too, and held-out losses computed so."""
+    fields = {**DIVISIBLE, "optimizer": "adamw", "precision": "bfloat16"}
+    plain = train(text, tmp_path / "one", **fields)
+    fields |= laid_out(layout) | {"parallel.gather": "bfloat16"}
+    run = train(text, tmp_path / "run", math.prod(layout), **fields)
+    for name in ("loss", "held_out_loss"):
+        assert numbers(run, name) == pytest.approx(numbers(plain, name), rel=2e-3), name
+
+
+@pytest.mark.parametrize("layout", [(1, 2, 1), (1, 1, 2)])
+def test_no_process_makes_the_whole_network(text, tmp_path, layout, monkeypatch):
+    """Where weights are divided the network has no memory before, and then each process has about half of it."""
+    sizes: list[tuple[int, int]] = []
+    real = TransformerTrainable.begin
+
+    def begin(self: TransformerTrainable) -> None:
+        assert all(p.is_meta for p in self.network.parameters())
+        real(self)
+        parameters = list(self.network.parameters())
+        sizes.append(
+            (sum(self.processes.local_part(p).numel() for p in parameters), sum(p.numel() for p in parameters))
+        )
+
+    monkeypatch.setattr(TransformerTrainable, "begin", begin)
+
+    def do(rank: int) -> None:
+        fields = {**FIELDS, **DIVISIBLE, "batch": 4, "steps": 1, "sample_every": -1, **laid_out(layout)}
+        pellucid.train(text, out=tmp_path / "run", preset="small", fields=fields)
+        own, all_of_them = sizes[0]
+        assert own <= 0.55 * all_of_them
+
+    together(2, do)
 
 
 @pytest.mark.slow

@@ -68,7 +68,8 @@ def entry_numbers(x: Float[Tensor, "batch ..."], first: int) -> Int[Tensor, "...
 
 def keys_of_samples(samples: Samples, place: int) -> tuple[Int[Tensor, " batch"], Int[Tensor, " batch"]]:
     """Two numbers of 32 bits for each sample at one place of the network."""
-    key = samples + signed(place * GOLDEN % 2**64, 64)
+    # as a tensor, whose products wrap: blocks compiled one by one share a graph in which the place varies
+    key = samples + samples.new_full((), place) * signed(GOLDEN, 64)
     key = (key ^ (key >> 29)) * signed(MIX, 64)
     return key.to(torch.int32), (key >> 32).to(torch.int32)
 

@@ -1,7 +1,7 @@
 """Weights: how they start, and how they are written to a file and read back."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -21,19 +21,25 @@ def initialise(model: Transformer, seed: int, std: float = 0.02) -> Transformer:
     Biases and tables of n-grams are 0 and gains 1 (g is 0 where the gain is 1 + g). Each tensor is drawn by its own
     generator, seeded by (seed, name), so that no tensor's start depends on which others exist.
     """
+    with torch.no_grad():
+        for p, values in first_values(model, seed, std):
+            p.copy_(values)
+    return model
+
+
+def first_values(model: Transformer, seed: int, std: float) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Each parameter with the values that `initialise` gives it; the parameter itself may have no memory yet."""
     writes = ("attn.out.weight", "cross.out.weight", ".down.weight")
     for name, p in model.named_parameters():
         part = model.encoder if model.encoder and name.startswith("encoder.") else model
         if name.endswith("gain"):
-            nn.init.constant_(p, {"g": 1.0, "1+g": 0.0}[part.architecture.norm.gain])
+            yield p, torch.full(p.shape, {"g": 1.0, "1+g": 0.0}[part.architecture.norm.gain])
         elif name.endswith("bias") or ".ngrams." in name:
-            nn.init.zeros_(p)  # an n-gram never seen adds nothing
+            yield p, torch.zeros(p.shape)  # an n-gram never seen adds nothing
         else:
             depth = math.sqrt(2 * max(len(part.blocks), 1)) if name.endswith(writes) else 1.0
             drawn = torch.randn(p.shape, generator=generator_of(seed, name), dtype=torch.float64)
-            with torch.no_grad():
-                p.copy_(drawn * (std / depth))
-    return model
+            yield p, drawn * (std / depth)
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:

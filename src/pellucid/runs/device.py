@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import cache_folder
@@ -78,8 +78,19 @@ def can_compile(device: torch.device) -> bool:
 
 def compiled(loss: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
     """The loss as one compiled graph with its backward pass; what was compiled before is found again on disk."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    keep_compiled()
     return torch.compile(loss)
+
+
+def compile_block(block: nn.Module) -> None:
+    """Compile a block by itself, with its backward pass; blocks that are alike share what was compiled."""
+    keep_compiled()
+    block.compile()
+
+
+def keep_compiled() -> None:
+    """Keep what is compiled with the project's other files, unless the environment names a folder."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
 
 
 @contextmanager

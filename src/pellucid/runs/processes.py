@@ -19,6 +19,8 @@ class Processes:
     """The processes of one run. Of this class itself there is one process, which asks nobody."""
 
     n = 1
+    #: how many of them run on this machine
+    n_here = 1
     #: whether this process decides, writes and prints
     is_first = True
     #: processes among which the rows of a pass are divided
@@ -33,8 +35,8 @@ class Processes:
         """RecipeError where sizes of the model cannot be divided by the layout; the vocabulary may not be known yet."""
 
     @property
-    def compiles_blocks(self) -> bool:
-        """Whether the layout compiles block by block, and not the loss as a whole."""
+    def divides_weights(self) -> bool:
+        """Whether each process holds a part of the weights, and compiles block by block, not the loss as a whole."""
         return False
 
     def lay_out(self, trainable: Any) -> None:
@@ -61,6 +63,10 @@ class Processes:
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[object]:
         """The context of a pass: gradients are summed over the processes in the last pass of a step."""
+        return nullcontext()
+
+    def evaluating(self) -> AbstractContextManager[object]:
+        """The context of a held-out batch."""
         return nullcontext()
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:

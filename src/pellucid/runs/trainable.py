@@ -182,7 +182,7 @@ class Trainable(Startable[RecipeT]):
     def begin(self) -> None:
         """Make the batches and the loss of the recipe, which is complete now."""
         self.data, loss = self.make_data(), self.make_loss()
-        compiles = self.recipe.train.compile == "yes" and not self.processes.compiles_blocks
+        compiles = self.recipe.train.compile == "yes" and not self.processes.divides_weights
         self.loss = compiled(loss) if compiles else loss
         self.processes.lay_out(self)
 

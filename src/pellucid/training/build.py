@@ -1,6 +1,7 @@
 """Builds the parts of a transformer's run: its tokens, its network, and the options that the user left open."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -262,8 +263,12 @@ def read_text(
 
 
 def build_network(recipe: Recipe, device: torch.device, weights: Weights | None = None) -> Transformer:
-    """The network with its first weights, drawn from the seed or given."""
-    network = Transformer(recipe.model)
+    """The network with its first weights, drawn from the seed or given; on the meta device it has none yet."""
+    with device if device.type == "meta" else nullcontext():
+        network = Transformer(recipe.model)
+    if device.type == "meta":
+        choose_paths(network, recipe)
+        return network
     if recipe.adapt.rank:
         load_state(network, weights or {}, "the model to start from")
         adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids)

@@ -93,7 +93,7 @@ class AdapterOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelOptions(Options):
-    """How several processes divide the work; the product of the three is the number of processes. 0: chosen."""
+    """How several processes divide the work; the product of three numbers is how many there are. 0: chosen."""
 
     #: copies of the network, each of which reads its share of the rows
     replicate: int = 0
@@ -101,11 +101,19 @@ class ParallelOptions(Options):
     shard: int = 0
     #: processes that compute a share of the heads, of the MLP and of the vocabulary each, for the same rows
     tensor: int = 0
+    #: the precision in which processes that shard send each other a block's weights; bfloat16 halves what is sent, and
+    #: held-out losses are then computed in bfloat16 too
+    gather: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The three numbers by name."""
+        return {"replicate": self.replicate, "shard": self.shard, "tensor": self.tensor}
 
     def check(self) -> None:
         """Raise RecipeError for numbers below 0."""
         refuse_unless = refuser(self, "parallel")
-        for name in ("replicate", "shard", "tensor"):
+        for name in self.sizes:
             refuse_unless(getattr(self, name) >= 0, name, "a number of processes, or 0 to have it chosen")
 
     def divided(self, n: int) -> "ParallelOptions":
@@ -113,7 +121,7 @@ class ParallelOptions(Options):
 
         Raises RecipeError where the product of the three cannot be n.
         """
-        layout = vars(self)
+        layout = self.sizes
         asked = math.prod(value or 1 for value in layout.values())
         is_open = [name for name, value in layout.items() if not value]
         if n % asked or (not is_open and n != asked):

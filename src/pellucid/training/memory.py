@@ -22,6 +22,7 @@ from pellucid.parameter_counts import count_parameters
 from pellucid.runs.device import memory_bytes
 from pellucid.runs.optimizer import make_optimizer
 from pellucid.runs.options import RecipeError, with_train
+from pellucid.runs.processes import ALONE, Processes
 from pellucid.training.build import choose_paths, n_logits
 from pellucid.training.memory_lines import NoClosedFormError, bare_network, micro_batch_of, step_lines
 from pellucid.training.objectives import MANY_LOGITS, autocast
@@ -97,22 +98,30 @@ def first_in_chunks(recipe: Recipe) -> int:
     return -(-MANY_LOGITS // (recipe.model.n_ctx * recipe.model.n_vocab))
 
 
-def check_memory(recipe: Recipe, device: torch.device) -> None:
-    """Raise RecipeError for a run that does not fit into memory, before anything is allocated."""
+def check_memory(recipe: Recipe, device: torch.device, processes: Processes = ALONE) -> None:
+    """Raise RecipeError for a run that does not fit into memory, before anything is allocated.
+
+    Of a network that processes divide a lower bound is computed; `pellucid plan --processes` says more.
+    """
     trained, have = n_trained(recipe), memory_bytes(device)
     a, t = recipe.model, recipe.train
     quick = training_bytes(a, t.batch, t.precision, trained)
     # a lower bound: weights, gradients, one average of each, and the input of every block
+    states = 4 * count_parameters(a)["total"] + 8 * trained
     entering = (2 if t.precision == "bfloat16" else 4) * t.batch * a.n_ctx * a.d_model * a.n_layers
-    need: float = quick if quick > CLEAR[1] * have else 4 * count_parameters(a)["total"] + 8 * trained + entering
-    if need <= have and quick > CLEAR[0] * have:
+    need: float = quick if quick > CLEAR[1] * have else states + entering
+    if processes.divides_weights:
+        sharing = processes.n_here if device.type == "cpu" else 1
+        need = sharing * (states / processes.n_parts + entering / processes.n)
+    elif need <= have and quick > CLEAR[0] * have:
         need = training_memory(recipe).peak
     if need > have:
         source = f" and sources of up to {recipe.model.encoder.n_ctx}" if recipe.model.encoder else ""
+        here = f" in {processes.n_here} processes of this machine" if processes.divides_weights else ""
         raise RecipeError(
-            f"training this would need about {need / 2**30:.1f} GiB and {device.type} has {have / 2**30:.1f} GiB: "
-            f"{count_parameters(recipe.model)['total']:,} parameters, {recipe.train.batch} sequences of "
-            f"{recipe.model.n_ctx} tokens{source} a pass. Make d_model, n_layers, n_ctx or batch smaller, or set "
+            f"training this would need about {need / 2**30:.1f} GiB{here} and {device.type} has "
+            f"{have / 2**30:.1f} GiB: {count_parameters(a)['total']:,} parameters, {t.batch} sequences of "
+            f"{a.n_ctx} tokens{source} a pass. Make d_model, n_layers, n_ctx or batch smaller, or set "
             "recompute=yes"
         )
 

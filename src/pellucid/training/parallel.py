@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -46,7 +46,9 @@ from pellucid.model.mlp import PlainMLP
 from pellucid.model.norm import ScaledNorm
 from pellucid.model.positions import Alibi, Relative
 from pellucid.model.tables import Table
-from pellucid.runs.options import RecipeError
+from pellucid.model.weights import first_values
+from pellucid.runs.device import compile_block
+from pellucid.runs.options import RecipeError, TrainOptions
 from pellucid.runs.processes import Processes, world_size
 from pellucid.training.config import ParallelOptions
 from pellucid.training.objectives import MicroBatch
@@ -70,9 +72,11 @@ class Cluster(Processes):
 
     def __init__(self):
         self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.n_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.n))
         self.is_first = self.rank == 0
         self.layout = ParallelOptions(replicate=self.n, shard=1, tensor=1)
         self.has_announced = False
+        self.device_type = "cpu"
         self.patient_group: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
         # for the thread that writes checkpoints while the other groups are in use
         self.saving_group: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
@@ -86,6 +90,12 @@ class Cluster(Processes):
         self.layout, self.n_shares = layout, layout.replicate * layout.shard
         self.n_parts = layout.shard * layout.tensor
         self.part_number = self.rank % self.n_parts + 1
+        if layout.gather == "bfloat16" and (layout.shard == 1 or t.precision != "bfloat16"):
+            raise RecipeError(
+                "parallel.gather = bfloat16 sends rounded weights to processes that compute with them, and there are "
+                f"parallel.shard = {layout.shard} and train.precision = {t.precision}: give parallel.shard above 1 and "
+                "precision=bfloat16, or leave parallel.gather as it is"
+            )
         if t.batch % self.n_shares:
             raise RecipeError(
                 f"train.batch = {t.batch} rows cannot be divided among parallel.replicate x parallel.shard = "
@@ -103,18 +113,20 @@ class Cluster(Processes):
         check_divides(architecture, self.layout.tensor, has_vocabulary)
 
     @property
-    def compiles_blocks(self) -> bool:
+    def divides_weights(self) -> bool:
         return self.layout.shard * self.layout.tensor > 1
 
     def lay_out(self, trainable: TransformerTrainable) -> None:
         dist.barrier(self.patient_group)  # one process may have had more to read
+        self.device_type = trainable.device.type
         tensor = self.layout.tensor
         rows_of = [list(range(k, self.n, tensor)) for k in range(tensor)]
         self.rows_group, _ = dist.new_subgroups_by_enumeration(rows_of)
         trainable.data = OwnRows(trainable.data, self.rank // tensor, self.n_shares)
-        if self.compiles_blocks:
+        if self.divides_weights:
             check_width(trainable.data, tensor)
-            self.sharded = shard(trainable.network, self.layout, trainable.recipe.train.compile == "yes")
+            self.sharded = shard(trainable.network, self.layout, trainable.recipe.train)
+            give_memory(trainable)
             return
         self.replica = DistributedDataParallel(LossModule(trainable.network, trainable.loss))
         self.replica.register_comm_hook(None, sum_of_bucket)
@@ -153,6 +165,10 @@ class Cluster(Processes):
             return loss_parallel()
         return nullcontext() if is_last or self.replica is None else self.replica.no_sync()
 
+    def evaluating(self) -> AbstractContextManager[object]:
+        rounds = self.layout.gather == "bfloat16"
+        return torch.autocast(self.device_type, torch.bfloat16) if rounds else nullcontext()
+
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         norm = get_total_norm(gradients)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -168,7 +184,7 @@ class Cluster(Processes):
             state = trainable.state()
             weights = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in state.items()}
             if self.is_first:
-                trainable.build()
+                trainable.build_whole()
                 trainable.load_state(weights, "the network")
         try:
             yield
@@ -297,12 +313,13 @@ def sum_of_bucket(_: object, bucket) -> torch.futures.Future[Tensor]:
     return work.get_future().then(lambda done: done.value()[0])
 
 
-def shard(network: Transformer, layout: ParallelOptions, compiles: bool = False) -> FSDPModule:
+def shard(network: Transformer, layout: ParallelOptions, t: TrainOptions) -> FSDPModule:
     """Divide each layer among `tensor` processes, and every weight, its gradient and its averages among `shard`.
 
-    Each block gathers its own weights to compute, and is compiled by itself.
+    Each block gathers its own weights to compute, in the precision of `layout.gather`, and is compiled by itself. The
+    parts, the gradients and their sums are float32.
     """
-    kind = next(network.parameters()).device.type
+    kind = torch.device(t.device).type
     sizes = (layout.replicate, layout.shard, layout.tensor)
     mesh = init_device_mesh(kind, sizes, mesh_dim_names=("replicate", "shard", "tensor"))
     if layout.tensor > 1:
@@ -311,10 +328,14 @@ def shard(network: Transformer, layout: ParallelOptions, compiles: bool = False)
     parts = [network, network.encoder] if network.encoder else [network]
     # a table that all layers share belongs to the network, not to its first block
     shared = {p for part in parts if part.relative for p in part.relative.parameters()}
+    # the stream keeps its precision, as under autocast
+    of_blocks = MixedPrecisionPolicy(cast_forward_inputs=False)
+    if layout.gather == "bfloat16":
+        of_blocks = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for block in (block for part in parts for block in part.blocks):
-        if compiles:
-            block.compile()
-        fully_shard(block, mesh=mesh, ignored_params=shared)
+        if t.compile == "yes":
+            compile_block(block)
+        fully_shard(block, mesh=mesh, ignored_params=shared, mp_policy=of_blocks)
     sharded = fully_shard(network, mesh=mesh)
     for method in ("hidden", "encode"):
         register_fsdp_forward_method(network, method)
@@ -323,6 +344,17 @@ def shard(network: Transformer, layout: ParallelOptions, compiles: bool = False)
             module.set_gradient_divide_factor(1.0)  # the sum, as in `sum_of_bucket`
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
     return sharded
+
+
+def give_memory(trainable: TransformerTrainable) -> None:
+    """Give this process's parts of a network made without memory some, and the first values of the seed."""
+    network, t = trainable.network, trainable.recipe.train
+    if not next(network.parameters()).is_meta:
+        return
+    network.to_empty(device=trainable.device)
+    with torch.no_grad():
+        for p, values in first_values(network, t.seed, t.init_std):  # one whole tensor after another
+            p.copy_(part_like(values, p))
 
 
 # Tensor and sequence parallelism -------------------------------------------------------------------

@@ -78,7 +78,8 @@ class TextTrainable(Trainable[TextRecipeT]):
         return len(self.tokens.part("train"))
 
     def held_out_sums(self, batch: MicroBatch) -> HeldOutSums:
-        losses, is_likeliest = losses_and_hits(self.network, batch)
+        with self.processes.evaluating():
+            losses, is_likeliest = losses_and_hits(self.network, batch)
         scored, n_right = losses[batch.counts], int(is_likeliest[batch.counts].sum())
         own = (scored.double().sum().item(), n_right, scored.numel(), batch.inputs.numel())
         nats, *counts = self.processes.summed(torch.tensor(own, dtype=torch.float64)).tolist()
@@ -123,7 +124,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
         self.recipe = replace(self.recipe, parallel=self.recipe.parallel.divided(self.processes.n))
         self.processes.arrange(self.recipe)
         if self.processes.n > 1:
-            layout = ", ".join(f"parallel.{name} = {n}" for name, n in vars(self.recipe.parallel).items())
+            layout = ", ".join(f"parallel.{name} = {n}" for name, n in self.recipe.parallel.sizes.items())
             reporter.start([f"processes: {self.processes.n} ({layout})"])
         if run_dir or self.choose_sizes is None:
             self.processes.check_sizes(self.recipe.model, has_vocabulary=run_dir is not None)
@@ -143,18 +144,23 @@ class TransformerTrainable(TextTrainable[Recipe]):
         if self.weights is not None and self.recipe.new_ids:
             self.weights = with_new_rows(self.weights, self.recipe.model.n_vocab, self.recipe.new_ids)
         with interruption.phase("planning memory"):
-            check_memory(self.recipe, device)
+            check_memory(self.recipe, device, self.processes)
         interruption.poll()
         data = make_data(self.tokens, self.recipe, device)  # refuses text too small for a window
         with interruption.phase("making the network"):
-            self.network = build_network(self.recipe, device, self.weights)
+            self.build_whole(torch.device("meta") if self.is_made_in_parts else device)
         interruption.poll()
 
         def measure(recipe: Recipe, budget: float) -> float:
             self.recipe = recipe
+            if self.is_made_in_parts:
+                self.build_whole()
             with interruption.phase("measuring a step") as phase:
                 seconds = measure_step(self, phase, budget)
-            first_weights(self.network, recipe, self.weights)
+            if self.is_made_in_parts:
+                self.build()
+            else:
+                first_weights(self.network, recipe, self.weights)
             return seconds
 
         n_train = len(self.tokens.part("train"))
@@ -183,10 +189,19 @@ class TransformerTrainable(TextTrainable[Recipe]):
             keep_first(folder, self.network)
 
     def check_memory(self) -> None:
-        check_memory(self.recipe, self.device)
+        check_memory(self.recipe, self.device, self.processes)
+
+    @property
+    def is_made_in_parts(self) -> bool:
+        """Whether no process has the whole network: each draws its parts of the first weights (`lay_out`)."""
+        return self.processes.divides_weights and self.weights is None
 
     def build(self) -> None:
-        self.network = build_network(self.recipe, self.device, self.weights)
+        self.build_whole(torch.device("meta") if self.is_made_in_parts else self.device)
+
+    def build_whole(self, device: torch.device | None = None) -> None:
+        """Make all of the network in this process; on the meta device, without memory."""
+        self.network = build_network(self.recipe, device or self.device, self.weights)
 
     def make_data(self):
         return make_data(self.tokens, self.recipe, self.device)
