@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from pellucid.runs.shards import ShardError, TensorPart, check_parts, described, joined_entries, own_part, read_tensors
+from pellucid.runs.shards import ShardError, TensorFiles, TensorPart, check_parts, described, joined_entries, own_part
 
 
 def cut(tensor: torch.Tensor, cuts: list[list[int]]) -> list[TensorPart]:
@@ -34,7 +34,7 @@ def test_parts_in_any_files_are_the_tensor(tmp_path_factory, data):
         save_file({name: each.values for name, each in own.items()}, folder / f"m-{number}.safetensors")
         entries.append(described(own, f"m-{number}.safetensors"))
     tensors = joined_entries(entries)
-    read = read_tensors(folder, tensors, [f"m-{number}.safetensors" for number in range(len(parts))])
+    read = dict(TensorFiles(folder, tensors, [f"m-{number}.safetensors" for number in range(len(parts))]))
     assert torch.equal(read.pop("w"), tensor)
     assert {name: int(x) for name, x in read.items()} == {f"own.{n}": n for n in range(len(parts))}
 
@@ -97,7 +97,7 @@ def test_the_parts_of_all_processes_make_up_a_distributed_tensor(layout, rows, t
             files.append(f"m-{rank}.safetensors")
             save_file({"w": part.values.contiguous()}, tmp_path / files[-1])
             entries.append(described({"w": part}, files[-1]))
-    assert torch.equal(read_tensors(tmp_path, joined_entries(entries), files)["w"], tensor)
+    assert torch.equal(TensorFiles(tmp_path, joined_entries(entries), files)["w"], tensor)
 
 
 def test_an_ordinary_tensor_is_one_part():

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pellucid.destination import flush_folder, replace_file, write_durably
 from pellucid.runs.processes import ALONE, Processes
-from pellucid.runs.shards import ShardError, check_parts, described, joined_entries, own_parts, read_tensors
+from pellucid.runs.shards import ShardError, TensorFiles, check_parts, described, joined_entries, own_parts
 from pellucid.text.regular import read_regular
 
 MANIFEST = "manifest.json"
@@ -41,8 +41,8 @@ class Checkpoint:
     """What a checkpoint holds: weights, the optimiser's numbers, and plain values."""
 
     step: int
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
     state: dict[str, Any]
 
 
@@ -223,8 +223,10 @@ def verify_files(folder: Path) -> str:
     return ""
 
 
-def load_checkpoint(run: Path, step: int | None = None) -> tuple[Checkpoint, list[str]]:
+def load_checkpoint(run: Path, step: int | None = None, at_once: bool = True) -> tuple[Checkpoint, list[str]]:
     """The checkpoint of `step`, or the newest one that verifies, and a sentence for each one passed over.
+
+    at_once  whether its tensors are read now, and not each when it is asked for
 
     Raises CheckpointError when there is none, or the one asked for is damaged.
     """
@@ -235,7 +237,7 @@ def load_checkpoint(run: Path, step: int | None = None) -> tuple[Checkpoint, lis
         wrong = verify_files(folder)
         if not wrong:
             try:
-                return read_verified(folder, candidate), passed
+                return read_verified(folder, candidate, at_once), passed
             except ShardError as error:
                 wrong = str(error)
         passed.append(f"checkpoint of step {candidate} passed over: {wrong}")
@@ -246,13 +248,15 @@ def load_checkpoint(run: Path, step: int | None = None) -> tuple[Checkpoint, lis
     raise CheckpointError(f"{run}: no usable checkpoint: {reasons}")
 
 
-def read_verified(folder: Path, step: int) -> Checkpoint:
+def read_verified(folder: Path, step: int, at_once: bool = True) -> Checkpoint:
     """The checkpoint in a folder whose files are as they were written. Raises ShardError where its parts do not fit."""
     manifest = json.loads((folder / MANIFEST).read_bytes())
     weights, optimizer = (
-        read_tensors(folder, manifest["tensors"], [name for name in manifest["files"] if name.startswith(kind)])
+        TensorFiles(folder, manifest["tensors"], [name for name in manifest["files"] if name.startswith(kind)])
         for kind in ("model-", "optimizer-")
     )
+    if at_once:
+        weights, optimizer = dict(weights), dict(optimizer)
     return Checkpoint(step, weights, optimizer, json.loads((folder / "state.json").read_bytes()))
 
 

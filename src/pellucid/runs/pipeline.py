@@ -118,7 +118,8 @@ def resume_run(
                     f"new run{anew}"
                 )
             trainable.check_memory()
-            checkpoint, passed = load_checkpoint(run_dir) if steps_of(run_dir) else (None, [])
+            has_parts = trainable.processes.divides_weights
+            checkpoint, passed = load_checkpoint(run_dir, at_once=not has_parts) if steps_of(run_dir) else (None, [])
             step = checkpoint.step if checkpoint else 0
             reporter.start(warnings_on_start(run_dir, step, passed, trainable.can_start_from))
 
@@ -167,7 +168,8 @@ def follow_run(trainable: Trainable[RecipeT], run_dir: Path, step: int | None) -
         if difference := trainable.difference(read_json(run_dir / "data.json")):
             raise RecipeError(f"{run_dir} is trained on other {trainable.input_name} than is read here ({difference})")
         trainable.build()
-        checkpoint = None if step is None else load_checkpoint(run_dir, step)[0]
+        at_once = not trainable.processes.divides_weights
+        checkpoint = None if step is None else load_checkpoint(run_dir, step, at_once)[0]
         return train_to_end(run_dir, trainable, reporter, interruption, None, checkpoint)
 
 

@@ -6,8 +6,7 @@ lists the tensors with their global shapes and, where there are several, their p
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,38 +118,55 @@ def _is_grid(shape: Sequence[int], boxes: Sequence[tuple[tuple[int, ...], Sequen
     )
 
 
-def read_tensors(folder: Path, tensors: Mapping[str, Mapping[str, Any]], files: Iterable[str]) -> dict[str, Tensor]:
-    """All tensors in these files, whole; `tensors` are the manifest's entries.
+class TensorFiles(Mapping[str, Tensor]):
+    """The tensors in these files, whole, each of them read whenever it is asked for; nothing is read before.
+
+    folder   with the files, which stay open as long as this is used
+    tensors  the manifest's entries
+    files    names of safetensors files
 
     Raises ShardError where the parts in the files do not make up a tensor.
     """
-    listed: dict[str, list[str]] = {}  # the files that should hold a part of the tensor, and below those that do
-    parts: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for name, entry in tensors.items():
-        for part in entry.get("parts", ()):
-            listed.setdefault(name, []).append(part["file"])
-            parts[name, part["file"]] = part
-    with ExitStack() as stack:
-        opened = {file: stack.enter_context(safe_open(folder / file, framework="pt")) for file in files}
-        holding: dict[str, list[str]] = {}
-        for file, content in opened.items():
+
+    def __init__(self, folder: Path, tensors: Mapping[str, Mapping[str, Any]], files: Iterable[str]):
+        self.entries = tensors
+        self.opened = {file: safe_open(folder / file, framework="pt") for file in files}
+        #: the files that hold each tensor
+        self.files_of: dict[str, list[str]] = {}
+        for file, content in self.opened.items():
             for name in content.keys():  # noqa: SIM118, it is no dict
-                holding.setdefault(name, []).append(file)
-                part = parts.get((name, file))
-                if part and content.get_slice(name).get_shape() != part["shape"]:
-                    raise ShardError(f"{file} holds another part of {name} than the manifest says")
-        read: dict[str, Tensor] = {}
-        for name, names in holding.items():
-            if sorted(names) != sorted(listed.get(name, names[:1])):
-                raise ShardError(f"{name} lies in {', '.join(names)}, and the manifest names other files")
-            values = opened[names[0]].get_tensor(name)
-            if name not in listed:
-                read[name] = values
-                continue
-            check_parts(name, tensors[name])
-            read[name] = torch.empty(tensors[name]["shape"], dtype=values.dtype)
-            for file in names:
-                start, sizes = parts[name, file]["start"], parts[name, file]["shape"]
-                box = tuple(slice(a, a + n) for a, n in zip(start, sizes, strict=True))
-                read[name][box] = opened[file].get_tensor(name)
-    return read
+                self.files_of.setdefault(name, []).append(file)
+        for name, names in self.files_of.items():
+            self.check(name, names)
+
+    def parts(self, name: str) -> dict[str, Mapping[str, Any]]:
+        """The manifest's entries for the parts of a tensor, by file; none for a tensor that is whole in one file."""
+        return {part["file"]: part for part in self.entries.get(name, {}).get("parts", ())}
+
+    def check(self, name: str, files: Sequence[str]) -> None:
+        """Raise ShardError unless the files hold the parts that the manifest says, and these make up the tensor."""
+        parts = self.parts(name)
+        for file in files:
+            if file in parts and self.opened[file].get_slice(name).get_shape() != parts[file]["shape"]:
+                raise ShardError(f"{file} holds another part of {name} than the manifest says")
+        if sorted(files) != sorted(parts or files[:1]):
+            raise ShardError(f"{name} lies in {', '.join(files)}, and the manifest names other files")
+        if parts:
+            check_parts(name, self.entries[name])
+
+    def __getitem__(self, name: str) -> Tensor:
+        files, parts = self.files_of[name], self.parts(name)
+        values = self.opened[files[0]].get_tensor(name)
+        if not parts:
+            return values
+        tensor = torch.empty(self.entries[name]["shape"], dtype=values.dtype)
+        for file in files:
+            box = zip(parts[file]["start"], parts[file]["shape"], strict=True)
+            tensor[tuple(slice(a, a + n) for a, n in box)] = self.opened[file].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files_of)
+
+    def __len__(self) -> int:
+        return len(self.files_of)
