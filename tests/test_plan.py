@@ -24,6 +24,7 @@ from pellucid.plan.planning import as_dict, by_choice, cache_bytes, changes_that
 from pellucid.plan.speed import in_turn, training_speed
 from pellucid.presets import preset
 from pellucid.runs.options import RecipeError, with_train
+from pellucid.runs.processes import Processes
 from pellucid.training import memory
 from pellucid.training.memory import first_in_chunks, training_memory, walk, without_numbers
 from pellucid.training.recipe import Recipe, make_recipe
@@ -179,6 +180,22 @@ def test_near_the_limit_the_step_itself_decides_whether_a_run_may_begin(monkeypa
     monkeypatch.setattr(memory, "memory_bytes", lambda device: need - 1)
     with pytest.raises(RecipeError, match="would need about"):
         memory.check_memory(made, cpu)
+
+
+def test_parts_in_processes_of_one_machine_are_added_up(monkeypatch):
+    """Four processes that divide the weights need as much together as one, or a quarter on a machine of their own."""
+    a_recipe, cpu, processes = recipe(n_layers=4, batch=16), torch.device("cpu"), Processes()
+    processes.n = processes.n_parts = 4
+    have = 0.5 * training_memory(a_recipe).weights
+    monkeypatch.setattr(memory, "memory_bytes", lambda device: have)
+    processes.n_here = 4
+    with pytest.raises(RecipeError, match=r"would need about .* GiB in 4 processes of this machine"):
+        memory.check_memory(a_recipe, cpu, processes)
+    have = 2.0 * training_memory(a_recipe).weights
+    processes.n_here = 1
+    memory.check_memory(a_recipe, cpu, processes)
+    with pytest.raises(RecipeError, match="would need about"):
+        memory.check_memory(a_recipe, cpu)
 
 
 @pytest.mark.parametrize(

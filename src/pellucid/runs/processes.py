@@ -37,7 +37,7 @@ class Processes:
     @property
     def divides_weights(self) -> bool:
         """Whether each process holds a part of the weights, and compiles block by block, not the loss as a whole."""
-        return False
+        return self.n_parts > 1
 
     def lay_out(self, trainable: Any) -> None:
         """Make the network, the batches and the loss of `trainable` those of this process."""

@@ -112,10 +112,6 @@ class Cluster(Processes):
     def check_sizes(self, architecture: Architecture, has_vocabulary: bool) -> None:
         check_divides(architecture, self.layout.tensor, has_vocabulary)
 
-    @property
-    def divides_weights(self) -> bool:
-        return self.layout.shard * self.layout.tensor > 1
-
     def lay_out(self, trainable: TransformerTrainable) -> None:
         dist.barrier(self.patient_group)  # one process may have had more to read
         self.device_type = trainable.device.type
