@@ -181,6 +181,7 @@ def divisible_runs(text, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.item("S1-1.1.1.1-g")
 @pytest.mark.parametrize("layout", TENSOR_LAYOUTS)
 @pytest.mark.parametrize("optimizer", TOLERANCE)
 def test_divided_layers_take_the_steps_of_one_process(text, tmp_path, divisible_runs, optimizer, layout):
