@@ -4,6 +4,7 @@ import json
 import os
 import random
 import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,31 @@ def test_where_one_process_has_no_disk_left_all_stop_with_the_message(text, tmp_
     assert load_checkpoint(tmp_path / "run")[0].step == 3
     assert not list((tmp_path / "run" / "checkpoints").glob("*.writing"))
     assert len([row for row in rows(tmp_path / "run") if "loss" in row]) >= 3
+
+
+#: where a signal comes, and to whom
+PHASES = [("take_step", "one"), ("save", "all"), ("evaluate", "one"), ("evaluate", "all"), ("finish_saving", "one")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("phase", "whom"), PHASES)
+def test_a_signal_in_any_phase_leaves_a_checkpoint_of_the_last_step(run, text, tmp_path, monkeypatch, phase, whom):
+    """The first time that the phase begins. Resumed, the run ends as one to which none came, bit for bit."""
+    real, times = getattr(Trainer, phase), iter(range(100))
+
+    def begin(self: Trainer, *given: object, **options: object) -> object:
+        if next(times) == 0 and (whom == "all" or not self.processes.is_first):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, *given, **options)
+
+    def do(rank: int) -> None:
+        fields = {**tiny.FIELDS, "batch": 4, "evaluate_every": 10, **FIELDS, **SHARDED}
+        stopped = pellucid.train(text, out=tmp_path / "run", preset="small", fields=fields)
+        assert steps_of(tmp_path / "run")[-1] == stopped.step
+        assert stopped.exit_code == 143
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, phase, begin)
+        together(2, do)
+    train(text, tmp_path / "run", 2, resume=True)
+    assert_same_run(tmp_path / "run", run)
