@@ -20,8 +20,10 @@ from together import STEPS, do_in, laid_out, together, train
 import pellucid
 from pellucid import cli
 from pellucid.runs.checkpoint import steps_of
+from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError
-from pellucid.runs.processes import world_size
+from pellucid.runs.processes import Clocks, world_size
+from pellucid.runs.reporter import waiting_of
 from pellucid.runs.trainer import Trainer
 from pellucid.training import objectives, parallel
 from pellucid.training.config import ParallelOptions
@@ -55,6 +57,18 @@ def test_two_processes_take_the_steps_of_one(text, tmp_path):
     assert_equal_losses(run, plain, TOLERANCE["adamw"])
     assert steps_of(run) == steps_of(plain)
     assert read_recipe(run).parallel == ParallelOptions(replicate=2, shard=1, tensor=1)
+    waiting = [row["waiting"] for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
+    assert len(waiting) == STEPS
+    assert all(0 <= share < 1 for share in waiting)
+    assert not any("waiting" in row for row in read_metrics(plain / "metrics.jsonl"))
+
+
+def test_what_a_thread_sleeps_is_waiting():
+    clocks = Clocks()
+    time.sleep(0.05)
+    assert clocks.waiting() > 0.5
+    assert waiting_of({"waiting": 0.254}) == ", 25% waiting"
+    assert waiting_of({}) == ""
 
 
 @pytest.fixture

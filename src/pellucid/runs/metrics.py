@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from pellucid.destination import replace_file
 from pellucid.runs.checkpoint import strict
 
-WALL_CLOCK = ("seconds", "tokens_per_second")
+WALL_CLOCK = ("seconds", "tokens_per_second", "waiting")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

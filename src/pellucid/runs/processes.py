@@ -1,6 +1,7 @@
 """What a run asks of the processes that train it together; `training/parallel.py` answers for several of them."""
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -92,6 +93,18 @@ class Processes:
     def parts_of(self, whole: Tensor, matrices: Sequence[Tensor]) -> Tensor:
         """The inverse of `whole_matrices`."""
         return whole
+
+
+class Clocks:
+    """The clocks of the wall and of this thread, from now on."""
+
+    def __init__(self):
+        self.wall, self.thread = time.perf_counter(), time.thread_time()
+
+    def waiting(self) -> float:
+        """The share of the time since then in which this thread did not compute, which it does on CPUs alone."""
+        passed, computed = time.perf_counter() - self.wall, time.thread_time() - self.thread
+        return round(max(0.0, 1 - computed / max(passed, 1e-9)), 3)
 
 
 #: the answers of a run in one process

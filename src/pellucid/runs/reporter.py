@@ -71,7 +71,7 @@ class PlainReporter:
             loss = "skipped" if row["loss"] is None else f"{row['loss']:.4f} nats/{self.unit}"
             self.line(
                 f"step {row['step']}/{n_steps}  loss {loss}  lr {row['learning_rate']:.2e}  "
-                f"{self.speed.tokens_per_second():,.0f} {self.unit}s/s  ETA {clock(left)}"
+                f"{self.speed.tokens_per_second():,.0f} {self.unit}s/s{waiting_of(row)}  ETA {clock(left)}"
             )
 
     def now_and_then(self, text: str, is_last: bool) -> None:
@@ -183,7 +183,7 @@ class LiveReporter(PlainReporter):
             "not yet" if not held else f"{accuracy:.2%}" if measures_images else f"{bits:.4f}",
         )
         left = self.speed.remaining(self.n_steps)
-        known = [f"{self.speed.tokens_per_second():,.0f} {self.unit}s/s", clock(left)]
+        known = [f"{self.speed.tokens_per_second():,.0f} {self.unit}s/s{waiting_of(self.row)}", clock(left)]
         speed, eta = known if left is not None else ["after the next step"] * 2
         table.add_row("speed", speed, "ETA", eta)
         # in a cell of its own: a bar does not end its line
@@ -224,6 +224,11 @@ class ProgressRate:
         if self.now[0] >= n_steps:
             return 0.0
         return (n_steps - self.now[0]) / self.steps_per_second() if self.is_known else None
+
+
+def waiting_of(row: dict[str, Any]) -> str:
+    """Which share of the step was waiting, where several processes train; "" elsewhere."""
+    return f", {row['waiting']:.0%} waiting" if "waiting" in row else ""
 
 
 def how_far(phase: Phase) -> str:

@@ -28,7 +28,7 @@ from pellucid.runs.optimizer import Optimizer
 from pellucid.runs.options import RecipeT
 from pellucid.runs.overfitting import Curve
 from pellucid.runs.pace import Pace
-from pellucid.runs.processes import Processes
+from pellucid.runs.processes import Clocks, Processes
 from pellucid.runs.saver import Saver
 from pellucid.runs.schedule import position, rate_factor
 from pellucid.runs.trainable import Trainable
@@ -120,7 +120,7 @@ class Trainer(Generic[RecipeT]):
 
         A signal that has been waiting ends the step between two passes; then no update is made.
         """
-        t = self.recipe.train
+        t, clocks = self.recipe.train, Clocks()
         torch.manual_seed(step_seed(t.seed, self.step))
         rate = self.factor(self.step)
         self.optimizer.set_factor(rate)
@@ -149,6 +149,8 @@ class Trainer(Generic[RecipeT]):
             "learning_rate": rate * t.learning_rate,
             f"{trainable.unit}s": self.step * tokens_per_step,
         }
+        if self.processes.n > 1 and total.device.type == "cpu":
+            row["waiting"] = clocks.waiting()
         self.pending.append((row, {"loss": total, "grad_norm": norm, "bad": bad} | figures))
 
     def clip(self, largest: float) -> Tensor:
