@@ -35,7 +35,7 @@ def visiting(browser: Browser, *, allowed: str = r"(?!)") -> Iterator[Callable[.
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         contexts.append((context, complaints := []))
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)  # a busy machine is no fault of the page
         origin = re.match(r"http://[^/#]+", url)[0]
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
