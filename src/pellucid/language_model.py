@@ -396,7 +396,7 @@ def load(
     tokenizer: Tokenizer | str | Path | None = None,
     allow_nan: bool = False,
 ) -> LanguageModel:
-    """Open a transformer: a run's folder, a saved model, a Hugging Face folder, or a name on the Hugging Face hub.
+    """Open a transformer: a run, a saved model, a Hugging Face folder or a name on its hub, or a GGUF file.
 
     A name that is no folder here (`gpt2`, `OWNER/NAME`) is fetched from the hub. Runs of other kinds are opened by
     `load_predictor` and `load_images`. Raises ValueError when there is no model, it is damaged, or it is of another

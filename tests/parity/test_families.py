@@ -232,7 +232,7 @@ def test_an_encoder_is_refused():
         config_of(reading)
 
 
-@pytest.mark.parametrize("name", one_in(2, FAMILIES))
+@pytest.mark.parametrize("name", one_in(3, FAMILIES))
 def test_every_word_is_written_or_refused_by_name(name):
     """What is not refused is the same function when it comes back from the files."""
     family, written, compared = FAMILIES[name], set(), set()

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from pellucid.cli import main
+from some_cases import one_in
 
 RUN = Path(__file__).parent.parent / "data" / "runs_of_the_first_edition" / "runs" / "transformer"
 
@@ -61,7 +62,7 @@ def process():
         running.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", one_in(2, [signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_lets_requests_finish_and_then_ends_their_streams(process, number):
     running, url = process
     assert httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 3}).json()["choices"][0]["text"]

@@ -122,7 +122,8 @@ DEVICE = Expected(
 CHECKPOINT = Expected(lambda word: word in ("best", "last") or word.isdigit(), "best, last, or the number of a step")
 MODEL = Expected(
     _may_be_model,
-    "the folder of a run or of a saved model, or a name on the Hugging Face hub such as gpt2; nothing is there",
+    "the folder of a run or of a saved model, a GGUF file, or a name on the Hugging Face hub such as gpt2; nothing is "
+    "there",
 )
 FOLDER = Expected(lambda path: Path(path).is_dir(), "the folder of a run, such as runs/NAME")
 FILE = Expected(_exists, "a file or folder that exists")

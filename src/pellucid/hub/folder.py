@@ -65,6 +65,10 @@ class Folder:
             )
         return tokenizer
 
+    def why_no_tokenizer(self) -> str:
+        """What is said of a model without one."""
+        return "holds no tokenizer (tokenizer.json, vocab.json and merges.txt, or vocab.txt)"
+
     def chat_template(self) -> tuple[ChatTemplate | None, list[str]]:
         """The folder's chat template, None if it has none that can be used; a sentence says what is wrong with it."""
         try:
@@ -84,8 +88,8 @@ class Folder:
         rows, ids, notes = self.architecture.n_vocab, tokenizer.n_vocab, []
         if isinstance(tokenizer, IdTokenizer):
             notes.append(
-                f"{self.path} holds no tokenizer (tokenizer.json, vocab.json and merges.txt, or vocab.txt): texts are "
-                "ids in digits, such as '1 0 2', unless tokenizer=PATH gives one"
+                f"{self.path} {self.why_no_tokenizer()}: texts are ids in digits, such as '1 0 2', unless "
+                "tokenizer=PATH gives one"
             )
         if rows > ids:
             notes.append(

@@ -13,6 +13,7 @@ from pellucid.hub.config import check_sizes, check_weights, is_body, read_config
 from pellucid.hub.families import family_of
 from pellucid.hub.files import ADAPTER, ARCHITECTURE, FolderError, read_description, weight_files
 from pellucid.hub.folder import Folder
+from pellucid.hub.gguf_file import open_gguf
 from pellucid.hub.own_code import PREFIX, Unprefixed, is_own
 from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.shards import Shards
@@ -21,11 +22,13 @@ from pellucid.text.chat_template import JINJA
 
 
 def open_folder(path: Path, *, trust: bool = False) -> Folder:
-    """Open the model in a folder, without allocating it.
+    """Open the model in a folder or in a GGUF file, without allocating it.
 
     Raises ValueError with one line if the folder holds no model, is damaged, or needs more numbers than its files hold.
     `trust` allows pickled tensors and tokenizers with patterns that are not known to be safe. Code is never run.
     """
+    if path.suffix == ".gguf":
+        return open_gguf(path)
     name, description = read_description(path)
     if name == ADAPTER:
         return _adapted(path, description, trust)

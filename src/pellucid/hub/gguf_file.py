@@ -1,0 +1,242 @@
+"""Open a GGUF file, llama.cpp's single file, as a model: the inverse of `pellucid.hub.gguf`.
+
+The architectures are those that are written: gpt2, llama and qwen3, as llama.cpp's own conversion stores them. Tensors
+in fewer bits (q8_0, q4_0, ...) are turned into float32 as they are read, one at a time.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pellucid.architecture import Architecture
+from pellucid.hub.config import check_sizes, check_weights
+from pellucid.hub.families import FamilyError, architecture_of
+from pellucid.hub.files import FolderError
+from pellucid.hub.folder import Folder
+from pellucid.hub.gguf import CONTROL, NAMES, PATTERNS, UNUSED, USER_DEFINED, frequency_factors, from_gguf
+from pellucid.text.chat_template import ChatError, ChatTemplate
+from pellucid.text.tokenizers.base import TokenizerError
+from pellucid.text.tokenizers.bpe import GPT2_PATTERN, BPETokenizer
+from pellucid.text.tokenizers.tokenizer import Tokenizer
+
+FACTORS = "rope_freqs.weight"
+#: positions.factor, low, high and n_trained of the Llama 3 models; a file holds only the factors computed of them
+LLAMA3 = ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192))
+#: formats that lose no digits of float32
+EXACT = ("F32", "F64")
+
+
+class GGUFTensors(Mapping[str, Tensor]):
+    """The tensors of a GGUF file under its names, float32, each read when it is asked for."""
+
+    def __init__(self, reader: Any):
+        self.tensors = {tensor.name: tensor for tensor in reader.tensors}
+
+    def __getitem__(self, name: str) -> Tensor:
+        import gguf
+
+        tensor = self.tensors[name]
+        return torch.from_numpy(np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    @property
+    def n_numbers(self) -> int:
+        """How many numbers there are."""
+        return sum(int(tensor.n_elements) for tensor in self.tensors.values())
+
+    def formats(self) -> list[tuple[str, int]]:
+        """The number formats of the tensors and how many have each, the most frequent first."""
+        return Counter(tensor.tensor_type.name for tensor in self.tensors.values()).most_common()
+
+
+@dataclass(frozen=True)
+class GGUFFile(Folder):
+    """A model in one file, whose entries beside the tensors are `keys`."""
+
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+    def ours(self) -> Iterator[tuple[str, Tensor]]:
+        return from_gguf(self.shards, self.architecture)
+
+    def tokenizer(self, given: Tokenizer | str | Path | None = None) -> Tokenizer | None:
+        tokenizer = self.own_tokenizer()[0] if given is None else given
+        return None if tokenizer is None else super().tokenizer(tokenizer)
+
+    def own_tokenizer(self) -> tuple[Tokenizer | None, str]:
+        """The tokenizer that the keys describe, or None and why it cannot be used."""
+        try:
+            return tokenizer_from(self.keys), ""
+        except TokenizerError as error:
+            return None, str(error)
+
+    def why_no_tokenizer(self) -> str:
+        return f"holds a tokenizer that cannot be used ({self.own_tokenizer()[1]})"
+
+    def chat_template(self) -> tuple[ChatTemplate | None, list[str]]:
+        source = self.keys.get("tokenizer.chat_template")
+        if source is None:
+            return None, []
+        tokens = self.keys.get("tokenizer.ggml.tokens", [])
+        ids = {name: self.keys.get(f"tokenizer.ggml.{name}_id") for name in ("bos_token", "eos_token")}
+        variables = {name: tokens[i] for name, i in ids.items() if type(i) is int and 0 <= i < len(tokens)}
+        try:
+            return ChatTemplate(source, variables), []
+        except ChatError as error:
+            return None, [f"{error}; without one the model takes part in no conversation"]
+
+    def notes(self, tokenizer: Tokenizer) -> list[str]:
+        notes, formats = super().notes(tokenizer), cast(GGUFTensors, self.shards).formats()
+        if any(name not in EXACT for name, _ in formats):
+            counts = ", ".join(f"{n} tensors as {name}" for name, n in formats)
+            notes.append(f"{self.path} holds {counts}: they are computed with as float32, rounded as they are stored")
+        return notes
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Open the model in a GGUF file, without allocating it.
+
+    Raises FolderError or FamilyError with one line if the file is damaged or holds another kind of model.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise FolderError(f"{path}: GGUF files are read by the package gguf: pip install gguf") from None
+    try:
+        reader = gguf.GGUFReader(path)
+        entries = {name: entry.contents() for name, entry in reader.fields.items() if not name.startswith("GGUF.")}
+        # 1e-5 was rounded to float32, whose shortest decimal is 1e-5 again
+        keys = {name: float(str(np.float32(x))) if isinstance(x, float) else x for name, x in entries.items()}
+        tensors = GGUFTensors(reader)
+        architecture = architecture_from(keys, tensors)
+    except FamilyError as error:
+        raise FamilyError(f"{path}: {error}") from None
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError) as error:
+        raise FolderError(f"{path} is no GGUF file, or is damaged: {str(error)[:200] or repr(error)}") from None
+    check_sizes(path, architecture)
+    check_weights(path, architecture, tensors.n_numbers)
+    return GGUFFile(path, architecture, None, {}, tensors, keys=keys)
+
+
+# Keys ---------------------------------------------------------------------------------------------
+
+
+def architecture_from(keys: Mapping[str, Any], tensors: GGUFTensors) -> Architecture:
+    """The architecture of the file: the one that a config.json with the same entries describes.
+
+    Raises FamilyError for another kind of model, and LookupError for entries that are missing.
+    """
+    kind = keys["general.architecture"]
+    if kind not in NAMES:
+        raise FamilyError(
+            f"general.architecture = {kind}: of GGUF files those of {', '.join(NAMES)} are read; give the model's "
+            "Hugging Face folder"
+        )
+    own = {name.removeprefix(f"{kind}."): value for name, value in keys.items() if name.startswith(f"{kind}.")}
+    if own.get("expert_count"):
+        raise FamilyError(f"{kind}.expert_count = {own['expert_count']}: mixtures of experts are not read from GGUF")
+    n_vocab = int(tensors.tensors["token_embd.weight"].shape[-1])
+    config: dict[str, Any] = {"model_type": kind, "vocab_size": n_vocab}
+    config["tie_word_embeddings"] = "output.weight" not in tensors
+    if kind == "gpt2":
+        sizes = {"n_layer": "block_count", "n_positions": "context_length", "n_embd": "embedding_length"}
+        sizes |= {"n_head": "attention.head_count", "layer_norm_epsilon": "attention.layer_norm_epsilon"}
+        config |= {name: own[key] for name, key in sizes.items()}
+        is_usual = own["feed_forward_length"] == 4 * own["embedding_length"]
+        return architecture_of(config | ({} if is_usual else {"n_inner": own["feed_forward_length"]}))
+    n_heads, width = own["attention.head_count"], own["embedding_length"]
+    d_head = own.get("attention.key_length", width // n_heads)
+    same = {"attention.value_length": d_head, "rope.dimension_count": d_head}
+    if wrong := [key for key, value in same.items() if own.get(key, value) != value]:
+        raise FamilyError(f"{kind}.{wrong[0]} = {own[wrong[0]]}, and heads have {d_head} coordinates: expected as many")
+    config |= {
+        "num_hidden_layers": own["block_count"],
+        "max_position_embeddings": own["context_length"],
+        "hidden_size": width,
+        "intermediate_size": own["feed_forward_length"],
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": own.get("attention.head_count_kv", n_heads),
+        "head_dim": d_head,
+        "rms_norm_eps": own["attention.layer_norm_rms_epsilon"],
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "rope_parameters": {"rope_theta": own.get("rope.freq_base", 10_000.0)} | scaling_from(kind, own),
+    }
+    if kind == "llama":
+        config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+    a = architecture_of(config)
+    return with_factors(a, tensors[FACTORS]) if FACTORS in tensors else a
+
+
+def scaling_from(kind: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of rope_parameters for the file's scaling. Raises FamilyError for one that is not read."""
+    word = own.get("rope.scaling.type", "none")
+    if word == "none":
+        return {"rope_type": "default"}
+    if word == "linear":
+        return {"rope_type": "linear", "factor": own["rope.scaling.factor"]}
+    raise FamilyError(f"{kind}.rope.scaling.type = {word}: expected none or linear")
+
+
+def with_factors(a: Architecture, factors: Tensor) -> Architecture:
+    """The architecture whose rotary frequencies are divided by these factors: one of the Llama 3 models."""
+    for factor, low, high, n_trained in LLAMA3:
+        fields = {"factor": factor, "low": low, "high": high, "n_trained": n_trained, "scaling": "llama3"}
+        scaled = a.with_fields({f"positions.{name}": value for name, value in fields.items()})
+        expected = frequency_factors(scaled)
+        if expected.shape == factors.shape and torch.allclose(expected, factors, rtol=1e-5):
+            return scaled
+    raise FamilyError(
+        f"{FACTORS} holds other factors than the Llama 3 models have, {factors.min():g} to {factors.max():g}: give the "
+        "model's Hugging Face folder"
+    )
+
+
+# Tokenizer ----------------------------------------------------------------------------------------
+
+
+def tokenizer_from(keys: Mapping[str, Any]) -> BPETokenizer:
+    """The tokenizer of the file, by the tokenizer.json that says the same. Raises TokenizerError for other kinds."""
+    own = {name.removeprefix("tokenizer.ggml."): value for name, value in keys.items()}
+    patterns = {name: (pattern, ignores) for pattern, (name, ignores) in PATTERNS.items()}
+    if own.get("model") != "gpt2" or own.get("pre") not in patterns:
+        raise TokenizerError(
+            f"it is of kind {own.get('model')}, {own.get('pre')}: expected byte-level BPE (gpt2) that splits text as "
+            f"one of {', '.join(patterns)}"
+        )
+    pattern, ignores_merges = patterns[own["pre"]]
+    names = list(own["tokens"])
+    kinds = own.get("token_type") or [1] * len(names)
+    while kinds and kinds[-1] == UNUSED:  # rows of the embedding that no token has
+        names.pop()
+        kinds = kinds[:-1]
+    added = [
+        {"id": i, "content": name, "special": kind == CONTROL, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
+        if kind in (CONTROL, USER_DEFINED)
+    ]
+    of_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    splits: dict[str, Any] = of_bytes | {"use_regex": True}
+    if pattern != GPT2_PATTERN:
+        split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        splits = {"type": "Sequence", "pretokenizers": [split, of_bytes | {"use_regex": False}]}
+    added_names = {token["content"] for token in added}
+    model = {
+        "type": "BPE",
+        "vocab": {name: i for i, name in enumerate(names) if name not in added_names},
+        "merges": [merge.split(" ") for merge in own.get("merges", [])],
+        "ignore_merges": ignores_merges,
+    }
+    content = {"version": "1.0", "added_tokens": added, "pre_tokenizer": splits}
+    return BPETokenizer(json.dumps(content | {"decoder": of_bytes | {"use_regex": True}, "model": model}))

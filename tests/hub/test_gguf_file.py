@@ -1,0 +1,143 @@
+"""GGUF files opened: the model that was written, with its tokenizer and its chat template; others refused by name."""
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from test_gguf import CASES, LLAMA3, tokenizer  # noqa: F401, a fixture
+from their_folders import write_theirs
+
+import pellucid
+from pellucid.cli import main
+from pellucid.hub import gguf_file
+from pellucid.hub.families import FamilyError
+from pellucid.hub.files import FolderError
+from pellucid.hub.folder import LoadWarning
+from pellucid.text.chat_template import CHATML, ChatTemplate
+from pellucid.text.ids import IdTokenizer
+
+TEXT = "To be, or not to be: that is the question."
+
+
+def write(tmp_path, tokenizer, family="gpt2", weights="float32", **options):  # noqa: F811
+    """A random model of transformers', and its GGUF file."""
+    folder = write_theirs(tmp_path / "theirs", family, tokenizer, **options)
+    pellucid.convert(folder, tmp_path / "out.gguf", weights=weights)
+    return folder, tmp_path / "out.gguf"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_written_is_opened_with_the_same_numbers(case, tokenizer, tmp_path, monkeypatch):  # noqa: F811
+    """Logits, texts and ids of the folder that the file was made of."""
+    family, options = CASES[case]
+    if "by turns" in case:  # of the factors alone the file tells: the models that have them are known
+        monkeypatch.setattr(gguf_file, "LLAMA3", (*gguf_file.LLAMA3, (8.0, 1.0, 4.0, 16)))
+    folder, path = write(tmp_path, tokenizer, family, **options)
+    theirs, ours = pellucid.load(folder, device="cpu"), pellucid.load(path, device="cpu")
+    assert ours.architecture == theirs.architecture
+    for (name, p), (_, q) in zip(ours.network.named_parameters(), theirs.network.named_parameters(), strict=True):
+        assert torch.equal(p, q), name
+    assert ours.tokenizer.encode(TEXT) == theirs.tokenizer.encode(TEXT)
+    assert ours.generate("To be", max_tokens=8, seed=3).text == theirs.generate("To be", max_tokens=8, seed=3).text
+
+
+@pytest.mark.parametrize(("weights", "step"), [("float16", 1e-3), ("q8_0", 1 / 127), ("q4_0", 1 / 8)])
+def test_fewer_bits_are_read_as_float32_and_said(weights, step, tokenizer, tmp_path):  # noqa: F811
+    folder, path = write(tmp_path, tokenizer, "llama", "float32" if weights == "q4_0" else weights)
+    if weights == "q4_0":
+        path = rewritten(path, tmp_path, gguf.GGMLQuantizationType.Q4_0)
+    with pytest.warns(LoadWarning, match=r"tensors as (F16|Q8_0|Q4_0).*: they are computed with as float32"):
+        ours = pellucid.load(path, device="cpu")
+    theirs = pellucid.load(folder, device="cpu")
+    exact, rounded = (m.network.blocks[0].attn.out.weight for m in (theirs, ours))
+    assert 0 < (exact - rounded).abs().max() <= step * exact.abs().max()
+
+
+def rewritten(path, tmp_path, kind=None, **changes):
+    """The same file with matrices of another kind, or other entries, which may be left out (None); `__` is a dot."""
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(tmp_path / "changed.gguf", reader.fields["general.architecture"].contents())
+    for name, entry in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture" or name in changes:
+            continue
+        value, own = entry.contents(), entry.types[0]
+        writer.add_array(name, value) if own == gguf.GGUFValueType.ARRAY else writer.add_key_value(name, value, own)
+    for name, value in changes.items():
+        kinds = {str: gguf.GGUFValueType.STRING, int: gguf.GGUFValueType.UINT32}
+        if value is not None:
+            writer.add_key_value(name, value, kinds[type(value)])
+    for tensor in reader.tensors:
+        in_blocks = kind is not None and tensor.data.ndim == 2 and tensor.data.shape[1] % 32 == 0
+        data = gguf.quants.quantize(tensor.data, kind) if in_blocks else np.array(tensor.data)
+        writer.add_tensor(tensor.name, data, raw_dtype=kind if in_blocks else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tmp_path / "changed.gguf"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"llama__expert_count": 8}, FamilyError, "mixtures of experts are not read from GGUF"),
+        ({"llama__rope__scaling__type": "yarn"}, FamilyError, "type = yarn: expected none or linear"),
+        ({"llama__rope__dimension_count": 4}, FamilyError, "dimension_count = 4, and heads have 8 coordinates"),
+        ({"llama__block_count": None}, FolderError, "block_count"),
+        ({"llama__block_count": 3}, FolderError, "needs .* numbers, but the files hold"),
+    ],
+)
+def test_what_is_not_read_is_named(changes, error, says, tokenizer, tmp_path):  # noqa: F811
+    _, path = write(tmp_path, tokenizer, "llama")
+    with pytest.raises(error, match=says):
+        pellucid.load(rewritten(path, tmp_path, **changes), device="cpu")
+
+
+def test_factors_of_unknown_models_are_refused(tokenizer, tmp_path):  # noqa: F811
+    _, path = write(tmp_path, tokenizer, "llama", rope_parameters=LLAMA3)
+    with pytest.raises(
+        FamilyError, match=r"rope_freqs\.weight holds other factors than the Llama 3 models have, .* to 8"
+    ):
+        pellucid.load(path, device="cpu")
+
+
+def test_other_kinds_of_model_and_damaged_files_are_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "mamba.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(FamilyError, match=r"general\.architecture = mamba: of GGUF files those of gpt2, llama, qwen3"):
+        pellucid.load(tmp_path / "mamba.gguf")
+    content = (tmp_path / "mamba.gguf").read_bytes()
+    for name, damaged in (("cut", content[:40]), ("empty", b""), ("text", b"no model at all, and long enough" * 9)):
+        (tmp_path / f"{name}.gguf").write_bytes(damaged)
+        with pytest.raises(FolderError, match="is no GGUF file, or is damaged"):
+            pellucid.load(tmp_path / f"{name}.gguf")
+    with pytest.raises(FolderError, match="is no GGUF file, or is damaged"):
+        pellucid.load(tmp_path / "gone.gguf")
+
+
+def test_a_tokenizer_of_another_kind_leaves_ids_or_another_one(tokenizer, tmp_path):  # noqa: F811
+    folder, path = write(tmp_path, tokenizer, "llama")
+    changed = rewritten(path, tmp_path, tokenizer__ggml__model="llama")
+    with pytest.warns(LoadWarning, match="it is of kind llama, gpt-2: expected byte-level BPE"):
+        assert isinstance(pellucid.load(changed, device="cpu").tokenizer, IdTokenizer)
+    given = pellucid.load(changed, device="cpu", tokenizer=folder)
+    assert given.tokenizer.encode(TEXT) == tokenizer.encode(TEXT)
+
+
+def test_the_chat_template_is_the_file_s(tokenizer, tmp_path):  # noqa: F811
+    _, path = write(tmp_path, tokenizer)
+    ours = pellucid.load(rewritten(path, tmp_path, tokenizer__chat_template=CHATML), device="cpu")
+    separator = json.loads(tokenizer.to_json())["added_tokens"][0]["content"]
+    assert ours.chat_template == ChatTemplate(CHATML, {"bos_token": separator, "eos_token": separator})
+
+
+def test_the_command_writes_with_a_file(tokenizer, tmp_path, capsys):  # noqa: F811
+    _, path = write(tmp_path, tokenizer)
+    assert main(["generate", str(path), "To be", "--max-tokens", "3", "--seed", "1"]) == 0
+    assert capsys.readouterr().out.startswith("To be")
