@@ -15,6 +15,9 @@ from tiny import assert_same_run, assert_same_tensors, rows, tensors, write_text
 from together import laid_out, together, train
 
 import pellucid
+from pellucid import cli
+from pellucid.look import server
+from pellucid.look.session import PromptBody, Session
 from pellucid.model.weights import state_of
 from pellucid.runs import checkpoint as module
 from pellucid.runs.checkpoint import CheckpointError, folder_of, load_checkpoint, steps_of, verify_files
@@ -56,6 +59,14 @@ def test_whoever_reads_a_checkpoint_needs_no_processes(run, tmp_path, monkeypatc
     assert len(model.generate("To be", max_tokens=4).ids) == 4
     pellucid.convert(run, tmp_path / "saved", to="pellucid", checkpoint="last")
     assert_same_tensors(state_of(model.network), state_of(pellucid.load(tmp_path / "saved", device="cpu").network))
+    sessions: list[Session] = []
+    monkeypatch.setattr(server, "run_look", lambda session, port, **_: [port.close(), sessions.append(session)])
+    assert cli.main(["look", str(run), "--checkpoint", "3", "--port", "0", "--no-browser"]) == 0
+    at_6 = sessions[0].trace(PromptBody(text="To be", checkpoint="6"))
+    assert sessions[0].steps == (3, 6)
+    assert torch.equal(at_6.logits, model.trace("To be").logits)
+    assert not torch.equal(at_6.logits, sessions[0].trace(PromptBody(text="To be")).logits)
+    assert cli.main(["verify", str(run), "--checkpoint", "last", "--prompt", "To be"]) == 0
 
 
 def test_a_flipped_bit_or_a_missing_end_of_any_part_is_found_and_the_one_before_is_taken(run):
