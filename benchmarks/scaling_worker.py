@@ -93,21 +93,24 @@ def random_ids(n_vocab: int) -> np.ndarray:
 
 def pellucid(given: dict[str, Any], turns: Turns) -> None:
     """The training loop as `pellucid train --processes N` runs it; every way has a network of its own."""
-    from contextlib import ExitStack
-
-    from pellucid.training.parallel import Cluster, joined
+    from contextlib import nullcontext
 
     steps: dict[str, Step] = {}
-    with ExitStack() as stack:
-        if turns.n > 1:
-            stack.enter_context(joined())
+    group, new_cluster = nullcontext(), None
+    if turns.n > 1:
+        from pellucid.training.parallel import Cluster, joined
 
-        def step_of(asked: dict[str, Any]) -> Step:
-            way = json.dumps([asked[name] for name in ("layout", "rows", "part_of")])
-            if way not in steps:
-                steps[way] = pellucid_step(given["shape"], asked, Cluster() if asked["layout"] else None)
-            return steps[way]
+        group, new_cluster = joined(), Cluster
 
+    def step_of(asked: dict[str, Any]) -> Step:
+        way = json.dumps([asked[name] for name in ("layout", "rows", "part_of")])
+        if way not in steps:
+            steps[way] = pellucid_step(
+                given["shape"], asked, new_cluster() if new_cluster and asked["layout"] else None
+            )
+        return steps[way]
+
+    with group:
         turns.serve(step_of)
 
 
