@@ -151,9 +151,9 @@ def _assumptions() -> list[str]:
     shares = f"{TRAINING_SHARE:.0%} of the peak of products and {LINK_SHARE:.0%} of the links' speed"
     return [
         f"assumed: {shares} in data sheets; {PER_MACHINE} processes on a machine;",
-        "parameters, gradients and averages in float32; the stream is whole in every process of a tensor group;",
-        "shard and tensor as PyTorch's fully_shard and tensor parallelism lay a network out: `pellucid train` has",
-        "replicate so far",
+        "parameters, gradients and averages in float32; shard and tensor as PyTorch's fully_shard and tensor and",
+        "sequence parallelism lay a network out, held against processes of two CPU cores (docs/scale.md); a checkpoint",
+        "that is being written takes as much again of the machine's memory as weights and averages",
     ]
 
 

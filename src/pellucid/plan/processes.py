@@ -19,8 +19,12 @@ from pellucid.plan.accelerators import TRAINING_SHARE, USABLE, Accelerator, Plan
 from pellucid.plan.flops import flops
 from pellucid.runs.optimizer import is_hidden_matrix
 from pellucid.runs.options import with_train
-from pellucid.training.memory import training_memory
-from pellucid.training.memory_lines import FLOAT, bare_network, optimizer_bytes
+from pellucid.training.build import n_logits
+from pellucid.training.config import ParallelOptions
+from pellucid.training.memory import Memory, training_memory
+from pellucid.training.memory_layout import part_of
+from pellucid.training.memory_lines import FLOAT, NoClosedFormError, bare_network, optimizer_bytes, step_lines
+from pellucid.training.objectives import MANY_LOGITS
 from pellucid.training.recipe import Recipe
 from pellucid.training.shape_tensors import shapes_only
 
@@ -169,18 +173,13 @@ def units(recipe: Recipe) -> tuple[tuple[int, tuple[tuple[bool, torch.Size], ...
     return (a.n_layers, layer), (1, others)
 
 
-def shard_of(shape: torch.Size, shard: int) -> torch.Size:
-    """The largest process's part of a parameter: its first axis is cut into equal pieces, the last of them shorter."""
-    return torch.Size((-(-shape[0] // shard), *shape[1:])) if shape else shape
-
-
 def plan_processes(
     recipe: Recipe, layout: Layout, other: Accelerator, *, passes: int = 1, per_machine: int = PER_MACHINE
 ) -> ProcessPlan:
     """The plan of one process for a step of `train.batch` rows of the whole run, read in `passes` passes.
 
-    Products are in the recipe's precision, and gradients are summed in float32; parameters are gathered in that
-    precision. Raises PlanError with the first thing that does not divide.
+    Products are in the recipe's precision; parameters are gathered in that of `parallel.gather`, and gradients are
+    summed in float32. Raises PlanError with the first thing that does not divide.
     """
     t, a = recipe.train, recipe.model
     if t.batch % (layout.groups * passes):
@@ -189,10 +188,14 @@ def plan_processes(
             f"give a multiple of {layout.groups * passes:,}"
         )
     rows = t.batch // layout.groups // passes
-    local = replace(with_train(recipe, batch=rows, accumulate=passes), model=divided_architecture(a, layout.tensor))
-    own = [(n, [(muon, shard_of(shape, layout.shard)) for muon, shape in unit]) for n, unit in units(local)]
+    local = replace(
+        with_train(recipe, batch=rows, accumulate=passes),
+        model=divided_architecture(a, layout.tensor),
+        parallel=ParallelOptions(gather=recipe.parallel.gather),
+    )
+    own = [(n, [(muon, part_of(shape, layout.shard)) for muon, shape in unit]) for n, unit in units(local)]
     numbers = sum(n * sum(shape.numel() for _, shape in unit) for n, unit in own)
-    size = 2 if t.precision == "bfloat16" else FLOAT
+    size = gathered_bytes(recipe)
     memory = training_memory(local)
     if layout.shard == 1:
         working = memory.peak - memory.weights - memory.optimizer - memory.gradients
@@ -200,7 +203,17 @@ def plan_processes(
         before = memory.gradients if passes > 1 else 0.0
         working = max(memory.forward - before, memory.backward - memory.gradients) - memory.weights - memory.optimizer
     layer, others = (sum(shape.numel() for _, shape in unit) for _, unit in units(local))
-    gathered = 0 if layout.shard == 1 else size * (GATHERED * layer + others) + FLOAT * max(layer, others)
+    gathered = 0
+    if layout.shard > 1:
+        gathered = size * (GATHERED * layer + others) + FLOAT * max(layer, others)
+    elif layout.tensor > 1:  # fully_shard of one process computes with copies
+        gathered = size * (layer + others)
+    if layout.shard * layout.tensor == 1 < layout.replicate:
+        gathered = int(memory.gradients)  # DistributedDataParallel sums copies of the gradients
+    elif (divided := divided_memory(local, layout)) is not None:
+        rest = divided.peak - FLOAT * 2 * numbers - _optimizer_bytes(own)
+        gathered = int(min(gathered, rest))
+        working = rest - gathered
     return ProcessPlan(
         layout,
         rows,
@@ -217,6 +230,25 @@ def plan_processes(
         compute=_compute_seconds(recipe, layout, other),
         traffic=tuple(_traffic(local, layout, other, passes, per_machine)),
     )
+
+
+def gathered_bytes(recipe: Recipe) -> int:
+    """Bytes of a number that processes gather."""
+    return 2 if recipe.parallel.gather == "bfloat16" else FLOAT
+
+
+def divided_memory(local: Recipe, layout: Layout) -> Memory | None:
+    """The memory of one process of a layout that divides weights or layers, found by a step on shapes alone.
+
+    None where that has no closed form: `plan_processes` then adds the most that its parts need at different times.
+    """
+    parallel = replace(local.parallel, shard=layout.shard, tensor=layout.tensor)
+    chunked = n_logits(local) >= MANY_LOGITS
+    any_batch = with_train(replace(local, parallel=parallel), batch=0, accumulate=min(local.train.accumulate, 2))
+    try:
+        return Memory(*step_lines(any_batch, chunked).at(local.train.batch))
+    except NoClosedFormError:
+        return None
 
 
 def _optimizer_bytes(own: list[tuple[int, list[tuple[bool, torch.Size]]]]) -> int:
@@ -257,7 +289,9 @@ def _traffic(local: Recipe, layout: Layout, other: Accelerator, passes: int, per
         yield sent("tensor: sums of the stream", n, n, 2.0 * passes * sums * stream, False)
     if (n := layout.shard) > 1:
         gathers = 3 if t.recompute == "yes" else 2
-        yield sent("shard: gathered parameters", n, n * layout.tensor, passes * gathers * size * numbers, True)
+        yield sent(
+            "shard: gathered parameters", n, n * layout.tensor, passes * gathers * gathered_bytes(local) * numbers, True
+        )
         yield sent("shard: scattered gradients", n, n * layout.tensor, passes * FLOAT * numbers, True)
     if (n := layout.replicate) > 1:
         part = FLOAT * numbers / layout.shard

@@ -24,6 +24,8 @@ from pellucid.model.mlp import MixtureOfExperts
 from pellucid.runs.muon import update_together
 from pellucid.runs.optimizer import is_hidden_matrix
 from pellucid.training.build import choose_paths
+from pellucid.training.config import ParallelOptions
+from pellucid.training.memory_layout import ShardedMemory, divide_stream, part_of
 from pellucid.training.objectives import MANY_LOGITS, MicroBatch, autocast
 from pellucid.training.recipe import Recipe
 from pellucid.training.shape_tensors import CPU, LinearBytes, NoClosedFormError, ShapesOnly, shapes_only, sum_of
@@ -113,16 +115,20 @@ def step_lines(recipe: Recipe, chunked: bool) -> StepLines:
     recipe, repeats = without_copies(recipe)
     t, batch = recipe.train, unlike_any_size(recipe)
     weights, trained = of_all_layers(recipe, repeats)
+    _, undivided = of_all_layers(replace(recipe, parallel=ParallelOptions()), repeats)  # Muon computes with these
     optimizer = optimizer_bytes(trained)
     with shapes_only(batch) as mode:
         network = bare_network(recipe)
         shallow = mode.live
         choose_paths(network, recipe)
+        divided = divide_memory(network, recipe)
         loss = autocast(network.train(), CPU, t.precision, MANY_LOGITS if chunked else 0)
         visits = [LayerBoundaries(mode, repeat, network) for repeat in repeats]
         others = LinearBytes(weights - shallow.fixed + optimizer)  # the memory that `mode` does not count
         gradients = LinearBytes()  # those of the copies
-        for _ in range(2 if t.accumulate > 1 else 1):  # during the second pass the gradients of the first exist too
+        passes = 2 if t.accumulate > 1 else 1
+        for number in range(passes):  # during the second pass the gradients of the first exist too
+            divided.is_last = number == passes - 1
             others = others.plus(gradients)
             start, _ = mode.new_part()
             total = loss(micro_batch_of(recipe, batch))
@@ -148,7 +154,7 @@ def step_lines(recipe: Recipe, chunked: bool) -> StepLines:
         end.minus(start).plus(saved),
         upper_envelope(line.plus(others) for line in forward),
         upper_envelope(sum_of([line, others, saved]) for line in backward),
-        gradients.plus(LinearBytes(weights + optimizer + update_bytes(trained, t.precision))),
+        gradients.plus(LinearBytes(weights + optimizer + update_bytes(undivided, t.precision))),
     )
 
 
@@ -199,6 +205,16 @@ def bare_network(recipe: Recipe) -> Transformer:
     return network
 
 
+def divide_memory(network: Transformer, recipe: Recipe) -> ShardedMemory:
+    """Make a bare network allocate what one of the recipe's processes would; it is the part of one tensor group."""
+    layout = recipe.parallel
+    shard, tensor = max(1, layout.shard), max(1, layout.tensor)
+    if tensor > 1:
+        divide_stream(network, tensor)
+    gathered = torch.bfloat16 if layout.gather == "bfloat16" else torch.float32
+    return ShardedMemory(network if shard * tensor > 1 else None, shard, gathered)
+
+
 def even_choices(k: int, weights: Tensor) -> tuple[Tensor, Tensor, list[int]]:
     """What `model.mlp.choices` gives where each row uses k experts, and all experts are used as often."""
     n, n_experts = k * weights.size(0), weights.size(1)
@@ -239,11 +255,13 @@ ParameterKind = tuple[bool, torch.Size]
 @lru_cache(maxsize=64)
 def weights_and_parameters(recipe: Recipe) -> tuple[int, Counter[ParameterKind]]:
     """The bytes of the network's weights and tables, and the number of trained parameters of each kind."""
-    muon = recipe.train.optimizer == "muon"
+    muon, shard = recipe.train.optimizer == "muon", max(1, recipe.parallel.shard)
     with shapes_only() as mode:
         network = bare_network(recipe)
         named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-        return mode.live.fixed, Counter((muon and is_hidden_matrix(name, p), p.shape) for name, p in named)
+        elsewhere = sum(FLOAT * (p.numel() - part_of(p.shape, shard).numel()) for p in network.parameters())
+        kinds = Counter((muon and is_hidden_matrix(name, p), part_of(p.shape, shard)) for name, p in named)
+        return mode.live.fixed - elsewhere, kinds
 
 
 def of_all_layers(recipe: Recipe, repeats: list[RepeatedLayers]) -> tuple[int, Counter[ParameterKind]]:
