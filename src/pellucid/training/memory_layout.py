@@ -23,7 +23,7 @@ def part_of(shape: torch.Size, shard: int) -> torch.Size:
     return torch.Size((-(-shape[0] // shard), *shape[1:])) if shape else shape
 
 
-class Unit:
+class GatheredWeights:
     """Parameters that `fully_shard` gathers at once, and what exists of them now."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], shard: int, dtype: torch.dtype):
@@ -64,8 +64,8 @@ class ShardedMemory:
             return
         in_blocks = {p for block in network.blocks for p in block.parameters()}
         rest = [p for p in network.parameters() if p not in in_blocks]
-        self.rest = Unit(rest, shard, torch.float32)
-        self.units = [Unit(block.parameters(), shard, dtype) for block in network.blocks]
+        self.rest = GatheredWeights(rest, shard, torch.float32)
+        self.units = [GatheredWeights(block.parameters(), shard, dtype) for block in network.blocks]
         #: what outlives a unit: the latest buffer of the forward pass, and the latest gradients that were sent
         self.held: Tensor | None = None
         self.sent: Tensor | None = None
@@ -78,7 +78,7 @@ class ShardedMemory:
             block.register_forward_pre_hook(partial(self.enter, number))
             block.register_forward_hook(partial(self.leave, number))
 
-    def gather(self, unit: Unit) -> None:
+    def gather(self, unit: GatheredWeights) -> None:
         """Gather a unit's weights in the forward pass, which keeps the buffer until the next unit has its own."""
         unit.send()
         self.held = None
@@ -119,7 +119,7 @@ class ShardedMemory:
         if number:
             self.units[number - 1].send()
 
-    def backward_leaves(self, unit: Unit) -> None:
+    def backward_leaves(self, unit: GatheredWeights) -> None:
         """Free the weights; sum the gradients over the processes, each of which keeps its part."""
         unit.free()
         if not self.is_last:
@@ -157,10 +157,10 @@ def divide_stream(network: Transformer, tensor: int) -> None:
     """Hooks that leave a share of the positions to each process, between products that read all of them."""
 
     def cut(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return Share.apply(output, tensor)
+        return ScatteredSum.apply(output, tensor)
 
     def gather(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return All.apply(inputs[0], tensor), *inputs[1:]
+        return GatheredPositions.apply(inputs[0], tensor), *inputs[1:]
 
     network.embed.register_forward_hook(cut)
     for name, module in network.named_modules():
@@ -168,7 +168,7 @@ def divide_stream(network: Transformer, tensor: int) -> None:
             module.register_forward_pre_hook(gather)
         elif name.endswith((".out", ".down")):
             module.register_forward_hook(cut)
-    network.final_norm.register_forward_hook(lambda module, inputs, output: All.apply(output, tensor))
+    network.final_norm.register_forward_hook(lambda module, inputs, output: GatheredPositions.apply(output, tensor))
 
 
 def share_of(x: Tensor, n: int) -> Tensor:
@@ -183,7 +183,7 @@ def all_of(x: Tensor, n: int) -> Tensor:
     return torch.cat(sent.chunk(n, 0), 1)
 
 
-class Share(torch.autograd.Function):
+class ScatteredSum(torch.autograd.Function):
     """A sum over the processes, of which each keeps a share of the positions."""
 
     @staticmethod
@@ -196,7 +196,7 @@ class Share(torch.autograd.Function):
         return all_of(gradients[0], ctx.n), None
 
 
-class All(torch.autograd.Function):
+class GatheredPositions(torch.autograd.Function):
     """All positions, of which each process has a share."""
 
     @staticmethod
