@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pellucid
-from pellucid.cli.commands import SamplingOptions, WritingModelOptions, score_command
+from pellucid.cli.commands import GeneratingModelOptions, SamplingOptions, WritingModelOptions, score_command
 from pellucid.cli.options import CheckpointOptions, OptionError, check_arguments
 from pellucid.conversion import convert
 from pellucid.destination import DestinationError, check_destination
+from pellucid.generate.choose_step import Compile
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.pack_weights import Weights
 from pellucid.generate.sampling import Sampling
@@ -37,6 +38,10 @@ WRONG = {
     "generate run --beams 2 --top-k 3": "leave out --top-k",
     "generate run --beams 2 --n 3": "--n 3 with --beams 2: ask for at most 2",
     "generate run --beams 2 --speculate 2": "leave one out",
+    "generate run --compile yes --n 2": "--compile yes reads one more token of a single text: leave out --n",
+    "generate run --compile yes --beams 2": "leave out --beams",
+    "generate run --compile yes --speculate 2": "leave out --speculate",
+    "generate run --compile yes --source x": "leave out --source",
     "generate run --speculate -1": "--speculate -1: expected",
     "generate run --checkpoint bset": "--checkpoint bset: expected best, last, or the number of a step",
     "generate run --device gpu": "--device gpu: expected auto, cpu, cuda, mps",
@@ -179,6 +184,7 @@ def sampled(sampling: SamplingOptions) -> None:
 
 def test_words_are_those_of_the_library():
     assert WritingModelOptions.__annotations__["weights"].__args__[0] == Weights
+    assert GeneratingModelOptions.__annotations__["compile"].__args__[0] == Compile
 
 
 def test_values_that_are_right_are_taken(tmp_path):

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction
 
@@ -78,13 +78,21 @@ class GeneratedOptions:
     """Print the text when it is complete, not while it is generated."""
 
 
+@dataclass(frozen=True)
+class GeneratingModelOptions(WritingModelOptions):
+    """The weights to use, and how to compute with them."""
+
+    compile: Annotated[Literal["auto", "no", "yes"], option("WHEN")] = "auto"
+    """Compile the step of a single text on a CPU: auto (where N tokens are enough for it to pay), no or yes."""
+
+
 @command
 def generate_command(
     model: Annotated[Positional[str], option("MODEL"), MODEL],
     prompt: Annotated[Positional[str], option("[PROMPT]")] = "",
     *,
     source: Annotated[str | None, option("TEXT")] = None,
-    model_options: Annotated[WritingModelOptions, option(name="model")],
+    model_options: Annotated[GeneratingModelOptions, option(name="model")],
     sampling: SamplingOptions,
     output: GeneratedOptions,
 ) -> int:
@@ -102,13 +110,16 @@ def generate_command(
     m = model_options
     check_choices(source, m, sampling, output)
     loaded = mixed_from(model, m)
-    if source is not None or sampling.beams or m.speculate or m.weights != "auto" or not hasattr(loaded, "stream"):
+    chosen = m.weights != "auto" or m.compile != "auto"
+    if source is not None or sampling.beams or m.speculate or chosen or not hasattr(loaded, "stream"):
         transformer_of(loaded, model)
     prompt = sys.stdin.read() if prompt == "-" else prompt
     values = {"source": sys.stdin.read() if source == "-" else source, "beams": sampling.beams or None}
     values |= {"temperature": sampling.temperature, "speculate": m.speculate or None}
-    values |= {"weights": None if m.weights == "auto" else m.weights}
-    values["report"] = None if m.weights == "auto" else lambda said: print(said, file=sys.stderr)
+    values |= {
+        name: None if word == "auto" else word for name, word in (("weights", m.weights), ("compile", m.compile))
+    }
+    values["report"] = (lambda said: print(said, file=sys.stderr)) if chosen else None
     options: dict[str, Any] = {name: value for name, value in values.items() if value is not None} | {
         name: getattr(sampling, name)
         for name in ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed")
@@ -120,9 +131,11 @@ def generate_command(
 
 
 def check_choices(
-    source: str | None, model: WritingModelOptions, sampling: SamplingOptions, output: GeneratedOptions
+    source: str | None, model: GeneratingModelOptions, sampling: SamplingOptions, output: GeneratedOptions
 ) -> None:
     """Raise OptionError for options that contradict each other, before the model is loaded."""
+    if model.compile == "yes":
+        check_compile(source, model, sampling, output)
     if not sampling.beams:
         return
     defaults = SamplingOptions(beams=sampling.beams)
@@ -133,6 +146,15 @@ def check_choices(
         raise OptionError(f"--n {output.n} with --beams {sampling.beams}: ask for at most {sampling.beams} texts")
     if model.speculate:
         raise OptionError(f"--speculate works on one text, but --beams {sampling.beams} follows several: leave one out")
+
+
+def check_compile(
+    source: str | None, model: GeneratingModelOptions, sampling: SamplingOptions, output: GeneratedOptions
+) -> None:
+    """Raise OptionError for --compile yes with an option that reads anything but one more token of a single text."""
+    others = {"n": output.n > 1, "beams": sampling.beams, "speculate": model.speculate, "source": source is not None}
+    if wrong := [flag for flag, is_used in others.items() if is_used]:
+        raise OptionError(f"--compile yes reads one more token of a single text: leave out --{wrong[0]}")
 
 
 def write(loaded: Any, prompt: str, output: GeneratedOptions, options: dict[str, Any]) -> list[Any]:

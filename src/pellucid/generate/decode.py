@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import nn
 
+from pellucid.generate.compiled_step import CompiledReader, CompiledStep
 from pellucid.generate.cuda_graphs import GraphedReader, has_fixed_shapes
 from pellucid.generate.encoder_inputs import NO_SOURCES, NoSources, read_sources
 from pellucid.generate.errors import GenerationError
@@ -129,9 +130,17 @@ class Decoding:
 
 
 def make_reader(
-    network: Transformer, longest: int, sources: NoSources, taps: TapFactory, cache: bool, speculate: int
+    network: Transformer,
+    longest: int,
+    sources: NoSources,
+    taps: TapFactory,
+    cache: bool,
+    speculate: int,
+    step: CompiledStep | None = None,
 ) -> CachedReader | RecomputingReader:
     """The reader for these options. Raises GenerationError if guesses have no cache, or if taps would see them."""
+    if step is not None:
+        return CompiledReader(network, longest, step)
     if isinstance(speculate, bool) or not isinstance(speculate, int) or speculate < 0:
         raise GenerationError(f"speculate = {speculate!r}: expected how many tokens to guess at once, or 0")
     if speculate and not cache:
@@ -162,6 +171,7 @@ def generate_ids(
     sources: Sequence[Sequence[int]] | None = None,
     taps: TapFactory = NO_TAPS,
     speculate: int = 0,
+    step: CompiledStep | None = None,
 ) -> Decoding:
     """Continue every prompt by up to `max_tokens` ids, step by step.
 
@@ -178,6 +188,8 @@ def generate_ids(
     taps        makes the tap of every call, given the positions of its columns
     speculate   the largest number of tokens that a pass guesses while a single row continues
                 (`SpeculatingReader`); it changes no token
+    step        of this network, compiled (`step_for`): it reads further tokens of a single text without taps,
+                speculation and sources, with the cache
 
     The result iterates over `DecodeStep`s, and its `rows` hold the generated ids. A network with attention.mask =
     prefix reads its prompt as the prefix. Texts that outgrow the context continue in a moving window (`window_start`).
@@ -194,7 +206,7 @@ def generate_ids(
     with evaluation_mode(network):
         encoded = read_sources(network, sources, len(prompts), taps.of_sources)
     longest = max((len(row.given) for row in rows), default=0) + max_tokens
-    reader = make_reader(network, longest, encoded, taps, cache, speculate)
+    reader = make_reader(network, longest, encoded, taps, cache, speculate, step)
     return Decoding(
         network, reader, rows, max_tokens=max_tokens, sampling=sampling, stop_ids=stop_ids, n_allowed=n_allowed
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 from pellucid.generate.beams import BeamSearch, search_beams
+from pellucid.generate.choose_step import step_for
 from pellucid.generate.decode import Decoding, generate_ids
 from pellucid.generate.encoder_inputs import encode_source
 from pellucid.generate.errors import GenerationError
@@ -81,6 +82,7 @@ class GenerateOptions(DrawOptions, total=False):
     beams: int
     cache: bool
     weights: str
+    compile: str
     speculate: int
     report: Callable[[str], object] | None
 
@@ -126,6 +128,7 @@ def stream_generate(
     cache: bool = True,
     taps: TapFactory = NO_TAPS,
     weights: str = "auto",
+    compile: str = "auto",
     speculate: int = 0,
     report: Callable[[str], object] | None = None,
 ) -> Iterator[TextPiece]:
@@ -148,9 +151,13 @@ def stream_generate(
                    int8 with a scale for each output, or int4 with one for each 32 weights; loaded: unchanged; auto:
                    unchanged, packed if that saves time.
                    For float32 networks on the CPU (`pellucid.generate.pack_weights`)
+    compile        whether the step that reads a further token of a single text is compiled on the CPU: yes, no, or auto
+                   where max_tokens are enough for it to pay. It is kept on disk. Logits agree to rounding
+                   (`pellucid.generate.compiled_step`)
     speculate      guess up to this many tokens at once from what followed the same words before, while a single
                    text continues; the text is the same (`pellucid.generate.speculation`)
-    report         called with a sentence that names the weights in use and their rounding error
+    report         called with a sentence that names the weights in use and their rounding error, and one that says
+                   whether the step is compiled
 
     An empty prompt starts from the separator, as training texts do. A prompt longer than the context keeps its last
     n_ctx tokens, with one PromptCut warning. Options are checked at once, before the first piece is requested. Raises
@@ -180,8 +187,11 @@ def stream_generate(
     }
     # taps and edits work on the network as it was loaded
     network, said = network_for(network, weights if taps is NO_TAPS else looked_at(weights), max_tokens)
+    obstacle = what_needs_eager(len(texts) * n, beams, cache, taps, speculate)
+    step, compiled = step_for(network, compile, max_tokens, obstacle)
     if report is not None:
         report(said)
+        report(compiled)
     if beams:
         if speculate:
             raise GenerationError(
@@ -191,7 +201,7 @@ def stream_generate(
         decoding = search_beams(network, encoded, beams=beams, n=n, **options)
     else:
         seeds = secrets.randbits(32) if seed is None else seed
-        options |= {"sampling": sampling, "seeds": seeds, "samples": range(n), "speculate": speculate}
+        options |= {"sampling": sampling, "seeds": seeds, "samples": range(n), "speculate": speculate, "step": step}
         decoding = generate_ids(network, encoded, **options)
     warn_of_cut(encoded, network.architecture.n_ctx)
     stops = [stop] if isinstance(stop, str) else list(stop)
@@ -206,6 +216,18 @@ def looked_at(weights: str) -> str:
             f"weights = {weights} with taps or edits: taps and edits work on the loaded weights; leave weights at auto"
         )
     return "loaded"
+
+
+def what_needs_eager(n_texts: int, beams: int, cache: bool, taps: TapFactory, speculate: int) -> str:
+    """Why these options need steps that are not compiled, "" if they do not."""
+    reasons = {
+        f"it reads a single text and {n_texts} are generated together": n_texts != 1,
+        f"beams = {beams} follows several texts": beams > 0,
+        f"speculate = {speculate} reads several tokens at once": speculate > 0,
+        "there is no cache": not cache,
+        "taps and edits need each operation by itself": taps is not NO_TAPS,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 def check_numbers(n: int, beams: int, sampling: Sampling, seed: int | None) -> None:
