@@ -20,7 +20,7 @@ from pellucid.model.embed import Embed, NGrams
 from pellucid.model.kernels import FusedAttention
 from pellucid.model.mask import Mask, causal, everything
 from pellucid.model.mlp import ACTIVATION
-from pellucid.model.norm import LayerNorm, LayerNormEpsOutside
+from pellucid.model.norm import Identity, LayerNorm, LayerNormEpsOutside
 from pellucid.model.positions import Alibi, Learned, Relative, RotaryTable, Sinusoidal, buckets
 from pellucid.model.tables import Table
 
@@ -180,6 +180,7 @@ STRUCTURE = {
     "scale 1": Fault(scale_of_one, "blocks.1.attn.scores"),
     "scale 1 in the fast path alone": Fault(fused_becomes(FusedScale), "blocks.1.attn.z"),
     "embedding not scaled": Fault(put("embed", "scale", 1.0), "embed", {"embed_scale": "sqrt(d_model)"}),
+    "sublayers not scaled": Fault(become("blocks.0.scaled", Identity), "blocks.0.attn_out", {"residual_scale": 0.4}),
     "post for pre": Fault(become("blocks.1", PostBlock), "blocks.1.norm_1.scale"),
     "pre for post": Fault(become("blocks.0", PreBlock), "blocks.0.attn.q", {"block": "post"}),
     "MLP reads something else": Fault(become("blocks.1", ScaledMLP), "blocks.1.mlp.pre"),

@@ -295,8 +295,13 @@ class Architecture:
     #: inner     x += norm_1_out(attn(x));          x += norm_2_out(mlp(x))
     #: sandwich  x += norm_1_out(attn(norm_1(x)));  x += norm_2_out(mlp(norm_2(x)))
     block: Literal["pre", "post", "parallel", "shared", "inner", "sandwich"] = "pre"
-    #: 1: x_0 = W_E[t];  sqrt(d_model): x_0 = sqrt(d_model) W_E[t]  (before positions are added)
-    embed_scale: Literal["1", "sqrt(d_model)"] = "1"
+    #: c > 0: every sublayer's output is multiplied by c before it is added to the stream: x + c attn(norm_1(x)), ...
+    residual_scale: float = 1.0
+    #: 1: x_0 = W_E[t];  sqrt(d_model): x_0 = sqrt(d_model) W_E[t];  embed_scale_value: x_0 = c W_E[t] with
+    #: c = embed_scale_value  (before positions are added)
+    embed_scale: Literal["1", "sqrt(d_model)", "embed_scale_value"] = "1"
+    #: the factor itself, where embed_scale = embed_scale_value
+    embed_scale_value: float = 1.0
     #: norm: the embedded stream, with positions and segments, is normalised
     embed_norm: Literal["none", "norm"] = "none"
     #: norm: the last block's output is normalised before the readout
@@ -306,8 +311,10 @@ class Architecture:
     #: linear: logits = x W_U^T;  affine: logits = x W_U^T + b_U;  bert: logits = norm(f(x W^T + b)) W_U^T + b_U;
     #: none: the stream is the result, and there are no logits
     readout: Literal["linear", "affine", "bert", "none"] = "linear"
-    #: 1: W_U as it is; 1/sqrt(d_model): W_U / sqrt(d_model) in its place
-    logit_scale: Literal["1", "1/sqrt(d_model)"] = "1"
+    #: 1: W_U as it is; 1/sqrt(d_model): W_U / sqrt(d_model) in its place; logit_scale_value: logit_scale_value W_U
+    logit_scale: Literal["1", "1/sqrt(d_model)", "logit_scale_value"] = "1"
+    #: the factor itself, where logit_scale = logit_scale_value
+    logit_scale_value: float = 1.0
     #: c > 0: c tanh(logit / c) replaces every logit; 0: no cap
     logit_cap: float = 0.0
     #: kinds of segment, each adding a learned vector W_S[s] to its positions; 0 adds nothing
@@ -408,9 +415,16 @@ class Architecture:
         return (factors | {"scale_value": self.attention.scale_value})[self.attention.scale]
 
     @property
+    def embed_factor(self) -> float:
+        """The factor of W_E in the embedding."""
+        factors = {"1": 1.0, "sqrt(d_model)": self.d_model**0.5, "embed_scale_value": self.embed_scale_value}
+        return factors[self.embed_scale]
+
+    @property
     def unembed_scale(self) -> float:
         """The factor of W_U in the readout."""
-        return {"1": 1.0, "1/sqrt(d_model)": self.d_model**-0.5}[self.logit_scale]
+        factors = {"1": 1.0, "1/sqrt(d_model)": self.d_model**-0.5, "logit_scale_value": self.logit_scale_value}
+        return factors[self.logit_scale]
 
     def window(self, layer: int) -> int:
         """The window of layer `layer`, 0 for none."""
@@ -560,6 +574,8 @@ def _check(a: Architecture) -> None:
     require(ascending, "ngrams", a.ngrams, "lengths from 2 on, in ascending order, each once")
     require(a.ngram_rows >= 1, "ngram_rows", a.ngram_rows, "at least 1")
     require(a.logit_cap >= 0, "logit_cap", a.logit_cap, "0 (none) or a number above it")
+    for name in ("residual_scale", "embed_scale_value", "logit_scale_value"):
+        require(getattr(a, name) > 0, name, getattr(a, name), "a number above 0")
     for part in (a.attention, a.mlp, a.norm, a.positions, a.dropout):
         part.check(a)
     if a.readout == "none":

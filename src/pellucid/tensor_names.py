@@ -92,7 +92,7 @@ TABLE = (
         "blocks.i.attn_out",
         "b i m",
         "S0 sum_h h(X); S2 H(x); S4 e'",
-        "sum_h result + b_O, or norm_1_out",
+        "c (sum_h result + b_O), or c norm_1_out,  c = residual_scale",
         "blocks.i.hook_attn_out",
     ),
     Name("blocks.i.resid_mid", "b i m", "S0 ATTN_H(X); S2 x1; S3 x^(l-1,*)", "x + attn_out", "blocks.i.hook_resid_mid"),
@@ -106,7 +106,7 @@ TABLE = (
     Name("blocks.i.cross.pattern", "b h i j", "S4 figure (Vaswani)", "softmax_j(scores)", ""),
     Name("blocks.i.cross.z", "b h i d", "S4 figure (Vaswani)", "sum_j A_ij v_j", ""),
     Name("blocks.i.cross.result", "b h i m", "S4 figure (Vaswani)", "z_h W_O^h^T", ""),
-    Name("blocks.i.cross_out", "b i m", "S4 figure (Vaswani)", "sum_h result + b_O", ""),
+    Name("blocks.i.cross_out", "b i m", "S4 figure (Vaswani)", "c (sum_h result + b_O),  c = residual_scale", ""),
     Name("blocks.i.resid_cross", "b i m", "S4 figure (Vaswani)", "x + cross_out", ""),
     Name("blocks.i.norm_2.scale", "b i 1", "S3, S4 sigma", "sigma or rho", "blocks.i.ln2.hook_scale"),
     Name(
@@ -157,7 +157,7 @@ TABLE = (
         "blocks.i.mlp_out",
         "b i m",
         "S0 m(X); S2 MLP(x1); S3 FFN",
-        "post W_out^T + b_out, or sum_k of expert_k.result and shared.result; or norm_2_out",
+        "c (post W_out^T + b_out), or c sum_k of expert_k.result and shared.result; or c norm_2_out",
         "blocks.i.hook_mlp_out",
     ),
     Name("blocks.i.resid_post", "b i m", "S0 (4.1) B(X); S2 x2; S3 x^(l)", "x + mlp_out", "blocks.i.hook_resid_post"),
@@ -326,7 +326,7 @@ def module_hooks(a: Architecture) -> dict[str, str]:
     norm_2 in a pre-norm block, norm_1 in a shared or post-norm one, and the stream itself where no norm comes before
     the MLP. What has no row of its own is left out; `_UNNAMED` says why.
     """
-    normed = a.norm.kind != "none"
+    normed, scaled = a.norm.kind != "none", a.residual_scale != 1
     norms = a.block_norms if normed else ()
     post, gate, crossed = a.block == "post", a.mlp.form == "gated", a.encoder is not None
     middle = "resid_pre" if a.block in ("parallel", "shared") else "resid_cross" if crossed else "resid_mid"
@@ -341,13 +341,13 @@ def module_hooks(a: Architecture) -> dict[str, str]:
         **dict.fromkeys(("attn.hook_in", "attn.q.hook_in", "attn.k.hook_in", "attn.v.hook_in"), attention_reads),
         **{f"attn.{part}.hook_out": f"attn.{part}" for part in "qkv"},
         "attn.o.hook_in": "attn.z",
-        **dict.fromkeys(("attn.hook_out", "attn.o.hook_out"), "" if "norm_1_out" in norms else "attn_out"),
+        **dict.fromkeys(("attn.hook_out", "attn.o.hook_out"), "" if "norm_1_out" in norms or scaled else "attn_out"),
         **dict.fromkeys(("mlp.hook_in", "mlp.in.hook_in"), mlp_reads),
         "mlp.in.hook_out": "mlp.pre",
         "mlp.gate.hook_in": mlp_reads if gate else "",
         "mlp.gate.hook_out": "mlp.gate" if gate else "",
         "mlp.out.hook_in": "mlp.post",
-        **dict.fromkeys(("mlp.hook_out", "mlp.out.hook_out"), "" if "norm_2_out" in norms else "mlp_out"),
+        **dict.fromkeys(("mlp.hook_out", "mlp.out.hook_out"), "" if "norm_2_out" in norms or scaled else "mlp_out"),
         # the classic name stands for both forms
         "mlp.hook_pre": "mlp.gate" if gate else "mlp.pre",
     }
@@ -476,6 +476,8 @@ def _why_not(pattern: str, a: Architecture) -> str:
     if template in _UNNAMED:
         norm, why = _UNNAMED[template]
         why = absent(norm, a) or why.replace("blocks.i.", f"blocks.{layer}.")
+        if a.residual_scale != 1 and re.search(r"\.(attn|mlp)\..*hook_out$", template):
+            why = f"residual_scale = {a.residual_scale:g}: a sublayer's output is kept times this factor alone"
         return f"this architecture has no {pattern!r}: {why}"
     try:
         template = row(re.sub(r"blocks\.\*\.", "blocks.0.", name)).name

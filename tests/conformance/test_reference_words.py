@@ -102,6 +102,19 @@ def test_a_scaled_readout(readout, rng, same):
     same(forward(a, w, tokens), (plain - bias) / math.sqrt(M) + bias)
 
 
+@pytest.mark.parametrize("block", ["pre", "post", "parallel", "sandwich"])
+def test_scaled_sublayers_embeddings_and_logits(block, rng, same):
+    """A factor of a sublayer's output is a factor of its last matrix and bias, unless a norm stands between them."""
+    c = {"residual_scale": 0.3, "embed_scale": "embed_scale_value", "embed_scale_value": 2.0}
+    c |= {"logit_scale": "logit_scale_value", "logit_scale_value": 0.25}
+    a, w, tokens = draw(rng, block=block, norm__kind="layer", activation="silu", unembed="untied", **c)
+    plain = a.with_fields({"residual_scale": 1.0, "embed_scale": "1", "logit_scale": "1"})
+    ends = ("norm_1_out.", "norm_2_out.") if block == "sandwich" else ("attn.out.", "mlp.down.")
+    factor = {name: 0.3 for name in w if any(end in name for end in ends)}
+    factor |= {"embed.token.weight": 2.0, "unembed.weight": 0.25}
+    same(forward(a, w, tokens), forward(plain, {name: factor.get(name, 1.0) * x for name, x in w.items()}, tokens))
+
+
 @pytest.mark.parametrize(
     ("fraction", "layout", "planes"),
     [(1.0, "halves", [(0, 2), (1, 3)]), (1.0, "pairs", [(0, 1), (2, 3)]), (0.5, "halves", [(0, 1)])],

@@ -87,7 +87,7 @@ def test_copying_scores_are_those_of_the_dense_matrix(a):
     network = make_network(a)
     circuits = Circuits(network)
     found = circuits.copying()
-    c = a.d_model**0.5 if a.embed_scale == "sqrt(d_model)" else 1.0
+    c = a.embed_factor
     for l in range(a.n_layers):
         for h in range(a.n_heads):
             head = circuits[l, h]
@@ -173,10 +173,10 @@ def test_reading_through_the_vocabulary(a, data):
     ]
     if a.mlp.n_hidden == 1 and not a.mlp.experts:
         neuron, mlp = circuits.neuron(0, 2), network.blocks[0].mlp
-        c = a.d_model**0.5 if a.embed_scale == "sqrt(d_model)" else 1.0
+        c = a.embed_factor
         checks += [
             (neuron.reads(3), c * network.embed.token.weight @ mlp.up[0].weight[2]),
-            (neuron.writes(3), a.unembed_scale * network.unembed.weight @ mlp.down.weight[:, 2]),
+            (neuron.writes(3), a.unembed_scale * a.residual_scale * network.unembed.weight @ mlp.down.weight[:, 2]),
         ]
         if a.mlp.form == "gated":
             checks.append((neuron.reads(3, "gate"), c * network.embed.token.weight @ mlp.gate.weight[2]))

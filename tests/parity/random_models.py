@@ -26,6 +26,8 @@ BERT = {"max_position_embeddings": 9, "hidden_size": 12, "num_hidden_layers": 2,
 BERT |= {"intermediate_size": 20}
 #: enough experts that some have no position, and others all
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "num_local_experts": 5}
+MULTIPLIERS = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3}
+MULTIPLIERS |= {"logits_scaling": 3.0}
 TIED = {"tied": {"tie_word_embeddings": True}, "untied": {"tie_word_embeddings": False}}
 
 #: family -> (class, what all of its models here have, the variants)
@@ -186,6 +188,85 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         | {
             "one layer with a window": {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
         },
+    ),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        {name: value for name, value in LLAMA.items() if name != "rope_parameters"}
+        | {"sliding_window": 3, "num_hidden_layers": 4, "pad_token_id": None},
+        TIED
+        | {
+            "scaled, biases, large eps": {
+                "rope_parameters": {"full_attention": LLAMA3, "sliding_attention": ROTARY},
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "attention_bias": True,
+                "rms_norm_eps": 1e-2,
+            },
+        },
+    ),
+    "exaone4": (
+        "Exaone4ForCausalLM",
+        LLAMA | {"head_dim": 6, "sliding_window": 3, "sliding_window_pattern": 2},
+        TIED
+        | {
+            "no windows, all rotated": {
+                "sliding_window": None,
+                "layer_types": ["full_attention"] * 3,
+                "rms_norm_eps": 1e-2,
+            },
+        },
+    ),
+    "cohere": (
+        "CohereForCausalLM",
+        LLAMA | {"logit_scale": 3.0},
+        TIED
+        | {
+            "biases, no scale, width": {
+                "attention_bias": True,
+                "logit_scale": 1.0,
+                "layer_norm_eps": 1e-2,
+                "head_dim": 10,
+                "rope_parameters": LLAMA3,
+            },
+        },
+    ),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        LLAMA | {"sliding_window": 3, "sliding_window_pattern": 2, "logit_scale": 3.0},
+        TIED
+        | {
+            "biases, no scale, all windows": {
+                "attention_bias": True,
+                "logit_scale": 1.0,
+                "layer_norm_eps": 1e-2,
+                "layer_types": ["sliding_attention"] * 3,
+            },
+        },
+    ),
+    "granite": (
+        "GraniteForCausalLM",
+        LLAMA | MULTIPLIERS,
+        TIED
+        | {
+            "biases, only scores scaled": {
+                "attention_bias": True,
+                "mlp_bias": True,
+                "embedding_multiplier": 1.0,
+                "residual_multiplier": 1.0,
+                "logits_scaling": 1.0,
+                "head_dim": 10,
+            },
+            "biases, factors that are options": {
+                "attention_bias": True,
+                "embedding_multiplier": 24**0.5,
+                "attention_multiplier": 6**-0.5,
+                "logits_scaling": 24**0.5,
+            },
+        },
+    ),
+    "granitemoe": (
+        "GraniteMoeForCausalLM",
+        LLAMA | MULTIPLIERS | {"intermediate_size": 7} | EXPERTS,
+        TIED | {"biases, three experts": {"attention_bias": True, "num_experts_per_tok": 3, "rms_norm_eps": 1e-2}},
     ),
     "stablelm": (
         "StableLmForCausalLM",
@@ -397,7 +478,7 @@ MASKED = ("bert", "roberta", "distilbert")
 CASES = [(name, variant) for name, (_, _, variants) in TINY.items() for variant in variants]
 #: families near another one
 NEAR = ("qwen3_moe", "olmoe", "qwen2_moe", "mixtral", "phi3", "starcoder2", "nemotron", "arcee", "glm", "glm4")
-NEAR += ("seed_oss", "ministral")
+NEAR += ("seed_oss", "ministral", "olmo3", "exaone4", "cohere", "cohere2", "granite", "granitemoe")
 
 
 def marked(cases: list[tuple[str, str]]) -> list[Any]:

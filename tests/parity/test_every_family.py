@@ -110,7 +110,7 @@ def test_there_and_back_bit_for_bit(name, variant):
     model, config = model_of_theirs(name, variant)
     family = FAMILIES[name]
     state = model.state_dict()
-    if family.stacked:
+    if family.stacked or family.renames:
         state = present_names(state, family, set())  # under the names of files
     a = architecture_of(config)
     ours = to_ours(state, config)

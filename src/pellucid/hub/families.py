@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 #: fields without effect in an encoder, which has no readout
-UNREAD = ("unembed", "readout", "logit_scale", "logit_cap", "source_embed")
+UNREAD = ("unembed", "readout", "logit_scale", "logit_scale_value", "logit_cap", "source_embed")
 PARTS = {"weight": "weight", "gain": "weight", "bias": "bias"}
 
 
@@ -229,6 +229,9 @@ def _settled(a: Architecture) -> dict[str, Any]:
         values["positions.slopes"] = "interleaved"
     if a.attention.scale != "scale_value":
         values["attention.scale_value"] = None
+    for name in ("embed_scale", "logit_scale"):
+        if values[name] != f"{name}_value":
+            values[f"{name}_value"] = None
     if a.norm.kind == "rms":
         values["norm.bias"] = None
     of_experts = ("experts_per_token", "router_softmax", "shared_d_ff", "shared_gate")
@@ -335,18 +338,22 @@ def tensor_pairs(
             yield (*row.modules,), row.theirs, row
         if row.tensor or any(said[name] not in words for name, words in row.where.items()):
             continue
-        experts = range(a.mlp.experts) if "{e}" in row.theirs else [0]
-        for i, e in itertools.product(layers if "{i}" in row.theirs else [0], experts):
+        several = [range(a.mlp.experts)] if row.fused == "experts" else [[0]]
+        several = [[e] for e in range(a.mlp.experts)] if "{e}" in row.theirs else several
+        for i, experts in itertools.product(layers if "{i}" in row.theirs else [0], several):
             for part, theirs in PARTS.items():
-                ours = tuple(f"{module.format(i=i, e=e)}.{part}" for module in row.modules)
-                if ours[0] in shapes and ours[0] not in single_tensors:
-                    yield ours, f"{row.theirs.format(i=i, e=e)}.{theirs}", row
+                ours = tuple(f"{module.format(i=i, e=e)}.{part}" for e in experts for module in row.modules)
+                if ours and ours[0] in shapes and ours[0] not in single_tensors:
+                    yield ours, f"{row.theirs.format(i=i, e=experts[0])}.{theirs}", row
 
 
 def join_tensors(parts: list[Tensor], row: TensorRow, a: Architecture) -> Tensor:
     """Join our tensors into their one."""
     if row.tensor:
         return parts[0][None]
+    if row.fused == "experts":
+        n = len(row.modules)
+        return torch.stack([torch.cat(parts[k : k + n]) for k in range(0, len(parts), n)])
     if row.fused == "heads":
         joined = torch.cat([part.unflatten(0, (a.n_kv_heads, -1)) for part in parts], 1).flatten(0, 1)
     else:
@@ -360,6 +367,9 @@ def split_tensor(tensor: Tensor, rows: list[int], row: TensorRow, a: Architectur
     """Split their tensor into ours, which have these numbers of rows."""
     if row.tensor:
         return [tensor[0]]
+    if row.fused == "experts":
+        n = len(row.modules)
+        return [part.contiguous() for of_expert in tensor for part in of_expert.split(rows[:n])]
     tensor = tensor.T if row.transposed and tensor.ndim == 2 else tensor
     tensor = tensor[row.unread :]
     if row.fused == "heads":

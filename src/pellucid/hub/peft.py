@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.hub.families import join_tensors, parameter_shapes, tensor_pairs
+from pellucid.hub.families import FamilyError, join_tensors, parameter_shapes, tensor_pairs
 from pellucid.hub.files import ADAPTER as CONFIG
 from pellucid.hub.files import ADAPTER_TENSORS as TENSORS
 from pellucid.hub.files import FolderError
@@ -79,6 +79,11 @@ def changes_of(
         modules = [name.removesuffix(".weight") for name in ours if name.removesuffix(".weight") in pairs]
         if not modules:
             continue
+        if row.fused == "experts":
+            raise FamilyError(
+                f"{modules[0]} has a low-rank change, and {family.name} keeps all experts of a layer in one tensor, which "
+                "an adapter of peft cannot change: merge the adapter, or leave the experts out of it"
+            )
         blocks = iter(torch.block_diag(*(pairs[m][1] for m in modules)).split([len(pairs[m][1]) for m in modules]))
         rank = sum(len(pairs[m][0]) for m in modules)
         each = [next(blocks) if n[:-7] in pairs else torch.zeros(shapes[n][0], rank) for n in ours]

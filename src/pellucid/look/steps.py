@@ -205,12 +205,12 @@ class StepWriter:
         shared = self.scope and self.outer.source_embed == "shared"
         table = 'w["embed.token.weight"]' if shared else self.weight("embed.token.weight")
         ids = "trace.inputs.source.tokens" if self.scope else "trace.ids"
-        rooted = a.embed_scale == "sqrt(d_model)"
+        factor = {"1": "", "sqrt(d_model)": "\\sqrt{m} ", "embed_scale_value": f"{a.embed_scale_value:g} "}[a.embed_scale]
         yield self.step(
             "embed",
             "embed",
-            "\\sqrt{m} W_E [ t_i ]" if rooted else "W_E [ t_i ]",
-            f"result = {f'{a.d_model**0.5!r} * ' if rooted else ''}{table}[{ids}]",
+            f"{factor}W_E [ t_i ]",
+            f"result = {f'{a.embed_factor!r} * ' if factor else ''}{table}[{ids}]",
             (file, "embed", 'tap("embed"'),
         )
         parts = ["embed"]
@@ -280,6 +280,7 @@ class StepWriter:
         if kind in ("inner", "sandwich") and self.normed:
             yield from norm("norm_1_out", summed, f"({sum_code})")
             summed, sum_code = self.symbol(at + "norm_1_out"), self.tensor(at + "norm_1_out")
+        summed, sum_code = self.scaled(summed, sum_code)
         yield self.step(
             attn_out, "attention", summed, f"result = {sum_code}", ("transformer.py", function, 'tap("attn_out"')
         )
@@ -299,7 +300,7 @@ class StepWriter:
             if kind == "pre":
                 yield from norm("norm_cross", self.symbol(mid), self.tensor(mid))
             yield from self.attention(layer, "cross", behind("norm_cross", mid) if kind == "pre" else last)
-            right, code = self.head_sum(at + "cross")
+            right, code = self.scaled(*self.head_sum(at + "cross"))
             yield self.step(
                 cross_out, "cross", right, f"result = {code}", ("transformer.py", function, 'tap("cross_out"')
             )
@@ -324,6 +325,11 @@ class StepWriter:
         else:
             yield added(post, "stream", last, mlp_out)
         return self.symbol(post), self.tensor(post)
+
+    def scaled(self, right: str, code: str) -> tuple[str, str]:
+        """What a sublayer computes, times residual_scale, as symbols and as code."""
+        c = self.a.residual_scale
+        return (right, code) if c == 1 else (f"{c:g} ({right})", f"{c!r} * ({code})")
 
     def head_sum(self, at: str) -> tuple[str, str]:
         """The sum over the heads, as symbols and as code."""
@@ -495,6 +501,7 @@ class StepWriter:
         if a.block in ("inner", "sandwich") and self.normed:
             yield from self.norm(at + "norm_2_out", at + "norm_2_out", right, f"({code})")
             right, code = self.symbol(at + "norm_2_out"), self.tensor(at + "norm_2_out")
+        right, code = self.scaled(right, code)
         yield self.step(at + "mlp_out", "mlp", right, f"result = {code}", ("transformer.py", function, 'tap("mlp_out"'))
 
     # The readout ------------------------------------------------------------------------------
@@ -544,7 +551,7 @@ class StepWriter:
         factor = "" if scale == 1.0 else f"{scale!r} * "
         biased = a.readout in ("affine", "bert")
         lines.append(f"result = {factor}({x}) @ {table}.T" + (' + w["unembed.bias"]' if biased else ""))
-        rooted = "\\frac{1}{\\sqrt{m}} " if scale != 1.0 else ""
+        rooted = {"1": "", "1/sqrt(d_model)": "\\frac{1}{\\sqrt{m}} ", "logit_scale_value": f"{scale:g} "}[a.logit_scale]
         right = f"{rooted}{right} {{W_U}}^T{' + b_U' if biased else ''}"
         if a.logit_cap:
             right = f"{a.logit_cap:g} tanh({right} / {a.logit_cap:g})"

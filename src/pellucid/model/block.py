@@ -24,6 +24,17 @@ class BlockInputs:
     source_visible: SourceVisible | None = None
 
 
+class Times(nn.Module):
+    """c x"""
+
+    def __init__(self, c: float):
+        super().__init__()
+        self.c = c
+
+    def forward(self, x: Stream) -> Stream:
+        return self.c * x
+
+
 def block_norm(a: Architecture, name: str) -> nn.Module:
     """The norm of this name where the architecture's blocks have it."""
     return make_norm(a) if name in a.block_norms else Identity()
@@ -33,7 +44,8 @@ class PreBlock(nn.Module):
     """x += attn(norm_1(x));  x += mlp(norm_2(x))   (S1, S4; S0 (4.1), (4.2) where norm is none)
 
     inner: x += norm_1_out(attn(x)) and x += norm_2_out(mlp(x)) (Liu et al. 2021, Swin v2; OLMo 2), sandwich: with all
-    four (Ding et al. 2021). A norm that the word does not name leaves its vector unchanged.
+    four (Ding et al. 2021). A norm that the word does not name leaves its vector unchanged. With residual_scale = c
+    every block adds c times what its sublayers compute (IBM 2024, Granite 3.0).
     """
 
     def __init__(self, a: Architecture, layer: int):
@@ -45,6 +57,7 @@ class PreBlock(nn.Module):
         self.mlp = make_mlp(a)
         self.norm_2_out = block_norm(a, "norm_2_out")
         self.drop_attn, self.drop_mlp = SampledDropout(a.dropout.attn_out), SampledDropout(a.dropout.mlp_out)
+        self.scaled = Identity() if a.residual_scale == 1 else Times(a.residual_scale)
 
     def forward(self, x: Stream, inputs: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
@@ -54,11 +67,12 @@ class PreBlock(nn.Module):
     def attend(self, x: Stream, inputs: BlockInputs, cache: NoCache, tap: Tap) -> Stream:
         """What attention adds to the stream."""
         out = self.attn(x, rotation=inputs.rotation, visible=inputs.visible, cache=cache, tap=tap.at("attn"))
-        return tap("attn_out", self.drop_attn(self.norm_1_out(out, tap, "norm_1_out")))
+        return tap("attn_out", self.drop_attn(self.scaled(self.norm_1_out(out, tap, "norm_1_out"))))
 
     def feed_forward(self, x: Stream, tap: Tap) -> Stream:
         """What the MLP adds to the stream."""
-        return tap("mlp_out", self.drop_mlp(self.norm_2_out(self.mlp(x, tap.at("mlp")), tap, "norm_2_out")))
+        out = self.norm_2_out(self.mlp(x, tap.at("mlp")), tap, "norm_2_out")
+        return tap("mlp_out", self.drop_mlp(self.scaled(out)))
 
 
 class PostBlock(PreBlock):
@@ -107,7 +121,7 @@ class PreCrossBlock(PreBlock):
         """What cross-attention adds to the stream."""
         visible = inputs.source_visible
         out = self.cross(x, inputs.source, visible=visible, cache=cache.of_source(), tap=tap.at("cross"))
-        return tap("cross_out", self.drop_cross(out))
+        return tap("cross_out", self.drop_cross(self.scaled(out)))
 
 
 class PostCrossBlock(PreCrossBlock):

@@ -51,7 +51,7 @@ class Embed(nn.Module):
         self.segment = nn.Embedding(a.n_segments, a.d_model) if a.n_segments else None
         self.ngrams = NGrams(a) if a.ngrams else None
         self.norm = make_norm(a) if a.embed_norm == "norm" else Identity()
-        self.scale = a.d_model**0.5 if a.embed_scale == "sqrt(d_model)" else 1.0
+        self.scale = a.embed_factor
         self.dropout = SampledDropout(a.dropout.embed)
 
     def forward(

@@ -129,6 +129,7 @@ def _parts(a: Architecture, weights: Weights, values: Mapping[str, np.ndarray]) 
             read[bias] = np.broadcast_to(weights[bias], result[:, 0].shape)
         if "norm_1_out" in a.block_norms:
             read = _normalised(a, weights, values, f"blocks.{l}.norm_1_out", read)
+        read = {name: a.residual_scale * part for name, part in read.items()}
         parts |= read | {f"blocks.{l}.mlp_out": values[f"blocks.{l}.mlp_out"]}
     return parts
 

@@ -161,7 +161,7 @@ def embed(
     S0 (1.3) and Remark 1.2, S1 1.1.1, S3 slide 5, S4 "Positional encoding"; segments and the norm as in BERT.
     `history` [b, n' + n]: all tokens up to the last position.
     """
-    x = tap("embed", (a.d_model**0.5 if a.embed_scale == "sqrt(d_model)" else 1.0) * real(e))
+    x = tap("embed", a.embed_factor * real(e))
     if a.positions.kind == "learned":
         x = x + tap("pos_embed", np.broadcast_to(real(w["embed.position.weight"])[positions], x.shape))
     if a.positions.kind == "sinusoidal":
@@ -206,18 +206,19 @@ def _blocks(a: Architecture, w: Weights, x: Array, reading: LayerInputs, tap: No
 
 
 def pre_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
-    """x += attn(norm_1(x));  [x += cross(norm_cross(x), source);]  x += mlp(norm_2(x))
+    """x += c attn(norm_1(x));  [x += c cross(norm_cross(x), source);]  x += c mlp(norm_2(x)),  c = residual_scale
 
+    Every block here multiplies what its sublayers add by this c (IBM 2024, Granite 3.0 Language Models).
     S1 1.1.1.1, S4 "Normalization and Dropout"; S0 (4.1), (4.2) where norm is none. Errata E-04, E-57, E-66.
     """
     x = tap("resid_pre", x)
     normed = normalise(a, w, "norm_1", x, tap)
-    x = tap("resid_mid", x + tap("attn_out", self_attention(a, layer, w, normed, reading, tap)))
+    x = tap("resid_mid", x + tap("attn_out", a.residual_scale * self_attention(a, layer, w, normed, reading, tap)))
     if reading.source is not None:
         normed = normalise(a, w, "norm_cross", x, tap)
-        x = tap("resid_cross", x + tap("cross_out", cross_attention(a, w, normed, reading, tap)))
+        x = tap("resid_cross", x + tap("cross_out", a.residual_scale * cross_attention(a, w, normed, reading, tap)))
     normed = normalise(a, w, "norm_2", x, tap)
-    return tap("resid_post", x + tap("mlp_out", mlp(a, w, normed, tap)))
+    return tap("resid_post", x + tap("mlp_out", a.residual_scale * mlp(a, w, normed, tap)))
 
 
 def post_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
@@ -226,12 +227,12 @@ def post_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Layer
     S3 slide 8; S4 figure (Vaswani et al. 2017). Errata E-57, E-58.
     """
     x = tap("resid_pre", x)
-    x = tap("resid_mid", x + tap("attn_out", self_attention(a, layer, w, x, reading, tap)))
+    x = tap("resid_mid", x + tap("attn_out", a.residual_scale * self_attention(a, layer, w, x, reading, tap)))
     x = normalise(a, w, "norm_1", x, tap)
     if reading.source is not None:
-        x = tap("resid_cross", x + tap("cross_out", cross_attention(a, w, x, reading, tap)))
+        x = tap("resid_cross", x + tap("cross_out", a.residual_scale * cross_attention(a, w, x, reading, tap)))
         x = normalise(a, w, "norm_cross", x, tap)
-    x = x + tap("mlp_out", mlp(a, w, x, tap))
+    x = x + tap("mlp_out", a.residual_scale * mlp(a, w, x, tap))
     return tap("resid_post", normalise(a, w, "norm_2", x, tap))
 
 
@@ -239,34 +240,34 @@ def parallel_block(a: Architecture, layer: int, w: Weights, x: Array, reading: L
     """x += attn(norm_1(x)) + mlp(norm_2(x)).   S0 Remark 4.1, counting X once: erratum E-05."""
     x = tap("resid_pre", x)
     normed = normalise(a, w, "norm_1", x, tap)
-    read = tap("attn_out", self_attention(a, layer, w, normed, reading, tap))
+    read = tap("attn_out", a.residual_scale * self_attention(a, layer, w, normed, reading, tap))
     normed = normalise(a, w, "norm_2", x, tap)
-    return tap("resid_post", x + read + tap("mlp_out", mlp(a, w, normed, tap)))
+    return tap("resid_post", x + read + tap("mlp_out", a.residual_scale * mlp(a, w, normed, tap)))
 
 
 def shared_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """x += attn(norm_1(x)) + mlp(norm_1(x)).   S0 Remark 4.1 with one norm; Wang and Komatsuzaki 2021 (GPT-J)."""
     x = tap("resid_pre", x)
     normed = normalise(a, w, "norm_1", x, tap)
-    read = tap("attn_out", self_attention(a, layer, w, normed, reading, tap))
-    return tap("resid_post", x + read + tap("mlp_out", mlp(a, w, normed, tap)))
+    read = tap("attn_out", a.residual_scale * self_attention(a, layer, w, normed, reading, tap))
+    return tap("resid_post", x + read + tap("mlp_out", a.residual_scale * mlp(a, w, normed, tap)))
 
 
 def inner_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """x += norm_1_out(attn(x));  x += norm_2_out(mlp(x)).   Liu et al. 2021 (Swin v2), section 3.2."""
     x = tap("resid_pre", x)
     read = normalise(a, w, "norm_1_out", self_attention(a, layer, w, x, reading, tap), tap)
-    x = tap("resid_mid", x + tap("attn_out", read))
-    return tap("resid_post", x + tap("mlp_out", normalise(a, w, "norm_2_out", mlp(a, w, x, tap), tap)))
+    x = tap("resid_mid", x + tap("attn_out", a.residual_scale * read))
+    return tap("resid_post", x + tap("mlp_out", a.residual_scale * normalise(a, w, "norm_2_out", mlp(a, w, x, tap), tap)))
 
 
 def sandwich_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """x += norm_1_out(attn(norm_1(x)));  x += norm_2_out(mlp(norm_2(x))).   Ding et al. 2021, section 3.3."""
     x = tap("resid_pre", x)
     read = self_attention(a, layer, w, normalise(a, w, "norm_1", x, tap), reading, tap)
-    x = tap("resid_mid", x + tap("attn_out", normalise(a, w, "norm_1_out", read, tap)))
+    x = tap("resid_mid", x + tap("attn_out", a.residual_scale * normalise(a, w, "norm_1_out", read, tap)))
     made = mlp(a, w, normalise(a, w, "norm_2", x, tap), tap)
-    return tap("resid_post", x + tap("mlp_out", normalise(a, w, "norm_2_out", made, tap)))
+    return tap("resid_post", x + tap("mlp_out", a.residual_scale * normalise(a, w, "norm_2_out", made, tap)))
 
 
 BLOCK = {"pre": pre_block, "post": post_block, "parallel": parallel_block, "shared": shared_block}

@@ -105,7 +105,9 @@ def _stack(picture: Picture, a: Architecture, tokens: str, of: str) -> None:
     lines = [f"{tokens} to vectors of {a.d_model:,}, {a.n_vocab:,} rows", positions]
     lines += [f"+ n-grams of {grams} tokens, {a.ngram_rows:,} rows each"] if a.ngrams else []
     lines += [f"+ a vector for each of {a.n_segments} kinds of segment"] if a.n_segments else []
-    picture.on_stream(f"{of}embedding" + (" × √d_model" if a.embed_scale != "1" else ""), *lines)
+    factor = {"1": "", "sqrt(d_model)": "√d_model", "embed_scale_value": f"{a.embed_scale_value:g}"}[a.embed_scale]
+    times_embedding = f" × {factor}" if factor else ""
+    picture.on_stream(f"{of}embedding" + times_embedding, *lines)
     if a.embed_norm == "norm":
         picture.on_stream(NORMS.get(a.norm.kind, "norm"))
     begin = picture.y - GAP / 2
@@ -208,7 +210,8 @@ def _readout(picture: Picture, a: Architecture) -> None:
         return
     tied = "the embedding's matrix again" if a.unembed == "tied" else "a matrix of its own"
     more = ["a dense layer and a norm first"] if a.readout == "bert" else []
-    more += ["divided by √d_model"] if a.logit_scale != "1" else []
+    if a.logit_scale != "1":
+        more += ["divided by √d_model" if a.logit_scale == "1/sqrt(d_model)" else f"times {a.logit_scale_value:g}"]
     more += [f"{a.logit_cap:g} tanh(logit / {a.logit_cap:g}) in place of each logit"] if a.logit_cap else []
     picture.on_stream("unembedding", f"{tied}, {a.d_model:,} to {a.n_vocab:,}", *more)
     what = "logits of the token that stands here" if a.attention.mask == "bidirectional" else "logits of the next token"
@@ -223,18 +226,20 @@ def equations(a: Architecture, encodes: bool = False) -> list[str]:
     def normed(x: str) -> str:
         return f"norm({x})" if norm else x
 
-    start = "x = " + ("√d_model " if a.embed_scale != "1" else "") + "W_E[token]"
+    factor = {"1": "", "sqrt(d_model)": "√d_model ", "embed_scale_value": f"{a.embed_scale_value:g} "}[a.embed_scale]
+    start = f"x = {factor}W_E[token]"
     start += {"learned": " + W_P[position]", "sinusoidal": " + P[position]"}.get(a.positions.kind, "")
     start += " + W_S[segment]" if a.n_segments else ""
+    c = "" if a.residual_scale == 1 else f"{a.residual_scale:g} "
     parts = ["attention", *(["attention_to_source"] if a.encoder is not None else []), "MLP"]
     if a.block == "post":
-        block = [f"x = {normed(f'x + {part}(x)')}" for part in parts]
+        block = [f"x = {normed(f'x + {c}{part}(x)')}" for part in parts]
     elif a.block in ("parallel", "shared"):
-        block = ["x = x + " + " + ".join(f"{part}({normed('x')})" for part in parts)]
+        block = ["x = x + " + " + ".join(f"{c}{part}({normed('x')})" for part in parts)]
     else:
         inner = "x" if a.block == "inner" else normed("x")
         outer = normed if a.block in ("inner", "sandwich") else str
-        block = [f"x = x + {outer(f'{part}({inner})')}" for part in parts]
+        block = [f"x = x + {c}{outer(f'{part}({inner})')}" for part in parts]
     grams = ", ".join(str(n) for n in a.ngrams)
     lines = [start, *([f"x = x + sum of W_n[last n tokens], n = {grams}"] if a.ngrams else [])]
     lines += [f"x = {normed('x')}"] if a.embed_norm == "norm" else []
@@ -243,7 +248,7 @@ def equations(a: Architecture, encodes: bool = False) -> list[str]:
     if encodes or a.readout == "none":
         return [*lines, f"{'source' if encodes else 'hidden'} = {last}"]
     last = f"norm(f({last} W))" if a.readout == "bert" else last
-    scaled = "" if a.logit_scale == "1" else " / √d_model"
+    scaled = {"1": "", "1/sqrt(d_model)": " / √d_model", "logit_scale_value": f" {a.logit_scale_value:g}"}[a.logit_scale]
     return [
         *lines,
         f"logits = {last} {'W_E' if a.unembed == 'tied' else 'W_U'}ᵀ{scaled}{'' if a.readout == 'linear' else ' + b'}",

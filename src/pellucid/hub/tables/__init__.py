@@ -1,12 +1,15 @@
 """The tables of the families, in the order in which an export tries them."""
 
 from pellucid.hub.tables.bert import BERT, DISTILBERT, ROBERTA
+from pellucid.hub.tables.cohere import COHERE, COHERE2, EXAONE4
 from pellucid.hub.tables.dense import ARCEE, GLM, GLM4, MINISTRAL, NEMOTRON, PHI3, SEED_OSS, STARCODER2
 from pellucid.hub.tables.encoder_decoder import BART, T5
 from pellucid.hub.tables.experts import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 from pellucid.hub.tables.gemma import GEMMA, GEMMA2, GEMMA3
 from pellucid.hub.tables.gpt import GPT1, GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX
+from pellucid.hub.tables.granite import GRANITE, GRANITEMOE
 from pellucid.hub.tables.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3, SMOLLM3, STABLELM
+from pellucid.hub.tables.olmo import OLMO3
 from pellucid.hub.tables.others import BLOOM, MPT, OPT
 from pellucid.hub.tables.parallel import FALCON, GPTJ, PHI
 from pellucid.hub.tables.rows import ConfigField, Derived, Family, TensorRow
@@ -52,6 +55,12 @@ FAMILIES = {
         GLM4,
         SEED_OSS,
         MINISTRAL,
+        OLMO3,
+        EXAONE4,
+        COHERE,
+        COHERE2,
+        GRANITE,
+        GRANITEMOE,
         T5,
         BART,
     )

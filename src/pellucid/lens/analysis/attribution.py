@@ -10,6 +10,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.lens.analysis.readout import about_the_readout, readout_of
 from pellucid.lens.analysis.residual import (
+    architecture_of,
     By,
     Decomposition,
     Frozen,
@@ -282,13 +283,7 @@ def _scores_before_cap(t: Recording, scope: str) -> Tensor:
     else:
         with frozen_network(t.network):
             q, k = attention.query_norm(t[f"{scope}.q"]), attention.key_norm(t[f"{scope}.k"])
-    return torch.einsum("bhid,bhjd->bhij", q * _architecture_of(t, scope).score_scale, repeat_kv(k, attention.group))
-
-
-def _architecture_of(t: Recording, scope: str) -> Architecture:
-    """The architecture of the part that a name belongs to."""
-    encoder = t.architecture.encoder
-    return encoder if scope.startswith("encoder.") and encoder is not None else t.architecture
+    return torch.einsum("bhid,bhjd->bhij", q * architecture_of(t, scope).score_scale, repeat_kv(k, attention.group))
 
 
 def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) -> tuple[list[str], Tensor]:
@@ -316,7 +311,7 @@ def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) ->
 def _read(t: Recording, scope: str, by: By, side: Side) -> tuple[Decomposition, Frozen]:
     """The stream from which queries or keys are computed, as a sum, and the norm before them."""
     block, _, kind = scope.rpartition(".")
-    a = _architecture_of(t, scope)
+    a = architecture_of(t, scope)
     post = a.block == "post"
     if kind == "cross" and side == "key":
         encoder: Any = t.network.encoder

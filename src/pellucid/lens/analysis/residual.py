@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from pellucid.architecture import Architecture
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
 from pellucid.model.mlp import MixtureOfExperts
@@ -37,18 +38,21 @@ def check_by(t: Recording, by: str) -> None:
 
 @dataclass(frozen=True)
 class Frozen:
-    """A norm with its scale frozen: y = gain (x - mean x) / scale + bias, which is affine in x.
+    """A norm with its scale frozen: y = c (gain (x - mean x) / scale + bias), which is affine in x.
 
-    scale  [b, i, 1] as the trace has it; nothing is normalised where `gain` is None
+    scale   [b, i, 1] as the trace has it; nothing is normalised where `gain` is None
+    factor  c: residual_scale for a norm between a sublayer and the stream, which is there without a norm too
     """
 
     scale: Tensor | None = None
     gain: Tensor | None = None
     bias: Tensor | None = None
     centred: bool = False
+    factor: float = 1.0
 
     def __call__(self, x: Tensor) -> Tensor:
         """A part [..., b, i, m] after the norm, without the bias."""
+        x = x if self.factor == 1 else self.factor * x
         if self.gain is None or self.scale is None:
             return x
         return self.gain * (x - x.mean(-1, keepdim=True) if self.centred else x) / self.scale
@@ -59,6 +63,7 @@ class Frozen:
 
     def back(self, u: Tensor) -> Tensor:
         """The direction before the norm that corresponds to u after it: the transposed map."""
+        u = u if self.factor == 1 else self.factor * u
         if self.gain is None or self.scale is None:
             return u
         u = self.gain * u / self.scale
@@ -228,10 +233,18 @@ NORM_OUT = {"attn_out": "norm_1_out", "mlp_out": "norm_2_out"}
 
 
 def norm_out(t: Recording, name: str) -> Frozen:
-    """The norm between a sublayer and the stream, for the tensor attn_out, cross_out or mlp_out."""
+    """The norm between a sublayer and the stream, for the tensor attn_out, cross_out or mlp_out; times residual_scale."""
     block, _, what = name.rpartition(".")
     norm = NORM_OUT.get(what)
-    return Frozen() if norm is None else frozen_norm(t, getattr(module_of(t, block), norm), f"{block}.{norm}")
+    frozen = Frozen() if norm is None else frozen_norm(t, getattr(module_of(t, block), norm), f"{block}.{norm}")
+    c = architecture_of(t, name).residual_scale
+    return frozen if c == 1 else replace(frozen, bias=None if frozen.bias is None else c * frozen.bias, factor=c)
+
+
+def architecture_of(t: Recording, name: str) -> Architecture:
+    """The architecture of the part that a name belongs to."""
+    encoder = t.architecture.encoder
+    return encoder if name.startswith("encoder.") and encoder is not None else t.architecture
 
 
 def by_head(t: Recording, name: str) -> dict[str, Tensor] | None:

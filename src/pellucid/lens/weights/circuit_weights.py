@@ -79,12 +79,17 @@ class CircuitWeights(VocabularyView):
         name = "unembed.weight" if self.weights.architecture.unembed == "untied" else "embed.token.weight"
         return self.weights[name] if a.logit_scale == "1" else self.weights[name] * a.unembed_scale
 
+    def written(self, W: Tensor) -> Tensor:
+        """W, whose columns are added to the stream, times residual_scale."""
+        c = self.architecture.residual_scale
+        return W if c == 1 else c * W
+
     @cached_property
     def read_E(self) -> Tensor:  # noqa: N802
         """c W_E [v, m] with c = embed_scale: the input of a head for each token."""
         if self.part == "cross":
             raise CircuitError("cross-attention reads the encoder's output, which no embedding matrix gives")
-        return self.W_E if self.architecture.embed_scale == "1" else self.W_E * self.architecture.d_model**0.5
+        return self.W_E if self.architecture.embed_scale == "1" else self.W_E * self.architecture.embed_factor
 
     @cached_property
     def gram(self) -> Tensor:

@@ -50,8 +50,9 @@ class Head:
 
     @property
     def W_O(self) -> Tensor:  # noqa: N802
+        """The columns of this head, times residual_scale."""
         d = self.circuits.architecture.d_head
-        return self._weight("out")[:, self.index * d : (self.index + 1) * d]
+        return self.circuits.written(self._weight("out")[:, self.index * d : (self.index + 1) * d])
 
     @property
     def kv_index(self) -> int:

@@ -3,7 +3,7 @@
 import copy
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -88,6 +88,9 @@ def _write(network: Transformer, name: str, edits: list[Edit]) -> None:
         return _change_input([*block.mlp.up, block.mlp.down][number], changes, edits[-1])
     if inner in NORMED and not isinstance(getattr(block, NORMED[inner]), Identity):
         raise EditError(f"{edits[-1].op} of {name} comes after a norm: it is not a change of weights of a linear map")
+    if inner in ("attn_out", "cross_out", "mlp_out"):  # c times what the map gives
+        c = part.architecture.residual_scale
+        changes = [replace(change, shift=change.shift / c) for change in changes]
     return _change_output(_writer(block, inner, edits[-1]), changes, edits[-1])
 
 

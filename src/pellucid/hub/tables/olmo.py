@@ -1,0 +1,27 @@
+"""OLMo 3: OLMo 2 with windows in three of four layers, and scaled rotary positions in the others."""
+
+import dataclasses
+from typing import Any
+
+from pellucid.hub.tables.entries import Entries
+from pellucid.hub.tables.gemma import kinds_of_layers, two_bases, two_entries
+from pellucid.hub.tables.llama import OLMO2, alternating
+from pellucid.hub.tables.rows import Derived
+
+
+def olmo3_layers(entries: Entries) -> dict[str, Any]:
+    """Three of four layers have a window."""
+    return alternating(entries, entries.integer("sliding_window", 4096, None), lambda i: (i + 1) % 4 != 0)
+
+
+OLMO3 = dataclasses.replace(
+    OLMO2,
+    name="olmo3",
+    model_class="Olmo3ForCausalLM",
+    body="Olmo3Model",
+    derived=(
+        Derived(olmo3_layers, kinds_of_layers),
+        # rope_theta outside the object is the base of the layers without a window alone
+        Derived(lambda entries: two_bases(entries, 500_000.0, 500_000.0, ""), two_entries),
+    ),
+)
