@@ -91,7 +91,8 @@ def test_copying_scores_are_those_of_the_dense_matrix(a):
     for l in range(a.n_layers):
         for h in range(a.n_heads):
             head = circuits[l, h]
-            dense = a.unembed_scale * network.unembed.weight @ head.ov.dense() @ (c * network.embed.token.weight).T
+            written = a.residual_scale * a.unembed_scale * network.unembed.weight @ head.ov.dense()
+            dense = written @ (c * network.embed.token.weight).T
             assert difference(head.full_ov().dense(), dense) <= 1e-10
             eigenvalues = torch.linalg.eigvals(dense)
             expected = eigenvalues.sum().real / eigenvalues.abs().sum()
@@ -205,7 +206,8 @@ def test_folded_circuits_are_those_of_the_folded_weights(a):
     gain = norm.multiplier if "norm_1" in a.block_norms else torch.ones(a.d_model, dtype=torch.float64)
     assert difference(head.W_V, Circuits(network)[0, 0].W_V * gain) <= 1e-12
     final = network.final_norm.multiplier if a.final_norm == "norm" else torch.ones(a.d_model, dtype=torch.float64)
-    dense = a.unembed_scale * (network.unembed.weight * final) @ head.ov.dense() @ folded.read_E.T
+    factor = a.residual_scale * a.unembed_scale
+    dense = factor * (network.unembed.weight * final) @ head.ov.dense() @ folded.read_E.T
     assert difference(head.full_ov().dense(), dense) <= 1e-10
 
 

@@ -45,6 +45,13 @@ KINDS = {
         "embed_scale": "sqrt(d_model)",
         "logit_cap": 3.0,
     },
+    "scaled": {
+        "residual_scale": 0.25,
+        "embed_scale": "embed_scale_value",
+        "embed_scale_value": 3.0,
+        "logit_scale": "logit_scale_value",
+        "logit_scale_value": 0.5,
+    },
     "parallel": {"block": "parallel", "positions": Positions(kind="rotary", fraction=0.5), "readout": "affine"},
     "shared": {"block": "shared", "positions": Positions(kind="rotary", layout="pairs")},
     "inner": {"block": "inner", "norm": Norm(kind="rms"), "attention": Attention(n_heads=2, qk_norm="rms_all")},

@@ -10,7 +10,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.lens.analysis.readout import about_the_readout, readout_of
 from pellucid.lens.analysis.residual import (
-    architecture_of,
+    part_architecture,
     By,
     Decomposition,
     Frozen,
@@ -283,7 +283,7 @@ def _scores_before_cap(t: Recording, scope: str) -> Tensor:
     else:
         with frozen_network(t.network):
             q, k = attention.query_norm(t[f"{scope}.q"]), attention.key_norm(t[f"{scope}.k"])
-    return torch.einsum("bhid,bhjd->bhij", q * architecture_of(t, scope).score_scale, repeat_kv(k, attention.group))
+    return torch.einsum("bhid,bhjd->bhij", q * part_architecture(t, scope).score_scale, repeat_kv(k, attention.group))
 
 
 def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) -> tuple[list[str], Tensor]:
@@ -311,7 +311,7 @@ def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) ->
 def _read(t: Recording, scope: str, by: By, side: Side) -> tuple[Decomposition, Frozen]:
     """The stream from which queries or keys are computed, as a sum, and the norm before them."""
     block, _, kind = scope.rpartition(".")
-    a = architecture_of(t, scope)
+    a = part_architecture(t, scope)
     post = a.block == "post"
     if kind == "cross" and side == "key":
         encoder: Any = t.network.encoder

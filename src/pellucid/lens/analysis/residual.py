@@ -237,11 +237,11 @@ def norm_out(t: Recording, name: str) -> Frozen:
     block, _, what = name.rpartition(".")
     norm = NORM_OUT.get(what)
     frozen = Frozen() if norm is None else frozen_norm(t, getattr(module_of(t, block), norm), f"{block}.{norm}")
-    c = architecture_of(t, name).residual_scale
+    c = part_architecture(t, name).residual_scale
     return frozen if c == 1 else replace(frozen, bias=None if frozen.bias is None else c * frozen.bias, factor=c)
 
 
-def architecture_of(t: Recording, name: str) -> Architecture:
+def part_architecture(t: Recording, name: str) -> Architecture:
     """The architecture of the part that a name belongs to."""
     encoder = t.architecture.encoder
     return encoder if name.startswith("encoder.") and encoder is not None else t.architecture

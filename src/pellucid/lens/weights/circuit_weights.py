@@ -80,9 +80,9 @@ class CircuitWeights(VocabularyView):
         return self.weights[name] if a.logit_scale == "1" else self.weights[name] * a.unembed_scale
 
     def written(self, W: Tensor) -> Tensor:
-        """W, whose columns are added to the stream, times residual_scale."""
-        c = self.architecture.residual_scale
-        return W if c == 1 else c * W
+        """What W, whose columns are a sublayer's outputs, adds to the stream: W times residual_scale."""
+        r = self.architecture.residual_scale
+        return W if r == 1 else r * W
 
     @cached_property
     def read_E(self) -> Tensor:  # noqa: N802

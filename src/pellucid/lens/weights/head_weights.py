@@ -50,9 +50,8 @@ class Head:
 
     @property
     def W_O(self) -> Tensor:  # noqa: N802
-        """The columns of this head, times residual_scale."""
         d = self.circuits.architecture.d_head
-        return self.circuits.written(self._weight("out")[:, self.index * d : (self.index + 1) * d])
+        return self._weight("out")[:, self.index * d : (self.index + 1) * d]
 
     @property
     def kv_index(self) -> int:
@@ -125,11 +124,11 @@ class Head:
     # Through the vocabulary -----------------------------------------------------------------
 
     def full_ov(self) -> FactoredMatrix:
-        """W_U W_OV (c W_E)^T [v, v]: entry (s, t) is the contribution of attending to token t to the logit of s,
-        without norms.
+        """W_U r W_OV (c W_E)^T [v, v], r = residual_scale: entry (s, t) is the contribution of attending to token t to
+        the logit of s, without norms.
         """
         c = self.circuits
-        return FactoredMatrix(exact(c.W_U) @ exact(self.W_O), exact(self.W_V) @ exact(c.read_E).T)
+        return FactoredMatrix(exact(c.W_U) @ exact(c.written(self.W_O)), exact(self.W_V) @ exact(c.read_E).T)
 
     def full_qk(self, offset: int | None = None) -> FactoredMatrix:
         """(c W_E) W_QK (c W_E)^T [v, v]: entry (s, t) scores a query at token s with a key at t, norms aside."""
@@ -144,7 +143,7 @@ class Head:
     def promotes(self, token: str | int, k: int = 10) -> list[tuple[str, float]]:
         """The tokens whose logits rise most when the head attends to `token`, with the amounts."""
         c = self.circuits
-        written = self.ov @ exact(c.read_E[c.token_id(token)])
+        written = c.written(self.ov @ exact(c.read_E[c.token_id(token)]))
         return c.largest(exact(c.W_U) @ written, k)
 
     def looks_for(self, token: str | int, k: int = 10, offset: int | None = None) -> list[tuple[str, float]]:

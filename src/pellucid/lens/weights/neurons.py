@@ -51,14 +51,11 @@ class Neuron:
 
     @property
     def value(self) -> Tensor:
-        """Its output weights [m]: a column of W_out, times residual_scale.
-
-        Raises CircuitError unless it is in the last hidden layer.
-        """
+        """Its output weights [m]: a column of W_out. Raises CircuitError unless it is in the last hidden layer."""
         last = self.circuits.architecture.mlp.n_hidden - 1
         if self.hidden != last:
             raise CircuitError(f"hidden layer {self.hidden} is read by neurons: only hidden layer {last} has values")
-        return self.circuits.written(self.circuits.weights[f"{self._prefix}down.weight"][:, self.index])
+        return self.circuits.weights[f"{self._prefix}down.weight"][:, self.index]
 
     def reads(self, k: int = 10, through: Literal["key", "gate"] = "key") -> list[tuple[str, float]]:
         """The tokens whose embeddings have the largest product with its key, or with its gate."""
@@ -69,7 +66,7 @@ class Neuron:
 
     def writes(self, k: int = 10) -> list[tuple[str, float]]:
         """The tokens whose logits it raises most, per unit of activation, without the final norm."""
-        return self._through(self.circuits.W_U, self.value, k)
+        return self._through(self.circuits.W_U, self.circuits.written(self.value), k)
 
     def _through(self, table: Tensor, vector: Tensor, k: int) -> list[tuple[str, float]]:
         return self.circuits.largest(exact(table) @ exact(vector), k)
