@@ -205,6 +205,8 @@ def is_change_of_weights(edit, a):
         return not formula and (last != "ngram_embed" or edit.op in ("zero", "scale", "project_out"))
     if last == "logits":
         return not a.logit_cap
+    if part.mlp.experts and last == "mlp_out":  # what a mixture adds depends on the position
+        return False
     normed = part.block in ("inner", "sandwich") and part.norm.kind != "none" and last in ("attn_out", "mlp_out")
     return (numbered or edit.name.endswith(INSIDE)) and not normed
 
