@@ -81,8 +81,8 @@ def changes_of(
             continue
         if row.fused == "experts":
             raise FamilyError(
-                f"{modules[0]} has a low-rank change, and {family.name} keeps all experts of a layer in one tensor, which "
-                "an adapter of peft cannot change: merge the adapter, or leave the experts out of it"
+                f"{modules[0]} has a low-rank change, and {family.name} keeps all experts of a layer in one tensor, "
+                "which an adapter of peft cannot change: merge the adapter, or leave the experts out of it"
             )
         blocks = iter(torch.block_diag(*(pairs[m][1] for m in modules)).split([len(pairs[m][1]) for m in modules]))
         rank = sum(len(pairs[m][0]) for m in modules)

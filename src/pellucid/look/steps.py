@@ -205,7 +205,8 @@ class StepWriter:
         shared = self.scope and self.outer.source_embed == "shared"
         table = 'w["embed.token.weight"]' if shared else self.weight("embed.token.weight")
         ids = "trace.inputs.source.tokens" if self.scope else "trace.ids"
-        factor = {"1": "", "sqrt(d_model)": "\\sqrt{m} ", "embed_scale_value": f"{a.embed_scale_value:g} "}[a.embed_scale]
+        factors = {"1": "", "sqrt(d_model)": "\\sqrt{m} ", "embed_scale_value": f"{a.embed_scale_value:g} "}
+        factor = factors[a.embed_scale]
         yield self.step(
             "embed",
             "embed",
@@ -551,7 +552,8 @@ class StepWriter:
         factor = "" if scale == 1.0 else f"{scale!r} * "
         biased = a.readout in ("affine", "bert")
         lines.append(f"result = {factor}({x}) @ {table}.T" + (' + w["unembed.bias"]' if biased else ""))
-        rooted = {"1": "", "1/sqrt(d_model)": "\\frac{1}{\\sqrt{m}} ", "logit_scale_value": f"{scale:g} "}[a.logit_scale]
+        factors = {"1": "", "1/sqrt(d_model)": "\\frac{1}{\\sqrt{m}} ", "logit_scale_value": f"{scale:g} "}
+        rooted = factors[a.logit_scale]
         right = f"{rooted}{right} {{W_U}}^T{' + b_U' if biased else ''}"
         if a.logit_cap:
             right = f"{a.logit_cap:g} tanh({right} / {a.logit_cap:g})"

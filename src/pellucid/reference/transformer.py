@@ -258,7 +258,8 @@ def inner_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Laye
     x = tap("resid_pre", x)
     read = normalise(a, w, "norm_1_out", self_attention(a, layer, w, x, reading, tap), tap)
     x = tap("resid_mid", x + tap("attn_out", a.residual_scale * read))
-    return tap("resid_post", x + tap("mlp_out", a.residual_scale * normalise(a, w, "norm_2_out", mlp(a, w, x, tap), tap)))
+    written = normalise(a, w, "norm_2_out", mlp(a, w, x, tap), tap)
+    return tap("resid_post", x + tap("mlp_out", a.residual_scale * written))
 
 
 def sandwich_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:

@@ -248,7 +248,8 @@ def equations(a: Architecture, encodes: bool = False) -> list[str]:
     if encodes or a.readout == "none":
         return [*lines, f"{'source' if encodes else 'hidden'} = {last}"]
     last = f"norm(f({last} W))" if a.readout == "bert" else last
-    scaled = {"1": "", "1/sqrt(d_model)": " / √d_model", "logit_scale_value": f" {a.logit_scale_value:g}"}[a.logit_scale]
+    factors = {"1": "", "1/sqrt(d_model)": " / √d_model", "logit_scale_value": f" {a.logit_scale_value:g}"}
+    scaled = factors[a.logit_scale]
     return [
         *lines,
         f"logits = {last} {'W_E' if a.unembed == 'tied' else 'W_U'}ᵀ{scaled}{'' if a.readout == 'linear' else ' + b'}",

@@ -140,8 +140,7 @@ EXAONE4 = Family(
         SIZES, vocab_size=102_400, intermediate_size=16_384, num_key_value_heads=32, rms_norm_eps=1e-5
     ),
     derived=(rotary(), Derived(exaone4_layers, exaone4_entries)),
-    fixed=LLAMA_OPTIONS
-    | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "rms", "block": "inner"},
+    fixed=LLAMA_OPTIONS | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "rms", "block": "inner"},
     rows=(
         *(row for row in ROWS if "layernorm" not in row.theirs),
         *(TensorRow(f"model.layers.{{i}}.{theirs}", f"blocks.{{i}}.{ours}") for theirs, ours in INNER.items()),

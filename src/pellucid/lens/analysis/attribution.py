@@ -7,10 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pellucid.architecture import Architecture
 from pellucid.lens.analysis.readout import about_the_readout, readout_of
 from pellucid.lens.analysis.residual import (
-    part_architecture,
     By,
     Decomposition,
     Frozen,
@@ -24,6 +22,7 @@ from pellucid.lens.analysis.residual import (
     frozen_norm,
     module_of,
     norm_out,
+    part_architecture,
     writes,
 )
 from pellucid.lens.core.forward import frozen_network

@@ -233,7 +233,7 @@ NORM_OUT = {"attn_out": "norm_1_out", "mlp_out": "norm_2_out"}
 
 
 def norm_out(t: Recording, name: str) -> Frozen:
-    """The norm between a sublayer and the stream, for the tensor attn_out, cross_out or mlp_out; times residual_scale."""
+    """The norm between a sublayer and the stream, for attn_out, cross_out or mlp_out, times residual_scale."""
     block, _, what = name.rpartition(".")
     norm = NORM_OUT.get(what)
     frozen = Frozen() if norm is None else frozen_norm(t, getattr(module_of(t, block), norm), f"{block}.{norm}")
