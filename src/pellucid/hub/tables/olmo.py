@@ -3,15 +3,22 @@
 import dataclasses
 from typing import Any
 
+from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries
 from pellucid.hub.tables.gemma import kinds_of_layers, two_bases, two_entries
 from pellucid.hub.tables.llama import OLMO2, alternating
-from pellucid.hub.tables.rows import Derived
+from pellucid.hub.tables.rotary import EVEN
+from pellucid.hub.tables.rows import Derived, visible_windows
 
 
 def olmo3_layers(entries: Entries) -> dict[str, Any]:
     """Three of four layers have a window."""
     return alternating(entries, entries.integer("sliding_window", 4096, None), lambda i: (i + 1) % 4 != 0)
+
+
+def windows_unscaled(a: Architecture) -> bool:
+    """Whether rotary positions are scaled at most in layers without a window."""
+    return a.positions.scaling == "none" or a.positions.local_base > 0 or not any(visible_windows(a))
 
 
 OLMO3 = dataclasses.replace(
@@ -24,4 +31,5 @@ OLMO3 = dataclasses.replace(
         # rope_theta outside the object is the base of the layers without a window alone
         Derived(lambda entries: two_bases(entries, 500_000.0, 500_000.0, ""), two_entries),
     ),
+    limits={"positions.scaling": windows_unscaled, **EVEN},
 )
