@@ -65,6 +65,14 @@ def room(path):
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+#: for each test, one case for each room: there are hundreds of files, and a case for each takes seconds to distribute
+EACH_ROOM = pytest.mark.parametrize("here", sorted(set(map(room, modules()))))
+
+
+def modules_in(here):
+    return [path for path in modules() if room(path) == here]
+
+
 def imported(path, top_level_only=False):
     """The full names of the modules that a file imports; inside `if TYPE_CHECKING` nothing is."""
     tree = tree_of(path)
@@ -90,23 +98,24 @@ def rooms_used(path):
 
 
 @pytest.mark.item("S0-0-c")
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_rooms_depend_one_way(path):
-    if path == SOURCE / "__init__.py":
+@EACH_ROOM
+def test_rooms_depend_one_way(here):
+    if here == "__init__":
         return  # names what others may use, when they do
-    here = room(path)
     assert here in FLOOR, f"{here} is a new room: give it a floor in FLOORS"
-    for used in rooms_used(path) - {here}:
-        lower = FLOOR[used] < FLOOR[here]
-        assert lower or (here, used) in NEIGHBOURS, f"{path.name} in {here} imports {used}, which is not below it"
-        assert used != "reference" or here in SEE_THE_REFERENCE, f"{path.name} imports the reference"
+    for path in modules_in(here):
+        for used in rooms_used(path) - {here}:
+            lower = FLOOR[used] < FLOOR[here]
+            assert lower or (here, used) in NEIGHBOURS, f"{path} imports {used}, which is not below {here}"
+            assert used != "reference" or here in SEE_THE_REFERENCE, f"{path} imports the reference"
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_code_that_is_written_out_is_not_imported_here(path):
+@EACH_ROOM
+def test_code_that_is_written_out_is_not_imported_here(here):
     room_of_code = "pellucid." + WRITTEN_OUT.strip("/").replace("/", ".")
-    inside = path.relative_to(SOURCE).as_posix().startswith(WRITTEN_OUT)
-    assert inside or not [name for name in imported(path) if name.startswith(room_of_code)]
+    for path in modules_in(here):
+        inside = path.relative_to(SOURCE).as_posix().startswith(WRITTEN_OUT)
+        assert inside or not [name for name in imported(path) if name.startswith(room_of_code)], path
 
 
 def test_neighbours_use_each_other_one_way():
@@ -115,23 +124,23 @@ def test_neighbours_use_each_other_one_way():
         assert (other, one) not in NEIGHBOURS
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_foreign_packages_stay_in_their_rooms(path):
-    here = room(path)
-    foreign = {name.split(".")[0] for name in imported(path)}
-    if here in TORCHLESS:
-        assert not foreign & {"torch", "jaxtyping", "safetensors"}
-    if here == "reference":
-        assert foreign <= {"numpy", "pellucid", *sys.stdlib_module_names}
-        assert {used for used in rooms_used(path)} <= {"reference", "architecture", "tensor_names", "edits"}
-    if here in ("architecture", "tensor_names", "presets", "edits", "destination"):
-        assert foreign <= {"pellucid", *sys.stdlib_module_names}
-    for package, rooms in FOREIGN.items():
-        assert package not in foreign or here in rooms, f"{here} imports {package}"
-    at_once = {name.split(".")[0] for name in imported(path, top_level_only=True)}
-    if path.relative_to(SOURCE).as_posix().startswith(WRITTEN_OUT):
-        at_once.discard("transformers")
-    assert not at_once & {"transformers", "matplotlib", "wandb", "tensorboard", "pyarrow", "zstandard"}
+@EACH_ROOM
+def test_foreign_packages_stay_in_their_rooms(here):
+    for path in modules_in(here):
+        foreign = {name.split(".")[0] for name in imported(path)}
+        if here in TORCHLESS:
+            assert not foreign & {"torch", "jaxtyping", "safetensors"}, path
+        if here == "reference":
+            assert foreign <= {"numpy", "pellucid", *sys.stdlib_module_names}, path
+            assert {used for used in rooms_used(path)} <= {"reference", "architecture", "tensor_names", "edits"}, path
+        if here in ("architecture", "tensor_names", "presets", "edits", "destination"):
+            assert foreign <= {"pellucid", *sys.stdlib_module_names}, path
+        for package, rooms in FOREIGN.items():
+            assert package not in foreign or here in rooms, f"{path} imports {package}"
+        at_once = {name.split(".")[0] for name in imported(path, top_level_only=True)}
+        if path.relative_to(SOURCE).as_posix().startswith(WRITTEN_OUT):
+            at_once.discard("transformers")
+        assert not at_once & {"transformers", "matplotlib", "wandb", "tensorboard", "pyarrow", "zstandard"}, path
 
 
 def loaded_by(code):
