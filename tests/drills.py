@@ -6,6 +6,7 @@ that nothing happened to.
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -129,14 +130,20 @@ def killed(runs: Runs, count: int) -> Drill:
 
 def terminated(runs: Runs, count: int) -> Drill:
     """SIGTERM to one process or to the command at random moments."""
-    for k in range(count):
+    done = 0
+    for k in itertools.count():
+        if done == count:
+            break
         out = runs.folder / f"terminated-{runs.n}-{k}"
         process = runs.start(out)
         after = runs.rng.randrange(1, runs.n_steps * 5 // 6)
         runs.wait_for(process, lambda out=out, after=after: last_step(out) >= after)
         trainers = runs.trainers(process)
+        if process.poll() == 0:
+            continue  # it was done before it was seen to have come so far
         os.kill(process.pid if k % 2 or not trainers else runs.rng.choice(trainers), signal.SIGTERM)
         assert process.wait(HUNG) == 143, runs.log.read_text()[-2000:]
+        done += 1
         assert steps_of(out)[-1] == last_step(out), "steps were taken that no checkpoint has"
         assert runs.start(out).wait(HUNG) == 0
         assert_same_run(out, runs.undisturbed)
