@@ -66,7 +66,7 @@ def operations(nodes):
 
 
 @pytest.mark.parametrize(
-    "variant", one_in(3, [*VARIANTS, "gpt2 with encoder", "post with encoder", "relative with encoder"])
+    "variant", one_in(6, [*VARIANTS, "gpt2 with encoder", "post with encoder", "relative with encoder"])
 )
 def test_without_a_tap_no_operation_of_the_graph_is_a_tap_s(variant):
     """One whole graph, every operation of which a line of the network asks for, and the fused kernel in each layer."""

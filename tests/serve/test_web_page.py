@@ -22,6 +22,7 @@ from pellucid.serve.batching import BatchingEngine
 from pellucid.serve.page_routes import PAGE_PATHS
 from pellucid.text.chat_template import CHATML_MARKERS, ChatTemplate
 from pellucid.text.tokenizers.tokenizer import BPETokenizer, ByteTokenizer
+from some_cases import one_in
 
 KEY = "a key of its own"
 MARKUP = "<script>window.ran=1</script>"
@@ -156,7 +157,7 @@ def test_the_text_of_tokens_is_never_markup(web, visit):
     assert html.escape(MARKUP) in page.inner_html(".given")
 
 
-@pytest.mark.parametrize(("size", "scheme"), [("wide", "light"), ("narrow", "dark")])
+@pytest.mark.parametrize(("size", "scheme"), one_in(2, [("narrow", "dark"), ("wide", "light")]))
 def test_the_page_fits_its_window_and_has_both_themes(web, visit, size, scheme):
     page = visit(web.url, size, scheme)
     write(page, f"{MARKUP} a b", samples=3)

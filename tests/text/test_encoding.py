@@ -25,6 +25,7 @@ from pellucid.text.tokens.encode import (
     unpack_texts,
 )
 from pellucid.text.tokens.writer import PartWriter
+from some_cases import one_in
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def assert_same(one, other):
     assert one.manifest == other.manifest
 
 
-@pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
+@pytest.mark.parametrize("kind", one_in(3, ["bpe", "char", "byte"]))
 def test_any_number_of_workers_writes_the_same_files(kind, split, tmp_path, monkeypatch):
     tokenizer = learn_tokenizer(kind, split.texts("train"), 400 if kind == "bpe" else None)
     monkeypatch.setattr(encoding, "UNIT", 3000)
@@ -78,7 +79,7 @@ def interrupted(split, tokenizer, cache, when, **options):
     return len(seen)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", one_in(2, [2, 0]))
 def test_interrupted_anywhere_at_most_one_shard_is_encoded_again(workers, split, tmp_path, monkeypatch):
     tokenizer = learn_tokenizer("bpe", split.texts("train"), 400)
     monkeypatch.setattr(encoding, "UNIT", 3000)

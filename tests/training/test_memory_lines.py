@@ -43,7 +43,7 @@ def assert_equal_to_the_walk(recipe: Recipe) -> None:
     assert vars(training_memory(recipe)) == vars(walk(recipe))
 
 
-@pytest.mark.parametrize("name", one_in(3, PRESETS))
+@pytest.mark.parametrize("name", one_in(6, PRESETS))
 def test_presets(name):
     depth, options = OPTIONS[list(PRESETS).index(name) % len(OPTIONS)]
     assert_equal_to_the_walk(with_options(shrunk(preset(name), depth), **options))

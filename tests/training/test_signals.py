@@ -159,16 +159,19 @@ def counting_to_compare(patch, child):
 
 @pytest.mark.parametrize(
     "phase",
-    [
-        reading,
-        making_the_tokenizer,
-        encoding_text,
-        choosing_the_size,
-        measuring_a_step,
-        measuring_a_predictor,
-        counting,
-        counting_to_compare,
-    ],
+    one_in(
+        2,
+        [
+            reading,
+            making_the_tokenizer,
+            encoding_text,
+            choosing_the_size,
+            measuring_a_step,
+            measuring_a_predictor,
+            counting,
+            counting_to_compare,
+        ],
+    ),
 )
 def test_before_the_first_step_nothing_is_left_behind(child, tmp_path, monkeypatch, phase):
     write_text(tmp_path)
@@ -199,7 +202,7 @@ def text_of(child, pieces, poll):
         poll(n, samples.SAMPLE_TOKENS)
 
 
-@pytest.mark.parametrize(("phase", "number"), [(evaluating, signal.SIGINT), (sampling, signal.SIGTERM)])
+@pytest.mark.parametrize(("phase", "number"), one_in(2, [(evaluating, signal.SIGINT), (sampling, signal.SIGTERM)]))
 def test_what_comes_between_steps_is_left_and_made_up_for(child, tmp_path, monkeypatch, phase, number):
     """The step is saved already; the run goes on from there as if nothing had happened."""
     write_text(tmp_path)
@@ -287,7 +290,7 @@ def test_what_cannot_be_left_is_said_to_be_finished(child, tmp_path, monkeypatch
     assert steps_of(tmp_path / "run") == [1]
 
 
-@pytest.mark.parametrize("kind", one_in(3, KINDS), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", one_in(6, KINDS), ids=lambda kind: kind.name)
 def test_a_signal_among_the_steps_of_any_kind_is_followed_by_a_save(child, tmp_path, monkeypatch, kind):
     """Within an epoch too; resumed, the run ends as one that was not interrupted."""
     command = kind.command(kind.write_input(tmp_path), "run")
