@@ -371,7 +371,7 @@ def test_every_part_of_the_logits_has_its_own_name(a):
             forward(a, w | {out: silenced}, tokens, tap=without)
             expected[f"{at}attn.head.{h}"] = seen[f"{at}attn_out"] - without.values[f"{at}attn_out"]
         if f"{at}attn.out.bias" in w:
-            expected[f"{at}attn.out.bias"] = w[f"{at}attn.out.bias"] + 0 * seen[f"{at}attn_out"]
+            expected[f"{at}attn.out.bias"] = a.residual_scale * w[f"{at}attn.out.bias"] + 0 * seen[f"{at}attn_out"]
         expected[f"{at}mlp_out"] = seen[f"{at}resid_post"] - seen[f"{at}resid_mid"]
     parts = direct_logit_attribution(a, w, tokens)
     W_U = a.unembed_scale * w["embed.token.weight" if a.unembed == "tied" else "unembed.weight"]
