@@ -30,6 +30,7 @@ COMMON |= {
     "norm.gain": "g",
     "logit_scale": "1",
     "logit_cap": 0.0,
+    "residual_scale": 1.0,
     "attention.score_cap": 0.0,
     "positions.local_base": 0.0,
     "positions.every": 0,
