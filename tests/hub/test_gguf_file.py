@@ -55,8 +55,9 @@ def test_fewer_bits_are_read_as_float32_and_said(weights, step, tokenizer, tmp_p
     assert 0 < (exact - rounded).abs().max() <= step * exact.abs().max()
 
 
-def rewritten(path, tmp_path, kind=None, **changes):
-    """The same file with matrices of another kind, or other entries, which may be left out (None); `__` is a dot."""
+def rewritten(path, tmp_path, kind=None, tensors=None, **changes):
+    """The same file with matrices of another kind, other tensors or entries, left out where None; `__` is a dot."""
+    tensors = tensors or {}
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(tmp_path / "changed.gguf", reader.fields["general.architecture"].contents())
@@ -69,7 +70,10 @@ def rewritten(path, tmp_path, kind=None, **changes):
         kinds = {str: gguf.GGUFValueType.STRING, int: gguf.GGUFValueType.UINT32}
         if value is not None:
             writer.add_key_value(name, value, kinds[type(value)])
-    for tensor in reader.tensors:
+    for name, extra in tensors.items():
+        if extra is not None:
+            writer.add_tensor(name, extra)
+    for tensor in [tensor for tensor in reader.tensors if tensor.name not in tensors]:
         in_blocks = kind is not None and tensor.data.ndim == 2 and tensor.data.shape[1] % 32 == 0
         data = gguf.quants.quantize(tensor.data, kind) if in_blocks else np.array(tensor.data)
         writer.add_tensor(tensor.name, data, raw_dtype=kind if in_blocks else None)
@@ -135,6 +139,26 @@ def test_the_chat_template_is_the_file_s(tokenizer, tmp_path):  # noqa: F811
     ours = pellucid.load(rewritten(path, tmp_path, tokenizer__chat_template=CHATML), device="cpu")
     separator = json.loads(tokenizer.to_json())["added_tokens"][0]["content"]
     assert ours.chat_template == ChatTemplate(CHATML, {"bos_token": separator, "eos_token": separator})
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_file_is_converted_to_a_folder_and_to_a_file(family, tokenizer, tmp_path):  # noqa: F811
+    _, path = write(tmp_path, tokenizer, family)
+    assert pellucid.convert(path, tmp_path / "folder", family=family).layout == "huggingface"
+    assert pellucid.convert(path, tmp_path / "again.gguf").parity.largest == 0
+    ours, back = (pellucid.load(p, device="cpu").network for p in (path, tmp_path / "folder"))
+    assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), back.parameters(), strict=True))
+
+
+def test_tensors_that_are_left_over_or_missing_are_named(tokenizer, tmp_path):  # noqa: F811
+    """One that is not read would change what the model computes."""
+    _, path = write(tmp_path, tokenizer, "qwen3")
+    more = rewritten(path, tmp_path, tensors={"blk.0.ffn_up.bias": np.zeros(48, np.float32)})
+    with pytest.raises(FamilyError, match=r"the tensor blk\.0\.ffn_up\.bias is none that qwen3 is read with"):
+        pellucid.load(more, device="cpu")
+    fewer = rewritten(path, tmp_path, tensors={"blk.1.attn_q_norm.weight": None, "spare": np.zeros(99, np.float32)})
+    with pytest.raises(FolderError, match=r"the tensor blk\.1\.attn_q_norm\.weight is missing"):
+        pellucid.load(fewer, device="cpu")
 
 
 def test_the_command_writes_with_a_file(tokenizer, tmp_path, capsys):  # noqa: F811

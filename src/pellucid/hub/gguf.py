@@ -106,7 +106,7 @@ def tensors_of(state: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[s
     """Our tensors under their names, one at a time. A tied readout is omitted: llama.cpp reads the embedding
     instead.
     """
-    for theirs, ours, turned in _pairs(a):
+    for theirs, ours, turned in gguf_tensors(a):
         parts = [state[name] for name in ours]
         tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
         yield theirs, interleave_halves(tensor, a.d_head) if turned else tensor
@@ -116,13 +116,18 @@ def tensors_of(state: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[s
 
 def from_gguf(tensors: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[str, Tensor]]:
     """The inverse of `tensors_of`, with which a written file is checked."""
+    for theirs, ours, turned in gguf_tensors(a):
+        yield from separated(tensors[theirs], ours, turned, a)
+
+
+def separated(tensor: Tensor, ours: tuple[str, ...], turned: bool, a: Architecture) -> Iterator[tuple[str, Tensor]]:
+    """Our tensors that one of theirs joins, by name."""
     shapes = parameter_shapes(a)
-    for theirs, ours, turned in _pairs(a):
-        tensor = separate_halves(tensors[theirs], a.d_head) if turned else tensors[theirs]
-        yield from zip(ours, tensor.split([shapes[name][0] for name in ours]), strict=True)
+    tensor = separate_halves(tensor, a.d_head) if turned else tensor
+    yield from zip(ours, tensor.split([shapes[name][0] for name in ours]), strict=True)
 
 
-def _pairs(a: Architecture) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+def gguf_tensors(a: Architecture) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     """(their tensor, our tensors, whether its rows are rotary coordinates in another order)."""
     shapes, shape = parameter_shapes(a), gguf_architecture(a)
     for theirs, ours in NAMES[shape].items():

@@ -20,7 +20,16 @@ from pellucid.hub.config import check_sizes, check_weights
 from pellucid.hub.families import FamilyError, architecture_of
 from pellucid.hub.files import FolderError
 from pellucid.hub.folder import Folder
-from pellucid.hub.gguf import CONTROL, NAMES, PATTERNS, UNUSED, USER_DEFINED, frequency_factors, from_gguf
+from pellucid.hub.gguf import (
+    CONTROL,
+    NAMES,
+    PATTERNS,
+    UNUSED,
+    USER_DEFINED,
+    frequency_factors,
+    gguf_tensors,
+    separated,
+)
 from pellucid.text.chat_template import ChatError, ChatTemplate
 from pellucid.text.tokenizers.base import TokenizerError
 from pellucid.text.tokenizers.bpe import GPT2_PATTERN, BPETokenizer
@@ -61,14 +70,29 @@ class GGUFTensors(Mapping[str, Tensor]):
         return Counter(tensor.tensor_type.name for tensor in self.tensors.values()).most_common()
 
 
+class OurTensors(Mapping[str, Tensor]):
+    """The same under our names; of several that their tensor joins each is read by itself."""
+
+    def __init__(self, theirs: GGUFTensors, a: Architecture):
+        self.theirs, self.architecture = theirs, a
+        self.sources = {name: (source, ours, turned) for source, ours, turned in gguf_tensors(a) for name in ours}
+
+    def __getitem__(self, name: str) -> Tensor:
+        source, ours, turned = self.sources[name]
+        return dict(separated(self.theirs[source], ours, turned, self.architecture))[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sources)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+
 @dataclass(frozen=True)
 class GGUFFile(Folder):
     """A model in one file, whose entries beside the tensors are `keys`."""
 
     keys: Mapping[str, Any] = field(default_factory=dict)
-
-    def ours(self) -> Iterator[tuple[str, Tensor]]:
-        return from_gguf(self.shards, self.architecture)
 
     def tokenizer(self, given: Tokenizer | str | Path | None = None) -> Tokenizer | None:
         tokenizer = self.own_tokenizer()[0] if given is None else given
@@ -97,7 +121,7 @@ class GGUFFile(Folder):
             return None, [f"{error}; without one the model takes part in no conversation"]
 
     def notes(self, tokenizer: Tokenizer) -> list[str]:
-        notes, formats = super().notes(tokenizer), cast(GGUFTensors, self.shards).formats()
+        notes, formats = super().notes(tokenizer), cast(OurTensors, self.shards).theirs.formats()
         if any(name not in EXACT for name, _ in formats):
             counts = ", ".join(f"{n} tensors as {name}" for name, n in formats)
             notes.append(f"{self.path} holds {counts}: they are computed with as float32, rounded as they are stored")
@@ -126,7 +150,16 @@ def open_gguf(path: Path) -> GGUFFile:
         raise FolderError(f"{path} is no GGUF file, or is damaged: {str(error)[:200] or repr(error)}") from None
     check_sizes(path, architecture)
     check_weights(path, architecture, tensors.n_numbers)
-    return GGUFFile(path, architecture, None, {}, tensors, keys=keys)
+    ours = OurTensors(tensors, architecture)
+    expected = {source for source, _, _ in ours.sources.values()}
+    if missing := sorted(expected - tensors.keys()):
+        raise FolderError(f"{path}: the tensor {missing[0]} is missing: the architecture needs it")
+    if extra := sorted(tensors.keys() - expected - {FACTORS}):
+        raise FamilyError(
+            f"{path}: the tensor {extra[0]} is none that {keys['general.architecture']} is read with: the file "
+            "computes something else; give the model's Hugging Face folder"
+        )
+    return GGUFFile(path, architecture, None, {}, ours, keys=keys)
 
 
 # Keys ---------------------------------------------------------------------------------------------
