@@ -289,6 +289,17 @@ def test_blocks_compiled_one_by_one_take_the_same_steps(text, tmp_path, layout):
 
 
 @pytest.mark.slow
+def test_a_divided_run_is_made_longer_by_minutes(text, tmp_path):
+    """A step is measured on a network that the first process makes whole, and then trained in parts again."""
+    out = train(text, tmp_path / "run", 2, **DIVISIBLE, **laid_out((1, 2, 1)), steps=4)
+    train(text, out, 2, resume=True, options=None, minutes=0.02)
+    run = read_recipe(out)
+    assert run.n_steps > 4
+    assert [row["step"] for row in rows(out) if "loss" in row][-1] > 4
+    assert math.isfinite(numbers(out, "loss")[-1])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [(1, 2, 1), (1, 2, 2)])
 def test_weights_gathered_in_bfloat16_are_those_that_blocks_compute_with(text, tmp_path, layout):
     """Rounded before they are sent, not after; the gains of norms are rounded too, and held-out losses computed so."""

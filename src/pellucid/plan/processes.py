@@ -195,25 +195,8 @@ def plan_processes(
     )
     own = [(n, [(muon, part_of(shape, layout.shard)) for muon, shape in unit]) for n, unit in units(local)]
     numbers = sum(n * sum(shape.numel() for _, shape in unit) for n, unit in own)
-    size = gathered_bytes(recipe)
-    memory = training_memory(local)
-    if layout.shard == 1:
-        working = memory.peak - memory.weights - memory.optimizer - memory.gradients
-    else:  # gradients are divided as soon as a layer's are complete, so that those of all layers never exist
-        before = memory.gradients if passes > 1 else 0.0
-        working = max(memory.forward - before, memory.backward - memory.gradients) - memory.weights - memory.optimizer
-    layer, others = (sum(shape.numel() for _, shape in unit) for _, unit in units(local))
-    gathered = 0
-    if layout.shard > 1:
-        gathered = size * (GATHERED * layer + others) + FLOAT * max(layer, others)
-    elif layout.tensor > 1:  # fully_shard of one process computes with copies
-        gathered = size * (layer + others)
-    if layout.shard * layout.tensor == 1 < layout.replicate:
-        gathered = int(memory.gradients)  # DistributedDataParallel sums copies of the gradients
-    elif (divided := divided_memory(local, layout)) is not None:
-        rest = divided.peak - FLOAT * 2 * numbers - _optimizer_bytes(own)
-        gathered = int(min(gathered, rest))
-        working = rest - gathered
+    optimizer = _optimizer_bytes(own)
+    gathered, working = _gathered_and_working(local, layout, passes, FLOAT * 2 * numbers + optimizer)
     return ProcessPlan(
         layout,
         rows,
@@ -221,15 +204,42 @@ def plan_processes(
         parameters=numbers,
         weights=FLOAT * numbers,
         gradients=FLOAT * numbers,
-        optimizer=_optimizer_bytes(own),
+        optimizer=optimizer,
         gathered=gathered,
-        activations=int(working),
+        activations=working,
         recompute=t.recompute == "yes",
         tokens=t.batch * a.n_ctx,
         accelerator=other,
         compute=_compute_seconds(recipe, layout, other),
         traffic=tuple(_traffic(local, layout, other, passes, per_machine)),
     )
+
+
+def _gathered_and_working(local: Recipe, layout: Layout, passes: int, held: int) -> tuple[int, int]:
+    """Bytes of what a process gathers of others, and of all else that a step needs at its largest.
+
+    held  bytes of its parts of weights, gradients and averages
+    """
+    memory, size = training_memory(local), gathered_bytes(local)
+    undivided = int(memory.peak - memory.weights - memory.optimizer - memory.gradients)
+    if layout.shard * layout.tensor == 1 < layout.replicate:
+        return int(memory.gradients), undivided  # DistributedDataParallel sums copies of the gradients
+    layer, others = (sum(shape.numel() for _, shape in unit) for _, unit in units(local))
+    gathered = 0
+    if layout.shard > 1:
+        gathered = size * (GATHERED * layer + others) + FLOAT * max(layer, others)
+    elif layout.tensor > 1:  # fully_shard of one process computes with copies
+        gathered = size * (layer + others)
+    if (divided := divided_memory(local, layout)) is not None:
+        rest = divided.peak - held
+        gathered = int(min(gathered, rest))
+        return gathered, int(rest - gathered)
+    if layout.shard == 1:
+        return gathered, undivided
+    # gradients are divided as soon as a layer's are complete, so that those of all layers never exist
+    before = memory.gradients if passes > 1 else 0.0
+    largest = max(memory.forward - before, memory.backward - memory.gradients)
+    return gathered, int(largest - memory.weights - memory.optimizer)
 
 
 def gathered_bytes(recipe: Recipe) -> int:

@@ -128,6 +128,10 @@ class Trainable(Startable[RecipeT]):
     def build(self) -> None:
         """Make the network with its first weights, on the device of the recipe."""
 
+    def build_whole(self) -> None:
+        """The same, all of it in this process: to measure a step, or to write a sample."""
+        self.build()
+
     @abstractmethod
     def make_data(self) -> TrainingData:
         """The batches of the recipe; raises ValueError where there is too little for one."""

@@ -148,7 +148,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
         interruption.poll()
         data = make_data(self.tokens, self.recipe, device)  # refuses text too small for a window
         with interruption.phase("making the network"):
-            self.build_whole(torch.device("meta") if self.is_made_in_parts else device)
+            self.build(device)
         interruption.poll()
 
         def measure(recipe: Recipe, budget: float) -> float:
@@ -196,12 +196,12 @@ class TransformerTrainable(TextTrainable[Recipe]):
         """Whether no process has the whole network: each draws its parts of the first weights (`lay_out`)."""
         return self.processes.divides_weights and self.weights is None
 
-    def build(self) -> None:
-        self.build_whole(torch.device("meta") if self.is_made_in_parts else self.device)
+    def build(self, device: torch.device | None = None) -> None:
+        device = torch.device("meta") if self.is_made_in_parts else device or self.device
+        self.network = build_network(self.recipe, device, self.weights)
 
-    def build_whole(self, device: torch.device | None = None) -> None:
-        """Make all of the network in this process; on the meta device, without memory."""
-        self.network = build_network(self.recipe, device or self.device, self.weights)
+    def build_whole(self) -> None:
+        self.network = build_network(self.recipe, self.device, self.weights)
 
     def make_data(self):
         return make_data(self.tokens, self.recipe, self.device)
