@@ -239,6 +239,7 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
                 "logit_scale": 1.0,
                 "layer_norm_eps": 1e-2,
                 "layer_types": ["sliding_attention"] * 3,
+                "head_dim": 10,
             },
         },
     ),

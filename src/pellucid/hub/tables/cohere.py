@@ -104,11 +104,9 @@ COHERE2 = Family(
     name="cohere2",
     model_class="Cohere2ForCausalLM",
     prefix="model.",
-    fields=without(COHERE.fields, "head_dim"),
+    fields=COHERE.fields,
     derived=(rotary(), LOGIT_SCALE, Derived(cohere2_layers, windows_where_rotated)),
     fixed=COHERE_OPTIONS,
-    # their class sets it to hidden_size / num_attention_heads
-    without_effect={"head_dim": "hidden_size and num_attention_heads say it"},
     rows=ROWS,
     ignored=IGNORED,
     limits=EVEN,
