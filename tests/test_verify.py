@@ -274,8 +274,9 @@ def test_no_gradient_of_what_is_too_large(monkeypatch):
     assert check_of(report, "gradient = reference").measured == "not taken of more than 100 parameters"
 
 
-def test_a_leak_breaks_causality():
-    network = make_network(BASE)
+@pytest.mark.parametrize("a", [BASE, BASE.with_fields({"mlp.form": "gated", "mlp.experts": 2})], ids=["mlp", "experts"])
+def test_a_leak_breaks_causality(a):
+    network = make_network(a)
     unmask(network)
     report = verify(network)
     assert {"engine = reference", "causality", "attention rows sum to 1"} <= broken(report)
