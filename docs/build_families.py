@@ -122,7 +122,7 @@ def difference(models: Any, name: str, variant: str) -> float:
 
 def build() -> str:
     """The whole page."""
-    sys.path.insert(0, str(ROOT / "tests" / "parity"))
+    sys.path[:0] = [str(ROOT / "tests" / "parity"), str(ROOT / "tests")]
     models = importlib.import_module("random_models")
     lines = []
     for name, line in zip(FAMILIES, rows(), strict=True):
