@@ -168,6 +168,7 @@ def test_the_first_size_that_does_not_divide_is_named(changes, layout, message):
         plan_processes(recipe(64, **changes), layout, H100)
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_fastest_layout_that_fits():
     r = recipe(64, n_vocab=50_000, n_layers=24, d_model=2048, n_heads=16)
     small = replace(H100, memory=24e9)

@@ -40,7 +40,7 @@ def losses(run):
     return [row["loss"] for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
 
 
-@pytest.mark.parametrize(("own", "family"), one_in(3, itertools.product((False, True), ("gpt2", "llama"))), ids=str)
+@pytest.mark.parametrize(("own", "family"), one_in(4, itertools.product((False, True), ("gpt2", "llama"))), ids=str)
 def test_training_goes_on_from_a_folder(family, own, desk):
     """The tokenizer stays, the loss falls, the run is loaded, and goes back to the family with the same logits."""
     folder, tokenizer = desk

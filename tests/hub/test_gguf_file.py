@@ -17,6 +17,7 @@ from pellucid.hub.files import FolderError
 from pellucid.hub.folder import LoadWarning
 from pellucid.text.chat_template import CHATML, ChatTemplate
 from pellucid.text.ids import IdTokenizer
+from some_cases import one_in
 
 TEXT = "To be, or not to be: that is the question."
 
@@ -141,7 +142,7 @@ def test_the_chat_template_is_the_file_s(tokenizer, tmp_path):  # noqa: F811
     assert ours.chat_template == ChatTemplate(CHATML, {"bos_token": separator, "eos_token": separator})
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", one_in(2, ["gpt2", "llama"]))
 def test_a_file_is_converted_to_a_folder_and_to_a_file(family, tokenizer, tmp_path):  # noqa: F811
     _, path = write(tmp_path, tokenizer, family)
     assert pellucid.convert(path, tmp_path / "folder", family=family).layout == "huggingface"

@@ -73,7 +73,7 @@ def small(tmp_path_factory, shakespeare):
     return write(tmp_path_factory.mktemp("small"), shakespeare)
 
 
-@pytest.mark.parametrize("name", one_in(2, [name for name in PRESETS if "-" not in name or name.startswith("becker")]))
+@pytest.mark.parametrize("name", one_in(4, [name for name in PRESETS if "-" not in name or name.startswith("becker")]))
 def test_every_preset_opens_by_its_auto_class(name, tmp_path, shakespeare):
     """In float64, float32 and bfloat16; what is saved again opens again, here too."""
     model, folder = write(tmp_path, shakespeare, name)

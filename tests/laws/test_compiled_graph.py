@@ -127,6 +127,7 @@ def test_so_does_a_tap_that_keeps_and_edits(a, data):
         assert torch.equal(value, recorders[1].values[name]), name
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_compiles_in_several_graphs():
     a = BASE.with_fields({"mlp.experts": 3, "mlp.experts_per_token": 2})
     network, tokens = make_network(a), draw_tokens(a, 2, 4)

@@ -152,6 +152,7 @@ def test_the_lens_opens_at_the_first_token(ask, size):
     assert found["third"]["said"].startswith("block 11, position 2: ")
 
 
+@pytest.mark.slow
 def test_the_theme_can_be_chosen(ask):
     """Colours of the page and of what is drawn change with the button, and back."""
     found = ask(

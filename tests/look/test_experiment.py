@@ -31,6 +31,7 @@ from pellucid.look.page_edits import edits_code, resolve_edits
 from pellucid.look.session import PromptBody, Session
 from pellucid.look.trace_card import trace_code
 from pellucid.serve.protocol import EditBody
+from some_cases import one_in
 
 A, B = "Rome is the capital of", "Paris is the capital of"
 COMPARED = {"kind": "logit_diff", "one": " Italy", "other": " France"}
@@ -232,7 +233,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", one_in(3, KINDS))
 def test_every_kind_of_architecture_is_experimented_on(kind: str):
     """Patching keys of grouped queries, streams and heads; ablation; steering; a text under an edit."""
     model = small_model(**KINDS[kind])
@@ -357,6 +358,7 @@ def test_from_two_prompts_to_an_edited_text(known: RunningInspector, visit):
     page.wait_for_selector("#edits button[data-code^='[{']")
 
 
+@pytest.mark.slow
 def test_prompt_b_has_a_source_of_its_own(visit):
     """Written above, it is patched from; a click on a place makes an edit whose numbers are those of its Python."""
     model = encoder_decoder()
@@ -388,6 +390,7 @@ def test_prompt_b_has_a_source_of_its_own(visit):
         torch.testing.assert_close(running.session.trace(prompt).logits, edited.logits)
 
 
+@pytest.mark.slow
 def test_without_a_second_prompt_the_page_says_what_to_do(known: RunningInspector, visit):
     page = visit(known.url + "/" + address(a=A))
     page.get_by_role("button", name="Use").click()

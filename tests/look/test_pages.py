@@ -11,6 +11,7 @@ from tests.look.conftest import encoder_decoder, looking, ready, small_model
 from pellucid.architecture import MLP, Attention, Norm, Positions
 from pellucid.look.app import look_files
 from pellucid.look.session import Session
+from some_cases import one_in
 
 PAGES = ("read", "tokens", "attention", "stream", "circuits", "experiment", "training")
 #: architectures that draw other steps than GPT-2
@@ -90,7 +91,7 @@ def turn_to(tab, name: str) -> None:
     settled(tab)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", one_in(3, PAGES))
 def test_a_page_fits_has_two_themes_keeps_the_address_and_its_copied_code_runs(inspector, tab, name):
     turn_to(tab, name)
     current = tab.locator("[aria-current=page]")

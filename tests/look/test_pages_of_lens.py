@@ -15,6 +15,7 @@ from pellucid.language_model import LanguageModel
 from pellucid.lens.analysis.heads import head_scores
 from pellucid.lens.analysis.logit_lens import follow_tokens
 from pellucid.look.session import Session
+from some_cases import one_in
 
 PAGES = ("attention", "stream", "circuits")
 
@@ -79,6 +80,7 @@ def test_the_copied_code_of_a_panel_gives_its_numbers(visit, inspector, model):
     assert same(shown_numbers(page)["why.score"], names["values"].sum())
 
 
+@pytest.mark.slow
 def test_the_difference_of_two_prompts(visit, inspector, model, t):
     other = TEXT.replace("cat", "dog")
     page = open_page(visit, inspector, "attention", a=TEXT, b=other, layer=0, head=1, pos=7, see="difference")
@@ -154,6 +156,7 @@ def test_routes_refuse_what_they_cannot_answer(inspector):
         assert (answer.status_code, reason in answer.text) == (status, True), (path, answer.text)
 
 
+@pytest.mark.slow
 def test_heads_are_chosen_with_the_keyboard_and_the_pointer(visit, inspector, t):
     page = open_page(visit, inspector, "attention", a=TEXT, pos=6)
     page.focus("canvas[data-name=thumbnails]")
@@ -178,7 +181,7 @@ def family(request):
         yield inspector
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", one_in(3, PAGES))
 def test_every_family_draws_every_panel_or_says_why_not(visit, family, name):
     page = open_page(visit, family, name, layer=1)
     assert page.locator("main [role=alert]").count() == 0

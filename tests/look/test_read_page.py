@@ -16,6 +16,7 @@ from pellucid.look.mathml import MathError, mathml
 from pellucid.look.reading import PREAMBLE, column, dot_product, numbers_of_part, sampled, shuffled_order
 from pellucid.look.steps import model_steps
 from pellucid.tensor_names import names
+from some_cases import one_in
 
 ENCODER = Architecture(
     n_vocab=300,
@@ -91,7 +92,7 @@ def model_of(kind):
     return small_model(**KINDS[kind])
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=one_in(3, KINDS))
 def traced(request):
     """A model of each kind, whose weights are random everywhere, and a trace of it."""
     model = model_of(request.param)
@@ -275,6 +276,7 @@ def test_a_reader_follows_the_page_with_the_keyboard(inspector, visit):
     assert "a=the+dog" not in page.evaluate("location.hash")
 
 
+@pytest.mark.slow
 def test_the_tour_has_fourteen_cards_that_point_at_steps(inspector, visit):
     page = visit(inspector.url)
     page.click("text=Take the tour")
@@ -289,6 +291,7 @@ def test_the_tour_has_fourteen_cards_that_point_at_steps(inspector, visit):
     assert page.locator(".tour").count() == 0
 
 
+@pytest.mark.slow
 def test_one_score_is_added_up_term_by_term(inspector, visit):
     page = visit(f"{inspector.url}/#pos=5&read_key=2&head=1")
     page.wait_for_selector("[data-product='1/2']")

@@ -214,6 +214,7 @@ def test_everything_is_done_with_the_keyboard(web, visit):
     assert page.evaluate("document.activeElement.id") == "back"
 
 
+@pytest.mark.slow
 def test_an_answer_can_be_stopped_and_a_refusal_is_shown(web, visit):
     page = visit(web.url)
     page.wait_for_selector("html[data-ready]")
@@ -234,6 +235,7 @@ def test_an_answer_can_be_stopped_and_a_refusal_is_shown(web, visit):
     page.wait_for_selector("#error:has-text('this model\\'s context is 64')")
 
 
+@pytest.mark.slow
 def test_a_server_with_a_key_asks_for_it(visit):
     engine = BatchingEngine(small_network(), ByteTokenizer())
     with serving(engine, key=KEY) as guarded:

@@ -150,6 +150,7 @@ def shown_in_columns(out: str, row: str) -> list[float]:
 
 
 @pytest.mark.item("S1-1.1-c")
+@pytest.mark.slow
 def test_the_command_prints_tokens_per_word_which_depend_on_text_and_vocabulary(tmp_path, udhr, capsys, monkeypatch):
     """More ids, fewer tokens; on text unlike that it was made from, more."""
     monkeypatch.setenv("COLUMNS", "200")

@@ -73,7 +73,7 @@ SPEEDS = {
 }
 
 
-@pytest.mark.parametrize("speed", one_in(2, SPEEDS))
+@pytest.mark.parametrize("speed", one_in(4, SPEEDS))
 @pytest.mark.parametrize("schedule", one_in(2, ["cosine", "wsd"]))
 def test_the_schedule_reaches_its_floor_when_the_time_is_over(text, tmp_path, monkeypatch, speed, schedule):
     """One minute, of which evaluations and samples are known only when they are made."""

@@ -41,7 +41,7 @@ from pellucid.training.load import load_run, read_recipe
 STEPS = 20
 
 
-@pytest.fixture(params=["muon", "adamw"])
+@pytest.fixture(params=one_in(2, ["muon", "adamw"]))
 def whole(request, text, tmp_path) -> Path:
     """A run of STEPS steps with dropout and two passes a step, not interrupted."""
     return start(text, tmp_path / "whole", optimizer=request.param, steps=STEPS).path
