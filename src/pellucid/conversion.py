@@ -40,7 +40,7 @@ from pellucid.hub.write import (
 from pellucid.model import Transformer
 from pellucid.model.weights import state_of
 from pellucid.runs.metrics import read_metrics
-from pellucid.runs.run_dir import read_json
+from pellucid.runs.run_dir import MACHINE, read_json
 from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.training.load import load_run, read_recipe
@@ -282,7 +282,7 @@ def training_of(run: Path, step: int) -> dict[str, Any]:
         if values := [row[name] for row in before if isinstance(row.get(name), int | float)]:
             facts[name] = max(values)
     facts["passed_over"] = sum(1 for row in before if row.get("skipped") is True)
-    machine = run / "machine.json"
+    machine = run / MACHINE
     return facts | {"machine": read_json(machine) if machine.exists() else {}}
 
 

@@ -4,8 +4,10 @@ N processes = 1: equal losses over 20 steps, to 1e-5 with AdamW and to 1e-4 with
 order of a sum, in float32.
 """
 
+import json
 import math
 import os
+import re
 import signal
 import time
 from datetime import timedelta
@@ -20,14 +22,16 @@ from together import STEPS, do_in, laid_out, together, train
 import pellucid
 from pellucid import cli
 from pellucid.runs.checkpoint import steps_of
+from pellucid.runs.device import describe_device, peak_speed
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError
 from pellucid.runs.processes import Clocks, world_size
-from pellucid.runs.reporter import waiting_of
+from pellucid.runs.reporter import PlainReporter, waiting_of
 from pellucid.runs.trainer import Trainer
 from pellucid.training import objectives, parallel
 from pellucid.training.config import ParallelOptions
 from pellucid.training.load import read_recipe
+from pellucid.training.recipe import make_recipe
 from pellucid.training.trainable import TransformerTrainable
 from some_cases import one_in
 
@@ -62,6 +66,28 @@ def test_two_processes_take_the_steps_of_one(text, tmp_path):
     assert len(waiting) == STEPS
     assert all(0 <= share < 1 for share in waiting)
     assert not any("waiting" in row for row in read_metrics(plain / "metrics.jsonl"))
+    for path, n in ((plain, 1), (run, 2)):
+        peak = n * json.loads((path / "machine.json").read_bytes())["peak_tokens_per_second"]
+        steps = [row for row in read_metrics(path / "metrics.jsonl") if "loss" in row]
+        expected = [row["tokens_per_second"] / peak for row in steps]
+        assert [row["share_of_peak"] for row in steps] == pytest.approx(expected, rel=0.01, abs=1e-4)
+
+
+def test_a_peak_timed_elsewhere_is_not_used(tmp_path):
+    cpu, path = torch.device("cpu"), tmp_path / "machine.json"
+    facts = describe_device(cpu) | {"peak_tokens_per_second": 1e6}
+    for written, peak in (
+        (json.dumps(facts), 1e6),
+        (json.dumps(facts | {"processor": "another"}), None),
+        (json.dumps(facts | {"threads": facts["threads"] + 1}), None),
+        (json.dumps(facts | {"peak_tokens_per_second": None}), None),
+        ("[1", None),
+        ("[1]", None),
+    ):
+        path.write_text(written)
+        assert peak_speed(tmp_path, cpu) == peak
+    path.unlink()
+    assert peak_speed(tmp_path, cpu) is None
 
 
 def test_what_a_thread_sleeps_is_waiting():
@@ -70,6 +96,9 @@ def test_what_a_thread_sleeps_is_waiting():
     assert clocks.waiting() > 0.5
     assert waiting_of({"waiting": 0.254}) == ", 25% waiting"
     assert waiting_of({}) == ""
+    reporter = PlainReporter()
+    reporter.begin(make_recipe(("text",), "small", FIELDS), 0, peak=1e9)
+    assert re.fullmatch(r"\d+ tokens/s, 0% of peak, 25% waiting", reporter.speed_now({"waiting": 0.254}))
 
 
 @pytest.fixture

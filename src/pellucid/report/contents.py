@@ -13,6 +13,7 @@ from pellucid.parameter_counts import count_parameters
 from pellucid.plan.flops import Flops, flops
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError
+from pellucid.runs.run_dir import MACHINE
 from pellucid.runs.trainer import LAG
 from pellucid.text.read.find import STANDARD_INPUT
 from pellucid.training.load import read_recipe
@@ -22,9 +23,6 @@ from pellucid.training.recipe import Recipe
 STEPS_TOGETHER = 8
 #: names of parts of a network
 NAMES = {"embed": "embedding", "mlp": "MLP", "unembed": "unembedding"}
-#: facts about the machine on which the run began
-MACHINE = "machine.json"
-
 
 Points = list[tuple[float, float]]
 

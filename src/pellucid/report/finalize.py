@@ -1,21 +1,20 @@
 """Files written with a run: facts about the machine at its start, a table and the report at its end."""
 
-import os
-import platform
 import shlex
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pellucid import baselines
 from pellucid.hub.targets import run_opens_in
+from pellucid.plan.flops import flops
 from pellucid.plan.speed import product_speed
-from pellucid.report.contents import MACHINE
 from pellucid.report.page import write_page
+from pellucid.runs.device import describe_device
 from pellucid.runs.pipeline import Run
 from pellucid.runs.reporter import PlainReporter
+from pellucid.runs.run_dir import MACHINE
 from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens
@@ -33,24 +32,11 @@ def pre_run_checks(
 def machine(recipe: Recipe) -> dict[str, Any]:
     """The device, and its speed of large matrix products in the run's precision."""
     device, precision = torch.device(recipe.train.device), recipe.train.precision
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
-    return {
-        "device": str(device),
-        "processor": name,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "precision": precision,
-        "product_flops": product_speed(device, precision),
-    }
-
-
-def processor() -> str:
-    """The processor's name from Linux, or from Python's platform module."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    product_flops = product_speed(device, precision)
+    # pairs differ in length, and with them the FLOPs of a token
+    peak = None if recipe.tokens_per_row else product_flops / flops(recipe.model).training
+    facts = {"precision": precision, "product_flops": product_flops, "peak_tokens_per_second": peak}
+    return describe_device(device) | facts
 
 
 def finalize(run: Run, reporter: PlainReporter) -> Run:

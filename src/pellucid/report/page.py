@@ -1,6 +1,7 @@
 """The report of a run: one HTML file that loads nothing, runs no script, and opens from disk."""
 
 import html
+import math
 import statistics
 from collections.abc import Sequence
 from functools import cache
@@ -201,18 +202,22 @@ def _speed(run: Contents) -> str:
 
 def _share(run: Contents, speed: float) -> list[str]:
     """The share of the peak, and how it is computed."""
-    f, peak = run.flops, run.machine.get("product_flops")
+    f, one = run.flops, run.machine.get("product_flops")
     if run.recipe.tokens_per_row:
         return ["Pairs differ in length, and with them the FLOPs of a token: no share of the peak is given."]
     each = (
         f"3 × ({scaled(f.products, 'FLOP')} in products with weights + {scaled(f.attention, 'FLOP')} in attention) = "
         f"{scaled(f.training, 'FLOP')} per token, forward and backward"
     )
-    if not isinstance(peak, int | float) or not peak > 0:
+    if not isinstance(one, int | float) or not one > 0:
         return [each]
+    processes = max(1, math.prod(run.recipe.parallel.sizes.values()))
+    peak = one * processes
     share, word = f.training * speed / peak, run.machine.get("precision", "this precision")
     formula = f"{scaled(f.training, 'FLOP')} × {speed:,.0f} tokens/s / {scaled(float(peak), 'FLOP/s')} = {share:.1%}"
-    said = f"{share:.1%} of what this machine's large matrix products reach in {word}, timed as the run began."
+    reach = "what this machine's large matrix products reach"
+    reach += "" if processes == 1 else f" in each of {processes} processes"
+    said = f"{share:.1%} of {reach} in {word}, timed as the run began."
     return [said, each, formula]
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.runs.options import RecipeError
-from pellucid.runs.run_dir import cache_folder
+from pellucid.runs.run_dir import MACHINE, cache_folder, read_json
 
 #: seconds that compiling a training step costs, by kind of device; measured on CPUs alone (docs/log.md)
 COMPILE_SECONDS = {"cpu": 35.0, "cuda": 60.0, "mps": 60.0}
@@ -39,6 +40,41 @@ def resolve_device(word: str) -> torch.device:
             f"device {word!r} cannot be used here ({str(error).splitlines()[0]}): say cpu or auto"
         ) from None
     return device
+
+
+def describe_device(device: torch.device) -> dict[str, Any]:
+    """The device's name, its processor, how many threads compute on it, and PyTorch's version."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    return {
+        "device": str(device),
+        "processor": name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def processor() -> str:
+    """The processor's name from Linux, or from Python's platform module."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def peak_speed(run_dir: Path, device: torch.device) -> float | None:
+    """Tokens a second that large matrix products reach here, by what was timed as the run began.
+
+    None where that was not timed, or on another device or with another number of threads than here; a file of facts
+    that is damaged does no harm.
+    """
+    try:
+        timed = dict(read_json(run_dir / MACHINE))
+    except (RecipeError, ValueError, TypeError):
+        return None
+    here, peak = describe_device(device), timed.get("peak_tokens_per_second")
+    is_here = all(timed.get(name) == here[name] for name in ("device", "processor", "threads"))
+    return float(peak) if is_here and isinstance(peak, int | float) and peak > 0 else None
 
 
 def memory_bytes(device: torch.device) -> int:

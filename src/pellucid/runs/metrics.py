@@ -1,7 +1,7 @@
 """metrics.jsonl: one JSON object a line, one line a step, an evaluation, a sample or a note.
 
 A run that was killed is resumed at its last checkpoint: lines behind it are dropped then, so that the
-file reads as if nothing had happened. Wall-clock fields (`seconds`, `tokens_per_second`) alone differ.
+file reads as if nothing had happened. Fields of WALL_CLOCK alone differ.
 Numbers that are not finite are written as null.
 """
 
@@ -13,7 +13,8 @@ from typing import Any, TextIO
 from pellucid.destination import replace_file
 from pellucid.runs.checkpoint import strict
 
-WALL_CLOCK = ("seconds", "tokens_per_second", "waiting")
+#: figures of time: how long the run has taken, the speed of a step, and which share of the peak and of waiting it was
+WALL_CLOCK = ("seconds", "tokens_per_second", "images_per_second", "share_of_peak", "waiting")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from pellucid.runs.checkpoint import (
     steps_of,
     write_json,
 )
-from pellucid.runs.device import deterministic_kernels
+from pellucid.runs.device import deterministic_kernels, peak_speed
 from pellucid.runs.interrupt import Interrupted, Interruption
 from pellucid.runs.length import lengthen
 from pellucid.runs.measure import measure_step
@@ -202,7 +202,7 @@ def train_to_end(
 ) -> Run[RecipeT]:
     """Train from a checkpoint, or from the first weights where there is none, until the run is done or stopped."""
     trainable.begin()
-    recipe = trainable.recipe
+    recipe, peak = trainable.recipe, peak_speed(run_dir, trainable.device)
     trainer = Trainer(
         run_dir=run_dir,
         trainable=trainable,
@@ -213,10 +213,11 @@ def train_to_end(
         ),
         interruption=interruption,
         pace=pace,
+        peak=peak and peak * trainable.processes.n,
     )
     if checkpoint:
         trainer.restore(checkpoint)
-    reporter.begin(recipe, trainer.step, trainable.unit)
+    reporter.begin(recipe, trainer.step, trainable.unit, trainer.peak)
     try:
         with deterministic_kernels(recipe.train.deterministic == "yes"):
             trainer.train()

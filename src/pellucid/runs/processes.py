@@ -101,10 +101,14 @@ class Clocks:
     def __init__(self):
         self.wall, self.thread = time.perf_counter(), time.thread_time()
 
+    def passed(self) -> float:
+        """Seconds since then."""
+        return time.perf_counter() - self.wall
+
     def waiting(self) -> float:
         """The share of the time since then in which this thread did not compute, which it does on CPUs alone."""
-        passed, computed = time.perf_counter() - self.wall, time.thread_time() - self.thread
-        return round(max(0.0, 1 - computed / max(passed, 1e-9)), 3)
+        computed = time.thread_time() - self.thread
+        return round(max(0.0, 1 - computed / max(self.passed(), 1e-9)), 3)
 
 
 #: the answers of a run in one process

@@ -45,9 +45,9 @@ class PlainReporter:
         for text in lines:
             self.line(text)
 
-    def begin(self, recipe: RunRecipe, step: int, unit: str = "token") -> None:
-        """Training begins at this step; losses are in nats per `unit`."""
-        self.speed, self.unit = ProgressRate(recipe, step), unit
+    def begin(self, recipe: RunRecipe, step: int, unit: str = "token", peak: float | None = None) -> None:
+        """Training begins at this step; losses are in nats per `unit`, and `peak` is in units a second."""
+        self.speed, self.unit, self.peak = ProgressRate(recipe, step), unit, peak
         self.is_training = True
 
     def doing(self, phase: Phase) -> None:
@@ -71,8 +71,14 @@ class PlainReporter:
             loss = "skipped" if row["loss"] is None else f"{row['loss']:.4f} nats/{self.unit}"
             self.line(
                 f"step {row['step']}/{n_steps}  loss {loss}  lr {row['learning_rate']:.2e}  "
-                f"{self.speed.tokens_per_second():,.0f} {self.unit}s/s{waiting_of(row)}  ETA {clock(left)}"
+                f"{self.speed_now(row)}  ETA {clock(left)}"
             )
+
+    def speed_now(self, row: dict[str, Any]) -> str:
+        """Targets per second, and which share of the peak and of waiting that is, where these are known."""
+        speed = self.speed.tokens_per_second()
+        peak = f", {speed / self.peak:.0%} of peak" if self.peak else ""
+        return f"{speed:,.0f} {self.unit}s/s{peak}{waiting_of(row)}"
 
     def now_and_then(self, text: str, is_last: bool) -> None:
         """A line that stands for those like it of the last seconds; the last of them is always written."""
@@ -116,8 +122,8 @@ class LiveReporter(PlainReporter):
     def line(self, text: str) -> None:
         self.console.print(Text(sanitize(text)))
 
-    def begin(self, recipe: RunRecipe, step: int, unit: str = "token") -> None:
-        super().begin(recipe, step, unit)
+    def begin(self, recipe: RunRecipe, step: int, unit: str = "token", peak: float | None = None) -> None:
+        super().begin(recipe, step, unit, peak)
         self.n_steps = recipe.n_steps
         self.live = Live(self, console=self.console, refresh_per_second=4, transient=True)
         self.live.start()
@@ -183,7 +189,7 @@ class LiveReporter(PlainReporter):
             "not yet" if not held else f"{accuracy:.2%}" if measures_images else f"{bits:.4f}",
         )
         left = self.speed.remaining(self.n_steps)
-        known = [f"{self.speed.tokens_per_second():,.0f} {self.unit}s/s{waiting_of(self.row)}", clock(left)]
+        known = [self.speed_now(self.row), clock(left)]
         speed, eta = known if left is not None else ["after the next step"] * 2
         table.add_row("speed", speed, "ETA", eta)
         # in a cell of its own: a bar does not end its line

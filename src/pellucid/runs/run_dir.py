@@ -17,6 +17,9 @@ from pellucid.runs.options import RecipeError
 from pellucid.text.locking import lock
 from pellucid.text.regular import read_regular
 
+#: facts about the machine on which the run began
+MACHINE = "machine.json"
+
 
 def cache_folder() -> Path:
     """Where prepared tokens are kept between runs: PELLUCID_CACHE, or the user's cache folder."""

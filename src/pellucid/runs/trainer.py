@@ -76,6 +76,8 @@ class Trainer(Generic[RecipeT]):
     seconds_before: float = 0.0
     #: of a run of minutes
     pace: Pace | None = None
+    #: targets a second at the speed of large matrix products, in all processes together; None where it is not known
+    peak: float | None = None
     bad_in_a_row: int = 0
     #: the step whose checkpoint is good as soon as training has gone on from it
     candidate: int | None = None
@@ -149,9 +151,16 @@ class Trainer(Generic[RecipeT]):
             "learning_rate": rate * t.learning_rate,
             f"{trainable.unit}s": self.step * tokens_per_step,
         }
-        if self.processes.n > 1 and total.device.type == "cpu":
-            row["waiting"] = clocks.waiting()
+        if total.device.type == "cpu":
+            row |= self.speed(tokens_per_step / max(clocks.passed(), 1e-9))
+            if self.processes.n > 1:
+                row["waiting"] = clocks.waiting()
         self.pending.append((row, {"loss": total, "grad_norm": norm, "bad": bad} | figures))
+
+    def speed(self, targets_per_second: float) -> dict[str, float]:
+        """The speed of a step, and its share of the peak, for the row of the step."""
+        speed = {f"{self.trainable.unit}s_per_second": round(targets_per_second, 1)}
+        return speed | ({"share_of_peak": round(targets_per_second / self.peak, 4)} if self.peak else {})
 
     def clip(self, largest: float) -> Tensor:
         """The norm of the gradient before clipping; the gradient is scaled down where its norm is above `largest`."""
