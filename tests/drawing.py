@@ -65,6 +65,8 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     choose("residual_scale", st.sampled_from([1.0, 1.0, 0.4]))
     choose("positions.base", st.sampled_from([10_000.0, 50.0]))
     choose("positions.factor", st.sampled_from([2.0, 8.0]))
+    choose("positions.attention_factor", st.sampled_from([0.0, 0.7]))
+    choose("positions.low", st.sampled_from([1.0, 0.1]))
     choose("positions.local_base", st.sampled_from([0.0, 30.0]))
     choose("positions.every", st.sampled_from([0, 0, 2]))
     choose("attention.score_cap", st.sampled_from([0.0, 0.0, 2.0]))

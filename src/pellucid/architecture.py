@@ -57,14 +57,18 @@ class Positions:
     #: up rotates n + 1 coordinates, w_k = base^(-2k/n)
     rounding: Literal["down", "up"] = "down"
     #: scaling of the rotary w_k for texts longer than n_trained: none; linear w_k / factor;
-    #: llama3 c w_k + (1 - c) w_k / factor, c = (n_trained w_k / 2 pi - low) / (high - low) cut to 0 ... 1
-    scaling: Literal["none", "linear", "llama3"] = "none"
+    #: llama3 c w_k + (1 - c) w_k / factor, c = (n_trained w_k / 2 pi - low) / (high - low) cut to 0 ... 1;
+    #: yarn (1 - r) w_k + r w_k / factor, r = (k - floor(k_high)) / (ceil(k_low) - floor(k_high)) cut to 0 ... 1, where
+    #: plane k_t = fraction d log(n_trained / 2 pi t) / (2 log base) makes t turns; it lies in 0 ... fraction d - 1
+    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
     #: factor of the scaling
     factor: float = 8.0
-    #: low of llama3's scaling: w_k with fewer turns than this in n_trained positions are divided
+    #: low of llama3 and yarn: w_k with fewer turns than this in n_trained positions are divided
     low: float = 1.0
-    #: high of llama3's scaling: w_k with more turns than this in n_trained positions are unchanged
+    #: high of llama3 and yarn: w_k with more turns than this in n_trained positions are unchanged
     high: float = 4.0
+    #: c > 0: yarn multiplies rotated coordinates by c; 0: by 0.1 log(factor) + 1, or 1 for a factor below 1
+    attention_factor: float = 0.0
     #: context length of the training before the scaling
     n_trained: int = 8192
     #: n > 0: every n-th layer, where n divides l + 1, has no rotary positions (NoPE); 0: all layers have them
@@ -92,6 +96,9 @@ class Positions:
         require(self.local_base >= 0, "positions.local_base", self.local_base, "0 (none) or a number above it")
         below_high = f"from 0 up to, not including, positions.high = {self.high}"
         require(0 <= self.low < self.high, "positions.low", self.low, below_high)
+        require(self.attention_factor >= 0, "positions.attention_factor", self.attention_factor, "0 or a number above it")
+        fits = self.scaling != "yarn" or self.base > 1
+        require(fits, "positions.base", self.base, "a number above 1 where positions.scaling = yarn")
         require(self.n_trained >= 1, "positions.n_trained", self.n_trained, "at least 1")
         if self.kind == "rotary":
             planes = "fraction * d_head of 2 or more: a plane has two coordinates"
@@ -117,7 +124,8 @@ POSITION_FIELDS: dict[str, tuple[str, ...]] = {
     "alibi": ("slopes",),
     "relative": ("n_buckets", "max_distance"),
 }
-SCALING_FIELDS = {"none": (), "linear": ("factor",), "llama3": ("factor", "low", "high", "n_trained")}
+SCALING_FIELDS: dict[str, tuple[str, ...]] = {"none": (), "linear": ("factor",), "llama3": ("factor", "low", "high", "n_trained")}
+SCALING_FIELDS |= {"yarn": (*SCALING_FIELDS["llama3"], "attention_factor")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,8 +305,7 @@ class Architecture:
     block: Literal["pre", "post", "parallel", "shared", "inner", "sandwich"] = "pre"
     #: c > 0: every sublayer's output is multiplied by c before it is added to the stream: x + c attn(norm_1(x)), ...
     residual_scale: float = 1.0
-    #: 1: x_0 = W_E[t];  sqrt(d_model): x_0 = sqrt(d_model) W_E[t];  embed_scale_value: x_0 = c W_E[t] with
-    #: c = embed_scale_value  (before positions are added)
+    #: c of x_0 = c W_E[t], before positions are added; embed_scale_value: the field of that name
     embed_scale: Literal["1", "sqrt(d_model)", "embed_scale_value"] = "1"
     #: the factor itself, where embed_scale = embed_scale_value
     embed_scale_value: float = 1.0
@@ -551,13 +558,10 @@ def _build(cls: Any, values: Mapping[str, Any], path: str) -> Any:
             checked[name] = None if value is None else _build(Architecture, value, full)
         else:
             checked[name] = parse_value(full, value, hints[name])
-    if missing := [f.name for f in fields(cls) if f.name not in checked and not _has_default(f)]:
+    required = [f.name for f in fields(cls) if f.default is f.default_factory is dataclasses.MISSING]
+    if missing := [name for name in required if name not in checked]:
         raise ArchitectureError(f"{path or 'architecture'} lacks {', '.join(missing)}: give each a value")
     return cls(**checked)
-
-
-def _has_default(f: dataclasses.Field) -> bool:
-    return f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
 
 
 def _check(a: Architecture) -> None:

@@ -30,6 +30,8 @@ SIZES: dict[str, Any] = {
     "residual_scale": st.sampled_from([1.0, 0.4]),
     "positions.base": st.sampled_from([10.0, 10_000.0]),
     "positions.factor": st.sampled_from([2.0, 8.0]),
+    "positions.attention_factor": st.sampled_from([0.0, 0.7]),
+    "positions.low": st.sampled_from([1.0, 0.1]),
     "positions.local_base": st.sampled_from([0.0, 30.0]),
     "positions.every": st.sampled_from([0, 0, 1, 2]),
     "attention.score_cap": st.sampled_from([0.0, 0.0, 2.0]),

@@ -369,7 +369,7 @@ class StepWriter:
                     "from pellucid.reference.layers import rotary_frequencies\nimport numpy as np\n"
                     f"x = {self.normed_heads(at, name)}.numpy()\n"
                     f"result = rotate(x, np.arange(x.shape[2]), d_rotary={a.d_rotary}, layout={a.positions.layout!r}, "
-                    f"w=rotary_frequencies({self.arch}, {layer}))"
+                    f"w=rotary_frequencies({self.arch}, {layer}), c=rotary_factor({self.arch}, {layer}))"
                 )
                 definition = ("layers.py", "self_attention", 'q, k = tap("rot_q"')
                 yield self.step(at + f"rot_{name}", group, f"R_{letter} {inner}", code, definition)

@@ -24,23 +24,43 @@ def frequencies(width: int, base: float) -> Float[Tensor, " planes"]:
     return base ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
 
 
-def no_scaling(p: Positions, w: Tensor) -> Tensor:
+def no_scaling(p: Positions, w: Tensor, width: int) -> Tensor:
     """w_k"""
     return w
 
 
-def linear_scaling(p: Positions, w: Tensor) -> Tensor:
+def linear_scaling(p: Positions, w: Tensor, width: int) -> Tensor:
     """w_k / factor: as if positions were factor times closer   (Chen et al. 2023, section 2.3)"""
     return w / p.factor
 
 
-def llama3_scaling(p: Positions, w: Tensor) -> Tensor:
+def llama3_scaling(p: Positions, w: Tensor, width: int) -> Tensor:
     """w_k where plane k turns often in n_trained positions, w_k / factor where seldom   (Llama Team 2024)"""
     unscaled = ((p.n_trained * w / (2 * math.pi) - p.low) / (p.high - p.low)).clamp(0, 1)
     return unscaled * w + (1 - unscaled) * w / p.factor
 
 
-SCALING = {"none": no_scaling, "linear": linear_scaling, "llama3": llama3_scaling}
+def yarn_scaling(p: Positions, w: Tensor, width: int) -> Tensor:
+    """w_k up to a plane, w_k / factor from another on, and a line in k between them   (Peng et al. 2023, section 3.2)"""
+
+    def plane(turns: float) -> float:
+        return width * math.log(p.n_trained / (2 * math.pi * turns)) / (2 * math.log(p.base)) if turns else math.inf
+
+    first = max(math.floor(plane(p.high)), 0)
+    last = min(math.ceil(plane(p.low)) if p.low else width, width - 1)
+    k = torch.arange(len(w), dtype=torch.float64, device="cpu")
+    divided = ((k - first) / (last - first if last != first else 1e-3)).clamp(0, 1)
+    return (1 - divided) * w + divided * w / p.factor
+
+
+SCALING = {"none": no_scaling, "linear": linear_scaling, "llama3": llama3_scaling, "yarn": yarn_scaling}
+
+
+def rotation_factor(p: Positions) -> float:
+    """The factor of rotated coordinates, whose square multiplies the scores   (Peng et al. 2023, equation 22)"""
+    if p.scaling != "yarn":
+        return 1.0
+    return p.attention_factor or max(0.1 * math.log(p.factor) + 1, 1.0)
 
 
 def angles(n_ctx: int, w: Float[Tensor, " planes"]) -> Float[Tensor, "pos planes"]:
@@ -71,15 +91,19 @@ class Sinusoidal(Table):
 
 
 class RotaryTable(Table):
-    """cos(i w_k) and sin(i w_k) for all layers, or first for layers without and then for layers with a window."""
+    """c cos(i w_k) and c sin(i w_k), first for layers without and then for layers with a window where these differ.
+
+    c is the factor of rotated coordinates, 1 but for yarn.
+    """
 
     def __init__(self, a: Architecture):
         p, width = a.positions, a.rotary_divisor
-        frequencies_of_kinds = [SCALING[p.scaling](p, frequencies(width, p.base))]
+        kinds = [(rotation_factor(p), SCALING[p.scaling](p, frequencies(width, p.base), width))]
         if p.local_base:
-            frequencies_of_kinds.append(frequencies(width, p.local_base))
-        angle = torch.stack([angles(a.n_ctx, w) for w in frequencies_of_kinds])
-        super().__init__(torch.stack([angle.cos(), angle.sin()]))
+            kinds.append((1.0, frequencies(width, p.local_base)))
+        angle = torch.stack([angles(a.n_ctx, w) for _, w in kinds])
+        factor = torch.tensor([c for c, _ in kinds], dtype=torch.float64, device="cpu")[:, None, None]
+        super().__init__(factor * torch.stack([angle.cos(), angle.sin()]))
 
     def forward(self, positions: PositionIds) -> Rotation:
         cos, sin = self.values
@@ -94,7 +118,10 @@ class NoTable(nn.Module):
 
 
 class Rotary(nn.Module):
-    """(q_i, k_j) -> (R_i q_i, R_j k_j): plane k of the first d_rotary coordinates turned by i w_k (Su et al. 2021)."""
+    """(q_i, k_j) -> (R_i q_i, R_j k_j): plane k of the first d_rotary coordinates turned by i w_k (Su et al. 2021).
+
+    With yarn R_i also multiplies these coordinates by a factor.
+    """
 
     table = RotaryTable
 

@@ -104,13 +104,15 @@ def frequencies(n_planes: int, base: float = 10_000.0, n: int | None = None) -> 
 
 
 def scaled_frequencies(
-    w: np.ndarray, kind: str, factor: float, low: float = 1.0, high: float = 4.0, n_trained: int = 8192
-) -> np.ndarray:
-    """w_k, w_k / factor (linear), or between the two by how often plane k turns in n_trained positions (llama3)
+    w: np.ndarray, kind: str, factor: float, low: float = 1.0, high: float = 4.0, n_trained: int = 8192,
+    base: float = 10_000.0, n: int | None = None,
+) -> np.ndarray:  # fmt: skip
+    """w_k, w_k / factor (linear), or between the two by how often plane k turns in n_trained positions (llama3, yarn)
 
     Chen et al. 2023, "Positional Interpolation", section 2.3; Llama Team 2024, "The Llama 3 Herd of Models", whose code
     divides every plane of less than `low` turns, no plane of more than `high`, and goes from one to the other linearly
-    in the number of turns.   [n_planes] -> [n_planes]
+    in the number of turns; Peng et al. 2023, "YaRN", section 3.2, whose code goes linearly in k from the last whole
+    plane of at least `high` turns to the first of at most `low`, w_k being base^(-2k/n).   [n_planes] -> [n_planes]
     """
     if kind == "linear":
         return w / factor
@@ -119,9 +121,30 @@ def scaled_frequencies(
         between = (turns - low) / (high - low)
         mixed = (1 - between) * w / factor + between * w
         return np.where(turns < low, w / factor, np.where(turns > high, w, mixed))
+    if kind == "yarn":
+        n = 2 * len(w) if n is None else n
+
+        def plane(turns: float) -> float:
+            """The k, between planes too, with n_trained base^(-2k/n) = 2 pi turns."""
+            return n / 2 * np.log(n_trained / (2 * np.pi * turns)) / np.log(base)
+
+        begin = max(np.floor(plane(high)), 0)
+        end = min(np.ceil(plane(low)), n - 1) if low else n - 1
+        share = np.clip((np.arange(len(w)) - begin) / (end - begin or 0.001), 0, 1)
+        return share * w / factor + (1 - share) * w
     if kind != "none":
-        raise ValueError(f"scaling = {kind!r}: expected none, linear or llama3")
+        raise ValueError(f"scaling = {kind!r}: expected none, linear, llama3 or yarn")
     return w
+
+
+def yarn_factor(factor: float, given: float = 0.0) -> float:
+    """c of rotated coordinates, so that c^2 multiplies the scores: 0.1 log(factor) + 1, at least 1, unless given
+
+    Peng et al. 2023, "YaRN", equation (22), sqrt(1/t) = 0.1 ln(s) + 1.
+    """
+    if given:
+        return given
+    return 1.0 if factor <= 1 else 0.1 * float(np.log(factor)) + 1.0
 
 
 def sinusoidal_positions(
@@ -156,18 +179,18 @@ def shift_matrix(m: int, base: float = 10_000.0, steps: float = 1.0, layout: str
 
 def rotate(
     x: Array, positions: np.ndarray, d_rotary: int, base: float = 10_000.0, layout: str = "halves",
-    w: np.ndarray | None = None,
+    w: np.ndarray | None = None, c: float = 1.0,
 ) -> Array:  # fmt: skip
-    """R_i x_i: plane k of the first d_rotary coordinates turned by i w_k, w_k = base^(-2k/d_rotary)   [..., i, d]
+    """c R_i x_i: plane k of the first d_rotary coordinates turned by i w_k, w_k = base^(-2k/d_rotary)   [..., i, d]
 
     S3 slide 5 leaves the combination with positions open; Su et al. 2021 (rotary). Planes are the coordinates
     (k, k + d_rotary/2) in the layout halves, (2k, 2k + 1) in pairs; the coordinates after d_rotary stay. Then
     (R_i q) . (R_j k) depends on i - j alone. positions [..., i] broadcasts against x without its last axis; `w` are
-    other w_k, such as scaled ones.
+    other w_k, such as scaled ones, and c is their factor (Peng et al. 2023); coordinates after d_rotary have none.
     """
     x = real(x)
     angle = np.asarray(positions)[..., None] * (frequencies(d_rotary // 2, base) if w is None else w)
-    cos, sin = np.cos(angle), np.sin(angle)
+    cos, sin = c * np.cos(angle), c * np.sin(angle)
     first, second = _plane_indices(d_rotary, layout)
     a, b = x[..., first], x[..., second]
     turned = np.stack([a * cos - b * sin, a * sin + b * cos], axis=_plane_axis(layout))

@@ -16,6 +16,7 @@ from pellucid.reference.embedding import (
     relative_buckets,
     rotate,
     scaled_frequencies,
+    yarn_factor,
 )
 from pellucid.reference.functions import ACTIVATION, layer_scale, rms_norm, rms_scale, soft_cap, softmax
 from pellucid.reference.masks import bidirectional_mask, causal_mask, window_mask
@@ -132,6 +133,7 @@ def self_attention(a: Architecture, layer: int, w: Weights, x: Array, reading: L
         # a batch of positions needs an axis for the heads
         places = reading.positions if reading.positions.ndim == 1 else reading.positions[:, None]
         turn = {"d_rotary": a.d_rotary, "layout": a.positions.layout, "w": rotary_frequencies(a, layer)}
+        turn["c"] = rotary_factor(a, layer)
         q, k = tap("rot_q", rotate(q, places, **turn)), tap("rot_k", rotate(k, places, **turn))
     visible = visible_keys(a, layer, q.shape[2], k.shape[2], reading.mask)
     return _mix(a, w, q, k, v, visible, distances(a, q.shape[2], k.shape[2], reading.relative), tap)
@@ -160,7 +162,14 @@ def rotary_frequencies(a: Architecture, layer: int) -> np.ndarray:
     if p.local_base and a.window(layer):
         return frequencies(a.d_rotary // 2, p.local_base, n)
     w = frequencies(a.d_rotary // 2, p.base, n)
-    return scaled_frequencies(w, p.scaling, p.factor, p.low, p.high, p.n_trained)
+    return scaled_frequencies(w, p.scaling, p.factor, p.low, p.high, p.n_trained, p.base, n)
+
+
+def rotary_factor(a: Architecture, layer: int) -> float:
+    """The factor of a layer's rotated coordinates: 1 but for yarn.   Peng et al. 2023, equation (22)."""
+    p = a.positions
+    is_scaled = p.scaling == "yarn" and not (p.local_base and a.window(layer))
+    return yarn_factor(p.factor, p.attention_factor) if is_scaled else 1.0
 
 
 def cross_attention(a: Architecture, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:

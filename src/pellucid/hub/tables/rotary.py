@@ -4,6 +4,7 @@ transformers uses the object rope_scaling if there is one, else rope_parameters,
 top-level entries.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,16 @@ SCALED: dict[str, dict[str, str]] = {
         "high_freq_factor": "positions.high",
         "original_max_position_embeddings": "positions.n_trained",
     },
+    "yarn": {
+        "factor": "positions.factor",
+        "beta_slow": "positions.low",
+        "beta_fast": "positions.high",
+        "original_max_position_embeddings": "positions.n_trained",
+        "attention_factor": "positions.attention_factor",
+    },
 }
+#: the values of entries that may be missing, null or 0
+YARN_DEFAULTS = {"beta_slow": 1.0, "beta_fast": 32.0}
 #: entries that other kinds read, and these ignore
 OF_OTHERS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "mrope_section")
 OF_OTHERS += ("short_factor", "long_factor", "mrope_interleaved", *SCALED["llama3"])
@@ -70,6 +80,10 @@ def scaling(entries: Entries, path: str) -> dict[str, Any]:
         if name == "original_max_position_embeddings":
             inside = n_trained if outside is not None else entries.integer(f"{path}.{name}", n_trained)
             values[ours] = Entries({name: inside}).integer(name, None)
+        elif name in YARN_DEFAULTS:
+            values[ours] = entries.number(f"{path}.{name}", 0.0, 0.0) or YARN_DEFAULTS[name]
+        elif name == "attention_factor":
+            values[ours] = yarn_factor(entries, path)
         elif not entries.has(f"{path}.{name}"):
             raise FamilyError(f"{path} lacks {name} in config.json, which rope_type = {kind!r} needs")
         else:
@@ -77,11 +91,26 @@ def scaling(entries: Entries, path: str) -> dict[str, Any]:
     return values
 
 
+def yarn_factor(entries: Entries, path: str) -> float:
+    """The factor of rotated queries and keys, 0 where it is that of the paper; DeepSeek's files give a quotient of two."""
+    if entries.flag(f"{path}.truncate", True) is not True:
+        raise FamilyError(f"{path}.truncate = false in config.json: planes between two whole ones cannot be represented")
+    own = entries.number(f"{path}.attention_factor", 0.0, 0.0, above=0)
+    above, below = (entries.number(f"{path}.{name}", 0.0, 0.0) for name in ("mscale", "mscale_all_dim"))
+    factor = entries.number(f"{path}.factor", None, above=0)
+    if own or not (above and below) or factor <= 1:
+        return own or (1.0 if above and below else 0.0)
+    return (0.1 * above * math.log(factor) + 1) / (0.1 * below * math.log(factor) + 1)
+
+
 def scaling_to(a: Architecture) -> dict[str, Any]:
     """The inverse of `scaling`: the entries of that object."""
     kind = "default" if a.positions.scaling == "none" else a.positions.scaling
     part = {f"positions.{name}": value for name, value in a.to_dict()["positions"].items()}
-    return {"rope_type": kind} | {theirs: part[ours] for theirs, ours in SCALED[kind].items()}
+    entries = {theirs: part[ours] for theirs, ours in SCALED[kind].items()}
+    if kind == "yarn" and not entries["attention_factor"]:
+        del entries["attention_factor"]
+    return {"rope_type": kind} | entries
 
 
 def check_flat(rope: Any, path: str) -> None:
