@@ -74,7 +74,7 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     relative = fields["positions.kind"] == "relative"
     choose("positions.n_buckets", st.sampled_from([4, 6, 9]) if relative else st.just(32))
     choose("positions.max_distance", st.sampled_from([5, 8, 20]) if relative else st.just(128))
-    choose("positions.n_trained", st.sampled_from([16, 8192]))
+    choose("positions.n_trained", st.sampled_from([3, 16, 8192]))
     choose("positions.fraction", st.just(1.0) if fields["positions.kind"] != "rotary" else st.sampled_from([1.0, 0.75]))
     if (
         fields["positions.kind"] == "rotary"
@@ -84,6 +84,13 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     width = fields["attention.d_head"] or fields["d_model"] // heads
     if int(width * fields["positions.fraction"]) == width and width % 2:
         fields["positions.rounding"] = "down"
+    n_rotated = int(width * fields["positions.fraction"])
+    if fields["positions.scaling"] == "dynamic" and n_rotated <= 2:
+        fields["positions.scaling"] = "none"  # one plane has no last one, whose w_k would be divided
+    if fields["positions.scaling"] == "longrope" and fields["positions.kind"] == "rotary":
+        n_planes = (n_rotated + (fields["positions.rounding"] == "up")) // 2
+        choose("positions.short_factors", st.sampled_from([(), tuple(1.0 + k / 2 for k in range(n_planes))]))
+        choose("positions.long_factors", st.sampled_from([(), tuple(3.0 + k for k in range(n_planes))]))
     # the parts are built directly: Architecture.with_fields reads strings too, which takes several times as long
     made = {name: value for name, value in fields.items() if "." not in name}
     for part, kind in PARTS.items():

@@ -13,19 +13,11 @@ import difflib
 import functools
 import json
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-
-class ArchitectureError(ValueError):
-    """A field that does not exist, or a value that is not valid."""
-
-
-def require(holds: bool, name: str, value: Any, expected: str) -> None:
-    """Raise ArchitectureError, with the field and what was expected of it, unless `holds`."""
-    if not holds:
-        raise ArchitectureError(f"{name} = {value}: expected {expected}")
+from pellucid.option_values import ArchitectureError, parse_value, require, resolve_field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,21 +48,28 @@ class Positions:
     #: for rotary with an odd n = floor(fraction d): down rotates n - 1 coordinates, w_k = base^(-2k/(n - 1));
     #: up rotates n + 1 coordinates, w_k = base^(-2k/n)
     rounding: Literal["down", "up"] = "down"
-    #: scaling of the rotary w_k for texts longer than n_trained: none; linear w_k / factor;
+    #: scaling of the rotary w_k = base^(-2k/n) for texts longer than n_trained: none; linear w_k / factor;
     #: llama3 c w_k + (1 - c) w_k / factor, c = (n_trained w_k / 2 pi - low) / (high - low) cut to 0 ... 1;
-    #: yarn (1 - r) w_k + r w_k / factor, r = (k - floor(k_high)) / (ceil(k_low) - floor(k_high)) cut to 0 ... 1, where
-    #: plane k_t = fraction d log(n_trained / 2 pi t) / (2 log base) makes t turns; it lies in 0 ... fraction d - 1
-    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
+    #: yarn (1 - r) w_k + r w_k / factor, r = (k - b) / (e - b) cut to 0 ... 1, where k_t = n log(n_trained / 2 pi t) /
+    #: (2 log base) is the plane of t turns, b = floor(k_high) of at least 0 and e = ceil(k_low) of at most n - 1;
+    #: longrope w_k / short_factors[k] where n_ctx <= n_trained, w_k / long_factors[k] in a longer context;
+    #: dynamic w_k with base s^(n/(n-2)) for base, s = factor n_ctx / n_trained - factor + 1 where n_ctx > n_trained
+    scaling: Literal["none", "linear", "llama3", "yarn", "longrope", "dynamic"] = "none"
     #: factor of the scaling
     factor: float = 8.0
     #: low of llama3 and yarn: w_k with fewer turns than this in n_trained positions are divided
     low: float = 1.0
     #: high of llama3 and yarn: w_k with more turns than this in n_trained positions are unchanged
     high: float = 4.0
-    #: c > 0: yarn multiplies rotated coordinates by c; 0: by 0.1 log(factor) + 1, or 1 for a factor below 1
+    #: c > 0: yarn and longrope multiply rotated coordinates by c; 0: yarn by 0.1 log(factor) + 1, longrope by
+    #: sqrt(1 + log(factor) / log(n_trained)), both by 1 for a factor below 1
     attention_factor: float = 0.0
     #: context length of the training before the scaling
     n_trained: int = 8192
+    #: a divisor of w_k for each plane k of longrope; (): 1 for each
+    short_factors: tuple[float, ...] = ()
+    #: the same where n_ctx > n_trained
+    long_factors: tuple[float, ...] = ()
     #: n > 0: every n-th layer, where n divides l + 1, has no rotary positions (NoPE); 0: all layers have them
     every: int = 0
     #: base of the rotary w_k in layers with a window, where they are not scaled; 0: as in the other layers
@@ -96,15 +95,15 @@ class Positions:
         require(self.local_base >= 0, "positions.local_base", self.local_base, "0 (none) or a number above it")
         below_high = f"from 0 up to, not including, positions.high = {self.high}"
         require(0 <= self.low < self.high, "positions.low", self.low, below_high)
-        require(self.attention_factor >= 0, "positions.attention_factor", self.attention_factor, "0 or a number above it")
-        fits = self.scaling != "yarn" or self.base > 1
-        require(fits, "positions.base", self.base, "a number above 1 where positions.scaling = yarn")
+        own = self.attention_factor
+        require(own >= 0, "positions.attention_factor", own, "0 (as positions.scaling says) or a number above it")
         require(self.n_trained >= 1, "positions.n_trained", self.n_trained, "at least 1")
         if self.kind == "rotary":
             planes = "fraction * d_head of 2 or more: a plane has two coordinates"
             require(a.d_rotary >= 2, "positions.fraction", self.fraction, planes)
             fits = f"down where all of an odd d_head = {a.d_head} is rotated: there is no further coordinate"
             require(a.d_rotary <= a.d_head, "positions.rounding", self.rounding, fits)
+            self.check_scaling(a)
         if self.kind == "relative":
             exact = self.n_exact(a.attention.mask)
             require(exact >= 1, "positions.n_buckets", self.n_buckets, "2 or more, 4 where bidirectional")
@@ -112,6 +111,21 @@ class Positions:
             require(self.max_distance > exact, "positions.max_distance", self.max_distance, farther)
         if self.kind == "sinusoidal":
             require(a.d_model % 2 == 0, "d_model", a.d_model, "an even number where positions.kind = sinusoidal")
+
+    def check_scaling(self, a: "Architecture") -> None:
+        """Refuse values that the formula of the scaling cannot take."""
+        above_1 = f"a number above 1 where positions.scaling = {self.scaling}"
+        require(self.scaling != "yarn" or self.base > 1, "positions.base", self.base, above_1)
+        if self.scaling == "longrope":
+            require(self.n_trained > 1, "positions.n_trained", self.n_trained, above_1)
+        if self.scaling == "dynamic":
+            several = "3 or more rotated coordinates where positions.scaling = dynamic"
+            require(a.rotary_divisor > 2, "positions.fraction", self.fraction, several)
+        for name in ("short_factors", "long_factors"):
+            factors = getattr(self, name)
+            fits = len(factors) in (0, a.d_rotary // 2) and min(factors, default=1.0) > 0
+            expected = f"() or a number above 0 for each of {a.d_rotary // 2} planes"
+            require(fits or self.scaling != "longrope", f"positions.{name}", factors, expected)
 
 
 #: where order enters, by positions.kind: rows added to the stream, q and k rotated, or numbers added to the scores
@@ -124,8 +138,14 @@ POSITION_FIELDS: dict[str, tuple[str, ...]] = {
     "alibi": ("slopes",),
     "relative": ("n_buckets", "max_distance"),
 }
-SCALING_FIELDS: dict[str, tuple[str, ...]] = {"none": (), "linear": ("factor",), "llama3": ("factor", "low", "high", "n_trained")}
-SCALING_FIELDS |= {"yarn": (*SCALING_FIELDS["llama3"], "attention_factor")}
+SCALING_FIELDS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low", "high", "n_trained"),
+    "yarn": ("factor", "low", "high", "n_trained", "attention_factor"),
+    "longrope": ("factor", "n_trained", "attention_factor", "short_factors", "long_factors"),
+    "dynamic": ("factor", "n_trained"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +325,8 @@ class Architecture:
     block: Literal["pre", "post", "parallel", "shared", "inner", "sandwich"] = "pre"
     #: c > 0: every sublayer's output is multiplied by c before it is added to the stream: x + c attn(norm_1(x)), ...
     residual_scale: float = 1.0
-    #: c of x_0 = c W_E[t], before positions are added; embed_scale_value: the field of that name
+    #: 1: x_0 = W_E[t];  sqrt(d_model): x_0 = sqrt(d_model) W_E[t];  embed_scale_value: x_0 = c W_E[t] with
+    #: c = embed_scale_value  (before positions are added)
     embed_scale: Literal["1", "sqrt(d_model)", "embed_scale_value"] = "1"
     #: the factor itself, where embed_scale = embed_scale_value
     embed_scale_value: float = 1.0
@@ -391,6 +412,8 @@ class Architecture:
         """The fields of `positions` that this architecture depends on."""
         scaling = SCALING_FIELDS[self.positions.scaling] if self.d_rotary else ()
         every = ("every",) if self.d_rotary and 0 < self.positions.every <= self.n_layers else ()
+        unused = "short_factors" if self.n_ctx > self.positions.n_trained else "long_factors"
+        scaling = tuple(name for name in scaling if name != unused)
         return ("kind", *POSITION_FIELDS.get(self.positions.kind, ()), *scaling, *every)
 
     @property
@@ -404,6 +427,12 @@ class Architecture:
     def rotary_divisor(self) -> int:
         """The n of w_k = base^(-2k/n)."""
         return int(self.d_head * self.positions.fraction) if self.positions.rounding == "up" else self.d_rotary
+
+    @property
+    def dynamic_factor(self) -> float:
+        """The s of positions.scaling = dynamic: 1 for a context of up to n_trained positions."""
+        p = self.positions
+        return p.factor * self.n_ctx / p.n_trained - p.factor + 1 if self.n_ctx > p.n_trained else 1.0
 
     @property
     def block_norms(self) -> tuple[str, ...]:
@@ -477,22 +506,6 @@ def architecture_fields() -> tuple[str, ...]:
     return tuple(names)
 
 
-def resolve_field(name: str, known: Sequence[str]) -> str:
-    """The full dotted name that `name` stands for; ArchitectureError names the nearest right one."""
-    if name in known:
-        return name
-    matches = [k for k in known if k.endswith("." + name)]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        raise ArchitectureError(f"{name!r} is ambiguous: choose one of {', '.join(matches)}")
-    # last parts of names are compared too, so that `n_head` finds attention.n_heads
-    tails = {k.rpartition(".")[2]: k for k in reversed(known)}
-    near = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(name.rpartition(".")[2], tails, 1)
-    hint = f"did you mean {tails.get(near[0], near[0])!r}?" if near else f"known fields: {', '.join(known)}"
-    raise ArchitectureError(f"there is no field {name!r}; {hint}")
-
-
 def field_options() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every field of the architecture that takes one of a few options: its dotted name, and the options."""
     for name in architecture_fields():
@@ -506,37 +519,6 @@ def field_type(name: str) -> Any:
     part, _, last = name.rpartition(".")
     hints = typing.get_type_hints(Architecture)
     return typing.get_type_hints(hints[part])[last] if part else hints[last]
-
-
-def parse_value(name: str, value: Any, hint: Any) -> Any:
-    """`value` as the type `hint` asks for; text is read as typed on a command line.
-
-    Raises ArchitectureError with the field, what was given and what was expected.
-    """
-    if typing.get_origin(hint) is Literal:
-        options = typing.get_args(hint)
-        if value not in options:
-            near = difflib.get_close_matches(str(value), options, 1)
-            best = f"; did you mean {near[0]!r}?" if near else ""
-            listed = ", ".join(options)
-            raise ArchitectureError(f"{name} = {value!r} is not one of its options: choose one of {listed}{best}")
-        return value
-    if hint == tuple[str, ...]:  # paths, which may hold any character
-        return (value,) if isinstance(value, str) else tuple(map(str, value))
-    if typing.get_origin(hint) is tuple:
-        parts = [p for p in value.strip("()[] ").split(",") if p.strip()] if isinstance(value, str) else value
-        if not isinstance(parts, list | tuple):
-            parts = [parts]
-        return tuple(parse_value(name, p.strip() if isinstance(p, str) else p, int) for p in parts)
-    try:
-        number = hint(value) if isinstance(value, str) else value
-    except ValueError:
-        number = None
-    if hint is float and isinstance(number, int):
-        number = float(number)
-    if not isinstance(number, hint) or isinstance(number, bool):
-        raise ArchitectureError(f"{name} = {value!r}: expected {'an integer' if hint is int else 'a number'}")
-    return number
 
 
 def _build(cls: Any, values: Mapping[str, Any], path: str) -> Any:
@@ -558,10 +540,13 @@ def _build(cls: Any, values: Mapping[str, Any], path: str) -> Any:
             checked[name] = None if value is None else _build(Architecture, value, full)
         else:
             checked[name] = parse_value(full, value, hints[name])
-    required = [f.name for f in fields(cls) if f.default is f.default_factory is dataclasses.MISSING]
-    if missing := [name for name in required if name not in checked]:
+    if missing := [f.name for f in fields(cls) if f.name not in checked and not _has_default(f)]:
         raise ArchitectureError(f"{path or 'architecture'} lacks {', '.join(missing)}: give each a value")
     return cls(**checked)
+
+
+def _has_default(f: dataclasses.Field) -> bool:
+    return f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
 
 
 def _check(a: Architecture) -> None:

@@ -38,7 +38,7 @@ SIZES: dict[str, Any] = {
     "logit_cap": st.sampled_from([0.0, 0.0, 3.0]),
     "positions.n_buckets": st.sampled_from([4, 6, 9]),
     "positions.max_distance": st.sampled_from([5, 8, 20]),
-    "positions.n_trained": st.sampled_from([16, 8192]),
+    "positions.n_trained": st.sampled_from([3, 16, 8192]),
     "positions.fraction": st.sampled_from([0.5, 0.9, 1.0]),
     "norm.eps": st.sampled_from([1e-5, 1e-2]),
     "n_segments": st.integers(0, 2),
@@ -63,6 +63,14 @@ def architectures(draw, encoder: bool | None = None, **fixed: Any) -> Architectu
     fields = {name: draw(strategy) for name, strategy in choices.items()}
     if fields["attention.n_heads"] % (fields["attention.n_kv_heads"] or 1):
         fields["attention.n_kv_heads"] = 1
+    rounded_up = fields["positions.rounding"] == "up"
+    n_rotated = int(fields["attention.d_head"] * fields["positions.fraction"])
+    if fields["positions.scaling"] == "dynamic" and n_rotated <= 2:
+        fields["positions.scaling"] = "none"  # one plane has no last one, whose w_k would be divided
+    if fields["positions.scaling"] == "longrope":
+        for name, first in (("short_factors", 1.0), ("long_factors", 3.0)):
+            factors = tuple(first + k for k in range((n_rotated + rounded_up) // 2))
+            fields[f"positions.{name}"] = draw(st.sampled_from([(), factors]))
     if fields["mlp.form"] == "gated":
         fields["mlp.n_hidden"] = 1
     if fields["mlp.n_hidden"] != 1:

@@ -14,7 +14,8 @@ import pellucid
 SOURCE = Path(pellucid.__file__).parent
 #: from the ground up: a room may use the rooms in earlier rows and itself
 FLOORS = (
-    ("version", "architecture"),
+    ("version", "option_values"),
+    ("architecture",),
     ("tensor_names", "presets", "edits", "destination", "parameter_counts"),
     ("text", "reference", "model"),
     # what every kind of run shares stands below the kinds
@@ -45,7 +46,8 @@ NEIGHBOURS: dict[tuple[str, str], str] = {
     ("look", "serve"): "the inspector answers with the security, the strict bodies and the files' routes of the server",
     ("predictors", "generate"): "any predictor is sampled and scored by the same code",
 }
-TORCHLESS = ("architecture", "parameter_counts", "tensor_names", "presets", "edits", "destination", "text", "reference")
+TORCHLESS = ("option_values", "architecture", "parameter_counts", "tensor_names", "presets", "edits", "destination")
+TORCHLESS += ("text", "reference")
 #: packages of others, by the rooms that may use them at all; loaded where they are used
 #: what is written into converted folders and imported there alone, by transformers
 WRITTEN_OUT = "hub/transformers_code/"
@@ -133,7 +135,7 @@ def test_foreign_packages_stay_in_their_rooms(here):
         if here == "reference":
             assert foreign <= {"numpy", "pellucid", *sys.stdlib_module_names}, path
             assert {used for used in rooms_used(path)} <= {"reference", "architecture", "tensor_names", "edits"}, path
-        if here in ("architecture", "tensor_names", "presets", "edits", "destination"):
+        if here in ("option_values", "architecture", "tensor_names", "presets", "edits", "destination"):
             assert foreign <= {"pellucid", *sys.stdlib_module_names}, path
         for package, rooms in FOREIGN.items():
             assert package not in foreign or here in rooms, f"{path} imports {package}"

@@ -211,7 +211,8 @@ def test_every_choice_is_a_word_and_every_size_a_number():
     choices = dict(field_options())
     for name in architecture_fields():
         if name != "dropout":
-            assert (name in choices) != (field_type(name) in (int, float, tuple[int, ...])), name
+            sizes = (int, float, tuple[int, ...], tuple[float, ...])
+            assert (name in choices) != (field_type(name) in sizes), name
     assert all(len(set(options)) >= 2 for options in choices.values())
     assert {name.partition(".")[0] for name in choices if "." in name} == set(PARTS) - {"dropout"}
 
@@ -221,8 +222,12 @@ def test_neither_torch_nor_numpy_is_needed_to_describe():
     import inspect
 
     import pellucid.architecture
+    import pellucid.option_values
 
-    tree = ast.parse(inspect.getsource(pellucid.architecture))
-    roots = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    roots |= {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
-    assert not {root for root in roots if str(root).startswith(("torch", "numpy", "pellucid"))}
+    imported = set()
+    for module in (pellucid.architecture, pellucid.option_values):
+        tree = ast.parse(inspect.getsource(module))
+        imported |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+        imported |= {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    foreign = {name for name in imported if name.startswith(("torch", "numpy", "pellucid"))}
+    assert foreign == {"pellucid.option_values"}

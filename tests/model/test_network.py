@@ -1,6 +1,7 @@
 """Attention, masks, positions, tables and dropout of the network."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -284,12 +285,13 @@ def test_buckets_of_every_distance_are_the_definitions(n_buckets, max_distance, 
 def test_frequencies_are_scaled_by_how_often_a_plane_turns(low, high, n_trained, factor):
     """Kept where it turns often, divided by the factor where seldom, between the two in proportion to the turns."""
     p = Positions(kind="rotary", low=low, high=high, n_trained=n_trained, factor=factor)
+    a = dataclasses.replace(A, positions=p)
     turns = torch.tensor([2 * high, high, (3 * high + low) / 4, (high + low) / 2, low, low / 2], dtype=torch.float64)
     w = turns * 2 * math.pi / n_trained
     kept = torch.tensor([1, 1, 3 / 4, 1 / 2, 0, 0], dtype=torch.float64)
-    assert torch.allclose(SCALING["llama3"](p, w), w * (kept + (1 - kept) / factor), rtol=1e-12, atol=0)
-    assert torch.equal(SCALING["linear"](p, w), w / factor)
-    assert torch.equal(SCALING["none"](p, w), w)
+    assert torch.allclose(SCALING["llama3"](a, w), w * (kept + (1 - kept) / factor), rtol=1e-12, atol=0)
+    assert torch.equal(SCALING["linear"](a, w), w / factor)
+    assert torch.equal(SCALING["none"](a, w), w)
 
 
 @pytest.mark.parametrize("gain", ["g", "1+g"])

@@ -93,12 +93,21 @@ def draw_rope(dice: random.Random, nested: bool = False) -> Any:
         "original_max_position_embeddings": (3, 8, 8192),
         "attention_factor": (0.5, 1.0, None),
         "beta_fast": (32, 4.0),
+        "beta_slow": (1, 0.1, 0),
+        "mscale": (0.7, 1.0),
+        "mscale_all_dim": (1.0, 0.5),
+        "truncate": (True, True, False),
+        "short_factor": ([1.0, 2.0], [1.0, 1.5, 4.0], [1.0, 2, 3.0, 4.0]),
+        "long_factor": ([1.0, 2.0], [1.0, 1.5, 4.0], [1.0, 3, 5.0, 9.0]),
         "mrope_section": ([1, 1],),
     }
     found = {name: dice.choice(values) for name, values in pool.items() if dice.random() < 0.5}
-    if kind in ("linear", "llama3") and dice.random() < 0.8:
+    if kind in ("linear", "llama3", "yarn", "dynamic") and dice.random() < 0.8:
         found |= {"factor": dice.choice((2.0, 4.0, 8))}
         found |= {"low_freq_factor": 0.1, "high_freq_factor": 1.0} if kind == "llama3" else {}
+    if kind == "longrope" and dice.random() < 0.8:
+        found |= {"short_factor": dice.choice(pool["short_factor"])}
+        found |= {"long_factor": dice.choice((found["short_factor"], *pool["long_factor"]))}
     named = {dice.choice(("rope_type", "rope_type", "type")): kind} if dice.random() < 0.9 else {}
     return found | named
 

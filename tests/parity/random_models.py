@@ -19,6 +19,14 @@ LINEAR = ROTARY | {"rope_type": "linear", "factor": 4.0}
 #: planes of three kinds: within 8 positions they turn 1.27, 0.27 and 0.06 times
 LLAMA3 = ROTARY | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.1, "high_freq_factor": 1.0}
 LLAMA3 |= {"original_max_position_embeddings": 8}
+#: planes that turn often, seldom and between, from whole plane 0 to 2 where there are three
+YARN = ROTARY | {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1.0, "beta_slow": 0.1}
+YARN |= {"original_max_position_embeddings": 8}
+#: one list for texts of every length, of six rotated coordinates
+LONGROPE = ROTARY | {"rope_type": "longrope", "original_max_position_embeddings": 3}
+LONGROPE |= {"short_factor": [1.0, 1.5, 4.0], "long_factor": [1.0, 1.5, 4.0]}
+#: another list for texts of more than original_max_position_embeddings
+PHI3_LONG = LONGROPE | {"partial_rotary_factor": 0.75, "long_factor": [2.0, 3.5, 8.0]}
 LLAMA |= {"intermediate_size": 20, "num_key_value_heads": 2, "rope_parameters": ROTARY}
 GEMMA2 = {"head_dim": 10, "query_pre_attn_scalar": 10, "sliding_window": 3, "final_logit_softcapping": 3.0}
 GEMMA2 |= {"attn_logit_softcapping": 2.0}
@@ -55,6 +63,9 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
             "positions scaled": {"rope_parameters": LINEAR},
             "scaled by turns": {"rope_parameters": LLAMA3},
             "scaled by turns, fewer turns": {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 3}},
+            "yarn, as in DeepSeek's files": {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0}},
+            "longrope": {"rope_parameters": LONGROPE},
+            "dynamic": {"rope_parameters": ROTARY | {"rope_type": "dynamic", "factor": 2.0}},
             "no layer": {"num_hidden_layers": 0},
         },
     ),
@@ -70,6 +81,7 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         LLAMA,
         TIED
         | {
+            "yarn": {"rope_parameters": YARN},
             "windows from layer 1 on": {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
             "windows by name": {
                 "use_sliding_window": True,
@@ -85,6 +97,7 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         | {
             "biases, large eps": {"attention_bias": True, "rms_norm_eps": 1e-2},
             "windows": {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+            "yarn, another factor": {"rope_parameters": YARN | {"attention_factor": 0.7, "beta_fast": 4.0}},
         },
     ),
     "smollm3": (
@@ -143,7 +156,19 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "phi3": (
         "Phi3ForCausalLM",
         LLAMA | {"hidden_size": 32, "pad_token_id": None, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.75}},
-        TIED | {"window, gelu": {"sliding_window": 3, "hidden_act": "gelu", "rope_parameters": ROTARY}},
+        TIED
+        | {
+            "window, gelu": {"sliding_window": 3, "hidden_act": "gelu", "rope_parameters": ROTARY},
+            "longrope, the context of the training": {
+                "max_position_embeddings": 20,
+                "original_max_position_embeddings": 9,
+                "rope_parameters": PHI3_LONG,
+            },
+            "longrope, one list, a longer context": {
+                "original_max_position_embeddings": 3,
+                "rope_parameters": PHI3_LONG | {"short_factor": PHI3_LONG["long_factor"]},
+            },
+        },
     ),
     "starcoder2": (
         "Starcoder2ForCausalLM",

@@ -225,6 +225,9 @@ def _settled(a: Architecture) -> dict[str, Any]:
     # the two options mean the same if nothing is odd
     if a.positions.kind == "rotary" and int(a.d_head * a.positions.fraction) % 2 == 0:
         values["positions.rounding"] = "up"
+    for name in ("short_factors", "long_factors"):
+        if values[f"positions.{name}"] is not None and not values[f"positions.{name}"]:
+            values[f"positions.{name}"] = [1.0] * (a.d_rotary // 2)
     if a.positions.kind == "alibi" and a.n_heads & (a.n_heads - 1) == 0:
         values["positions.slopes"] = "interleaved"
     if a.attention.scale != "scale_value":

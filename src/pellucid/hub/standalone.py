@@ -12,6 +12,8 @@ from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
 
+#: the modules that describe the architecture, in order of dependence
+OPTIONS = ("option_values", "architecture")
 #: the modules that compute the logits, in order of dependence
 NETWORK = ("shapes", "tap", "tables", "dropout", "norm", "positions", "mask", "mlp", "cache", "kernels", "attention")
 NETWORK = tuple(f"model.{name}" for name in (*NETWORK, "block", "embed", "transformer"))
@@ -52,7 +54,7 @@ def load(folder):
 
 @functools.cache
 def loader() -> str:
-    return LOADER_DOCSTRING + _join(("architecture", *NETWORK)) + LOAD
+    return LOADER_DOCSTRING + _join((*OPTIONS, *NETWORK)) + LOAD
 
 
 @functools.cache
@@ -60,8 +62,8 @@ def code_files() -> dict[str, str]:
     """The text of each code file that transformers needs, by its name without .py."""
     room = "hub.transformers_code"
     modules = (*NETWORK, f"{room}.inputs_pellucid", f"{room}.{MODELING}")
-    modeling = _join(modules, OWN_CACHE, imported=("architecture", f"{room}.{CONFIGURATION}"))
-    configuration = _join(("architecture", f"{room}.{CONFIGURATION}"))
+    modeling = _join(modules, OWN_CACHE, imported=(*OPTIONS, f"{room}.{CONFIGURATION}"))
+    configuration = _join((*OPTIONS, f"{room}.{CONFIGURATION}"))
     return {
         name: f'"""{_docstring(f"{room}.{name}")}\n"""\n{text}'
         for name, text in ((CONFIGURATION, configuration), (MODELING, modeling))

@@ -366,7 +366,7 @@ class StepWriter:
                 )
                 code = (
                     "from pellucid.reference.embedding import rotate\n"
-                    "from pellucid.reference.layers import rotary_frequencies\nimport numpy as np\n"
+                    "from pellucid.reference.layers import rotary_factor, rotary_frequencies\nimport numpy as np\n"
                     f"x = {self.normed_heads(at, name)}.numpy()\n"
                     f"result = rotate(x, np.arange(x.shape[2]), d_rotary={a.d_rotary}, layout={a.positions.layout!r}, "
                     f"w=rotary_frequencies({self.arch}, {layer}), c=rotary_factor({self.arch}, {layer}))"

@@ -24,43 +24,78 @@ def frequencies(width: int, base: float) -> Float[Tensor, " planes"]:
     return base ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
 
 
-def no_scaling(p: Positions, w: Tensor, width: int) -> Tensor:
+def no_scaling(a: Architecture, w: Tensor) -> Tensor:
     """w_k"""
     return w
 
 
-def linear_scaling(p: Positions, w: Tensor, width: int) -> Tensor:
+def linear_scaling(a: Architecture, w: Tensor) -> Tensor:
     """w_k / factor: as if positions were factor times closer   (Chen et al. 2023, section 2.3)"""
-    return w / p.factor
+    return w / a.positions.factor
 
 
-def llama3_scaling(p: Positions, w: Tensor, width: int) -> Tensor:
+def llama3_scaling(a: Architecture, w: Tensor) -> Tensor:
     """w_k where plane k turns often in n_trained positions, w_k / factor where seldom   (Llama Team 2024)"""
+    p = a.positions
     unscaled = ((p.n_trained * w / (2 * math.pi) - p.low) / (p.high - p.low)).clamp(0, 1)
     return unscaled * w + (1 - unscaled) * w / p.factor
 
 
-def yarn_scaling(p: Positions, w: Tensor, width: int) -> Tensor:
-    """w_k up to a plane, w_k / factor from another on, and a line in k between them   (Peng et al. 2023, section 3.2)"""
+def yarn_scaling(a: Architecture, w: Tensor) -> Tensor:
+    """w_k up to one plane, w_k / factor from another on, a line in k between them   (Peng et al. 2023, section 3.2)"""
+    p, n = a.positions, a.rotary_divisor
 
     def plane(turns: float) -> float:
-        return width * math.log(p.n_trained / (2 * math.pi * turns)) / (2 * math.log(p.base)) if turns else math.inf
+        return n * math.log(p.n_trained / (2 * math.pi * turns)) / (2 * math.log(p.base)) if turns else math.inf
 
     first = max(math.floor(plane(p.high)), 0)
-    last = min(math.ceil(plane(p.low)) if p.low else width, width - 1)
+    last = min(math.ceil(plane(p.low)) if p.low else n, n - 1)
     k = torch.arange(len(w), dtype=torch.float64, device="cpu")
+    # a line between two planes that are one is a step
     divided = ((k - first) / (last - first if last != first else 1e-3)).clamp(0, 1)
     return (1 - divided) * w + divided * w / p.factor
 
 
-SCALING = {"none": no_scaling, "linear": linear_scaling, "llama3": llama3_scaling, "yarn": yarn_scaling}
+def longrope_scaling(a: Architecture, w: Tensor) -> Tensor:
+    """w_k divided by a factor of its own, of the set for the context's length   (Ding et al. 2024, section 3)"""
+    p = a.positions
+    factors = p.long_factors if a.n_ctx > p.n_trained else p.short_factors
+    return w / torch.tensor(factors or [1.0], dtype=torch.float64, device="cpu")
 
 
-def rotation_factor(p: Positions) -> float:
-    """The factor of rotated coordinates, whose square multiplies the scores   (Peng et al. 2023, equation 22)"""
-    if p.scaling != "yarn":
-        return 1.0
+def dynamic_scaling(a: Architecture, w: Tensor) -> Tensor:
+    """(base s^(n/(n-2)))^(-2k/n): the last w_k is divided by s   (Peng et al. 2023, definition 1 and section 3.3)"""
+    k = torch.arange(len(w), dtype=torch.float64, device="cpu")
+    return w * a.dynamic_factor ** (-2 * k / (a.rotary_divisor - 2))
+
+
+SCALING = {
+    "none": no_scaling,
+    "linear": linear_scaling,
+    "llama3": llama3_scaling,
+    "yarn": yarn_scaling,
+    "longrope": longrope_scaling,
+    "dynamic": dynamic_scaling,
+}
+
+
+def no_factor(p: Positions) -> float:
+    """1"""
+    return 1.0
+
+
+def yarn_factor(p: Positions) -> float:
+    """0.1 log(factor) + 1   (Peng et al. 2023, equation 22)"""
     return p.attention_factor or max(0.1 * math.log(p.factor) + 1, 1.0)
+
+
+def longrope_factor(p: Positions) -> float:
+    """sqrt(1 + log(factor) / log(n_trained))   (Ding et al. 2024, their code)"""
+    return p.attention_factor or math.sqrt(1 + max(math.log(p.factor), 0.0) / math.log(p.n_trained))
+
+
+#: c of rotated coordinates, whose square multiplies the scores
+ROTATION_FACTOR = dict.fromkeys(SCALING, no_factor) | {"yarn": yarn_factor, "longrope": longrope_factor}
 
 
 def angles(n_ctx: int, w: Float[Tensor, " planes"]) -> Float[Tensor, "pos planes"]:
@@ -93,12 +128,12 @@ class Sinusoidal(Table):
 class RotaryTable(Table):
     """c cos(i w_k) and c sin(i w_k), first for layers without and then for layers with a window where these differ.
 
-    c is the factor of rotated coordinates, 1 but for yarn.
+    c is the factor of rotated coordinates, 1 but for yarn and longrope.
     """
 
     def __init__(self, a: Architecture):
         p, width = a.positions, a.rotary_divisor
-        kinds = [(rotation_factor(p), SCALING[p.scaling](p, frequencies(width, p.base), width))]
+        kinds = [(ROTATION_FACTOR[p.scaling](p), SCALING[p.scaling](a, frequencies(width, p.base)))]
         if p.local_base:
             kinds.append((1.0, frequencies(width, p.local_base)))
         angle = torch.stack([angles(a.n_ctx, w) for _, w in kinds])
@@ -120,7 +155,7 @@ class NoTable(nn.Module):
 class Rotary(nn.Module):
     """(q_i, k_j) -> (R_i q_i, R_j k_j): plane k of the first d_rotary coordinates turned by i w_k (Su et al. 2021).
 
-    With yarn R_i also multiplies these coordinates by a factor.
+    With yarn and longrope R_i also multiplies these coordinates by a factor.
     """
 
     table = RotaryTable

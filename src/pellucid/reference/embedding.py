@@ -104,15 +104,13 @@ def frequencies(n_planes: int, base: float = 10_000.0, n: int | None = None) -> 
 
 
 def scaled_frequencies(
-    w: np.ndarray, kind: str, factor: float, low: float = 1.0, high: float = 4.0, n_trained: int = 8192,
-    base: float = 10_000.0, n: int | None = None,
-) -> np.ndarray:  # fmt: skip
-    """w_k, w_k / factor (linear), or between the two by how often plane k turns in n_trained positions (llama3, yarn)
+    w: np.ndarray, kind: str, factor: float, low: float = 1.0, high: float = 4.0, n_trained: int = 8192
+) -> np.ndarray:
+    """w_k, w_k / factor (linear), or between the two by how often plane k turns in n_trained positions (llama3)
 
     Chen et al. 2023, "Positional Interpolation", section 2.3; Llama Team 2024, "The Llama 3 Herd of Models", whose code
     divides every plane of less than `low` turns, no plane of more than `high`, and goes from one to the other linearly
-    in the number of turns; Peng et al. 2023, "YaRN", section 3.2, whose code goes linearly in k from the last whole
-    plane of at least `high` turns to the first of at most `low`, w_k being base^(-2k/n).   [n_planes] -> [n_planes]
+    in the number of turns.   [n_planes] -> [n_planes]
     """
     if kind == "linear":
         return w / factor
@@ -121,20 +119,39 @@ def scaled_frequencies(
         between = (turns - low) / (high - low)
         mixed = (1 - between) * w / factor + between * w
         return np.where(turns < low, w / factor, np.where(turns > high, w, mixed))
-    if kind == "yarn":
-        n = 2 * len(w) if n is None else n
-
-        def plane(turns: float) -> float:
-            """The k, between planes too, with n_trained base^(-2k/n) = 2 pi turns."""
-            return n / 2 * np.log(n_trained / (2 * np.pi * turns)) / np.log(base)
-
-        begin = max(np.floor(plane(high)), 0)
-        end = min(np.ceil(plane(low)), n - 1) if low else n - 1
-        share = np.clip((np.arange(len(w)) - begin) / (end - begin or 0.001), 0, 1)
-        return share * w / factor + (1 - share) * w
     if kind != "none":
-        raise ValueError(f"scaling = {kind!r}: expected none, linear, llama3 or yarn")
+        raise ValueError(f"scaling = {kind!r}: expected none, linear or llama3; the others have functions of their own")
     return w
+
+
+def yarn_frequencies(
+    n: int, base: float, factor: float, low: float = 1.0, high: float = 32.0, n_trained: int = 8192
+) -> np.ndarray:
+    """(1 - r_k) w_k + r_k w_k / factor for w_k = base^(-2k/n), where r_k rises from 0 to 1 with k   [ceil(n / 2)]
+
+    Peng et al. 2023, "YaRN", section 3.2, whose code rises linearly in k from the last whole plane of at least `high`
+    turns in n_trained positions to the first of at most `low`.
+    """
+    w = frequencies((n + 1) // 2, base, n)
+
+    def plane(turns: float) -> float:
+        """The k, between planes too, with n_trained base^(-2k/n) = 2 pi turns."""
+        return n / 2 * np.log(n_trained / (2 * np.pi * turns)) / np.log(base)
+
+    begin = max(np.floor(plane(high)), 0)
+    end = min(np.ceil(plane(low)), n - 1) if low else n - 1
+    r = np.clip((np.arange(len(w)) - begin) / (end - begin or 0.001), 0, 1)
+    return r * w / factor + (1 - r) * w
+
+
+def dynamic_base(base: float, factor: float, length: int, n_trained: int, n: int) -> float:
+    """base s^(n/(n-2)) with s = factor length / n_trained - factor + 1, for texts longer than n_trained
+
+    Peng et al. 2023, "YaRN", definition 1 (the NTK-aware base, bloc97 2023) and section 3.3, "Dynamic NTK": of w_k =
+    base^(-2k/n) the first stays and the last is divided by s, which is factor where length = 2 n_trained.
+    """
+    s = factor * length / n_trained - factor + 1 if length > n_trained else 1.0
+    return base * s ** (n / (n - 2))
 
 
 def yarn_factor(factor: float, given: float = 0.0) -> float:
@@ -145,6 +162,16 @@ def yarn_factor(factor: float, given: float = 0.0) -> float:
     if given:
         return given
     return 1.0 if factor <= 1 else 0.1 * float(np.log(factor)) + 1.0
+
+
+def longrope_factor(factor: float, n_trained: int, given: float = 0.0) -> float:
+    """c of rotated coordinates: sqrt(1 + log(factor) / log(n_trained)), at least 1, unless given
+
+    Ding et al. 2024, "LongRoPE", whose code scales the logarithm of the longer context by that of the trained one.
+    """
+    if given:
+        return given
+    return 1.0 if factor <= 1 else float(np.sqrt(1 + np.log(factor) / np.log(n_trained)))
 
 
 def sinusoidal_positions(

@@ -11,12 +11,15 @@ import numpy as np
 from pellucid.architecture import Architecture
 from pellucid.reference.embedding import (
     alibi,
+    dynamic_base,
     frequencies,
+    longrope_factor,
     relative,
     relative_buckets,
     rotate,
     scaled_frequencies,
     yarn_factor,
+    yarn_frequencies,
 )
 from pellucid.reference.functions import ACTIVATION, layer_scale, rms_norm, rms_scale, soft_cap, softmax
 from pellucid.reference.masks import bidirectional_mask, causal_mask, window_mask
@@ -155,21 +158,35 @@ def distances(a: Architecture, n: int, n_keys: int, table: Array | None) -> Arra
 def rotary_frequencies(a: Architecture, layer: int) -> np.ndarray:
     """w_k of a layer's rotary planes, scaled as positions.scaling says   [d_rotary / 2]
 
-    Su et al. 2021; another base, unscaled, in layers with a window: Gemma Team et al. 2025 (Gemma 3), section 2.
+    Su et al. 2021; another base, unscaled, in layers with a window: Gemma Team et al. 2025 (Gemma 3), section 2; a
+    factor for each plane (longrope): Ding et al. 2024, section 3.
     """
     p = a.positions
     n = int(a.d_head * p.fraction) if p.rounding == "up" else a.d_rotary
     if p.local_base and a.window(layer):
         return frequencies(a.d_rotary // 2, p.local_base, n)
+    if p.scaling == "yarn":
+        return yarn_frequencies(n, p.base, p.factor, p.low, p.high, p.n_trained)
+    if p.scaling == "dynamic":
+        return frequencies(a.d_rotary // 2, dynamic_base(p.base, p.factor, a.n_ctx, p.n_trained, n), n)
     w = frequencies(a.d_rotary // 2, p.base, n)
-    return scaled_frequencies(w, p.scaling, p.factor, p.low, p.high, p.n_trained, p.base, n)
+    if p.scaling == "longrope":
+        factors = p.short_factors if a.n_ctx <= p.n_trained else p.long_factors
+        return w / np.asarray(factors) if factors else w
+    return scaled_frequencies(w, p.scaling, p.factor, p.low, p.high, p.n_trained)
 
 
 def rotary_factor(a: Architecture, layer: int) -> float:
-    """The factor of a layer's rotated coordinates: 1 but for yarn.   Peng et al. 2023, equation (22)."""
+    """The factor of a layer's rotated coordinates: 1 but for yarn and longrope
+
+    Peng et al. 2023, equation (22); Ding et al. 2024.
+    """
     p = a.positions
-    is_scaled = p.scaling == "yarn" and not (p.local_base and a.window(layer))
-    return yarn_factor(p.factor, p.attention_factor) if is_scaled else 1.0
+    if p.local_base and a.window(layer):
+        return 1.0
+    if p.scaling == "longrope":
+        return longrope_factor(p.factor, p.n_trained, p.attention_factor)
+    return yarn_factor(p.factor, p.attention_factor) if p.scaling == "yarn" else 1.0
 
 
 def cross_attention(a: Architecture, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:

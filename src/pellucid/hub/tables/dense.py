@@ -16,7 +16,7 @@ from pellucid.hub.tables.llama import (
     with_defaults,
     without,
 )
-from pellucid.hub.tables.rotary import EVEN, EVEN_PART, rotary
+from pellucid.hub.tables.rotary import EVEN, EVEN_PART, Trained, rotary
 from pellucid.hub.tables.rows import QKV, ConfigField, Derived, Family, TensorRow, visible_windows
 
 RESIDUAL = ("dropout.attn_out", "dropout.mlp_out")
@@ -122,6 +122,9 @@ ARCEE = Family(
     limits=EVEN,
 )
 
+#: in their older files longrope is called su or yarn
+PHI3_KINDS = {"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"}
+PHI3_TRAINED = Trained(PHI3_KINDS, default=4096)
 PHI3 = Family(
     name="phi3",
     model_class="Phi3ForCausalLM",
@@ -140,7 +143,7 @@ PHI3 = Family(
         ),
         ConfigField("resid_pdrop", RESIDUAL, 0.0),
     ),
-    derived=(rotary(1.0), WINDOW),
+    derived=(rotary(1.0, trained=PHI3_TRAINED), WINDOW),
     constants={"head_dim": None},
     fixed=PARTIAL | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "none"},
     rows=(

@@ -75,6 +75,18 @@ class Entries:
 
         return self._ask(path, None, None, sound, said)
 
+    def numbers(self, path: str) -> tuple[float, ...]:
+        """A list of numbers, which must be there."""
+
+        def sound(value: Any) -> bool:
+            return isinstance(value, list) and all(type(one) in (int, float) for one in value)
+
+        expected = "expected a list of numbers"
+        value = self._ask(path, None, REFUSED, sound, expected)
+        if value is None:
+            raise FamilyError(f"{path} is missing in config.json: {expected}")
+        return tuple(map(float, value))
+
     def raw(self, path: str, default: Any = None) -> Any:
         """The value itself, for a caller that checks its type."""
         return self._ask(path, default, None, lambda value: True, "")

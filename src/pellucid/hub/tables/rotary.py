@@ -6,10 +6,11 @@ top-level entries.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pellucid.architecture import Architecture
-from pellucid.hub.tables.entries import Entries, FamilyError, shown
+from pellucid.hub.tables.entries import BOUNDS, REFUSED, Entries, FamilyError, shown
 from pellucid.hub.tables.rows import Derived
 
 #: their kinds of scaled rotary positions, and our field for each entry that a kind reads
@@ -29,12 +30,32 @@ SCALED: dict[str, dict[str, str]] = {
         "original_max_position_embeddings": "positions.n_trained",
         "attention_factor": "positions.attention_factor",
     },
+    "longrope": {
+        "factor": "positions.factor",
+        "original_max_position_embeddings": "positions.n_trained",
+        "attention_factor": "positions.attention_factor",
+        "short_factor": "positions.short_factors",
+        "long_factor": "positions.long_factors",
+    },
+    "dynamic": {"factor": "positions.factor"},
 }
 #: the values of entries that may be missing, null or 0
 YARN_DEFAULTS = {"beta_slow": 1.0, "beta_fast": 32.0}
 #: entries that other kinds read, and these ignore
-OF_OTHERS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "mrope_section")
-OF_OTHERS += ("short_factor", "long_factor", "mrope_interleaved", *SCALED["llama3"])
+OF_OTHERS = ("mscale", "mscale_all_dim", "truncate", "mrope_section", "mrope_interleaved")
+OF_OTHERS += tuple(sorted({name for names in SCALED.values() for name in names}))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Where a family's config.json holds the context of the training before the scaling.
+
+    kinds    their names of scalings -> the name among `SCALED`
+    default  the value of the entry beside the object, which these families always have; None for the others
+    """
+
+    kinds: Mapping[str, str] = field(default_factory=lambda: {kind: kind for kind in SCALED})
+    default: int | None = None
 
 
 def rotary(
@@ -42,12 +63,14 @@ def rotary(
     base: str = "rope_theta",
     share: str = "partial_rotary_factor",
     default_base: float = 10_000.0,
+    trained: Trained | None = None,
 ) -> Derived:
     """The rotary positions of a family: base, rotated share of each head, and scaling.
 
     `fraction` is the default share, None for families that rotate whole heads; `base` and `share` are the names of
     these two entries outside the object, and `default_base` is the base where there is no entry.
     """
+    trained = trained or Trained()
 
     def read(entries: Entries) -> dict[str, Any]:
         path = "rope_scaling" if entries.raw("rope_scaling") else "rope_parameters"
@@ -59,21 +82,26 @@ def rotary(
                 f"partial_rotary_factor = {shown(part)} in config.json: models of this family rotate whole heads"
             )
         theta = entries.number(f"{path}.rope_theta", entries.number(base, default_base, above=0), above=0)
-        return scaling(entries, path) | {"positions.base": theta, "positions.fraction": part}
+        return scaling(entries, path, trained) | {"positions.base": theta, "positions.fraction": part}
 
     def write(a: Architecture) -> dict[str, Any]:
         part = {} if fraction is None else {"partial_rotary_factor": a.positions.fraction}
-        return {"rope_parameters": {"rope_theta": a.positions.base} | scaling_to(a) | part}
+        object_of_ours = {"rope_theta": a.positions.base} | scaling_to(a) | part
+        is_outside = trained.default is not None and "positions.n_trained" in SCALED[kind_of(a)].values()
+        outside = {"original_max_position_embeddings": a.positions.n_trained} if is_outside else {}
+        return outside | {"rope_parameters": object_of_ours}
 
     return Derived(read, write)
 
 
-def scaling(entries: Entries, path: str) -> dict[str, Any]:
-    """The scaling for longer texts in the object at this path."""
-    kind = entries.choice(f"{path}.rope_type|{path}.type", "default", SCALED)
+def scaling(entries: Entries, path: str, trained: Trained | None = None) -> dict[str, Any]:
+    """The scaling for longer texts in the object at this path, and n_ctx where a context is shorter than the file's."""
+    trained = trained or Trained()
+    kind = trained.kinds[entries.choice(f"{path}.rope_type|{path}.type", "default", trained.kinds)]
     # transformers prefers an entry outside the object
-    outside = entries.raw("original_max_position_embeddings")
-    n_trained = entries.raw("max_position_embeddings") if outside is None else outside
+    outside = entries.raw("original_max_position_embeddings", trained.default)
+    longest = entries.raw("max_position_embeddings")
+    n_trained = longest if outside is None else outside
     entries.asked.update(f"{path}.{name}" for name in OF_OTHERS)
     values: dict[str, Any] = {"positions.scaling": "none" if kind == "default" else kind}
     for name, ours in SCALED[kind].items():
@@ -83,33 +111,70 @@ def scaling(entries: Entries, path: str) -> dict[str, Any]:
         elif name in YARN_DEFAULTS:
             values[ours] = entries.number(f"{path}.{name}", 0.0, 0.0) or YARN_DEFAULTS[name]
         elif name == "attention_factor":
-            values[ours] = yarn_factor(entries, path)
+            yarn = kind == "yarn"
+            values[ours] = yarn_factor(entries, path) if yarn else entries.number(f"{path}.{name}", 0.0, 0.0, above=0)
+        elif name in ("short_factor", "long_factor"):
+            values[ours] = entries.numbers(f"{path}.{name}")
+        elif kind == "longrope" and entries.raw(f"{path}.{name}") is None:
+            continue  # their factor is then the ratio of both contexts
         elif not entries.has(f"{path}.{name}"):
             raise FamilyError(f"{path} lacks {name} in config.json, which rope_type = {kind!r} needs")
         else:
             values[ours] = entries.number(f"{path}.{name}", None)
+    if kind in ("longrope", "dynamic"):
+        values |= by_length(kind, Entries({"max_position_embeddings": longest}), values)
     return values
 
 
+def by_length(kind: str, entries: Entries, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a scaling by the length of each text is in a model whose frequencies are the same for all texts.
+
+    transformers computes texts of more than n_trained tokens with other frequencies than shorter ones, so that keys in
+    a cache are not those of the longer text. longrope: the context ends with n_trained, unless both lists are one.
+    dynamic: in the context of the training nothing is scaled.
+    """
+    n_ctx = entries.integer("max_position_embeddings", REFUSED, most=BOUNDS["n_ctx"])
+    if n_ctx is REFUSED:
+        raise FamilyError(f"config.json lacks max_position_embeddings, which rope_type = {kind!r} needs")
+    if kind == "dynamic":
+        return {"positions.n_trained": n_ctx}
+    n_trained = values["positions.n_trained"]
+    both_are_one = values["positions.short_factors"] == values["positions.long_factors"]
+    length = {} if both_are_one else {"n_ctx": min(n_ctx, n_trained)}
+    return {"positions.factor": n_ctx / n_trained} | values | length
+
+
 def yarn_factor(entries: Entries, path: str) -> float:
-    """The factor of rotated queries and keys, 0 where it is that of the paper; DeepSeek's files give a quotient of two."""
+    """The factor of rotated queries and keys, 0 where it is that of the paper; DeepSeek's is a quotient of two."""
     if entries.flag(f"{path}.truncate", True) is not True:
-        raise FamilyError(f"{path}.truncate = false in config.json: planes between two whole ones cannot be represented")
+        raise FamilyError(
+            f"{path}.truncate = false in config.json: bounds between two whole planes cannot be represented"
+        )
     own = entries.number(f"{path}.attention_factor", 0.0, 0.0, above=0)
     above, below = (entries.number(f"{path}.{name}", 0.0, 0.0) for name in ("mscale", "mscale_all_dim"))
-    factor = entries.number(f"{path}.factor", None, above=0)
+    factor = entries.number(f"{path}.factor", 1.0, above=0)
     if own or not (above and below) or factor <= 1:
         return own or (1.0 if above and below else 0.0)
     return (0.1 * above * math.log(factor) + 1) / (0.1 * below * math.log(factor) + 1)
 
 
+def kind_of(a: Architecture) -> str:
+    """Their name of the scaling."""
+    return "default" if a.positions.scaling == "none" else a.positions.scaling
+
+
 def scaling_to(a: Architecture) -> dict[str, Any]:
     """The inverse of `scaling`: the entries of that object."""
-    kind = "default" if a.positions.scaling == "none" else a.positions.scaling
+    kind = kind_of(a)
     part = {f"positions.{name}": value for name, value in a.to_dict()["positions"].items()}
     entries = {theirs: part[ours] for theirs, ours in SCALED[kind].items()}
-    if kind == "yarn" and not entries["attention_factor"]:
-        del entries["attention_factor"]
+    if not entries.get("attention_factor"):
+        entries.pop("attention_factor", None)
+    if kind == "longrope":
+        ones = [1.0] * (a.d_rotary // 2)
+        # a longer context has one list for texts of every length
+        short = "long_factor" if a.n_ctx > a.positions.n_trained else "short_factor"
+        entries["short_factor"], entries["long_factor"] = entries[short] or ones, entries["long_factor"] or ones
     return {"rope_type": kind} | entries
 
 
