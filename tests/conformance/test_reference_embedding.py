@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from drawn_architectures import architectures, draw_tokens
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pellucid.architecture import Architecture, Attention, Norm, Positions
@@ -272,6 +272,77 @@ def test_scaled_frequencies_by_hand():
     np.testing.assert_allclose(at_16 / (w * 512), [1, 3 / 4, 1 / 2 + 1 / 16, 1 / 2, 1 / 2], rtol=1e-12)
     with pytest.raises(ValueError, match="none, linear or llama3"):
         E.scaled_frequencies(w, "yarn", 4.0)
+
+
+@pytest.mark.item("S0-1.2-h")
+def test_yarn_by_hand():
+    """Six coordinates of base 10: in n positions plane k turns n 10^(-k/3) / 2 pi times, which is 4, 1.86 and 0.86."""
+    w = 10.0 ** (-np.arange(3) / 3)
+    n = round(4 * 2 * np.pi * 1000)
+    scale = 1000  # more positions, and as many more turns, so that n is an integer
+    # plane 0 has the most turns of the trained planes, plane 2 is the first of at most one turn
+    found = E.yarn_frequencies(6, 10.0, 5.0, low=scale, high=4 * scale, n_trained=n)
+    np.testing.assert_allclose(found / w, [1, (1 + 1 / 5) / 2, 1 / 5], rtol=1e-12)
+    # as many turns in both bounds but for a little: whole planes around them, here 1 and 2
+    found = E.yarn_frequencies(6, 10.0, 5.0, low=0.9 * scale, high=1.1 * scale, n_trained=n)
+    np.testing.assert_allclose(found / w, [1, 1, 1 / 5], rtol=1e-12)
+    # no lower bound: the line ends with plane n - 1 = 5, which no head has
+    found = E.yarn_frequencies(6, 10.0, 5.0, low=0.0, high=4 * scale, n_trained=n)
+    np.testing.assert_allclose(found / w, 1 - np.arange(3) / 5 * 4 / 5, rtol=1e-12)
+
+
+@pytest.mark.item("S0-1.2-h")
+@settings(max_examples=60)
+@given(
+    n_planes=st.integers(2, 12),
+    base=st.floats(2, 1e6),
+    factor=st.floats(1, 60),
+    low=st.floats(0.5, 8),
+    share=st.floats(1.1, 40),
+    more=st.floats(1, 100),
+)
+def test_yarn_agrees_with_the_paper_outside_its_line(n_planes, base, factor, low, share, more):
+    """Peng et al. 2023, section 3.2: planes of more than beta turns stay, planes of fewer than alpha are divided by s.
+
+    Between them the paper goes linearly in the turns and its code in k; both stay between w_k / s and w_k.
+    """
+    # the first plane turns at least beta times, and the last one less, so that the line lies among them
+    high, n_trained = low * share, int(2 * np.pi * low * share * more) + 1
+    w = base ** (-np.arange(n_planes) / n_planes)
+    turns = n_trained * w / (2 * np.pi)
+    assume(turns[-1] < high)
+    found = E.yarn_frequencies(2 * n_planes, base, factor, low, high, n_trained)
+    np.testing.assert_allclose(found[turns > high], w[turns > high], rtol=1e-12)
+    np.testing.assert_allclose(found[turns < low], w[turns < low] / factor, rtol=1e-12)
+    assert np.all(found <= w * (1 + 1e-12))
+    assert np.all(found >= w / factor * (1 - 1e-12))
+    assert np.all(np.diff(found / w) <= 1e-12)
+
+
+@pytest.mark.item("S0-1.2-h")
+def test_factors_of_rotated_coordinates_by_hand():
+    """sqrt(1/t) = 0.1 ln(s) + 1 (Peng et al. 2023, equation 22), so that a score q . k is divided by t."""
+    assert E.yarn_factor(1.0) == E.yarn_factor(0.5) == 1.0
+    assert abs(E.yarn_factor(np.e**10) - 2) < 1e-12
+    assert E.yarn_factor(40.0, 0.7) == E.longrope_factor(40.0, 10, 0.7) == 0.7
+    assert E.longrope_factor(0.5, 10) == 1.0
+    assert abs(E.longrope_factor(1000.0, 10) - 2) < 1e-12
+    rng = np.random.default_rng(0)
+    q, k, at = rng.normal(size=(3, 6)), rng.normal(size=(3, 6)), np.arange(3)
+    t = E.yarn_factor(4.0) ** -2
+    plain = E.rotate(q, at, 6) @ E.rotate(k, at, 6).T
+    scaled = E.rotate(q, at, 6, c=E.yarn_factor(4.0)) @ E.rotate(k, at, 6, c=E.yarn_factor(4.0)).T
+    np.testing.assert_allclose(scaled, plain / t, rtol=1e-12)
+
+
+@pytest.mark.item("S0-1.2-h")
+def test_dynamic_base_by_hand():
+    """The first plane stays, the last is divided by s: 1 in the trained context, factor + 1 in twice that."""
+    for length, s in ((100, 1.0), (99, 1.0), (200, 4.0), (300, 7.0)):
+        w = E.frequencies(4, E.dynamic_base(50.0, 3.0, length, 100, 8), 8)
+        unscaled = E.frequencies(4, 50.0, 8)
+        assert w[0] == 1
+        np.testing.assert_allclose(w[-1], unscaled[-1] / s, rtol=1e-12)
 
 
 @pytest.mark.item("S0-1.1-m")

@@ -193,6 +193,16 @@ def test_neighbours_are_turned_as_they_are(tokenizer, tmp_path):
     assert torch.equal(tensors["blk.0.attn_q.weight"], network.blocks[0].attn.query.weight)
 
 
+@pytest.mark.parametrize("name", ["yarn", "longrope", "dynamic"])
+def test_scalings_of_positions_that_the_file_does_not_hold_are_refused_by_name(name):
+    fields = {"qk_norm": "none", "mlp.form": "gated", "mlp.activation": "silu"}
+    a = preset("modern", 300).with_fields(fields)
+    assert gguf_architecture(a) == "llama"
+    a = a.with_fields({"positions.scaling": name})
+    with pytest.raises(FamilyError, match=f"llama cannot represent positions.scaling = {name}"):
+        gguf_architecture(a)
+
+
 def test_rows_there_and_back():
     rows = torch.arange(24.0).view(24, 1)
     assert interleave_halves(rows, 6)[:6, 0].tolist() == [0, 3, 1, 4, 2, 5]

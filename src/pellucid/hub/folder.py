@@ -106,6 +106,12 @@ class Folder:
                 f"{self.path / 'config.json'} has unknown entries, which are ignored: {some(unknown)}; if one of "
                 "them changes what the model computes, the result here differs"
             )
+        a, longest = self.architecture, self.config.get("max_position_embeddings")
+        if a.positions.scaling == "longrope" and isinstance(longest, int) and a.n_ctx < longest:
+            notes.append(
+                f"{self.path / 'config.json'}: the context is {a.n_ctx:,} positions, not {longest:,}: longrope has other "
+                "frequencies for longer texts; with long_factor in the place of short_factor, all texts have these"
+            )
         return notes
 
 

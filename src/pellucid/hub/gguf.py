@@ -61,7 +61,7 @@ NAMES: dict[str, dict[str, str | tuple[str, ...]]] = {
 #: options that llama.cpp fixes, with the values it allows
 FIXED: dict[str, dict[str, tuple[str, ...]]] = {
     "gpt2": {"mlp.activation": ("gelu_tanh",), "attention.scale": ("1/sqrt(d_head)",)},
-    "llama": {"mlp.activation": ("silu",)},
+    "llama": {"mlp.activation": ("silu",), "positions.scaling": ("none", "linear", "llama3")},
     "qwen3": {"mlp.activation": ("silu",), "attention.bias": ("none",), "positions.scaling": ("none", "linear")},
 }
 TURNED = ("blk.{i}.attn_q", "blk.{i}.attn_k")

@@ -148,7 +148,7 @@ def dynamic_base(base: float, factor: float, length: int, n_trained: int, n: int
     """base s^(n/(n-2)) with s = factor length / n_trained - factor + 1, for texts longer than n_trained
 
     Peng et al. 2023, "YaRN", definition 1 (the NTK-aware base, bloc97 2023) and section 3.3, "Dynamic NTK": of w_k =
-    base^(-2k/n) the first stays and the last is divided by s, which is factor where length = 2 n_trained.
+    base^(-2k/n) the first stays, and the last is divided by s.
     """
     s = factor * length / n_trained - factor + 1 if length > n_trained else 1.0
     return base * s ** (n / (n - 2))

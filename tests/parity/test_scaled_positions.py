@@ -1,0 +1,143 @@
+"""Scaled rotary positions: their functions for the frequencies, and texts beyond the context of the training."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_models import LLAMA, LONGROPE, PHI3_LONG, ROTARY, TINY, in_float64
+from theirs import as_ours, both, draw, farthest, logits_of, numpy_weights, perturb
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from pellucid.architecture import Architecture, Attention, Positions
+from pellucid.hub import FamilyError, architecture_of
+from pellucid.model import Cache, Transformer
+from pellucid.model.positions import RotaryTable
+from pellucid.model.weights import load_state, state_of
+from pellucid.reference.layers import rotary_factor, rotary_frequencies
+
+TOLERANCE = 1e-12
+
+
+def their_frequencies(p, a, length=None):
+    """w_k and the factor of rotated coordinates, as transformers' function computes them."""
+    names = {"factor": p.factor, "original_max_position_embeddings": p.n_trained, "rope_theta": p.base}
+    names |= {"beta_fast": p.high, "beta_slow": p.low, "attention_factor": p.attention_factor or None}
+    names |= {"short_factor": list(p.short_factors), "long_factor": list(p.long_factors)}
+    config = transformers.LlamaConfig(
+        hidden_size=a.d_model,
+        num_attention_heads=a.n_heads,
+        max_position_embeddings=p.n_trained if p.scaling == "dynamic" else a.n_ctx,
+        rope_parameters={"rope_type": p.scaling} | names,
+    )
+    with in_float64():
+        w, c = ROPE_INIT_FUNCTIONS[p.scaling](config, torch.device("cpu"), seq_len=length)
+    return w.double().numpy(), c
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_their_function_of_the_frequencies_is_ours(data):
+    n_planes = data.draw(st.integers(2, 9))
+    factors = st.tuples(*[st.floats(0.5, 60)] * n_planes)
+    n_trained, low = data.draw(st.integers(2, 8192)), data.draw(st.floats(0.1, 8))
+    p = Positions(
+        kind="rotary",
+        scaling=data.draw(st.sampled_from(["yarn", "longrope", "dynamic"])),
+        base=data.draw(st.floats(2, 1e6)),
+        factor=data.draw(st.floats(0.5, 64)),
+        n_trained=n_trained,
+        low=low,
+        high=low * data.draw(st.floats(1.5, 40)),
+        attention_factor=data.draw(st.sampled_from([0.0, 0.7, 1.3])),
+        short_factors=data.draw(factors),
+        long_factors=data.draw(factors),
+    )
+    n_ctx = data.draw(st.integers(n_trained // 2 + 1, 4 * n_trained))
+    attention = Attention(n_heads=2, d_head=2 * n_planes)
+    a = Architecture(n_vocab=3, n_ctx=n_ctx, d_model=4 * n_planes, n_layers=1, attention=attention, positions=p)
+    w, c = their_frequencies(p, a, n_ctx)
+    np.testing.assert_allclose(rotary_frequencies(a, 0), w, rtol=TOLERANCE)
+    assert abs(rotary_factor(a, 0) - c) <= TOLERANCE * c
+    if n_ctx <= 64:  # the table holds every position
+        i = n_ctx - 1
+        cos, sin = RotaryTable(a).exact[:, 0, i].numpy()
+        np.testing.assert_allclose(cos, c * np.cos(i * w), atol=1e-10)
+        np.testing.assert_allclose(sin, c * np.sin(i * w), atol=1e-10)
+
+
+LONG = {
+    "longrope": ("phi3", {"original_max_position_embeddings": 5, "rope_parameters": PHI3_LONG}),
+    "dynamic": ("llama", {"rope_parameters": ROTARY | {"rope_type": "dynamic", "factor": 3.0}}),
+}
+
+
+def model_and_network(kind, max_position_embeddings=12):
+    """Their model whose frequencies depend on the text, and ours of the context in which they do not."""
+    name, options = LONG[kind]
+    model_class, common, _ = TINY[name]
+    common = common | options | {"max_position_embeddings": max_position_embeddings, "vocab_size": 13}
+    config = getattr(transformers, model_class).config_class(attn_implementation="eager", **common)
+    model = perturb(getattr(transformers, model_class)(config))
+    return model, as_ours(model, config.to_dict())[0]
+
+
+@pytest.mark.parametrize(("kind", "length"), [("longrope", 12), ("dynamic", 20)])
+def test_a_longer_text_is_one_of_a_longer_context(kind, length):
+    """Whole texts of `length`, which theirs reads with other frequencies than shorter ones."""
+    with in_float64():
+        model, network = model_and_network(kind)
+        a = network.architecture
+        assert a.n_ctx == {"longrope": 5, "dynamic": 12}[kind]
+        longer = Transformer(a.with_fields({"n_ctx": length})).double().eval()
+        load_state(longer, state_of(network))
+        tokens = draw(longer.architecture)
+        # the shorter first: after a longer text, their dynamic scaling keeps its frequencies for this one
+        for one, text in ((network, tokens[:, : a.n_ctx]), (longer, tokens)):
+            expected = logits_of(model, text)
+            for logits in both(one, text).values():
+                assert farthest(logits, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_their_cache_is_not_the_whole_text_beyond_the_training_and_ours_is(kind):
+    """Keys that theirs has kept were rotated by the frequencies of the shorter text; this is why ours has one set."""
+    with in_float64(), torch.no_grad():
+        model, network = model_and_network(kind)
+        n = network.architecture.n_ctx
+        longer = Transformer(network.architecture.with_fields({"n_ctx": n + 3})).double().eval()
+        load_state(longer, state_of(network))
+        tokens = draw(longer.architecture)
+        past = model(tokens[:, :n], use_cache=True).past_key_values
+        rest = model(tokens[:, n:], past_key_values=past, use_cache=True).logits
+        assert farthest(rest, logits_of(model, tokens)[:, n:]) > 1e-3
+        cache = Cache(longer.architecture, len(tokens), dtype=torch.float64)
+        longer(tokens[:, :n], cache=cache)
+        assert farthest(longer(tokens[:, n:], cache=cache), longer(tokens)[:, n:]) <= TOLERANCE
+
+
+def test_two_lists_of_longrope_end_the_context_with_the_training():
+    """In older files the kind is called su, and the list for longer texts stays in the architecture."""
+    config = {"model_type": "phi3", "max_position_embeddings": 131_072, "original_max_position_embeddings": 4096}
+    config |= {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
+    lists = {"short_factor": [1.0, 1.5, 4.0], "long_factor": [1.0, 2.5, 40]}
+    p = architecture_of(config | {"rope_scaling": {"type": "su"} | lists}).positions
+    assert (p.short_factors, p.long_factors, p.n_trained, p.factor) == ((1.0, 1.5, 4.0), (1.0, 2.5, 40.0), 4096, 32.0)
+    assert architecture_of(config | {"rope_scaling": {"type": "su"} | lists}).n_ctx == 4096
+    same = lists | {"short_factor": lists["long_factor"]}
+    assert architecture_of(config | {"rope_scaling": {"type": "su"} | same}).n_ctx == 131_072
+    with pytest.raises(FamilyError, match=r"positions.short_factors = .* a number above 0 for each of 3 planes"):
+        architecture_of(config | {"rope_scaling": {"type": "su"} | lists | {"short_factor": [1.0]}})
+
+
+def test_longrope_of_one_list_is_equal_in_float32_as_published():
+    """Nothing is read as float64 here: their published class, and ours in float32."""
+    config = transformers.LlamaConfig(**LLAMA | {"vocab_size": 13, "rope_parameters": LONGROPE})
+    model = perturb(transformers.LlamaForCausalLM(config))
+    network, weights = as_ours(model, config.to_dict())
+    model, network = model.float(), network.float()
+    assert weights.keys() == numpy_weights(network).keys()
+    tokens = draw(network.architecture)
+    with torch.no_grad():
+        assert farthest(network(tokens), logits_of(model, tokens)) <= 1e-5
