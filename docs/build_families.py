@@ -21,11 +21,10 @@ This page is written by `python docs/build_families.py`, which needs transformer
 a model, Pellucid refuses it and names the entry or the option.
 
 Rotary positions scaled as longrope (Phi-3) and dynamic have the frequencies of transformers for every text of up to
-`original_max_position_embeddings`, or `max_position_embeddings` for dynamic. transformers changes the frequencies with the
-length of each text beyond that, so keys in its cache are those of a shorter text; here they depend on `n_ctx` alone. A
-folder with two lists opens with the context of the short one, and says so. For longer texts give `n_ctx` and the folder's
-weights to an `Architecture`, or put the long list in the place of both
-([decision 15](decisions/0015-frequencies-by-the-context.md)).
+`original_max_position_embeddings`, or `max_position_embeddings` for dynamic. Beyond that, transformers changes the
+frequencies with the length of each text, so keys in its cache are those of a shorter text; here they depend on `n_ctx`
+alone. A folder with two lists opens with the context of the short one, and a note says so; with the long list in the
+place of both, all texts have its frequencies ([decision 15](decisions/0015-frequencies-by-the-context.md)).
 
 The last two columns are the largest differences of logits from transformers', over tiny random models with every gain
 and bias perturbed, under all options of the family in `tests/parity/random_models.py`. For "in float64", every
@@ -51,8 +50,8 @@ probabilities raises an error (`readout = none`). A folder without a tokenizer t
 """
 LEFT_OUT = {
     "rotary positions scaled as yarn with truncate = false, and proportional ones": "no option",
-    "gpt_oss": "its experts' gated form (clamped, with up + 1 and x / (1 + exp(-1.702 x))), its router's bias, yarn with "
-    "truncate = false, and MXFP4 weights have no option; its attention sinks have one",
+    "gpt_oss": "no option for attention sinks, the router's bias, its experts' clamped gate with up + 1, yarn with "
+    "truncate = false, and MXFP4 weights",
     "mixtures of experts in some layers alone (decoder_sparse_step, mlp_only_layers)": "all layers have one form",
     "DeepSeek-V3": "its router chooses among groups of experts, with a bias that the experts' weights do not have",
     "OLMoE with clip_qkv": "no option that cuts queries, keys and values off",

@@ -85,7 +85,8 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     if int(width * fields["positions.fraction"]) == width and width % 2:
         fields["positions.rounding"] = "down"
     n_rotated = int(width * fields["positions.fraction"])
-    if fields["positions.scaling"] == "dynamic" and n_rotated <= 2:
+    rounded_down = fields["positions.rounding"] == "down"
+    if fields["positions.scaling"] == "dynamic" and n_rotated - rounded_down * n_rotated % 2 <= 2:
         fields["positions.scaling"] = "none"  # one plane has no last one, whose w_k would be divided
     if fields["positions.scaling"] == "longrope" and fields["positions.kind"] == "rotary":
         n_planes = (n_rotated + (fields["positions.rounding"] == "up")) // 2

@@ -65,7 +65,7 @@ def architectures(draw, encoder: bool | None = None, **fixed: Any) -> Architectu
         fields["attention.n_kv_heads"] = 1
     rounded_up = fields["positions.rounding"] == "up"
     n_rotated = int(fields["attention.d_head"] * fields["positions.fraction"])
-    if fields["positions.scaling"] == "dynamic" and n_rotated <= 2:
+    if fields["positions.scaling"] == "dynamic" and n_rotated - (not rounded_up) * n_rotated % 2 <= 2:
         fields["positions.scaling"] = "none"  # one plane has no last one, whose w_k would be divided
     if fields["positions.scaling"] == "longrope":
         for name, first in (("short_factors", 1.0), ("long_factors", 3.0)):

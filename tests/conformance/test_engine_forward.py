@@ -30,7 +30,14 @@ COMPANIONS = {
     "positions.layout": {"positions.kind": "rotary", "attention.d_head": 8},
     "positions.rounding": {"positions.kind": "rotary", "attention.d_head": 8, "positions.fraction": 0.7},
     "positions.slopes": {"positions.kind": "alibi", "attention.n_heads": 3, "n_kv_heads": 0, "attention.d_head": 4},
-    "positions.scaling": {"positions.kind": "rotary", "attention.d_head": 8, "positions.n_trained": 30},
+    # longrope and dynamic change what is computed in contexts longer than n_trained
+    "positions.scaling": {
+        "positions.kind": "rotary",
+        "attention.d_head": 8,
+        "n_ctx": 40,
+        "positions.n_trained": 30,
+        "positions.long_factors": (1.0, 2.0, 3.0, 5.0),
+    },
     "attention.scale": {"attention.d_head": 3, "attention.scale_value": 0.7},
     "mlp.form": {"mlp.activation": "silu"},
     "mlp.router_softmax": {"mlp.experts": 3},

@@ -198,7 +198,7 @@ def test_scalings_of_positions_that_the_file_does_not_hold_are_refused_by_name(n
     fields = {"qk_norm": "none", "mlp.form": "gated", "mlp.activation": "silu"}
     a = preset("modern", 300).with_fields(fields)
     assert gguf_architecture(a) == "llama"
-    a = a.with_fields({"positions.scaling": name})
+    a = a.with_fields({"positions.scaling": name, "positions.n_trained": a.n_ctx})
     with pytest.raises(FamilyError, match=f"llama cannot represent positions.scaling = {name}"):
         gguf_architecture(a)
 

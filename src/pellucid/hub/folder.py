@@ -109,8 +109,9 @@ class Folder:
         a, longest = self.architecture, self.config.get("max_position_embeddings")
         if a.positions.scaling == "longrope" and isinstance(longest, int) and a.n_ctx < longest:
             notes.append(
-                f"{self.path / 'config.json'}: the context is {a.n_ctx:,} positions, not {longest:,}: longrope has other "
-                "frequencies for longer texts; with long_factor in the place of short_factor, all texts have these"
+                f"{self.path / 'config.json'}: the context is {a.n_ctx:,} positions, not {longest:,}, because longrope "
+                "has other frequencies for longer texts; with long_factor in the place of short_factor, all texts have "
+                "those"
             )
         return notes
 
