@@ -177,6 +177,8 @@ def in_the_way(a: Architecture, family: Family) -> str:
     except ArchitectureError:
         return f"attention.d_head = {a.d_head}"  # config.json does not state this size: it is d_model / n_heads
     except FamilyError:
+        if limited := [name for name, holds in family.limits.items() if not holds(a)]:
+            return f"{limited[0]} = {said[limited[0]]}"
         return f"block = {a.block}"  # a table writes such a block in a way it cannot read back
     different = [name for name, holds in (*family.limits.items(), *family.writes.items()) if not holds(a)]
     different += [name for name in said if said[name] != heard[name]]
@@ -225,6 +227,9 @@ def _settled(a: Architecture) -> dict[str, Any]:
     # the two options mean the same if nothing is odd
     if a.positions.kind == "rotary" and int(a.d_head * a.positions.fraction) % 2 == 0:
         values["positions.rounding"] = "up"
+    if values["positions.scaling"] == "dynamic" and a.dynamic_factor == 1:
+        # nothing is scaled in a context as long as that of the training
+        values |= {"positions.scaling": "none", "positions.factor": None, "positions.n_trained": None}
     for name in ("short_factors", "long_factors"):
         if values[f"positions.{name}"] is not None and not values[f"positions.{name}"]:
             values[f"positions.{name}"] = [1.0] * (a.d_rotary // 2)

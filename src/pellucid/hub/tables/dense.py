@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries
 from pellucid.hub.tables.llama import (
     ALL_OR_NONE,
@@ -125,6 +126,14 @@ ARCEE = Family(
 #: in their older files longrope is called su or yarn
 PHI3_KINDS = {"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"}
 PHI3_TRAINED = Trained(PHI3_KINDS, default=4096)
+
+
+def scaled_as_phi3(a: Architecture) -> bool:
+    """Whether rotary positions are scaled as longrope or not at all."""
+    unscaled = a.positions.scaling == "none" or (a.positions.scaling == "dynamic" and a.dynamic_factor == 1)
+    return unscaled or a.positions.scaling == "longrope"
+
+
 PHI3 = Family(
     name="phi3",
     model_class="Phi3ForCausalLM",
@@ -153,7 +162,7 @@ PHI3 = Family(
     ),
     without_effect={"embd_pdrop": "their code of today does not read it"},
     ignored=IGNORED,
-    limits=EVEN_PART,
+    limits={"positions.scaling": scaled_as_phi3, **EVEN_PART},
 )
 
 GLM = Family(

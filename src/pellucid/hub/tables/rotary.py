@@ -6,7 +6,7 @@ top-level entries.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pellucid.architecture import Architecture
@@ -85,6 +85,8 @@ def rotary(
         return scaling(entries, path, trained) | {"positions.base": theta, "positions.fraction": part}
 
     def write(a: Architecture) -> dict[str, Any]:
+        if a.positions.scaling == "dynamic" and a.dynamic_factor == 1 and "dynamic" not in trained.kinds:
+            a = replace(a, positions=replace(a.positions, scaling="none"))
         part = {} if fraction is None else {"partial_rotary_factor": a.positions.fraction}
         object_of_ours = {"rope_theta": a.positions.base} | scaling_to(a) | part
         is_outside = trained.default is not None and "positions.n_trained" in SCALED[kind_of(a)].values()
