@@ -136,7 +136,8 @@ def two_bases(
     outside = entries.number(local_entry, local_default, above=0) if local_entry else local_default
     local_base = entries.number(f"{local}.rope_theta", outside)
     values = scaling(entries, global_path) | {"positions.base": base, "positions.local_base": local_base}
-    same = base == local_base and values["positions.scaling"] == "none"
+    # dynamic scales nothing in the context that a file has
+    same = base == local_base and values["positions.scaling"] in ("none", "dynamic")
     return values | ({"positions.local_base": 0.0} if same else {})
 
 
