@@ -143,7 +143,7 @@ def by_length(kind: str, entries: Entries, values: Mapping[str, Any]) -> dict[st
     n_trained = values["positions.n_trained"]
     both_are_one = values["positions.short_factors"] == values["positions.long_factors"]
     length = {} if both_are_one else {"n_ctx": min(n_ctx, n_trained)}
-    return {"positions.factor": n_ctx / n_trained} | values | length
+    return {"positions.factor": n_ctx / n_trained, **values, **length}
 
 
 def yarn_factor(entries: Entries, path: str) -> float:
