@@ -20,7 +20,7 @@ from pellucid.hub.files import ADAPTER, FolderError, read_object
 from pellucid.hub.folder import Folder
 from pellucid.hub.gguf import from_gguf as gguf_to_ours
 from pellucid.hub.gguf import read_gguf, write_gguf
-from pellucid.hub.open import copy_parameters, find_folder, open_folder
+from pellucid.hub.open import find_folder, open_folder, read_network
 from pellucid.hub.own_code import MODEL_TYPE, PREFIX, model_class, write_code
 from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.standalone import write_loader
@@ -96,7 +96,7 @@ class SourceModel:
 
     def network(self, dtype: torch.dtype) -> Transformer:
         """The network in memory, in eval mode."""
-        return copy_parameters(Transformer(self.architecture).to(dtype), self.ours()).eval()
+        return read_network(self.architecture, self.ours(), dtype)
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def to_gguf(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity |
     _, tensors = read_gguf(path)
     read = dict(gguf_to_ours(tensors, a))
     probe = make_probe(a, model.tokenizer)
-    network = copy_parameters(Transformer(a).to(probe.dtype), read.items()).eval()
+    network = read_network(a, read.items(), probe.dtype)
     ours = our_logits(model.network(probe.dtype), probe)
     parity = compare_logits(our_logits(network, probe), ours, "the model itself", probe)
     parity = parity.named(lambda n: first_of_networks(network, model.network(probe.dtype), probe.cases[n]))
@@ -337,7 +337,7 @@ def to_adapter(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parit
     merged = Changed(theirs, changes, "" if family else PREFIX)
     ours = each_to_ours(merged, config_of(a, family), family) if family else merged.items()
     probe = make_probe(a, model.tokenizer)
-    network = copy_parameters(Transformer(a).to(probe.dtype), ours).eval()
+    network = read_network(a, ours, probe.dtype)
     expected = our_logits(model.network(probe.dtype), probe)
     parity = compare_logits(our_logits(network, probe), expected, "the run itself", probe)
     parity = parity.named(lambda n: first_of_networks(network, model.network(probe.dtype), probe.cases[n]))
@@ -378,7 +378,7 @@ def check_import(model: SourceModel, folder: Path) -> Parity:
     """Compare the written files of our layout with the source implementation on its files, or with the definition."""
     probe = make_probe(model.architecture, model.tokenizer)
     written = open_folder(folder)
-    network = copy_parameters(Transformer(model.architecture).to(probe.dtype), written.ours()).eval()
+    network = read_network(model.architecture, written.ours(), probe.dtype)
     if model.folder is None or model.family is None or not source.is_installed(model.folder.adapter):
         return beside_definition(network, model, probe)
     return beside_theirs(network, model.folder.path, model.family, probe, model.folder.adapter)
@@ -392,7 +392,7 @@ def check_export(model: SourceModel, folder: Path, family: Family | None) -> Par
     """
     probe = make_probe(model.architecture, model.tokenizer)
     if not source.is_installed():
-        network = copy_parameters(Transformer(model.architecture).to(probe.dtype), open_folder(folder).ours()).eval()
+        network = read_network(model.architecture, open_folder(folder).ours(), probe.dtype)
         return beside_definition(network, model, probe)
     network = model.network(probe.dtype)
     return beside_theirs(network, folder, family, probe) if family else beside_code(network, folder, probe)

@@ -21,8 +21,7 @@ from pellucid.generate.replies import Messages, ReplyOptions, ReplyPiece, stream
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, GenerateOptions, TextPiece, generate, stream_generate
 from pellucid.hub.folder import LoadWarning
-from pellucid.hub.open import copy_parameters as fill_network
-from pellucid.hub.open import find_folder, open_folder
+from pellucid.hub.open import find_folder, open_folder, read_network
 from pellucid.lens.analysis.ablation import Ablation, ablate
 from pellucid.lens.analysis.heads import KINDS, Heads, HeadScore, detect_heads
 from pellucid.lens.analysis.metrics import Metric
@@ -426,9 +425,9 @@ def load(
     chat_template, why_none = opened.chat_template()
     for sentence in (*opened.notes(reads), *why_none):
         warnings.warn(sentence, LoadWarning, stacklevel=2)
-    network = fill_network(Transformer(opened.architecture).to(dtype), opened.ours())
+    network = read_network(opened.architecture, opened.ours(), dtype, torch_device)
     check_finite(network, str(folder), allow_nan)
-    return LanguageModel(network.to(torch_device).eval(), reads, {"folder": str(folder)}, chat_template)
+    return LanguageModel(network, reads, {"folder": str(folder)}, chat_template)
 
 
 def heads_over(

@@ -17,6 +17,7 @@ from pellucid.architecture import Architecture
 from pellucid.conversion import convert
 from pellucid.generate.scoring import score_tokens
 from pellucid.hub.folder import LoadWarning
+from pellucid.hub.open import open_folder
 from pellucid.language_model import LanguageModel, ModelError
 from pellucid.model.embed import ReadoutError
 from pellucid.model.weights import WeightsError
@@ -438,3 +439,67 @@ def test_pipes_among_the_files_of_a_run(kind, tmp_path, shakespeare):
         (run / name).unlink()
         (tmp_path / "aside").rename(run / name)
     assert {"recipe.json", "tokenizer.json"} <= refused
+
+
+# Quantised weights --------------------------------------------------------------------------------
+
+METHODS = {
+    "AWQ": {"quant_method": "awq", "bits": 4},
+    "GPTQ": {"quant_method": "gptq", "bits": 4},
+    "bitsandbytes": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "FP8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "MXFP4": {"quant_method": "mxfp4"},
+    "compressed-tensors": {"quant_method": "compressed-tensors", "config_groups": {}},
+    "an unknown method": {"bits": 4},
+    "their_own": {"quant_method": "their_own"},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_quantised_weights_are_refused_by_the_name_of_their_method(method, folder):
+    change_config(folder, quantization_config=METHODS[method])
+    with pytest.raises(ValueError, match=f"quantised by {method}.*quantization_config.*GGUF"):
+        pellucid.load(folder, device="cpu")
+
+
+@pytest.mark.parametrize(("ending", "method"), [("qweight", "GPTQ or AWQ"), ("weight_scale_inv", "FP8")])
+def test_tensors_of_quantised_weights_are_known_by_their_names(ending, method, folder):
+    tensors = load_file(folder / "model.safetensors")
+    name = f"transformer.h.0.mlp.c_fc.{ending}"
+    save_file(tensors | {name: torch.zeros(4, 4, dtype=torch.int32)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=f"quantised by {method} .the tensor {name}"):
+        pellucid.load(folder, device="cpu")
+
+
+# How weights are read -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_weights_in_bfloat16_are_read_in_the_precision_that_is_asked_for(dtype, folder):
+    path = folder / "model.safetensors"
+    tensors = {name: t.bfloat16() for name, t in load_file(path).items()}
+    save_file(tensors, path)
+    network = pellucid.load(folder, device="cpu", dtype=dtype).network
+    assert {p.dtype for p in network.parameters()} == {dtype}
+    torch.testing.assert_close(
+        network.embed.token.weight.detach(), tensors["transformer.wte.weight"].to(dtype), rtol=0, atol=0
+    )
+
+
+def test_tensors_that_lie_at_odd_bytes_are_read(folder):
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    padded = content[8 : 8 + length] + b" "  # one byte more of header: every tensor lies one byte further
+    before = pellucid.load(folder, device="cpu").network.state_dict()
+    path.write_bytes(len(padded).to_bytes(8, "little") + padded + content[8 + length :])
+    after = pellucid.load(folder, device="cpu").network.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_what_is_released_is_read_again(folder, monkeypatch):
+    monkeypatch.setattr("pellucid.hub.shards.RELEASED_AFTER", 1)
+    opened_folder = open_folder(folder)
+    kept = dict(opened_folder.ours())  # views of the file, read after their pages were let go
+    network = pellucid.load(folder, device="cpu").network
+    assert all(torch.equal(p, kept[name]) for name, p in network.named_parameters())

@@ -9,7 +9,7 @@ from pellucid.hub.families import FamilyError, architecture_of, value_at
 from pellucid.hub.files import FolderError
 from pellucid.hub.own_code import architecture_in, is_own
 from pellucid.hub.tables import Family
-from pellucid.hub.tables.entries import BOUNDS, LARGEST
+from pellucid.hub.tables.entries import BOUNDS, LARGEST, shown
 from pellucid.parameter_counts import count_parameters
 
 LONGEST_LIST, LONGEST_NGRAM = 1 << 14, 1 << 10
@@ -22,10 +22,10 @@ def read_config(path: Path, config: Mapping[str, Any]) -> Architecture:
     line.
     """
     _check_entries(config)
-    for name, why in (("auto_map", "code of its own"), ("quantization_config", "quantised weights")):
-        # the code next to a model of ours computes what its configuration describes, and is not run either
-        if config.get(name) and not (name == "auto_map" and is_own(config)):
-            raise FolderError(f"{path / 'config.json'} asks for {why} ({name}), which Pellucid does not read")
+    # the code next to a model of ours computes what its configuration describes, and is not run either
+    if config.get("auto_map") and not is_own(config):
+        raise FolderError(f"{path / 'config.json'} asks for code of its own (auto_map), which Pellucid does not read")
+    refuse_quantised(path, config)
     if is_own(config):
         return architecture_in(config)
     try:
@@ -34,6 +34,66 @@ def read_config(path: Path, config: Mapping[str, Any]) -> Architecture:
         raise FamilyError(f"{path}: {error}") from None
     except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
         raise FolderError(f"{path / 'config.json'} is damaged: {error!r}") from None
+
+
+#: the methods of quantization_config.quant_method by the names that people know them by
+QUANTISED = {
+    "awq": "AWQ",
+    "gptq": "GPTQ",
+    "bitsandbytes": "bitsandbytes",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8 (FBGEMM)",
+    "mxfp4": "MXFP4",
+    "compressed-tensors": "compressed-tensors",
+    "modelopt": "ModelOpt",
+    "aqlm": "AQLM",
+    "hqq": "HQQ",
+    "eetq": "EETQ",
+    "quanto": "Quanto",
+    "torchao": "torchao",
+    "bitnet": "BitNet",
+}
+#: entries of config.json that describe quantised weights, and endings of the tensors that hold them
+QUANTISED_ENTRIES = ("quantization_config", "compression_config", "text_config.quantization_config")
+QUANTISED_TENSORS = {
+    ".qweight": "GPTQ or AWQ",
+    ".weight_scale_inv": "FP8",
+    ".weight_scale": "FP8 or compressed-tensors",
+    ".weight_packed": "compressed-tensors",
+    ".absmax": "bitsandbytes",
+    "_blocks": "MXFP4",
+}
+
+
+def refuse_quantised(path: Path, config: Mapping[str, Any], names: Iterable[str] = ()) -> None:
+    """Raise FolderError, with the method's name, if config.json or the tensors' names say that weights are quantised.
+
+    Their tensors hold integers with scales, in a layout of each method; read as weights they would be noise.
+    """
+    method, where = "", ""
+    for entry in QUANTISED_ENTRIES:
+        if not method and (options := value_at(config, entry)) not in (None, {}):
+            method, where = _method_of(options), entry
+    for ending, name_of_method in QUANTISED_TENSORS.items():
+        if not method and (name := next((n for n in names if n.endswith(ending)), "")):
+            method, where = name_of_method, f"the tensor {name[:80]}"
+    if method:
+        raise FolderError(
+            f"{path}: the weights are quantised by {method} ({where}), which Pellucid does not read: open the model in "
+            "float32, float16 or bfloat16 that they were made from, or a GGUF file of it (q8_0 and q4_0 are read)"
+        )
+
+
+def _method_of(options: Any) -> str:
+    """The name of the method that the entry of a config.json describes."""
+    if not isinstance(options, Mapping):
+        return f"an unknown method ({shown(options)})"
+    method = options.get("quant_method")
+    if method is None and any(options.get(f"load_in_{bits}bit") for bits in (4, 8)):
+        method = "bitsandbytes"  # its earlier files name no method
+    if not isinstance(method, str):
+        return f"an unknown method ({shown(dict(options))})"
+    return QUANTISED.get(method, method[:40])
 
 
 def is_body(config: Mapping[str, Any], family: Family, names: Iterable[str]) -> bool:

@@ -330,6 +330,8 @@ def each_to_theirs(
 
 def parameter_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter, from a network on the meta device."""
+    if not a.adds_positions and a.encoder is None:  # tables of angles would be computed for every position
+        a = dataclasses.replace(a, n_ctx=1)
     with torch.device("meta"):
         return {name: tuple(p.shape) for name, p in Transformer(a).named_parameters()}
 

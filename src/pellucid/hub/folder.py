@@ -10,6 +10,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.hub.families import each_to_ours, unknown_entries
 from pellucid.hub.files import FolderError
+from pellucid.hub.shards import Shards
 from pellucid.hub.tables import Family
 from pellucid.text.chat_template import ChatError, ChatTemplate, read_chat_template
 from pellucid.text.ids import IdTokenizer
@@ -24,7 +25,7 @@ class LoadWarning(UserWarning):
 class Folder:
     """A model folder. `config` is the hub's config.json, {} in our layout; `family` is None for our layout.
 
-    `adapter` is the folder of low-rank changes to the model in `path`.
+    `adapter` is the folder of low-rank changes to the model in `path`; `files` are the mapped files behind `shards`.
     """
 
     path: Path
@@ -34,13 +35,12 @@ class Folder:
     shards: Mapping[str, Tensor]
     trust: bool = False
     adapter: Path | None = None
+    files: Shards | None = None
 
     def ours(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter under our name, one at a time, in the precision of the files; a tied embedding once."""
-        if self.family is None:
-            yield from self.shards.items()
-        else:
-            yield from each_to_ours(self.shards, self.config, self.family)
+        ours = each_to_ours(self.shards, self.config, self.family) if self.family else iter(self.shards.items())
+        return self.files.released(ours) if self.files else ours
 
     def tokenizer(self, given: Tokenizer | str | Path | None = None) -> Tokenizer | None:
         """The folder's tokenizer, or `given`, a tokenizer or its file; None if there is none.

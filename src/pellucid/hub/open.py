@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.hub.config import check_sizes, check_weights, is_body, read_config
+from pellucid.hub.config import check_sizes, check_weights, is_body, read_config, refuse_quantised
 from pellucid.hub.families import family_of
 from pellucid.hub.files import ADAPTER, ARCHITECTURE, FolderError, read_description, weight_files
 from pellucid.hub.folder import Folder
@@ -18,6 +18,7 @@ from pellucid.hub.own_code import PREFIX, Unprefixed, is_own
 from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.shards import Shards
 from pellucid.model import Transformer
+from pellucid.model.weights import empty_network
 from pellucid.text.chat_template import JINJA
 
 
@@ -40,12 +41,13 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
         check_sizes(path, architecture)
         family = None if is_own(config) else family_of(config)
     shards = Shards(*weight_files(path, trust=trust))
+    refuse_quantised(path, config, shards)
     if family is not None and is_body(config, family, shards):
         config = config | {"architectures": [family.body]}
         architecture = read_config(path, config)
     check_weights(path, architecture, shards.n_numbers)
     tensors = Unprefixed(shards, path) if is_own(config) else shards
-    return Folder(path, architecture, family, config, tensors, trust)
+    return Folder(path, architecture, family, config, tensors, trust, files=shards)
 
 
 def _adapted(path: Path, config: Mapping[str, Any], trust: bool) -> Folder:
@@ -63,21 +65,28 @@ def _adapted(path: Path, config: Mapping[str, Any], trust: bool) -> Folder:
     return replace(base, shards=Changed(base.shards, read_adapter(path, config), prefix), adapter=path)
 
 
-def copy_parameters(network: Transformer, each: Iterable[tuple[str, Tensor]]) -> Transformer:
-    """Copy every parameter into the network, one at a time. Raises FolderError for unknown, missing or
-    misshapen ones.
+def read_network(
+    a: Architecture,
+    each: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Transformer:
+    """A network of this architecture, in eval mode, with its parameters copied from `each`, one at a time.
+
+    Raises FolderError for unknown, missing or misshapen ones.
     """
-    own = dict(network.named_parameters())
+    network = empty_network(a, dtype, device)
+    missing = dict(network.named_parameters())
     with torch.no_grad():
         for name, tensor in each:
-            p = own.pop(name, None)
+            p = missing.pop(name, None)
             if p is None or p.shape != tensor.shape or not tensor.is_floating_point():
                 asked = "none of this name" if p is None else f"a floating-point tensor of shape {list(p.shape)}"
                 raise FolderError(f"the tensor {name} is {tensor.dtype} {list(tensor.shape)}: expected {asked}")
             p.copy_(tensor)
-    if own:
-        raise FolderError(f"the tensor {next(iter(own))} is missing: the architecture needs it")
-    return network
+    if missing:
+        raise FolderError(f"the tensor {next(iter(missing))} is missing: the architecture needs it")
+    return network.eval()
 
 
 def download(name: str) -> Path:

@@ -14,7 +14,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.hub.families import FAMILIES, FamilyError, config_of, in_the_way
 from pellucid.hub.own_code import code_config
-from pellucid.hub.shards import WIDTHS
+from pellucid.hub.shards import FORMATS
 from pellucid.hub.tables import Family
 from pellucid.text.chat_template import ChatError, ChatTemplate, write_chat_template
 from pellucid.text.tokenizers.base import MASKS, Tokenizer
@@ -105,7 +105,7 @@ Entry = tuple[str, str, list[int]]
 
 
 def _size(entry: Entry) -> int:
-    return math.prod(entry[2]) * WIDTHS[entry[1]]
+    return math.prod(entry[2]) * FORMATS[entry[1]].itemsize
 
 
 def _grouped(entries: list[Entry], shard: int) -> list[list[Entry]]:
@@ -124,7 +124,7 @@ def _write_file(path: Path, entries: list[Entry], waiting: Iterator[tuple[str, T
     """Write the entries' tensors, taken from `waiting`; wider numbers come first, so that all are aligned."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
-    for name, dtype, shape in sorted(entries, key=lambda entry: -WIDTHS[entry[1]]):
+    for name, dtype, shape in sorted(entries, key=lambda entry: -FORMATS[entry[1]].itemsize):
         end = at + _size((name, dtype, shape))
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
         at = end

@@ -8,11 +8,24 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from pellucid.architecture import Architecture
 from pellucid.model.transformer import Transformer
 
 
 class WeightsError(ValueError):
     """A weights file that does not fit the architecture."""
+
+
+def empty_network(
+    a: Architecture, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Transformer:
+    """A network whose parameters have memory in this precision on this device, and no values yet.
+
+    Drawing values that a file replaces takes several times as long as reading the file, and float32's memory.
+    """
+    with torch.device("meta"):
+        network = Transformer(a).to(dtype)
+    return network.to_empty(device=device)
 
 
 def initialise(model: Transformer, seed: int, std: float = 0.02) -> Transformer:
@@ -114,7 +127,7 @@ def check_finite(model: nn.Module, where: str, allow_nan: bool = False) -> None:
     """Refuse a model whose weights hold NaN or infinity; WeightsError names the first such parameter and how many."""
     if allow_nan:
         return
-    bad = {name: n for name, p in model.named_parameters() if (n := int((~p.detach().isfinite()).sum()))}
+    bad = {name: n for name, p in model.named_parameters() if (n := count_not_finite(p.detach()))}
     if bad:
         first = next(iter(bad))
         more = f", and {len(bad) - 1} more parameters hold some" if len(bad) > 1 else ""
@@ -123,6 +136,13 @@ def check_finite(model: nn.Module, where: str, allow_nan: bool = False) -> None:
             f"{where}: {bad[first]:,} numbers of {first} are NaN or infinite in {dtype}{more}: training diverged, the "
             "file is damaged, or the numbers are beyond this precision; allow_nan=True opens it all the same"
         )
+
+
+def count_not_finite(x: Tensor) -> int:
+    """How many numbers of x are NaN or infinite; where none is, one pass over x says so."""
+    if x.numel() and not torch.stack(torch.aminmax(x)).isfinite().all():  # both are NaN where any number is
+        return int((~x.isfinite()).sum())
+    return 0
 
 
 def _some(names: list[str]) -> str:

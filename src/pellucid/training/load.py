@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pellucid.model import Transformer
 from pellucid.model.lora import adapt, merge
-from pellucid.model.weights import load_state, load_trained, state_of
+from pellucid.model.weights import empty_network, load_state, load_trained, state_of
 from pellucid.runs.checkpoint import Checkpoint, named_checkpoint, save_checkpoint
 from pellucid.runs.options import RecipeError
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -43,7 +43,7 @@ def load_run(
     """
     recipe = read_recipe(run)
     found = named_checkpoint(run, checkpoint)
-    network, where = Transformer(recipe.model).to(dtype), f"{run}, step {found.step}"
+    network, where = empty_network(recipe.model, dtype), f"{run}, step {found.step}"
     if not recipe.adapt.rank:
         load_state(network, found.weights, where)
     else:
