@@ -1,4 +1,4 @@
-"""A checkpoint in several files is converted in the memory of less than one and a third of them."""
+"""A checkpoint in several files is converted, and opened, in the memory of one and a third of them beside the weights."""
 
 import json
 import subprocess
@@ -34,3 +34,32 @@ def test_memory_is_of_a_shard(way, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["peak"] <= TARGET * largest + SMALL
+
+
+#: opens a folder in this precision and prints its bytes of weights and the most memory that the process had above before
+OPENING = """
+import sys, torch, pellucid
+from pathlib import Path
+
+def resident(kind):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(kind))
+
+dtype = getattr(torch, sys.argv[3])
+pellucid.load(sys.argv[1], dtype=dtype)  # a small folder: what is imported meanwhile is no memory of weights
+before = resident("VmRSS")
+network = pellucid.load(sys.argv[2], dtype=dtype).network
+print(sum(p.nbytes for p in network.parameters()), resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_opening_takes_the_weights_and_less_than_a_shard(dtype, tmp_path):
+    write_checkpoint(tmp_path / "small", 1, 1, "huggingface")
+    _, largest = write_checkpoint(tmp_path / "large", 150, 6, "huggingface")
+    command = [sys.executable, "-c", OPENING, str(tmp_path / "small"), str(tmp_path / "large"), dtype]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200)
+    assert done.returncode == 0, done.stderr
+    weights, most = map(int, done.stdout.split())
+    assert weights < most <= weights + TARGET * largest + SMALL
