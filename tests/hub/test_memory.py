@@ -1,4 +1,4 @@
-"""A checkpoint in several files is converted, and opened, in the memory of one and a third of them beside the weights."""
+"""A checkpoint in several files is converted, or opened beside its weights, in the memory of 1.3 of the largest."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def test_memory_is_of_a_shard(way, tmp_path):
     assert json.loads(done.stdout.splitlines()[-1])["peak"] <= TARGET * largest + SMALL
 
 
-#: opens a folder in this precision and prints its bytes of weights and the most memory that the process had above before
+#: opens a folder in this precision and prints its bytes of weights, and the peak of memory above what there was before
 OPENING = """
 import sys, torch, pellucid
 from pathlib import Path
