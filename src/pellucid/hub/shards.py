@@ -37,7 +37,7 @@ class Shards(Mapping[str, Tensor]):
         self.paths = paths
         self._where: dict[str, str] = {}
         self._files: dict[str, dict[str, Tensor]] = {}
-        self._spans: dict[str, Span] = {}
+        self._spans: dict[str, StoredTensor] = {}
         self._mapped: dict[str, mmap.mmap] = {}
         self.n_numbers = 0
         for name, path in paths.items():
@@ -102,7 +102,7 @@ class Shards(Mapping[str, Tensor]):
 
 
 @dataclass(frozen=True)
-class Span:
+class StoredTensor:
     """A tensor in a file: its type, its shape, its first byte and the byte after its last."""
 
     dtype: torch.dtype
@@ -111,7 +111,7 @@ class Span:
     end: int
 
 
-def check_header(path: Path) -> dict[str, Span]:
+def check_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file and where each lies. Raises FolderError if the header does not fit the file."""
     if not path.is_file():
         raise FolderError(f"{path} is not a file")
@@ -132,7 +132,7 @@ def check_header(path: Path) -> dict[str, Span]:
         raise FolderError(f"{path} is damaged: its tensors have {at:,} bytes, the file has {size - 8 - length:,}")
     first = 8 + length
     return {
-        tensor: Span(FORMATS[entries[tensor]["dtype"]], tuple(entries[tensor]["shape"]), first + start, first + end)
+        tensor: StoredTensor(FORMATS[entries[tensor]["dtype"]], tuple(entries[tensor]["shape"]), first + start, first + end)
         for start, end, tensor in spans
     }
 
