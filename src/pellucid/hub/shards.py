@@ -130,11 +130,11 @@ def check_header(path: Path) -> dict[str, StoredTensor]:
         at = end
     if at != size - 8 - length:
         raise FolderError(f"{path} is damaged: its tensors have {at:,} bytes, the file has {size - 8 - length:,}")
-    first = 8 + length
-    return {
-        tensor: StoredTensor(FORMATS[entries[tensor]["dtype"]], tuple(entries[tensor]["shape"]), first + start, first + end)
-        for start, end, tensor in spans
-    }
+    stored = {}
+    for start, end, tensor in spans:
+        dtype, shape = FORMATS[entries[tensor]["dtype"]], tuple(entries[tensor]["shape"])
+        stored[tensor] = StoredTensor(dtype, shape, 8 + length + start, 8 + length + end)
+    return stored
 
 
 def _span(path: Path, tensor: str, entry: Any) -> tuple[int, int]:
