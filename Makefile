@@ -7,7 +7,7 @@ MINUTES ?= 3
 # threads that spin beside busy test processes cost an order of magnitude (docs/log.md)
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-# measurements side by side with other libraries: make benchmark-training ARGUMENTS="--nanogpt PATH" (and so on, benchmarks/)
+# ten ratios beside those logged: make benchmark-quick; side by side with other libraries, at length: make benchmark-training ARGUMENTS="--nanogpt PATH" (and so on, benchmarks/)
 benchmark-%: setup
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(ARGUMENTS)
 
