@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tokenizers import Tokenizer as Engine
 
 from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text, which_overlap
+from pellucid.text.tokenizers.pretokens import PreTokenTable
 from pellucid.text.tokenizers.symbols import byte_characters
 
 MIN_FREQUENCY = 2
@@ -76,7 +77,9 @@ class BPETokenizer(Tokenizer):
         if not ends:
             raise TokenizerError(f"this tokenizer declares no separator: add {SEPARATOR} as a special token")
         self.separator = self.special[ends[0]]
-        self._border = _border_of(content)
+        pattern = _pattern_of(content)
+        self._border = None if pattern is None else BORDERS[pattern]
+        self._table_of_pretokens = None if pattern is None else PreTokenTable(pattern, BORDERS[pattern], self._ids)
 
     @classmethod
     def train(cls, texts: Iterable[str], n_vocab: int, pattern: str = "gpt2") -> "BPETokenizer":
@@ -143,11 +146,16 @@ class BPETokenizer(Tokenizer):
         return [word for word, _ in guarded(self._engine.pre_tokenizer.pre_tokenize_str, normalized)]
 
     def _encode(self, text: str) -> list[int]:
-        return guarded(self._engine.encode, text, add_special_tokens=False).ids
+        return self._encode_batch([text])[0].tolist()
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        ids = self._table_of_pretokens.encode_batch(texts) if self._table_of_pretokens else None
+        return ids or [np.asarray(one, dtype=np.int64) for one in self._ids(texts)]
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text by the engine."""
         encoded = guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
-        return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
+        return [one.ids for one in encoded]
 
     def encode_parts(self, parts: Sequence[tuple[str | int, bool]]) -> tuple[list[int], list[bool]]:
         return self._marking.encode(parts)
@@ -331,8 +339,8 @@ def pipeline_steps(part: Any, inner: str) -> list[dict]:
     )
 
 
-def _border_of(content: dict) -> re.Pattern[str] | None:
-    """Where text may be cut without changing its ids; None where that is not known."""
+def _pattern_of(content: dict) -> str | None:
+    """The known pattern that alone divides text into pre-tokens; None where there is none, or text is changed before."""
     # added tokens that are not special match in text, across borders too
     if content.get("normalizer") or not all(t["special"] for t in content.get("added_tokens", ())):
         return None
@@ -340,10 +348,11 @@ def _border_of(content: dict) -> re.Pattern[str] | None:
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
         return None
     if not before:
-        return BORDERS[GPT2_PATTERN] if last.get("use_regex", True) else None
+        return GPT2_PATTERN if last.get("use_regex", True) else None
     isolated = len(before) == 1 and before[0].get("behavior") == "Isolated" and not before[0].get("invert")
     plain = isolated and not last.get("use_regex", True)
-    return BORDERS.get((before[0].get("pattern") or {}).get("Regex", "")) if plain else None
+    expression = (before[0].get("pattern") or {}).get("Regex", "")
+    return expression if plain and expression in BORDERS else None
 
 
 def _names_by_id(content: dict) -> list[str]:

@@ -1,0 +1,152 @@
+"""Encode byte-level BPE by a table of the pre-tokens that were seen before: several times as fast as the engine alone.
+
+Ordinary text repeats its pre-tokens (GPT-2: words with the blank before them). Python's `re` divides the text, a table
+has the ids of every pre-token that was seen, and the engine encodes the new ones, each by itself. The ids are those of
+the engine on the whole text: each known pattern matches a pre-token that stands alone as it does inside a text, and the
+engine is asked which characters are letters, numbers and white space, because Python may know another version of
+Unicode. Characters beyond U+FFFF are encoded by the engine, together with what is between the borders around them.
+"""
+
+import re
+from array import array
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from tokenizers import Regex, pre_tokenizers
+
+#: fewer characters than these are left to the engine: the first table takes milliseconds to make
+WORTH_DIVIDING = 1 << 14
+#: characters of pre-tokens in a table before a new one is begun; each pre-token counts as so many more
+TABLE_SIZE, ENTRY_SIZE = 1 << 22, 64
+#: a text whose new pre-tokens have more than this share of its characters is left to the engine, with as many next calls
+MOST_NEW, CALLS_LEFT = 0.5, 16
+#: characters in a row of Unicode's that are asked about together
+BLOCK = 1 << 8
+#: left to the engine: what Python's sets of characters find slowly, and what equals s or st in upper or lower case
+UNUSUAL = re.compile("[\U00010000-\U0010ffff\u017f\ufb05\ufb06]")
+#: one such character in so many, and the engine encodes the text
+RARE = 64
+#: what GPT-4's and Qwen's patterns write for the ends of English contractions, and the same without folding of case
+FOLDED, SPELT_OUT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
+#: a set of characters, or a class by itself, in a pattern
+CLASS = re.compile(r"\[\^?[^]]*\]|\\p\{L\}|\\p\{N\}|\\s|\\S")
+
+#: texts to their ids
+EncodeTexts = Callable[[list[str]], Sequence[Sequence[int]]]
+
+
+class CharacterClasses:
+    """Which characters the engine takes for letters, numbers and white space, in the blocks asked about so far.
+
+    members   regular expression of the class -> its characters as ranges inside a set: `\\u0041-\\u005a...`
+    unknown   matches a character that was not asked about and is not UNUSUAL
+    """
+
+    def __init__(self, blocks: frozenset[int] = frozenset()):
+        self.blocks = blocks | {0}
+        points = [point for block in sorted(self.blocks) for point in range(block * BLOCK, (block + 1) * BLOCK)]
+        text = "".join(chr(point) for point in points if not 0xD800 <= point <= 0xDFFF)
+        self.members = {expression: ranges(matching(expression, text)) for expression in (r"\p{L}", r"\p{N}", r"\s")}
+        self.unknown = re.compile(f"[^{ranges(text)}{UNUSUAL.pattern[1:]}")
+
+    def with_those_of(self, text: str) -> "CharacterClasses":
+        """The classes, asked about the blocks of this text too."""
+        if text.isascii() or self.unknown.search(text) is None:
+            return self
+        return CharacterClasses(self.blocks | {ord(character) // BLOCK for character in self.unknown.findall(text)})
+
+    def translate(self, pattern: str) -> re.Pattern[str]:
+        """A known pattern for Python's `re`, which has no \\p{L}."""
+
+        def spell(match: re.Match[str]) -> str:
+            part = match[0]
+            if part.startswith("["):
+                for expression, members in self.members.items():
+                    part = part.replace(expression, members)
+                return part
+            return f"[^{self.members[part.lower()]}]" if part == r"\S" else f"[{self.members[part]}]"
+
+        return re.compile(CLASS.sub(spell, pattern.replace(FOLDED, SPELT_OUT)))
+
+
+def matching(expression: str, text: str) -> str:
+    """The characters of a text that a regular expression of one character matches, as the engine sees it."""
+    pieces = pre_tokenizers.Split(Regex(expression), "removed", invert=True).pre_tokenize_str(text)
+    return "".join(piece for piece, _ in pieces)
+
+
+def ranges(characters: str) -> str:
+    """Characters as they are written inside a set of a regular expression."""
+    points = np.unique(np.array([ord(character) for character in characters]))
+    runs = np.split(points, np.flatnonzero(np.diff(points) > 1) + 1)
+    return "".join(f"\\u{run[0]:04x}-\\u{run[-1]:04x}" for run in runs if len(run))
+
+
+class PreTokenTable:
+    """Encodes texts of a tokenizer with a known pattern.
+
+    pattern   how text is divided into pre-tokens
+    border    matches two characters between which the pattern always divides
+    encode    the engine: ids of texts
+    """
+
+    def __init__(self, pattern: str, border: re.Pattern[str], encode: EncodeTexts):
+        self.pattern, self.border, self.encode = pattern, border, encode
+        self.divider: tuple[CharacterClasses, re.Pattern[str]] | None = None
+        self.table: dict[str, bytes] = {}
+        self.size = self.calls_left = 0
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray] | None:
+        """Ids of each text, int64, or None where the engine alone is as fast."""
+        n_characters = sum(map(len, texts))
+        if n_characters < WORTH_DIVIDING:
+            return None
+        if self.calls_left:
+            self.calls_left -= 1
+            return None
+        divided = [self.divide(text) for text in texts]
+        table = self.table  # another thread may begin a new one meanwhile
+        new = list(set().union(*divided).difference(table))
+        n_new = sum(map(len, new))
+        if n_new > MOST_NEW * n_characters:
+            self.calls_left = CALLS_LEFT
+            return None
+        if self.size > TABLE_SIZE:
+            table, new = {}, list(set().union(*divided))
+            self.table, self.size, n_new = table, 0, sum(map(len, new))
+        table.update(zip(new, (array("I", ids).tobytes() for ids in self.encode(new)), strict=True))
+        self.size += n_new + ENTRY_SIZE * len(new)
+        joined = (b"".join(map(table.__getitem__, pretokens)) for pretokens in divided)
+        return [np.frombuffer(ids, np.uint32).astype(np.int64) for ids in joined]
+
+    def divide(self, text: str) -> list[str]:
+        """The text in pieces that the engine may encode one by one: pre-tokens, and stretches with unusual characters."""
+        classes, expression = self.divider or self.begin(CharacterClasses())
+        if (more := classes.with_those_of(text)) is not classes:
+            _, expression = self.begin(more)
+        if text.isascii() or (unusual := UNUSUAL.search(text)) is None:
+            return expression.findall(text)
+        if len(UNUSUAL.findall(text)) > len(text) // RARE:
+            return [text]
+        pieces, start = [], 0
+        while unusual is not None:
+            first, after = self.border_before(text, start, unusual.start()), self.border.search(text, unusual.end() - 1)
+            end = after.start() + 1 if after else len(text)
+            pieces += [*expression.findall(text, start, first), text[first:end]]
+            start, unusual = end, UNUSUAL.search(text, end)
+        return pieces + expression.findall(text, start)
+
+    def begin(self, classes: CharacterClasses) -> tuple[CharacterClasses, re.Pattern[str]]:
+        """Divide further texts with these classes."""
+        self.divider = classes, classes.translate(self.pattern)
+        return self.divider
+
+    def border_before(self, text: str, start: int, stop: int) -> int:
+        """A position from `start` to `stop` where the text may be cut, near `stop`; `start` if there is no other."""
+        width = 64
+        while True:
+            low = max(start, stop - width)
+            cuts = [match.start() + 1 for match in self.border.finditer(text, low, stop + 1)]
+            if cuts or low == start:
+                return cuts[-1] if cuts else start
+            width *= 4
