@@ -98,7 +98,10 @@ def products() -> Iterator[Pair]:
     weight, x = torch.randn(3072, 768) * 0.02, torch.randn(1, 768)
     for kind in ("float32", "int8"):
         (product,), _ = make(kind, [weight])
-        yield lambda: [F.linear(x, weight) for _ in range(100)], lambda product=product: [product(x) for _ in range(100)]
+        yield (
+            lambda: [F.linear(x, weight) for _ in range(100)],
+            lambda product=product: [product(x) for _ in range(100)],
+        )
 
 
 def tokenizing() -> Iterator[Pair]:
@@ -196,7 +199,9 @@ def compare(ratios: Mapping[str, Measured], logged: Mapping[str, LoggedRatio]) -
             change += "  SLOWER"
         was = f"{earlier.median:.2f} ({earlier.low:.2f} ... {earlier.high:.2f})"
         rows.append([name, spread(ratio, digits=2), was, change])
-    rows += [[name, "not measured", f"{earlier.median:.2f}", ""] for name, earlier in logged.items() if name not in ratios]
+    rows += [
+        [name, "not measured", f"{earlier.median:.2f}", ""] for name, earlier in logged.items() if name not in ratios
+    ]
     return rows, slower
 
 
@@ -206,7 +211,9 @@ def verdict(slower: list[str], entry: Mapping[str, Any] | None, kind: str) -> st
         return f"Nothing is logged for this kind of machine ({kind}): --log writes these ratios into {LOG_FILE.name}."
     origin = f"commit {entry['commit']} of {entry['date']}"
     if slower:
-        return f"SLOWER than {origin}: {'; '.join(slower)}. Measure again on a quiet machine, then look at what changed."
+        return (
+            f"SLOWER than {origin}: {'; '.join(slower)}. Measure again on a quiet machine, then look at what changed."
+        )
     return f"No ratio is slower than that of {origin} by more than {MARGIN:.0%} and the spread."
 
 

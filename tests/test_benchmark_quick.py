@@ -48,12 +48,17 @@ def test_a_ratio_is_slower_beyond_the_margin_and_the_spread(values, slower):
     rows, names = compare({"encoding": Measured("", values)}, LOGGED)
     assert names == (["encoding"] if slower else [])
     assert ("SLOWER" in rows[0][-1]) == slower
-    assert verdict(names, ENTRY, "avx2, 2 threads").startswith("SLOWER than commit abc1234" if slower else "No ratio is")
+    assert verdict(names, ENTRY, "avx2, 2 threads").startswith(
+        "SLOWER than commit abc1234" if slower else "No ratio is"
+    )
 
 
 def test_what_was_not_logged_or_not_measured_has_a_row():
     rows, names = compare({"new": Measured("", [1.0])}, LOGGED)
-    assert [row[:3] for row in rows] == [["new", "1.00 (1.00 ... 1.00)", "not logged"], ["encoding", "not measured", "2.00"]]
+    assert [row[:3] for row in rows] == [
+        ["new", "1.00 (1.00 ... 1.00)", "not logged"],
+        ["encoding", "not measured", "2.00"],
+    ]
     assert names == []
     assert "Nothing is logged for this kind of machine (amx, 2 threads)" in verdict(names, None, "amx, 2 threads")
 
@@ -64,7 +69,11 @@ def test_the_log_is_read_as_written_and_other_kinds_keep_theirs(tmp_path):
     for kind, values in (("amx, 2 threads", [3.0]), ("avx2, 2 threads", [1.23456, 2.0, 1.5])):
         write_log(path, kind, {"encoding": Measured("", values)}, **ENTRY, versions="torch 2")
     assert read_log(path)["amx, 2 threads"]["ratios"] == {"encoding": [3.0, 3.0, 3.0]}
-    assert read_log(path)["avx2, 2 threads"] == {**ENTRY, "versions": "torch 2", "ratios": {"encoding": [1.23, 1.5, 2.0]}}
+    assert read_log(path)["avx2, 2 threads"] == {
+        **ENTRY,
+        "versions": "torch 2",
+        "ratios": {"encoding": [1.23, 1.5, 2.0]},
+    }
 
 
 def test_what_is_logged_is_what_is_measured():

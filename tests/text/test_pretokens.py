@@ -16,7 +16,25 @@ PATTERNS = ("gpt2", "gpt4", "word-end")
 TEXT = "ab ab. 12 12\n\nab 123 don't DON'T  ab.\r\n we'll 字字 é\u3000é" * 30
 #: what the patterns treat apart, and what the table leaves to the engine
 PIECES = [
-    *("ab", " ", "  ", "\n", "\r\n", "\t", ".", "!?", "12", "1234", "don't", "'S", "'\u017f", "we'LL", "é", "字", "\x1c"),
+    *(
+        "ab",
+        " ",
+        "  ",
+        "\n",
+        "\r\n",
+        "\t",
+        ".",
+        "!?",
+        "12",
+        "1234",
+        "don't",
+        "'S",
+        "'\u017f",
+        "we'LL",
+        "é",
+        "字",
+        "\x1c",
+    ),
     *("\x85", "\xa0", "\u3000", "\u200b", "\u0301", "²", "Ⅷ", "\U0001f600", "\U00010400", "𝟙", "\ufb05", "\u0378", "_"),
 ]
 
