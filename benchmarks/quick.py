@@ -1,4 +1,4 @@
-"""Ten ratios in about two minutes, beside the last ones logged for this kind of machine: has a commit made us slower?
+"""Ten ratios in a few minutes, beside the last ones logged for this kind of machine: has a commit made us slower?
 
     python -m benchmarks.quick          (or: make benchmark-quick)
     python -m benchmarks.quick --log    write them into benchmarks/quick.json, to compare later ones with

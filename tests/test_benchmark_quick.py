@@ -7,9 +7,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import quick  # noqa: E402
-from benchmarks.quick import LoggedRatio, compare, kind_of_machine, read_log, verdict, write_log  # noqa: E402
-from benchmarks.side_by_side import Measured  # noqa: E402
+from benchmarks import quick
+from benchmarks.quick import LoggedRatio, compare, kind_of_machine, read_log, verdict, write_log
+from benchmarks.side_by_side import Measured
 
 LOGGED = {"encoding": LoggedRatio(1.9, 2.0, 2.1)}
 ENTRY = {"commit": "abc1234", "date": "2026-11-23"}

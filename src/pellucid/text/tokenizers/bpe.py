@@ -340,7 +340,7 @@ def pipeline_steps(part: Any, inner: str) -> list[dict]:
 
 
 def _pattern_of(content: dict) -> str | None:
-    """The known pattern that alone divides text into pre-tokens; None where there is none, or text is changed before."""
+    """The known pattern that alone divides text into pre-tokens; None if there is none or text is changed."""
     # added tokens that are not special match in text, across borders too
     if content.get("normalizer") or not all(t["special"] for t in content.get("added_tokens", ())):
         return None

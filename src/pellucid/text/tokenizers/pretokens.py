@@ -18,7 +18,7 @@ from tokenizers import Regex, pre_tokenizers
 WORTH_DIVIDING = 1 << 14
 #: characters of pre-tokens in a table before a new one is begun; each pre-token counts as so many more
 TABLE_SIZE, ENTRY_SIZE = 1 << 22, 64
-#: a text whose new pre-tokens have more than this share of its characters is left to the engine, with as many next calls
+#: a text whose new pre-tokens have more than this share of its characters is left to the engine, as are the next calls
 MOST_NEW, CALLS_LEFT = 0.5, 16
 #: characters in a row of Unicode's that are asked about together
 BLOCK = 1 << 8
@@ -120,7 +120,7 @@ class PreTokenTable:
         return [np.frombuffer(ids, np.uint32).astype(np.int64) for ids in joined]
 
     def divide(self, text: str) -> list[str]:
-        """The text in pieces that the engine may encode one by one: pre-tokens, and stretches with unusual characters."""
+        """The text in pieces that the engine may encode one by one: pre-tokens, and what is unusual."""
         classes, expression = self.divider or self.begin(CharacterClasses())
         if (more := classes.with_those_of(text)) is not classes:
             _, expression = self.begin(more)
