@@ -89,7 +89,7 @@ def rotary(
             a = replace(a, positions=replace(a.positions, scaling="none"))
         part = {} if fraction is None else {"partial_rotary_factor": a.positions.fraction}
         object_of_ours = {"rope_theta": a.positions.base} | scaling_to(a) | part
-        is_outside = trained.default is not None and "positions.n_trained" in SCALED[kind_of(a)].values()
+        is_outside = trained.default is not None and "positions.n_trained" in SCALED[scaling_kind(a)].values()
         outside = {"original_max_position_embeddings": a.positions.n_trained} if is_outside else {}
         return outside | {"rope_parameters": object_of_ours}
 
@@ -114,7 +114,9 @@ def scaling(entries: Entries, path: str, trained: Trained | None = None) -> dict
             values[ours] = entries.number(f"{path}.{name}", 0.0, 0.0) or YARN_DEFAULTS[name]
         elif name == "attention_factor":
             yarn = kind == "yarn"
-            values[ours] = yarn_factor(entries, path) if yarn else entries.number(f"{path}.{name}", 0.0, 0.0, above=0)
+            values[ours] = (
+                yarn_attention_factor(entries, path) if yarn else entries.number(f"{path}.{name}", 0.0, 0.0, above=0)
+            )
         elif name in ("short_factor", "long_factor"):
             values[ours] = entries.numbers(f"{path}.{name}")
         elif kind == "longrope" and entries.raw(f"{path}.{name}") is None:
@@ -146,7 +148,7 @@ def by_length(kind: str, entries: Entries, values: Mapping[str, Any]) -> dict[st
     return {"positions.factor": n_ctx / n_trained, **values, **length}
 
 
-def yarn_factor(entries: Entries, path: str) -> float:
+def yarn_attention_factor(entries: Entries, path: str) -> float:
     """The factor of rotated queries and keys, 0 where it is that of the paper; DeepSeek's is a quotient of two."""
     if entries.flag(f"{path}.truncate", True) is not True:
         raise FamilyError(
@@ -160,14 +162,14 @@ def yarn_factor(entries: Entries, path: str) -> float:
     return (0.1 * above * math.log(factor) + 1) / (0.1 * below * math.log(factor) + 1)
 
 
-def kind_of(a: Architecture) -> str:
+def scaling_kind(a: Architecture) -> str:
     """Their name of the scaling."""
     return "default" if a.positions.scaling == "none" else a.positions.scaling
 
 
 def scaling_to(a: Architecture) -> dict[str, Any]:
     """The inverse of `scaling`: the entries of that object."""
-    kind = kind_of(a)
+    kind = scaling_kind(a)
     part = {f"positions.{name}": value for name, value in a.to_dict()["positions"].items()}
     entries = {theirs: part[ours] for theirs, ours in SCALED[kind].items()}
     if not entries.get("attention_factor"):
