@@ -18,6 +18,7 @@ from pellucid.lens.weights.positional import (
     rotary_angles,
     score_by_distance,
 )
+from pellucid.reference.layers import rotary_factor
 from running import draw_tokens
 
 
@@ -50,8 +51,8 @@ def test_angles_are_those_between_a_query_and_its_key(a, distance):
         rotary = circuits.network.blocks[layer].attn.rotary
         x = torch.ones(1, 1, 1, a.d_head, dtype=torch.float64)
         turned = rotary.rotate(x, circuits.network.rotary_table(torch.tensor([distance])))
-        # each plane of ones has length sqrt(2); the coordinates that are not turned add 1 each
-        expected = 2 * angles.cos().sum() + a.d_head - a.d_rotary
+        # each plane of ones has length sqrt(2), times the factor; the coordinates that are not turned add 1 each
+        expected = 2 * rotary_factor(a, layer) * angles.cos().sum() + a.d_head - a.d_rotary
         assert abs((x * turned).sum() - expected) <= 1e-9
 
 

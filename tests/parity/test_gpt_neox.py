@@ -71,11 +71,13 @@ def their_angles(monkeypatch):
         network.rotary_table.values = turns
         cos, sin = turns[:, 0].numpy()
 
-        def rotate(x, positions, d_rotary, layout, w):
+        def rotate(x, positions, d_rotary, layout, w, c):
+            assert c == 1
             first, second = reference_embedding._plane_indices(d_rotary, layout)
-            c, s = cos[positions], sin[positions]
+            across, along = cos[positions], sin[positions]
             turned = np.concatenate(
-                [x[..., first] * c - x[..., second] * s, x[..., first] * s + x[..., second] * c], axis=-1
+                [x[..., first] * across - x[..., second] * along, x[..., first] * along + x[..., second] * across],
+                axis=-1,
             )
             return np.concatenate([turned, x[..., d_rotary:]], axis=-1)
 

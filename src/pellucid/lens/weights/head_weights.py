@@ -102,7 +102,10 @@ class Head:
         return gain[:, None] * exact(W)
 
     def turned(self, W: Tensor, offset: int | None) -> Tensor:
-        """R_offset W [d, m]: (R_i q)^T (R_j k) = (R_{i-j} q)^T k depends on i and j through i - j alone."""
+        """R_offset W [d, m]: (R_i q)^T (R_j k) = (R_{i-j} q)^T k depends on i and j through i - j alone.
+
+        Scalings such as yarn multiply both rotations by a factor, which R_0 is: (c R_i q)^T (c R_j k) has it twice.
+        """
         a = self.circuits.architecture
         if not self.is_rotated:
             if offset is not None:
@@ -117,9 +120,10 @@ class Head:
         if not least <= offset < a.n_ctx:
             raise CircuitError(f"offset = {offset}: this head reads keys {least} to {a.n_ctx - 1} positions back")
         engine = self.circuits.engine
+        rotary = engine.blocks[self.layer].attn.rotary
         cos, sin = engine.rotary_table(torch.tensor([abs(offset)], device=W.device))
-        rotation = (cos, sin if offset >= 0 else -sin)
-        return engine.blocks[self.layer].attn.rotary.rotate(W.T[None, None], rotation)[0, 0].T
+        turned = rotary.rotate(W.T[None, None], (cos, sin if offset >= 0 else -sin))
+        return rotary.rotate(turned, engine.rotary_table(torch.tensor([0], device=W.device)))[0, 0].T
 
     # Through the vocabulary -----------------------------------------------------------------
 
