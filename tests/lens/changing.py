@@ -30,7 +30,9 @@ def one_edit(draw: st.DrawFn, a: Architecture, name: str, n: int, in_generation:
     for place, letter in (("head", "h"), ("kv_head", "g"), ("neuron", "f")):
         if letter in letters and draw(st.booleans()):
             where[place] = draw(st.integers(0, sizes[letter] - 1))
-    if letters[-2:] == ["i", "j"] and draw(st.booleans()):
+    # added to the pattern of all keys, a number also gives weight to later ones, which a generation does not have yet
+    has_all_keys = not (in_generation and name.endswith(".attn.pattern"))
+    if letters[-2:] == ["i", "j"] and (draw(st.booleans()) or not has_all_keys):
         where["key"] = draw(st.sampled_from([0, [0, 1]]))
     random = torch.Generator().manual_seed(draw(st.integers(0, 9)))
     scores = name.endswith((".scores", ".pattern"))
