@@ -435,6 +435,13 @@ class Architecture:
         return p.factor * self.n_ctx / p.n_trained - p.factor + 1 if self.n_ctx > p.n_trained else 1.0
 
     @property
+    def scales_rotation(self) -> bool:
+        """Whether positions.scaling changes a w_k: dynamic changes none in a context of up to n_trained positions."""
+        return self.positions.scaling != "none" and not (
+            self.positions.scaling == "dynamic" and self.dynamic_factor == 1
+        )
+
+    @property
     def block_norms(self) -> tuple[str, ...]:
         """The names of a block's norms, of which norm.kind = none has none."""
         return {

@@ -130,8 +130,7 @@ PHI3_TRAINED = Trained(PHI3_KINDS, default=4096)
 
 def scaled_as_phi3(a: Architecture) -> bool:
     """Whether rotary positions are scaled as longrope or not at all."""
-    unscaled = a.positions.scaling == "none" or (a.positions.scaling == "dynamic" and a.dynamic_factor == 1)
-    return unscaled or a.positions.scaling == "longrope"
+    return a.positions.scaling == "longrope" or not a.scales_rotation
 
 
 PHI3 = Family(

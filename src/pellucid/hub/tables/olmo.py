@@ -18,8 +18,7 @@ def olmo3_layers(entries: Entries) -> dict[str, Any]:
 
 def windows_unscaled(a: Architecture) -> bool:
     """Whether rotary positions are scaled at most in layers without a window."""
-    unscaled = a.positions.scaling == "none" or (a.positions.scaling == "dynamic" and a.dynamic_factor == 1)
-    return unscaled or a.positions.local_base > 0 or not any(visible_windows(a))
+    return not a.scales_rotation or a.positions.local_base > 0 or not any(visible_windows(a))
 
 
 OLMO3 = dataclasses.replace(
