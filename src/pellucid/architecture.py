@@ -9,7 +9,6 @@ Letters: i query position, j key position, h head, d = d_head, m = d_model, f = 
 """
 
 import dataclasses
-import difflib
 import functools
 import json
 import typing
@@ -17,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-from pellucid.option_values import ArchitectureError, parse_value, require, resolve_field
+from pellucid.option_values import build, parse_value, require, resolve_field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -482,7 +481,7 @@ class Architecture:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The architecture that `to_dict` wrote; unknown fields and wrong types raise ArchitectureError."""
-        return _build(cls, values, "")
+        return build(cls, values)
 
     def with_fields(self, changes: Mapping[str, Any]) -> Self:
         """A copy with dotted fields changed: `{"attention.n_heads": 8, "dropout": 0.1}`.
@@ -526,34 +525,6 @@ def field_type(name: str) -> Any:
     part, _, last = name.rpartition(".")
     hints = typing.get_type_hints(Architecture)
     return typing.get_type_hints(hints[part])[last] if part else hints[last]
-
-
-def _build(cls: Any, values: Mapping[str, Any], path: str) -> Any:
-    """A dataclass of this file from nested plain values, which are all checked."""
-    if not isinstance(values, Mapping):
-        raise ArchitectureError(f"{path or 'architecture'} = {values!r}: expected an object with named fields")
-    hints = typing.get_type_hints(cls)
-    known = [f.name for f in fields(cls)]
-    checked = {}
-    for name, value in values.items():
-        full = f"{path}.{name}" if path else name
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(known)}"
-            raise ArchitectureError(f"there is no field {full!r}; {hint}")
-        if name in PARTS and cls is Architecture:
-            checked[name] = _build(hints[name], value, full)
-        elif name == "encoder":
-            checked[name] = None if value is None else _build(Architecture, value, full)
-        else:
-            checked[name] = parse_value(full, value, hints[name])
-    if missing := [f.name for f in fields(cls) if f.name not in checked and not _has_default(f)]:
-        raise ArchitectureError(f"{path or 'architecture'} lacks {', '.join(missing)}: give each a value")
-    return cls(**checked)
-
-
-def _has_default(f: dataclasses.Field) -> bool:
-    return f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
 
 
 def _check(a: Architecture) -> None:

@@ -1,8 +1,10 @@
 """The values of options: read as typed on a command line, checked, and refused with the name of the field."""
 
+import dataclasses
 import difflib
+import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 
@@ -62,3 +64,34 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
     if not isinstance(number, hint) or isinstance(number, bool):
         raise ArchitectureError(f"{name} = {value!r}: expected {'an integer' if hint is int else 'a number'}")
     return number
+
+
+def build(cls: Any, values: Mapping[str, Any], path: str = "") -> Any:
+    """The dataclass `cls` from nested plain values, which are all checked; a field that holds a dataclass is built so
+    too. ArchitectureError names the field, below `path`, that is unknown, missing, or not of its type."""
+    if not isinstance(values, Mapping):
+        raise ArchitectureError(f"{path or 'architecture'} = {values!r}: expected an object with named fields")
+    hints = typing.get_type_hints(cls)
+    known = [f.name for f in dataclasses.fields(cls)]
+    checked = {}
+    for name, value in values.items():
+        full = f"{path}.{name}" if path else name
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(known)}"
+            raise ArchitectureError(f"there is no field {full!r}; {hint}")
+        choices = typing.get_args(hints[name]) or (hints[name],)
+        part = next(filter(dataclasses.is_dataclass, choices), None)
+        if part is None:
+            checked[name] = parse_value(full, value, hints[name])
+        elif value is None and types.NoneType in choices:
+            checked[name] = None
+        else:
+            checked[name] = build(part, typing.cast(Any, value), full)
+    if missing := [f.name for f in dataclasses.fields(cls) if f.name not in checked and not _has_default(f)]:
+        raise ArchitectureError(f"{path or 'architecture'} lacks {', '.join(missing)}: give each a value")
+    return cls(**checked)
+
+
+def _has_default(f: dataclasses.Field) -> bool:
+    return f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING

@@ -7,7 +7,8 @@ source texts of docs/mathematics.md.
 import difflib
 from dataclasses import replace
 
-from pellucid.architecture import MLP, Architecture, ArchitectureError, Attention, Dropout, Norm, Positions
+from pellucid.architecture import MLP, Architecture, Attention, Dropout, Norm, Positions
+from pellucid.option_values import ArchitectureError
 
 TENTH = Dropout(embed=0.1, pattern=0.1, attn_out=0.1, mlp_out=0.1)
 

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pellucid.architecture import Architecture, ArchitectureError, Attention
+from pellucid.architecture import Architecture, Attention
+from pellucid.option_values import ArchitectureError
 from pellucid.parameter_counts import count_parameters
 from pellucid.reference import attention as A
 from pellucid.reference.embedding import tensor_apply

@@ -6,11 +6,11 @@ import pytest
 import transformers
 
 import pellucid
-from pellucid.architecture import ArchitectureError
 from pellucid.cli import main
 from pellucid.hub.families import FamilyError
 from pellucid.hub.targets import PRESET_FOR, check_target, opens_in
 from pellucid.hub.write import exported_as
+from pellucid.option_values import ArchitectureError
 from pellucid.plan import as_dict, make_plan, plan_lines, sizing
 from pellucid.presets import PRESETS, preset
 from pellucid.report.page import write_page

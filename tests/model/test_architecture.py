@@ -13,7 +13,6 @@ from pellucid.architecture import (
     MLP,
     PARTS,
     Architecture,
-    ArchitectureError,
     Attention,
     Dropout,
     Norm,
@@ -23,6 +22,7 @@ from pellucid.architecture import (
     field_type,
 )
 from pellucid.model import Transformer
+from pellucid.option_values import ArchitectureError
 from pellucid.parameter_counts import count_parameters
 from running import any_architectures
 

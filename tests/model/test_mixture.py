@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drawing import difference, make_network
-from pellucid.architecture import Architecture, ArchitectureError
+from pellucid.architecture import Architecture
 from pellucid.lens.analysis.attribution import attribute
 from pellucid.lens.analysis.residual import decompose
 from pellucid.lens.core.inputs import InputError
@@ -13,6 +13,7 @@ from pellucid.model import Cache, Recorder, Transformer
 from pellucid.model.lora import LoRALinear, adapt, merge, start_adapters
 from pellucid.model.mlp import MixtureOfExperts
 from pellucid.model.weights import initialise, load_weights, save_weights, state_of
+from pellucid.option_values import ArchitectureError
 from pellucid.parameter_counts import count_active_parameters, count_parameters
 from pellucid.plan.flops import flops
 from pellucid.reference import transformer as reference

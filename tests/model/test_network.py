@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawing import architectures, difference, make_network
-from pellucid.architecture import Architecture, ArchitectureError, Positions
+from pellucid.architecture import Architecture, Positions
 from pellucid.model import Cache, Recorder, Transformer
 from pellucid.model.attention import choose_attention_kernel
 from pellucid.model.mask import Mask, documents_mask, padding_mask, prefix_mask
 from pellucid.model.positions import SCALING, Relative, Rotary
 from pellucid.model.tables import Table
+from pellucid.option_values import ArchitectureError
 from pellucid.reference.embedding import relative_buckets
 from pellucid.reference.transformer import forward
 from pellucid.tensor_names import names

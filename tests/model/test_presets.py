@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 
 from drawing import make_network
-from pellucid.architecture import ArchitectureError
 from pellucid.model import Transformer
+from pellucid.option_values import ArchitectureError
 from pellucid.parameter_counts import count_parameters
 from pellucid.presets import PRESETS, preset
 from running import any_architectures

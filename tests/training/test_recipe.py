@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tiny import start
 
 import pellucid
-from pellucid.architecture import Architecture, ArchitectureError, Attention, field_type, parse_value
+from pellucid.architecture import Architecture, Attention, field_type
+from pellucid.option_values import ArchitectureError, parse_value
 from pellucid.presets import PRESETS, gated_width, preset
 from pellucid.runs.length import with_length
 from pellucid.runs.options import RecipeError, TrainOptions

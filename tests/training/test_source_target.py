@@ -12,9 +12,9 @@ from tests.training.tiny import FIELDS, Heard, assert_same_run, assert_same_tens
 from tiny import resume, start_recipe
 
 import pellucid
-from pellucid.architecture import ArchitectureError
 from pellucid.generate import generate
 from pellucid.model import Transformer
+from pellucid.option_values import ArchitectureError
 from pellucid.parameter_counts import count_parameters
 from pellucid.presets import preset
 from pellucid.runs.options import RecipeError

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pellucid.architecture import Architecture, ArchitectureError, architecture_fields, field_type
+from pellucid.architecture import Architecture, architecture_fields, field_type
 from pellucid.hub.tables import FAMILIES, ConfigField, Family, TensorRow
 from pellucid.hub.tables.entries import BOUNDS, CONSTANTS, WITHOUT_EFFECT, Entries, FamilyError, shown
 from pellucid.model import Transformer
+from pellucid.option_values import ArchitectureError
 
 __all__ = [
     "FAMILIES",

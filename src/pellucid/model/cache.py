@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pellucid.architecture import Architecture, ArchitectureError
+from pellucid.architecture import Architecture
 from pellucid.model.shapes import History, Keys, NewKeys, Queries, Tokens, Visible
 from pellucid.model.tap import Tap
+from pellucid.option_values import ArchitectureError
 
 
 class NoCache:

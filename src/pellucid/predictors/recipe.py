@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_type_hints
 
-from pellucid.architecture import ArchitectureError, parse_value, resolve_field
+from pellucid.option_values import ArchitectureError, parse_value, resolve_field
 from pellucid.predictors.neural import NeuralProbabilisticOptions
 from pellucid.predictors.ngram import NGramOptions
 from pellucid.predictors.recurrent import RecurrentOptions

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
-from pellucid.architecture import parse_value
+from pellucid.option_values import parse_value
 from pellucid.runs.schedule import ScheduleName
 
 OptimizerName = Literal["adamw", "muon"]

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pellucid.architecture import Architecture, ArchitectureError, architecture_fields
+from pellucid.architecture import Architecture, architecture_fields
+from pellucid.option_values import ArchitectureError
 
 PREFIX = "encoder."
 

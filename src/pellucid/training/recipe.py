@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from pellucid.architecture import Architecture, ArchitectureError, architecture_fields, parse_value, resolve_field
+from pellucid.architecture import Architecture, architecture_fields
+from pellucid.option_values import ArchitectureError, parse_value, resolve_field
 from pellucid.presets import gated_width, preset
 from pellucid.runs.options import (
     LENGTHS,

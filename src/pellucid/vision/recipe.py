@@ -8,7 +8,7 @@ from typing import Any, Self, get_type_hints
 
 import numpy as np
 
-from pellucid.architecture import ArchitectureError, parse_value, resolve_field
+from pellucid.option_values import ArchitectureError, parse_value, resolve_field
 from pellucid.runs.length import with_length
 from pellucid.runs.options import LENGTHS, RecipeError, RunRecipe, TrainOptions, parse_options
 from pellucid.runs.run_dir import read_json
