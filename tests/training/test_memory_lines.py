@@ -12,6 +12,7 @@ from pellucid.plan.planning import default_recipe
 from pellucid.presets import PRESETS, preset, with_vocabulary
 from pellucid.runs.options import with_train
 from pellucid.training import memory, memory_lines
+from pellucid.training.config import ParallelOptions
 from pellucid.training.memory import first_in_chunks, training_memory, walk
 from pellucid.training.memory_lines import NoClosedFormError, step_lines, upper_envelope
 from pellucid.training.recipe import Recipe
@@ -82,6 +83,21 @@ def test_logits_in_chunks(preset_name, optimizer, precision):
     chunked = first_in_chunks(recipe)
     for batch in (chunked - 1, 2 * chunked + 1):
         assert_equal_to_the_walk(with_train(recipe, batch=batch))
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "recompute": "yes"}])
+@pytest.mark.parametrize(("shard", "tensor"), [(2, 1), (1, 2), (2, 2)])
+def test_repeated_layers_of_networks_that_processes_divide(shard, tensor, options, monkeypatch):
+    """Each layer's gradients are sent while the next layer below is computed; there is no walk of these networks."""
+    a = shrunk(preset("small"), 8)
+    a = replace(a, attention=replace(a.attention, windows=(0, 8)))
+    recipe = with_options(a, batch=0, attention="fused", **options)
+    recipe = replace(recipe, parallel=ParallelOptions(shard=shard, tensor=tensor))
+    with_repeated_layers = step_lines.__wrapped__(recipe, False)
+    monkeypatch.setattr(memory_lines, "without_copies", lambda recipe: (recipe, []))
+    with_all_layers = step_lines.__wrapped__(recipe, False)
+    for batch in (1, 2, 64):
+        assert with_repeated_layers.at(batch) == with_all_layers.at(batch)
 
 
 def test_adapters():

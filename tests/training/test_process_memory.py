@@ -116,6 +116,8 @@ def held_and_planned(
         ((1, 2, 2), {}),
         ((1, 2, 1), {"accumulate": 2, "batch": 2}),
         ((1, 2, 1), {"optimizer": "muon"}),
+        ((1, 2, 1), {"recompute": "yes"}),
+        ((1, 2, 2), {"recompute": "yes"}),
     ],
 )
 def test_a_process_holds_what_the_plan_says(layout, fields, tmp_path, monkeypatch):

@@ -176,19 +176,24 @@ def upper_envelope(lines: Iterable[LinearBytes]) -> tuple[LinearBytes, ...]:
 
 
 def without_copies(recipe: Recipe) -> tuple[Recipe, list[RepeatedLayers]]:
-    """The recipe with only those layers that differ from each other, and the layers that are to be repeated."""
-    a = recipe.model
-    a, repeats = _shortened(a, of_encoder=False)
+    """The recipe with only those layers that differ from each other, and the layers that are to be repeated.
+
+    Where processes divide weights, the backward pass of every layer but the last one begins while the gradients of the
+    layer above it are still being sent, so that the last layer differs from those that are repeated.
+    """
+    a, p = recipe.model, recipe.parallel
+    at_end = 2 if p.shard > 1 or p.tensor > 1 else 1
+    a, repeats = _shortened(a, at_end, of_encoder=False)
     if a.encoder is not None:
-        encoder, more = _shortened(a.encoder, of_encoder=True)
+        encoder, more = _shortened(a.encoder, at_end, of_encoder=True)
         a, repeats = replace(a, encoder=encoder), repeats + more
     return replace(recipe, model=a), repeats
 
 
-def _shortened(a: Architecture, of_encoder: bool) -> tuple[Architecture, list[RepeatedLayers]]:
-    """The architecture with at least one layer before and after the repeated ones."""
+def _shortened(a: Architecture, at_end: int, of_encoder: bool) -> tuple[Architecture, list[RepeatedLayers]]:
+    """The architecture with at least one layer before the repeated ones, and at least `at_end` after them."""
     period = math.lcm(len(a.attention.windows), max(1, a.positions.every))
-    times = (a.n_layers - period - 2) // period
+    times = (a.n_layers - period - 1 - at_end) // period
     if times < 1:
         return a, []
     return replace(a, n_layers=a.n_layers - times * period), [RepeatedLayers(of_encoder, 1, 1 + period, times)]
