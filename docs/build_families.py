@@ -54,7 +54,7 @@ LEFT_OUT = {
     "truncate = false, and MXFP4 weights",
     "mixtures of experts in some layers alone (decoder_sparse_step, mlp_only_layers)": "all layers have one form",
     "DeepSeek-V3": "its router chooses among groups of experts, with a bias that the experts' weights do not have",
-    "OLMoE with clip_qkv": "no option that cuts queries, keys and values off",
+    "OLMo and OLMoE with clip_qkv": "no option that cuts queries, keys and values off",
     "Cohere with use_qk_norm (Command R+)": "its queries and keys have layer norms, with gains for each head",
     "Falcon with ALiBi (rw)": "its distances are divided by sqrt(d_head) with the scores",
     "Phi and StableLM with normalised queries and keys (qk_layernorm)": "theirs are layer norms",

@@ -165,8 +165,8 @@ class Norm:
     eps_at: Literal["inside", "outside"] = "inside"
     #: whether layer norm adds its bias vector: none, all (rms norm has none to add)
     bias: Literal["none", "all"] = "all"
-    #: the factor: the stored vector g, or 1 + g
-    gain: Literal["g", "1+g"] = "g"
+    #: the factor: the stored vector g, or 1 + g, or the number 1, for which nothing is stored
+    gain: Literal["g", "1+g", "1"] = "g"
 
     def check(self, a: "Architecture") -> None:
         """Raise ArchitectureError for an eps that is not valid."""

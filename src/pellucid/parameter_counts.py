@@ -14,12 +14,13 @@ def count_parameters(a: Architecture) -> dict[str, int]:
     q, kv = a.n_heads * d, a.n_kv_heads * d
     bias_qkv, bias_out = a.attention.bias in ("qkv", "all"), a.attention.bias in ("out", "all")
     attention = m * q + 2 * m * kv + q * m + bias_qkv * (q + 2 * kv) + bias_out * m
-    attention += {"none": 0, "rms": 2 * d, "rms_all": q + kv}[a.attention.qk_norm]
+    has_gain = a.norm.gain != "1"
+    attention += has_gain * {"none": 0, "rms": 2 * d, "rms_all": q + kv}[a.attention.qk_norm]
     mlp = count_mlp(a, f)
     if a.mlp.experts:
         mlp = a.mlp.experts * (mlp + m) + (count_mlp(a, a.mlp.shared_d_ff) if a.mlp.shared_d_ff else 0)
         mlp += m * (a.mlp.shared_d_ff > 0 and a.mlp.shared_gate == "sigmoid")
-    norm = {"none": 0, "layer": m + m * (a.norm.bias == "all"), "rms": m}[a.norm.kind]
+    norm = {"none": 0, "layer": has_gain * m + m * (a.norm.bias == "all"), "rms": has_gain * m}[a.norm.kind]
     cross = attention if a.encoder is not None else 0
     counts = {
         "embed": (a.n_vocab + a.n_segments + len(a.ngrams) * a.ngram_rows) * m,

@@ -378,7 +378,7 @@ def test_every_part_of_the_logits_has_its_own_name(a):
     for name, x in expected.items():
         if a.final_norm == "norm" and a.norm.kind != "none":
             centred = x - x.mean(-1, keepdims=True) if a.norm.kind == "layer" else x
-            gain = w["final_norm.gain"] + (a.norm.gain == "1+g")
+            gain = 1.0 if a.norm.gain == "1" else w["final_norm.gain"] + (a.norm.gain == "1+g")
             x = gain * centred / seen["final_norm.scale"]
         assert close(parts[name], x @ W_U.T, 1e-11), name
     others = parts.keys() - expected.keys()

@@ -228,6 +228,19 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
             },
         },
     ),
+    "olmo": (
+        "OlmoForCausalLM",
+        LLAMA | {"pad_token_id": None},
+        TIED
+        | {
+            "biases, one key head, scaled": {
+                "attention_bias": True,
+                "num_key_value_heads": 1,
+                "hidden_act": "gelu",
+                "rope_parameters": LLAMA3,
+            },
+        },
+    ),
     "exaone4": (
         "Exaone4ForCausalLM",
         LLAMA | {"head_dim": 6, "sliding_window": 3, "sliding_window_pattern": 2},
@@ -504,7 +517,7 @@ MASKED = ("bert", "roberta", "distilbert")
 CASES = [(name, variant) for name, (_, _, variants) in TINY.items() for variant in variants]
 #: families near another one
 NEAR = ("qwen3_moe", "olmoe", "qwen2_moe", "mixtral", "phi3", "starcoder2", "nemotron", "arcee", "glm", "glm4")
-NEAR += ("seed_oss", "ministral", "olmo3", "exaone4", "cohere", "cohere2", "granite", "granitemoe")
+NEAR += ("seed_oss", "ministral", "olmo3", "olmo", "exaone4", "cohere", "cohere2", "granite", "granitemoe")
 
 
 def marked(cases: list[tuple[str, str]]) -> list[Any]:

@@ -73,6 +73,8 @@ TITLES = EXPERT_TITLES | {
     "logits": "A score for each token of the vocabulary",
     "probs": "The probabilities of the next token",
 }
+#: the product with a norm's factor, by norm.gain
+GAINED = {"g": " \\odot \\gamma", "1+g": " \\odot (1 + \\gamma)", "1": ""}
 NORM_PARTS = {"scale": "The size of the vector", "normalized": "The vector, divided by its size"}
 BLOCK_FUNCTIONS = {kind: f"{kind}_block" for kind in ("pre", "post", "parallel", "shared", "inner", "sandwich")}
 ACTIVATIONS = {
@@ -169,20 +171,23 @@ class StepWriter:
             Definition("layers.py", "normalise", 'inner("normalized"'),
         )
         biased = layer and self.a.norm.bias == "all"
-        gain = f"{self.weight(weights)}"[:-2] + '.gain"]'
-        gained = f"(1 + {gain})" if self.a.norm.gain == "1+g" else gain
+        gained = self.gained(self.weight(f"{weights}.gain"))
         beta = " + \\beta" if biased else ""
-        gain_symbol = "(1 + \\gamma)" if self.a.norm.gain == "1+g" else "\\gamma"
         added = f" + {self.weight(f'{weights}.bias')}" if biased else ""
+        factors = "no coordinate has a factor" if self.a.norm.gain == "1" else "each coordinate with its own factor"
         yield Step(
             f"{self.scope}{name}",
             where,
             group,
-            f"{'Layer norm' if layer else 'RMS norm'}: each coordinate with its own factor",
-            f"{self.symbol(name)} = \\t{{{normalized}}}{{\\hat{{x}}_i}} \\odot {gain_symbol}{beta}",
-            f'result = trace["{normalized}"] * {gained}{added}',
+            f"{'Layer norm' if layer else 'RMS norm'}: {factors}",
+            f"{self.symbol(name)} = \\t{{{normalized}}}{{\\hat{{x}}_i}}{GAINED[self.a.norm.gain]}{beta}",
+            f'result = trace["{normalized}"]{gained}{added}',
             Definition("layers.py", "normalise", "return tap(called"),
         )
+
+    def gained(self, gain: str) -> str:
+        """The product with a norm's factor, in code."""
+        return {"g": f" * {gain}", "1+g": f" * (1 + {gain})", "1": ""}[self.a.norm.gain]
 
     def linear(self, name: str, x: str, bias: bool) -> str:
         """x W^T + b in code."""
@@ -360,7 +365,7 @@ class StepWriter:
         if turned:
             for name, letter in (("q", "i"), ("k", "j")):
                 inner = (
-                    f"\\frac{{{self.symbol(at + name)}}}{{rms}} \\odot \\gamma"
+                    f"\\frac{{{self.symbol(at + name)}}}{{rms}}{GAINED[a.norm.gain]}"
                     if a.attention.qk_norm != "none"
                     else self.symbol(at + name)
                 )
@@ -380,13 +385,12 @@ class StepWriter:
         kind, x = self.a.attention.qk_norm, self.tensor(at + name)
         if kind == "none":
             return x
-        gain = self.weight(at + ("query_norm.gain" if name == "q" else "key_norm.gain"))
-        gain = f"(1 + {gain})" if self.a.norm.gain == "1+g" else gain
+        gained = self.gained(self.weight(at + ("query_norm.gain" if name == "q" else "key_norm.gain")))
         if kind == "rms_all":
             flat = f"{x}.transpose(1, 2).flatten(2)"
-            normed = f"{flat} / ({flat}.square().mean(-1, keepdim=True) + {self.a.norm.eps}).sqrt() * {gain}"
+            normed = f"{flat} / ({flat}.square().mean(-1, keepdim=True) + {self.a.norm.eps}).sqrt(){gained}"
             return f"({normed}).unflatten(-1, (-1, {self.a.d_head})).transpose(1, 2)"
-        return f"({x} / ({x}.square().mean(-1, keepdim=True) + {self.a.norm.eps}).sqrt() * {gain})"
+        return f"({x} / ({x}.square().mean(-1, keepdim=True) + {self.a.norm.eps}).sqrt(){gained})"
 
     def mixing(self, layer: int, kind: str, turned: bool) -> Iterator[Step]:
         """Scores, pattern, mixed values, and what each head writes."""
@@ -543,10 +547,9 @@ class StepWriter:
                     if a.norm.eps_at == "inside"
                     else f"({square}.sqrt() + {a.norm.eps})"
                 )
-                gain = 'w["unembed.norm.gain"]'
-                gain = f"(1 + {gain})" if a.norm.gain == "1+g" else gain
+                gained = self.gained('w["unembed.norm.gain"]')
                 bias = ' + w["unembed.norm.bias"]' if layer and a.norm.bias == "all" else ""
-                lines.append(f"x = {centred} / {size} * {gain}{bias}")
+                lines.append(f"x = {centred} / {size}{gained}{bias}")
                 right = f"norm({right})"
             x = "x"
         factor = "" if scale == 1.0 else f"{scale!r} * "

@@ -11,18 +11,25 @@ INNER = ("scale", "normalized")
 
 
 class ScaledNorm(nn.Module):
-    """What the norms share: a gain g, or 1 + g of which g is stored, and two ways to one result."""
+    """What the norms share: a gain g, or 1 + g of which g is stored, or 1, and two ways to one result."""
 
     def __init__(self, a: Architecture, width: int):
         super().__init__()
-        self.added = {"g": 0.0, "1+g": 1.0}[a.norm.gain]
-        self.gain = nn.Parameter(torch.full((width,), 1 - self.added))
-        self.eps = a.norm.eps
+        self.shape, self.eps = (width,), a.norm.eps
+        self.added = {"g": 0.0, "1+g": 1.0, "1": 1.0}[a.norm.gain]
+        self.gain = None if a.norm.gain == "1" else nn.Parameter(torch.full((width,), 1 - self.added))
 
     @property
     def multiplier(self) -> Tensor:
-        """g or 1 + g"""
+        """g, 1 + g, or the number 1"""
+        if self.gain is None:
+            return torch.ones(())
         return self.gain + self.added if self.added else self.gain
+
+    @property
+    def kernel_gain(self) -> Tensor | None:
+        """The multiplier as PyTorch's norms take it: None for the number 1."""
+        return None if self.gain is None else self.multiplier
 
     def forward(self, x: Tensor, tap: Tap = OFF, name: str = "norm") -> Tensor:
         inner = tap.at(name)
@@ -43,7 +50,7 @@ class LayerNorm(ScaledNorm):
         self.bias = nn.Parameter(torch.zeros(width)) if a.norm.bias == "all" else None
 
     def fused(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.gain.shape, self.multiplier, self.bias, self.eps)
+        return F.layer_norm(x, self.shape, self.kernel_gain, self.bias, self.eps)
 
     def written_out(self, x: Tensor, tap: Tap = OFF) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
@@ -71,7 +78,8 @@ class RMSNorm(ScaledNorm):
 
     def fused(self, x: Tensor) -> Tensor:
         # the fused kernel wants one type: under autocast the input is bfloat16 and the gain float32
-        return F.rms_norm(x, self.gain.shape, self.multiplier.to(x.dtype), self.eps)
+        gain = self.kernel_gain
+        return F.rms_norm(x, self.shape, None if gain is None else gain.to(x.dtype), self.eps)
 
     def written_out(self, x: Tensor, tap: Tap = OFF) -> Tensor:
         return self.multiplier * tap("normalized", x / tap("scale", self.rho(x)))
@@ -100,7 +108,7 @@ class RMSNormOfHeads(RMSNorm):
 
     @property
     def multiplier(self) -> Tensor:
-        return (self.gain + self.added).view(self.n_heads, 1, -1)
+        return super().multiplier if self.gain is None else super().multiplier.view(self.n_heads, 1, -1)
 
     def fused(self, x: Tensor) -> Tensor:
         return self.written_out(x)

@@ -76,11 +76,12 @@ def _fold(a: Architecture, weights: dict[str, np.ndarray], norm: str, readers: l
     g, bias = gain(a, weights, norm), weights.get(f"{norm}.bias")
     for reader in readers:
         b = weights.get(f"{reader}.bias", 0.0)
-        W, b = fold_layer_norm(g, np.zeros_like(g) if bias is None else bias, weights[f"{reader}.weight"], b)
+        W, b = fold_layer_norm(g, np.zeros(a.d_model) if bias is None else bias, weights[f"{reader}.weight"], b)
         weights[f"{reader}.weight"] = W
         if f"{reader}.bias" in weights:
             weights[f"{reader}.bias"] = b
-    weights[f"{norm}.gain"] = np.zeros_like(g) if a.norm.gain == "1+g" else np.ones_like(g)
+    if a.norm.gain != "1":
+        weights[f"{norm}.gain"] = np.zeros_like(g) if a.norm.gain == "1+g" else np.ones_like(g)
     if bias is not None:
         weights[f"{norm}.bias"] = np.zeros_like(bias)
 

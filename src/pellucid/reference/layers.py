@@ -58,7 +58,12 @@ def normalise(a: Architecture, w: Weights, name: str, x: Array, tap: NoRecorder)
 
 
 def gain(a: Architecture, w: Weights, name: str) -> Array:
-    """g, or 1 + g, of the norm called `name`   [..].   S4 "Normalization and Dropout"; Gemma Team et al. 2024."""
+    """g, or 1 + g, of the norm called `name`, or the number 1   [..] or []
+
+    S4 "Normalization and Dropout"; 1 + g: Gemma Team et al. 2024; 1: Groeneveld et al. 2024 (OLMo), section 2.1.
+    """
+    if a.norm.gain == "1":
+        return real(1.0)
     g = real(w[f"{name}.gain"])
     return 1.0 + g if a.norm.gain == "1+g" else g
 

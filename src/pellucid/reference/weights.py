@@ -96,9 +96,9 @@ def _attention_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
     shapes |= _linear_shapes(f"{at}.key", n_kv, a.d_model, bias in ("qkv", "all"))
     shapes |= _linear_shapes(f"{at}.value", n_kv, a.d_model, bias in ("qkv", "all"))
     shapes |= _linear_shapes(f"{at}.out", a.d_model, n_q, bias in ("out", "all"))
-    if a.attention.qk_norm == "rms":
+    if a.attention.qk_norm == "rms" and a.norm.gain != "1":
         shapes |= {f"{at}.query_norm.gain": (a.d_head,), f"{at}.key_norm.gain": (a.d_head,)}
-    if a.attention.qk_norm == "rms_all":
+    if a.attention.qk_norm == "rms_all" and a.norm.gain != "1":
         shapes |= {f"{at}.query_norm.gain": (n_q,), f"{at}.key_norm.gain": (n_kv,)}
     return shapes
 
@@ -110,8 +110,8 @@ def _linear_shapes(at: str, n_out: int, n_in: int, bias: bool) -> dict[str, tupl
 def _norm_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
     if a.norm.kind == "none":
         return {}
-    both = a.norm.kind == "layer" and a.norm.bias == "all"
-    return {f"{at}.gain": (a.d_model,)} | ({f"{at}.bias": (a.d_model,)} if both else {})
+    parts = ["gain"] * (a.norm.gain != "1") + ["bias"] * (a.norm.kind == "layer" and a.norm.bias == "all")
+    return {f"{at}.{part}": (a.d_model,) for part in parts}
 
 
 def random_weights(a: Architecture, rng: np.random.Generator, scale: float = 0.5) -> dict[str, np.ndarray]:

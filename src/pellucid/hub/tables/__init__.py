@@ -9,7 +9,7 @@ from pellucid.hub.tables.gemma import GEMMA, GEMMA2, GEMMA3
 from pellucid.hub.tables.gpt import GPT1, GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX
 from pellucid.hub.tables.granite import GRANITE, GRANITEMOE
 from pellucid.hub.tables.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3, SMOLLM3, STABLELM
-from pellucid.hub.tables.olmo import OLMO3
+from pellucid.hub.tables.olmo import OLMO, OLMO3
 from pellucid.hub.tables.others import BLOOM, MPT, OPT
 from pellucid.hub.tables.parallel import FALCON, GPTJ, PHI
 from pellucid.hub.tables.rows import ConfigField, Derived, Family, TensorRow
@@ -56,6 +56,7 @@ FAMILIES = {
         SEED_OSS,
         MINISTRAL,
         OLMO3,
+        OLMO,
         EXAONE4,
         COHERE,
         COHERE2,

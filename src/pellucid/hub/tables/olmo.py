@@ -1,4 +1,6 @@
-"""OLMo 3: OLMo 2 with windows in three of four layers, and scaled rotary positions in the others."""
+"""OLMo 1, whose norms have neither gain nor bias, and OLMo 3: OLMo 2 with windows in three of four layers, and scaled
+rotary positions in the others.
+"""
 
 import dataclasses
 from typing import Any
@@ -6,9 +8,38 @@ from typing import Any
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries
 from pellucid.hub.tables.gemma import kinds_of_layers, two_bases, two_entries
-from pellucid.hub.tables.llama import OLMO2, alternating
-from pellucid.hub.tables.rotary import EVEN
-from pellucid.hub.tables.rows import Derived, visible_windows
+from pellucid.hub.tables.llama import (
+    ALL_OR_NONE,
+    IGNORED,
+    LLAMA_OPTIONS,
+    OLMO2,
+    SIZES,
+    alternating,
+    rows_without,
+    with_defaults,
+    without,
+)
+from pellucid.hub.tables.rotary import EVEN, rotary
+from pellucid.hub.tables.rows import ConfigField, Derived, Family, visible_windows
+
+#: a norm divides by the deviation and stores nothing
+BARE_NORM = {"norm.kind": "layer", "norm.gain": "1", "norm.bias": "none", "norm.eps": 1e-5}
+
+OLMO = Family(
+    name="olmo",
+    model_class="OlmoForCausalLM",
+    prefix="model.",
+    fields=(
+        *without(with_defaults(SIZES, vocab_size=50_304), "rms_norm_eps"),
+        ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
+    ),
+    derived=(rotary(),),
+    constants={"clip_qkv": None},
+    fixed=LLAMA_OPTIONS | BARE_NORM | {"mlp.bias": "none", "attention.qk_norm": "none", "block": "pre"},
+    rows=rows_without("norm"),
+    ignored=IGNORED,
+    limits=EVEN,
+)
 
 
 def olmo3_layers(entries: Entries) -> dict[str, Any]:

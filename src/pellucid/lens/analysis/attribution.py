@@ -300,7 +300,8 @@ def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) ->
     inner: Any = getattr(attention, f"{side}_norm")
     if hasattr(inner, "rho"):
         rho = inner.rho(t[f"{scope}.{side[0]}"][row : row + 1]).detach()[0]
-        gain = inner.multiplier.detach().reshape(-1, attention.d_head)
+        gain = inner.multiplier.detach()
+        gain = gain.reshape(-1, attention.d_head) if gain.ndim else gain[None]
         # one for each head, or one that all heads share
         vectors = gain[number % len(gain)] * vectors / rho[number % len(rho)]
     rotated = attention.rotary.rotate(vectors[:, None], t.passes[prefix].reading.rotation)[:, 0]

@@ -51,7 +51,7 @@ class WeightsView(Mapping[str, Tensor]):
     def b_U(self) -> Tensor:  # noqa: N802
         a, own = self.architecture, self._own
         zero = torch.zeros(a.n_vocab, dtype=self["embed.token.weight"].dtype, device=self["embed.token.weight"].device)
-        folded = "final_norm.gain" in self._changes and "final_norm.bias" in own
+        folded = "final_norm.bias" in self._changes
         W_U = a.unembed_scale * own.get("unembed.weight", own["embed.token.weight"])
         return W_U @ own["final_norm.bias"] if folded else zero
 
@@ -125,13 +125,15 @@ def _first_maps(a: Architecture) -> list[str]:
 def _fold(view: WeightsView, norm: str, readers: list[str]) -> None:
     own = view._own
     added = float(view.architecture.norm.gain == "1+g")
-    gain, bias = own[f"{norm}.gain"] + added, own.get(f"{norm}.bias")
+    gain, bias = own.get(f"{norm}.gain"), own.get(f"{norm}.bias")
     for reader in readers:
-        view._change(f"{reader}.weight", lambda W: W * gain)
+        if gain is not None:
+            view._change(f"{reader}.weight", lambda W: W * (gain + added))
         if bias is not None and f"{reader}.bias" in own and reader != "unembed":  # its contribution is b_U
             W = own[f"{reader}.weight"]
             view._change(f"{reader}.bias", lambda b, W=W: b + W @ bias)
-    view._change(f"{norm}.gain", lambda g: torch.full_like(g, 1 - added))
+    if gain is not None:
+        view._change(f"{norm}.gain", lambda g: torch.full_like(g, 1 - added))
     if bias is not None:
         view._change(f"{norm}.bias", torch.zeros_like)
 
