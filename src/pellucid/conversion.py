@@ -120,6 +120,7 @@ def convert(
     to: Layout | None = None,
     family: str | None = None,
     checkpoint: str = "best",
+    revision: str | None = None,
     trust: bool = False,
     licence: str | None = None,
     shard: int = SHARD,
@@ -134,6 +135,7 @@ def convert(
               else becomes huggingface
     family    the Hugging Face family to write, by default the first that can represent the architecture. If none can,
               or for "pellucid", the folder holds code that transformers' auto classes open
+    revision  a branch, a tag or a commit of a name on the Hugging Face hub; None for its main one
     trust     read pickled tensors, and tokenizers with patterns that are not known to be safe
     licence   the licence on the model card
     shard     the most bytes in one weight file
@@ -152,7 +154,7 @@ def convert(
         raise FolderError(f"to = {to!r}: choose one of {', '.join(get_args(Layout))}")
     check_request(destination, to, family, weights)
     progress("reading the model", 0, 0)
-    model = read_model(given, checkpoint=checkpoint, trust=trust)
+    model = read_model(given, checkpoint=checkpoint, revision=revision, trust=trust)
     theirs = model.folder is not None and bool(model.folder.config)
     layout = to or ("gguf" if destination.suffix == ".gguf" else "pellucid" if theirs else "huggingface")
     goal = Goal(layout, destination.name, family, shard, weights, licence, checkpoint, compare, progress)
@@ -239,12 +241,15 @@ class Goal:
         return family, replace(model, architecture=a)
 
 
-def read_model(given: str | Path, *, checkpoint: str = "best", trust: bool = False) -> SourceModel:
-    """The model in a run, a saved folder or a Hugging Face folder, or of that name on the hub."""
-    path = find_folder(given)
+def read_model(
+    given: str | Path, *, checkpoint: str = "best", revision: str | None = None, trust: bool = False
+) -> SourceModel:
+    """The model in a run, a saved folder or a Hugging Face folder, or of that name (and revision) on the hub."""
+    path = find_folder(given, revision)
     if not (path / "recipe.json").exists():
         folder = open_folder(path, trust=trust)
-        about, template = {"source": Path(given).name}, folder.chat_template()[0]
+        source = Path(given).name + (f" ({revision})" if revision else "")
+        about, template = {"source": source}, folder.chat_template()[0]
         return SourceModel(folder.architecture, folder.tokenizer(), folder.ours, folder, about, None, template)
     recipe = read_json(path / "recipe.json")
     if (kind := recipe.get("kind", "transformer") if isinstance(recipe, dict) else None) != "transformer":

@@ -1,12 +1,13 @@
 """The one object a user holds: a network, its tokenizer, and where both come from."""
 
+import gc
 import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from pellucid.generate.replies import Messages, ReplyOptions, ReplyPiece, stream
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, GenerateOptions, TextPiece, generate, stream_generate
 from pellucid.hub.folder import LoadWarning
-from pellucid.hub.open import find_folder, open_folder, read_network
+from pellucid.hub.open import check_revision, find_folder, is_local, open_folder, read_network
 from pellucid.lens.analysis.ablation import Ablation, ablate
 from pellucid.lens.analysis.heads import KINDS, Heads, HeadScore, detect_heads
 from pellucid.lens.analysis.metrics import Metric
@@ -389,6 +390,7 @@ def load(
     model: str | Path,
     *,
     checkpoint: str = "best",
+    revision: str | None = None,
     device: str = "auto",
     dtype: torch.dtype = torch.float32,
     trust: bool = False,
@@ -402,6 +404,8 @@ def load(
     kind.
 
     checkpoint  of a run: best (lowest held-out loss), last, or the number of a step
+    revision    of a name on the hub: a branch, a tag or a commit, such as step1000 of EleutherAI/pythia-70m; None for
+                its main one
     device      auto, cpu, cuda, ...
     dtype       of the weights; a run is trained and saved in float32
     trust       open pickled weights, and tokenizers whose patterns are not known to be safe. No code is ever run
@@ -409,7 +413,7 @@ def load(
                 given, texts are ids in digits ("17 4 250")
     allow_nan   open a model although its weights hold NaN or infinity, to look into it
     """
-    folder = Path(model)
+    check_revision(folder := Path(model), revision)
     torch_device = resolve_device(device)
     if (folder / "recipe.json").exists():
         if tokenizer is not None:
@@ -419,7 +423,7 @@ def load(
         network, own, step = load_run(folder, checkpoint, torch_device, base_weights, dtype)
         check_finite(network, f"{folder}, step {step}", allow_nan)
         return LanguageModel(network, own, {"folder": str(folder), "step": step}, read_chat_template(folder))
-    opened = open_folder(folder := find_folder(model), trust=trust)
+    opened = open_folder(folder := find_folder(model, revision), trust=trust)
     if (reads := opened.tokenizer(tokenizer)) is None:
         reads = opened.ids()
     chat_template, why_none = opened.chat_template()
@@ -427,28 +431,76 @@ def load(
         warnings.warn(sentence, LoadWarning, stacklevel=2)
     network = read_network(opened.architecture, opened.ours(), dtype, torch_device)
     check_finite(network, str(folder), allow_nan)
-    return LanguageModel(network, reads, {"folder": str(folder)}, chat_template)
+    provenance = {"folder": str(folder)} | ({} if revision is None else {"revision": revision})
+    return LanguageModel(network, reads, provenance, chat_template)
 
 
+@overload
 def heads_over(
-    run: str | Path,
+    model: str | Path,
     *,
     steps: Sequence[int] | None = None,
+    revisions: None = None,
     text: Texts | None = None,
     rows: int = 4,
     period: int | None = None,
     seed: int = 0,
     **options: Unpack[InputOptions],
-) -> dict[int, Heads]:
-    """The scores of the heads at each checkpoint of a run, by step: how they came to do what they do.
+) -> dict[int, Heads]: ...
 
-    `steps` picks checkpoints, all of them unless given; the other options are those of `LanguageModel.heads`.
+
+@overload
+def heads_over(
+    model: str | Path,
+    *,
+    revisions: Sequence[str],
+    text: Texts | None = None,
+    rows: int = 4,
+    period: int | None = None,
+    seed: int = 0,
+    **options: Unpack[InputOptions],
+) -> dict[str, Heads]: ...
+
+
+def heads_over(
+    model: str | Path,
+    *,
+    steps: Sequence[int] | None = None,
+    revisions: Sequence[str] | None = None,
+    text: Texts | None = None,
+    rows: int = 4,
+    period: int | None = None,
+    seed: int = 0,
+    **options: Unpack[InputOptions],
+) -> dict[int, Heads] | dict[str, Heads]:
+    """The scores of the heads at each checkpoint of a model: how they came to do what they do.
+
+    Checkpoints are opened one after the other, so that memory holds one model at a time.
+
+    model      a run, whose results are by step; or a name on the Hugging Face hub, whose results are by revision
+    steps      which checkpoints of a run, all of them unless given
+    revisions  which revisions of a name on the hub, such as ["step1", "step1000", "step143000"]
+
+    The other options are those of `LanguageModel.heads`. Raises ModelError for revisions of a run, steps of a name on
+    the hub, and a name on the hub without revisions.
     """
-    check_loader(Path(run), "load")
-    return {
-        step: load(run, checkpoint=str(step)).heads(text, rows=rows, period=period, seed=seed, **options)
-        for step in (steps_of(Path(run)) if steps is None else steps)
-    }
+    run = Path(model)
+    if is_local(run) == (revisions is not None) or isinstance(revisions, str) or (revisions and steps is not None):
+        raise ModelError(
+            f"{model}, steps = {steps}, revisions = {revisions!r}: a run takes steps, and a name on the Hugging Face "
+            "hub takes a list of revisions"
+        )
+
+    def scores(checkpoint: str = "best", revision: str | None = None) -> Heads:
+        # an error that the hub's client has handled refers to the frames that called it, which hold the last model
+        gc.collect()
+        opened = load(model, checkpoint=checkpoint, revision=revision)
+        return opened.heads(text, rows=rows, period=period, seed=seed, **options)
+
+    if revisions is not None:
+        return {revision: scores(revision=revision) for revision in revisions}
+    check_loader(run, "load")
+    return {step: scores(str(step)) for step in (steps_of(run) if steps is None else steps)}
 
 
 def known_answer() -> LanguageModel:

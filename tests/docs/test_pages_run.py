@@ -1,8 +1,10 @@
 """Every command and every line of Python on the pages runs, with lengths cut short."""
 
 import re
+import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from doc_pages import ROOT, blocks, page, run_page
 from tests.some_cases import one_in
@@ -39,8 +41,19 @@ def test_there_are_eleven_recipes():
     assert all(list(blocks(text, "sh", "python")) for text in RECIPES.values())
 
 
+@pytest.fixture
+def series(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download cache in which the tiny GPT-2 is the revisions of Pythia that the page names."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--EleutherAI--pythia-70m"
+    for i, revision in enumerate(("step1", "step512", "step1000", "step143000")):
+        shutil.copytree(prepared / "gpt2", repository / "snapshots" / f"{i:040x}")
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / revision).write_text(f"{i:040x}")
+
+
 @pytest.mark.parametrize("name", one_in(4, RECIPES))
-def test_a_recipe(name: str, desk_with_runs: Path, capfd: pytest.CaptureFixture[str]):
+def test_a_recipe(name: str, desk_with_runs: Path, series: None, capfd: pytest.CaptureFixture[str]):
     """Each by itself, in a folder of its own; " Paris" and " Rome" are no tokens of the tiny GPT-2."""
     run_page(RECIPES[name].replace('" Paris"', '" the"').replace('" Rome"', '" to"'))
 

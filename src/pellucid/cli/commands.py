@@ -24,6 +24,7 @@ from pellucid.cli.options import (
     FileOptions,
     MixOptions,
     OptionError,
+    Revision,
     WritingModelOptions,
     above,
     at_least,
@@ -327,6 +328,7 @@ def verify_command(
     *,
     prompt: Annotated[UseAppendAction[tuple[str, ...]], option("TEXT", repeatable=True)] = (),
     checkpoint: Annotated[str, option("STEP"), CHECKPOINT] = "best",
+    revision: Revision = "",
     output: VerifiedOptions,
 ) -> int:
     """Check a model against its laws and its NumPy definition.
@@ -337,12 +339,13 @@ def verify_command(
         model: Check this run, this saved model, or this name on the Hugging Face hub.
         prompt: Run the checks on this text, instead of on three built-in ones.
         checkpoint: Load this checkpoint of a run: best (the lowest held-out loss), last, or the number of a step.
+        revision: Check this branch, tag or commit of a name on the Hugging Face hub, such as step1000.
 
     Examples:
         pellucid verify runs/my_texts
         pellucid verify runs/my_texts --prompt "To be, or not to be" --tensors
     """
-    loaded = transformer_of(loaded_from(model, CheckpointOptions(checkpoint, "cpu")), model)
+    loaded = transformer_of(loaded_from(model, CheckpointOptions(checkpoint, "cpu", revision)), model)
 
     from rich.console import Console
 

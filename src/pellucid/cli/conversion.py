@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
-from pellucid.cli.loading import check_checkpoint
-from pellucid.cli.options import CHECKPOINT, MODEL, Expected, NewPath, command, option
+from pellucid.cli.loading import check_checkpoint_options
+from pellucid.cli.options import CHECKPOINT, MODEL, Expected, NewPath, Revision, command, option
 from pellucid.cli.progress import progress_on_stderr
 
 REPOSITORY = Expected(
@@ -22,6 +22,8 @@ class SourceModelOptions:
 
     checkpoint: Annotated[str, option("STEP"), CHECKPOINT] = "best"
     """Load this checkpoint of a run: best (the lowest held-out loss), last, or the number of a step."""
+    revision: Revision = ""
+    """Convert this branch, tag or commit of a name on the Hugging Face hub, such as step1000."""
     trust: Annotated[bool, option()] = False
     """Read pickled tensors, and tokenizers whose patterns are not known to be safe."""
 
@@ -68,7 +70,7 @@ def convert_command(
         pellucid convert runs/my_texts exported
         pellucid convert runs/my_texts model.gguf --weights q8_0
     """
-    check_checkpoint(source, input.checkpoint)
+    check_checkpoint_options(source, input.checkpoint, input.revision)
 
     import pellucid
 
@@ -79,6 +81,7 @@ def convert_command(
             to=output.to,
             family=output.family,
             checkpoint=input.checkpoint,
+            revision=input.revision or None,
             trust=input.trust,
             licence=output.licence,
             weights=output.weights,

@@ -11,25 +11,33 @@ if TYPE_CHECKING:
     from pellucid.vision.run import ImageModel
 
 
-def check_checkpoint(model: str, checkpoint: str) -> None:
-    """Raise OptionError for --checkpoint with anything but a run, before loading it."""
-    if checkpoint != "best" and not (Path(model) / "recipe.json").exists():
+def check_checkpoint_options(model: str, checkpoint: str, revision: str) -> None:
+    """Raise OptionError for --checkpoint of anything but a run, and --revision of a path here, before loading it."""
+    is_run = (Path(model) / "recipe.json").exists()
+    if checkpoint != "best" and not is_run:
         raise OptionError(f"--checkpoint {checkpoint} applies to a run, but {model} is not a run: leave it out")
+    if revision and Path(model).exists():
+        instead = "give its step as --checkpoint" if is_run else "leave it out"
+        raise OptionError(
+            f"--revision {revision} applies to a name on the Hugging Face hub, but {model} is a path here: {instead}"
+        )
 
 
 def loaded_from(model: str, options: CheckpointOptions) -> "LanguageModel | Predictor | ImageModel":
-    """The model at the requested checkpoint, on the requested device."""
-    check_checkpoint(model, options.checkpoint)
-    return open_any(model, options.checkpoint, options.device)
+    """The model at the requested checkpoint or revision, on the requested device."""
+    check_checkpoint_options(model, options.checkpoint, options.revision)
+    return open_any(model, options)
 
 
-def open_any(model: str, checkpoint: str = "best", device: str = "auto") -> "LanguageModel | Predictor | ImageModel":
+def open_any(model: str, options: CheckpointOptions) -> "LanguageModel | Predictor | ImageModel":
     """The model, opened by the function for its kind: load, load_predictor or load_images."""
     import pellucid
     from pellucid.training.kinds import LOADERS, kind_of
 
-    loader = LOADERS[kind_of(Path(model))] if (Path(model) / "recipe.json").exists() else "load"
-    return getattr(pellucid, loader)(model, checkpoint=checkpoint, device=device)
+    if not (Path(model) / "recipe.json").exists():
+        return pellucid.load(model, revision=options.revision or None, device=options.device)
+    loader = getattr(pellucid, LOADERS[kind_of(Path(model))])
+    return loader(model, checkpoint=options.checkpoint, device=options.device)
 
 
 def mixed_from(model: str, options: MixOptions) -> Any:
@@ -41,7 +49,7 @@ def mixed_from(model: str, options: MixOptions) -> Any:
         return loaded
 
     weight = 0.5 if options.mix_weight is None else options.mix_weight
-    return transformer_of(loaded, model).mixed_with(open_any(options.mix), weight)
+    return transformer_of(loaded, model).mixed_with(open_any(options.mix, CheckpointOptions()), weight)
 
 
 def transformer_of(loaded: Any, name: str) -> Any:

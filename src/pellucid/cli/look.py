@@ -1,12 +1,12 @@
 """The command that opens the web inspector."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional
 
-from pellucid.cli.loading import loaded_from
+from pellucid.cli.loading import check_checkpoint_options, loaded_from
 from pellucid.cli.options import MODEL, CheckpointOptions, Expected, OptionError, command, option
 
 if TYPE_CHECKING:
@@ -63,14 +63,16 @@ def look_command(
     from pellucid.serve.app import LOOPBACK
 
     if not model and model_options != CheckpointOptions():
-        raise OptionError("--checkpoint and --device belong to a MODEL, and none is named: name one, or leave them out")
+        raise OptionError("--checkpoint, --revision and --device belong to a MODEL: name one, or leave them out")
+    if model:
+        check_checkpoint_options(model, model_options.checkpoint, model_options.revision)
     listening = listen_on("127.0.0.1", page.port)
     loaded = readable_from(model, model_options) if model else known_answer()
     # an n-gram is counted once: its run has no checkpoints
     is_run = bool(model) and (Path(model) / "recipe.json").exists() and getattr(loaded, "kind", "") != "ngram"
 
     def at_step(step: int) -> "LanguageModel | Predictor":
-        return readable_from(model, CheckpointOptions(str(step), model_options.device))
+        return readable_from(model, replace(model_options, checkpoint=str(step)))
 
     session = Session(
         loaded,

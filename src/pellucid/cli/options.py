@@ -125,6 +125,8 @@ MODEL = Expected(
     "the folder of a run or of a saved model, a GGUF file, or a name on the Hugging Face hub such as gpt2; nothing is "
     "there",
 )
+#: the option of every command that opens a model
+Revision = Annotated[str, option("NAME", default="main")]
 FOLDER = Expected(lambda path: Path(path).is_dir(), "the folder of a run, such as runs/NAME")
 FILE = Expected(_exists, "a file or folder that exists")
 INPUT_FILE = Expected(lambda path: path == "-" or _exists(path), "a file that exists, or - for standard input")
@@ -192,6 +194,8 @@ class CheckpointOptions:
     """Load this checkpoint of a run: best (the lowest held-out loss), last, or the number of a step."""
     device: Annotated[str, option("DEVICE"), DEVICE] = "auto"
     """Compute on auto, cpu, cuda or mps; auto takes a GPU where there is one."""
+    revision: Revision = ""
+    """Open this branch, tag or commit of a name on the Hugging Face hub, such as step1000 of EleutherAI/pythia-70m."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
-from pellucid.cli.loading import mixed_from
+from pellucid.cli.loading import check_checkpoint_options, mixed_from
 from pellucid.cli.options import MODEL, Expected, OptionError, WritingModelOptions, at_least, command, option
 
 PORT = Expected(lambda port: 1 <= port <= 65535, "a port from 1 to 65535")
@@ -75,6 +75,7 @@ def serve_command(
     for name in model:
         if not MODEL.holds(name):
             raise ServeError(f"{name}: expected {MODEL.what}")
+        check_checkpoint_options(name, model_options.checkpoint, model_options.revision)
         check_model_options(name, model, model_options)
     key = read_key(address.api_key_file)
     check_address(address.listen, key)

@@ -55,7 +55,8 @@ def _adapted(path: Path, config: Mapping[str, Any], trust: bool) -> Folder:
     name = config.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise FolderError(f"{path / ADAPTER} names no model that it changes (base_model_name_or_path)")
-    base_folder = find_folder(name)
+    revision = config.get("revision")  # of a base on the hub; peft writes null for the main one
+    base_folder = find_folder(name, None if is_local(Path(name)) or not revision else str(revision))
     if (base_folder / ADAPTER).exists() and not (base_folder / "config.json").exists():
         raise FolderError(f"{path} changes {name}, which is an adapter itself: merge that one first (pellucid convert)")
     if (base_folder / "recipe.json").exists():
@@ -89,26 +90,49 @@ def read_network(
     return network.eval()
 
 
-def download(name: str) -> Path:
-    """The folder of a model on the hub, downloaded if it is not cached. Raises FolderError without a network."""
+def download(name: str, revision: str | None = None) -> Path:
+    """The folder of a model on the hub, downloaded if it is not cached; `main` without a revision.
+
+    Raises FolderError for unknown names and revisions, and without a network.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     wanted = ["*.safetensors", "*.json", "merges.txt", "vocab.bpe", "vocab.txt", JINJA]
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         why = str(error).splitlines()[0][:160]
+        what, names = (f"{name} is", "the name") if revision is None else (f"{name} ({revision}) is", "both names")
         raise FolderError(
-            f"{name} is not a folder here and could not be downloaded from the hub ({why}): give a folder, or check "
-            "the name and the network"
+            f"{what} not a folder here and could not be downloaded from the hub ({why}): give a folder, or check "
+            f"{names} and the network"
         ) from None
 
 
-def find_folder(name: str | Path) -> Path:
-    """The folder of this name if it exists, else the hub's model of that name (`gpt2`, `OWNER/NAME`)."""
-    path = Path(name)
+def is_local(path: Path) -> bool:
+    """Whether this is a path of this machine, there or not; anything else is a name on the hub (gpt2, OWNER/NAME)."""
     plain = len(path.parts) in (1, 2) and not path.is_absolute() and ".." not in path.parts
-    if path.exists() or not plain or path.parts[:1] == ("runs",):
-        return path
-    return download(path.as_posix())
+    return path.exists() or not plain or path.parts[:1] == ("runs",)
+
+
+def check_revision(path: Path, revision: str | None) -> None:
+    """Raise FolderError for a revision of a path of this machine: only repositories on the hub have them."""
+    if revision is None or not is_local(path):
+        return
+    instead = "leave it out"
+    if (path / "recipe.json").exists():
+        instead = "a run has checkpoints: give the step as checkpoint"
+    raise FolderError(
+        f"revision = {revision!r} applies to a name on the Hugging Face hub, but {path} is a path here: {instead}"
+    )
+
+
+def find_folder(name: str | Path, revision: str | None = None) -> Path:
+    """The folder of this name if it exists, else the hub's model of that name (`gpt2`, `OWNER/NAME`).
+
+    `revision` is a branch, a tag or a commit of the repository on the hub. Raises FolderError for one of a local path.
+    """
+    path = Path(name)
+    check_revision(path, revision)
+    return path if is_local(path) else download(path.as_posix(), revision)
