@@ -77,7 +77,7 @@ def unknown_entries(config: Mapping[str, Any], family: Family | None = None) -> 
     _read(entries, family)
     known = entries.asked | family.without_effect.keys()
     nested = {path.rpartition(".")[0] for path in entries.asked if "." in path}
-    return [p for p in _paths(config, nested) if p not in known and p.rpartition(".")[2] not in WITHOUT_EFFECT]
+    return [p for p in _paths(config, nested) if not {p, p.rpartition(".")[2]} & {*known, *WITHOUT_EFFECT}]
 
 
 def _paths(values: Mapping[str, Any], nested: set[str], before: str = "") -> Iterator[str]:

@@ -61,13 +61,16 @@ STARCODER2 = Family(
         ConfigField("embedding_dropout", "dropout.embed", 0.0),
     ),
     derived=(rotary(), WINDOW),
-    constants={"head_dim": None},
+    # the first files of StarCoder2 name these, which their code of today fixes
+    constants={"head_dim": None, "mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
     fixed=PLAIN_LAYER,
     rows=(
         *rows_without(".mlp."),
         TensorRow("model.layers.{i}.mlp.c_fc", "blocks.{i}.mlp.up.0"),
         TensorRow("model.layers.{i}.mlp.c_proj", "blocks.{i}.mlp.down"),
     ),
+    without_effect={"activation_function": "hidden_act says it", "layer_norm_epsilon": "norm_epsilon says it"}
+    | dict.fromkeys(("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"), "the precision of the softmax"),
     ignored=IGNORED,
     limits=EVEN,
 )
@@ -152,7 +155,9 @@ PHI3 = Family(
         ConfigField("resid_pdrop", RESIDUAL, 0.0),
     ),
     derived=(rotary(1.0, trained=PHI3_TRAINED), WINDOW),
-    constants={"head_dim": None},
+    # the files of Phi-3.5 and Phi-4 name options that the published code, and transformers', has no other values of
+    constants={"head_dim": None, "attention_bias": False, "mlp_bias": False, "lm_head_bias": False}
+    | {"full_attn_mod": 1, "interpolate_factor": 1},
     fixed=PARTIAL | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "none"},
     rows=(
         *rows_without("q_", "k_", "v_proj", "gate_proj", "up_proj"),

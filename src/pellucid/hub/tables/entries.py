@@ -141,7 +141,7 @@ WITHOUT_EFFECT = {
     for why, names in {
         "says what the files are": "model_type architectures transformers_version _name_or_path name_or_path "
         "_commit_hash tokenizer_class processor_class license language tags auto_map unsloth_version unsloth_fixed "
-        "model_name _diffusers_version",
+        "model_name _diffusers_version transformers.js_config",
         "the precision in which weights are kept": "dtype torch_dtype use_bfloat16",
         "how the computation is carried out, not what is computed": "use_cache chunk_size_feed_forward torchscript "
         "attn_implementation _attn_implementation _attn_implementation_autoset _experts_implementation "

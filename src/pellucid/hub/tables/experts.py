@@ -88,7 +88,10 @@ QWEN3_MOE = Family(
     fixed=LLAMA_OPTIONS | {"mlp.bias": "none", "attention.qk_norm": "rms"},
     rows=rows_of_experts("mlp.gate", "mlp.experts", GATED),
     stacked=STACKED,
-    without_effect={"intermediate_size": "the width of layers without experts, of which there are none"},
+    without_effect={
+        "intermediate_size": "the width of layers without experts, of which there are none",
+        "max_window_layers": "their code of today does not read it",
+    },
     ignored=IGNORED,
     limits=EXPERTS_AND_EVEN,
 )

@@ -23,6 +23,8 @@ ANOTHER_PROGRAM = ("inference_runner", "validate_runner_input", "pre_allocate_kv
 ANOTHER_PROGRAM += ("max_sequence_length", "max_batch_size")
 #: OpenAI's files state the context twice
 N_CTX = {"n_ctx": "n_positions says it"}
+#: and say how the vocabulary was laid out
+SPECIAL = dict.fromkeys(("n_special", "predict_special_tokens"), "which rows the embedding has; vocab_size says it")
 
 GPT2 = Family(
     name="gpt2",
@@ -57,7 +59,7 @@ GPT2 = Family(
         TensorRow("lm_head", "unembed"),
     ),
     ignored={r"\.attn\.(masked_)?bias$": "the causal mask, written out"},
-    without_effect=N_CTX,
+    without_effect={**N_CTX, **SPECIAL},
 )
 
 GPT_NEOX = Family(
@@ -132,7 +134,7 @@ GPT1 = Family(
         TensorRow("lm_head", "unembed"),
     ),
     ignored={r"\.attn\.bias$": "the causal mask, written out", r"position_ids$": "0, 1, 2, ..."},
-    without_effect={**N_CTX, "predict_special_tokens": "whether the embedding has rows for them"},
+    without_effect={**N_CTX, **SPECIAL},
 )
 
 GPT_BIGCODE = Family(

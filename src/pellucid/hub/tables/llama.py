@@ -115,9 +115,11 @@ LLAMA = Family(
         ConfigField("mlp_bias", "mlp.bias", False, ALL_OR_NONE),
     ),
     derived=(rotary(),),
+    constants={"rope_interleaved": False},  # their code of today does not read it; SmolLM's files have it
     fixed=LLAMA_OPTIONS | {"attention.qk_norm": "none"},
     rows=ROWS,
     ignored=IGNORED,
+    without_effect={"is_llama_config": "says what the files are"},
     limits=EVEN,
 )
 
