@@ -160,12 +160,22 @@ def test_impossible_layouts_are_refused(words, message):
         ({}, Layout(1, 1, 4), r"n_vocab = 50,257 is not divisible by tensor = 4"),
         ({"attention.n_kv_heads": 2}, Layout(1, 1, 4), r"n_kv_heads = 2 .*tensor = 4.*4 or 4"),
         ({"mlp.d_ff": 3073}, Layout(1, 1, 4), "mlp.d_ff = 3,073"),
+        ({"n_ctx": 1023}, Layout(1, 1, 2), "n_ctx = 1,023 is not divisible by tensor = 2"),
+        ({"mlp.experts": 4}, Layout(1, 1, 2), r"tensor = 2 does not divide experts \(mlp.experts = 4\)"),
         ({}, Layout(3, 1, 1), "batch = 64 rows are not divisible by replicate x shard x passes = 3 x 1"),
     ],
 )
 def test_the_first_size_that_does_not_divide_is_named(changes, layout, message):
     with pytest.raises(PlanError, match=message):
         plan_processes(recipe(64, **changes), layout, H100)
+
+
+@pytest.mark.parametrize(("shard", "precision"), [(1, "bfloat16"), (4, "float32")])
+def test_rounded_weights_are_for_parts_and_for_products_that_are_rounded(shard, precision):
+    r = with_train(recipe(64), precision=precision)
+    r = replace(r, parallel=replace(r.parallel, gather="bfloat16"))
+    with pytest.raises(PlanError, match=f"shard = {shard} and precision = {precision}"):
+        plan_processes(r, layout_of(4, shard=shard), H100)
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def test_logits_in_chunks(preset_name, optimizer, precision):
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2, "recompute": "yes"}])
-@pytest.mark.parametrize(("shard", "tensor"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("shard", "tensor"), [(2, 1), (1, 4), (2, 2)])
 def test_repeated_layers_of_networks_that_processes_divide(shard, tensor, options, monkeypatch):
     """Each layer's gradients are sent while the next layer below is computed; there is no walk of these networks."""
     a = shrunk(preset("small"), 8)

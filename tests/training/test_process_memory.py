@@ -29,6 +29,7 @@ from pellucid.training.load import read_recipe
 TOLERANCE = 0.05
 #: four layers, so that a process that shares weights never gathers most of them
 SIZES = {"n_layers": 4, "d_model": 64, "n_heads": 4, "n_ctx": 64, "tokenizer": "bpe", "vocabulary": 260, "batch": 4}
+ROUNDED = {"precision": "bfloat16", "parallel.gather": "bfloat16"}
 LENGTH = {"steps": 3, "evaluate_every": 3, "accumulate": 1, "dropout": 0.0, "optimizer": "adamw"}
 
 
@@ -116,8 +117,11 @@ def held_and_planned(
         ((1, 2, 2), {}),
         ((1, 2, 1), {"accumulate": 2, "batch": 2}),
         ((1, 2, 1), {"optimizer": "muon"}),
+        ((1, 1, 4), {}),
         ((1, 2, 1), {"recompute": "yes"}),
         ((1, 2, 2), {"recompute": "yes"}),
+        ((1, 2, 1), ROUNDED),
+        ((1, 2, 1), ROUNDED | {"accumulate": 2, "batch": 2}),
     ],
 )
 def test_a_process_holds_what_the_plan_says(layout, fields, tmp_path, monkeypatch):

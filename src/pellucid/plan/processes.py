@@ -135,11 +135,15 @@ def layout_of(processes: int, *, replicate: int = 0, shard: int = 0, tensor: int
 def divided_architecture(a: Architecture, tensor: int) -> Architecture:
     """The part of the network that one of `tensor` processes computes.
 
-    Raises PlanError with the first size that `tensor` does not divide.
+    Raises PlanError with the first size that `tensor` does not divide, and for what a run does not divide.
     """
     if tensor == 1:
         return a
+    if a.mlp.experts or a.readout == "none":
+        what = f"experts (mlp.experts = {a.mlp.experts})" if a.mlp.experts else "a network without a readout"
+        raise PlanError(f"tensor = {tensor} does not divide {what}: give shard for this one")
     sizes = {
+        "n_ctx": a.n_ctx,
         "attention.n_heads": a.n_heads,
         "attention.n_kv_heads": a.n_kv_heads,
         "mlp.d_ff": a.d_ff,
@@ -152,7 +156,8 @@ def divided_architecture(a: Architecture, tensor: int) -> Architecture:
                 f"{name} = {size:,} is not divisible by tensor = {tensor}: choose a divisor of {size:,} for tensor, or "
                 f"{near} for {name}"
             )
-    return a.with_fields({name: size // tensor for name, size in sizes.items()} | {"attention.d_head": a.d_head})
+    whole = {"n_ctx": a.n_ctx, "attention.d_head": a.d_head}  # every process reads all positions in turn
+    return a.with_fields({name: size // tensor for name, size in sizes.items()} | whole)
 
 
 @lru_cache(maxsize=64)
@@ -179,13 +184,18 @@ def plan_processes(
     """The plan of one process for a step of `train.batch` rows of the whole run, read in `passes` passes.
 
     Products are in the recipe's precision; parameters are gathered in that of `parallel.gather`, and gradients are
-    summed in float32. Raises PlanError with the first thing that does not divide.
+    summed in float32. Raises PlanError with the first thing that does not divide, or that a run would refuse.
     """
     t, a = recipe.train, recipe.model
     if t.batch % (layout.groups * passes):
         raise PlanError(
             f"batch = {t.batch:,} rows are not divisible by replicate x shard x passes = {layout.groups} x {passes}: "
             f"give a multiple of {layout.groups * passes:,}"
+        )
+    if recipe.parallel.gather == "bfloat16" and (layout.shard == 1 or t.precision != "bfloat16"):
+        raise PlanError(
+            f"parallel.gather = bfloat16 is for shard above 1 and precision = bfloat16, and there are shard = "
+            f"{layout.shard} and precision = {t.precision}: leave gather as it is, or give those"
         )
     rows = t.batch // layout.groups // passes
     local = replace(

@@ -33,6 +33,8 @@ class GatheredWeights:
         self.sent: Tensor | None = None
         self.gathered: list[Tensor] = []
         self.is_gathered = False
+        #: gradients of earlier passes, where those of a pass have another type than their sum
+        self.summed: list[Tensor] = []
 
     def send(self) -> None:
         """Gather the weights of all processes into one buffer."""
@@ -49,6 +51,24 @@ class GatheredWeights:
         """Keep this process's part alone."""
         self.gathered, self.is_gathered = [], False
 
+    def add_gradients(self) -> None:
+        """Add the gradients of a pass to those of the passes before it, in float32."""
+        if self.dtype is torch.float32:
+            return  # autograd has added them
+        is_first = not self.summed
+        for p in self.parameters:
+            if p.grad is not None and is_first:
+                self.summed.append(torch.empty(p.shape))
+            p.grad = None
+
+    def take_gradients(self) -> list[Tensor]:
+        """The gradients of all passes, which are no longer kept here."""
+        gradients, self.summed = self.summed, []
+        gradients = gradients or [p.grad for p in self.parameters if p.grad is not None]
+        for p in self.parameters:
+            p.grad = None
+        return gradients
+
 
 class ShardedMemory:
     """Hooks on a network whose weights `shard` processes divide: one unit for each block, and one for the rest.
@@ -62,10 +82,11 @@ class ShardedMemory:
         self.is_last = True
         if network is None:
             return
-        in_blocks = {p for block in network.blocks for p in block.parameters()}
-        rest = [p for p in network.parameters() if p not in in_blocks]
+        in_blocks = [own_parameters(network, block) for block in network.blocks]
+        of_blocks = {p for parameters in in_blocks for p in parameters}
+        rest = [p for p in network.parameters() if p not in of_blocks]
         self.rest = GatheredWeights(rest, shard, torch.float32)
-        self.units = [GatheredWeights(block.parameters(), shard, dtype) for block in network.blocks]
+        self.units = [GatheredWeights(parameters, shard, dtype) for parameters in in_blocks]
         #: what outlives a unit: the latest buffer of the forward pass, and the latest gradients that were sent
         self.held: Tensor | None = None
         self.sent: Tensor | None = None
@@ -123,10 +144,9 @@ class ShardedMemory:
         """Free the weights; sum the gradients over the processes, each of which keeps its part."""
         unit.free()
         if not self.is_last:
+            unit.add_gradients()
             return
-        gradients = [p.grad for p in unit.parameters if p.grad is not None]
-        for p in unit.parameters:
-            p.grad = None
+        gradients = unit.take_gradients()
         self.sent = None
         if gradients:
             total = sum(part_of(x.shape, self.shard).numel() for x in gradients)
@@ -137,6 +157,22 @@ class ShardedMemory:
     def backward_ends(self) -> None:
         self.backward_leaves(self.rest)
         self.sent = None
+
+
+def own_parameters(network: Transformer, block: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a block without the table that all layers share, which belongs to the network."""
+    shared = set(network.relative.parameters()) if network.relative else set()
+    return [p for p in block.parameters() if p not in shared]
+
+
+def round_blocks(network: Transformer, dtype: torch.dtype) -> None:
+    """Give the blocks parameters of the type in which their weights are gathered, and so gradients of it too."""
+    for block in network.blocks:
+        own = set(own_parameters(network, block))
+        for module in block.modules():
+            for name, p in list(module.named_parameters(recurse=False)):
+                if p in own and p.dtype != dtype:
+                    setattr(module, name, nn.Parameter(p.detach().to(dtype), p.requires_grad))
 
 
 class BackwardEnds(torch.autograd.Function):
@@ -173,14 +209,14 @@ def divide_stream(network: Transformer, tensor: int) -> None:
 
 def share_of(x: Tensor, n: int) -> Tensor:
     """What one of n processes keeps of a sum over the processes: a share of axis 1."""
-    pieces = torch.cat(x.chunk(n, 1), 0)  # as they are sent
-    return pieces.chunk(n, 0)[0].clone()
+    sent = x.clone()
+    return sent.narrow(1, 0, x.size(1) // n).clone()
 
 
 def all_of(x: Tensor, n: int) -> Tensor:
     """What each of n processes gathers: x has a share of axis 1."""
-    sent = torch.cat([x] * n, 0)
-    return torch.cat(sent.chunk(n, 0), 1)
+    received = torch.cat([x] * n, 1)
+    return received.clone()
 
 
 class ScatteredSum(torch.autograd.Function):

@@ -25,7 +25,7 @@ from pellucid.runs.muon import update_together
 from pellucid.runs.optimizer import is_hidden_matrix
 from pellucid.training.build import choose_paths
 from pellucid.training.config import ParallelOptions
-from pellucid.training.memory_layout import ShardedMemory, divide_stream, part_of
+from pellucid.training.memory_layout import ShardedMemory, divide_stream, part_of, round_blocks
 from pellucid.training.objectives import MANY_LOGITS, MicroBatch, autocast
 from pellucid.training.recipe import Recipe
 from pellucid.training.shape_tensors import CPU, LinearBytes, NoClosedFormError, ShapesOnly, shapes_only, sum_of
@@ -119,6 +119,7 @@ def step_lines(recipe: Recipe, chunked: bool) -> StepLines:
     optimizer = optimizer_bytes(trained)
     with shapes_only(batch) as mode:
         network = bare_network(recipe)
+        round_blocks(network, gathered_dtype(recipe))
         shallow = mode.live
         choose_paths(network, recipe)
         divided = divide_memory(network, recipe)
@@ -216,8 +217,12 @@ def divide_memory(network: Transformer, recipe: Recipe) -> ShardedMemory:
     shard, tensor = max(1, layout.shard), max(1, layout.tensor)
     if tensor > 1:
         divide_stream(network, tensor)
-    gathered = torch.bfloat16 if layout.gather == "bfloat16" else torch.float32
-    return ShardedMemory(network if shard * tensor > 1 else None, shard, gathered)
+    return ShardedMemory(network if shard * tensor > 1 else None, shard, gathered_dtype(recipe))
+
+
+def gathered_dtype(recipe: Recipe) -> torch.dtype:
+    """The type in which processes gather the weights of blocks, and compute with them."""
+    return torch.bfloat16 if recipe.parallel.gather == "bfloat16" else torch.float32
 
 
 def even_choices(k: int, weights: Tensor) -> tuple[Tensor, Tensor, list[int]]:
