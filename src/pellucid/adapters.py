@@ -13,6 +13,7 @@ from pellucid.hub.own_code import PREFIX
 from pellucid.hub.peft import changes_of
 from pellucid.hub.peft import write_adapter as write_files
 from pellucid.hub.tables import FAMILIES, Family
+from pellucid.hub.text_towers import within
 from pellucid.hub.write import families_for
 from pellucid.model.lora import factors
 from pellucid.model.weights import with_new_rows
@@ -99,6 +100,9 @@ def write_run_adapter(run: Path, folder: Path, checkpoint: str = "best", family:
     goal = FAMILIES[family] if family else family_of_base(recipe)
     scale = recipe.adapt.scaled_by / recipe.adapt.rank
     changes = dict(changes_of(factors(checkpoint_file.weights), scale, recipe.model, goal))
-    if goal is None and (find_folder(recipe.base.path) / "config.json").exists():
-        changes = {PREFIX + module: change for module, change in changes.items()}
+    if (find_folder(recipe.base.path) / "config.json").exists():
+        if goal is None:
+            changes = {PREFIX + module: change for module, change in changes.items()}
+        elif open_folder(find_folder(recipe.base.path)).tower is not None:
+            changes = {within(module): change for module, change in changes.items()}
     return write_files(folder, changes, recipe.adapt.rank, recipe.base.path)

@@ -25,6 +25,7 @@ from pellucid.hub.own_code import MODEL_TYPE, PREFIX, model_class, write_code
 from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.standalone import write_loader
 from pellucid.hub.tables import Family
+from pellucid.hub.text_towers import alone
 from pellucid.hub.write import (
     SHARD,
     Progress,
@@ -337,7 +338,8 @@ def to_adapter(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parit
         return n_bytes, None
     recipe = read_recipe(model.run)
     family = FAMILIES[goal.family] if goal.family else family_of_base(recipe)
-    a, changes, base = model.architecture, read_adapter(folder, read_object(folder, ADAPTER)), base_weights(recipe)
+    a, base = model.architecture, base_weights(recipe)
+    changes = {alone(module): change for module, change in read_adapter(folder, read_object(folder, ADAPTER)).items()}
     theirs = dict(each_to_theirs(base, a, family)) if family else base
     merged = Changed(theirs, changes, "" if family else PREFIX)
     ours = each_to_ours(merged, config_of(a, family), family) if family else merged.items()
@@ -386,7 +388,7 @@ def check_import(model: SourceModel, folder: Path) -> Parity:
     network = read_network(model.architecture, written.ours(), probe.dtype)
     if model.folder is None or model.family is None or not source.is_installed(model.folder.adapter):
         return beside_definition(network, model, probe)
-    return beside_theirs(network, model.folder.path, model.family, probe, model.folder.adapter)
+    return beside_theirs(network, model.folder.path, model.folder.their_class, probe, model.folder.adapter)
 
 
 def check_export(model: SourceModel, folder: Path, family: Family | None) -> Parity:
@@ -400,16 +402,18 @@ def check_export(model: SourceModel, folder: Path, family: Family | None) -> Par
         network = read_network(model.architecture, open_folder(folder).ours(), probe.dtype)
         return beside_definition(network, model, probe)
     network = model.network(probe.dtype)
-    return beside_theirs(network, folder, family, probe) if family else beside_code(network, folder, probe)
+    if family is None:
+        return beside_code(network, folder, probe)
+    return beside_theirs(network, folder, family.model_class, probe)
 
 
 def beside_theirs(
-    network: Transformer, folder: Path, family: Family, probe: ProbeInput, adapter: Path | None = None
+    network: Transformer, folder: Path, their_class: str, probe: ProbeInput, adapter: Path | None = None
 ) -> Parity:
-    """Compare our network with transformers on a folder; if they differ, its hidden states show from where on."""
+    """Compare our network with a class of transformers on a folder; if they differ, its hidden states show from where."""
 
     def read(hidden_of: int | None = None) -> list[Tensor | None]:
-        asked = folder, family.model_class, probe.tokens, probe.dtype, adapter
+        asked = folder, their_class, probe.tokens, probe.dtype, adapter
         return source.their_logits(*asked, hidden_of=hidden_of, **probe.given)
 
     check_masks(network)

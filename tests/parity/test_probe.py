@@ -35,7 +35,7 @@ class Theirs:
 
     def parity(self) -> parity.Parity:
         probe = make_probe(self.network.architecture, None)
-        return beside_theirs(self.network, self.folder, FAMILIES[self.name], probe)
+        return beside_theirs(self.network, self.folder, FAMILIES[self.name].model_class, probe)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pellucid.hub.families import each_to_ours, unknown_entries
 from pellucid.hub.files import FolderError
 from pellucid.hub.shards import Shards
 from pellucid.hub.tables import Family
+from pellucid.hub.text_towers import TextTower
 from pellucid.text.chat_template import ChatError, ChatTemplate, read_chat_template
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
@@ -25,7 +26,8 @@ class LoadWarning(UserWarning):
 class Folder:
     """A model folder. `config` is the hub's config.json, {} in our layout; `family` is None for our layout.
 
-    `adapter` is the folder of low-rank changes to the model in `path`; `files` are the mapped files behind `shards`.
+    `adapter` is the folder of low-rank changes to the model in `path`; `files` are the mapped files behind `shards`;
+    `tower` is set where the folder's model reads images too, and this is its language model alone.
     """
 
     path: Path
@@ -36,6 +38,12 @@ class Folder:
     trust: bool = False
     adapter: Path | None = None
     files: Shards | None = None
+    tower: TextTower | None = None
+
+    @property
+    def their_class(self) -> str:
+        """The class of transformers that opens the folder, "" for our layout."""
+        return self.tower.model_class if self.tower else self.family.model_class if self.family else ""
 
     def ours(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter under our name, one at a time, in the precision of the files; a tied embedding once."""
@@ -90,6 +98,11 @@ class Folder:
             notes.append(
                 f"{self.path} {self.why_no_tokenizer()}: texts are ids in digits, such as '1 0 2', unless "
                 "tokenizer=PATH gives one"
+            )
+        if self.tower is not None:
+            notes.append(
+                f"{self.path} holds a model for texts and images ({self.tower.model_class}): its language model is "
+                "opened alone, and what reads images is left out"
             )
         if rows > ids:
             notes.append(

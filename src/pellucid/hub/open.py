@@ -17,6 +17,7 @@ from pellucid.hub.gguf_file import open_gguf
 from pellucid.hub.own_code import PREFIX, Unprefixed, is_own
 from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.shards import Shards
+from pellucid.hub.text_towers import TextTensors, alone, text_config, text_tower
 from pellucid.model import Transformer
 from pellucid.model.weights import empty_network
 from pellucid.text.chat_template import JINJA
@@ -33,6 +34,10 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
     name, description = read_description(path)
     if name == ADAPTER:
         return _adapted(path, description, trust)
+    tower = text_tower(description) if name != ARCHITECTURE else None
+    if tower is not None:
+        refuse_quantised(path, description)
+        description = text_config(description, tower)
     if name == ARCHITECTURE:
         config, family, architecture = {}, None, Architecture.from_dict(description)
         check_sizes(path, architecture)
@@ -42,12 +47,13 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
         family = None if is_own(config) else family_of(config)
     shards = Shards(*weight_files(path, trust=trust))
     refuse_quantised(path, config, shards)
-    if family is not None and is_body(config, family, shards):
+    tensors: Mapping[str, Tensor] = TextTensors(shards) if tower is not None else shards
+    if family is not None and is_body(config, family, tensors):
         config = config | {"architectures": [family.body]}
         architecture = read_config(path, config)
     check_weights(path, architecture, shards.n_numbers)
-    tensors = Unprefixed(shards, path) if is_own(config) else shards
-    return Folder(path, architecture, family, config, tensors, trust, files=shards)
+    tensors = Unprefixed(shards, path) if is_own(config) else tensors
+    return Folder(path, architecture, family, config, tensors, trust, files=shards, tower=tower)
 
 
 def _adapted(path: Path, config: Mapping[str, Any], trust: bool) -> Folder:
@@ -63,7 +69,10 @@ def _adapted(path: Path, config: Mapping[str, Any], trust: bool) -> Folder:
         raise FolderError(f"{path} changes the run {name}: load the run of the adapters instead, {path.parent}")
     base = open_folder(base_folder, trust=trust)
     prefix = base.family.prefix if base.family else PREFIX
-    return replace(base, shards=Changed(base.shards, read_adapter(path, config), prefix), adapter=path)
+    changes = read_adapter(path, config)
+    if base.tower is not None:
+        changes = {alone(module): change for module, change in changes.items()}
+    return replace(base, shards=Changed(base.shards, changes, prefix), adapter=path)
 
 
 def read_network(
