@@ -55,13 +55,13 @@ LEFT_OUT = {
     "mixtures of experts in some layers alone (decoder_sparse_step, mlp_only_layers)": "all layers have one form",
     "DeepSeek-V3": "its router chooses among groups of experts, with a bias that the experts' weights do not have",
     "OLMo and OLMoE with clip_qkv": "no option that cuts queries, keys and values off",
-    "Cohere with use_qk_norm (Command R+)": "its queries and keys have layer norms, with gains for each head",
-    "Falcon with ALiBi (rw)": "its distances are divided by sqrt(d_head) with the scores",
-    "Phi and StableLM with normalised queries and keys (qk_layernorm)": "theirs are layer norms",
+    "Falcon with ALiBi (rw)": "transformers rounds slope times position to bfloat16, so that neighbouring keys beyond "
+    "position 256 share one bias, and its eager code adds it twice where its sdpa code adds it once",
     "Phi and StableLM with an odd number of rotated coordinates": "transformers cuts off an odd number of coordinates "
     "and rotates them by tables of an even width, which fails; GPT-NeoX rotates one coordinate more, and is read",
-    "Gemma 3 with images (gemma3), and Gemma 3n": "only the text model (gemma3_text) is read; 3n has options of its "
-    "own",
+    "what reads images in Gemma 3 (gemma3) and Qwen3-VL (qwen3_vl)": "their language model opens alone, as gemma3_text "
+    "and as qwen3, and a note says so",
+    "Gemma 3n": "options of its own",
     "OPT 350m": "no option for embeddings narrower than the residual stream",
     "T5 with a tied readout that is not scaled, or the other way round": "transformers 5 writes the same entries for a "
     "tied and an untied one; scale_decoder_outputs = false is read as untied, as in v1.1",

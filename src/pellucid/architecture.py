@@ -200,9 +200,10 @@ class Attention:
     score_cap: float = 0.0
     #: which of the four projections have a bias: none, qkv, out, all
     bias: Literal["none", "qkv", "out", "all"] = "all"
-    #: none; rms: q and k of every head are divided by their root mean square (with a gain) before rotation;
-    #: rms_all: q of all heads together by theirs, and k of all heads
-    qk_norm: Literal["none", "rms", "rms_all"] = "none"
+    #: the norm of q and k before rotation, with eps inside its root and the gain of norm.gain: none; rms: root mean
+    #: square of every head; rms_all: of all heads together, and of all heads of keys; layer: layer norm of every head,
+    #: one gain and (norm.bias) one bias for all of them; layer_own: the same with a gain for each head, and no bias
+    qk_norm: Literal["none", "rms", "rms_all", "layer", "layer_own"] = "none"
 
     def check(self, a: "Architecture") -> None:
         """Refuse values that contradict each other or d_model."""

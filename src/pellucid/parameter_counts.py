@@ -15,7 +15,9 @@ def count_parameters(a: Architecture) -> dict[str, int]:
     bias_qkv, bias_out = a.attention.bias in ("qkv", "all"), a.attention.bias in ("out", "all")
     attention = m * q + 2 * m * kv + q * m + bias_qkv * (q + 2 * kv) + bias_out * m
     has_gain = a.norm.gain != "1"
-    attention += has_gain * {"none": 0, "rms": 2 * d, "rms_all": q + kv}[a.attention.qk_norm]
+    own = {"none": 0, "rms": 2 * d, "rms_all": q + kv, "layer": 2 * d, "layer_own": q + kv}
+    attention += has_gain * own[a.attention.qk_norm]
+    attention += 2 * d * (a.attention.qk_norm == "layer" and a.norm.bias == "all")
     mlp = count_mlp(a, f)
     if a.mlp.experts:
         mlp = a.mlp.experts * (mlp + m) + (count_mlp(a, a.mlp.shared_d_ff) if a.mlp.shared_d_ff else 0)

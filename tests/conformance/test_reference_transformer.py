@@ -419,8 +419,8 @@ def test_grouped_queries_are_shared_copies(a):
     w, tokens = random_weights(a, rng), draw_tokens(rng, a)
     copied = dict(w)
     for name, x in w.items():
-        # the gain of all key heads at once has entries for each of them
-        each = a.attention.qk_norm == "rms_all" and name.endswith("key_norm.gain")
+        # the gain of all key heads at once, or of each of them, has entries for each of them
+        each = a.attention.qk_norm in ("rms_all", "layer_own") and name.endswith("key_norm.gain")
         if ".attn.key." in name or ".attn.value." in name or each:
             rows = x.reshape(2, a.d_head, *x.shape[1:])
             copied[name] = np.repeat(rows, 2, axis=0).reshape(-1, *x.shape[1:])

@@ -53,8 +53,22 @@ KINDS = {
         "logit_scale": "logit_scale_value",
         "logit_scale_value": 0.5,
     },
-    "parallel": {"block": "parallel", "positions": Positions(kind="rotary", fraction=0.5), "readout": "affine"},
-    "shared": {"block": "shared", "positions": Positions(kind="rotary", layout="pairs")},
+    "parallel": {
+        "block": "parallel",
+        "positions": Positions(kind="rotary", fraction=0.5),
+        "attention": Attention(n_heads=2, qk_norm="layer"),
+        "readout": "affine",
+    },
+    "shared": {
+        "block": "shared",
+        "positions": Positions(kind="rotary", layout="pairs"),
+        "attention": Attention(n_heads=2, n_kv_heads=1, qk_norm="layer_own"),
+    },
+    "olmo": {
+        "norm": Norm(gain="1", bias="none"),
+        "positions": Positions(kind="rotary"),
+        "attention": Attention(n_heads=2, qk_norm="rms_all"),
+    },
     "inner": {"block": "inner", "norm": Norm(kind="rms"), "attention": Attention(n_heads=2, qk_norm="rms_all")},
     "post": {
         "block": "post",

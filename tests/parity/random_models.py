@@ -258,6 +258,7 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         LLAMA | {"logit_scale": 3.0},
         TIED
         | {
+            "queries and keys normalised": {"use_qk_norm": True, "layer_norm_eps": 1e-2},
             "biases, no scale, width": {
                 "attention_bias": True,
                 "logit_scale": 1.0,
@@ -314,6 +315,7 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         | {
             "biases": {"use_qkv_bias": True, "layer_norm_eps": 1e-2},
             "parallel": {"use_parallel_residual": True, "hidden_act": "gelu"},
+            "queries and keys normalised": {"qk_layernorm": True, "layer_norm_eps": 1e-2, "use_qkv_bias": True},
         },
     ),
     "openai-gpt": (
@@ -404,6 +406,7 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         | {
             "shared keys, large eps": {"num_key_value_heads": 2, "layer_norm_eps": 1e-2, "hidden_act": "gelu"},
             "positions scaled": {"rope_parameters": LLAMA3 | {"partial_rotary_factor": 1.0}},
+            "queries and keys normalised": {"qk_layernorm": True, "num_key_value_heads": 2, "layer_norm_eps": 1e-2},
         },
     ),
     "falcon": (

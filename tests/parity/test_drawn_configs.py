@@ -160,6 +160,7 @@ NOT_SAID = [
     ("bert", {"type_vocab_size": 0}, "type_vocab_size in config.json sets n_segments = 0"),
     ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping = 0.0"),
     ("t5", {"dense_act_fn": "gelu"}, "dense_act_fn = 'gelu' in config.json: feed_forward_proj implies 'relu'"),
+    ("falcon", {"alibi": True}, "alibi = true in config.json: transformers rounds slope times position to bfloat16"),
     ("olmo", {"clip_qkv": 8.0}, "clip_qkv = 8.0 in config.json: only null can be represented"),
     ("qwen2", {"layer_types": ["sliding_attention"] * 3}, "layer_types holds 'sliding_attention'"),
 ]

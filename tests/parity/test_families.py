@@ -9,7 +9,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import MASKED, PAIRS, config_of_theirs
+from random_models import MASKED, PAIRS, config_of_theirs, model_of_theirs
 from safetensors.torch import load_file, save_file
 from theirs import draw, farthest, logits_of, our_logits
 
@@ -227,6 +227,17 @@ def test_every_family_has_an_answer_to_every_architecture(a):
         if not in_the_way(a, family):
             config = config_of(a, family)
             assert config_of(architecture_of(config), family) == config
+
+
+def test_a_head_whose_norm_is_missing_is_refused():
+    model, config = model_of_theirs("stablelm", "queries and keys normalised")
+    of_one, state = "model.layers.1.self_attn.k_layernorm.norms.{}.weight", model.state_dict()
+    left = {name: tensor for name, tensor in state.items() if name != of_one.format(0)}
+    with pytest.raises(FamilyError, match=r"the tensors model.layers.1.*{h}.weight are of heads \[1\]: expected all"):
+        to_ours(left, config)
+    left = {name: tensor for name, tensor in state.items() if name != of_one.format(1)}
+    with pytest.raises(FamilyError, match=r"k_layernorm.norms.{h}.weight has shape \[1, 8\].* implies \[2, 8\]"):
+        to_ours(left, config)
 
 
 def test_an_encoder_is_refused():

@@ -241,7 +241,7 @@ def _settled(a: Architecture) -> dict[str, Any]:
     for name in ("embed_scale", "logit_scale"):
         if values[name] != f"{name}_value":
             values[f"{name}_value"] = None
-    if a.norm.kind == "rms":
+    if a.norm.kind == "rms" and a.attention.qk_norm != "layer":
         values["norm.bias"] = None
     of_experts = ("experts_per_token", "router_softmax", "shared_d_ff", "shared_gate")
     unread = () if a.mlp.shared_d_ff else of_experts[3:] if a.mlp.experts else of_experts
@@ -324,6 +324,9 @@ def each_to_theirs(
         if missing := [name for name in ours if name not in state]:
             raise FamilyError(f"the tensor {missing[0]} is missing: give every parameter of the architecture")
         tensor = join_tensors([state[name] for name in ours], row, a).contiguous()
+        if "{h}" in theirs:
+            yield from ((theirs.replace("{h}", str(h)), of_head.clone()) for h, of_head in enumerate(tensor))
+            continue
         yield theirs, tensor
         if theirs in tied:
             yield tied[theirs], tensor.clone()
@@ -355,13 +358,15 @@ def tensor_pairs(
             for part, theirs in PARTS.items():
                 ours = tuple(f"{module.format(i=i, e=e)}.{part}" for e in experts for module in row.modules)
                 if ours and ours[0] in shapes and ours[0] not in single_tensors:
-                    yield ours, f"{row.theirs.format(i=i, e=experts[0])}.{theirs}", row
+                    yield ours, f"{row.theirs.format(i=i, e=experts[0], h='{h}')}.{theirs}", row
 
 
 def join_tensors(parts: list[Tensor], row: TensorRow, a: Architecture) -> Tensor:
     """Join our tensors into their one."""
     if row.tensor:
         return parts[0][None]
+    if row.fused == "rows":
+        return parts[0].unflatten(0, (-1, a.d_head))
     if row.fused == "experts":
         n = len(row.modules)
         return torch.stack([torch.cat(parts[k : k + n]) for k in range(0, len(parts), n)])
@@ -378,6 +383,8 @@ def split_tensor(tensor: Tensor, rows: list[int], row: TensorRow, a: Architectur
     """Split their tensor into ours, which have these numbers of rows."""
     if row.tensor:
         return [tensor[0]]
+    if row.fused == "rows":
+        return [tensor.flatten()]
     if row.fused == "experts":
         n = len(row.modules)
         return [part.contiguous() for of_expert in tensor for part in of_expert.split(rows[:n])]
@@ -392,7 +399,7 @@ def split_tensor(tensor: Tensor, rows: list[int], row: TensorRow, a: Architectur
 def present_names(state: Mapping[str, Tensor], family: Family, expected: set[str]) -> dict[str, Tensor]:
     """The tensors under the family's present names, with the prefix, without those that have no counterpart."""
     named = {}
-    for name, tensor in unstacked(state, family).items():
+    for name, tensor in with_heads_joined(unstacked(state, family), family).items():
         for old, new in family.renames.items():
             name = name.replace(old, new)
         named[name] = tensor
@@ -415,6 +422,26 @@ def unstacked(state: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
             for theirs, part in zip(family.stacked[last], of_expert.chunk(len(family.stacked[last])), strict=True):
                 single[f"{scope}.{e}.{theirs}.weight"] = part
     return single
+
+
+def with_heads_joined(state: Mapping[str, Tensor], family: Family) -> Mapping[str, Tensor]:
+    """The tensors, with those of single heads, `NAME.0.weight` and so on, as the rows of `NAME.{h}.weight`."""
+    parents = {row.theirs.split(".")[-2] for row in family.rows if row.theirs.endswith(".{h}")}
+    if not parents:
+        return state
+    joined, of_heads = {}, dict[str, dict[int, Tensor]]()
+    for name, tensor in state.items():
+        of_one = re.fullmatch(r"(.*\.(\w+)\.)(\d+)(\.\w+)", name)
+        if of_one and of_one[2] in parents:
+            of_heads.setdefault(f"{of_one[1]}{{h}}{of_one[4]}", {})[int(of_one[3])] = tensor
+        else:
+            joined[name] = tensor
+    for name, tensors in of_heads.items():
+        shapes = {tuple(tensor.shape) for tensor in tensors.values()}
+        if sorted(tensors) != [*range(len(tensors))] or len(shapes) > 1:
+            raise FamilyError(f"the tensors {name} are of heads {sorted(tensors)}: expected all, of the same shape")
+        joined[name] = torch.stack([tensors[h] for h in range(len(tensors))])
+    return joined
 
 
 def take_tied(left: dict[str, Tensor], family: Family, a: Architecture, expected: set[str]) -> dict[str, Tensor]:

@@ -364,11 +364,7 @@ class StepWriter:
         turned = kind == "attn" and a.rotates(layer)
         if turned:
             for name, letter in (("q", "i"), ("k", "j")):
-                inner = (
-                    f"\\frac{{{self.symbol(at + name)}}}{{rms}}{GAINED[a.norm.gain]}"
-                    if a.attention.qk_norm != "none"
-                    else self.symbol(at + name)
-                )
+                inner = self.normed_symbol(at + name)
                 code = (
                     "from pellucid.reference.embedding import rotate\n"
                     "from pellucid.reference.layers import rotary_factor, rotary_frequencies\nimport numpy as np\n"
@@ -380,12 +376,29 @@ class StepWriter:
                 yield self.step(at + f"rot_{name}", group, f"R_{letter} {inner}", code, definition)
         yield from self.mixing(layer, kind, turned)
 
+    def normed_symbol(self, name: str) -> str:
+        """Queries or keys behind their norm, in symbols."""
+        a, x = self.a, self.symbol(name)
+        if a.attention.qk_norm == "none":
+            return x
+        if a.attention.qk_norm.startswith("rms"):
+            return f"\\frac{{{x}}}{{rms}}{GAINED[a.norm.gain]}"
+        beta = " + \\beta" if a.attention.qk_norm == "layer" and a.norm.bias == "all" else ""
+        return f"(\\frac{{{x} - \\mu}}{{\\sigma}}{GAINED[a.norm.gain]}{beta})"
+
     def normed_heads(self, at: str, name: str) -> str:
         """Queries or keys behind their norm, in code."""
         kind, x = self.a.attention.qk_norm, self.tensor(at + name)
         if kind == "none":
             return x
-        gained = self.gained(self.weight(at + ("query_norm.gain" if name == "q" else "key_norm.gain")))
+        norm = "query_norm" if name == "q" else "key_norm"
+        gain = self.weight(at + f"{norm}.gain")
+        gained = self.gained(f"{gain}.view(-1, 1, {self.a.d_head})" if kind == "layer_own" else gain)
+        if kind in ("layer", "layer_own"):
+            centred = f"({x} - {x}.mean(-1, keepdim=True))"
+            size = f"({x}.var(-1, unbiased=False, keepdim=True) + {self.a.norm.eps}).sqrt()"
+            bias = self.weight(at + f"{norm}.bias") if kind == "layer" and self.a.norm.bias == "all" else "0"
+            return f"({centred} / {size}{gained} + {bias})"
         if kind == "rms_all":
             flat = f"{x}.transpose(1, 2).flatten(2)"
             normed = f"{flat} / ({flat}.square().mean(-1, keepdim=True) + {self.a.norm.eps}).sqrt(){gained}"

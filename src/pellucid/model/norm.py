@@ -45,9 +45,9 @@ class ScaledNorm(nn.Module):
 class LayerNorm(ScaledNorm):
     """gain * (x - mu) / sigma + bias,  sigma = sqrt(var(x) + eps)   (Ba et al. 2016; S4, normalisation)"""
 
-    def __init__(self, a: Architecture, width: int):
+    def __init__(self, a: Architecture, width: int, has_bias: bool = True):
         super().__init__(a, width)
-        self.bias = nn.Parameter(torch.zeros(width)) if a.norm.bias == "all" else None
+        self.bias = nn.Parameter(torch.zeros(width)) if has_bias and a.norm.bias == "all" else None
 
     def fused(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.shape, self.kernel_gain, self.bias, self.eps)
@@ -117,6 +117,22 @@ class RMSNormOfHeads(RMSNorm):
         return (x.square().mean((1, 3), keepdim=True) + self.eps).sqrt()
 
 
+class LayerNormOfEachHead(LayerNorm):
+    """gain_h * (x_h - mu_h) / sigma_h for head h: x is [batch, head, pos, d_head]   (StableLM 2, Command R+)"""
+
+    def __init__(self, a: Architecture, n_heads: int):
+        super().__init__(a, n_heads * a.d_head, has_bias=False)
+        self.n_heads = n_heads
+
+    @property
+    def multiplier(self) -> Tensor:
+        return super().multiplier if self.gain is None else super().multiplier.view(self.n_heads, 1, -1)
+
+    def fused(self, x: Tensor) -> Tensor:
+        y = F.layer_norm(x, x.shape[-1:], None, None, self.eps)
+        return y if self.gain is None else self.multiplier * y
+
+
 class Identity(nn.Module):
     """x, which is not a tensor of its own and has no name"""
 
@@ -135,6 +151,10 @@ def make_norm(a: Architecture) -> nn.Module:
 
 def make_qk_norm(a: Architecture, n_heads: int) -> nn.Module:
     """The norm of n_heads heads of queries or keys."""
-    if a.attention.qk_norm == "rms_all":
-        return RMSNormOfHeads(a, n_heads)
-    return RMSNorm(a, a.d_head) if a.attention.qk_norm == "rms" else Identity()
+    if a.attention.qk_norm == "none":
+        return Identity()
+    kind, size = QK_NORM[a.attention.qk_norm], {"rms": a.d_head, "layer": a.d_head}
+    return kind(a, size.get(a.attention.qk_norm, n_heads))
+
+
+QK_NORM = {"rms": RMSNorm, "rms_all": RMSNormOfHeads, "layer": LayerNorm, "layer_own": LayerNormOfEachHead}

@@ -21,7 +21,7 @@ from pellucid.reference.embedding import (
     yarn_factor,
     yarn_frequencies,
 )
-from pellucid.reference.functions import ACTIVATION, layer_scale, rms_norm, rms_scale, soft_cap, softmax
+from pellucid.reference.functions import ACTIVATION, layer_norm, layer_scale, rms_norm, rms_scale, soft_cap, softmax
 from pellucid.reference.masks import bidirectional_mask, causal_mask, window_mask
 from pellucid.reference.tap import NoRecorder
 from pellucid.reference.tape import Array, constant, real
@@ -234,16 +234,23 @@ def _queries_keys_values(
         return tap(name[0], np.swapaxes(np.reshape(z, (*z.shape[:2], -1, a.d_head)), 1, 2))
 
     q, k, v = heads("query", x), heads("key", y), heads("value", y)
-    if a.attention.qk_norm != "none":
-        q, k = _normalised_heads(a, q, gain(a, w, "query_norm")), _normalised_heads(a, k, gain(a, w, "key_norm"))
-    return q, k, v
+    return _normalised_heads(a, w, "query_norm", q), _normalised_heads(a, w, "key_norm", k), v
 
 
-def _normalised_heads(a: Architecture, q: Array, g: Array) -> Array:
-    """Queries or keys [b, h, i, d] by the root mean square of each head (rms), or of all heads at once (rms_all)."""
+def _normalised_heads(a: Architecture, w: Weights, name: str, q: Array) -> Array:
+    """Queries or keys [b, h, i, d], each head normalised (rms, layer, layer_own), or all heads at once (rms_all)
+
+    layer: Dehghani et al. 2023, section 2; a gain for each head: Bellagente et al. 2024 (StableLM 2).
+    """
+    if a.attention.qk_norm == "none":
+        return q
+    g, (b, h, n, d) = gain(a, w, name), q.shape
     if a.attention.qk_norm == "rms":
         return rms_norm(q, g, a.norm.eps)
-    b, h, n, d = q.shape
+    if a.attention.qk_norm == "layer":
+        return layer_norm(q, g, w.get(f"{name}.bias", 0.0), a.norm.eps)
+    if a.attention.qk_norm == "layer_own":
+        return layer_norm(q, g if a.norm.gain == "1" else np.reshape(g, (h, 1, d)), 0.0, a.norm.eps)
     whole = np.reshape(np.swapaxes(q, 1, 2), (b, n, h * d))
     return np.swapaxes(np.reshape(rms_norm(whole, g, a.norm.eps), (b, n, h, d)), 1, 2)
 

@@ -96,10 +96,12 @@ def _attention_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
     shapes |= _linear_shapes(f"{at}.key", n_kv, a.d_model, bias in ("qkv", "all"))
     shapes |= _linear_shapes(f"{at}.value", n_kv, a.d_model, bias in ("qkv", "all"))
     shapes |= _linear_shapes(f"{at}.out", a.d_model, n_q, bias in ("out", "all"))
-    if a.attention.qk_norm == "rms" and a.norm.gain != "1":
-        shapes |= {f"{at}.query_norm.gain": (a.d_head,), f"{at}.key_norm.gain": (a.d_head,)}
-    if a.attention.qk_norm == "rms_all" and a.norm.gain != "1":
+    if a.attention.qk_norm in ("rms", "layer"):
+        n_q = n_kv = a.d_head
+    if a.attention.qk_norm != "none" and a.norm.gain != "1":
         shapes |= {f"{at}.query_norm.gain": (n_q,), f"{at}.key_norm.gain": (n_kv,)}
+    if a.attention.qk_norm == "layer" and a.norm.bias == "all":
+        shapes |= {f"{at}.query_norm.bias": (n_q,), f"{at}.key_norm.bias": (n_kv,)}
     return shapes
 
 

@@ -158,7 +158,8 @@ def _attention(a: Architecture) -> list[str]:
         cap = f"{a.attention.score_cap:g}"
         score = f"{cap} tanh({score} / {cap})"
     score += {"alibi": " - slope × distance", "relative": " + b[distance]"}.get(a.positions.kind, "")
-    first = ["q and k over their RMS"] if a.attention.qk_norm != "none" else []
+    normed = {"none": [], "layer": ["layer norm of q and k"], "layer_own": ["layer norm of q and k"]}
+    first = normed.get(a.attention.qk_norm, ["q and k over their RMS"])
     part = f" in {a.d_rotary} of {d}" if a.d_rotary < a.d_head else ""
     part += f", but for every {a.positions.every}th layer" if "every" in a.position_fields else ""
     first += [f"rotated by position{part}"] if a.rotates_somewhere else []

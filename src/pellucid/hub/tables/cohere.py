@@ -1,5 +1,6 @@
 """Cohere's Command R and R7B, and EXAONE 4: rotary positions in layers with a window alone, or scaled logits."""
 
+import dataclasses
 from typing import Any
 
 from pellucid.architecture import Architecture
@@ -38,7 +39,6 @@ COHERE_OPTIONS = LLAMA_OPTIONS | {
     "norm.kind": "layer",
     "norm.bias": "none",
     "mlp.bias": "none",
-    "attention.qk_norm": "none",
     "block": "shared",
 }
 COHERE = Family(
@@ -61,12 +61,12 @@ COHERE = Family(
         ),
         ConfigField("layer_norm_eps", "norm.eps", 1e-5),
         ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
+        # Command R+
+        ConfigField("use_qk_norm", "attention.qk_norm", False, {True: "layer_own", False: "none"}),
     ),
     derived=(rotary(default_base=500_000.0), LOGIT_SCALE),
-    # queries and keys of Command R+ have layer norms
-    constants={"use_qk_norm": False},
     fixed=COHERE_OPTIONS,
-    rows=ROWS,
+    rows=tuple(dataclasses.replace(row, fused="rows") if "_norm" in row.theirs else row for row in ROWS),
     ignored=IGNORED,
     limits=EVEN,
 )
@@ -104,9 +104,9 @@ COHERE2 = Family(
     name="cohere2",
     model_class="Cohere2ForCausalLM",
     prefix="model.",
-    fields=COHERE.fields,
+    fields=without(COHERE.fields, "use_qk_norm"),
     derived=(rotary(), LOGIT_SCALE, Derived(cohere2_layers, windows_where_rotated)),
-    fixed=COHERE_OPTIONS,
+    fixed=COHERE_OPTIONS | {"attention.qk_norm": "none"},
     rows=ROWS,
     ignored=IGNORED,
     limits=EVEN,

@@ -204,13 +204,18 @@ STABLELM = Family(
         ConfigField("use_qkv_bias", "attention.bias", False, {True: "qkv", False: "none"}),
         ConfigField("hidden_dropout", "dropout.mlp_out", 0.0),
         ConfigField("use_parallel_residual", "block", False, {True: "shared", False: "pre"}),
+        ConfigField("qk_layernorm", "attention.qk_norm", False, {True: "layer_own", False: "none"}),
     ),
     derived=(rotary(0.25),),
     fixed={name: word for name, word in LLAMA_OPTIONS.items() if name != "positions.fraction"}
-    | {"norm.kind": "layer", "norm.bias": "all", "mlp.bias": "none", "attention.qk_norm": "none"},
+    | {"norm.kind": "layer", "norm.bias": "all", "mlp.bias": "none"},
     # otherwise their rotary tables would have the width head_dim, but their attention another
-    constants={"qk_layernorm": False, "head_dim": None},
-    rows=ROWS,
+    constants={"head_dim": None},
+    rows=(
+        *rows_without("q_norm", "k_norm"),
+        TensorRow("model.layers.{i}.self_attn.q_layernorm.norms.{h}", "blocks.{i}.attn.query_norm", fused="rows"),
+        TensorRow("model.layers.{i}.self_attn.k_layernorm.norms.{h}", "blocks.{i}.attn.key_norm", fused="rows"),
+    ),
     ignored=IGNORED,
     limits=EVEN_PART,
 )

@@ -87,6 +87,7 @@ PHI = Family(
         ConfigField("intermediate_size", "mlp.d_ff", 8192),
         ConfigField("hidden_act", "mlp.activation", "gelu_new", ACTIVATIONS),
         ConfigField("layer_norm_eps", "norm.eps", 1e-5),
+        ConfigField("qk_layernorm", "attention.qk_norm", False, {True: "layer", False: "none"}),
         ConfigField("embd_pdrop", "dropout.embed", 0.0),
         ConfigField("attention_dropout", "dropout.pattern", 0.0),
         ConfigField("resid_pdrop", ("dropout.attn_out", "dropout.mlp_out"), 0.0),
@@ -94,13 +95,14 @@ PHI = Family(
     ),
     derived=(rotary(0.5),),
     fixed={"positions.kind": "rotary", "positions.layout": "halves", "block": "shared", "readout": "affine"},
-    constants={"qk_layernorm": False},
     rows=(
         TensorRow("model.embed_tokens", "embed.token"),
         TensorRow("model.layers.{i}.input_layernorm", "blocks.{i}.norm_1"),
         TensorRow("model.layers.{i}.self_attn.q_proj", "blocks.{i}.attn.query"),
         TensorRow("model.layers.{i}.self_attn.k_proj", "blocks.{i}.attn.key"),
         TensorRow("model.layers.{i}.self_attn.v_proj", "blocks.{i}.attn.value"),
+        TensorRow("model.layers.{i}.self_attn.q_layernorm", "blocks.{i}.attn.query_norm"),
+        TensorRow("model.layers.{i}.self_attn.k_layernorm", "blocks.{i}.attn.key_norm"),
         TensorRow("model.layers.{i}.self_attn.dense", "blocks.{i}.attn.out"),
         TensorRow("model.layers.{i}.mlp.fc1", "blocks.{i}.mlp.up.0"),
         TensorRow("model.layers.{i}.mlp.fc2", "blocks.{i}.mlp.down"),
@@ -114,6 +116,12 @@ PHI = Family(
 
 def falcon_block(entries: Entries) -> dict[str, Any]:
     """The blocks of Falcon 7b (one norm, one key head), of its sequential variant, and of 40b and 180b."""
+    if entries.flag("alibi", False, False):
+        raise FamilyError(
+            "alibi = true in config.json: transformers rounds slope times position to bfloat16, so that neighbouring "
+            "keys beyond position 256 share one bias, and its eager code adds it twice where its sdpa code adds it "
+            "once: only rotary positions (alibi = false) can be represented"
+        )
     new, parallel = entries.flag("new_decoder_architecture", False, False), entries.flag("parallel_attn", True, False)
     n_norms = entries.integer("num_ln_in_parallel_attn", 2 if new else 1, 2 if new else 1)
     if (new and not parallel) or n_norms not in ((1, 2) if new else (1,)):
@@ -132,6 +140,7 @@ def falcon_entries(a: Architecture) -> dict[str, Any]:
     """The inverse of `falcon_block`, in the older form if that is possible."""
     new = a.block == "parallel" or (a.block == "shared" and a.n_kv_heads not in (1, a.n_heads))
     return {
+        "alibi": False,
         "new_decoder_architecture": new,
         "multi_query": a.n_kv_heads == 1,
         "num_kv_heads": a.n_kv_heads,
@@ -160,7 +169,7 @@ FALCON = Family(
     # dropout there falls on the sum of attention and MLP, which no option describes
     fixed={"positions.kind": "rotary", "positions.layout": "halves", "positions.fraction": 1.0}
     | {f"dropout.{site}": 0.0 for site in ("embed", "pattern", "attn_out", "mlp_out")},
-    constants={"alibi": False, "hidden_dropout": 0.0, "attention_dropout": 0.0, "head_dim": None},
+    constants={"hidden_dropout": 0.0, "attention_dropout": 0.0, "head_dim": None},
     without_effect={"apply_residual_connection_post_layernorm": "their code of today does not read it"},
     rows=(
         TensorRow("transformer.word_embeddings", "embed.token"),

@@ -1,7 +1,7 @@
 """The parts of a table that maps a Hugging Face family to Pellucid. A family of existing options is one more table.
 
 A row names a module; `.weight` and `.bias` are appended on both sides (a norm's weight is our gain). `{i}` is the
-layer, `{e}` the expert.
+layer, `{e}` the expert, `{h}` the head.
 """
 
 import re
@@ -20,7 +20,8 @@ class TensorRow:
     transposed  theirs is stored in x out (GPT-2's Conv1D)
     fused       how their rows order the rows of several modules of ours: module after module, or by key heads (the
                 queries that read k_1, k_1, v_1, the queries that read k_2, k_2, v_2, ...); experts: theirs has one
-                more axis, for the experts, with module after module in each
+                more axis, for the experts, with module after module in each; rows: theirs is a matrix with a row for
+                each head, or with {h} in its name a tensor for each head, and ours has them one after another
     unread      unused rows before our first one: dropped when reading, 0 when writing
     where       field -> the values of it for which the module exists
     tensor      the names are those of one tensor and one parameter; theirs is a matrix whose only row is ours
@@ -29,7 +30,7 @@ class TensorRow:
     theirs: str
     ours: str | tuple[str, ...]
     transposed: bool = False
-    fused: Literal["modules", "heads", "experts"] = "modules"
+    fused: Literal["modules", "heads", "experts", "rows"] = "modules"
     unread: int = 0
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tensor: bool = False

@@ -29,7 +29,9 @@ from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.figure import Figure, show
+from pellucid.model import Recorder
 from pellucid.model.kernels import repeat_kv
+from pellucid.model.norm import LayerNorm, ScaledNorm
 from pellucid.tensor_names import AttentionPart, attention_scope, names
 
 Side = Literal["query", "key"]
@@ -297,15 +299,31 @@ def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) ->
     bias = W.new_zeros(attention.d_head) if linear.bias is None else linear.bias.detach()[span]
     bias = bias if norm.bias is None else bias + norm.bias @ W.T
     vectors = torch.cat([vectors, bias.expand_as(vectors[:1])])
-    inner: Any = getattr(attention, f"{side}_norm")
-    if hasattr(inner, "rho"):
-        rho = inner.rho(t[f"{scope}.{side[0]}"][row : row + 1]).detach()[0]
-        gain = inner.multiplier.detach()
-        gain = gain.reshape(-1, attention.d_head) if gain.ndim else gain[None]
-        # one for each head, or one that all heads share
-        vectors = gain[number % len(gain)] * vectors / rho[number % len(rho)]
+    inner = getattr(attention, f"{side}_norm")
+    if isinstance(inner, ScaledNorm):
+        frozen = frozen_head_norm(inner, t[f"{scope}.{side[0]}"][row : row + 1], number)
+        vectors = frozen(vectors)
+        if frozen.bias is not None:
+            vectors[-1] = vectors[-1] + frozen.bias
     rotated = attention.rotary.rotate(vectors[:, None], t.passes[prefix].reading.rotation)[:, 0]
     return [*parts.labels, "bias"], rotated
+
+
+def frozen_head_norm(norm: ScaledNorm, x: Tensor, head: int) -> Frozen:
+    """The norm of one head's queries or keys x [1, head, pos, d], frozen at its scale [pos, 1]."""
+    recorder = Recorder(["norm.scale"])
+    with torch.no_grad():
+        norm(x, recorder, "norm")
+    scale, gain = recorder.values["norm.scale"][0], norm.multiplier.detach()
+    gain = gain.reshape(-1, x.size(-1)) if gain.ndim else gain[None]
+    bias = getattr(norm, "bias", None)
+    # one for each head, or one that all heads share
+    return Frozen(
+        scale[head % len(scale)],
+        gain[head % len(gain)],
+        None if bias is None else bias.detach(),
+        isinstance(norm, LayerNorm),
+    )
 
 
 def _read(t: Recording, scope: str, by: By, side: Side) -> tuple[Decomposition, Frozen]:

@@ -81,9 +81,10 @@ class Head:
     def qk(self, offset: int | None = None) -> FactoredMatrix:
         """W_QK = W_Q^T W_K [m, m]; with rotary positions W_Q^T R_offset^T W_K for a key `offset` positions back.
 
-        Where q and k are normalised (attention.qk_norm = rms), their gains are included and their divisors, which
-        depend on the text, are not. Raises CircuitError for rotary positions without an offset, since the circuit has
-        one matrix for each, and for an offset without rotary positions.
+        Where q and k are normalised (attention.qk_norm), their gains are included, and for layer norms the mean over
+        the head is subtracted; their divisors, which depend on the text, and their biases are not included. Raises
+        CircuitError for rotary positions without an offset, since the circuit has one matrix for each, and for an
+        offset without rotary positions.
         """
         q, k = self.normed(self.W_Q, "query_norm", self.index), self.normed(self.W_K, "key_norm", self.kv_index)
         return FactoredMatrix(self.turned(q, offset).T, k)
@@ -93,13 +94,15 @@ class Head:
         return self.qk()
 
     def normed(self, W: Tensor, norm: str, number: int) -> Tensor:
-        """W [d, m] of head `number` with the gain of the norm on q or k, in float32 or better."""
-        name = f"{self.circuits.prefix(self.layer)}{norm}.gain"
+        """W [d, m] of head `number` behind the norm on q or k without its divisor, in float32 or better."""
+        name, W = f"{self.circuits.prefix(self.layer)}{norm}.gain", exact(W)
+        if self.circuits.architecture.attention.qk_norm in ("layer", "layer_own"):
+            W = W - W.mean(0, keepdim=True)
         if name not in self.circuits.weights:
-            return exact(W)
+            return W
         gains = self.circuits.weights[name].unflatten(0, (-1, W.size(0)))
         gain = gains[number % len(gains)] + (self.circuits.architecture.norm.gain == "1+g")
-        return gain[:, None] * exact(W)
+        return gain[:, None] * W
 
     def turned(self, W: Tensor, offset: int | None) -> Tensor:
         """R_offset W [d, m]: (R_i q)^T (R_j k) = (R_{i-j} q)^T k depends on i and j through i - j alone.
