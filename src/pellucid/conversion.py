@@ -410,7 +410,7 @@ def check_export(model: SourceModel, folder: Path, family: Family | None) -> Par
 def beside_theirs(
     network: Transformer, folder: Path, their_class: str, probe: ProbeInput, adapter: Path | None = None
 ) -> Parity:
-    """Compare our network with a class of transformers on a folder; if they differ, its hidden states show from where."""
+    """Compare our network with their class on a folder; if they differ, its hidden states say from where."""
 
     def read(hidden_of: int | None = None) -> list[Tensor | None]:
         asked = folder, their_class, probe.tokens, probe.dtype, adapter
