@@ -17,6 +17,8 @@ from pellucid.hub.files import FolderError
 from pellucid.hub.folder import LoadWarning
 from pellucid.hub.open import open_folder, read_network
 from pellucid.hub.text_towers import TEXT_TOWERS, alone, text_config, within
+from pellucid.hub.write import write_tokenizer
+from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
 TEXT = {name: value for name, value in LLAMA.items() if name != "rope_parameters"} | {"vocab_size": 13, "head_dim": 6}
 TEXT |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
@@ -152,6 +154,34 @@ def test_adapters_name_the_modules_of_the_whole_model(tmp_path):
     assert torch.equal(changed["blocks.1.attn.query.weight"], expected)
     assert within(alone(module)) == module
     assert within("lm_head") == alone("lm_head") == "lm_head"
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.filterwarnings("ignore::pellucid.hub.folder.LoadWarning")
+def test_peft_reads_the_adapters_of_a_run_on_the_whole_model(tmp_path, monkeypatch):
+    """A run that begins with the language model writes adapters for the model that holds it."""
+    from peft import PeftModel  # it takes three seconds
+
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    folder = saved(their_model("qwen3_vl", tie_word_embeddings=False).float(), tmp_path / "theirs")
+    text = "abcdefg h\n" * 300
+    (tmp_path / "text.txt").write_text(text)
+    write_tokenizer(folder, learn_tokenizer("char", [text]), 9)
+    fields = {"batch": 4, "device": "cpu", "precision": "float32", "compile": "no", "adapt.rank": 2, "sample_every": -1}
+    run = pellucid.train(
+        tmp_path / "text.txt", out=tmp_path / "run", from_model=folder, steps=5, fields=fields | {"learning_rate": 0.03}
+    ).path
+    names = load_file(run / "adapter" / "adapter_model.safetensors")
+    assert all(name.startswith("base_model.model.model.language_model.layers.") for name in names)
+    kind = getattr(transformers, TEXT_TOWERS["qwen3_vl"].model_class)
+    plain = kind.from_pretrained(folder).eval()
+    with torch.no_grad():
+        before = plain(input_ids=TOKENS % 8).logits
+        expected = PeftModel.from_pretrained(plain, str(run / "adapter")).eval()(input_ids=TOKENS % 8).logits
+        found = pellucid.load(run, device="cpu").network(TOKENS % 8)
+    assert farthest(before, expected) > 1e-2
+    assert farthest(found, expected) <= 1e-5
+    assert farthest(pellucid.load(run / "adapter", device="cpu").network(TOKENS % 8).detach(), expected) <= 1e-5
 
 
 def test_what_is_no_text_model_is_refused(tmp_path):
