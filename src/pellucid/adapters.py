@@ -13,7 +13,7 @@ from pellucid.hub.own_code import PREFIX
 from pellucid.hub.peft import changes_of
 from pellucid.hub.peft import write_adapter as write_files
 from pellucid.hub.tables import FAMILIES, Family
-from pellucid.hub.text_towers import within
+from pellucid.hub.text_towers import whole_model_name
 from pellucid.hub.write import families_for
 from pellucid.model.lora import factors
 from pellucid.model.weights import with_new_rows
@@ -104,5 +104,5 @@ def write_run_adapter(run: Path, folder: Path, checkpoint: str = "best", family:
         if goal is None:
             changes = {PREFIX + module: change for module, change in changes.items()}
         elif open_folder(find_folder(recipe.base.path)).tower is not None:
-            changes = {within(module): change for module, change in changes.items()}
+            changes = {whole_model_name(module): change for module, change in changes.items()}
     return write_files(folder, changes, recipe.adapt.rank, recipe.base.path)

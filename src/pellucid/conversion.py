@@ -25,7 +25,7 @@ from pellucid.hub.own_code import MODEL_TYPE, PREFIX, model_class, write_code
 from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.standalone import write_loader
 from pellucid.hub.tables import Family
-from pellucid.hub.text_towers import alone
+from pellucid.hub.text_towers import text_model_name
 from pellucid.hub.write import (
     SHARD,
     Progress,
@@ -339,7 +339,9 @@ def to_adapter(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parit
     recipe = read_recipe(model.run)
     family = FAMILIES[goal.family] if goal.family else family_of_base(recipe)
     a, base = model.architecture, base_weights(recipe)
-    changes = {alone(module): change for module, change in read_adapter(folder, read_object(folder, ADAPTER)).items()}
+    changes = {
+        text_model_name(module): change for module, change in read_adapter(folder, read_object(folder, ADAPTER)).items()
+    }
     theirs = dict(each_to_theirs(base, a, family)) if family else base
     merged = Changed(theirs, changes, "" if family else PREFIX)
     ours = each_to_ours(merged, config_of(a, family), family) if family else merged.items()

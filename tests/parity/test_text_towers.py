@@ -16,7 +16,7 @@ from pellucid.hub.families import _settled, architecture_of, unknown_entries
 from pellucid.hub.files import FolderError
 from pellucid.hub.folder import LoadWarning
 from pellucid.hub.open import open_folder, read_network
-from pellucid.hub.text_towers import TEXT_TOWERS, alone, text_config, within
+from pellucid.hub.text_towers import TEXT_TOWERS, text_config, text_model_name, whole_model_name
 from pellucid.hub.write import write_tokenizer
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
@@ -152,8 +152,8 @@ def test_adapters_name_the_modules_of_the_whole_model(tmp_path):
     plain, changed = dict(open_folder(folder).ours()), dict(open_folder(adapter).ours())
     expected = plain["blocks.1.attn.query.weight"] + 2
     assert torch.equal(changed["blocks.1.attn.query.weight"], expected)
-    assert within(alone(module)) == module
-    assert within("lm_head") == alone("lm_head") == "lm_head"
+    assert whole_model_name(text_model_name(module)) == module
+    assert whole_model_name("lm_head") == text_model_name("lm_head") == "lm_head"
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

@@ -17,7 +17,7 @@ from pellucid.hub.gguf_file import open_gguf
 from pellucid.hub.own_code import PREFIX, Unprefixed, is_own
 from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.shards import Shards
-from pellucid.hub.text_towers import TextTensors, alone, text_config, text_tower
+from pellucid.hub.text_towers import TextTensors, text_config, text_model_name, text_tower
 from pellucid.model import Transformer
 from pellucid.model.weights import empty_network
 from pellucid.text.chat_template import JINJA
@@ -71,7 +71,7 @@ def _adapted(path: Path, config: Mapping[str, Any], trust: bool) -> Folder:
     prefix = base.family.prefix if base.family else PREFIX
     changes = read_adapter(path, config)
     if base.tower is not None:
-        changes = {alone(module): change for module, change in changes.items()}
+        changes = {text_model_name(module): change for module, change in changes.items()}
     return replace(base, shards=Changed(base.shards, changes, prefix), adapter=path)
 
 

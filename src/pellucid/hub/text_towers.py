@@ -87,7 +87,7 @@ class TextTensors(Mapping[str, Tensor]):
 
     def __init__(self, tensors: Mapping[str, Tensor]):
         self.tensors = tensors
-        self.names = {alone(name): name for name in tensors if not of_images(name)}
+        self.names = {text_model_name(name): name for name in tensors if not of_images(name)}
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[self.names[name]]
@@ -104,12 +104,12 @@ def of_images(name: str) -> bool:
     return name.removeprefix("model.").startswith(IMAGE_MODULES)
 
 
-def within(name: str) -> str:
-    """The inverse of `alone`, as present files have it."""
+def whole_model_name(name: str) -> str:
+    """The inverse of `text_model_name`, as present files have it."""
     return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
 
 
-def alone(name: str) -> str:
+def text_model_name(name: str) -> str:
     """The name of a tensor in the language model alone: `model.language_model.norm.weight` is `model.norm.weight`.
 
     Older files have `language_model.model.` and `language_model.lm_head.`, bare models `language_model.`.
