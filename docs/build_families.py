@@ -31,7 +31,7 @@ and bias perturbed, under all options of the family in `tests/parity/random_mode
 float32 in transformers' code is read as float64. "As published" leaves that code unchanged: there the rotary tables,
 the mean square of Llama's norms or the softmax are float32 whatever the precision of the weights. BLOOM's own gelu
 writes sqrt(2/pi) with eight digits. Experts are computed one by one (`experts_implementation = "eager"`). The
-encoders of T5 and BART have the options of their decoders unless the table names others.
+encoders of T5, BART, mBART and Marian have the options of their decoders unless the table names others.
 
 If no family can represent a model, its folder holds code made from the network's own source, with `model_type =
 "pellucid"`. transformers opens it with `trust_remote_code=True` and computes the same logits, to 1e-12 in float64. As
@@ -65,7 +65,14 @@ LEFT_OUT = {
     "OPT 350m": "no option for embeddings narrower than the residual stream",
     "T5 with a tied readout that is not scaled, or the other way round": "transformers 5 writes the same entries for a "
     "tied and an untied one; scale_decoder_outputs = false is read as untied, as in v1.1",
-    "UMT5, mBART, Pegasus, Marian and other pairs": "no table yet; UMT5's biases differ from layer to layer",
+    "UMT5, Pegasus and other pairs": "no table yet; UMT5's biases differ from layer to layer",
+    "texts of mBART and Marian": "their models are read and give logits of ids, but mBART's tokenizer puts codes of "
+    "languages beside sources and targets, and Marian has two files of SentencePiece: texts are ids in digits",
+    "ELECTRA with embedding_size other than hidden_size (its small model and its generators)": "no option for "
+    "embeddings that are projected; the discriminators of width 768 and 1024 open as streams (readout = none), without "
+    "the head that gives each token one number",
+    "ModernBERT": "no option for a first block whose attention has no norm before it, and none for a readout whose "
+    "dense layer has no bias (classifier_bias = false)",
     "dropout inside of MLPs and of whole layers (T5's there, BART's activation_dropout and layerdrop)": "no option, "
     "and only training reads them",
 }
@@ -121,7 +128,7 @@ def difference(models: Any, name: str, variant: str) -> float:
     network = Transformer(architecture_of(config)).double().eval()
     load_state(network, to_ours(model.state_dict(), config))
     generator = torch.Generator().manual_seed(0)
-    # RoBERTa counts its padding token, 1, as no position
+    # RoBERTa and XLM-RoBERTa count their padding token, 1, as no position
     tokens = torch.randint(2, network.architecture.n_vocab, (3, network.architecture.n_ctx), generator=generator)
     shared = importlib.import_module("theirs")
     return (shared.our_logits(network, tokens) - shared.logits_of(model, tokens)).abs().max().item()

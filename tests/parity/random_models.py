@@ -388,6 +388,24 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         BERT | {"max_position_embeddings": 11, "pad_token_id": 1, "type_vocab_size": 1},
         TIED | {"two segments, large eps": {"type_vocab_size": 2, "layer_norm_eps": 1e-2}},
     ),
+    "xlm-roberta": (
+        "XLMRobertaForMaskedLM",
+        BERT | {"max_position_embeddings": 11, "pad_token_id": 1, "type_vocab_size": 1},
+        TIED | {"two segments, large eps": {"type_vocab_size": 2, "layer_norm_eps": 1e-2}},
+    ),
+    "electra": (
+        "ElectraForMaskedLM",
+        BERT | {"embedding_size": 12},
+        TIED
+        | {
+            "three segments, large eps": {
+                "type_vocab_size": 3,
+                "layer_norm_eps": 1e-2,
+                "tie_word_embeddings": False,
+                "num_attention_heads": 2,
+            },
+        },
+    ),
     "distilbert": (
         "DistilBertForMaskedLM",
         {"max_position_embeddings": 9, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 20},
@@ -514,13 +532,47 @@ TINY |= {
         },
     ),
 }
+BART = TINY["bart"][1]
+TINY |= {
+    "mbart": (
+        "MBartForConditionalGeneration",
+        BART,
+        TIED
+        | {
+            "scaled and untied, relu": {
+                "scale_embedding": True,
+                "activation_function": "relu",
+                "tie_word_embeddings": False,
+            },
+        },
+    ),
+    "marian": (
+        "MarianMTModel",
+        BART | {"decoder_start_token_id": 0, "pad_token_id": 1},
+        {
+            "tied": {"tie_word_embeddings": True},
+            "untied": {"tie_word_embeddings": False, "share_encoder_decoder_embeddings": False},
+            "scaled, swish, two vocabularies": {
+                "scale_embedding": True,
+                "activation_function": "swish",
+                "share_encoder_decoder_embeddings": False,
+                "decoder_vocab_size": 11,
+            },
+        },
+    ),
+}
 #: an encoder and a decoder
-PAIRS = ("t5", "bart")
-MASKED = ("bert", "roberta", "distilbert")
+PAIRS = ("t5", "bart", "mbart", "marian")
+MASKED = ("bert", "roberta", "xlm-roberta", "electra", "distilbert")
+#: families that give their padding token, 1, no position
+PADDING_UNPLACED = ("roberta", "xlm-roberta")
 CASES = [(name, variant) for name, (_, _, variants) in TINY.items() for variant in variants]
 #: families near another one
 NEAR = ("qwen3_moe", "olmoe", "qwen2_moe", "mixtral", "phi3", "starcoder2", "nemotron", "arcee", "glm", "glm4")
 NEAR += ("seed_oss", "ministral", "olmo3", "olmo", "exaone4", "cohere", "cohere2", "granite", "granitemoe")
+NEAR += ("xlm-roberta", "electra", "mbart", "marian")
+#: entries without which a configuration class describes a model that Pellucid refuses
+NEEDED: dict[str, dict[str, Any]] = {"electra": {"embedding_size": 256}}
 
 
 def marked(cases: list[tuple[str, str]]) -> list[Any]:
@@ -536,13 +588,16 @@ def marked(cases: list[tuple[str, str]]) -> list[Any]:
 def in_float64() -> Iterator[None]:
     """Their code with every float32 in it read as float64: rotary tables, norms and softmax that they hold there."""
     kept = torch.float32, torch.float, torch.Tensor.float, torch.get_default_dtype()
+    single = torch.FloatTensor
     torch.set_default_dtype(torch.float64)
     torch.float32 = torch.float = torch.float64  # type: ignore[misc]
+    torch.FloatTensor = torch.DoubleTensor  # type: ignore[misc]
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
     try:
         yield
     finally:
         torch.float32, torch.float, torch.Tensor.float = kept[:3]  # type: ignore[misc]
+        torch.FloatTensor = single  # type: ignore[misc]
         torch.set_default_dtype(kept[3])
 
 

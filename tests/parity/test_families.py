@@ -63,7 +63,7 @@ FREE = {
     },
 }
 #: what goes with an untied readout
-UNTIED = {"t5": {"logit_scale": "1"}, "bart": {"source_embed": "own"}}
+UNTIED = {"t5": {"logit_scale": "1"}} | {name: {"source_embed": "own"} for name in ("bart", "mbart", "marian")}
 MODELS = {name: getattr(transformers, family.model_class) for name, family in FAMILIES.items()}
 
 
@@ -276,7 +276,7 @@ def test_every_word_is_written_or_refused_by_name(name):
 
 def with_word(a, field, word):
     """The word in an encoder too, except where it must read all: families of pairs say most words of both at once."""
-    pair = {"relative": UNTIED["t5"], "learned": UNTIED["bart"]}[a.positions.kind] if a.encoder else {}
+    pair = (UNTIED["t5"] if a.positions.kind == "relative" else UNTIED["bart"]) if a.encoder else {}
     bare = {"unembed": "tied", "logit_scale": "1", "logit_cap": 0.0}
     changed = a.with_fields((bare if word == "none" and field == "readout" else {}) | {field: word})
     changed = changed.with_fields(pair) if word == "untied" else changed

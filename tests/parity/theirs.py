@@ -16,12 +16,16 @@ TOLERANCE = 1e-12
 
 
 def perturb(model: nn.Module, seed: int = 0) -> nn.Module:
-    """In float64 and eval mode, no gain 1, no bias 0 (one of BART's is a buffer), and no two tensors alike."""
+    """In float64 and eval mode, no gain 1, no bias 0 (one of BART's is a buffer), and no two tensors alike.
+
+    What is not trained is left: the sines and cosines of Marian's positions.
+    """
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()
     biases = [(name, p) for name, p in model.named_buffers() if name == "final_logits_bias"]
     with torch.no_grad():
-        for name, p in [*model.named_parameters(), *biases]:
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        for name, p in [*trained, *biases]:
             noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
             gain = p.ndim == 1 and not name.endswith("bias")
             p.copy_(1 + 0.3 * noise if gain else noise * (0.4 if p.ndim == 1 else p.size(-1) ** -0.5))

@@ -108,7 +108,8 @@ def _read(entries: Entries, family: Family) -> Architecture:
             _put(values, name, value)
     a = Architecture.from_dict(values)
     body = entries.raw("architectures") == [family.body] and (a.readout != "linear" or a.unembed == "untied")
-    return dataclasses.replace(a, readout="none", unembed="tied", logit_scale="1", logit_cap=0.0) if body else a
+    bare = body or entries.raw("architectures") in [[name] for name in family.headless]
+    return dataclasses.replace(a, readout="none", unembed="tied", logit_scale="1", logit_cap=0.0) if bare else a
 
 
 def _value(entries: Entries, row: ConfigField) -> Any:

@@ -1,5 +1,6 @@
 """A model folder that was opened: its architecture, its tensors, its tokenizer and its chat template."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,11 @@ from pellucid.hub.text_towers import TextTower
 from pellucid.text.chat_template import ChatError, ChatTemplate, read_chat_template
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
+
+#: what mBART's tokenizers have
+LANGUAGES = (
+    "codes of languages, such as en_XX, which stand beside sources and targets, and which Pellucid would leave out"
+)
 
 
 class LoadWarning(UserWarning):
@@ -51,7 +57,7 @@ class Folder:
         return self.files.released(ours) if self.files else ours
 
     def tokenizer(self, given: Tokenizer | str | Path | None = None) -> Tokenizer | None:
-        """The folder's tokenizer, or `given`, a tokenizer or its file; None if there is none.
+        """The folder's tokenizer, or `given`, a tokenizer or its file; None if there is none that can be used.
 
         Raises FolderError if text has ids without a row of the embedding. `notes` describes other differences.
         """
@@ -59,6 +65,10 @@ class Folder:
             return None
         source = self.path if given is None else given
         tokenizer = source if isinstance(source, Tokenizer) else load_tokenizer(source, trust=self.trust)
+        if self.architecture.encoder is not None and language_codes(tokenizer):
+            if given is None:
+                return None
+            raise FolderError(f"{self.path}: the tokenizer has {LANGUAGES}: leave it out, and give ids in digits")
         rows = self.architecture.n_vocab
         if tokenizer.n_vocab - rows > len(beyond(tokenizer, rows)):
             raise FolderError(
@@ -75,7 +85,9 @@ class Folder:
 
     def why_no_tokenizer(self) -> str:
         """What is said of a model without one."""
-        return "holds no tokenizer (tokenizer.json, vocab.json and merges.txt, or vocab.txt)"
+        if not tokenizer_files(self.path):
+            return "holds no tokenizer (tokenizer.json, vocab.json and merges.txt, or vocab.txt)"
+        return f"holds a tokenizer with {LANGUAGES}"
 
     def chat_template(self) -> tuple[ChatTemplate | None, list[str]]:
         """The folder's chat template, None if it has none that can be used; a sentence says what is wrong with it."""
@@ -132,6 +144,11 @@ class Folder:
 def beyond(tokenizer: Tokenizer, rows: int) -> list[str]:
     """The special tokens whose ids are beyond the rows of the embedding."""
     return sorted(name for name, i in tokenizer.special.items() if i >= rows)
+
+
+def language_codes(tokenizer: Tokenizer) -> list[str]:
+    """The special tokens that name a language and a country, as in mBART's vocabularies: en_XX, pt_XX, zh_CN."""
+    return sorted(name for name in tokenizer.special if re.fullmatch(r"[a-z]{2}_[A-Z]{2}", name))
 
 
 def some(names: list[str]) -> str:

@@ -97,7 +97,7 @@ def their_logits(
 
 
 #: the position of the first token, for models that do not count from 0
-FIRST_POSITION = {"roberta": lambda config: config.pad_token_id + 1}
+FIRST_POSITION = dict.fromkeys(("roberta", "xlm-roberta"), lambda config: config.pad_token_id + 1)
 
 
 def _has_padding(name: str, value: Tensor | None) -> bool:

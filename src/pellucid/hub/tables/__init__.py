@@ -1,9 +1,9 @@
 """The tables of the families, in the order in which an export tries them."""
 
-from pellucid.hub.tables.bert import BERT, DISTILBERT, ROBERTA
+from pellucid.hub.tables.bert import BERT, DISTILBERT, ELECTRA, ROBERTA, XLM_ROBERTA
 from pellucid.hub.tables.cohere import COHERE, COHERE2, EXAONE4
 from pellucid.hub.tables.dense import ARCEE, GLM, GLM4, MINISTRAL, NEMOTRON, PHI3, SEED_OSS, STARCODER2
-from pellucid.hub.tables.encoder_decoder import BART, T5
+from pellucid.hub.tables.encoder_decoder import BART, MARIAN, MBART, T5
 from pellucid.hub.tables.experts import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 from pellucid.hub.tables.gemma import GEMMA, GEMMA2, GEMMA3
 from pellucid.hub.tables.gpt import GPT1, GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX
@@ -34,7 +34,9 @@ FAMILIES = {
         MPT,
         STABLELM,
         ROBERTA,
+        XLM_ROBERTA,
         DISTILBERT,
+        ELECTRA,
         GPTJ,
         PHI,
         FALCON,
@@ -64,5 +66,7 @@ FAMILIES = {
         GRANITEMOE,
         T5,
         BART,
+        MBART,
+        MARIAN,
     )
 }

@@ -1,8 +1,9 @@
 """Masked models: BERT and its relatives."""
 
 import dataclasses
+from typing import Any
 
-from pellucid.hub.tables.entries import BOUNDS
+from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError
 from pellucid.hub.tables.rows import ACTIVATIONS, TIED, ConfigField, Derived, Family, TensorRow
 
 BERT = Family(
@@ -100,6 +101,60 @@ ROBERTA = Family(
     ignored={
         r"embeddings\.position_ids$": "0, 1, 2, ...",
         r"^roberta\.pooler\.": "the pooler, which no language model reads",
+    },
+    limits=BERT.limits,
+)
+
+#: the same network; its class takes another number of tokens where config.json gives none
+XLM_ROBERTA = dataclasses.replace(
+    ROBERTA,
+    name="xlm-roberta",
+    model_class="XLMRobertaForMaskedLM",
+    body="",
+    fields=tuple(dataclasses.replace(f, default=30_522) if f.theirs == "vocab_size" else f for f in ROBERTA.fields),
+)
+
+ELECTRA_SIZES = ("hidden_size", "num_attention_heads", "intermediate_size")
+ELECTRA_NAMES = {
+    "bert.": "electra.",
+    "cls.predictions.transform.dense": "generator_predictions.dense",
+    "cls.predictions.transform.LayerNorm": "generator_predictions.LayerNorm",
+    "cls.predictions.decoder": "generator_lm_head",
+}
+
+
+def electra_width(entries: Entries) -> dict[str, Any]:
+    """Embeddings as wide as the stream; narrower ones are projected to its width, for which there is no option."""
+    narrow, wide = entries.integer("embedding_size", 128), entries.integer("hidden_size", 256)
+    if narrow != wide:
+        raise FamilyError(
+            f"embedding_size = {narrow} and hidden_size = {wide} in config.json: Pellucid has no option that projects "
+            "embeddings of one width to a stream of another"
+        )
+    return {"d_model": wide}
+
+
+ELECTRA = Family(
+    name="electra",
+    model_class="ElectraForMaskedLM",
+    prefix="electra.",
+    # the discriminator gives each token one number, for which there is no readout
+    headless=("ElectraForPreTraining",),
+    fields=(
+        *(f for f in BERT.fields if f.theirs not in ELECTRA_SIZES and f.theirs != "hidden_act"),
+        ConfigField("num_attention_heads", "attention.n_heads", 4),
+        ConfigField("intermediate_size", "mlp.d_ff", 1024),
+        # as RoBERTa's readout
+        ConfigField("hidden_act", "mlp.activation", "gelu", {"gelu": "gelu"}),
+    ),
+    derived=(Derived(electra_width, lambda a: {"embedding_size": a.d_model, "hidden_size": a.d_model}),),
+    fixed=BERT.fixed,
+    constants=BERT.constants,
+    rows=tuple(dataclasses.replace(row, theirs=renamed(row.theirs, ELECTRA_NAMES)) for row in BERT.rows),
+    renames=BERT.renames,
+    ignored={
+        r"embeddings\.position_ids$": "0, 1, 2, ...",
+        r"^discriminator_predictions\.": "the discriminator's number for each token, which is no logit of a token",
     },
     limits=BERT.limits,
 )

@@ -1,4 +1,4 @@
-"""T5 and BART: an encoder and a decoder with a shared token embedding."""
+"""T5, BART, mBART and Marian: an encoder and a decoder, most of which share their token embedding."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -265,4 +265,79 @@ BART = Family(
     # the class needs this entry, although nothing reads it if nothing is tied
     tied={"model.shared.weight": "model.decoder.embed_tokens.weight"},
     limits={"source_embed": lambda a: (a.source_embed == "shared") == (a.unembed == "tied")},
+)
+
+
+# mBART and Marian ---------------------------------------------------------------------------------
+
+MBART = dataclasses.replace(
+    BART,
+    name="mbart",
+    model_class="MBartForConditionalGeneration",
+    body="",
+    fixed={**BART.fixed, **of_both(block="pre", final_norm="norm")},
+    constants={**BART.constants, "normalize_before": True, "add_final_layer_norm": True},
+    rows=(
+        *BART.rows,
+        TensorRow("model.encoder.layer_norm", "encoder.final_norm"),
+        TensorRow("model.decoder.layer_norm", "final_norm"),
+    ),
+)
+
+
+def embedding_choices(entries: Entries) -> dict[str, Any]:
+    """The decoder's vocabulary, whether the encoder shares its embedding, and whether the readout is tied to it."""
+    shared = entries.flag("share_encoder_decoder_embeddings", True)
+    tied = entries.flag("tie_word_embeddings", True)
+    n_source = entries.integer("vocab_size", 58_101, most=BOUNDS["n_vocab"])
+    n_target = entries.integer("decoder_vocab_size", n_source, n_source, most=BOUNDS["n_vocab"])
+    if shared and not tied:
+        raise FamilyError(
+            "share_encoder_decoder_embeddings = true and tie_word_embeddings = false in config.json: transformers "
+            "shares nothing if it ties nothing, so set share_encoder_decoder_embeddings to false"
+        )
+    if shared and n_target != n_source:
+        raise FamilyError(
+            f"decoder_vocab_size = {n_target} in config.json: share_encoder_decoder_embeddings = true implies "
+            f"vocab_size = {n_source}"
+        )
+    return {"n_vocab": n_target, "unembed": TIED[tied], "source_embed": "shared" if shared else "own"}
+
+
+def embedding_entries(a: Architecture) -> dict[str, Any]:
+    """The inverse of `embedding_choices`."""
+    shared, tied = a.source_embed == "shared", a.unembed == "tied"
+    return {
+        "share_encoder_decoder_embeddings": shared,
+        "tie_word_embeddings": tied,
+        "decoder_vocab_size": a.n_vocab,
+    }
+
+
+MARIAN = dataclasses.replace(
+    BART,
+    name="marian",
+    model_class="MarianMTModel",
+    body="MarianModel",
+    fields=(
+        ConfigField("vocab_size", "encoder.n_vocab", 58_101),
+        *(f for f in BART.fields if f.theirs != "vocab_size"),
+    ),
+    derived=(Derived(embedding_choices, embedding_entries),),
+    fixed={
+        **BART.fixed,
+        **of_both(
+            embed_norm="none", positions__kind="sinusoidal", positions__base=10_000.0, positions__layout="halves"
+        ),
+    },
+    constants={**BART.constants, "normalize_embedding": False, "static_position_embeddings": True},
+    without_effect={**BART.without_effect, "extra_pos_embeddings": "positions are computed, not learned"},
+    rows=(
+        TensorRow("model.shared", "embed.token", where={"source_embed": ("shared",)}),
+        TensorRow("model.decoder.embed_tokens", "embed.token", where={"source_embed": ("own",)}),
+        *(row for row in BART.rows if row.modules[0] not in ("embed.token", *both("embed.position", "embed.norm"))),
+    ),
+    tied={},
+    ignored={r"embed_positions\.weight$": "the sines and cosines of positions, which are computed"},
+    limits={"source_embed": lambda a: a.source_embed == "own" or a.unembed == "tied"},
 )

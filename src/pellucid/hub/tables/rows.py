@@ -90,6 +90,7 @@ class Family:
                checked when reading and when writing
     writes     the same for values that a file may hold but their class refuses: checked when writing only
     body       their class without a head, whose files may lack the readout's tensors
+    headless   their classes with a head that gives no logits of tokens: read as `body` is, without that head
     encoder    the family of their encoder-only class, if there is one
     """
 
@@ -110,6 +111,7 @@ class Family:
     writes: Mapping[str, Callable[[Architecture], bool]] = field(default_factory=dict)
     without_effect: Mapping[str, str] = field(default_factory=dict)
     body: str = ""
+    headless: tuple[str, ...] = ()
     encoder: "Family | None" = None
 
     def __post_init__(self):
