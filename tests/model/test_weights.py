@@ -14,14 +14,16 @@ from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.weights import (
     WeightsError,
+    empty_network,
     generator_of,
     initialise,
     load_state,
     load_weights,
     save_weights,
     state_of,
+    without_memory,
 )  # fmt: skip
-from running import any_architectures, draw_tokens, with_encoder
+from running import any_architectures, call, draw_tokens, with_encoder
 
 A = Architecture(n_vocab=200, n_ctx=32, d_model=64, n_layers=8).with_fields({"n_heads": 2})
 
@@ -184,3 +186,31 @@ def test_load_state_takes_another_precision():
     network, other = make_network(A), make_network(A, seed=1, dtype=torch.float32)
     load_state(network, state_of(other))
     assert all(torch.equal(p.float(), state_of(other)[name]) for name, p in state_of(network).items())
+
+
+@given(any_architectures())
+@settings(max_examples=20, deadline=None)
+def test_an_empty_network_differs_from_a_drawn_one_in_its_values_alone(a):
+    empty, drawn = empty_network(a, torch.float64), initialise(Transformer(a).double(), 0)
+    shapes = [(n, p.shape, p.stride(), p.dtype, p.device) for n, p in drawn.named_parameters(remove_duplicate=False)]
+    assert [
+        (n, p.shape, p.stride(), p.dtype, p.device) for n, p in empty.named_parameters(remove_duplicate=False)
+    ] == shapes
+    assert state_of(empty).keys() == state_of(drawn).keys()
+    for (name, table), (other, expected) in zip(empty.named_buffers(), drawn.named_buffers(), strict=True):
+        assert name == other
+        assert torch.equal(table, expected)
+    load_state(empty, state_of(drawn))
+    tokens = draw_tokens(a)
+    assert torch.equal(call(empty.eval(), tokens), call(drawn.eval(), tokens))
+
+
+def test_a_network_without_memory_draws_no_number():
+    state = torch.get_rng_state()
+    with without_memory():
+        network = Transformer(A)
+    assert all(p.is_meta for p in network.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    drawn = torch.nn.Linear(3, 3)  # values are drawn again behind it
+    assert not drawn.weight.is_meta
+    assert not torch.equal(torch.get_rng_state(), state)

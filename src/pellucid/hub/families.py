@@ -18,6 +18,7 @@ from pellucid.architecture import Architecture, architecture_fields, field_type
 from pellucid.hub.tables import FAMILIES, ConfigField, Family, TensorRow
 from pellucid.hub.tables.entries import BOUNDS, CONSTANTS, WITHOUT_EFFECT, Entries, FamilyError, shown
 from pellucid.model import Transformer
+from pellucid.model.weights import without_memory
 from pellucid.option_values import ArchitectureError
 
 __all__ = [
@@ -298,8 +299,7 @@ def each_to_ours(
         tensor = tied.get(theirs) if tensor is None else tensor
         if tensor is None:
             raise FamilyError(f"the tensor {theirs} is missing: is config.json the one of these weights?")
-        shape = join_tensors([torch.empty(shapes[name], device="meta") for name in ours], row, a).shape
-        if tensor.shape != shape:
+        if tensor.shape != (shape := joined_shape([shapes[name] for name in ours], row)):
             raise FamilyError(f"{theirs} has shape {list(tensor.shape)}: config.json implies {list(shape)}")
         for name, part in zip(ours, split_tensor(tensor, [shapes[name][0] for name in ours], row, a), strict=True):
             embedding |= {name: part} if name == "embed.token.weight" else {}
@@ -337,7 +337,7 @@ def parameter_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter, from a network on the meta device."""
     if not a.adds_positions and a.encoder is None:  # tables of angles would be computed for every position
         a = dataclasses.replace(a, n_ctx=1)
-    with torch.device("meta"):
+    with without_memory():
         return {name: tuple(p.shape) for name, p in Transformer(a).named_parameters()}
 
 
@@ -378,6 +378,18 @@ def join_tensors(parts: list[Tensor], row: TensorRow, a: Architecture) -> Tensor
     if row.unread:
         joined = torch.cat([joined.new_zeros(row.unread, *joined.shape[1:]), joined])
     return joined.T if row.transposed and joined.ndim == 2 else joined
+
+
+def joined_shape(shapes: list[tuple[int, ...]], row: TensorRow) -> tuple[int, ...]:
+    """The shape of what `join_tensors` makes of tensors of these shapes."""
+    first, *others = shapes[0]
+    if row.tensor:
+        return (1, first, *others)
+    if row.fused == "experts":
+        n = len(row.modules)
+        return (len(shapes) // n, sum(shape[0] for shape in shapes[:n]), *others)
+    joined = (row.unread + sum(shape[0] for shape in shapes), *others)
+    return joined[::-1] if row.transposed and len(joined) == 2 else joined
 
 
 def split_tensor(tensor: Tensor, rows: list[int], row: TensorRow, a: Architecture) -> list[Tensor]:

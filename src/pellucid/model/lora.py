@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from pellucid.model.embed import AffineUnembed, Unembed
 from pellucid.model.shapes import Logits, Stream
 from pellucid.model.transformer import Transformer
-from pellucid.model.weights import WeightsError, generator_of
+from pellucid.model.weights import WeightsError, generator_of, without_memory
 
 #: what may be adapted: the linear maps of attention and of the MLP, by the last word of their names
 MODULES = ("query", "key", "value", "out", "up", "gate", "down")
@@ -26,7 +26,8 @@ class LoRALinear(nn.Linear):
     """y = x W^T + b + (alpha / r) x A^T B^T, where A and B alone are trained   (Hu et al. 2021, 4.1)"""
 
     def __init__(self, linear: nn.Linear, rank: int, alpha: float):
-        super().__init__(linear.in_features, linear.out_features, device="meta")
+        with without_memory():
+            super().__init__(linear.in_features, linear.out_features)
         self.weight, self.bias = linear.weight, linear.bias
         self.requires_grad_(False)
         self.A = nn.Parameter(linear.weight.new_zeros(rank, linear.in_features))
@@ -38,7 +39,8 @@ class LoRALinear(nn.Linear):
 
     def merged(self) -> nn.Linear:
         """One linear map that does the same."""
-        made = nn.Linear(self.in_features, self.out_features, device="meta")
+        with without_memory():
+            made = nn.Linear(self.in_features, self.out_features)
         made.weight, made.bias = nn.Parameter((self.weight + self.scale * self.B @ self.A).detach()), self.bias
         return made
 
@@ -47,7 +49,8 @@ class RowsEmbedding(nn.Embedding):
     """W_E[t] + R[k] for t = ids[k], where the rows R [k, m] of some ids alone are trained."""
 
     def __init__(self, plain: nn.Embedding, ids: Sequence[int]):
-        super().__init__(plain.num_embeddings, plain.embedding_dim, device="meta")
+        with without_memory():
+            super().__init__(plain.num_embeddings, plain.embedding_dim)
         self.weight = plain.weight
         self.rows = nn.Parameter(plain.weight.new_zeros(len(ids), plain.embedding_dim))
         self.register_buffer("ids", torch.tensor(ids, device=plain.weight.device), persistent=False)
@@ -147,7 +150,8 @@ def merge_rows(network: Transformer) -> None:
     if readout.weight is not embedding.weight:
         readout.weight.index_add_(0, readout.get_buffer("ids"), readout.rows)
     embedding.weight.index_add_(0, embedding.get_buffer("ids"), embedding.rows)
-    plain = nn.Embedding(embedding.num_embeddings, embedding.embedding_dim, device="meta")
+    with without_memory():
+        plain = nn.Embedding(embedding.num_embeddings, embedding.embedding_dim)
     plain.weight = embedding.weight
     network.embed.token, network.unembed = plain, readout.plain[0]
 

@@ -15,7 +15,7 @@ from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.attention import choose_attention_kernel
 from pellucid.model.lora import adapt, start_adapters
-from pellucid.model.weights import initialise, load_state
+from pellucid.model.weights import initialise, load_state, without_memory
 from pellucid.presets import with_vocabulary
 from pellucid.runs.device import COMPILE_SAVES, COMPILE_SECONDS, can_compile, compile_pays
 from pellucid.runs.interrupt import Interruption, Phase
@@ -264,7 +264,7 @@ def read_text(
 
 def build_network(recipe: Recipe, device: torch.device, weights: Weights | None = None) -> Transformer:
     """The network with its first weights, drawn from the seed or given; on the meta device it has none yet."""
-    with device if device.type == "meta" else nullcontext():
+    with without_memory() if device.type == "meta" else nullcontext():
         network = Transformer(recipe.model)
     if device.type == "meta":
         choose_paths(network, recipe)

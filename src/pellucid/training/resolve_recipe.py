@@ -13,7 +13,7 @@ from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.kernels import KernelName
 from pellucid.model.lora import adapt
 from pellucid.model.mask import Mask
-from pellucid.model.weights import trained_state
+from pellucid.model.weights import trained_state, without_memory
 from pellucid.parameter_counts import count_parameters
 from pellucid.runs.options import with_train
 from pellucid.training.objectives import CHUNK, MANY_LOGITS
@@ -128,7 +128,7 @@ def n_trained(recipe: Recipe) -> int:
     """The number of trained parameters; adapters have r (in + out) for each linear map."""
     if not recipe.adapt.rank:
         return count_parameters(recipe.model)["total"]
-    with torch.device("meta"):
+    with without_memory():
         network = adapt(
             Transformer(recipe.model), recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids
         )
