@@ -503,12 +503,16 @@ class Architecture:
 PARTS = ("attention", "mlp", "positions", "norm", "dropout")
 
 
+#: the types of a dataclass's fields by name, worked out once for each
+field_hints = functools.cache(typing.get_type_hints)
+
+
 @functools.cache
 def architecture_fields() -> tuple[str, ...]:
     """The dotted name of every field that can be set by name."""
     names = [f.name for f in fields(Architecture) if f.name not in (*PARTS, "encoder")] + ["dropout"]
     for part in PARTS:
-        kind = typing.get_type_hints(Architecture)[part]
+        kind = field_hints(Architecture)[part]
         names += [f"{part}.{f.name}" for f in fields(kind)]
     return tuple(names)
 
@@ -524,8 +528,8 @@ def field_options() -> Iterator[tuple[str, tuple[str, ...]]]:
 def field_type(name: str) -> Any:
     """The declared type of the field with this dotted name."""
     part, _, last = name.rpartition(".")
-    hints = typing.get_type_hints(Architecture)
-    return typing.get_type_hints(hints[part])[last] if part else hints[last]
+    hints = field_hints(Architecture)
+    return field_hints(hints[part])[last] if part else hints[last]
 
 
 def _check(a: Architecture) -> None:
