@@ -17,9 +17,8 @@ from pellucid.hub.text_towers import whole_model_name
 from pellucid.hub.write import families_for
 from pellucid.model.lora import factors
 from pellucid.model.weights import with_new_rows
-from pellucid.runs.checkpoint import named_checkpoint, steps_of
+from pellucid.runs.checkpoint import named_checkpoint
 from pellucid.runs.options import RecipeError
-from pellucid.runs.pipeline import Run
 from pellucid.training.config import Base
 from pellucid.training.load import load_run, read_recipe
 from pellucid.training.recipe import Recipe
@@ -73,13 +72,6 @@ def family_of_base(recipe: Recipe) -> Family | None:
     if (path / "config.json").exists():
         return open_folder(path).family
     return next(iter(families_for(recipe.model)), None)
-
-
-def with_adapter(run: Run[Any]) -> Run[Any]:
-    """The run itself, its best adapters written beside its checkpoints where they alone make up what was trained."""
-    if run.recipe.adapt.rank and not run.recipe.new_ids and steps_of(run.path):
-        write_run_adapter(run.path, run.path / "adapter")
-    return run
 
 
 def write_run_adapter(run: Path, folder: Path, checkpoint: str = "best", family: str | None = None) -> int:

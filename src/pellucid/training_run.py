@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
-from pellucid.adapters import base_of, base_weights, with_adapter
+from pellucid.adapters import base_of, base_weights, write_run_adapter
 from pellucid.generate.samples import sampler_for
 from pellucid.hub.families import FamilyError
 from pellucid.hub.targets import PRESET_FOR, Target, check_target
@@ -18,11 +18,13 @@ from pellucid.predictors.recipe import Kind as PredictorKind
 from pellucid.predictors.recipe import PredictorRecipe
 from pellucid.predictors.train import train_predictor
 from pellucid.report.finalize import finalize, pre_run_checks
+from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.length import with_length
+from pellucid.runs.live_reporter import make_reporter
 from pellucid.runs.options import RecipeError
 from pellucid.runs.pipeline import NO_FOLDER, Run, follow_run, resume_run, start_run
 from pellucid.runs.processes import ALONE, Processes, world_size
-from pellucid.runs.reporter import PlainReporter, QuietReporter, make_reporter
+from pellucid.runs.reporter import PlainReporter, QuietReporter
 from pellucid.training.config import ParallelOptions
 from pellucid.training.kinds import LOADERS, kind_of
 from pellucid.training.load import read_recipe
@@ -194,6 +196,13 @@ def train(
             )
             run = start_run(trainable, None if out is None else Path(out), reporter, began)
         return with_adapter(finalize(run, reporter))
+
+
+def with_adapter(run: Run[Recipe]) -> Run[Recipe]:
+    """The run itself, its best adapters written beside its checkpoints where they alone make up what was trained."""
+    if run.recipe.adapt.rank and not run.recipe.new_ids and steps_of(run.path):
+        write_run_adapter(run.path, run.path / "adapter")
+    return run
 
 
 def joined_processes() -> AbstractContextManager[Processes]:

@@ -27,7 +27,7 @@ PARTS = {
     "Optimizer": "runs/optimizer.py",
     "measure_step": "runs/measure.py",
     "PlainReporter": "runs/reporter.py",
-    "LiveReporter": "runs/reporter.py",
+    "LiveReporter": "runs/live_reporter.py",
     "QuietReporter": "runs/reporter.py",
     "Interruption": "runs/interrupt.py",
     "MetricsFile": "runs/metrics.py",

@@ -12,7 +12,8 @@ from tiny import FIELDS, rows, start, write_text
 from pellucid.runs import device, length
 from pellucid.runs import reporter as display
 from pellucid.runs.length import LONGEST, SHORTEST, evaluation_interval
-from pellucid.runs.reporter import LiveReporter, PlainReporter
+from pellucid.runs.live_reporter import LiveReporter
+from pellucid.runs.reporter import PlainReporter
 from pellucid.training.recipe import make_recipe
 
 

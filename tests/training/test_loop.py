@@ -18,9 +18,10 @@ from pellucid.parameter_counts import count_parameters
 from pellucid.runs import device, length
 from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import best_step, folder_of, steps_of, verify_files
+from pellucid.runs.live_reporter import LiveReporter, make_reporter
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError, with_train
-from pellucid.runs.reporter import LiveReporter, PlainReporter, ProgressRate, clock, make_reporter
+from pellucid.runs.reporter import PlainReporter, ProgressRate, clock
 from pellucid.runs.run_dir import cache_folder
 from pellucid.runs.trainer import Trainer
 from pellucid.text.tokens.store import Tokens

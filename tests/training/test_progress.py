@@ -8,7 +8,8 @@ from rich.console import Console
 
 from pellucid.runs import interrupt
 from pellucid.runs.interrupt import Interrupted, Interruption, Phase
-from pellucid.runs.reporter import LiveReporter, PlainReporter, how_far
+from pellucid.runs.live_reporter import LiveReporter
+from pellucid.runs.reporter import PlainReporter, how_far
 
 
 def phase_of(name="encoding", unit="bytes", done=0, total=0):

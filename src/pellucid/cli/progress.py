@@ -33,7 +33,7 @@ def progress_on_stderr(name: str) -> Iterator[Progress]:
     from rich.console import Console
 
     from pellucid.runs.interrupt import Interruption
-    from pellucid.runs.reporter import reporter_on
+    from pellucid.runs.live_reporter import reporter_on
 
     with Interruption(reporter_on(Console(stderr=True)), at_once=True) as watch, watch.phase(name) as phase:
         yield phase.stage

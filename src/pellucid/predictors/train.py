@@ -12,9 +12,10 @@ from pellucid.predictors.recipe import (
     read_predictor_recipe,
 )
 from pellucid.predictors.trainable import NGramRun, PredictorTrainable
+from pellucid.runs.live_reporter import make_reporter
 from pellucid.runs.options import RecipeError
 from pellucid.runs.pipeline import NO_FOLDER, Run, resume_run, start_run
-from pellucid.runs.reporter import QuietReporter, make_reporter
+from pellucid.runs.reporter import QuietReporter
 from pellucid.training.recipe import check_tokenizer
 
 

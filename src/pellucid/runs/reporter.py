@@ -1,17 +1,9 @@
-"""What a person sees of a run: a live panel in a terminal, plain lines anywhere else."""
+"""What a person sees of a run: plain lines, or nothing. `live_reporter` has the panel of a terminal."""
 
 import os
 import sys
 import time
 from typing import Any, TextIO
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.panel import Panel
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
 from pellucid.runs.interrupt import Phase
 from pellucid.runs.options import RunRecipe
@@ -104,103 +96,6 @@ class PlainReporter:
         self.is_training = False
 
 
-class LiveReporter(PlainReporter):
-    """The same in one panel that is drawn anew a few times a second."""
-
-    def __init__(self, console: Console):
-        super().__init__()
-        self.console = console
-        self.row: dict[str, Any] = {}
-        self.smooth: float | None = None
-        self.held_out: dict[str, Any] = {}
-        self.text = ""
-        self.live: Live | None = None
-        #: of a phase before training, and the text about one within it
-        self.bar: Progress | None = None
-        self.now = ""
-
-    def line(self, text: str) -> None:
-        self.console.print(Text(sanitize(text)))
-
-    def begin(self, recipe: RunRecipe, step: int, unit: str = "token", peak: float | None = None) -> None:
-        super().begin(recipe, step, unit, peak)
-        self.n_steps = recipe.n_steps
-        self.live = Live(self, console=self.console, refresh_per_second=4, transient=True)
-        self.live.start()
-
-    def step(self, row: dict[str, Any], n_steps: int) -> None:
-        self.speed.see(row)
-        self.row, self.n_steps = row, n_steps
-        if row["loss"] is not None:
-            self.smooth = row["loss"] if self.smooth is None else 0.9 * self.smooth + 0.1 * row["loss"]
-
-    def doing(self, phase: Phase) -> None:
-        if self.live:
-            self.now = how_far(phase)
-            return
-        if self.bar is None:
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
-            self.bar = Progress(*columns, console=self.console, transient=True)
-            self.bar.add_task(phase.name)
-            self.bar.start()
-        given = {"completed": phase.done, "total": phase.total or None}
-        self.bar.update(self.bar.task_ids[0], description=how_far(phase), **given)
-
-    def finished(self, phase: Phase) -> None:
-        self.now = ""
-        if self.bar:
-            self.bar.stop()
-            self.bar = None
-
-    def evaluation(self, row: dict[str, Any]) -> None:
-        self.held_out = row
-        super().evaluation(row)
-
-    def sample(self, step: int, text: str) -> None:
-        self.text = text
-
-    def close(self) -> None:
-        super().close()
-        if self.live:
-            self.live.stop()
-            self.live = None
-            if self.text:
-                self.console.print(Panel(Text(sanitize(self.text)), title="sample", title_align="left"))
-
-    def __rich__(self) -> Group | Text:
-        if not self.row:
-            return Text(self.now or "first step ...")
-        table = Table.grid(padding=(0, 2))
-        for _ in range(4):
-            table.add_column()
-        held = self.held_out
-        table.add_row(
-            "loss",
-            f"{self.smooth or float('nan'):.4f} nats/{self.unit}",
-            "learning rate",
-            f"{self.row['learning_rate']:.2e}",
-        )
-        measures_images = self.unit == "image"
-        accuracy, bits = held.get("accuracy"), held.get("bits_per_byte")
-        table.add_row(
-            "held-out loss",
-            f"{held['held_out_loss']:.4f} nats/{self.unit}" if held else "not yet",
-            "accuracy" if measures_images else "bits per byte",
-            "not yet" if not held else f"{accuracy:.2%}" if measures_images else f"{bits:.4f}",
-        )
-        left = self.speed.remaining(self.n_steps)
-        known = [self.speed_now(self.row), clock(left)]
-        speed, eta = known if left is not None else ["after the next step"] * 2
-        table.add_row("speed", speed, "ETA", eta)
-        # in a cell of its own: a bar does not end its line
-        bar = Table.grid(expand=True)
-        bar.add_row(ProgressBar(total=self.n_steps, completed=self.row["step"]))
-        parts: list[Any] = [Text(f"step {self.row['step']} of {self.n_steps}  {self.now}"), bar, table]
-        if self.text:
-            parts.append(Panel(Text(sanitize(self.text[-600:])), title="sample", title_align="left"))
-        return Group(*parts)
-
-
 class ProgressRate:
     """Tokens per second and time left, from the steps of this sitting after its first, which may compile."""
 
@@ -257,16 +152,6 @@ def clock(seconds: float | None) -> str:
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
-
-
-def make_reporter() -> PlainReporter:
-    """The live panel in a terminal, plain lines otherwise."""
-    return reporter_on(Console())
-
-
-def reporter_on(console: Console) -> PlainReporter:
-    """The live panel where the console is a terminal, plain lines otherwise."""
-    return LiveReporter(console) if console.is_terminal else PlainReporter(sys.stderr if console.stderr else None)
 
 
 class QuietReporter(PlainReporter):

@@ -10,9 +10,10 @@ import numpy as np
 from pellucid.model.weights import check_finite, load_state
 from pellucid.runs.checkpoint import best_step, load_checkpoint, sentence_on_steps
 from pellucid.runs.device import resolve_device
+from pellucid.runs.live_reporter import make_reporter
 from pellucid.runs.options import RecipeError
 from pellucid.runs.pipeline import NO_FOLDER, Run, resume_run, start_run
-from pellucid.runs.reporter import QuietReporter, make_reporter
+from pellucid.runs.reporter import QuietReporter
 from pellucid.training.kinds import check_loader
 from pellucid.vision.data import read_images
 from pellucid.vision.learning import check_labels, class_log_probs, classify
