@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -53,9 +53,7 @@ from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 from pellucid.training.kinds import check_loader
 from pellucid.training.load import load_run
-
-if TYPE_CHECKING:
-    from pellucid.verify import Report
+from pellucid.verify.report import Report
 
 
 class ModelError(ValueError):
@@ -364,10 +362,10 @@ class LanguageModel:
         """Read-only weights by name, with norms folded in or means removed (`pellucid.lens.weights.folding`)."""
         return weights_view(self.network, fold_norms=fold_norms, centre=centre)
 
-    def verify(self, prompts: list[str] | None = None, *, progress: Callable[[str], None] | None = None) -> "Report":
+    def verify(self, prompts: list[str] | None = None, *, progress: Callable[[str], None] | None = None) -> Report:
         """The laws and the reference, run on this model (`pellucid.verify.verify`)."""
         # the reference and its comparison are loaded by those who want one
-        from pellucid.verify import verify
+        from pellucid.verify.examine import verify
 
         only_ids = isinstance(self.tokenizer, IdTokenizer) and prompts is None
         return verify(self.network if only_ids else self, prompts, progress)

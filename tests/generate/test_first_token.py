@@ -23,7 +23,8 @@ NOT_NEEDED = {
     "sympy",
     "numpy.random",
     "beartype",
-    "rich",
+    "rich.live",
+    "rich.progress",
     "tyro",
     "fastapi",
     "uvicorn",
@@ -41,7 +42,7 @@ NOT_NEEDED = {
     "pellucid.serve",
     "pellucid.training.trainable",
     "pellucid.training_run",
-    "pellucid.verify",
+    "pellucid.verify.examine",
     "pellucid.vision",
 }
 FIELDS = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "ngrams": (), "tokenizer": "byte", "batch": 2}
@@ -97,5 +98,5 @@ def test_a_first_token_loads_nothing_that_it_does_not_need(folders, kind, dtype)
 
 
 def test_what_is_loaded_too_early_would_be_seen(folders):
-    loaded = loaded_until_a_token(folders["saved"], also="import pellucid.verify")
-    assert {"pellucid.verify", "pellucid.reference", "rich"} <= loaded & NOT_NEEDED
+    loaded = loaded_until_a_token(folders["saved"], also="import pellucid.verify.examine, pellucid.runs.live_reporter")
+    assert {"pellucid.verify.examine", "pellucid.reference", "numpy.random", "rich.live"} <= loaded & NOT_NEEDED

@@ -3,9 +3,24 @@
 report = verify(model)
 report.first      # the first tensor that differs from the reference, None if all agree
 report.exit_code  # 0, or 1 if a law is broken
+
+What compares, with the reference, is imported when it is first used: opening a model needs the report's type alone.
 """
 
-from pellucid.verify.examine import ModelParts, verify
+from typing import TYPE_CHECKING, Any
+
 from pellucid.verify.report import TOLERANCE, Check, Difference, Report
 
+if TYPE_CHECKING:
+    from pellucid.verify.examine import ModelParts as ModelParts
+    from pellucid.verify.examine import verify as verify
+
 __all__ = ["TOLERANCE", "Check", "Difference", "ModelParts", "Report", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("ModelParts", "verify"):
+        from pellucid.verify import examine
+
+        return getattr(examine, name)
+    raise AttributeError(f"module 'pellucid.verify' has no attribute {name!r}")
