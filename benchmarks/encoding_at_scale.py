@@ -14,6 +14,7 @@ import contextlib
 import os
 import random
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,12 @@ def encode(arguments: list[str], environment: dict[str, str], stop: Callable[[],
     return seconds, peak, said
 
 
+def cpu_seconds() -> float:
+    """CPU seconds of the processes that have ended, with those that they waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def identity(path: Path) -> tuple[int, int, int]:
     """What changes when a file is written again: its number in the file system, its size, when it was changed."""
     stat = path.stat()
@@ -139,7 +146,9 @@ def main() -> None:
         first = encode(arguments, environment, lambda: len(finished(cache)) >= a_third)
         before = finished(cache)
         unfinished = sum(path.stat().st_size for path in cache.rglob("*-*.bin") if path.stem not in before)
+        used = cpu_seconds()
         second = encode(arguments, environment, lambda: False)
+        used = cpu_seconds() - used
         found = re.search(r"in (\S+)$", second[2].strip())
         if found is None:
             raise BenchmarkError(f"encode-corpus said {second[2]!r}")
@@ -147,6 +156,7 @@ def main() -> None:
         if rewritten := [name for name, file in before.items() if identity(folder / f"{name}.bin") != file]:
             raise BenchmarkError(f"finished shards were written again: {', '.join(rewritten)}")
         n_tokens = sum(path.stat().st_size for path in folder.glob("*-*.bin")) // np.dtype(np.uint16).itemsize
+        of_second = 1 - sum(size for _, size, _ in before.values()) / np.dtype(np.uint16).itemsize / n_tokens
         compared = compare(texts, folder)
 
     print(*header(torch.device("cpu"), ["pellucid"]), sep="\n")
@@ -155,6 +165,7 @@ def main() -> None:
         ["encoding until it was killed", f"{first[0]:.0f} s, {len(before)} shards finished"],
         ["lost by the kill", f"{unfinished / 1e6:.1f} MB of one shard of 33.6 MB"],
         ["encoding the rest, with reading again", f"{second[0]:.0f} s"],
+        ["of which CPU time", f"{used:.0f} s: {n_bytes / 1e6 * of_second / used:.2f} MB of text a CPU second"],
         ["both", f"{n_bytes / 1e6 / (first[0] + second[0]):.1f} MB/s"],
         ["peak anonymous memory", f"{first[1] / 1e6:.0f} and {second[1] / 1e6:.0f} MB"],
         ["tokens", f"{n_tokens:,}, {n_bytes / n_tokens:.2f} bytes each"],

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 from tiny import FIELDS
+from torch._inductor.async_compile import AsyncCompile
 
 import pellucid
 
@@ -17,6 +18,9 @@ STEPS = 20
 
 def work(rank: int, environment: dict[str, str], do: Callable[[int], object]) -> None:
     os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
+    # a fork inherits Inductor's pool of compiling threads without the threads, where an earlier test compiled: what it
+    # is given then waits for ever. PyTorch clears its other pool after a fork
+    AsyncCompile.pool.cache_clear()
     torch.set_num_threads(1)
     do(rank)
 
