@@ -5,6 +5,7 @@ options are those of a published config.json, the sizes small. A law that is add
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import DATA
 from drawing import difference, make_network
 from pellucid import edits as change
 from pellucid.architecture import Architecture
@@ -33,6 +33,7 @@ from pellucid.lens.weights.weight_edits import with_edits
 from running import draw_tokens
 from some_cases import one_in
 
+CONFIGURATIONS = Path(__file__).parents[1] / "data" / "published_configs"
 MODULES = (test_attribution, test_circuits, test_edits, test_embeddings, test_heads_and_probes, test_patching)
 MODULES += (test_positional, test_show, test_trace)
 #: what is about another arrangement than these shapes have
@@ -66,7 +67,7 @@ SHAPES = {
 
 def shape(name: str) -> Architecture:
     """The options of a published configuration, small."""
-    config = json.loads((DATA / "published_configs" / f"{name}.json").read_text())
+    config = json.loads((CONFIGURATIONS / f"{name}.json").read_text())
     return architecture_of(config).with_fields(SMALL | SHAPES[name])
 
 

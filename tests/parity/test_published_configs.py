@@ -6,6 +6,7 @@ reduced by one rule (`reduced`), which keeps every option and every ratio of the
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ import transformers
 from theirs import draw, logits_of, our_logits, perturb
 from torch import nn
 
-from conftest import DATA
 from pellucid.architecture import Architecture
 from pellucid.hub import architecture_of, to_ours
 from pellucid.hub.families import FamilyError, unknown_entries
@@ -22,7 +22,8 @@ from pellucid.model import Transformer
 from pellucid.model.weights import load_state
 from pellucid.parameter_counts import count_active_parameters, count_parameters
 
-CONFIGS = {path.stem: json.loads(path.read_text()) for path in sorted((DATA / "published_configs").glob("*.json"))}
+CONFIGURATIONS = Path(__file__).parents[1] / "data" / "published_configs"
+CONFIGS = {path.stem: json.loads(path.read_text()) for path in sorted(CONFIGURATIONS.glob("*.json"))}
 #: models of which no family of ours is, by the entry that says so
 REFUSED = {
     "baichuan2-7b": "baichuan",
