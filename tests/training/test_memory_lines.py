@@ -1,6 +1,7 @@
 """The lines of a step's memory are equal to the walk, to the byte: every preset, drawn architectures, every option."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -98,6 +99,18 @@ def test_repeated_layers_of_networks_that_processes_divide(shard, tensor, option
     with_all_layers = step_lines.__wrapped__(recipe, False)
     for batch in (1, 2, 64):
         assert with_repeated_layers.at(batch) == with_all_layers.at(batch)
+
+
+@pytest.mark.parametrize("attention", ["fused", "explicit"])
+def test_dropout_that_is_drawn_by_sample(attention):
+    """Of the pattern too: the fused kernel writes it down then, for each layer, as numbers and as what is kept."""
+    a = shrunk(preset("small"), 5)
+    some = a.with_fields({f"dropout.{where}": 0.1 for where in ("embed", "pattern")})
+    options: dict[str, Any] = {"batch": 2, "precision": "float32", "attention": attention}
+    assert_equal_to_the_walk(with_options(some, **options))
+    without, with_dropout = (training_memory(with_options(x, **options)).activations for x in (a, some))
+    patterns = a.n_layers * 2 * a.n_heads * a.n_ctx**2
+    assert with_dropout - without > patterns  # a byte for each entry that may be dropped
 
 
 def test_adapters():

@@ -117,6 +117,8 @@ def held_and_planned(
         ((1, 2, 2), {}),
         ((1, 2, 1), {"accumulate": 2, "batch": 2}),
         ((1, 2, 1), {"optimizer": "muon"}),
+        ((1, 1, 1), {"dropout": 0.2}),
+        ((1, 2, 1), {"dropout": 0.2}),
         ((1, 1, 4), {}),
         ((1, 2, 1), {"recompute": "yes"}),
         ((1, 2, 2), {"recompute": "yes"}),

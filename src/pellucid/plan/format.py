@@ -60,7 +60,8 @@ def _memory(plan: Plan) -> list[str]:
             )
         ),
         f"  most of it lives in the {_when(plan)}; on top come the interpreter, its libraries, and what was freed and",
-        "  the system's allocator keeps",
+        "  the system's allocator keeps; and, while a checkpoint is written, at least a copy of weights and averages,",
+        f"  {size(m.weights + m.optimizer)} of the machine's memory",
         *_choices(plan),
         f"memory for generation: weights {size(4 * total)} in float32, {size(2 * total)} in bfloat16; cache "
         f"{size(cache_bytes(a))} a sequence in float32",
@@ -153,7 +154,7 @@ def _assumptions() -> list[str]:
         f"assumed: {shares} in data sheets; {PER_MACHINE} processes on a machine;",
         "parameters, gradients and averages in float32; shard and tensor as PyTorch's fully_shard and tensor and",
         "sequence parallelism lay a network out, held against processes of two CPU cores (docs/scale.md); a checkpoint",
-        "that is being written takes as much again of the machine's memory as weights and averages",
+        "that is being written takes at least as much again of the machine's memory as weights and averages",
     ]
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pellucid.model.dropout import draw_by_sample
 from pellucid.parameter_counts import count_parameters
 from pellucid.runs.device import memory_bytes
 from pellucid.runs.optimizer import make_optimizer
@@ -25,7 +26,7 @@ from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.processes import ALONE, Processes
 from pellucid.training.build import choose_paths, n_logits
 from pellucid.training.memory_lines import NoClosedFormError, bare_network, micro_batch_of, step_lines
-from pellucid.training.objectives import MANY_LOGITS, autocast
+from pellucid.training.objectives import MANY_LOGITS, autocast, with_dropout_by_sample
 from pellucid.training.recipe import Recipe
 from pellucid.training.resolve_recipe import n_trained, training_bytes
 
@@ -135,7 +136,7 @@ def walk(recipe: Recipe) -> Memory:
         choose_paths(network, recipe)
         weights = live.now
         optimizer = make_optimizer(recipe, network)
-        loss = autocast(network.train(), device, t.precision, n_logits(recipe))
+        loss = with_dropout_by_sample(network, autocast(network.train(), device, t.precision, n_logits(recipe)))
         parameters = list(network.parameters())
         bad = torch.zeros((), dtype=torch.bool)
         for p in parameters:
@@ -150,6 +151,7 @@ def walk(recipe: Recipe) -> Memory:
             live.start()
             total.backward()
             del total
+            draw_by_sample(network, None)
             gradients, backward = live.now - before, live.peak
         live.start()
         torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

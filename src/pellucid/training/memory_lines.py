@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
+from pellucid.model.dropout import draw_by_sample
 from pellucid.model.lora import adapt
 from pellucid.model.mlp import MixtureOfExperts
 from pellucid.runs.muon import update_together
@@ -26,7 +27,7 @@ from pellucid.runs.optimizer import is_hidden_matrix
 from pellucid.training.build import choose_paths
 from pellucid.training.config import ParallelOptions
 from pellucid.training.memory_layout import ShardedMemory, divide_stream, part_of, round_blocks
-from pellucid.training.objectives import MANY_LOGITS, MicroBatch, autocast
+from pellucid.training.objectives import MANY_LOGITS, MicroBatch, autocast, with_dropout_by_sample
 from pellucid.training.recipe import Recipe
 from pellucid.training.shape_tensors import CPU, LinearBytes, NoClosedFormError, ShapesOnly, shapes_only, sum_of
 
@@ -124,6 +125,7 @@ def step_lines(recipe: Recipe, chunked: bool) -> StepLines:
         choose_paths(network, recipe)
         divided = divide_memory(network, recipe)
         loss = autocast(network.train(), CPU, t.precision, MANY_LOGITS if chunked else 0)
+        loss = with_dropout_by_sample(network, loss)
         visits = [LayerBoundaries(mode, repeat, network) for repeat in repeats]
         others = LinearBytes(weights - shallow.fixed + optimizer)  # the memory that `mode` does not count
         gradients = LinearBytes()  # those of the copies
@@ -138,6 +140,7 @@ def step_lines(recipe: Recipe, chunked: bool) -> StepLines:
             end, forward = mode.new_part()
             total.backward()
             del total
+            draw_by_sample(network, None)
             left, backward = mode.new_part()
             saved = sum_of(visit.saved for visit in visits)
             gradients = sum_of([gradients, saved, *(visit.returned for visit in visits)])
@@ -238,7 +241,7 @@ def micro_batch_of(recipe: Recipe, batch: int) -> MicroBatch:
     a = recipe.model
     tokens = torch.zeros((batch, a.n_ctx), dtype=torch.int64)
     source = None if a.encoder is None else torch.zeros((batch, a.encoder.n_ctx), dtype=torch.int64)
-    return MicroBatch(tokens, tokens, source=source)
+    return MicroBatch(tokens, tokens, source=source, samples=torch.zeros(batch, dtype=torch.int64))
 
 
 def unlike_any_size(recipe: Recipe) -> int:

@@ -100,7 +100,7 @@ class ShapesOnly(TorchDispatchMode):
     def result_of(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of an operation, as ShapeTensors."""
         name = func._schema.name
-        if name.endswith("_"):  # an operation in place needs no memory
+        if name.endswith("_") and func._schema.is_mutable:  # an operation in place needs no memory; x >> n is none
             return args[0]
         if torch.Tag.pointwise in func.tags or name in ALSO_POINTWISE:
             return self.pointwise(func, args, kwargs)
