@@ -111,7 +111,9 @@ def test_there_and_back_bit_for_bit(name, variant):
     family = FAMILIES[name]
     state = model.state_dict()
     if family.stacked or family.renames or family.ignored:
-        state = present_names(state, family, set())  # under the names of files
+        present = present_names(state, family, set())  # under the names of files
+        heads = {name: enumerate(tensor) if "{h}" in name else [("", tensor)] for name, tensor in present.items()}
+        state = {name.replace("{h}", str(h)): part for name, parts in heads.items() for h, part in parts}
     a = architecture_of(config)
     ours = to_ours(state, config)
     back = to_theirs(ours, a, family)

@@ -299,7 +299,7 @@ def each_to_ours(
         tensor = tied.get(theirs) if tensor is None else tensor
         if tensor is None:
             raise FamilyError(f"the tensor {theirs} is missing: is config.json the one of these weights?")
-        if tensor.shape != (shape := joined_shape([shapes[name] for name in ours], row)):
+        if tensor.shape != (shape := joined_shape([shapes[name] for name in ours], row, a)):
             raise FamilyError(f"{theirs} has shape {list(tensor.shape)}: config.json implies {list(shape)}")
         for name, part in zip(ours, split_tensor(tensor, [shapes[name][0] for name in ours], row, a), strict=True):
             embedding |= {name: part} if name == "embed.token.weight" else {}
@@ -380,11 +380,13 @@ def join_tensors(parts: list[Tensor], row: TensorRow, a: Architecture) -> Tensor
     return joined.T if row.transposed and joined.ndim == 2 else joined
 
 
-def joined_shape(shapes: list[tuple[int, ...]], row: TensorRow) -> tuple[int, ...]:
+def joined_shape(shapes: list[tuple[int, ...]], row: TensorRow, a: Architecture) -> tuple[int, ...]:
     """The shape of what `join_tensors` makes of tensors of these shapes."""
     first, *others = shapes[0]
     if row.tensor:
         return (1, first, *others)
+    if row.fused == "rows":
+        return (first // a.d_head, a.d_head)
     if row.fused == "experts":
         n = len(row.modules)
         return (len(shapes) // n, sum(shape[0] for shape in shapes[:n]), *others)
