@@ -21,10 +21,15 @@ SCORED = "First Citizen: Before we proceed"
 
 @pytest.fixture
 def first_edition(tmp_path, monkeypatch) -> Path:
-    """A copy of the runs, with the working directory beside their texts."""
-    shutil.copytree(FIRST_EDITION, tmp_path / "copy")
-    monkeypatch.chdir(tmp_path / "copy")
-    return tmp_path / "copy" / "runs"
+    """A copy of the runs, with the working directory beside their texts. Where the base of the adapters is, its run
+    says by an absolute path: here it is the copy.
+    """
+    runs = shutil.copytree(FIRST_EDITION, tmp_path / "copy") / "runs"
+    recipe = json.loads((runs / "adapter" / "recipe.json").read_text())
+    recipe["base"]["path"] = str(runs / "transformer")
+    (runs / "adapter" / "recipe.json").write_text(json.dumps(recipe))
+    monkeypatch.chdir(runs.parent)
+    return runs
 
 
 @pytest.mark.parametrize("kind", [kind for kind, numbers in EXPECTED.items() if "bits_per_byte" in numbers])
