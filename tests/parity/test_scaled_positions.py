@@ -7,15 +7,16 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import LLAMA, LONGROPE, PHI3_LONG, ROTARY, TINY, in_float64
-from theirs import as_ours, both, draw, farthest, logits_of, numpy_weights, perturb
+from theirs import as_ours, both, draw, farthest, logits_of, numpy_weights, our_logits, perturb
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pellucid.architecture import Architecture, Attention, Positions
 from pellucid.hub import FamilyError, architecture_of
 from pellucid.model import Cache, Transformer
 from pellucid.model.positions import RotaryTable
-from pellucid.model.weights import load_state, state_of
+from pellucid.model.weights import initialise, load_state, state_of
 from pellucid.reference.layers import rotary_factor, rotary_frequencies
+from pellucid.verify.parity import float32_angles
 
 TOLERANCE = 1e-12
 
@@ -65,6 +66,22 @@ def test_their_function_of_the_frequencies_is_ours(data):
         cos, sin = RotaryTable(a).exact[:, 0, i].numpy()
         np.testing.assert_allclose(cos, c * np.cos(i * w), atol=1e-10)
         np.testing.assert_allclose(sin, c * np.sin(i * w), atol=1e-10)
+
+
+@pytest.mark.parametrize("scaling", ["none", "yarn", "longrope"])
+def test_angles_of_less_precision_keep_the_factor_of_rotated_coordinates(scaling):
+    """What a conversion allows for their rounded angles is that rounding alone."""
+    positions = Positions(
+        kind="rotary", scaling=scaling, n_trained=16, attention_factor=1.0 if scaling == "none" else 1.7
+    )
+    a = Architecture(n_vocab=11, n_ctx=64, d_model=16, n_layers=1, attention=Attention(n_heads=2), positions=positions)
+    network = initialise(Transformer(a), 0, std=0.5).double().eval()
+    tokens = torch.arange(64)[None] % 11
+    exact = our_logits(network, tokens)
+    with float32_angles(network):
+        rounded = our_logits(network, tokens)
+    assert 0 < farthest(rounded, exact) <= 1e-4
+    assert torch.equal(our_logits(network, tokens), exact)
 
 
 LONG = {

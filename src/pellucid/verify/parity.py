@@ -221,7 +221,8 @@ def float32_angles(network: Transformer) -> Iterator[None]:
             angle = torch.atan2(table.exact[1, :, 1], table.exact[0, :, 1]).float()  # w_k: the angles of position 1
             places = torch.arange(table.exact.size(2), dtype=torch.float32)
             angles = (places[:, None] * angle[:, None]).double()
-            table.values = torch.stack([angles.cos(), angles.sin()]).to(table.values)
+            factor = table.exact[0, :, :1]  # c cos 0
+            table.values = (factor * torch.stack([angles.cos(), angles.sin()])).to(table.values)
         yield
     finally:
         for table, values in zip(tables, saved_tables, strict=True):
