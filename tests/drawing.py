@@ -18,6 +18,8 @@ N_VOCAB = 11
 WORDS = tuple(field_options())
 #: the same without readout = none, under which there are no logits
 WORDS_WITH_LOGITS = tuple((name, tuple(w for w in of if (name, w) != ("readout", "none"))) for name, of in WORDS)
+#: options with a value that turns others off, and how often it is drawn: sinks have no fused kernel
+OFTEN = {"attention.sinks": ("none", "none", "learned")}
 PARTS = {"attention": Attention, "mlp": MLP, "positions": Positions, "norm": Norm, "dropout": Dropout}
 
 
@@ -38,7 +40,7 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
         return fields[name]
 
     for name, options in WORDS_WITH_LOGITS:
-        choose(name, st.sampled_from(options))
+        choose(name, st.sampled_from(OFTEN.get(name, options)))
     heads, kv = draw(st.sampled_from([(1, 0), (2, 0), (2, 1), (4, 2), (4, 1), (3, 3)]))
     heads = choose("attention.n_heads", st.just(heads))
     choose("attention.n_kv_heads", st.just(kv if heads % (kv or heads) == 0 else 0))

@@ -204,6 +204,7 @@ def test_parts_in_processes_of_one_machine_are_added_up(monkeypatch):
         {"recompute": "yes"},
         {"attention": "explicit", "n_ctx": 2048},
         {"model.attention.score_cap": 50.0, "n_ctx": 2048},
+        {"model.attention.sinks": "learned", "n_ctx": 2048},
     ],
     ids=str,
 )

@@ -408,6 +408,8 @@ def test_what_is_drawn_is_what_the_words_say():
     small = Page(draw_architecture(preset("small"))).text
     assert "q and k over their RMS, rotated by position" in small
     assert "softmax(q·k / √32) v" in small
+    with_sinks = Page(draw_architecture(preset("small").with_fields({"attention.sinks": "learned"}))).text
+    assert "softmax(q·k / √32) v, sink_h among the scores" in with_sinks
 
 
 def test_equations_are_those_of_the_architecture():

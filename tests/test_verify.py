@@ -191,10 +191,10 @@ def test_a_shared_head_read_by_the_wrong_queries_is_found():
     """Query head h reads head h mod n_kv_heads."""
 
     class Mixed(ExplicitAttention):
-        def pattern(self, q, k, mask, tap):
+        def pattern(self, q, k, mask, sinks, tap):
             mixed = copy.copy(self)
             mixed.group = 1
-            return ExplicitAttention.pattern(mixed, q, k.repeat(1, self.group, 1, 1), mask, tap)
+            return ExplicitAttention.pattern(mixed, q, k.repeat(1, self.group, 1, 1), mask, sinks, tap)
 
     network = make_network(BASE.with_fields({"attention.n_heads": 4, "attention.n_kv_heads": 2}))
     network.blocks[1].attn.explicit.__class__ = Mixed
@@ -296,16 +296,31 @@ def test_a_tap_that_changes_the_computation_is_found(monkeypatch):
     assert broken(verify(make_network(BASE, dtype=torch.float32))) == {"a tap changes nothing"}
 
 
-def test_rows_that_do_not_sum_to_one_are_found():
+@pytest.mark.parametrize("sinks", ["none", "learned"])
+def test_rows_that_do_not_sum_to_one_are_found(sinks):
     class Doubled(ExplicitAttention):
-        def pattern(self, q, k, mask, tap=OFF):
-            return tap("pattern", super().pattern(q, k, mask, tap) * 1.001)
+        def pattern(self, q, k, mask, sinks=None, tap=OFF):
+            return tap("pattern", super().pattern(q, k, mask, sinks, tap) * 1.001)
 
-    network = make_network(BASE)
+    network = make_network(BASE.with_fields({"attention.sinks": sinks}))
+    assert verify(network).holds
     network.blocks[0].attn.explicit.__class__ = Doubled
     report = verify(network)
     assert report.first == "blocks.0.attn.pattern"
-    assert check_of(report, "attention rows sum to 1").measured == "blocks.0.attn.pattern: a row sums to 1 + 1.0e-03"
+    said = check_of(report, "attention rows sum to 1").measured
+    assert said.startswith("blocks.0.attn.pattern: a row sums to 1 + ")
+    assert 1e-4 < float(said.split()[-1]) <= 1.01e-3
+
+
+def test_a_sink_that_the_engine_leaves_out_is_found():
+    class Without(ExplicitAttention):
+        def pattern(self, q, k, mask, sinks=None, tap=OFF):
+            return super().pattern(q, k, mask, None, tap)
+
+    network = make_network(BASE.with_fields({"attention.sinks": "learned"}))
+    network.blocks[1].attn.explicit.__class__ = Without
+    assert {"engine = reference", "attention rows sum to 1"} <= broken(report := verify(network))
+    assert report.first == "blocks.1.attn.pattern"
 
 
 class Lossy(ByteTokenizer):

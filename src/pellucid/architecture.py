@@ -180,6 +180,12 @@ class Attention:
     Query head h reads the keys and values of head floor(h n_kv_heads / n_heads): n_kv_heads =
     n_heads is multi-head, 1 is multi-query, anything between is grouped-query attention.
     n_kv_heads = 0 stands for n_heads, d_head = 0 for d_model / n_heads.
+
+    With score_ij for scale q_i . k_j + mask the options of `sinks` are:
+
+    none     A_ij = exp(score_ij) / sum_j exp(score_ij)
+    learned  A_ij = exp(score_ij) / (exp(sink_h) + sum_j exp(score_ij)): one more score of each head's rows, a
+             parameter, whose share is dropped, so that a row of A sums to less than 1 (OpenAI 2025, gpt-oss)
     """
 
     #: heads of queries
@@ -198,6 +204,8 @@ class Attention:
     scale_value: float = 1.0
     #: c > 0: c tanh(s / c) replaces s = scale q_i . k_j; 0: no cap
     score_cap: float = 0.0
+    #: one more score in the softmax of each head, as in the table above
+    sinks: Literal["none", "learned"] = "none"
     #: which of the four projections have a bias: none, qkv, out, all
     bias: Literal["none", "qkv", "out", "all"] = "all"
     #: the norm of q and k before rotation, with eps inside its root and the gain of norm.gain: none; rms: root mean

@@ -18,6 +18,7 @@ def count_parameters(a: Architecture) -> dict[str, int]:
     own = {"none": 0, "rms": 2 * d, "rms_all": q + kv, "layer": 2 * d, "layer_own": q + kv}
     attention += has_gain * own[a.attention.qk_norm]
     attention += 2 * d * (a.attention.qk_norm == "layer" and a.norm.bias == "all")
+    attention += (a.attention.sinks == "learned") * a.n_heads
     mlp = count_mlp(a, f)
     if a.mlp.experts:
         mlp = a.mlp.experts * (mlp + m) + (count_mlp(a, a.mlp.shared_d_ff) if a.mlp.shared_d_ff else 0)

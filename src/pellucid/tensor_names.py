@@ -74,7 +74,7 @@ TABLE = (
         "blocks.i.attn.pattern",
         "b h i j",
         "S0 (3.5) A^h; S1 w_bss'a; S3 Weight; S4 A",
-        "softmax_j(scores)",
+        "softmax_j(scores), with sinks exp(score_ij) / (exp(sink_h) + sum_j exp(score_ij))",
         "blocks.i.attn.hook_pattern",
     ),
     Name("blocks.i.attn.z", "b h i d", "S1 y_bse; S3 AH; S4 V-hat", "sum_j A_ij v_j", "blocks.i.attn.hook_z"),

@@ -217,6 +217,7 @@ def test_rows_there_and_back():
             r"gpt2 cannot represent mlp\.activation = gelu; llama cannot represent .*; qwen3 cannot",
         ),
         ({"positions.kind": "alibi"}, r"gpt2 cannot represent positions\.kind = alibi"),
+        ({"attention.sinks": "learned"}, r"gpt2 cannot represent attention\.sinks = learned"),
         ({"mlp.n_hidden": 2}, r"gpt2 cannot represent mlp\.n_hidden = 2"),
     ],
 )

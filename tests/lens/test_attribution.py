@@ -189,6 +189,18 @@ def test_scores_are_sums_over_what_was_written_before(a, data):
     assert why.top(why.keys[0], 3)[0][0] in why.labels
 
 
+@settings(max_examples=10)
+@given(any_architectures({"attention.sinks": "learned", "attention.score_cap": 0.0}), st.data())
+def test_the_scores_and_the_sink_give_the_shares_of_attention(a, data):
+    t, head = look(a), data.draw(st.integers(0, a.n_heads - 1))
+    why = t.why(0, head, 2, row=1)
+    assert why.sink == float(t.network.blocks[0].attn.sinks[head])
+    exp = why.values.sum(0).exp()
+    shares = exp / (torch.tensor(why.sink, dtype=exp.dtype).exp() + exp.sum())
+    assert difference(t["blocks.0.attn.pattern"][1, head, 2, why.keys], shares) <= 1e-10
+    assert f"sink has the score {why.sink:.3g}" in str(why.show().panels)
+
+
 @settings(max_examples=20)
 @given(any_architectures())
 def test_value_weighted_patterns(a):

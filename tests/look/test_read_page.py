@@ -53,6 +53,7 @@ KINDS = {
         "logit_scale": "logit_scale_value",
         "logit_scale_value": 0.5,
     },
+    "sinks": {"attention": Attention(n_heads=4, n_kv_heads=2, sinks="learned"), "positions": Positions(kind="alibi")},
     "parallel": {
         "block": "parallel",
         "positions": Positions(kind="rotary", fraction=0.5),

@@ -272,6 +272,15 @@ def test_attention_is_computed_the_way_that_was_measured_to_be_faster(text, tmp_
     assert all(block.attn.kernel is getattr(block.attn, chosen) for block in network.blocks)
 
 
+@pytest.mark.parametrize("asked", ["auto", "fused"])
+@pytest.mark.parametrize("option", [{"attention.sinks": "learned"}, {"attention.score_cap": 5.0}], ids=str)
+def test_attention_that_no_fused_kernel_computes_is_explicit_and_says_so(text, asked, option):
+    recipe = make_recipe((str(text),), None, FIELDS | option | {"attention": asked})
+    (name, value), *_ = option.items()
+    said = "attention: explicit (no fused kernel computes " + f"{name} = {value if name.endswith('sinks') else '5'})"
+    assert resolve.resolve_attention(recipe, CPU) == ("explicit", said)
+
+
 def test_explicit_attention_trains_to_the_same_losses_and_resumes_bit_for_bit(text, tmp_path):
     plain, written = (start(text, tmp_path / w, attention=w, dropout=0.0).path for w in ("fused", "explicit"))
     losses = [[row["loss"] for row in rows(run) if "loss" in row] for run in (plain, written)]

@@ -86,7 +86,7 @@ class PackedAttention(MultiHeadAttention):
         self.qkv, self.out = qkv, attention.out
         self.query_norm, self.key_norm, self.rotary = attention.query_norm, attention.key_norm, attention.rotary
         self.mask, self.explicit, self.fused = attention.mask, attention.explicit, attention.fused
-        self.kernel = attention.kernel
+        self.sinks, self.kernel = attention.sinks, attention.kernel
 
     def project_qkv(self, x: Stream, y: Encoded, cache: NoCache = NO_CACHE) -> tuple[Queries, NewKeys, NewKeys]:
         """Queries, keys and values of x; y is x, since this is self-attention."""

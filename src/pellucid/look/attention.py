@@ -241,7 +241,7 @@ def attention_reasons(
     """Why a query attends to a key: the k largest parts of the score, and the sum of the others.
 
     `compared` is each part's value less its mean over the other keys that the query may read: what it does for this
-    key alone, since the softmax ignores what all keys share. Raises InputError.
+    key alone, since a softmax without a sink ignores what all keys share. Raises InputError.
     """
     chosen = check_part(t, part)
     parts = why(t, layer, head, query, side=side, by=by, part=chosen)

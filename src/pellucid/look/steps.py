@@ -58,7 +58,7 @@ TITLES = EXPERT_TITLES | {
     "rot_q": "Queries, turned by their position",
     "rot_k": "Keys, turned by their position",
     "scores": "Scores: how well each key matches the query",
-    "pattern": "Attention: the scores as shares that add up to 1",
+    "pattern": "Attention: the scores as shares that add up to 1, or to less with a sink",
     "z": "Values, mixed in these shares",
     "result": "What each head writes, as a vector of the stream",
     "attn_out": "What attention writes: all heads together",
@@ -405,6 +405,18 @@ class StepWriter:
             return f"({normed}).unflatten(-1, (-1, {self.a.d_head})).transpose(1, 2)"
         return f"({x} / ({x}.square().mean(-1, keepdim=True) + {self.a.norm.eps}).sqrt(){gained})"
 
+    def softmax(self, at: str) -> tuple[str, str]:
+        """The pattern of an attention from its scores, as an equation and in code."""
+        s, scores = self.symbol(at + "scores"), self.tensor(at + "scores")
+        if self.a.attention.sinks == "none":
+            return f"\\frac{{exp {s}}}{{\\sum_j exp {s}}}", f"result = {scores}.softmax(-1)"
+        code = (
+            f"s = {scores}\n"
+            f"sinks = {self.weight(at + 'sinks')}[:, None, None].expand(*s.shape[:-1], 1)\n"
+            "result = torch.cat([s, sinks], -1).softmax(-1)[..., :-1]"
+        )
+        return f"\\frac{{exp {s}}}{{exp sink_h + \\sum_j exp {s}}}", code
+
     def mixing(self, layer: int, kind: str, turned: bool) -> Iterator[Step]:
         """Scores, pattern, mixed values, and what each head writes."""
         a, at = self.a, f"blocks.{layer}.{kind}."
@@ -452,13 +464,7 @@ class StepWriter:
             ]
         lines.append("result = s")
         yield self.step(at + "scores", group, right, "\n".join(lines), ("layers.py", "_mix", "scores = soft_cap"))
-        yield self.step(
-            at + "pattern",
-            group,
-            f"\\frac{{exp {self.symbol(at + 'scores')}}}{{\\sum_j exp {self.symbol(at + 'scores')}}}",
-            f"result = {self.tensor(at + 'scores')}.softmax(-1)",
-            ("layers.py", "_mix", 'tap("pattern"'),
-        )
+        yield self.step(at + "pattern", group, *self.softmax(at), ("layers.py", "_mix", 'tap("pattern"'))
         yield self.step(
             at + "z",
             group,

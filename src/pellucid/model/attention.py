@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from pellucid.architecture import Architecture
 from pellucid.model.cache import NO_CACHE, NoCache
-from pellucid.model.kernels import CappedAttention, ExplicitAttention, FusedAttention, KernelName
+from pellucid.model.kernels import CappedAttention, ExplicitAttention, FusedAttention, KernelName, why_not_fused
 from pellucid.model.mask import Mask
 from pellucid.model.norm import make_qk_norm
 from pellucid.model.positions import NoRotation, make_rotary
@@ -27,12 +27,14 @@ class MultiHeadAttention(nn.Module):
         self.key = nn.Linear(a.d_model, a.n_kv_heads * a.d_head, bias=bias_qkv)
         self.value = nn.Linear(a.d_model, a.n_kv_heads * a.d_head, bias=bias_qkv)
         self.out = nn.Linear(a.n_heads * a.d_head, a.d_model, bias=bias_out)
+        #: sink_h, one for each head
+        self.sinks = nn.Parameter(torch.empty(a.n_heads)) if a.attention.sinks == "learned" else None
         self.query_norm, self.key_norm = make_qk_norm(a, a.n_heads), make_qk_norm(a, a.n_kv_heads)
         self.rotary = NoRotation() if cross else make_rotary(a, layer)
         self.mask = Mask(a, layer, cross)
         #: taps of scores and patterns need the explicit kernel, whichever computes z
         self.explicit = CappedAttention(a) if a.attention.score_cap else ExplicitAttention(a)
-        self.fused = self.explicit if a.attention.score_cap else FusedAttention(a, self.explicit)
+        self.fused = self.explicit if why_not_fused(a) else FusedAttention(a, self.explicit)
         self.kernel = self.fused
 
     def forward(
@@ -65,9 +67,9 @@ class MultiHeadAttention(nn.Module):
         mask = self.mask.between(q, k, visible)
         return tap.choose(
             ("scores", "pattern"),
-            lambda: self.kernel(q, k, v, mask),
-            lambda tap: self.explicit(q, k, v, mask, tap),
-            lambda tap: self.explicit.pattern(q, k, mask, tap),
+            lambda: self.kernel(q, k, v, mask, self.sinks),
+            lambda tap: self.explicit(q, k, v, mask, self.sinks, tap),
+            lambda tap: self.explicit.pattern(q, k, mask, self.sinks, tap),
         )
 
     def project_out(self, z: Queries, tap: Tap = OFF) -> Stream:
@@ -84,7 +86,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def choose_attention_kernel(network: nn.Module, name: KernelName) -> None:
-    """Compute z by the fused or by the explicit kernel in every attention; with a cap of scores both are explicit."""
+    """Compute z by the fused or by the explicit kernel in every attention; where no fused one can, by the explicit."""
     for module in network.modules():
         if isinstance(module, MultiHeadAttention):
             module.kernel = module.fused if name == "fused" else module.explicit

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from pellucid.architecture import Architecture
 from pellucid.model.dropout import SampledDropout
 from pellucid.model.mask import ScoreMask
-from pellucid.model.shapes import Keys, Pattern, Queries, SharedKeys
+from pellucid.model.shapes import Keys, Pattern, Queries, SharedKeys, Sinks
 from pellucid.model.tap import OFF, Tap
 
 KernelName = Literal["fused", "explicit"]
@@ -27,7 +27,7 @@ class FusedAttention(nn.Module):
         self.scale, self.grouped = a.score_scale, a.n_kv_heads < a.n_heads
         self.dropout_rate = a.dropout.pattern
 
-    def forward(self, q: Queries, k: Keys, v: Keys, mask: ScoreMask) -> Queries:
+    def forward(self, q: Queries, k: Keys, v: Keys, mask: ScoreMask, sinks: None = None) -> Queries:
         if self.training and self.explicit.dropout.draws_by_sample:
             return self.explicit(q, k, v, mask)
         p = self.dropout_rate if self.training else 0.0
@@ -44,19 +44,21 @@ class ExplicitAttention(nn.Module):
         self.scale, self.group = a.score_scale, a.n_heads // a.n_kv_heads
         self.dropout = SampledDropout(a.dropout.pattern)
 
-    def forward(self, q: Queries, k: Keys, v: Keys, mask: ScoreMask, tap: Tap = OFF) -> Queries:
-        pattern = self.dropout(self.pattern(q, k, mask, tap))
+    def forward(
+        self, q: Queries, k: Keys, v: Keys, mask: ScoreMask, sinks: Sinks | None = None, tap: Tap = OFF
+    ) -> Queries:
+        pattern = self.dropout(self.pattern(q, k, mask, sinks, tap))
         return torch.einsum("bhij,bhjd->bhid", pattern, repeat_kv(v, self.group))
 
-    def pattern(self, q: Queries, k: Keys, mask: ScoreMask, tap: Tap = OFF) -> Pattern:
+    def pattern(self, q: Queries, k: Keys, mask: ScoreMask, sinks: Sinks | None = None, tap: Tap = OFF) -> Pattern:
         """A = softmax_j(scale q_i . k_j + mask); the row of a query that may read nothing is zero."""
         scores = self.cap(torch.einsum("bhid,bhjd->bhij", q * self.scale, repeat_kv(k, self.group)))
         scores = mask.applied_to(scores)
         if tap is OFF and not mask.may_block_rows:
-            return scores.softmax(-1)
+            return softmax(scores, sinks)
         scores = tap("scores", scores)
         blocked = scores.amax(-1, keepdim=True) == -torch.inf
-        return tap("pattern", scores.masked_fill(blocked, 0).softmax(-1).masked_fill(blocked, 0))
+        return tap("pattern", softmax(scores.masked_fill(blocked, 0), sinks).masked_fill(blocked, 0))
 
     def cap(self, scores: Tensor) -> Tensor:
         """The scores before the mask; here they have no cap."""
@@ -72,6 +74,24 @@ class CappedAttention(ExplicitAttention):
 
     def cap(self, scores: Tensor) -> Tensor:
         return self.c * (scores / self.c).tanh()
+
+
+def softmax(scores: Pattern, sinks: Sinks | None = None) -> Pattern:
+    """exp(score_ij) / (exp(sink_h) + sum_j exp(score_ij)); the first term is 0 without sinks
+
+    OpenAI 2025 (gpt-oss), section 2: a softmax with one more score in each row, whose share is dropped.
+    """
+    if sinks is None:
+        return scores.softmax(-1)
+    column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+
+
+def why_not_fused(a: Architecture) -> str:
+    """The option of attention that no fused kernel computes; "" where one does."""
+    if a.attention.score_cap:
+        return f"attention.score_cap = {a.attention.score_cap:g}"
+    return "attention.sinks = learned" if a.attention.sinks == "learned" else ""
 
 
 def repeat_kv(x: Keys, times: int) -> SharedKeys:

@@ -21,7 +21,16 @@ from pellucid.reference.embedding import (
     yarn_factor,
     yarn_frequencies,
 )
-from pellucid.reference.functions import ACTIVATION, layer_norm, layer_scale, rms_norm, rms_scale, soft_cap, softmax
+from pellucid.reference.functions import (
+    ACTIVATION,
+    layer_norm,
+    layer_scale,
+    rms_norm,
+    rms_scale,
+    sink_softmax,
+    soft_cap,
+    softmax,
+)
 from pellucid.reference.masks import bidirectional_mask, causal_mask, window_mask
 from pellucid.reference.tap import NoRecorder
 from pellucid.reference.tape import Array, constant, real
@@ -258,10 +267,11 @@ def _normalised_heads(a: Architecture, w: Weights, name: str, q: Array) -> Array
 def _mix(
     a: Architecture, w: Weights, q: Array, k: Array, v: Array, visible: np.ndarray, distance, tap: NoRecorder
 ) -> Array:
-    """sum_h (sum_j softmax_j(scale q_i . k_j + distance) v_j) W_O^h^T + b_O."""
+    """sum_h (sum_j softmax_j(scale q_i . k_j + distance) v_j) W_O^h^T + b_O, with or without sinks."""
     shared = np.arange(a.n_heads) * a.n_kv_heads // a.n_heads
     scores = soft_cap(a.score_scale * np.einsum("bhid,bhjd->bhij", q, k[:, shared]), a.attention.score_cap) + distance
-    pattern = tap("pattern", softmax(tap("scores", np.where(visible, scores, -np.inf))))
+    scores = tap("scores", np.where(visible, scores, -np.inf))
+    pattern = tap("pattern", sink_softmax(scores, w["sinks"]) if "sinks" in w else softmax(scores))
     z = tap("z", np.einsum("bhij,bhjd->bhid", pattern, v[:, shared]))
     W_O = np.reshape(real(w["out.weight"]), (a.d_model, a.n_heads, a.d_head))
     out = np.sum(tap("result", np.einsum("bhid,mhd->bhim", z, W_O)), axis=1)

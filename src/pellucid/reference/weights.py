@@ -102,7 +102,7 @@ def _attention_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{at}.query_norm.gain": (n_q,), f"{at}.key_norm.gain": (n_kv,)}
     if a.attention.qk_norm == "layer" and a.norm.bias == "all":
         shapes |= {f"{at}.query_norm.bias": (n_q,), f"{at}.key_norm.bias": (n_kv,)}
-    return shapes
+    return shapes | ({f"{at}.sinks": (a.n_heads,)} if a.attention.sinks == "learned" else {})
 
 
 def _linear_shapes(at: str, n_out: int, n_in: int, bias: bool) -> dict[str, tuple[int, ...]]:

@@ -163,7 +163,8 @@ def _attention(a: Architecture) -> list[str]:
     part = f" in {a.d_rotary} of {d}" if a.d_rotary < a.d_head else ""
     part += f", but for every {a.positions.every}th layer" if "every" in a.position_fields else ""
     first += [f"rotated by position{part}"] if a.rotates_somewhere else []
-    return [f"softmax({score}) v", *([", ".join(first)] if first else [])]
+    sink = ", sink_h among the scores" if a.attention.sinks == "learned" else ""
+    return [f"softmax({score}) v{sink}", *([", ".join(first)] if first else [])]
 
 
 def _mlp(a: Architecture) -> list[str]:

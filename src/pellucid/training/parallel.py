@@ -368,6 +368,10 @@ def check_divides(a: Architecture, tensor: int, has_vocabulary: bool = True) -> 
         raise RecipeError(
             f"parallel.tensor = {tensor} does not divide experts (mlp.experts = {a.mlp.experts}): give parallel.shard"
         )
+    if a.attention.sinks != "none":
+        raise RecipeError(
+            f"parallel.tensor = {tensor} does not divide attention.sinks = {a.attention.sinks}: give parallel.shard"
+        )
     sizes = {"n_heads": a.n_heads, "n_kv_heads": a.n_kv_heads, "d_ff": a.d_ff, "n_ctx": a.n_ctx, "n_vocab": a.n_vocab}
     for name, size in sizes.items():
         if size % tensor and (has_vocabulary or name != "n_vocab"):

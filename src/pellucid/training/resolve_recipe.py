@@ -10,7 +10,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.attention import MultiHeadAttention
-from pellucid.model.kernels import KernelName
+from pellucid.model.kernels import KernelName, why_not_fused
 from pellucid.model.lora import adapt
 from pellucid.model.mask import Mask
 from pellucid.model.weights import trained_state, without_memory
@@ -62,6 +62,8 @@ def resolve_attention(
     `poll` is called between measurements; it may raise.
     """
     asked, a = recipe.train.attention, recipe.model
+    if option := why_not_fused(a):
+        return "explicit", f"attention: explicit (no fused kernel computes {option})"
     if asked != "auto":
         return asked, f"attention: {asked}, as asked"
     if a.dropout.pattern:

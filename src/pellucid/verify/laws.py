@@ -72,12 +72,15 @@ def cached_is_uncached(s: Subject) -> Result:
 
 
 def rows_sum_to_one(s: Subject) -> Result:
-    """Each row of every pattern is a probability over the keys it may read, and 0 on hidden keys."""
-    recorder = Recorder([n for n in names(s.a) if n.endswith(".pattern")])
+    """Each row of every pattern is a probability over the keys it may read and its sink, and 0 on hidden keys."""
+    patterns = [n for n in names(s.a) if n.endswith(".pattern")]
+    recorder = Recorder([*patterns, *(_scores_of(name) for name in patterns)])
     run_engine(s.exact, s.longest, tap=recorder)
     n, worst = s.longest.size(1), 0.0
-    for name, pattern in recorder.values.items():
-        gap = (pattern.sum(-1) - 1).abs().max().item()
+    for name in patterns:
+        pattern = recorder.values[name]
+        beside = _share_of_sink(s.exact, name, recorder.values[_scores_of(name)])
+        gap = (pattern.sum(-1) + beside - 1).abs().max().item()
         if not gap <= 1e-12:
             return Result(False, f"{name}: a row sums to 1 + {gap:.1e}", name)
         worst = max(worst, gap)
@@ -85,7 +88,18 @@ def rows_sum_to_one(s: Subject) -> Result:
             allowed = layers.visible_keys(s.a, int(name.split(".")[1]), n, n, None)[0, 0]
             if pattern[0, :, torch.from_numpy(~allowed)].any():
                 return Result(False, f"{name}: a row gives weight to what its mask hides", name)
-    return Result(True, f"{len(recorder.values)} patterns, within {worst:.1e}; hidden keys get 0")
+    return Result(True, f"{len(patterns)} patterns, within {worst:.1e}; hidden keys get 0")
+
+
+def _scores_of(pattern: str) -> str:
+    """The name of the scores of which a pattern is computed."""
+    return pattern.removesuffix("pattern") + "scores"
+
+
+def _share_of_sink(network: Transformer, pattern: str, scores: Tensor) -> Tensor | float:
+    """exp(sink_h) / (exp(sink_h) + sum_j exp(score_ij)) of each row [b, h, i]; 0 without sinks."""
+    sinks = dict(network.named_parameters()).get(pattern.removesuffix("pattern") + "sinks")
+    return 0.0 if sinks is None else (sinks[:, None] - scores.logsumexp(-1)).sigmoid()
 
 
 def text_comes_back(s: Subject) -> Result:

@@ -193,6 +193,7 @@ class Why:
     keys       the positions that the query may read; `tokens` their texts
     scores     the head's scores [key], the sum of values over the parts; with score_cap, the scores before the cap
     after_cap  the head's scores [key] after the cap, including the bias by distance; None without a cap
+    sink       the score of the head's sink, which the softmax compares with those of the keys; None without sinks
     """
 
     layer: int
@@ -205,6 +206,7 @@ class Why:
     values: Tensor
     scores: Tensor
     after_cap: Tensor | None = None
+    sink: float | None = None
 
     def show(self) -> Figure:
         """The parts of the scores as a picture."""
@@ -272,8 +274,9 @@ def why(
         labels, values = [*labels, "edited"], torch.cat([values, rest[None]])
     read = t.ids if part == "attn" or t.inputs.source is None else t.inputs.source.tokens
     fed = [t.spell(int(read[row, j])) for j in keys]
-    after_cap = computed[keys] if cap else None
-    return Why(layer, head, position, side, labels, keys.tolist(), fed, values, scores[keys], after_cap)
+    after_cap, sinks = computed[keys] if cap else None, module_of(t, scope).sinks
+    sink = None if sinks is None else float(sinks[head])
+    return Why(layer, head, position, side, labels, keys.tolist(), fed, values, scores[keys], after_cap, sink)
 
 
 def _scores_before_cap(t: Recording, scope: str) -> Tensor:

@@ -34,7 +34,8 @@ class Heads:
     induction  attention from a token to the tokens that followed its earlier occurrences
     copying    rank of the attended token in the logits that the head writes for it, weighted by attention: 1 if it is
                always first, 0 if it is anywhere, -1 if it is always last
-    entropy    of the attention of a query over its keys, in bits, averaged over the queries; only where it is asked for
+    entropy    -sum_j A_ij log2 A_ij of a query's attention to its keys, averaged over the queries; only where it is
+               asked for. The share of a sink (attention.sinks) is none of the A_ij
 
     The first four are shares of attention between 0 and 1, averaged over the queries that have such a key.
     """
