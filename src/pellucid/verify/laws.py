@@ -99,7 +99,7 @@ def _scores_of(pattern: str) -> str:
 def _share_of_sink(network: Transformer, pattern: str, scores: Tensor) -> Tensor | float:
     """exp(sink_h) / (exp(sink_h) + sum_j exp(score_ij)) of each row [b, h, i]; 0 without sinks."""
     sinks = dict(network.named_parameters()).get(pattern.removesuffix("pattern") + "sinks")
-    return 0.0 if sinks is None else (sinks[:, None] - scores.logsumexp(-1)).sigmoid()
+    return 0.0 if sinks is None else (sinks.detach()[:, None] - scores.logsumexp(-1)).sigmoid()
 
 
 def text_comes_back(s: Subject) -> Result:

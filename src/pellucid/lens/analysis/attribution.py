@@ -275,7 +275,7 @@ def why(
     read = t.ids if part == "attn" or t.inputs.source is None else t.inputs.source.tokens
     fed = [t.spell(int(read[row, j])) for j in keys]
     after_cap, sinks = computed[keys] if cap else None, module_of(t, scope).sinks
-    sink = None if sinks is None else float(sinks[head])
+    sink = None if sinks is None else float(sinks.detach()[head])
     return Why(layer, head, position, side, labels, keys.tolist(), fed, values, scores[keys], after_cap, sink)
 
 
