@@ -32,6 +32,7 @@ COMMON |= {
     "logit_cap": 0.0,
     "residual_scale": 1.0,
     "attention.score_cap": 0.0,
+    "attention.sinks": "none",
     "positions.local_base": 0.0,
     "positions.every": 0,
 }
