@@ -49,9 +49,9 @@ probabilities raises an error (`readout = none`). A folder without a tokenizer t
 |---|---|---|---|---|---|
 """
 LEFT_OUT = {
-    "rotary positions scaled as yarn with truncate = false, and proportional ones": "no option",
-    "gpt_oss": "no option for attention sinks, the router's bias, its experts' clamped gate with up + 1, yarn with "
-    "truncate = false, and MXFP4 weights",
+    "proportional rotary positions": "no option",
+    "gpt_oss with another swiglu_alpha than 1.702": "the gate of its experts is mlp.activation = quick_gelu",
+    "quantised weights, but for the MXFP4 of gpt_oss": "their numbers are in a layout of each method",
     "mixtures of experts in some layers alone (decoder_sparse_step, mlp_only_layers)": "all layers have one form",
     "DeepSeek-V3": "its router chooses among groups of experts, with a bias that the experts' weights do not have",
     "OLMo and OLMoE with clip_qkv": "no option that cuts queries, keys and values off",

@@ -56,6 +56,7 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     choose("ngram_rows", st.sampled_from([1, 7, 32]) if fields["ngrams"] else st.just(16_384))
     choose("attention.windows", st.sampled_from([(0,), (3,), (0, 2), (1, 0, 4)]))
     choose("mlp.d_ff", st.sampled_from([0, 5, 12]))
+    choose("mlp.gate_limit", st.sampled_from([0.0, 0.5]) if fields["mlp.form"] == "gated" else st.just(0.0))
     choose("mlp.n_hidden", st.just(1) if fields["mlp.form"] == "gated" else st.sampled_from([1, 1, 2, 0]))
     choose("mlp.experts", st.sampled_from([0, 0, 3]) if fields["mlp.n_hidden"] == 1 else st.just(0))
     choose("mlp.experts_per_token", st.sampled_from([1, 2, 3]))

@@ -50,7 +50,7 @@ class Positions:
     #: scaling of the rotary w_k = base^(-2k/n) for texts longer than n_trained: none; linear w_k / factor;
     #: llama3 c w_k + (1 - c) w_k / factor, c = (n_trained w_k / 2 pi - low) / (high - low) cut to 0 ... 1;
     #: yarn (1 - r) w_k + r w_k / factor, r = (k - b) / (e - b) cut to 0 ... 1, where k_t = n log(n_trained / 2 pi t) /
-    #: (2 log base) is the plane of t turns, b = floor(k_high) of at least 0 and e = ceil(k_low) of at most n - 1;
+    #: (2 log base) is the plane of t turns, and b of at least 0 and e of at most n - 1 are as yarn_bounds says;
     #: longrope w_k / short_factors[k] where n_ctx <= n_trained, w_k / long_factors[k] in a longer context;
     #: dynamic w_k with base s^(n/(n-2)) for base, s = factor n_ctx / n_trained - factor + 1 where n_ctx > n_trained
     scaling: Literal["none", "linear", "llama3", "yarn", "longrope", "dynamic"] = "none"
@@ -60,6 +60,8 @@ class Positions:
     low: float = 1.0
     #: high of llama3 and yarn: w_k with more turns than this in n_trained positions are unchanged
     high: float = 4.0
+    #: b and e of yarn: whole floor(k_high) and ceil(k_low); exact k_high and k_low
+    yarn_bounds: Literal["whole", "exact"] = "whole"
     #: c > 0: yarn and longrope multiply rotated coordinates by c; 0: yarn by 0.1 log(factor) + 1, longrope by
     #: sqrt(1 + log(factor) / log(n_trained)), both by 1 for a factor below 1
     attention_factor: float = 0.0
@@ -141,7 +143,7 @@ SCALING_FIELDS: dict[str, tuple[str, ...]] = {
     "none": (),
     "linear": ("factor",),
     "llama3": ("factor", "low", "high", "n_trained"),
-    "yarn": ("factor", "low", "high", "n_trained", "attention_factor"),
+    "yarn": ("factor", "low", "high", "n_trained", "attention_factor", "yarn_bounds"),
     "longrope": ("factor", "n_trained", "attention_factor", "short_factors", "long_factors"),
     "dynamic": ("factor", "n_trained"),
 }
@@ -234,12 +236,12 @@ class MLP:
     """The multi-layer perceptron with n_hidden hidden layers, applied to each position separately.
 
     plain  a_0 = x;  a_l = f(a_{l-1} W_l^T + b_l) for l = 1 ... n_hidden;  m(x) = a_last W_out^T + b_out
-    gated  m(x) = (f(x W_gate^T + b_gate) * (x W_up^T + b_up)) W_out^T + b_out        (n_hidden = 1)
+    gated  m(x) = (f(x W_gate^T + b_gate) * u) W_out^T + b_out,  u = x W_up^T + b_up        (n_hidden = 1)
 
     n_hidden = 0 is the affine map x W_out^T + b_out. d_ff = 0 stands for 4 d_model.
 
     experts > 0: a mixture of experts (Shazeer et al. 2017; Jiang et al. 2024), MLPs m_1 ... m_experts of this form.
-    With the router's logits r = x W_R^T, and U the experts_per_token experts with the largest r_e at this position:
+    With the router's logits r = x W_R^T + b_R, and U the experts_per_token experts with the largest r_e at a position:
 
     m(x) = sum_{e in U} g_e m_e(x) + s(x) m_shared(x)      g_e as router_softmax says, s as shared_gate says
     """
@@ -249,10 +251,14 @@ class MLP:
     #: number of hidden layers; 0: an affine map
     n_hidden: int = 1
     #: gelu x Phi(x); gelu_tanh its tanh approximation; relu max(x, 0); relu2 max(x, 0)^2;
-    #: silu x / (1 + e^-x); tanh
-    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "tanh"] = "gelu_tanh"
+    #: silu x / (1 + e^-x); quick_gelu x / (1 + e^(-1.702 x)); tanh
+    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "quick_gelu", "tanh"] = "gelu_tanh"
     #: plain or gated, as above
     form: Literal["plain", "gated"] = "plain"
+    #: what the gate multiplies: u, or 1 + u (without effect where form = plain)
+    up: Literal["u", "1+u"] = "u"
+    #: c > 0: f reads min(x W_gate^T + b_gate, c), and u is cut to -c ... c; 0: they have no limit
+    gate_limit: float = 0.0
     #: whether the linear maps have a bias: none, all
     bias: Literal["none", "all"] = "all"
     #: number of experts, of which each position uses some; 0: one MLP that every position uses
@@ -262,6 +268,8 @@ class MLP:
     #: g_e for e in U: chosen exp(r_e) / sum_{u in U} exp(r_u), which is also a softmax over all experts, renormalised;
     #: all exp(r_e) / (sum over all experts u of exp(r_u)), as it is
     router_softmax: Literal["chosen", "all"] = "chosen"
+    #: whether the router has a bias b_R: none, all (without effect where experts = 0)
+    router_bias: Literal["none", "all"] = "none"
     #: width of m_shared, which every position uses beside its experts (n shared experts of width d are one of n d);
     #: 0: there is none
     shared_d_ff: int = 0
@@ -274,6 +282,9 @@ class MLP:
         require(self.n_hidden >= 0, "mlp.n_hidden", self.n_hidden, "0 or more hidden layers")
         fits = self.form == "plain" or self.n_hidden == 1
         require(fits, "mlp.n_hidden", self.n_hidden, "1 where mlp.form = gated")
+        require(self.gate_limit >= 0, "mlp.gate_limit", self.gate_limit, "0 (none) or a number above it")
+        fits = self.form == "gated" or not self.gate_limit
+        require(fits, "mlp.gate_limit", self.gate_limit, "0 where mlp.form = plain: there is no gate")
         require(self.experts >= 0, "mlp.experts", self.experts, "0 (one MLP) or more")
         if self.experts:
             require(self.n_hidden == 1, "mlp.n_hidden", self.n_hidden, "1 where mlp.experts > 0")

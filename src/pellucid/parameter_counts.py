@@ -22,6 +22,7 @@ def count_parameters(a: Architecture) -> dict[str, int]:
     mlp = count_mlp(a, f)
     if a.mlp.experts:
         mlp = a.mlp.experts * (mlp + m) + (count_mlp(a, a.mlp.shared_d_ff) if a.mlp.shared_d_ff else 0)
+        mlp += a.mlp.experts * (a.mlp.router_bias == "all")
         mlp += m * (a.mlp.shared_d_ff > 0 and a.mlp.shared_gate == "sigmoid")
     norm = {"none": 0, "layer": has_gain * m + m * (a.norm.bias == "all"), "rms": has_gain * m}[a.norm.kind]
     cross = attention if a.encoder is not None else 0

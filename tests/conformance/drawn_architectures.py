@@ -24,6 +24,7 @@ SIZES: dict[str, Any] = {
     "mlp.experts": st.sampled_from([0, 0, 3]),
     "mlp.experts_per_token": st.integers(1, 3),
     "mlp.shared_d_ff": st.sampled_from([0, 4]),
+    "mlp.gate_limit": st.sampled_from([0.0, 0.5]),
     "attention.scale_value": st.sampled_from([0.3, 1.5]),
     "embed_scale_value": st.sampled_from([0.5, 3.0]),
     "logit_scale_value": st.sampled_from([0.25, 2.0]),
@@ -73,6 +74,8 @@ def architectures(draw, encoder: bool | None = None, **fixed: Any) -> Architectu
             fields[f"positions.{name}"] = draw(st.sampled_from([(), factors]))
     if fields["mlp.form"] == "gated":
         fields["mlp.n_hidden"] = 1
+    else:
+        fields["mlp.gate_limit"] = 0.0
     if fields["mlp.n_hidden"] != 1:
         fields["mlp.experts"] = 0
     if not fields["mlp.experts"]:

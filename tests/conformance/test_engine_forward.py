@@ -40,7 +40,18 @@ COMPANIONS = {
     },
     "attention.scale": {"attention.d_head": 3, "attention.scale_value": 0.7},
     "mlp.form": {"mlp.activation": "silu"},
+    # the planes of 8, 2 and 0.5 turns lie between whole ones
+    "positions.yarn_bounds": {
+        "positions.kind": "rotary",
+        "positions.scaling": "yarn",
+        "positions.base": 100.0,
+        "positions.n_trained": 30,
+        "attention.d_head": 8,
+        "n_ctx": 40,
+    },
+    "mlp.up": {"mlp.form": "gated", "mlp.gate_limit": 0.5},
     "mlp.router_softmax": {"mlp.experts": 3},
+    "mlp.router_bias": {"mlp.experts": 3},
     "mlp.shared_gate": {"mlp.experts": 3, "mlp.shared_d_ff": 4},
     "embed_norm": {"block": "post"},
     "embed_scale": {"embed_scale_value": 0.7},

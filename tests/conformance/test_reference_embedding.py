@@ -286,6 +286,9 @@ def test_yarn_by_hand():
     # as many turns in both bounds but for a little: whole planes around them, here 1 and 2
     found = E.yarn_frequencies(6, 10.0, 5.0, low=0.9 * scale, high=1.1 * scale, n_trained=n)
     np.testing.assert_allclose(found / w, [1, 1, 1 / 5], rtol=1e-12)
+    # from place to place: plane 0 turns 4 times, and 3 log10(4) = 1.81 between planes 1 and 2 would turn once
+    found = E.yarn_frequencies(6, 10.0, 5.0, low=scale, high=4 * scale, n_trained=n, bounds="exact")
+    np.testing.assert_allclose(found / w, [1, 1 - 4 / 5 / (3 * np.log10(4)), 1 / 5], rtol=1e-4)
     # no lower bound: the line ends with plane n - 1 = 5, which no head has
     found = E.yarn_frequencies(6, 10.0, 5.0, low=0.0, high=4 * scale, n_trained=n)
     np.testing.assert_allclose(found / w, 1 - np.arange(3) / 5 * 4 / 5, rtol=1e-12)

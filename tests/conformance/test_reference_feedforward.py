@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from pellucid.architecture import Architecture
+from pellucid.option_values import ArchitectureError
 from pellucid.parameter_counts import count_parameters
 from pellucid.reference import feedforward as F
 from pellucid.reference.attention import attention_head_at, multi_head_concat
 from pellucid.reference.functions import ACTIVATION, relu, tanh
 from pellucid.reference.images import embed_patches, patchify, unpatchify, vision_parameters
+from pellucid.reference.layers import gated
 from pellucid.reference.layers import mlp as mlp_of_block
 from pellucid.reference.tap import OFF
 
@@ -190,6 +192,7 @@ def test_activations_equal_torchs(same):
         "relu": functional.relu(t),
         "relu2": functional.relu(t) ** 2,
         "silu": functional.silu(t),
+        "quick_gelu": t / (1 + torch.exp(-1.702 * t)),
         "tanh": torch.tanh(t),
     }
     assert set(theirs) == set(ACTIVATION)
@@ -198,6 +201,24 @@ def test_activations_equal_torchs(same):
     difference = np.abs(ACTIVATION["gelu"](x) - ACTIVATION["gelu_tanh"](x)).max()
     assert 3e-4 < difference < 6e-4
     assert ACTIVATION["gelu"](0.0) == 0.0
+
+
+def test_a_limited_gate_by_hand():
+    """min(gate, c) and max(-c, min(up, c)), and 1 + up: three numbers, of which the limit c = 2 changes some."""
+    fields = {"mlp.form": "gated", "mlp.activation": "quick_gelu", "mlp.gate_limit": 2.0, "mlp.up": "1+u"}
+    a = Architecture(n_vocab=3, n_ctx=5, d_model=8, n_layers=1).with_fields(fields)
+    gate, up = np.array([1.0, 5.0, -9.0]), np.array([-3.0, 1.5, 7.0])
+    cut_gate, plus_one = np.array([1.0, 2.0, -9.0]), np.array([-1.0, 2.5, 3.0])
+    expected = cut_gate / (1 + np.exp(-1.702 * cut_gate)) * plus_one
+    np.testing.assert_allclose(gated(a, gate, up), expected, atol=1e-13)
+    without = a.with_fields({"mlp.gate_limit": 0.0, "mlp.up": "u"})
+    np.testing.assert_allclose(gated(without, gate, up), gate / (1 + np.exp(-1.702 * gate)) * up, atol=1e-13)
+
+
+def test_a_limit_without_a_gate_is_refused():
+    a = Architecture(n_vocab=3, n_ctx=5, d_model=8, n_layers=1)
+    with pytest.raises(ArchitectureError, match=r"mlp\.gate_limit = 2\.0: expected 0 where mlp.form = plain"):
+        a.with_fields({"mlp.gate_limit": 2.0})
 
 
 @pytest.mark.item("S4-mlp-b")

@@ -53,6 +53,14 @@ KINDS = {
         "logit_scale": "logit_scale_value",
         "logit_scale_value": 0.5,
     },
+    "gpt-oss": {
+        "attention": Attention(n_heads=4, n_kv_heads=2, sinks="learned", windows=(3, 0)),
+        "positions": Positions(kind="rotary", scaling="yarn", yarn_bounds="exact", n_trained=8),
+        "norm": Norm(kind="rms"),
+        "mlp": MLP(
+            d_ff=8, form="gated", activation="quick_gelu", up="1+u", gate_limit=0.5, experts=3, router_bias="all"
+        ),
+    },
     "sinks": {"attention": Attention(n_heads=4, n_kv_heads=2, sinks="learned"), "positions": Positions(kind="alibi")},
     "parallel": {
         "block": "parallel",

@@ -153,6 +153,22 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         LLAMA | {"intermediate_size": 7} | EXPERTS,
         TIED | {"window, width, three experts": {"sliding_window": 3, "head_dim": 10, "num_experts_per_tok": 3}},
     ),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        LLAMA
+        | {"head_dim": 10, "intermediate_size": 7, "sliding_window": 3, "rope_parameters": YARN | {"truncate": False}}
+        | EXPERTS,
+        TIED
+        | {
+            "no biases, whole planes": {"attention_bias": False, "rope_parameters": YARN},
+            "named layers, one expert, cut off": {
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                "num_experts_per_tok": 1,
+                "swiglu_limit": 0.4,
+                "rms_norm_eps": 1e-2,
+            },
+        },
+    ),
     "phi3": (
         "Phi3ForCausalLM",
         LLAMA | {"hidden_size": 32, "pad_token_id": None, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.75}},
@@ -571,6 +587,7 @@ CASES = [(name, variant) for name, (_, _, variants) in TINY.items() for variant 
 NEAR = ("qwen3_moe", "olmoe", "qwen2_moe", "mixtral", "phi3", "starcoder2", "nemotron", "arcee", "glm", "glm4")
 NEAR += ("seed_oss", "ministral", "olmo3", "olmo", "exaone4", "cohere", "cohere2", "granite", "granitemoe")
 NEAR += ("xlm-roberta", "electra", "mbart", "marian")
+NEAR += ("gpt_oss",)
 #: entries without which a configuration class describes a model that Pellucid refuses
 NEEDED: dict[str, dict[str, Any]] = {"electra": {"embedding_size": 256}}
 

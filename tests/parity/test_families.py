@@ -308,7 +308,7 @@ def test_options_of_theirs_that_we_cannot_say(change, message):
     "scaling",
     [
         {"rope_parameters": {"rope_type": "yarn"}},
-        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "truncate": False}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "truncate": 0}},
         {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}},
         {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": "1"}},
         {"rope_scaling": {"type": "dynamic"}},

@@ -26,6 +26,7 @@ def their_frequencies(p, a, length=None):
     names = {"factor": p.factor, "original_max_position_embeddings": p.n_trained, "rope_theta": p.base}
     names |= {"beta_fast": p.high, "beta_slow": p.low, "attention_factor": p.attention_factor or None}
     names |= {"short_factor": list(p.short_factors), "long_factor": list(p.long_factors)}
+    names |= {"truncate": p.yarn_bounds == "whole"}
     config = transformers.LlamaConfig(
         hidden_size=a.d_model,
         num_attention_heads=a.n_heads,
@@ -49,6 +50,7 @@ def test_their_function_of_the_frequencies_is_ours(data):
         base=data.draw(st.floats(2, 1e6)),
         factor=data.draw(st.floats(0.5, 64)),
         n_trained=n_trained,
+        yarn_bounds=data.draw(st.sampled_from(["whole", "exact"])),
         low=low,
         high=low * data.draw(st.floats(1.5, 40)),
         attention_factor=data.draw(st.sampled_from([0.0, 0.7, 1.3])),

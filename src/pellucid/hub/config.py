@@ -65,6 +65,11 @@ QUANTISED_TENSORS = {
 }
 
 
+def has_mxfp4(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is one of gpt-oss and says that the experts are MXFP4, which is read."""
+    return config.get("model_type") == "gpt_oss" and value_at(config, "quantization_config.quant_method") == "mxfp4"
+
+
 def refuse_quantised(path: Path, config: Mapping[str, Any], names: Iterable[str] = ()) -> None:
     """Raise FolderError, with the method's name, if config.json or the tensors' names say that weights are quantised.
 

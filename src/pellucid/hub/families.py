@@ -37,7 +37,6 @@ __all__ = [
 
 #: fields without effect in an encoder, which has no readout
 UNREAD = ("unembed", "readout", "logit_scale", "logit_scale_value", "logit_cap", "source_embed")
-PARTS = {"weight": "weight", "gain": "weight", "bias": "bias"}
 
 
 # Configuration ------------------------------------------------------------------------------------
@@ -245,8 +244,9 @@ def _settled(a: Architecture) -> dict[str, Any]:
             values[f"{name}_value"] = None
     if a.norm.kind == "rms" and a.attention.qk_norm != "layer":
         values["norm.bias"] = None
-    of_experts = ("experts_per_token", "router_softmax", "shared_d_ff", "shared_gate")
-    unread = () if a.mlp.shared_d_ff else of_experts[3:] if a.mlp.experts else of_experts
+    of_experts = ("experts_per_token", "router_softmax", "router_bias", "shared_d_ff", "shared_gate")
+    unread = () if a.mlp.shared_d_ff else of_experts[4:] if a.mlp.experts else of_experts
+    unread += () if a.mlp.form == "gated" else ("up",)
     values |= dict.fromkeys(f"mlp.{name}" for name in unread)
     if a.encoder is None:
         return values | {"source_embed": None}
@@ -353,13 +353,13 @@ def tensor_pairs(
             yield (*row.modules,), row.theirs, row
         if row.tensor or any(said[name] not in words for name, words in row.where.items()):
             continue
-        several = [range(a.mlp.experts)] if row.fused == "experts" else [[0]]
+        several = [range(a.mlp.experts)] if row.joins_experts else [[0]]
         several = [[e] for e in range(a.mlp.experts)] if "{e}" in row.theirs else several
         for i, experts in itertools.product(layers if "{i}" in row.theirs else [0], several):
-            for part, theirs in PARTS.items():
-                ours = tuple(f"{module.format(i=i, e=e)}.{part}" for e in experts for module in row.modules)
+            for part, theirs in row.endings.items():
+                ours = tuple(f"{module.format(i=i, e=e)}{part}" for e in experts for module in row.modules)
                 if ours and ours[0] in shapes and ours[0] not in single_tensors:
-                    yield ours, f"{row.theirs.format(i=i, e=experts[0], h='{h}')}.{theirs}", row
+                    yield ours, f"{row.theirs.format(i=i, e=experts[0], h='{h}')}{theirs}", row
 
 
 def join_tensors(parts: list[Tensor], row: TensorRow, a: Architecture) -> Tensor:
@@ -368,9 +368,11 @@ def join_tensors(parts: list[Tensor], row: TensorRow, a: Architecture) -> Tensor
         return parts[0][None]
     if row.fused == "rows":
         return parts[0].unflatten(0, (-1, a.d_head))
-    if row.fused == "experts":
+    if row.joins_experts:
         n = len(row.modules)
-        return torch.stack([torch.cat(parts[k : k + n]) for k in range(0, len(parts), n)])
+        join = rows_in_turn if row.fused == "experts, rows in turn" else torch.cat
+        joined = torch.stack([join(parts[k : k + n]) for k in range(0, len(parts), n)])
+        return joined.mT if row.transposed and joined.ndim == 3 else joined
     if row.fused == "heads":
         joined = torch.cat([part.unflatten(0, (a.n_kv_heads, -1)) for part in parts], 1).flatten(0, 1)
     else:
@@ -380,6 +382,11 @@ def join_tensors(parts: list[Tensor], row: TensorRow, a: Architecture) -> Tensor
     return joined.T if row.transposed and joined.ndim == 2 else joined
 
 
+def rows_in_turn(parts: list[Tensor]) -> Tensor:
+    """The first row of each part, the second row of each, and so on."""
+    return torch.stack(parts, 1).flatten(0, 1)
+
+
 def joined_shape(shapes: list[tuple[int, ...]], row: TensorRow, a: Architecture) -> tuple[int, ...]:
     """The shape of what `join_tensors` makes of tensors of these shapes."""
     first, *others = shapes[0]
@@ -387,9 +394,10 @@ def joined_shape(shapes: list[tuple[int, ...]], row: TensorRow, a: Architecture)
         return (1, first, *others)
     if row.fused == "rows":
         return (first // a.d_head, a.d_head)
-    if row.fused == "experts":
+    if row.joins_experts:
         n = len(row.modules)
-        return (len(shapes) // n, sum(shape[0] for shape in shapes[:n]), *others)
+        of_one = (sum(shape[0] for shape in shapes[:n]), *others)
+        return (len(shapes) // n, *(of_one[::-1] if row.transposed else of_one))
     joined = (row.unread + sum(shape[0] for shape in shapes), *others)
     return joined[::-1] if row.transposed and len(joined) == 2 else joined
 
@@ -400,9 +408,12 @@ def split_tensor(tensor: Tensor, rows: list[int], row: TensorRow, a: Architectur
         return [tensor[0]]
     if row.fused == "rows":
         return [tensor.flatten()]
-    if row.fused == "experts":
+    if row.joins_experts:
         n = len(row.modules)
-        return [part.contiguous() for of_expert in tensor for part in of_expert.split(rows[:n])]
+        each = tensor.mT if row.transposed and tensor.ndim == 3 else tensor
+        if row.fused == "experts, rows in turn":
+            return [of_expert[k::n].contiguous() for of_expert in each for k in range(n)]
+        return [part.contiguous() for of_expert in each for part in of_expert.split(rows[:n])]
     tensor = tensor.T if row.transposed and tensor.ndim == 2 else tensor
     tensor = tensor[row.unread :]
     if row.fused == "heads":

@@ -11,6 +11,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.hub.families import each_to_ours, unknown_entries
 from pellucid.hub.files import FolderError
+from pellucid.hub.mxfp4 import Mxfp4Tensors
 from pellucid.hub.shards import Shards
 from pellucid.hub.tables import Family
 from pellucid.hub.text_towers import TextTower
@@ -130,6 +131,11 @@ class Folder:
             notes.append(
                 f"{self.path / 'config.json'} has unknown entries, which are ignored: {some(unknown)}; if one of "
                 "them changes what the model computes, the result here differs"
+            )
+        if isinstance(self.shards, Mxfp4Tensors):
+            notes.append(
+                f"{self.path} holds {len(self.shards.packed)} tensors of experts as MXFP4, 4 bits a number: they are "
+                "computed with in the precision of the model, rounded as they are stored"
             )
         a, longest = self.architecture, self.config.get("max_position_embeddings")
         if a.positions.scaling == "longrope" and isinstance(longest, int) and a.n_ctx < longest:

@@ -9,11 +9,19 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.hub.config import check_sizes, check_weights, is_body, read_config, refuse_quantised
+from pellucid.hub.config import (
+    check_sizes,
+    check_weights,
+    has_mxfp4,
+    is_body,
+    read_config,
+    refuse_quantised,
+)
 from pellucid.hub.families import family_of
 from pellucid.hub.files import ADAPTER, ARCHITECTURE, FolderError, read_description, weight_files
 from pellucid.hub.folder import Folder
 from pellucid.hub.gguf_file import open_gguf
+from pellucid.hub.mxfp4 import Mxfp4Tensors
 from pellucid.hub.own_code import PREFIX, Unprefixed, is_own
 from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.shards import Shards
@@ -42,10 +50,14 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
         config, family, architecture = {}, None, Architecture.from_dict(description)
         check_sizes(path, architecture)
     else:
-        config, architecture = description, read_config(path, description)
+        # what the entry says of the tensors is over once they are read
+        read = {"quantization_config"} if has_mxfp4(description) else set()
+        config = {entry: value for entry, value in description.items() if entry not in read}
+        architecture = read_config(path, config)
         check_sizes(path, architecture)
         family = None if is_own(config) else family_of(config)
-    shards = Shards(*weight_files(path, trust=trust))
+    files = Shards(*weight_files(path, trust=trust))
+    shards = Mxfp4Tensors(files) if has_mxfp4(description) else files
     refuse_quantised(path, config, shards)
     tensors: Mapping[str, Tensor] = TextTensors(shards) if tower is not None else shards
     if family is not None and is_body(config, family, tensors):
@@ -53,7 +65,7 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
         architecture = read_config(path, config)
     check_weights(path, architecture, shards.n_numbers)
     tensors = Unprefixed(shards, path) if is_own(config) else tensors
-    return Folder(path, architecture, family, config, tensors, trust, files=shards, tower=tower)
+    return Folder(path, architecture, family, config, tensors, trust, files=files, tower=tower)
 
 
 def _adapted(path: Path, config: Mapping[str, Any], trust: bool) -> Folder:

@@ -79,7 +79,7 @@ def changes_of(
         modules = [name.removesuffix(".weight") for name in ours if name.removesuffix(".weight") in pairs]
         if not modules:
             continue
-        if row.fused == "experts":
+        if row.joins_experts:
             raise FamilyError(
                 f"{modules[0]} has a low-rank change, and {family.name} keeps all experts of a layer in one tensor, "
                 "which an adapter of peft cannot change: merge the adapter, or leave the experts out of it"

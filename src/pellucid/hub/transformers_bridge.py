@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pellucid.hub.config import has_mxfp4
+
 
 def is_installed(adapter: Path | None = None) -> bool:
     """Whether transformers, and peft for an adapter, can be imported, without importing them."""
@@ -57,7 +59,7 @@ def their_logits(
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}  # the other ones lack some precisions
-    options: dict[str, Any] = {} if isinstance(model_class, type) else eager
+    options: dict[str, Any] = {} if isinstance(model_class, type) else eager | dequantised(folder)
     opened: Any = model_class if isinstance(model_class, type) else getattr(transformers, model_class)
     try:
         model, info = opened.from_pretrained(
@@ -94,6 +96,14 @@ def their_logits(
         output = _read(model.eval(), text, inputs)
         outputs.append(None if output is None else output.logits.double())
     return outputs
+
+
+def dequantised(folder: Path) -> dict[str, Any]:
+    """What lets transformers compute with the numbers that MXFP4 stands for, whichever kernels it has."""
+    from transformers.utils.quantization_config import Mxfp4Config
+
+    config = json.loads((folder / "config.json").read_bytes())
+    return {"quantization_config": Mxfp4Config(dequantize=True)} if has_mxfp4(config) else {}
 
 
 #: the position of the first token, for models that do not count from 0

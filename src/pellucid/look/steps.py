@@ -83,6 +83,7 @@ ACTIVATIONS = {
     "relu": ("relu", "{}.relu()"),
     "relu2": ("relu2", "{}.relu().square()"),
     "silu": ("silu", "F.silu({})"),
+    "quick_gelu": ("gelu", "{0} * (1.702 * {0}).sigmoid()"),
     "tanh": ("tanh", "{}.tanh()"),
 }
 
@@ -501,18 +502,28 @@ class StepWriter:
             if gated:
                 right = f"{self.symbol(x)} {{W_{{gate}}}}^T{' + b_{gate}' if biased else ''}"
                 code = f"result = {self.linear(weights + 'gate', self.tensor(x), biased)}"
-                yield self.step(at + "gate", "mlp", right, code, ("layers.py", "single_mlp", "gate = f(tap"))
+                yield self.step(at + "gate", "mlp", right, code, ("layers.py", "single_mlp", "gate = tap"))
             pre, post = at + f"pre{number}", at + f"post{number}"
             right = f"{self.symbol(x)} {{W_{{up}}}}^T{' + b_{up}' if biased else ''}"
             code = f"result = {self.linear(f'{weights}up.{n}', self.tensor(x), biased)}"
             yield self.step(pre, "mlp", right, code, ("layers.py", "single_mlp", "pre = tap"))
-            fired = self.tensor(at + "gate" if gated else pre)
-            right = f"{symbol}({self.symbol(at + 'gate' if gated else pre)})"
-            right += f" \\odot {self.symbol(pre)}" if gated else ""
-            code = f"result = {activation.format(fired)}" + (f" * {self.tensor(pre)}" if gated else "")
+            right, code = f"{symbol}({self.symbol(pre)})", f"result = {activation.format(self.tensor(pre))}"
+            if gated:
+                right, code = self.gated(at, pre, symbol, activation)
             yield self.step(post, "mlp", right, code, ("layers.py", "single_mlp", "x = tap"))
             x = post
         self.hidden = x
+
+    def gated(self, at: str, pre: str, symbol: str, activation: str) -> tuple[str, str]:
+        """The product of a gated MLP's hidden layer, as an equation and in code."""
+        c, one = self.a.mlp.gate_limit, self.a.mlp.up == "1+u"
+        gate, up = self.symbol(at + "gate"), self.symbol(pre)
+        lines = [f"gate, up = {self.tensor(at + 'gate')}, {self.tensor(pre)}"]
+        if c:
+            gate, up = f"min({gate}, {c:g})", f"max(-{c:g}, min({up}, {c:g}))"
+            lines.append(f"gate, up = gate.clamp(max={c!r}), up.clamp({-c!r}, {c!r})")
+        lines.append(f"result = ({activation.format('gate')}) * {'(1 + up)' if one else 'up'}")
+        return f"{symbol}({gate}) \\odot {f'(1 + {up})' if one else up}", "\n".join(lines)
 
     def mlp_out(self, layer: int, function: str) -> Iterator[Step]:
         """What the MLP writes, behind its norm where there is one."""

@@ -1,6 +1,7 @@
 """The multi-layer perceptron, applied to each position by itself, and mixtures of them."""
 
 import itertools
+import math
 from functools import partial
 
 import torch
@@ -18,12 +19,18 @@ def relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """x / (1 + exp(-1.702 x)), an approximation of gelu   (Hendrycks and Gimpel 2016, section 2)"""
+    return x * (1.702 * x).sigmoid()
+
+
 ACTIVATION = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "relu2": relu2,
     "silu": F.silu,
+    "quick_gelu": quick_gelu,
     "tanh": F.tanh,
 }
 
@@ -60,13 +67,28 @@ class GatedMLP(PlainMLP):
         self.gate = nn.Linear(a.d_model, d_ff, bias=a.mlp.bias == "all")
 
     def forward(self, x: Rows, tap: Tap = OFF) -> Rows:
-        return self.down(tap("post", self.f(tap("gate", self.gate(x))) * tap("pre", self.up[0](x))))
+        return self.down(tap("post", self.gated(tap("gate", self.gate(x)), tap("pre", self.up[0](x)))))
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """f(gate) * up"""
+        return self.f(gate) * up
+
+
+class LimitedGatedMLP(GatedMLP):
+    """The same with f(min(gate, c)) * (n + up cut to -c ... c), where n is 0 or 1   (OpenAI 2025, gpt-oss)"""
+
+    def __init__(self, a: Architecture, d_ff: int):
+        super().__init__(a, d_ff)
+        self.limit, self.added = a.mlp.gate_limit or math.inf, {"u": 0, "1+u": 1}[a.mlp.up]
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.f(gate.clamp(max=self.limit)) * (self.added + up.clamp(-self.limit, self.limit))
 
 
 def make_one(a: Architecture, d_ff: int) -> PlainMLP:
     """One MLP of the architecture's form, or one of its experts, whose hidden layers are `d_ff` wide."""
     if a.mlp.form == "gated":
-        return GatedMLP(a, d_ff)
+        return (LimitedGatedMLP if a.mlp.gate_limit or a.mlp.up == "1+u" else GatedMLP)(a, d_ff)
     return OneHiddenMLP(a, d_ff) if a.mlp.n_hidden == 1 else PlainMLP(a, d_ff)
 
 
@@ -77,7 +99,7 @@ def choices(weights: Float[Tensor, "row expert"]) -> tuple[Choices, Choices, lis
 
 
 class MixtureOfExperts(nn.Module):
-    """sum_{e in U} g_e m_e(x) + s(x) m_shared(x), U the k experts with the largest r_e of r = x W_R^T
+    """sum_{e in U} g_e m_e(x) + s(x) m_shared(x), U the k experts with the largest r_e of r = x W_R^T + b_R
 
     Shazeer et al. 2017, section 2; g_e is a softmax over U (Jiang et al. 2024, Mixtral) or over all experts (Fedus et
     al. 2021, Switch). The shared expert is that of Dai et al. 2024 (DeepSeekMoE).
@@ -86,7 +108,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, a: Architecture):
         super().__init__()
         self.k, self.over_chosen = a.mlp.experts_per_token, a.mlp.router_softmax == "chosen"
-        self.router = nn.Linear(a.d_model, a.mlp.experts, bias=False)
+        self.router = nn.Linear(a.d_model, a.mlp.experts, bias=a.mlp.router_bias == "all")
         self.experts = nn.ModuleList(make_one(a, a.d_ff) for _ in range(a.mlp.experts))
         self.shared = SharedExpert(a) if a.mlp.shared_d_ff else None
         #: which rows each expert computes; a plan of memory, which has no numbers, divides them evenly

@@ -48,8 +48,10 @@ def yarn_scaling(a: Architecture, w: Tensor) -> Tensor:
     def plane(turns: float) -> float:
         return n * math.log(p.n_trained / (2 * math.pi * turns)) / (2 * math.log(p.base)) if turns else math.inf
 
-    first = max(math.floor(plane(p.high)), 0)
-    last = min(math.ceil(plane(p.low)) if p.low else n, n - 1)
+    begin, end = plane(p.high), plane(p.low)
+    if p.yarn_bounds == "whole":
+        begin, end = math.floor(begin), math.ceil(end) if p.low else end
+    first, last = max(begin, 0), min(end, n - 1)
     k = torch.arange(len(w), dtype=torch.float64, device="cpu")
     # a line between two planes that are one is a step
     divided = ((k - first) / (last - first if last != first else 1e-3)).clamp(0, 1)

@@ -125,12 +125,14 @@ def scaled_frequencies(
 
 
 def yarn_frequencies(
-    n: int, base: float, factor: float, low: float = 1.0, high: float = 32.0, n_trained: int = 8192
-) -> np.ndarray:
+    n: int, base: float, factor: float, low: float = 1.0, high: float = 32.0, n_trained: int = 8192,
+    bounds: str = "whole",
+) -> np.ndarray:  # fmt: skip
     """(1 - r_k) w_k + r_k w_k / factor for w_k = base^(-2k/n), where r_k rises from 0 to 1 with k   [ceil(n / 2)]
 
     Peng et al. 2023, "YaRN", section 3.2, whose code rises linearly in k from the last whole plane of at least `high`
-    turns in n_trained positions to the first of at most `low`.
+    turns in n_trained positions to the first of at most `low`; from and to the places between planes where the turns
+    are exactly these with bounds = exact (OpenAI 2025, gpt-oss).
     """
     w = frequencies((n + 1) // 2, base, n)
 
@@ -138,8 +140,9 @@ def yarn_frequencies(
         """The k, between planes too, with n_trained base^(-2k/n) = 2 pi turns."""
         return n / 2 * np.log(n_trained / (2 * np.pi * turns)) / np.log(base)
 
-    begin = max(np.floor(plane(high)), 0)
-    end = min(np.ceil(plane(low)), n - 1) if low else n - 1
+    down, up = (np.floor, np.ceil) if bounds == "whole" else (float, float)
+    begin = max(down(plane(high)), 0)
+    end = min(up(plane(low)), n - 1) if low else n - 1
     r = np.clip((np.arange(len(w)) - begin) / (end - begin or 0.001), 0, 1)
     return r * w / factor + (1 - r) * w
 

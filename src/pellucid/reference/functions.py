@@ -130,13 +130,19 @@ def silu(x: Array) -> Array:
     return real(x) * sigmoid(x)
 
 
+def quick_gelu(x: Array) -> Array:
+    """x / (1 + exp(-1.702 x)).   S3 slide 10 phi; Hendrycks and Gimpel 2016, section 2, an approximation of gelu."""
+    return real(x) * sigmoid(1.702 * real(x))
+
+
 def tanh(x: Array) -> Array:
     """tanh(x).   S0 2.2 sigma, S3 slide 10 phi."""
     return np.tanh(real(x))
 
 
 #: the value of mlp.activation -> its function
-ACTIVATION = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "relu2": relu2, "silu": silu, "tanh": tanh}
+ACTIVATION = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "relu2": relu2, "silu": silu}
+ACTIVATION |= {"quick_gelu": quick_gelu, "tanh": tanh}
 
 
 # Normalisation ------------------------------------------------------------------------------------
@@ -145,6 +151,11 @@ ACTIVATION = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "relu2": relu2
 def soft_cap(x: Array, c: float) -> Array:
     """c tanh(x / c), or x for c = 0   [...] -> [...].   Gemma Team et al. 2024 (Gemma 2), section 2."""
     return c * np.tanh(real(x) / c) if c else x
+
+
+def cut(x: Array, low: float, high: float) -> Array:
+    """x where low <= x <= high, the nearer of both elsewhere   [...] -> [...]   OpenAI 2025 (gpt-oss)."""
+    return -np.maximum(-np.maximum(real(x), low), -high)
 
 
 def layer_scale(x: Array, eps: float = 1e-5, eps_at: str = "inside") -> Array:

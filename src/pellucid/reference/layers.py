@@ -23,6 +23,7 @@ from pellucid.reference.embedding import (
 )
 from pellucid.reference.functions import (
     ACTIVATION,
+    cut,
     layer_norm,
     layer_scale,
     rms_norm,
@@ -95,15 +96,26 @@ def mlp(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
 def single_mlp(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
     """a_l = f(a_{l-1} W_l^T + b_l) for each hidden layer, then W_out; gated: (f(gate) * up) W_out   [b, n, m]
 
-    S0 (2.5) to (2.7); gated: Shazeer 2020, "GLU Variants Improve Transformer". Errata E-02, E-52, E-56.
+    S0 (2.5) to (2.7); gated: Shazeer 2020, "GLU Variants Improve Transformer"; cut off at mlp.gate_limit, and with
+    1 + up: OpenAI 2025, gpt-oss. Errata E-02, E-52, E-56.
     """
     f = ACTIVATION[a.mlp.activation]
     for n in range(a.mlp.n_hidden):
         number = f".{n}" if a.mlp.n_hidden > 1 else ""
-        gate = f(tap("gate", linear(w, "gate", x))) if a.mlp.form == "gated" else None
+        gate = tap("gate", linear(w, "gate", x)) if a.mlp.form == "gated" else None
         pre = tap(f"pre{number}", linear(w, f"up.{n}", x))
-        x = tap(f"post{number}", f(pre) if gate is None else gate * pre)
+        x = tap(f"post{number}", f(pre) if gate is None else gated(a, gate, pre))
     return linear(w, "down", x)
+
+
+def gated(a: Architecture, gate: Array, up: Array) -> Array:
+    """f(gate) * up, or * (1 + up), of both cut off at mlp.gate_limit where that is above 0   [b, n, f] -> [b, n, f]
+
+    Shazeer 2020, "GLU Variants Improve Transformer"; OpenAI 2025, gpt-oss.
+    """
+    if c := a.mlp.gate_limit:
+        gate, up = cut(gate, -np.inf, c), cut(up, -c, c)
+    return ACTIVATION[a.mlp.activation](gate) * (1.0 + up if a.mlp.up == "1+u" else up)
 
 
 def mixture_of_experts(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
@@ -180,7 +192,7 @@ def rotary_frequencies(a: Architecture, layer: int) -> np.ndarray:
     if p.local_base and a.window(layer):
         return frequencies(a.d_rotary // 2, p.local_base, n)
     if p.scaling == "yarn":
-        return yarn_frequencies(n, p.base, p.factor, p.low, p.high, p.n_trained)
+        return yarn_frequencies(n, p.base, p.factor, p.low, p.high, p.n_trained, p.yarn_bounds)
     if p.scaling == "dynamic":
         return frequencies(a.d_rotary // 2, dynamic_base(p.base, p.factor, a.n_ctx, p.n_trained, n), n)
     w = frequencies(a.d_rotary // 2, p.base, n)

@@ -70,7 +70,7 @@ def _block_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
 def _mlp_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
     if not a.mlp.experts:
         return _single_mlp_shapes(a, at, a.d_ff)
-    shapes = _linear_shapes(f"{at}.router", a.mlp.experts, a.d_model, False)
+    shapes = _linear_shapes(f"{at}.router", a.mlp.experts, a.d_model, a.mlp.router_bias == "all")
     for e in range(a.mlp.experts):
         shapes |= _single_mlp_shapes(a, f"{at}.experts.{e}", a.d_ff)
     if a.mlp.shared_d_ff:

@@ -175,7 +175,9 @@ def _mlp(a: Architecture) -> list[str]:
     f, sizes = _activation(a), f"{a.d_model:,} to {hidden} to {a.d_model:,}"
     mixture = _mixture(a)
     if a.mlp.form == "gated":
-        return [f"{sizes}, gated", f"({f}(x W_gate) × x W_up) W_out", *mixture]
+        up = "(1 + x W_up)" if a.mlp.up == "1+u" else "x W_up"
+        limit = f", both cut off at {a.mlp.gate_limit:g}" if a.mlp.gate_limit else ""
+        return [f"{sizes}, gated", f"({f}(x W_gate) × {up}) W_out{limit}", *mixture]
     if a.mlp.n_hidden == 1:
         return [sizes, f"{f}(x W_in) W_out", *mixture]
     inside = "f(f(x W_1) W_2)" if a.mlp.n_hidden == 2 else f"f(... f(x W_1) ... W_{a.mlp.n_hidden})"
@@ -202,6 +204,7 @@ def _windows(a: Architecture) -> str:
 
 def _activation(a: Architecture) -> str:
     names = {"gelu": "GELU", "gelu_tanh": "tanh-GELU", "relu": "ReLU", "relu2": "squared ReLU", "silu": "SiLU"}
+    names["quick_gelu"] = "sigmoid-GELU"
     return names.get(a.mlp.activation, a.mlp.activation)
 
 

@@ -12,6 +12,7 @@ from pellucid.hub.tables.llama import (
     SIZES,
     WINDOW,
     alternating,
+    layer_types,
     rows_without,
     with_defaults,
     without,
@@ -24,6 +25,9 @@ EXPERTS = (
     ConfigField("num_experts_per_tok", "mlp.experts_per_token", 8),
 )
 SOFTMAX = ConfigField("norm_topk_prob", "mlp.router_softmax", False, {True: "chosen", False: "all"})
+#: the rotary positions of the files of gpt-oss that name none
+GPT_OSS_ROPE = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+GPT_OSS_ROPE |= {"original_max_position_embeddings": 4096}
 EXPERTS_AND_EVEN = {"mlp.experts": lambda a: a.mlp.experts > 0, **EVEN}
 GATED = {"gate_proj": "gate", "up_proj": "up.0", "down_proj": "down"}
 STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -204,4 +208,94 @@ MIXTRAL = Family(
     without_effect={"router_jitter_noise": "read in training alone"},
     ignored=IGNORED,
     limits=EXPERTS_AND_EVEN,
+)
+
+
+def gpt_oss_positions() -> Derived:
+    """Rotary positions that are scaled where config.json says nothing of them."""
+    named = rotary(default_base=150_000.0)
+
+    def read(entries: Entries) -> dict[str, Any]:
+        if entries.raw("rope_scaling") or entries.raw("rope_parameters") is not None:
+            return dict(named.read(entries))
+        usual = Entries({**entries.values, "rope_parameters": GPT_OSS_ROPE})
+        values = dict(named.read(usual))
+        entries.asked |= usual.asked
+        return values
+
+    return Derived(read, named.write)
+
+
+def gpt_oss_windows(entries: Entries) -> dict[str, Any]:
+    """The first of every two layers has a window."""
+    return alternating(entries, entries.integer("sliding_window", 128), lambda i: i % 2 == 0, 36)
+
+
+IN_ONE, EXPERT = {".weight": "", ".bias": "_bias"}, "blocks.{i}.mlp.experts.{e}."
+GPT_OSS = Family(
+    name="gpt_oss",
+    model_class="GptOssForCausalLM",
+    prefix="model.",
+    fields=(
+        *without(
+            with_defaults(
+                SIZES,
+                vocab_size=201_088,
+                max_position_embeddings=131_072,
+                hidden_size=2880,
+                num_hidden_layers=36,
+                num_attention_heads=64,
+                num_key_value_heads=8,
+                head_dim=64,
+                intermediate_size=2880,
+                rms_norm_eps=1e-5,
+            ),
+            "hidden_act",
+        ),
+        ConfigField("attention_bias", "attention.bias", True, ALL_OR_NONE),
+        *with_defaults(EXPERTS, num_experts_per_tok=4),
+        ConfigField("swiglu_limit", "mlp.gate_limit", 7.0),
+    ),
+    derived=(
+        gpt_oss_positions(),
+        # their class makes a mask with a window for every model
+        Derived(gpt_oss_windows, lambda a: layer_types(a) | {"sliding_window": max(visible_windows(a)) or 128}),
+    ),
+    constants={"swiglu_alpha": 1.702},
+    fixed=LLAMA_OPTIONS
+    | {
+        "attention.sinks": "learned",
+        "attention.qk_norm": "none",
+        "mlp.activation": "quick_gelu",
+        "mlp.up": "1+u",
+        "mlp.bias": "all",
+        "mlp.router_bias": "all",
+        "mlp.router_softmax": "chosen",
+    },
+    rows=(
+        *rows_without(".mlp."),
+        TensorRow("model.layers.{i}.self_attn.sinks", "blocks.{i}.attn.sinks", endings={"": ""}),
+        TensorRow("model.layers.{i}.mlp.router", "blocks.{i}.mlp.router"),
+        TensorRow(
+            "model.layers.{i}.mlp.experts.gate_up_proj",
+            (f"{EXPERT}gate", f"{EXPERT}up.0"),
+            transposed=True,
+            fused="experts, rows in turn",
+            endings=IN_ONE,
+        ),
+        TensorRow(
+            "model.layers.{i}.mlp.experts.down_proj",
+            f"{EXPERT}down",
+            transposed=True,
+            fused="experts",
+            endings=IN_ONE,
+        ),
+    ),
+    without_effect={
+        "hidden_act": "the class of transformers does not read it: its experts have one gate",
+        "experts_per_token": "num_experts_per_tok again, which is read",
+        "initial_context_length": "original_max_position_embeddings again, which is read",
+    },
+    ignored=IGNORED,
+    limits={"mlp.gate_limit": lambda a: a.mlp.gate_limit > 0, **EXPERTS_AND_EVEN},
 )

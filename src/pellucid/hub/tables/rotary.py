@@ -29,6 +29,7 @@ SCALED: dict[str, dict[str, str]] = {
         "beta_fast": "positions.high",
         "original_max_position_embeddings": "positions.n_trained",
         "attention_factor": "positions.attention_factor",
+        "truncate": "positions.yarn_bounds",
     },
     "longrope": {
         "factor": "positions.factor",
@@ -42,7 +43,7 @@ SCALED: dict[str, dict[str, str]] = {
 #: the values of entries that may be missing, null or 0
 YARN_DEFAULTS = {"beta_slow": 1.0, "beta_fast": 32.0}
 #: entries that other kinds read, and these ignore
-OF_OTHERS = ("mscale", "mscale_all_dim", "truncate", "mrope_section", "mrope_interleaved")
+OF_OTHERS = ("mscale", "mscale_all_dim", "mrope_section", "mrope_interleaved")
 OF_OTHERS += tuple(sorted({name for names in SCALED.values() for name in names}))
 
 
@@ -117,6 +118,8 @@ def scaling(entries: Entries, path: str, trained: Trained | None = None) -> dict
             values[ours] = (
                 yarn_attention_factor(entries, path) if yarn else entries.number(f"{path}.{name}", 0.0, 0.0, above=0)
             )
+        elif name == "truncate":
+            values[ours] = "whole" if entries.flag(f"{path}.{name}", True) else "exact"
         elif name in ("short_factor", "long_factor"):
             values[ours] = entries.numbers(f"{path}.{name}")
         elif kind == "longrope" and entries.raw(f"{path}.{name}") is None:
@@ -150,10 +153,6 @@ def by_length(kind: str, entries: Entries, values: Mapping[str, Any]) -> dict[st
 
 def yarn_attention_factor(entries: Entries, path: str) -> float:
     """The factor of rotated queries and keys, 0 where it is that of the paper; DeepSeek's is a quotient of two."""
-    if entries.flag(f"{path}.truncate", True) is not True:
-        raise FamilyError(
-            f"{path}.truncate = false in config.json: bounds between two whole planes cannot be represented"
-        )
     own = entries.number(f"{path}.attention_factor", 0.0, 0.0, above=0)
     above, below = (entries.number(f"{path}.{name}", 0.0, 0.0) for name in ("mscale", "mscale_all_dim"))
     factor = entries.number(f"{path}.factor", 1.0, above=0)
@@ -174,6 +173,8 @@ def scaling_to(a: Architecture) -> dict[str, Any]:
     entries = {theirs: part[ours] for theirs, ours in SCALED[kind].items()}
     if not entries.get("attention_factor"):
         entries.pop("attention_factor", None)
+    if entries.pop("truncate", "whole") == "exact":
+        entries["truncate"] = False
     if kind == "longrope":
         ones = [1.0] * (a.d_rotary // 2)
         # a longer context has one list for texts of every length

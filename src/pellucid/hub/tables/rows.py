@@ -1,7 +1,7 @@
 """The parts of a table that maps a Hugging Face family to Pellucid. A family of existing options is one more table.
 
-A row names a module; `.weight` and `.bias` are appended on both sides (a norm's weight is our gain). `{i}` is the
-layer, `{e}` the expert, `{h}` the head.
+A row names a module; `.weight` and `.bias` are appended on both sides (a norm's weight is our gain), unless the row has
+other endings. `{i}` is the layer, `{e}` the expert, `{h}` the head.
 """
 
 import re
@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import REFUSED, Entries
+
+#: our parameters of a module -> theirs
+ENDINGS = {".weight": ".weight", ".gain": ".weight", ".bias": ".bias"}
 
 
 @dataclass(frozen=True)
@@ -24,16 +27,23 @@ class TensorRow:
                 each head, or with {h} in its name a tensor for each head, and ours has them one after another
     unread      unused rows before our first one: dropped when reading, 0 when writing
     where       field -> the values of it for which the module exists
+    endings     how the names of the parameters end: ours -> theirs
     tensor      the names are those of one tensor and one parameter; theirs is a matrix whose only row is ours
     """
 
     theirs: str
     ours: str | tuple[str, ...]
     transposed: bool = False
-    fused: Literal["modules", "heads", "experts", "rows"] = "modules"
+    fused: Literal["modules", "heads", "experts", "experts, rows in turn", "rows"] = "modules"
     unread: int = 0
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    endings: Mapping[str, str] = field(default_factory=lambda: ENDINGS)
     tensor: bool = False
+
+    @property
+    def joins_experts(self) -> bool:
+        """Whether theirs is one tensor for all experts of a layer."""
+        return self.fused.startswith("experts")
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -132,6 +142,7 @@ ACTIVATIONS = {
     "relu2": "relu2",
     "silu": "silu",
     "swish": "silu",
+    "quick_gelu": "quick_gelu",
     "tanh": "tanh",
 }
 TIED = {True: "tied", False: "untied"}
