@@ -187,7 +187,7 @@ class Attention:
 
     none     A_ij = exp(score_ij) / sum_j exp(score_ij)
     learned  A_ij = exp(score_ij) / (exp(sink_h) + sum_j exp(score_ij)): one more score of each head's rows, a
-             parameter, whose share is dropped, so that a row of A sums to less than 1 (OpenAI 2025, gpt-oss)
+             parameter, whose share is dropped, so that a row of A sums to less than 1 (Agarwal et al. 2025, gpt-oss)
     """
 
     #: heads of queries

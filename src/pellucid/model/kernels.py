@@ -79,7 +79,7 @@ class CappedAttention(ExplicitAttention):
 def softmax(scores: Pattern, sinks: Sinks | None = None) -> Pattern:
     """exp(score_ij) / (exp(sink_h) + sum_j exp(score_ij)); the first term is 0 without sinks
 
-    OpenAI 2025 (gpt-oss), section 2: a softmax with one more score in each row, whose share is dropped.
+    Agarwal et al. 2025 (gpt-oss), section 2: a softmax with one more score in each row, whose share is dropped.
     """
     if sinks is None:
         return scores.softmax(-1)

@@ -75,7 +75,7 @@ class GatedMLP(PlainMLP):
 
 
 class LimitedGatedMLP(GatedMLP):
-    """The same with f(min(gate, c)) * (n + up cut to -c ... c), where n is 0 or 1   (OpenAI 2025, gpt-oss)"""
+    """The same with f(min(gate, c)) * (n + up cut to -c ... c), where n is 0 or 1   (Agarwal et al. 2025, gpt-oss)"""
 
     def __init__(self, a: Architecture, d_ff: int):
         super().__init__(a, d_ff)

@@ -132,7 +132,7 @@ def yarn_frequencies(
 
     Peng et al. 2023, "YaRN", section 3.2, whose code rises linearly in k from the last whole plane of at least `high`
     turns in n_trained positions to the first of at most `low`; from and to the places between planes where the turns
-    are exactly these with bounds = exact (OpenAI 2025, gpt-oss).
+    are exactly these with bounds = exact (Agarwal et al. 2025, gpt-oss).
     """
     w = frequencies((n + 1) // 2, base, n)
 

@@ -35,7 +35,7 @@ def softmax(x: Array, axis: int = -1, where: np.ndarray | None = None) -> Array:
 def sink_softmax(x: Array, sinks: Array) -> Array:
     """exp(x_ij) / (exp(sink_h) + sum_j exp(x_ij)), row by row   [..., h, i, j], [h] -> [..., h, i, j]
 
-    S3 slide 12 with one more score in the sum; OpenAI 2025, gpt-oss model card, section 2. A row of -inf is 0.
+    S3 slide 12 with one more score in the sum; Agarwal et al. 2025, gpt-oss model card, section 2. A row of -inf is 0.
     """
     x, sinks = real(x), np.reshape(real(sinks), (-1, 1, 1))
     shift = np.maximum(_shift(x, -1), constant(sinks))
@@ -154,7 +154,7 @@ def soft_cap(x: Array, c: float) -> Array:
 
 
 def cut(x: Array, low: float, high: float) -> Array:
-    """x where low <= x <= high, the nearer of both elsewhere   [...] -> [...]   OpenAI 2025 (gpt-oss)."""
+    """x where low <= x <= high, the nearer of both elsewhere   [...] -> [...]   Agarwal et al. 2025 (gpt-oss)."""
     return -np.maximum(-np.maximum(real(x), low), -high)
 
 

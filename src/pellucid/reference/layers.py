@@ -97,7 +97,7 @@ def single_mlp(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
     """a_l = f(a_{l-1} W_l^T + b_l) for each hidden layer, then W_out; gated: (f(gate) * up) W_out   [b, n, m]
 
     S0 (2.5) to (2.7); gated: Shazeer 2020, "GLU Variants Improve Transformer"; cut off at mlp.gate_limit, and with
-    1 + up: OpenAI 2025, gpt-oss. Errata E-02, E-52, E-56.
+    1 + up: Agarwal et al. 2025, gpt-oss. Errata E-02, E-52, E-56.
     """
     f = ACTIVATION[a.mlp.activation]
     for n in range(a.mlp.n_hidden):
@@ -111,7 +111,7 @@ def single_mlp(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
 def gated(a: Architecture, gate: Array, up: Array) -> Array:
     """f(gate) * up, or * (1 + up), of both cut off at mlp.gate_limit where that is above 0   [b, n, f] -> [b, n, f]
 
-    Shazeer 2020, "GLU Variants Improve Transformer"; OpenAI 2025, gpt-oss.
+    Shazeer 2020, "GLU Variants Improve Transformer"; Agarwal et al. 2025, gpt-oss.
     """
     if c := a.mlp.gate_limit:
         gate, up = cut(gate, -np.inf, c), cut(up, -c, c)
