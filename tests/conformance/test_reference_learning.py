@@ -97,6 +97,7 @@ def test_the_derivative_of_every_activation_is_torchs(word, same):
     theirs = {
         "gelu": torch.nn.functional.gelu, "gelu_tanh": lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
         "relu": torch.relu, "relu2": lambda t: torch.relu(t) ** 2, "silu": torch.nn.functional.silu, "tanh": torch.tanh,
+        "quick_gelu": lambda t: t * torch.sigmoid(1.702 * t),
     }  # fmt: skip
     t = torch.tensor(x, requires_grad=True)
     loss = (theirs[word](t) * torch.tensor(x)).sum()

@@ -2,7 +2,7 @@
 
 export const TERMS = {
   "activation patching": "A run of one prompt in which one value is replaced by what another prompt has there. It shows where their difference is.",
-  "attention pattern": "Row i holds the shares of attention that the query at position i gives to each key. Every row sums to 1, or to less where the head has a sink.",
+  "attention pattern": "Row i holds the shares of attention that query i gives to each key. Rows sum to 1, or to less with a sink.",
   attention: "Each position looks at others and takes in what they pass on. Several heads do this side by side, each in its own way.",
   "attribution patching": "An estimate of activation patching for all places at once, from one backward pass. It is exact only for small differences.",
   bigram: "A prediction from the last token alone: how often each token followed it in the training text.",
