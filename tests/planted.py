@@ -95,7 +95,7 @@ class Transposed(nn.Linear):
 class FusedScale(FusedAttention):
     """The fused kernel forgets the scale, the explicit one does not."""
 
-    def forward(self, q, k, v, mask):
+    def forward(self, q, k, v, mask, sinks=None):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
 
 
@@ -264,7 +264,7 @@ class ClampedFarSlopes(Alibi):
 class WindowlessWhenLong(FusedAttention):
     """The fused kernel takes the causal flag for long rows, whatever the window."""
 
-    def forward(self, q, k, v, mask):
+    def forward(self, q, k, v, mask, sinks=None):
         if q.size(2) > 48:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
         return super().forward(q, k, v, mask)

@@ -46,6 +46,8 @@ FREE = {
         "block": "pre",
     },
     "gpt_neox": {
+        # dynamic and longrope depend on what config.json says of the lengths
+        "positions.scaling": st.sampled_from(["none", "linear", "llama3", "yarn"]),
         "attention.mask": "causal",
         "attention.bias": st.sampled_from(["all", "none"]),
         "positions.kind": "rotary",
@@ -278,8 +280,8 @@ def test_every_word_is_written_or_refused_by_name(name):
 def with_word(a, field, word):
     """The word in an encoder too, except where it must read all: families of pairs say most words of both at once."""
     pair = (UNTIED["t5"] if a.positions.kind == "relative" else UNTIED["bart"]) if a.encoder else {}
-    bare = {"unembed": "tied", "logit_scale": "1", "logit_cap": 0.0}
-    changed = a.with_fields((bare if word == "none" and field == "readout" else {}) | {field: word})
+    bare = {"readout": {"unembed": "tied", "logit_scale": "1", "logit_cap": 0.0}, "mlp.form": {"mlp.gate_limit": 0.0}}
+    changed = a.with_fields((bare.get(field, {}) if word in ("none", "plain") else {}) | {field: word})
     changed = changed.with_fields(pair) if word == "untied" else changed
     if a.encoder is None or field in ("attention.mask", "source_embed"):
         return changed
