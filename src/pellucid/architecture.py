@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-from pellucid.option_values import build, parse_value, require, resolve_field
+from pellucid.option_values import build, field_hints, parse_value, require, resolve_field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -520,10 +520,6 @@ class Architecture:
 
 
 PARTS = ("attention", "mlp", "positions", "norm", "dropout")
-
-
-#: the types of a dataclass's fields by name, worked out once for each
-field_hints = functools.cache(typing.get_type_hints)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -66,12 +67,16 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
     return number
 
 
+#: the types of a dataclass's fields by name, worked out once for each
+field_hints = functools.cache(typing.get_type_hints)
+
+
 def build(cls: Any, values: Mapping[str, Any], path: str = "") -> Any:
     """The dataclass `cls` from nested plain values, which are all checked; a field that holds a dataclass is built so
     too. ArchitectureError names the field, below `path`, that is unknown, missing, or not of its type."""
     if not isinstance(values, Mapping):
         raise ArchitectureError(f"{path or 'architecture'} = {values!r}: expected an object with named fields")
-    hints = typing.get_type_hints(cls)
+    hints = field_hints(cls)
     known = [f.name for f in dataclasses.fields(cls)]
     checked = {}
     for name, value in values.items():

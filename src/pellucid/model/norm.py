@@ -151,10 +151,11 @@ def make_norm(a: Architecture) -> nn.Module:
 
 def make_qk_norm(a: Architecture, n_heads: int) -> nn.Module:
     """The norm of n_heads heads of queries or keys."""
-    if a.attention.qk_norm == "none":
-        return Identity()
-    kind, size = QK_NORM[a.attention.qk_norm], {"rms": a.d_head, "layer": a.d_head}
-    return kind(a, size.get(a.attention.qk_norm, n_heads))
-
-
-QK_NORM = {"rms": RMSNorm, "rms_all": RMSNormOfHeads, "layer": LayerNorm, "layer_own": LayerNormOfEachHead}
+    make = {
+        "none": Identity,
+        "rms": lambda: RMSNorm(a, a.d_head),
+        "rms_all": lambda: RMSNormOfHeads(a, n_heads),
+        "layer": lambda: LayerNorm(a, a.d_head),
+        "layer_own": lambda: LayerNormOfEachHead(a, n_heads),
+    }
+    return make[a.attention.qk_norm]()
