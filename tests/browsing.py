@@ -46,4 +46,5 @@ def visiting(browser: Browser, *, allowed: str = r"(?!)") -> Iterator[Callable[.
     yield open_page
     for context, complaints in contexts:
         context.close()
-        assert not [text for text in complaints if not re.search(allowed, text)]
+        # a message of its own: pytest shows the values of an assert in test modules alone
+        assert not (left := [text for text in complaints if not re.search(allowed, text)]), left

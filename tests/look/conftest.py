@@ -7,8 +7,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -104,7 +104,17 @@ def browser(needs_browser) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def visit(browser):
+def look_into() -> Iterator[Callable[..., RunningInspector]]:
+    """Start the inspector of a session of this test's own.
+
+    It ends after the windows of `visit` have: a window that still asks a server that has ended complains of it.
+    """
+    with ExitStack() as running:
+        yield lambda session: running.enter_context(looking(session))
+
+
+@pytest.fixture
+def visit(browser, look_into):
     """Open an address of the inspector, and wait until its traces are there."""
     with visiting(browser) as open_page:
 

@@ -359,35 +359,35 @@ def test_from_two_prompts_to_an_edited_text(known: RunningInspector, visit):
 
 
 @pytest.mark.slow
-def test_prompt_b_has_a_source_of_its_own(visit):
+def test_prompt_b_has_a_source_of_its_own(look_into, visit):
     """Written above, it is patched from; a click on a place makes an edit whose numbers are those of its Python."""
     model = encoder_decoder()
-    with looking(Session(model, name="pairs")) as running:
-        page = visit(running.url + "/" + address(a="the", source="the cat sat", metric="loss"))
-        page.get_by_role("button", name="Compare with a second prompt").click()
-        page.fill("#source-b", "the dog sat")
-        page.press("#source-b", "Enter")
-        page.wait_for_selector("#patching [data-total]:has-text('exact'):not(:has-text('of'))")
-        names = {"model": model}
-        code = page.locator("#patching [data-code]").get_attribute("data-code")
-        exec(code.rpartition("patching.estimate")[0], names)
-        shown, patching = shown_numbers(page, "#patching"), names["patching"]
-        assert shown["patch.own"] == pytest.approx(patching.corrupt)
-        assert shown["patch.other"] == pytest.approx(patching.clean)
-        own = model.trace("the", source="the dog sat")
-        assert patching.clean == pytest.approx(float(loss().of(own)(own.logits)))
-        page.locator("#patching canvas").click(position={"x": 80, "y": 100})
-        page.wait_for_selector("#edits li")
-        ready(page)
-        page.get_by_role("button", name="Export").click()
-        exported = page.locator("#edits .row [data-code^='from pellucid']")
-        exported.wait_for()
-        exec(exported.get_attribute("data-code"), names)
-        edited = model.trace("the", source="the cat sat", edits=names["change"])
-        (edit,) = json.loads(parse_qs(page.url.partition("#")[2])["edits"][0])
-        assert edit["value"]["source"] == "the dog sat"
-        prompt = PromptBody(text="the", source="the cat sat", edits=[EditBody(**edit)])
-        torch.testing.assert_close(running.session.trace(prompt).logits, edited.logits)
+    running = look_into(Session(model, name="pairs"))
+    page = visit(running.url + "/" + address(a="the", source="the cat sat", metric="loss"))
+    page.get_by_role("button", name="Compare with a second prompt").click()
+    page.fill("#source-b", "the dog sat")
+    page.press("#source-b", "Enter")
+    page.wait_for_selector("#patching [data-total]:has-text('exact'):not(:has-text('of'))")
+    names = {"model": model}
+    code = page.locator("#patching [data-code]").get_attribute("data-code")
+    exec(code.rpartition("patching.estimate")[0], names)
+    shown, patching = shown_numbers(page, "#patching"), names["patching"]
+    assert shown["patch.own"] == pytest.approx(patching.corrupt)
+    assert shown["patch.other"] == pytest.approx(patching.clean)
+    own = model.trace("the", source="the dog sat")
+    assert patching.clean == pytest.approx(float(loss().of(own)(own.logits)))
+    page.locator("#patching canvas").click(position={"x": 80, "y": 100})
+    page.wait_for_selector("#edits li")
+    ready(page)
+    page.get_by_role("button", name="Export").click()
+    exported = page.locator("#edits .row [data-code^='from pellucid']")
+    exported.wait_for()
+    exec(exported.get_attribute("data-code"), names)
+    edited = model.trace("the", source="the cat sat", edits=names["change"])
+    (edit,) = json.loads(parse_qs(page.url.partition("#")[2])["edits"][0])
+    assert edit["value"]["source"] == "the dog sat"
+    prompt = PromptBody(text="the", source="the cat sat", edits=[EditBody(**edit)])
+    torch.testing.assert_close(running.session.trace(prompt).logits, edited.logits)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from importlib import resources
 
 import pytest
 from tests.browsing import SIZES, visiting
-from tests.look.conftest import encoder_decoder, looking, ready, small_model
+from tests.look.conftest import encoder_decoder, ready, small_model
 
 from pellucid.architecture import MLP, Attention, Norm, Positions
 from pellucid.look.app import look_files
@@ -127,14 +127,14 @@ def test_a_page_that_is_opened_later_finds_what_the_address_holds_for_it(tab):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*FAMILIES, "encoder-decoder"])
-def test_every_page_shows_every_kind_of_model(visit, kind):
+def test_every_page_shows_every_kind_of_model(look_into, visit, kind):
     model = encoder_decoder() if kind == "encoder-decoder" else small_model(**FAMILIES[kind])
-    with looking(Session(model, name=kind)) as inspector:
-        for name in PAGES:
-            for size, scheme in (("wide", "dark"), ("narrow", "light")):
-                page = visit(f"{inspector.url}/#page={name}", size, scheme)
-                settled(page)
-                assert fits(page), (name, size)
+    inspector = look_into(Session(model, name=kind))
+    for name in PAGES:
+        for size, scheme in (("wide", "dark"), ("narrow", "light")):
+            page = visit(f"{inspector.url}/#page={name}", size, scheme)
+            settled(page)
+            assert fits(page), (name, size)
 
 
 def test_the_scripts_are_type_checked(tmp_path, needs_typescript):

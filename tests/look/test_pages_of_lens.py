@@ -197,14 +197,14 @@ def test_every_family_draws_every_panel_or_says_why_not(visit, family, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"n_layers": 0}, {"readout": "none"}], ids=str)
-def test_what_a_model_lacks_is_said(visit, fields):
+def test_what_a_model_lacks_is_said(look_into, visit, fields):
     network = make_network(FAMILIES["gpt2"].with_fields(fields), dtype=torch.float32).eval()
-    with looking(Session(LanguageModel(network, TOKENIZER, {}))) as inspector:
-        for name in PAGES:
-            page = open_page(visit, inspector, name)
-            assert page.locator("main [role=alert]").count() == 0
-            said = "This model has no readout" if "readout" in fields else "This network has no layers"
-            assert (said in page.inner_text("main")) == (name == "stream" if "readout" in fields else name != "stream")
+    inspector = look_into(Session(LanguageModel(network, TOKENIZER, {})))
+    for name in PAGES:
+        page = open_page(visit, inspector, name)
+        assert page.locator("main [role=alert]").count() == 0
+        said = "This model has no readout" if "readout" in fields else "This network has no layers"
+        assert (said in page.inner_text("main")) == (name == "stream" if "readout" in fields else name != "stream")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from starlette.testclient import TestClient
-from tests.look.conftest import TEXT, looking, ready, shown_numbers
+from tests.look.conftest import TEXT, ready, shown_numbers
 
 from pellucid.cli.look import readable_from
 from pellucid.cli.options import CheckpointOptions, OptionError
@@ -219,26 +219,26 @@ def test_a_classifier_of_images_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [pytest.param("modified-kneser-ney", marks=pytest.mark.slow), "mixture"])
-def test_the_pages_show_the_predictors_numbers(visit, kind):
+def test_the_pages_show_the_predictors_numbers(look_into, visit, kind):
     made = PREDICTORS[kind]()
     predictor = Predictor(made[0], TOKENIZER, made[1], {})
-    with looking(Session(predictor, name=kind)) as running:
-        page = visit(f"{running.url}/#a={PROMPT}&pos=3", "narrow", "dark")
-        page.wait_for_selector("[data-part='levels.2'][data-at]")
-        trace = predictor_trace(predictor, PROMPT)
-        shown = shown_numbers(page)
-        level = trace.ngram.context_levels(trace.ids[0, :4].numpy())[2]
-        assert shown["levels.2.total"] == level.counts.sum()
-        best = int(level.probs.argmax())
-        assert shown[f"levels.2.{best}.3"] == level.probs[best]
-        if kind == "mixture":
-            page.wait_for_selector("[data-step='hidden'] canvas")
-            assert shown_numbers(page)["hidden[0]"] == pytest.approx(float(step_tensors(trace, 3)["hidden"][0]))
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        page.click(".tabs a:has-text('Tokens')")
-        ready(page)
-        page.wait_for_selector("[data-name='surprisal.1']")
-        assert shown_numbers(page)["surprisal.1"] == float(trace.surprisal()[0, 0])
-        for closed in ("Attention", "Stream", "Circuits", "Experiment"):
-            page.click(f".tabs a:has-text('{closed}')")
-            assert "has no" in page.locator("#closed p").inner_text()
+    running = look_into(Session(predictor, name=kind))
+    page = visit(f"{running.url}/#a={PROMPT}&pos=3", "narrow", "dark")
+    page.wait_for_selector("[data-part='levels.2'][data-at]")
+    trace = predictor_trace(predictor, PROMPT)
+    shown = shown_numbers(page)
+    level = trace.ngram.context_levels(trace.ids[0, :4].numpy())[2]
+    assert shown["levels.2.total"] == level.counts.sum()
+    best = int(level.probs.argmax())
+    assert shown[f"levels.2.{best}.3"] == level.probs[best]
+    if kind == "mixture":
+        page.wait_for_selector("[data-step='hidden'] canvas")
+        assert shown_numbers(page)["hidden[0]"] == pytest.approx(float(step_tensors(trace, 3)["hidden"][0]))
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.click(".tabs a:has-text('Tokens')")
+    ready(page)
+    page.wait_for_selector("[data-name='surprisal.1']")
+    assert shown_numbers(page)["surprisal.1"] == float(trace.surprisal()[0, 0])
+    for closed in ("Attention", "Stream", "Circuits", "Experiment"):
+        page.click(f".tabs a:has-text('{closed}')")
+        assert "has no" in page.locator("#closed p").inner_text()

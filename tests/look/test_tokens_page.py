@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
-from tests.look.conftest import TEXT, looking, shown_numbers
+from tests.look.conftest import TEXT, shown_numbers
 
 import pellucid
 from pellucid.language_model import load
@@ -116,31 +116,31 @@ def test_what_an_ngram_writes_depends_on_the_seed_alone():
     assert written_by(ngram, [0], 1) != written_by(ngram, [0], 2)
 
 
-def test_the_numbers_on_the_page_are_the_traces(run, visit):
-    with looking(Session(run, name="run")) as inspector:
-        page = visit(f"{inspector.url}/#page=tokens&a=the+cat+sat+%C3%A9&pos=5&ngrams=true")
-        page.wait_for_selector(".tickmark")
-        trace, shown = run.trace("the cat sat é"), shown_numbers(page)
-        for k, bits in enumerate(trace.surprisal()[0].tolist(), 1):
-            assert shown[f"surprisal.{k}"] == pytest.approx(bits)
-            log_probs = trace.logits[0, k - 1].log_softmax(-1)
-            assert shown[f"rank.{k}"] == int((log_probs > log_probs[trace.ids[0, k]]).sum())
-            assert shown[f"entropy.{k}"] == pytest.approx(
-                float(-(log_probs.exp() * log_probs).sum() / math.log(2)), rel=1e-5
-            )
-        bigram = ngrams_of(run)["bigram"]
-        for k, nats in enumerate(bigram.log_probs(trace.ids[0].numpy()), 1):
-            assert shown[f"bigram.{k}"] == pytest.approx(-nats / math.log(2))
-        assert shown["mean_surprisal"] == pytest.approx(float(trace.surprisal().mean()))
-        for token, p in zip(*reversed(trace.probs[0, 4].topk(3)), strict=True):
-            assert shown[f"expected.{int(token)}"] == pytest.approx(float(p), rel=1e-5)
-        # the two bytes of é are one character
-        assert page.locator(".character").count() == 1
-        page.click("#written button")
-        page.wait_for_selector(".shannon h3:has-text('this model')")
-        # the same n-grams beside the model's next token
-        page.click(".tabs a:has-text('Read')")
-        page.wait_for_selector("#sampling [data-name^='bigram.']")
-        follows, shown = ngrams_of(run)["bigram"].next_probs(trace.ids[0, :6].numpy()), shown_numbers(page, "#sampling")
-        best = int(follows.argmax())
-        assert shown[f"bigram.{best}"] == pytest.approx(follows[best])
+def test_the_numbers_on_the_page_are_the_traces(run, look_into, visit):
+    inspector = look_into(Session(run, name="run"))
+    page = visit(f"{inspector.url}/#page=tokens&a=the+cat+sat+%C3%A9&pos=5&ngrams=true")
+    page.wait_for_selector(".tickmark")
+    trace, shown = run.trace("the cat sat é"), shown_numbers(page)
+    for k, bits in enumerate(trace.surprisal()[0].tolist(), 1):
+        assert shown[f"surprisal.{k}"] == pytest.approx(bits)
+        log_probs = trace.logits[0, k - 1].log_softmax(-1)
+        assert shown[f"rank.{k}"] == int((log_probs > log_probs[trace.ids[0, k]]).sum())
+        assert shown[f"entropy.{k}"] == pytest.approx(
+            float(-(log_probs.exp() * log_probs).sum() / math.log(2)), rel=1e-5
+        )
+    bigram = ngrams_of(run)["bigram"]
+    for k, nats in enumerate(bigram.log_probs(trace.ids[0].numpy()), 1):
+        assert shown[f"bigram.{k}"] == pytest.approx(-nats / math.log(2))
+    assert shown["mean_surprisal"] == pytest.approx(float(trace.surprisal().mean()))
+    for token, p in zip(*reversed(trace.probs[0, 4].topk(3)), strict=True):
+        assert shown[f"expected.{int(token)}"] == pytest.approx(float(p), rel=1e-5)
+    # the two bytes of é are one character
+    assert page.locator(".character").count() == 1
+    page.click("#written button")
+    page.wait_for_selector(".shannon h3:has-text('this model')")
+    # the same n-grams beside the model's next token
+    page.click(".tabs a:has-text('Read')")
+    page.wait_for_selector("#sampling [data-name^='bigram.']")
+    follows, shown = ngrams_of(run)["bigram"].next_probs(trace.ids[0, :6].numpy()), shown_numbers(page, "#sampling")
+    best = int(follows.argmax())
+    assert shown[f"bigram.{best}"] == pytest.approx(follows[best])
