@@ -1,7 +1,8 @@
 """The page Read: the computation as one column of steps, each with its equation, its numbers and its source."""
 
-import ast
+import inspect
 import random
+import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import resources
@@ -126,15 +127,16 @@ def function_source(definition: Definition) -> dict[str, Any]:
 @cache
 def source_text(file: str, name: str) -> dict[str, Any]:
     """The text of a function, or of a method Class.method, in a file of the package."""
-    text = resources.files("pellucid").joinpath(*file.split("/")).read_text(encoding="utf-8")
-    body = ast.parse(text).body
+    lines = resources.files("pellucid").joinpath(*file.split("/")).read_text(encoding="utf-8").splitlines(keepends=True)
+    start, end = 0, len(lines)
     for part in name.split("."):
-        named = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part]
-        if not named:
+        # no ast.parse: two threads that parse at once disturb each other in Python 3.11 ("recursion depth mismatch")
+        opening = re.compile(rf"\s*(async )?(def|class) {part}\b")
+        first = next((k for k in range(start, end) if opening.match(lines[k])), None)
+        if first is None:
             raise LookupError(f"pellucid/{file} has no {name}")
-        body = named[0].body
-    lines = text.splitlines()[named[0].lineno - 1 : named[0].end_lineno]
-    return {"file": f"pellucid/{file}", "first": named[0].lineno, "lines": lines}
+        start, end = first, first + len(inspect.getblock(lines[first:end]))
+    return {"file": f"pellucid/{file}", "first": start + 1, "lines": [line.rstrip("\n") for line in lines[start:end]]}
 
 
 def line_of(definition: Definition) -> int:
