@@ -5,7 +5,8 @@ REQUIREMENTS ?= requirements/cpu.txt
 BIN := .venv/bin
 MINUTES ?= 3
 # threads that spin beside busy test processes cost an order of magnitude (docs/log.md)
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# the tests start many processes: each would compile the package again where bytecode is not kept
+TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 # ten ratios beside those logged: make benchmark-quick; side by side with other libraries, at length: make benchmark-training ARGUMENTS="--nanogpt PATH" (and so on, benchmarks/)
 benchmark-%: setup

@@ -208,6 +208,7 @@ def test_the_baselines_of_an_older_run_says_nothing_of_its_training_text(text, t
 # Too few data --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_too_many_passes_are_warned_of(text, tmp_path):
     text.write_text(text.read_text(encoding="utf-8")[:600], encoding="utf-8")
     few, many = (train(text, out=tmp_path / str(n), steps=n, batch=64, accumulate=1) for n in (2, 23))

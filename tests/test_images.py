@@ -101,6 +101,7 @@ def test_what_does_not_fit_is_refused():
         check_labels(images, labels + 10, 10)
 
 
+@pytest.mark.slow
 def test_training_is_a_function_of_the_seed(tmp_path):
     """And it lowers the loss: the eight images that it is trained on and their classes are soon known."""
     images, labels = np.random.default_rng(0).normal(size=(9, 8, 8)).astype(np.float32), np.arange(9) % 4

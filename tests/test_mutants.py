@@ -113,6 +113,7 @@ def test_mutants_die_where_a_test_looks_and_survive_where_none_does(package):
     assert {record["outcome"] for record in records.values()} == {"killed", "timeout"}
 
 
+@pytest.mark.slow
 def test_too_many_survivors_are_a_failure_and_a_reason_is_shown(package):
     table = TABLE.replace("0.5", "0.99") + (
         '[[equivalent]]\npath = "toy/numbers.py"\nline = "return x < 0"\n'

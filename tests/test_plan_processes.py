@@ -195,6 +195,7 @@ def test_a_search_finds_the_fastest_layout_that_fits():
                 assert not plan.fits or plan.seconds >= plans[0].seconds
 
 
+@pytest.mark.slow
 def test_a_search_without_success_names_the_nearest():
     with pytest.raises(PlanError, match=r"no layout of 2 processes fits into h100-sxm: the smallest, .* needs"):
         fastest(recipe(64), 2, replace(H100, memory=1e9))

@@ -28,7 +28,7 @@ def holds_unplanted(a: Architecture, dtype: torch.dtype) -> bool:
     return verify(make_network(a, dtype=dtype)).holds
 
 
-@pytest.mark.parametrize("name", one_in(3, FAULTS))
+@pytest.mark.parametrize("name", one_in(8, FAULTS))
 def test_a_planted_fault_is_found_where_it_is(name: str, monkeypatch: pytest.MonkeyPatch):
     fault = FAULTS[name]
     network = network_for(fault)

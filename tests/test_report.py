@@ -274,6 +274,7 @@ def test_the_command_trains_the_same_run_again(run, monkeypatch):
     assert first == second
 
 
+@pytest.mark.slow
 def test_the_command_names_the_model_that_a_run_started_from(run, tmp_path, monkeypatch):
     """Of all its weights, and of adapters: the same losses again."""
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))

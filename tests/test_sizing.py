@@ -199,6 +199,7 @@ def test_what_does_not_fit_into_memory_is_not_considered():
     assert max(s.d_model for s in little.considered) < max(s.d_model for s in whole.considered)
 
 
+@pytest.mark.slow
 def test_a_run_is_sized_and_says_so(tmp_path, monkeypatch, capsys):
     """From the command's function: the sizes in recipe.json are those that were printed."""
     monkeypatch.setattr(sizing, "PROBE_SECONDS", 0.1)

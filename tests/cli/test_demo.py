@@ -42,6 +42,7 @@ def test_once_then_shown_then_fresh(trainings, capsys):
     assert trainings == [False, False]
 
 
+@pytest.mark.slow
 def test_one_that_was_interrupted_is_continued(trainings):
     assert demo.run_demo([]) == 0
     metrics = Path("runs/demo/metrics.jsonl")

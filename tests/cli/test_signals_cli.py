@@ -59,7 +59,7 @@ def scoring(patch, mouth, run):
 ACTS = (planning, converting, making_a_tokenizer, scoring)
 
 
-@pytest.mark.parametrize(("act", "number"), one_in(4, itertools.product(ACTS, (signal.SIGINT, signal.SIGTERM))))
+@pytest.mark.parametrize(("act", "number"), one_in(8, itertools.product(ACTS, (signal.SIGINT, signal.SIGTERM))))
 def test_a_signal_ends_a_command_and_clears_away_what_it_began(tmp_path, monkeypatch, act, number):
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
     torch.set_num_threads(1)

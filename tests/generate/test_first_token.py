@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import pellucid
+from some_cases import one_in
 
 #: PyTorch's compiler and what it loads, other servers and libraries, and our own rooms for other work
 NOT_NEEDED = {
@@ -85,18 +86,22 @@ def folders(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [
-        ("run", "float32"),
-        ("adapters", "float32"),
-        ("saved", "float32"),
-        ("saved", "bfloat16"),
-        ("huggingface", "float32"),
-    ],
+    one_in(
+        3,
+        [
+            ("run", "float32"),
+            ("adapters", "float32"),
+            ("saved", "float32"),
+            ("saved", "bfloat16"),
+            ("huggingface", "float32"),
+        ],
+    ),
 )
 def test_a_first_token_loads_nothing_that_it_does_not_need(folders, kind, dtype):
     assert not loaded_until_a_token(folders[kind], dtype) & NOT_NEEDED
 
 
+@pytest.mark.slow
 def test_what_is_loaded_too_early_would_be_seen(folders):
     loaded = loaded_until_a_token(folders["saved"], also="import pellucid.verify.examine, pellucid.runs.live_reporter")
     assert {"pellucid.verify.examine", "pellucid.reference", "numpy.random", "rich.live"} <= loaded & NOT_NEEDED

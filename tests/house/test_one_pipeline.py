@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -66,14 +67,15 @@ def definitions(name):
     ]
 
 
-def callers(name):
-    """The files that call something by this name."""
-    return {
-        path
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
-    }
+@cache
+def callers():
+    """The files that call something, by its name."""
+    found = defaultdict(set)
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                found[node.func.id].add(path)
+    return found
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -84,7 +86,7 @@ def test_a_part_of_the_pipeline_is_defined_once(name):
 @pytest.mark.parametrize("name", CALLED_ONCE)
 def test_a_part_of_the_pipeline_is_used_from_one_file(name):
     expected = {"runs/pipeline.py", "runs/trainer.py"} if CALLED_ONCE[name] is None else {CALLED_ONCE[name]}
-    assert callers(name) == expected
+    assert callers()[name] == expected
 
 
 @pytest.mark.parametrize("room", KINDS)

@@ -23,6 +23,7 @@ from pellucid.language_model import LanguageModel
 from pellucid.presets import preset
 from pellucid.reference.embedding import scaled_frequencies
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer, load_tokenizer
+from some_cases import one_in
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 16}
@@ -105,7 +106,7 @@ def tokenizer(shakespeare):
     return learn_tokenizer("bpe", [shakespeare[:20_000]], 300)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", one_in(2, CASES))
 def test_what_is_written_is_what_llama_cpp_would_write(case, tokenizer, tmp_path):
     family, options = CASES[case]
     folder = write_theirs(tmp_path / "theirs", family, tokenizer, **options)

@@ -205,6 +205,7 @@ def test_a_hostile_folder_is_refused_in_one_line(name, sound, tmp_path):
     assert 10 < len(str(caught.value)) < 600
 
 
+@pytest.mark.slow
 def test_nothing_outside_the_folder_is_opened_and_memory_stays(sound, tmp_path):
     """All hostile folders in one process that lists what it opens; none of them takes 200 MB."""
     for n, make in enumerate(HOSTILE.values()):

@@ -177,6 +177,7 @@ def test_the_heads_of_a_series_are_those_of_each_revision(cache):
     assert list(on_text["step1"].scores) == ["entropy"]
 
 
+@pytest.mark.slow
 def test_one_model_of_a_series_is_in_memory_at_a_time(cache, monkeypatch):
     """Each is gone before the next is read, whenever Python collects circles."""
     from pellucid import language_model

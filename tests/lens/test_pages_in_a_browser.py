@@ -68,6 +68,7 @@ def ask(needs_browser, page, tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", one_in(2, SIZES))
 def test_a_chosen_head_is_in_sight_where_it_was_pressed(ask, size):
     """The last of 12 x 12: after a press, its pattern is in the window beside the pressed head, which has not moved."""

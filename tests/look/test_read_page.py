@@ -282,6 +282,7 @@ def test_the_numbers_on_the_page_are_the_traces(inspector, visit):
     assert {name: value for name, value in shown_numbers(page).items() if name in top} == pytest.approx(top, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_reader_follows_the_page_with_the_keyboard(inspector, visit):
     page = visit(inspector.url)
     page.wait_for_selector(".step")

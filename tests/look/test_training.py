@@ -90,6 +90,7 @@ def test_a_model_that_has_no_held_out_text_is_refused():
         next(loss_by_position(Session(known_answer())))
 
 
+@pytest.mark.slow
 def test_heads_at_every_checkpoint_are_those_of_heads_over(session: Session, run: Path):
     start, *rows = heads_forming(session, HeadsBody())
     assert start["steps"] == [row["step"] for row in rows] == [2, 4, 6]

@@ -168,7 +168,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
-@pytest.mark.parametrize("name", one_in(2, PAIRS))
+@pytest.mark.parametrize("name", one_in(4, PAIRS))
 @pytest.mark.parametrize("unembed", ["tied", "untied"])
 def test_what_is_written_opens_in_transformers(name, unembed, tmp_path, shakespeare):
     """Our logits, our greedy target of a source, and back again bit for bit."""

@@ -60,7 +60,7 @@ SIGNALS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "moment", "number_of"), one_in(3, SIGNALS))
+@pytest.mark.parametrize(("kind", "moment", "number_of"), one_in(8, SIGNALS))
 def test_a_signal_in_any_phase_is_followed_by_a_save(whole_runs, tmp_path, monkeypatch, kind, moment, number_of):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     where, name, number, step = moment
@@ -151,7 +151,7 @@ def test_a_signal_while_a_run_is_read_again_changes_nothing(whole, monkeypatch):
     assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == before
 
 
-@pytest.mark.parametrize(("number_of", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number_of", "code"), one_in(2, [(signal.SIGINT, 130), (signal.SIGTERM, 143)]))
 def test_a_second_signal_stops_at_once(whole, text, tmp_path, monkeypatch, number_of, code):
     with monkeypatch.context() as patch:
         at_call(patch, Trainer, "take_step", 6, (number_of, number_of))

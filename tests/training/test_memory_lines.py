@@ -45,7 +45,7 @@ def assert_equal_to_the_walk(recipe: Recipe) -> None:
     assert vars(training_memory(recipe)) == vars(walk(recipe))
 
 
-@pytest.mark.parametrize("name", one_in(6, PRESETS))
+@pytest.mark.parametrize("name", one_in(12, PRESETS))
 def test_presets(name):
     depth, options = OPTIONS[list(PRESETS).index(name) % len(OPTIONS)]
     assert_equal_to_the_walk(with_options(shrunk(preset(name), depth), **options))
@@ -86,7 +86,7 @@ def test_logits_in_chunks(preset_name, optimizer, precision):
         assert_equal_to_the_walk(with_train(recipe, batch=batch))
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "recompute": "yes"}])
+@pytest.mark.parametrize("options", one_in(2, [{}, {"accumulate": 2, "recompute": "yes"}]))
 @pytest.mark.parametrize(("shard", "tensor"), [(2, 1), (1, 4), (2, 2)])
 def test_repeated_layers_of_networks_that_processes_divide(shard, tensor, options, monkeypatch):
     """Each layer's gradients are sent while the next layer below is computed; there is no walk of these networks."""

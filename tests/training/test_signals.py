@@ -160,7 +160,7 @@ def counting_to_compare(patch, child):
 @pytest.mark.parametrize(
     "phase",
     one_in(
-        2,
+        4,
         [
             reading,
             making_the_tokenizer,
