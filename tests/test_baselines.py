@@ -169,6 +169,7 @@ def test_held_out_text_that_is_also_trained_on_is_warned_of(tmp_path):
 # The held-out text is unlike the training text ------------------------------------------------
 
 
+@pytest.mark.slow
 def test_held_out_text_that_is_unlike_the_training_text_is_warned_of(tmp_path, udhr):
     """A whole language is held out by the rule of earlier runs, a tenth of each by the present one."""
     folder = tmp_path / "texts"
@@ -298,6 +299,7 @@ def test_what_the_curve_knows_is_in_the_metrics(text, tmp_path):
     assert [mean for _, _, mean in found.points] == pytest.approx([np.mean(losses[i : i + 4]) for i in (0, 4, 8)])
 
 
+@pytest.mark.slow
 def test_bits_per_byte_that_leave_out_unknown_words_are_warned_of(text, tmp_path):
     """With 300 words a good part of the held-out ones is unknown, and nobody pays for their bytes; bytes know all."""
     fields = {"tokenizer": "word", "vocabulary": 300}

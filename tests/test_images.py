@@ -232,6 +232,7 @@ def test_a_run_of_the_first_edition_is_loaded_and_not_resumed(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_minutes_are_kept_and_images_that_changed_are_refused(tmp_path):
     path = image_file(tmp_path, *bars(60))
     fields = {"d_model": 16, "n_layers": 1, "batch": 8}

@@ -265,6 +265,7 @@ def test_parts_of_the_parameters_are_all_of_them(trained):
     assert parts["n-gram tables"] == 32 * FIELDS["d_model"]
 
 
+@pytest.mark.slow
 def test_the_command_trains_the_same_run_again(run, monkeypatch):
     """Its recipe is read as it stands: the same choices, the same length."""
     monkeypatch.chdir(run.parent)

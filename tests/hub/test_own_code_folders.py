@@ -73,7 +73,7 @@ def small(tmp_path_factory, shakespeare):
     return write(tmp_path_factory.mktemp("small"), shakespeare)
 
 
-@pytest.mark.parametrize("name", one_in(4, [name for name in PRESETS if "-" not in name or name.startswith("becker")]))
+@pytest.mark.parametrize("name", one_in(8, [name for name in PRESETS if "-" not in name or name.startswith("becker")]))
 def test_every_preset_opens_by_its_auto_class(name, tmp_path, shakespeare):
     """In float64, float32 and bfloat16; what is saved again opens again, here too."""
     model, folder = write(tmp_path, shakespeare, name)
@@ -206,7 +206,7 @@ RUN = TINY | {"tokenizer": "byte", "batch": 4, "device": "cpu", "precision": "fl
 RUN |= {"attention": "fused", "sample_every": -1, "n_ctx": 64, "learning_rate": 0.05}
 
 
-@pytest.mark.parametrize("objective", one_in(2, ["next-token", "prefix", "source-target", "masked"]))
+@pytest.mark.parametrize("objective", one_in(4, ["next-token", "prefix", "source-target", "masked"]))
 def test_a_run_of_every_objective_opens(objective, tmp_path, shakespeare, monkeypatch):
     """As `pellucid train` leaves it: the text, the filling or the target that Pellucid gives."""
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
@@ -478,6 +478,7 @@ def test_a_damaged_folder_is_refused_in_one_line(name, small, tmp_path):
     assert 10 < len(str(caught.value)) < 600
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_adapters_on_such_a_folder_are_read_by_peft(small, tmp_path, shakespeare, monkeypatch):
     from peft import PeftModel

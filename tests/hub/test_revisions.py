@@ -164,6 +164,7 @@ def test_a_command_refuses_the_revision_of_a_path(command, cache, tmp_path, capf
 # A series -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_heads_of_a_series_are_those_of_each_revision(cache):
     by_revision = heads_over(NAME, revisions=["step1000", "step1"], rows=2)
     assert list(by_revision) == ["step1000", "step1"]

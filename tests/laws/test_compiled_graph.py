@@ -66,7 +66,7 @@ def operations(nodes):
 
 
 @pytest.mark.parametrize(
-    "variant", one_in(6, [*VARIANTS, "gpt2 with encoder", "post with encoder", "relative with encoder"])
+    "variant", one_in(12, [*VARIANTS, "gpt2 with encoder", "post with encoder", "relative with encoder"])
 )
 def test_without_a_tap_no_operation_of_the_graph_is_a_tap_s(variant):
     """One whole graph, every operation of which a line of the network asks for, and the fused kernel in each layer."""
@@ -112,6 +112,7 @@ def test_every_architecture_compiles_whole(a):
     assert torch.equal(logits, network(tokens))
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(architectures(ONE_MLP, max_ctx=6), st.data())
 def test_so_does_a_tap_that_keeps_and_edits(a, data):

@@ -233,7 +233,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", one_in(3, KINDS))
+@pytest.mark.parametrize("kind", one_in(4, KINDS))
 def test_every_kind_of_architecture_is_experimented_on(kind: str):
     """Patching keys of grouped queries, streams and heads; ablation; steering; a text under an edit."""
     model = small_model(**KINDS[kind])

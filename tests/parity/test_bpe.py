@@ -111,6 +111,7 @@ def test_gpt2_four_ways(gpt2, shakespeare, udhr):
         assert text == bpe_decode(ids, slow)
 
 
+@pytest.mark.slow
 @pytest.mark.item("S0-1.1-j", "S0-1.1-l")
 def test_every_token_of_gpt2_is_a_fixed_point(gpt2):
     """50,256 tokens; 344 are not UTF-8 alone and so are no text's encoding by themselves."""

@@ -156,6 +156,7 @@ def test_adapters_name_the_modules_of_the_whole_model(tmp_path):
     assert whole_model_name("lm_head") == text_model_name("lm_head") == "lm_head"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 @pytest.mark.filterwarnings("ignore::pellucid.hub.folder.LoadWarning")
 def test_peft_reads_the_adapters_of_a_run_on_the_whole_model(tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from pellucid.serve.app import make_app
 from pellucid.serve.opening import EngineOptions, describe_engine, engine_for
 from pellucid.serve.served import ServedModel
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
+from some_cases import one_in
 
 TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer. " * 3
 
@@ -68,7 +69,7 @@ def complete(client, model, **body):
     return answer.json()
 
 
-@pytest.mark.parametrize("name", ["ngram", "recurrent", "mixture"])
+@pytest.mark.parametrize("name", one_in(3, ["ngram", "recurrent", "mixture"]))
 def test_a_predictor_generates_what_it_generates_alone(client, predictors, name):
     prompts = ["To be", "or", "that is the question: whether 'tis nobler"]
     expected = predictors[name].generate_many(prompts, n=2, max_tokens=40, seed=7)

@@ -281,6 +281,7 @@ def test_attention_that_no_fused_kernel_computes_is_explicit_and_says_so(text, a
     assert resolve.resolve_attention(recipe, CPU) == ("explicit", said)
 
 
+@pytest.mark.slow
 def test_explicit_attention_trains_to_the_same_losses_and_resumes_bit_for_bit(text, tmp_path):
     plain, written = (start(text, tmp_path / w, attention=w, dropout=0.0).path for w in ("fused", "explicit"))
     losses = [[row["loss"] for row in rows(run) if "loss" in row] for run in (plain, written)]

@@ -67,6 +67,7 @@ def test_drawn_architectures(a, options):
     assert_equal_to_the_walk(with_options(a, **options[1]))
 
 
+@pytest.mark.slow
 def test_layers_that_differ_in_turn():
     a = shrunk(preset("small"), 15)
     a = replace(a, attention=replace(a.attention, windows=(0, 8)), positions=replace(a.positions, every=3))
@@ -101,6 +102,7 @@ def test_repeated_layers_of_networks_that_processes_divide(shard, tensor, option
         assert with_repeated_layers.at(batch) == with_all_layers.at(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["fused", "explicit"])
 def test_dropout_that_is_drawn_by_sample(attention):
     """Of the pattern too: the fused kernel writes it down then, for each layer, as numbers and as what is kept."""
@@ -113,6 +115,7 @@ def test_dropout_that_is_drawn_by_sample(attention):
     assert with_dropout - without > patterns  # a byte for each entry that may be dropped
 
 
+@pytest.mark.slow
 def test_adapters():
     recipe = with_options(shrunk(preset("small"), 4), batch=2, optimizer="adamw")
     assert_equal_to_the_walk(replace(recipe, adapt=replace(recipe.adapt, rank=4)))

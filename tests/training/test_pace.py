@@ -181,6 +181,7 @@ def test_the_last_evaluation_is_cut_when_the_time_is_over(text, tmp_path, monkey
     assert "finished" in again.text
 
 
+@pytest.mark.slow
 def test_a_run_that_is_made_longer_by_minutes_ends_in_time(text, tmp_path, monkeypatch):
     """From where it stands, with a schedule of its own; what was planned behind that step is forgotten."""
     run = tmp_path / "run"

@@ -306,6 +306,7 @@ def test_a_signal_among_the_steps_of_any_kind_is_followed_by_a_save(child, tmp_p
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_made_longer_is_as_it_was_when_its_measurement_is_interrupted(child, tmp_path, monkeypatch):
     text = write_text(tmp_path)
     run = start(text, tmp_path / "run", steps=4).path

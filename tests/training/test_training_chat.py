@@ -65,6 +65,7 @@ def data_of(run):
     return tokens, ChatData(tokens, run.recipe, torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_training_is_a_plain_loop_of_transformers(base, conversations, tmp_path):
     """The same model, resized and started at the mean, one conversation at a time, with AdamW: the same losses."""
     fields = FIELDS | {"optimizer": "adamw", "learning_rate": 1e-3, "schedule": "constant", "warmup": 0}
