@@ -88,7 +88,7 @@ def rewritten(path, tmp_path, kind=None, tensors=None, **changes):
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"llama__expert_count": 8}, FamilyError, "mixtures of experts are not read from GGUF"),
+        ({"llama__expert_count": 8}, FolderError, "expert_used_count"),
         ({"llama__rope__scaling__type": "yarn"}, FamilyError, "type = yarn: expected none or linear"),
         ({"llama__rope__dimension_count": 4}, FamilyError, "dimension_count = 4, and heads have 8 coordinates"),
         ({"llama__block_count": None}, FolderError, "block_count"),

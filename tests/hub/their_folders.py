@@ -25,10 +25,14 @@ NEOX = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
+OF_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "head_dim": 8, "norm_topk_prob": True}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
     "llama": ("LlamaForCausalLM", LLAMA),
     "qwen3": ("Qwen3ForCausalLM", LLAMA | {"head_dim": 8}),
+    "mixtral": ("MixtralForCausalLM", LLAMA | {"num_local_experts": 5, "head_dim": 8, "sliding_window": None}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", LLAMA | OF_EXPERTS | {"moe_intermediate_size": 24, "intermediate_size": 48}),
+    "olmoe": ("OlmoeForCausalLM", LLAMA | {"num_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
     "gpt_neox": ("GPTNeoXForCausalLM", NEOX),
 }
 

@@ -1,9 +1,10 @@
-"""Write GGUF, the single file that llama.cpp reads, for the GPT-2, Llama and Qwen3 architectures with byte-level BPE.
+"""Write GGUF, the single file that llama.cpp reads, for the GPT-2, Llama and Qwen3 architectures, and for Mixtral's,
+Qwen3's and OLMoE's mixtures of experts, with byte-level BPE.
 
 Names, keys and layouts are those of llama.cpp's own conversion. Matrices are stored out x in, as ours are (a GGUF file
 lists the sizes in reverse). For Llama, llama.cpp rotates neighbouring coordinates (2d, 2d + 1) of queries and keys, so
-the rows of a model that rotates halves (d, d + d_head / 2) are reordered head by head. For Qwen3 it rotates halves, as
-we do.
+the rows of a model that rotates halves (d, d + d_head / 2) are reordered head by head. For Qwen3 and OLMoE it rotates
+halves, as we do. The maps of all experts of a layer are one tensor, experts x out x in.
 """
 
 import json
@@ -53,17 +54,55 @@ QWEN3_NAMES = LLAMA_NAMES | {
     "blk.{i}.attn_q_norm": "blocks.{i}.attn.query_norm",
     "blk.{i}.attn_k_norm": "blocks.{i}.attn.key_norm",
 }
+OF_EXPERTS = {
+    "blk.{i}.ffn_gate_inp": "blocks.{i}.mlp.router",
+    "blk.{i}.ffn_gate_exps": "blocks.{i}.mlp.experts.{e}.gate",
+    "blk.{i}.ffn_up_exps": "blocks.{i}.mlp.experts.{e}.up.0",
+    "blk.{i}.ffn_down_exps": "blocks.{i}.mlp.experts.{e}.down",
+}
+
+
+def _with_experts(names: dict[str, str]) -> dict[str, str]:
+    """The same with a router and experts, whose number is {e}, in the place of the MLP."""
+    return {theirs: ours for theirs, ours in names.items() if ".mlp." not in ours} | OF_EXPERTS
+
+
+#: by the family whose options they are
 NAMES: dict[str, dict[str, str | tuple[str, ...]]] = {
     "gpt2": dict(GPT2_NAMES),
     "llama": dict(LLAMA_NAMES),
     "qwen3": dict(QWEN3_NAMES),
+    "mixtral": dict(_with_experts(LLAMA_NAMES)),
+    "qwen3_moe": dict(_with_experts(QWEN3_NAMES)),
+    "olmoe": dict(_with_experts(QWEN3_NAMES)),
 }
+#: general.architecture, where it is not the family's name
+THEIR_NAMES = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}
+SILU, SCALED = ("silu",), ("none", "linear")
 #: options that llama.cpp fixes, with the values it allows
-FIXED: dict[str, dict[str, tuple[str, ...]]] = {
+FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     "gpt2": {"mlp.activation": ("gelu_tanh",), "attention.scale": ("1/sqrt(d_head)",)},
-    "llama": {"mlp.activation": ("silu",), "positions.scaling": ("none", "linear", "llama3")},
-    "qwen3": {"mlp.activation": ("silu",), "attention.bias": ("none",), "positions.scaling": ("none", "linear")},
+    "llama": {"mlp.activation": SILU, "positions.scaling": (*SCALED, "llama3")},
+    "qwen3": {"mlp.activation": SILU, "attention.bias": ("none",), "positions.scaling": SCALED},
+    "mixtral": {"mlp.activation": SILU, "positions.scaling": SCALED},
+    # the scores of the chosen experts sum to one for the first, and are left as they are for the second
+    "qwen3_moe": {
+        "mlp.activation": SILU,
+        "attention.bias": ("none",),
+        "positions.scaling": SCALED,
+        "mlp.router_softmax": ("chosen",),
+    },
+    "olmoe": {
+        "mlp.activation": SILU,
+        "attention.bias": ("none",),
+        "positions.scaling": SCALED,
+        "mlp.router_softmax": ("all",),
+    },
 }
+#: families whose queries and keys llama.cpp rotates by neighbours
+TURNING = ("llama", "mixtral")
+#: how a tensor of theirs joins ours: row after row, with the rows of every head in another order, one for each expert
+LAYOUTS = ("rows", "halves", "experts")
 TURNED = ("blk.{i}.attn_q", "blk.{i}.attn_k")
 #: our name of a number format -> theirs, and its number for general.file_type
 WEIGHTS = {"float32": ("F32", 0), "float16": ("F16", 1), "q8_0": ("Q8_0", 7)}
@@ -73,7 +112,7 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 
 def gguf_architecture(a: Architecture) -> str:
-    """gpt2, llama or qwen3. Raises FamilyError with the option that each of them cannot represent."""
+    """The family of NAMES that represents it. Raises FamilyError with the option that each of them cannot represent."""
     ways = {name: _in_the_way(a, name) for name in NAMES}
     for name, way in ways.items():
         if not way:
@@ -84,7 +123,7 @@ def gguf_architecture(a: Architecture) -> str:
 
 def _in_the_way(a: Architecture, name: str) -> str:
     # dropout has no effect there, and either rotary layout can be converted
-    a = a.with_fields({"dropout": 0.0} | ({"positions.layout": "halves"} if name == "llama" else {}))
+    a = a.with_fields({"dropout": 0.0} | ({"positions.layout": "halves"} if name in TURNING else {}))
     if way := in_the_way(a, FAMILIES[name]):
         return way
     values = {
@@ -92,9 +131,12 @@ def _in_the_way(a: Architecture, name: str) -> str:
         "attention.scale": a.attention.scale,
         "attention.bias": a.attention.bias,
         "positions.scaling": a.positions.scaling,
+        "mlp.router_softmax": a.mlp.router_softmax,
     }
-    if name == "qwen3" and any(visible_windows(a)):
+    if any(visible_windows(a)):
         return f"attention.windows = {list(a.attention.windows)}"
+    if name == "olmoe" and a.n_kv_heads != a.n_heads:
+        return f"attention.n_kv_heads = {a.n_kv_heads}"
     wrong = [field for field, allowed in FIXED[name].items() if values[field] not in allowed]
     return f"{wrong[0]} = {values[wrong[0]]}" if wrong else ""
 
@@ -106,38 +148,49 @@ def tensors_of(state: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[s
     """Our tensors under their names, one at a time. A tied readout is omitted: llama.cpp reads the embedding
     instead.
     """
-    for theirs, ours, turned in gguf_tensors(a):
-        parts = [state[name] for name in ours]
-        tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
-        yield theirs, interleave_halves(tensor, a.d_head) if turned else tensor
+    for theirs, ours, layout in gguf_tensors(a):
+        yield theirs, in_their_layout([state[name] for name in ours], layout, a)
     if gguf_architecture(a) == "llama" and a.positions.scaling == "llama3":
         yield "rope_freqs.weight", frequency_factors(a)
 
 
+def in_their_layout(parts: list[Tensor], layout: str, a: Architecture) -> Tensor:
+    """The tensor of theirs that joins ours, in one of the LAYOUTS."""
+    if layout == "experts":
+        return torch.stack(parts)
+    tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return interleave_halves(tensor, a.d_head) if layout == "halves" else tensor
+
+
 def from_gguf(tensors: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[str, Tensor]]:
     """The inverse of `tensors_of`, with which a written file is checked."""
-    for theirs, ours, turned in gguf_tensors(a):
-        yield from separated(tensors[theirs], ours, turned, a)
+    for theirs, ours, layout in gguf_tensors(a):
+        yield from separated(tensors[theirs], ours, layout, a)
 
 
-def separated(tensor: Tensor, ours: tuple[str, ...], turned: bool, a: Architecture) -> Iterator[tuple[str, Tensor]]:
+def separated(tensor: Tensor, ours: tuple[str, ...], layout: str, a: Architecture) -> Iterator[tuple[str, Tensor]]:
     """Our tensors that one of theirs joins, by name."""
+    if layout == "experts":
+        return zip(ours, tensor, strict=True)
     shapes = parameter_shapes(a)
-    tensor = separate_halves(tensor, a.d_head) if turned else tensor
-    yield from zip(ours, tensor.split([shapes[name][0] for name in ours]), strict=True)
+    tensor = separate_halves(tensor, a.d_head) if layout == "halves" else tensor
+    return zip(ours, tensor.split([shapes[name][0] for name in ours]), strict=True)
 
 
-def gguf_tensors(a: Architecture) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """(their tensor, our tensors, whether its rows are rotary coordinates in another order)."""
+def gguf_tensors(a: Architecture) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """(their tensor, our tensors, how it joins them: one of LAYOUTS)."""
     shapes, shape = parameter_shapes(a), gguf_architecture(a)
     for theirs, ours in NAMES[shape].items():
         modules = (ours,) if isinstance(ours, str) else ours
+        layout = "halves" if shape in TURNING and theirs in TURNED and a.positions.layout == "halves" else "rows"
+        if theirs.endswith("_exps"):
+            modules = tuple(modules[0].replace("{e}", str(e)) for e in range(a.mlp.experts))
+            layout = "experts"
         for i in range(a.n_layers) if "{i}" in theirs else [0]:
             for ours_part, part in (("weight", "weight"), ("gain", "weight"), ("bias", "bias")):
                 names = tuple(f"{module.format(i=i)}.{ours_part}" for module in modules)
                 if names[0] in shapes:
-                    turned = shape == "llama" and theirs in TURNED and a.positions.layout == "halves"
-                    yield f"{theirs.format(i=i)}.{part}", names, turned
+                    yield f"{theirs.format(i=i)}.{part}", names, layout
 
 
 def interleave_halves(rows: Tensor, d_head: int) -> Tensor:
@@ -177,12 +230,16 @@ def keys_of(a: Architecture) -> dict[str, Any]:
     keys |= {
         "attention.head_count_kv": a.n_kv_heads,
         "attention.layer_norm_rms_epsilon": a.norm.eps,
-        "attention.key_length": a.d_head,
-        "attention.value_length": a.d_head,
         "rope.freq_base": a.positions.base,
     }
-    if shape == "llama":
+    if shape != "olmoe":  # whose heads are d_model / n_heads wide
+        keys |= {"attention.key_length": a.d_head, "attention.value_length": a.d_head}
+    if shape in TURNING:
         keys |= {"rope.dimension_count": a.d_head, "vocab_size": a.n_vocab}
+    if a.mlp.experts:
+        keys |= {"expert_count": a.mlp.experts, "expert_used_count": a.mlp.experts_per_token}
+    if shape == "qwen3_moe":  # the first is of layers without experts, of which there are none; Qwen gives this product
+        keys |= {"feed_forward_length": a.d_ff * a.mlp.experts_per_token, "expert_feed_forward_length": a.d_ff}
     if a.positions.scaling == "linear":
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": a.positions.factor}
     return keys
@@ -252,13 +309,13 @@ def write_gguf(
 ) -> int:
     """Write the file, one tensor at a time. Returns the bytes of tensors. Raises ImportError without the package gguf.
 
-    weights  number format of matrices: float32, float16 or q8_0 (8 bits, with a scale for every 32 numbers). Vectors
-    and
-             position tables stay float32, as llama.cpp requires.
+    weights  number format of matrices: float32, float16 or q8_0 (8 bits, with a scale for every 32 numbers). Vectors,
+             position tables and routers stay float32, as llama.cpp requires.
     """
     import gguf
 
     shape = gguf_architecture(a)
+    shape = THEIR_NAMES.get(shape, shape)
     if tokenizer is None:
         raise FamilyError("a GGUF file includes a tokenizer, but this model has none: load it with tokenizer=PATH")
     said = tokenizer_keys(tokenizer, a.n_vocab)
@@ -288,8 +345,8 @@ def write_gguf(
 
 
 def _kept_in(theirs: str, tensor: Tensor, word: str) -> str:
-    """The number format of a tensor: vectors and positions as they are; float16 if rows are not blocks of 32."""
-    if tensor.ndim == 1 or theirs.startswith("position_embd"):
+    """The number format of a tensor: vectors, positions and routers as they are; rows of no blocks of 32 as float16."""
+    if tensor.ndim == 1 or theirs.startswith("position_embd") or "ffn_gate_inp" in theirs:
         return "F32"
     return "F16" if word == "Q8_0" and tensor.shape[-1] % 32 else word
 

@@ -1,7 +1,8 @@
 """Open a GGUF file, llama.cpp's single file, as a model: the inverse of `pellucid.hub.gguf`.
 
-The architectures are those that are written: gpt2, llama and qwen3, as llama.cpp's own conversion stores them. Tensors
-in fewer bits (q8_0, q4_0, ...) are turned into float32 as they are read, one at a time.
+The architectures are those that are written: gpt2, llama (with experts: Mixtral), qwen3, qwen3moe and olmoe, as
+llama.cpp's own conversion stores them. Tensors in fewer bits (q8_0, q4_0, ...) are turned into float32 as they are
+read, one at a time, the experts' one by one.
 """
 
 import json
@@ -24,6 +25,7 @@ from pellucid.hub.gguf import (
     CONTROL,
     NAMES,
     PATTERNS,
+    THEIR_NAMES,
     UNUSED,
     USER_DEFINED,
     frequency_factors,
@@ -38,6 +40,12 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer
 FACTORS = "rope_freqs.weight"
 #: positions.factor, low, high and n_trained of the Llama 3 models; a file holds only the factors computed of them
 LLAMA3 = ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192))
+#: families of mixtures of experts, with the entries that say how llama.cpp divides the shares of their experts
+OF_MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {},
+    "qwen3_moe": {"norm_topk_prob": True},
+    "olmoe": {"norm_topk_prob": False},
+}
 #: formats that lose no digits of float32
 EXACT = ("F32", "F64")
 
@@ -49,10 +57,14 @@ class GGUFTensors(Mapping[str, Tensor]):
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
 
     def __getitem__(self, name: str) -> Tensor:
+        return self.read(name, ...)
+
+    def read(self, name: str, part: Any) -> Tensor:
+        """A tensor, or a part of its first axis: nothing else of it is read."""
         import gguf
 
         tensor = self.tensors[name]
-        return torch.from_numpy(np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32))
+        return torch.from_numpy(np.array(gguf.quants.dequantize(tensor.data[part], tensor.tensor_type), np.float32))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
@@ -75,11 +87,13 @@ class OurTensors(Mapping[str, Tensor]):
 
     def __init__(self, theirs: GGUFTensors, a: Architecture):
         self.theirs, self.architecture = theirs, a
-        self.sources = {name: (source, ours, turned) for source, ours, turned in gguf_tensors(a) for name in ours}
+        self.sources = {name: (source, ours, layout) for source, ours, layout in gguf_tensors(a) for name in ours}
 
     def __getitem__(self, name: str) -> Tensor:
-        source, ours, turned = self.sources[name]
-        return dict(separated(self.theirs[source], ours, turned, self.architecture))[name]
+        source, ours, layout = self.sources[name]
+        if layout == "experts":
+            return self.theirs.read(source, ours.index(name))
+        return dict(separated(self.theirs[source], ours, layout, self.architecture))[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.sources)
@@ -171,16 +185,18 @@ def architecture_from(keys: Mapping[str, Any], tensors: GGUFTensors) -> Architec
     Raises FamilyError for another kind of model, and LookupError for entries that are missing.
     """
     kind = keys["general.architecture"]
-    if kind not in NAMES:
-        raise FamilyError(
-            f"general.architecture = {kind}: of GGUF files those of {', '.join(NAMES)} are read; give the model's "
-            "Hugging Face folder"
-        )
     own = {name.removeprefix(f"{kind}."): value for name, value in keys.items() if name.startswith(f"{kind}.")}
-    if own.get("expert_count"):
-        raise FamilyError(f"{kind}.expert_count = {own['expert_count']}: mixtures of experts are not read from GGUF")
+    families = {(THEIR_NAMES.get(name, name), name in OF_MIXTURES): name for name in NAMES}
+    family = families.get((kind, bool(own.get("expert_count"))))
+    if family is None:
+        known = ", ".join(f"{name} with experts" if experts else name for name, experts in families)
+        given = f"{kind} with {own['expert_count']} experts" if own.get("expert_count") else kind
+        raise FamilyError(
+            f"general.architecture = {given}: of GGUF files those of {known} are read; give the model's Hugging Face "
+            "folder"
+        )
     n_vocab = int(tensors.tensors["token_embd.weight"].shape[-1])
-    config: dict[str, Any] = {"model_type": kind, "vocab_size": n_vocab}
+    config: dict[str, Any] = {"model_type": family, "vocab_size": n_vocab}
     config["tie_word_embeddings"] = "output.weight" not in tensors
     if kind == "gpt2":
         sizes = {"n_layer": "block_count", "n_positions": "context_length", "n_embd": "embedding_length"}
@@ -200,13 +216,19 @@ def architecture_from(keys: Mapping[str, Any], tensors: GGUFTensors) -> Architec
         "intermediate_size": own["feed_forward_length"],
         "num_attention_heads": n_heads,
         "num_key_value_heads": own.get("attention.head_count_kv", n_heads),
-        "head_dim": d_head,
         "rms_norm_eps": own["attention.layer_norm_rms_epsilon"],
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "rope_parameters": {"rope_theta": own.get("rope.freq_base", 10_000.0)} | scaling_from(kind, own),
     }
-    if kind == "llama":
+    if family != "olmoe":
+        config["head_dim"] = d_head
+    if family == "llama":
         config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+    if family in OF_MIXTURES:
+        config |= OF_MIXTURES[family] | {"num_experts": own["expert_count"]}
+        config["num_experts_per_tok"] = own["expert_used_count"]
+    if family == "qwen3_moe":
+        config["moe_intermediate_size"] = own["expert_feed_forward_length"]
     a = architecture_of(config)
     return with_factors(a, tensors[FACTORS]) if FACTORS in tensors else a
 
