@@ -11,6 +11,7 @@ from tests.training.tiny import recipe_for
 from torch.utils.flop_counter import FlopCounterMode
 
 import pellucid.plan.planning as planning
+from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.cli import main
 from pellucid.model import Cache, Transformer
@@ -60,7 +61,7 @@ def counted(do) -> float:
 @given(any_architectures())
 def test_flops_are_those_of_every_product_that_is_computed(a: Architecture):
     """Of a forward pass on a full row, attention written out."""
-    network = Transformer(a).eval()
+    network = make_network(a, dtype=torch.float32).eval()  # a router without numbers chooses no experts
     choose_attention_kernel(network, "explicit")
     tokens = draw_tokens(a, 1, a.n_ctx)
     source = None if a.encoder is None else draw_tokens(a.encoder, 1, a.encoder.n_ctx)
@@ -77,7 +78,7 @@ def test_flops_are_those_of_every_product_that_is_computed(a: Architecture):
 def test_a_token_is_written_with_the_products_of_one_position(a: Architecture):
     if a.n_ctx < 2:
         return
-    network = Transformer(a).eval()
+    network = make_network(a, dtype=torch.float32).eval()
     choose_attention_kernel(network, "explicit")
     source = {} if a.encoder is None else {"source": network.encode(draw_tokens(a.encoder, 1, a.encoder.n_ctx))}
     with torch.no_grad():

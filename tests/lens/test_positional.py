@@ -73,6 +73,8 @@ def test_biases_are_what_the_scores_gain(a):
             block.attn.query.weight.zero_()
             if block.attn.query.bias is not None:
                 block.attn.query.bias.zero_()
+            if getattr(block.attn.query_norm, "bias", None) is not None:
+                block.attn.query_norm.bias.zero_()
     bias = distance_bias(Circuits(network), 0, 4)
     scores = trace(network, None, draw_tokens(a, 1, 4))["blocks.0.attn.scores"][0]
     for back in range(4):
