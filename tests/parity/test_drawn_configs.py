@@ -76,7 +76,7 @@ def test_drawn_configurations_are_equal_or_refused(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_many_drawn_configurations_are_equal_or_refused(name):
-    compare_all(name, range(8, 208), equal=60)
+    compare_all(name, range(10, 130), equal=40)
 
 
 @pytest.mark.parametrize("name", TINY)

