@@ -221,6 +221,28 @@ def test_four_hundred_billion_parameters_on_8192_processes_are_planned_in_little
     assert int(re.search(r"VmHWM:\s*(\d+) kB", said[end:])[1]) * 1024 < 1e9
 
 
+#: the smallest mixture of experts that is planned
+EXPERTS = {"n_layers": 2, "d_model": 64, "n_heads": 2, "n_ctx": 32, "n_vocab": 256, "mlp.form": "gated"}
+EXPERTS |= {"mlp.experts": 4, "mlp.experts_per_token": 2}
+
+
+@pytest.mark.filterwarnings("ignore:the memory is found by running a step without numbers")
+def test_a_plan_says_that_its_memory_is_a_bound_and_why(capsys, tmp_path):
+    """Which rows an expert computes depends on numbers, and a plan has shapes alone."""
+    architecture = preset("modern").with_fields(EXPERTS)
+    (tmp_path / "experts.json").write_text(json.dumps(architecture.to_dict()))
+    options = ["--processes", "2", "--accelerator", "h100-sxm", "--no-measure"]
+    assert main(["plan", str(tmp_path / "experts.json"), *options]) == 0
+    said, why = capsys.readouterr().out, "the rows of an expert are no linear function of the batch"
+    assert f"upper bound, the sum of the most that its parts need at any time: {why}" in said
+    assert main(["plan", str(tmp_path / "experts.json"), *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["on_processes"][0]["why_bound"] == why
+    # copies of the network are walked, which is exact
+    assert not plan_processes(
+        with_train(default_recipe(architecture), batch=2), layout_of(2, replicate=2), H100
+    ).why_bound
+
+
 def test_the_command_prints_processes(capsys):
     assert main(["plan", "gpt2", "--processes", "4", "--accelerator", "h100-sxm", "--no-measure"]) == 0
     said = capsys.readouterr().out

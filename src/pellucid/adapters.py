@@ -1,12 +1,6 @@
-"""Runs of low-rank adapters: find their base model again, and export them for other projects."""
+"""Runs of low-rank adapters: export them for other projects."""
 
-import hashlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from pellucid.hub.open import find_folder, open_folder
 from pellucid.hub.own_code import PREFIX
@@ -16,50 +10,10 @@ from pellucid.hub.tables import FAMILIES, Family
 from pellucid.hub.text_towers import whole_model_name
 from pellucid.hub.write import families_for
 from pellucid.model.lora import factors
-from pellucid.model.weights import with_new_rows
 from pellucid.runs.checkpoint import named_checkpoint
 from pellucid.runs.options import RecipeError
-from pellucid.training.config import Base
-from pellucid.training.load import load_run, read_recipe
+from pellucid.training.load import read_recipe
 from pellucid.training.recipe import Recipe
-
-Weights = Mapping[str, Tensor]
-
-
-def base_of(given: str | Path, provenance: Mapping[str, Any], weights: Weights) -> Base:
-    """What a recipe records of the base model: its path, and the hash of its weights."""
-    path = str(Path(given).resolve()) if Path(given).exists() else str(given)
-    return Base(path, str(provenance.get("step", "")), fingerprint(weights))
-
-
-def fingerprint(weights: Weights) -> str:
-    """SHA-256 of every parameter as float32, in order of their names, independent of the file layout."""
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(name.encode())
-        digest.update(weights[name].detach().float().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def base_weights(recipe: Recipe) -> dict[str, Tensor]:
-    """The base weights of an adapter run, float32, read from their original place.
-
-    Ids that are new to the vocabulary have their first rows. Raises RecipeError if the weights are gone or have
-    changed.
-    """
-    assert recipe.base is not None
-    path = find_folder(recipe.base.path)
-    try:
-        if (path / "recipe.json").exists():
-            network, _, _ = load_run(path, recipe.base.checkpoint, torch.device("cpu"), base_weights)
-            weights = {name: p.detach() for name, p in network.named_parameters()}
-        else:
-            weights = {name: p.float() for name, p in open_folder(path).ours()}
-    except ValueError as error:
-        raise RecipeError(f"the model that the adapters change cannot be read: {error}") from None
-    if fingerprint(weights) != recipe.base.sha256:
-        raise RecipeError(f"{path} holds other weights than those that the adapters change: put that model back")
-    return with_new_rows(weights, recipe.model.n_vocab, recipe.new_ids) if recipe.new_ids else weights
 
 
 def family_of_base(recipe: Recipe) -> Family | None:

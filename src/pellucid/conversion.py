@@ -10,12 +10,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from pellucid.adapters import base_weights, family_of_base, write_run_adapter
+from pellucid.adapters import family_of_base, write_run_adapter
 from pellucid.architecture import Architecture
 from pellucid.destination import check_destination, written_aside
 from pellucid.hub import transformers_bridge as source
 from pellucid.hub.card import write_card
-from pellucid.hub.families import FAMILIES, FamilyError, LazyStateDict, config_of, each_to_ours, each_to_theirs
+from pellucid.hub.families import FAMILIES, FamilyError, config_of, each_to_ours, each_to_theirs
 from pellucid.hub.files import ADAPTER, FolderError, read_object
 from pellucid.hub.folder import Folder
 from pellucid.hub.gguf import from_gguf as gguf_to_ours
@@ -42,6 +42,7 @@ from pellucid.model import Transformer
 from pellucid.model.weights import state_of
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.run_dir import MACHINE, read_json
+from pellucid.starting_model import base_weights
 from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.training.load import load_run, read_recipe
@@ -93,7 +94,7 @@ class SourceModel:
         """The parameters by name; those of a folder are read when they are looked up."""
         if self.folder is None:
             return dict(self.ours())
-        return LazyStateDict(self.folder.shards, self.folder.config, self.family) if self.family else self.folder.shards
+        return self.folder.state()
 
     def network(self, dtype: torch.dtype) -> Transformer:
         """The network in memory, in eval mode."""

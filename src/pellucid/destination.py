@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -77,11 +77,11 @@ def replace_file(path: Path, content: bytes) -> None:
     flush_folder(path.parent)
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """The bytes are on disk when this returns; an OSError names the file."""
+def write_durably(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
+    """The bytes are on disk when this returns; they may come piece by piece. An OSError names the file."""
     try:
         with open(path, "wb") as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

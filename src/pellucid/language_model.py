@@ -12,7 +12,6 @@ from typing import Any, Literal, Unpack, overload
 import torch
 from torch import Tensor
 
-from pellucid.adapters import base_weights
 from pellucid.architecture import Architecture
 from pellucid.destination import check_destination
 from pellucid.edits import Edit
@@ -46,6 +45,7 @@ from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.transformer_mixture import mixed_with
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.device import resolve_device
+from pellucid.starting_model import base_weights
 from pellucid.tensor_names import AttentionPart
 from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
 from pellucid.text.ids import IdTokenizer
@@ -427,10 +427,8 @@ def load(
         check_finite(network, f"{folder}, step {step}", allow_nan)
         return LanguageModel(network, own, {"folder": str(folder), "step": step}, read_chat_template(folder))
     opened = open_folder(folder := find_folder(model, revision), trust=trust)
-    if (reads := opened.tokenizer(tokenizer)) is None:
-        reads = opened.ids()
-    chat_template, why_none = opened.chat_template()
-    for sentence in (*opened.notes(reads), *why_none):
+    reads, chat_template, sentences = opened.described(tokenizer)
+    for sentence in sentences:
         warnings.warn(sentence, LoadWarning, stacklevel=2)
     network = read_network(opened.architecture, opened.ours(), dtype, torch_device)
     check_finite(network, str(folder), allow_nan)

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
-from pellucid.adapters import base_of, base_weights, write_run_adapter
+from pellucid.adapters import write_run_adapter
 from pellucid.generate.samples import sampler_for
 from pellucid.hub.families import FamilyError
 from pellucid.hub.targets import PRESET_FOR, Target, check_target
-from pellucid.language_model import ModelError, load
+from pellucid.language_model import ModelError
 from pellucid.plan.sizing import sizing_of
 from pellucid.predictors.recipe import Kind as PredictorKind
 from pellucid.predictors.recipe import PredictorRecipe
@@ -25,6 +25,7 @@ from pellucid.runs.options import RecipeError
 from pellucid.runs.pipeline import NO_FOLDER, Run, follow_run, resume_run, start_run
 from pellucid.runs.processes import ALONE, Processes, world_size
 from pellucid.runs.reporter import PlainReporter, QuietReporter
+from pellucid.starting_model import base_weights, open_starting_model
 from pellucid.training.config import ParallelOptions
 from pellucid.training.kinds import LOADERS, kind_of
 from pellucid.training.load import read_recipe
@@ -218,7 +219,9 @@ def follow_transformer(inputs: tuple[str, ...], processes: Processes) -> Run[Rec
     """Train together with the first process, in the run that it has started or resumed; `inputs` where they moved."""
     run_dir, step = processes.announced()
     recipe = read_recipe(run_dir)
-    weights = base_weights(recipe) if recipe.adapt.rank else None
+    divides = recipe.parallel.shard * recipe.parallel.tensor > 1  # else the first process sends the first weights
+    starts_from = recipe.base is not None and (recipe.adapt.rank or (step is None and divides))
+    weights = base_weights(recipe) if starts_from else None
     moved_recipe = replace(recipe, inputs=inputs or recipe.inputs)
     sampler = sampler_for(recipe.train.objective)
     trainable = TransformerTrainable(moved_recipe, sampler, weights=weights, processes=processes)
@@ -285,11 +288,10 @@ def start_from(
     check_changes(changes, start, paths)
     if (Path(model) / "recipe.json").exists() and (kind := kind_of(Path(model))) != "transformer":
         raise ModelError(f"{model} is a run of kind {kind}: --from needs a transformer")
-    source = load(model, device="cpu")
-    weights = dict(source.network.named_parameters())
-    base = base_of(model, source.provenance, weights)
-    run_recipe = replace(make_recipe_on(source.architecture, paths, changes, start), base=base)
-    return run_recipe, {"tokenizer": source.tokenizer, "chat_template": source.chat_template, "weights": weights}
+    source = open_starting_model(model)
+    run_recipe = replace(make_recipe_on(source.architecture, paths, changes, start), base=source.base)
+    opened = {"tokenizer": source.tokenizer, "chat_template": source.chat_template, "weights": source.weights}
+    return run_recipe, opened
 
 
 def resume_transformer(

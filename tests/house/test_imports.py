@@ -23,8 +23,8 @@ FLOORS = (
     ("predictors", "training", "generate", "lens", "hub"),
     # vision trains a network of their own, so it stands above training
     ("plan", "verify", "vision", "baselines"),
-    # adapters are trained in one room and named for other projects in another
-    ("adapters",),
+    # adapters are trained in one room and named for other projects in another; a run starts from files of either
+    ("adapters", "starting_model"),
     # a conversion is checked before it is given its name
     ("conversion", "report"),
     ("serve", "look"),

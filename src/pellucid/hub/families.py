@@ -515,6 +515,9 @@ class LazyStateDict(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         (ours, theirs, row), i = self.where[name]
         tensor = self.left[theirs] if theirs in self.left else self.tied[theirs]
+        if row.joins_experts:  # of one expert alone
+            expert, i = divmod(i, len(row.modules))
+            tensor = tensor[expert : expert + 1]
         return split_tensor(tensor, [self.shapes[one][0] for one in ours], row, self.a)[i]
 
     def __iter__(self) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.hub.families import each_to_ours, unknown_entries
+from pellucid.hub.families import LazyStateDict, each_to_ours, unknown_entries
 from pellucid.hub.files import FolderError
 from pellucid.hub.mxfp4 import Mxfp4Tensors
 from pellucid.hub.shards import Shards
@@ -56,6 +56,28 @@ class Folder:
         """Every parameter under our name, one at a time, in the precision of the files; a tied embedding once."""
         ours = each_to_ours(self.shards, self.config, self.family) if self.family else iter(self.shards.items())
         return self.files.released(ours) if self.files else ours
+
+    def state(self) -> Mapping[str, Tensor]:
+        """The same by name, each read when it is looked up; `ours` checks what this does not."""
+        return LazyStateDict(self.shards, self.config, self.family) if self.family else self.shards
+
+    @property
+    def why_whole(self) -> str:
+        """Why no tensor can be read by itself, "" where each can."""
+        if isinstance(self.shards, Mxfp4Tensors):
+            return "its experts are MXFP4, of which all experts of a layer are computed at once"
+        if self.adapter is not None and self.family is not None:
+            return "an adapter is added to its weights as they are read"
+        return ""
+
+    def described(
+        self, tokenizer: Tokenizer | str | Path | None = None
+    ) -> tuple[Tokenizer, ChatTemplate | None, list[str]]:
+        """What reads its texts, `ids` where no tokenizer can; its chat template; and warnings about both and itself."""
+        own = self.tokenizer(tokenizer)
+        reads = self.ids() if own is None else own
+        chat_template, why_none = self.chat_template()
+        return reads, chat_template, [*self.notes(reads), *why_none]
 
     def tokenizer(self, given: Tokenizer | str | Path | None = None) -> Tokenizer | None:
         """The folder's tokenizer, or `given`, a tokenizer or its file; None if there is none that can be used.

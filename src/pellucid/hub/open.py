@@ -1,6 +1,6 @@
 """Open model folders, of the hub's layout or of Pellucid's, and check them before anything is allocated."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,17 +98,24 @@ def read_network(
     Raises FolderError for unknown, missing or misshapen ones.
     """
     network = empty_network(a, dtype, device)
-    missing = dict(network.named_parameters())
+    parameters = dict(network.named_parameters())
     with torch.no_grad():
-        for name, tensor in each:
-            p = missing.pop(name, None)
-            if p is None or p.shape != tensor.shape or not tensor.is_floating_point():
-                asked = "none of this name" if p is None else f"a floating-point tensor of shape {list(p.shape)}"
-                raise FolderError(f"the tensor {name} is {tensor.dtype} {list(tensor.shape)}: expected {asked}")
-            p.copy_(tensor)
+        for name, tensor in checked(each, {name: tuple(p.shape) for name, p in parameters.items()}):
+            parameters[name].copy_(tensor)
+    return network.eval()
+
+
+def checked(each: Iterable[tuple[str, Tensor]], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
+    """The same pairs. Raises FolderError for unknown, missing and misshapen tensors, and for those of integers."""
+    missing = dict(shapes)
+    for name, tensor in each:
+        shape = missing.pop(name, None)
+        if shape is None or shape != tensor.shape or not tensor.is_floating_point():
+            asked = "none of this name" if shape is None else f"a floating-point tensor of shape {list(shape)}"
+            raise FolderError(f"the tensor {name} is {tensor.dtype} {list(tensor.shape)}: expected {asked}")
+        yield name, tensor
     if missing:
         raise FolderError(f"the tensor {next(iter(missing))} is missing: the architecture needs it")
-    return network.eval()
 
 
 def download(name: str, revision: str | None = None) -> Path:

@@ -87,9 +87,13 @@ class Shards(Mapping[str, Tensor]):
             n_bytes += tensor.nbytes
             if n_bytes >= RELEASED_AFTER:
                 n_bytes = 0
-                for mapped in self._mapped.values():
-                    if hasattr(mmap, "MADV_DONTNEED"):  # Windows has none, and takes pages back by itself
-                        mapped.madvise(mmap.MADV_DONTNEED)
+                self.release()
+
+    def release(self) -> None:
+        """Let go of what was read of the mapped files; a tensor that is looked at again is read again."""
+        for mapped in self._mapped.values():
+            if hasattr(mmap, "MADV_DONTNEED"):  # Windows has none, and takes pages back by itself
+                mapped.madvise(mmap.MADV_DONTNEED)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)

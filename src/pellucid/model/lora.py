@@ -7,7 +7,7 @@ Ids that are new to the vocabulary have rows of their own in the embedding and t
 A network is adapted before training and merged after it; the forward pass of everything else stays as it is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,21 @@ class LoRALinear(nn.Linear):
         return made
 
 
-class RowsEmbedding(nn.Embedding):
+class KeepsIds(nn.Module):
+    """A module with a buffer of ids, which are known where it was made without memory and is given some."""
+
+    def keep(self, ids: Sequence[int], device: torch.device) -> None:
+        """Make the buffer `ids`."""
+        self.known = tuple(ids)
+        self.register_buffer("ids", torch.tensor(self.known, device=device), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "KeepsIds":
+        super()._apply(fn, recurse)
+        self.ids = torch.tensor(self.known, device=self.get_buffer("ids").device)
+        return self
+
+
+class RowsEmbedding(KeepsIds, nn.Embedding):
     """W_E[t] + R[k] for t = ids[k], where the rows R [k, m] of some ids alone are trained."""
 
     def __init__(self, plain: nn.Embedding, ids: Sequence[int]):
@@ -53,21 +67,21 @@ class RowsEmbedding(nn.Embedding):
             super().__init__(plain.num_embeddings, plain.embedding_dim)
         self.weight = plain.weight
         self.rows = nn.Parameter(plain.weight.new_zeros(len(ids), plain.embedding_dim))
-        self.register_buffer("ids", torch.tensor(ids, device=plain.weight.device), persistent=False)
+        self.keep(ids, plain.weight.device)
 
     def forward(self, input: Tensor) -> Tensor:
         is_new = input[..., None].eq(self.get_buffer("ids")).to(self.rows.dtype)
         return super().forward(input) + is_new @ self.rows
 
 
-class RowsUnembed(Unembed):
+class RowsUnembed(KeepsIds, Unembed):
     """The logits of a readout, and c x R^T more for the ids that have trained rows R [k, m]."""
 
     def __init__(self, plain: Unembed, rows: nn.Parameter, ids: Sequence[int]):
         nn.Module.__init__(self)
         self.weight, self.scale, self.cap, self.rows = plain.weight, plain.scale, plain.cap, rows
         self.bias = plain.bias if isinstance(plain, AffineUnembed) else None
-        self.register_buffer("ids", torch.tensor(ids, device=plain.weight.device), persistent=False)
+        self.keep(ids, plain.weight.device)
         self.plain = (plain,)  # in a tuple: its parameters are counted once
 
     def before_cap(self, x: Stream) -> Logits:
@@ -121,14 +135,20 @@ def train_rows(network: Transformer, ids: Sequence[int]) -> Transformer:
 def start_adapters(network: nn.Module, seed: int) -> nn.Module:
     """A is N(0, 1 / in), drawn for each tensor by itself, and B is 0: the network computes what it did before."""
     with torch.no_grad():
-        for name, module in network.named_modules():
-            if isinstance(module, RowsEmbedding | RowsUnembed):
-                module.rows.zero_()
-            if isinstance(module, LoRALinear):
-                drawn = torch.randn(module.A.shape, generator=generator_of(seed, f"{name}.A"), dtype=torch.float64)
-                module.A.copy_(drawn * module.in_features**-0.5)
-                module.B.zero_()
+        for p, values in first_adapters(network, seed):
+            p.copy_(values)
     return network
+
+
+def first_adapters(network: nn.Module, seed: int) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """What `start_adapters` sets, with its values; the parameters themselves may have no memory yet."""
+    for name, module in network.named_modules():
+        if isinstance(module, RowsEmbedding | RowsUnembed):
+            yield module.rows, torch.zeros(module.rows.shape)
+        if isinstance(module, LoRALinear):
+            drawn = torch.randn(module.A.shape, generator=generator_of(seed, f"{name}.A"), dtype=torch.float64)
+            yield module.A, drawn * module.in_features**-0.5
+            yield module.B, torch.zeros(module.B.shape)
 
 
 def merge(network: nn.Module) -> nn.Module:

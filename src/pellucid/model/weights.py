@@ -1,7 +1,7 @@
 """Weights: how they start, and how they are written to a file and read back."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,33 @@ from pellucid.model.transformer import Transformer
 
 class WeightsError(ValueError):
     """A weights file that does not fit the architecture."""
+
+
+class StoredWeights(Mapping[str, Tensor]):
+    """Weights by parameter, each read when it is looked up and not kept.
+
+    shapes     of all of them, known without reading any
+    why_whole  why they are in memory all the same, "" where they are not
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    why_whole = ""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
+
+def shapes_of(weights: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
+    """The shape of every parameter; of weights that are stored none is read."""
+    if isinstance(weights, StoredWeights):
+        return weights.shapes
+    return {name: tuple(x.shape) for name, x in weights.items()}
 
 
 class Undrawn(TorchFunctionMode):
@@ -117,48 +144,70 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], where: str = "the 
 OF_VOCABULARY = ("embed.token.weight", "unembed.weight", "unembed.bias")
 
 
-def with_new_rows(weights: Mapping[str, Tensor], n_vocab: int, new_ids: Sequence[int]) -> dict[str, Tensor]:
+class WithNewRows(StoredWeights):
     """Weights for a vocabulary of `n_vocab` ids: new rows, and those of `new_ids`, are the mean of the rows before."""
-    changed = dict(weights)
-    for name in OF_VOCABULARY:
-        if (table := weights.get(name)) is not None:
-            table = table.detach()
-            mean = table[: min(*new_ids, len(table))].double().mean(0).to(table.dtype)
-            table = torch.cat([table, mean.expand(n_vocab - len(table), *mean.shape)])
-            table[list(new_ids)] = mean
-            changed[name] = table
-    return changed
+
+    def __init__(self, weights: Mapping[str, Tensor], n_vocab: int, new_ids: Sequence[int]):
+        self.weights, self.n_vocab, self.new_ids = weights, n_vocab, list(new_ids)
+        shapes = shapes_of(weights)
+        self.shapes = {name: (n_vocab, *s[1:]) if name in OF_VOCABULARY else s for name, s in shapes.items()}
+        if isinstance(weights, StoredWeights):
+            self.why_whole = weights.why_whole
+
+    def __getitem__(self, name: str) -> Tensor:
+        table = self.weights[name].detach()
+        if name not in OF_VOCABULARY:
+            return table
+        mean = table[: min(*self.new_ids, len(table))].double().mean(0).to(table.dtype)
+        table = torch.cat([table, mean.expand(self.n_vocab - len(table), *mean.shape)])
+        table[self.new_ids] = mean
+        return table
 
 
 def load_into(own: Mapping[str, Tensor], state: Mapping[str, Tensor], where: str) -> None:
     """Copy `state` into the tensors of the same names; WeightsError unless names and shapes are the same."""
-    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    if missing or extra:
-        raise WeightsError(
-            f"{where} and the architecture differ: missing {_some(missing)}, left over {_some(extra)}; "
-            "is architecture.json the one these weights were saved with?"
-        )
-    for name, p in own.items():
-        if p.shape != state[name].shape:
-            raise WeightsError(
-                f"{where}: {name} has shape {list(state[name].shape)}, the architecture asks for {list(p.shape)}"
-            )
+    check_same_shapes(shapes_of(own), shapes_of(state), where)
     with torch.no_grad():
         for name, p in own.items():
             p.copy_(state[name])
 
 
+def check_same_shapes(
+    own: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]], where: str = "the weights"
+) -> None:
+    """Raise WeightsError, which begins with `where`, unless both have the same names and shapes."""
+    missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+    if missing or extra:
+        raise WeightsError(
+            f"{where} and the architecture differ: missing {_some(missing)}, left over {_some(extra)}; "
+            "is architecture.json the one these weights were saved with?"
+        )
+    for name, shape in own.items():
+        if shape != given[name]:
+            raise WeightsError(
+                f"{where}: {name} has shape {list(given[name])}, the architecture asks for {list(shape)}"
+            )
+
+
 def check_finite(model: nn.Module, where: str, allow_nan: bool = False) -> None:
     """Refuse a model whose weights hold NaN or infinity; WeightsError names the first such parameter and how many."""
-    if allow_nan:
-        return
-    bad = {name: n for name, p in model.named_parameters() if (n := count_not_finite(p.detach()))}
+    if not allow_nan:
+        refuse_not_finite(model.named_parameters(), where)
+
+
+def refuse_not_finite(named: Iterable[tuple[str, Tensor]], where: str) -> None:
+    """Raise WeightsError with the first of these tensors that holds NaN or infinity; none of them is kept."""
+    bad: dict[str, tuple[int, torch.dtype]] = {}
+    for name, x in named:
+        if n := count_not_finite(x.detach()):
+            bad[name] = n, x.dtype
+        del x  # before the next one is read
     if bad:
-        first = next(iter(bad))
+        first, (n, kind) = next(iter(bad.items()))
         more = f", and {len(bad) - 1} more parameters hold some" if len(bad) > 1 else ""
-        dtype = str(model.get_parameter(first).dtype).removeprefix("torch.")
+        dtype = str(kind).removeprefix("torch.")
         raise WeightsError(
-            f"{where}: {bad[first]:,} numbers of {first} are NaN or infinite in {dtype}{more}: training diverged, the "
+            f"{where}: {n:,} numbers of {first} are NaN or infinite in {dtype}{more}: training diverged, the "
             "file is damaged, or the numbers are beyond this precision; allow_nan=True opens it all the same"
         )
 

@@ -134,6 +134,11 @@ def _process(p: ProcessPlan, tokens: int) -> list[str]:
         f"  memory of one process: {size(p.peak)} of {size(p.accelerator.memory)}: "
         + ("it fits" if p.fits else "it does not fit")
         + f" ({USABLE:.0%} is planned with); {p.parameters:,} parameters of its own",
+        *(
+            [f"  this memory is an upper bound, the sum of the most that its parts need at any time: {p.why_bound}"]
+            if p.why_bound
+            else []
+        ),
         *(f"    {part:<12}{size(getattr(p, part)):>16}" for part in parts),
         f"  a step takes {duration(p.seconds)}: {duration(p.compute)} of computing, {duration(p.waiting)} of waiting "
         f"({p.waiting / p.seconds:.0%})",

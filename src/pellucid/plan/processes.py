@@ -72,7 +72,10 @@ class Traffic:
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """One process's bytes, traffic and seconds for a step of the whole batch."""
+    """One process's bytes, traffic and seconds for a step of the whole batch.
+
+    why_bound  why the memory is an upper bound, "" where it is what a step needs
+    """
 
     layout: Layout
     rows: int
@@ -88,6 +91,7 @@ class ProcessPlan:
     accelerator: Accelerator
     compute: float
     traffic: tuple[Traffic, ...]
+    why_bound: str = ""
 
     @property
     def fits(self) -> bool:
@@ -206,7 +210,7 @@ def plan_processes(
     own = [(n, [(muon, part_of(shape, layout.shard)) for muon, shape in unit]) for n, unit in units(local)]
     numbers = sum(n * sum(shape.numel() for _, shape in unit) for n, unit in own)
     optimizer = _optimizer_bytes(own)
-    gathered, working = _gathered_and_working(local, layout, passes, FLOAT * 2 * numbers + optimizer)
+    gathered, working, why_bound = _gathered_and_working(local, layout, passes, FLOAT * 2 * numbers + optimizer)
     return ProcessPlan(
         layout,
         rows,
@@ -222,34 +226,39 @@ def plan_processes(
         accelerator=other,
         compute=_compute_seconds(recipe, layout, other),
         traffic=tuple(_traffic(local, layout, other, passes, per_machine)),
+        why_bound=why_bound,
     )
 
 
-def _gathered_and_working(local: Recipe, layout: Layout, passes: int, held: int) -> tuple[int, int]:
-    """Bytes of what a process gathers of others, and of all else that a step needs at its largest.
+def _gathered_and_working(local: Recipe, layout: Layout, passes: int, held: int) -> tuple[int, int, str]:
+    """Bytes of what a process gathers of others, and of all else that a step needs at its largest; and why their sum
+    is an upper bound, "" where it is none.
 
     held  bytes of its parts of weights, gradients and averages
     """
     memory, size = training_memory(local), gathered_bytes(local)
     undivided = int(memory.peak - memory.weights - memory.optimizer - memory.gradients)
     if layout.shard * layout.tensor == 1 < layout.replicate:
-        return int(memory.gradients), undivided  # DistributedDataParallel sums copies of the gradients
+        return int(memory.gradients), undivided, ""  # DistributedDataParallel sums copies of the gradients
     layer, others = (sum(shape.numel() for _, shape in unit) for _, unit in units(local))
     gathered = 0
     if layout.shard > 1:
         gathered = size * (GATHERED * layer + others) + FLOAT * max(layer, others)
     elif layout.tensor > 1:  # fully_shard of one process computes with copies
         gathered = size * (layer + others)
-    if (divided := divided_memory(local, layout)) is not None:
-        rest = divided.peak - held
+    try:
+        rest = divided_memory(local, layout).peak - held
+    except NoClosedFormError as error:
+        why_bound = "" if layout.shard * layout.tensor == 1 else str(error)
+    else:
         gathered = int(min(gathered, rest))
-        return gathered, int(rest - gathered)
+        return gathered, int(rest - gathered), ""
     if layout.shard == 1:
-        return gathered, undivided
+        return gathered, undivided, why_bound
     # gradients are divided as soon as a layer's are complete, so that those of all layers never exist
     before = memory.gradients if passes > 1 else 0.0
     largest = max(memory.forward - before, memory.backward - memory.gradients)
-    return gathered, int(largest - memory.weights - memory.optimizer)
+    return gathered, int(largest - memory.weights - memory.optimizer), why_bound
 
 
 def gathered_bytes(recipe: Recipe) -> int:
@@ -257,18 +266,16 @@ def gathered_bytes(recipe: Recipe) -> int:
     return 2 if recipe.parallel.gather == "bfloat16" else FLOAT
 
 
-def divided_memory(local: Recipe, layout: Layout) -> Memory | None:
+def divided_memory(local: Recipe, layout: Layout) -> Memory:
     """The memory of one process of a layout that divides weights or layers, found by a step on shapes alone.
 
-    None where that has no closed form: `plan_processes` then adds the most that its parts need at different times.
+    Raises NoClosedFormError, which says why, where that cannot be: `plan_processes` then adds the most that its parts
+    need at different times.
     """
     parallel = replace(local.parallel, shard=layout.shard, tensor=layout.tensor)
     chunked = n_logits(local) >= MANY_LOGITS
     any_batch = with_train(replace(local, parallel=parallel), batch=0, accumulate=min(local.train.accumulate, 2))
-    try:
-        return Memory(*step_lines(any_batch, chunked).at(local.train.batch))
-    except NoClosedFormError:
-        return None
+    return Memory(*step_lines(any_batch, chunked).at(local.train.batch))
 
 
 def _optimizer_bytes(own: list[tuple[int, list[tuple[bool, torch.Size]]]]) -> int:

@@ -23,7 +23,15 @@ from torch import Tensor
 
 from pellucid.destination import flush_folder, replace_file, write_durably
 from pellucid.runs.processes import ALONE, Processes
-from pellucid.runs.shards import ShardError, TensorFiles, check_parts, described, joined_entries, own_parts
+from pellucid.runs.shards import (
+    ShardError,
+    StreamedTensors,
+    TensorFiles,
+    check_parts,
+    described,
+    joined_entries,
+    own_parts,
+)
 from pellucid.text.regular import read_regular
 
 MANIFEST = "manifest.json"
@@ -62,13 +70,14 @@ class CheckpointFiles:
     """What one process writes of a checkpoint: files by name, and the manifest's entries for their tensors."""
 
     step: int
-    contents: dict[str, bytes]
+    contents: dict[str, bytes | StreamedTensors]
     tensors: dict[str, dict[str, Any]]
 
 
 def files_of(checkpoint: Checkpoint, processes: Processes = ALONE) -> CheckpointFiles:
     """The files that this process writes, with its part of each tensor; they share no memory with the tensors."""
-    contents, tensors = {}, {}
+    contents: dict[str, bytes | StreamedTensors] = {}
+    tensors = {}
     for kind, values in (("model", checkpoint.weights), ("optimizer", checkpoint.optimizer)):
         parts = own_parts(values, processes.is_first)
         if parts or processes.is_first:
@@ -78,6 +87,13 @@ def files_of(checkpoint: Checkpoint, processes: Processes = ALONE) -> Checkpoint
     if processes.is_first:
         contents["state.json"] = json.dumps(checkpoint.state, indent=1).encode()
     return CheckpointFiles(checkpoint.step, contents, tensors)
+
+
+def first_files(weights: Mapping[str, Tensor]) -> CheckpointFiles:
+    """The files of a checkpoint of step 0 with these weights, which are read one by one as the files are written."""
+    files = files_of(Checkpoint(0, {}, {}, {"step": 0, "bad_in_a_row": 0, "seconds": 0.0}))
+    name, streamed = next(iter(files.contents)), StreamedTensors(weights)
+    return CheckpointFiles(0, files.contents | {name: streamed}, streamed.described(name))
 
 
 def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
@@ -93,10 +109,7 @@ def write_checkpoint(run: Path, files: CheckpointFiles, processes: Processes = A
     """
     target = folder_of(run, files.step)
     aside = target.with_name(f"{target.name}.writing")
-    entries = {
-        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        for name, content in files.contents.items()
-    }
+    entries = {name: size_and_digest(content) for name, content in files.contents.items()}
     of_all = processes.gathered((entries, files.tensors))
     manifest = {
         "format": FORMAT,
@@ -139,6 +152,16 @@ def write_checkpoint(run: Path, files: CheckpointFiles, processes: Processes = A
             shutil.rmtree(aside, ignore_errors=True)
         raise
     return target
+
+
+def size_and_digest(content: bytes | StreamedTensors) -> dict[str, Any]:
+    """What the manifest says of a file: its bytes and their SHA-256."""
+    digest, n_bytes = hashlib.sha256(), 0
+    for piece in [content] if isinstance(content, bytes) else content:
+        digest.update(piece)
+        n_bytes += len(piece)
+        del piece  # before the next one is read
+    return {"bytes": n_bytes, "sha256": digest.hexdigest()}
 
 
 def first_result(processes: Processes, do: Callable[[], Any], step: int, need: int, where: Path) -> Any:
@@ -268,14 +291,15 @@ def sentence_on_steps(run: Path) -> str:
     )
 
 
-def named_checkpoint(run: Path, name: str) -> Checkpoint:
-    """The one that is called best, last, or by its step.
+def named_checkpoint(run: Path, name: str, at_once: bool = True) -> Checkpoint:
+    """The one that is called best, last, or by its step; `at_once` as in `load_checkpoint`.
 
     Warns where the last one is damaged and the one before it is taken; a damaged best one is refused.
     """
     if name not in ("best", "last") and not name.isdigit():
         raise CheckpointError(f"checkpoint {name!r}: {sentence_on_steps(run)}")
-    found, passed = load_checkpoint(run, int(name) if name.isdigit() else best_step(run) if name == "best" else None)
+    step = int(name) if name.isdigit() else best_step(run) if name == "best" else None
+    found, passed = load_checkpoint(run, step, at_once)
     for sentence in passed:
         warnings.warn(f"{run}: {sentence}; taking step {found.step}", stacklevel=3)
     return found

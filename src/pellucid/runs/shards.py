@@ -5,6 +5,7 @@ lists the tensors with their global shapes and, where there are several, their p
 """
 
 import itertools
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
+
+from pellucid.model.weights import StoredWeights, shapes_of
+
+#: bytes of a float32 number
+FLOAT = 4
 
 
 class ShardError(ValueError):
@@ -118,7 +124,39 @@ def _is_grid(shape: Sequence[int], boxes: Sequence[tuple[tuple[int, ...], Sequen
     )
 
 
-class TensorFiles(Mapping[str, Tensor]):
+class StreamedTensors:
+    """The bytes of a safetensors file of stored weights in float32, one tensor after another in order of their names.
+
+    Each pass over them reads the weights again.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor]):
+        self.weights, self.shapes = weights, dict(sorted(shapes_of(weights).items()))
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        header, end = {}, 0
+        for name, shape in self.shapes.items():
+            start, end = end, end + FLOAT * math.prod(shape)
+            header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        yield len(text).to_bytes(8, "little") + text
+        for name in self.shapes:
+            yield self.weights[name].detach().float().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+    def described(self, file: str) -> dict[str, dict[str, Any]]:
+        """The manifest's entries for a file that holds them."""
+        return {
+            name: {
+                "shape": list(shape),
+                "dtype": "float32",
+                "parts": [{"file": file, "start": [0] * len(shape), "shape": list(shape)}],
+            }
+            for name, shape in self.shapes.items()
+        }
+
+
+class TensorFiles(StoredWeights):
     """The tensors in these files, whole, each of them read whenever it is asked for; nothing is read before.
 
     folder   with the files, which stay open as long as this is used
@@ -138,6 +176,7 @@ class TensorFiles(Mapping[str, Tensor]):
                 self.files_of.setdefault(name, []).append(file)
         for name, names in self.files_of.items():
             self.check(name, names)
+        self.shapes = {name: self.shape(name) for name in self.files_of}
 
     def parts(self, name: str) -> dict[str, Mapping[str, Any]]:
         """The manifest's entries for the parts of a tensor, by file; none for a tensor that is whole in one file."""
@@ -165,8 +204,7 @@ class TensorFiles(Mapping[str, Tensor]):
             tensor[tuple(slice(a, a + n) for a, n in box)] = self.opened[file].get_tensor(name)
         return tensor
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.files_of)
-
-    def __len__(self) -> int:
-        return len(self.files_of)
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The global shape of a tensor."""
+        entry = self.entries[name] if self.parts(name) else None
+        return tuple(entry["shape"] if entry else self.opened[self.files_of[name][0]].get_slice(name).get_shape())

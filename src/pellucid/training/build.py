@@ -8,14 +8,22 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.attention import choose_attention_kernel
-from pellucid.model.lora import adapt, start_adapters
-from pellucid.model.weights import initialise, load_state, without_memory
+from pellucid.model.lora import adapt, first_adapters, start_adapters
+from pellucid.model.weights import (
+    check_same_shapes,
+    first_values,
+    initialise,
+    load_state,
+    shapes_of,
+    state_of,
+    without_memory,
+)
 from pellucid.presets import with_vocabulary
 from pellucid.runs.device import COMPILE_SAVES, COMPILE_SECONDS, can_compile, compile_pays
 from pellucid.runs.interrupt import Interruption, Phase
@@ -50,6 +58,9 @@ from pellucid.training.text_parts import (
 
 #: share of the time of a run of minutes that measuring a step may take
 MEASURING = 0.03
+
+#: the source of given weights, in an error
+STARTING_MODEL = "the model to start from"
 
 Weights = Mapping[str, Tensor]
 #: chooses the sizes that a recipe leaves open from the training text, and returns lines that say why
@@ -263,17 +274,23 @@ def read_text(
 
 
 def build_network(recipe: Recipe, device: torch.device, weights: Weights | None = None) -> Transformer:
-    """The network with its first weights, drawn from the seed or given; on the meta device it has none yet."""
-    with without_memory() if device.type == "meta" else nullcontext():
+    """The network with its first weights, drawn from the seed or given; on the meta device it has none yet.
+
+    Raises WeightsError where the given weights are not those of the recipe's network.
+    """
+    is_made_in_parts = device.type == "meta"
+    with without_memory() if is_made_in_parts else nullcontext():
         network = Transformer(recipe.model)
-    if device.type == "meta":
-        choose_paths(network, recipe)
-        return network
+    if recipe.adapt.rank or (is_made_in_parts and weights is not None):
+        check_same_shapes(shapes_of(state_of(network)), shapes_of(weights or {}), STARTING_MODEL)
     if recipe.adapt.rank:
-        load_state(network, weights or {}, "the model to start from")
+        if not is_made_in_parts:
+            load_state(network, weights or {}, STARTING_MODEL)
         adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids)
-    first_weights(network, recipe, weights)
     choose_paths(network, recipe)
+    if is_made_in_parts:
+        return network
+    first_weights(network, recipe, weights)
     return network.to(device)
 
 
@@ -292,7 +309,21 @@ def first_weights(network: Transformer, recipe: Recipe, weights: Weights | None)
         return
     initialise(network, recipe.train.seed, recipe.train.init_std)
     if weights is not None:
-        load_state(network, weights, "the model to start from")
+        load_state(network, weights, STARTING_MODEL)
+
+
+def each_first_value(
+    network: Transformer, recipe: Recipe, weights: Weights | None
+) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Every parameter and its values before the first step, one whole tensor after another; the network's own may be
+    divided among processes, and have no values yet.
+    """
+    if weights is None:
+        yield from first_values(network, recipe.train.seed, recipe.train.init_std)
+        return
+    parameters = dict(network.named_parameters())
+    yield from ((parameters[name], weights[name]) for name in sorted(shapes_of(weights)))
+    yield from first_adapters(network, recipe.train.seed)
 
 
 def recompute_blocks(network: Transformer) -> None:

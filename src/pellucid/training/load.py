@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pellucid.model import Transformer
 from pellucid.model.lora import adapt, merge
-from pellucid.model.weights import empty_network, load_state, load_trained, state_of
-from pellucid.runs.checkpoint import Checkpoint, named_checkpoint, save_checkpoint
+from pellucid.model.weights import empty_network, load_state, load_trained
+from pellucid.runs.checkpoint import first_files, named_checkpoint, write_checkpoint
 from pellucid.runs.options import RecipeError
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from pellucid.training.kinds import check_loader
@@ -58,6 +58,6 @@ def load_run(
     return network.to(device).eval(), load_tokenizer(run), found.step
 
 
-def keep_first(run: Path, network: Transformer) -> None:
-    """Save the first weights as the checkpoint of step 0, where the seed alone does not reproduce them."""
-    save_checkpoint(run, Checkpoint(0, state_of(network), {}, {"step": 0, "bad_in_a_row": 0, "seconds": 0.0}))
+def keep_first(run: Path, weights: Mapping[str, Tensor]) -> None:
+    """Save given weights as the checkpoint of step 0, one tensor after another: the seed alone does not give them."""
+    write_checkpoint(run, first_files(weights))

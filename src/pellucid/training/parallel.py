@@ -46,7 +46,6 @@ from pellucid.model.mlp import PlainMLP
 from pellucid.model.norm import ScaledNorm
 from pellucid.model.positions import Alibi, Relative
 from pellucid.model.tables import Table
-from pellucid.model.weights import first_values
 from pellucid.runs.device import compile_block
 from pellucid.runs.options import RecipeError, TrainOptions
 from pellucid.runs.processes import Processes, world_size
@@ -343,14 +342,12 @@ def shard(network: Transformer, layout: ParallelOptions, t: TrainOptions) -> FSD
 
 
 def give_memory(trainable: TransformerTrainable) -> None:
-    """Give this process's parts of a network made without memory some, and the first values of the seed."""
-    network, t = trainable.network, trainable.recipe.train
-    if not next(network.parameters()).is_meta:
-        return
-    network.to_empty(device=trainable.device)
+    """Give this process's parts of a network made without memory some, and their first values."""
+    trainable.network.to_empty(device=trainable.device)
     with torch.no_grad():
-        for p, values in first_values(network, t.seed, t.init_std):  # one whole tensor after another
+        for p, values in trainable.each_first_value():
             p.copy_(part_like(values, p))
+            del values  # before the next tensor is read
 
 
 # Tensor and sequence parallelism -------------------------------------------------------------------

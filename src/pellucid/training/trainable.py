@@ -1,7 +1,7 @@
 """Training a transformer on text or pairs: what the pipeline of runs asks of it."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pellucid.model import Transformer
-from pellucid.model.weights import with_new_rows
+from pellucid.model.weights import StoredWeights, WithNewRows
 from pellucid.parameter_counts import count_parameters
 from pellucid.runs.device import resolve_device
 from pellucid.runs.interrupt import Interruption, Phase
@@ -35,6 +35,7 @@ from pellucid.training.build import (
     build_network,
     describe_model,
     describe_step,
+    each_first_value,
     first_weights,
     fit_to_input,
     n_logits,
@@ -142,7 +143,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
         opened = self.recipe = fit_to_input(self.recipe, self.tokens, self.tokenizer, device, shares)
         self.processes.check_sizes(opened.model, has_vocabulary=True)
         if self.weights is not None and self.recipe.new_ids:
-            self.weights = with_new_rows(self.weights, self.recipe.model.n_vocab, self.recipe.new_ids)
+            self.weights = WithNewRows(self.weights, self.recipe.model.n_vocab, self.recipe.new_ids)
         with interruption.phase("planning memory"):
             check_memory(self.recipe, device, self.processes)
         interruption.poll()
@@ -176,7 +177,14 @@ class TransformerTrainable(TextTrainable[Recipe]):
         self.recipe = recipe
         n_parameters = count_parameters(recipe.model)["total"]
         model = [describe_model(recipe.model, n_parameters), describe_step(asked, recipe)]
-        return [*model, *filter(None, lines), *checked]
+        return [*model, *filter(None, lines), *self.lines_on_whole_weights(), *checked]
+
+    def lines_on_whole_weights(self) -> list[str]:
+        """A line where each process could not read its parts of the given weights alone."""
+        why = self.weights.why_whole if isinstance(self.weights, StoredWeights) else ""
+        if not why or not self.is_made_in_parts:
+            return []
+        return [f"every process reads all given weights before it keeps its parts: {why}"]
 
     def files(self) -> dict[str, Any]:
         return {"architecture.json": self.recipe.model.to_dict(), **self.check_files, **super().files()}
@@ -186,19 +194,25 @@ class TransformerTrainable(TextTrainable[Recipe]):
         if isinstance(self.tokens, ConversationTokens):
             write_chat_template(folder, self.tokens.template)
         if self.weights is not None and not self.recipe.adapt.rank:
-            keep_first(folder, self.network)
+            keep_first(folder, self.weights)
 
     def check_memory(self) -> None:
         check_memory(self.recipe, self.device, self.processes)
 
     @property
     def is_made_in_parts(self) -> bool:
-        """Whether no process has the whole network: each draws its parts of the first weights (`lay_out`)."""
-        return self.processes.divides_weights and self.weights is None
+        """Whether no process has the whole network: each draws or reads its parts of the first weights (`lay_out`)."""
+        return self.processes.divides_weights
 
     def build(self, device: torch.device | None = None) -> None:
         device = torch.device("meta") if self.is_made_in_parts else device or self.device
         self.network = build_network(self.recipe, device, self.weights)
+
+    def each_first_value(self) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """Every parameter and its values before the first step, one whole tensor after another."""
+        yield from each_first_value(self.network, self.recipe, self.weights)
+        if not (self.recipe.adapt.rank and self.processes.is_first):  # which adds them to samples
+            self.weights = None
 
     def build_whole(self) -> None:
         self.network = build_network(self.recipe, self.device, self.weights)

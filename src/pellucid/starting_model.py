@@ -1,0 +1,137 @@
+"""The model that a run starts from: its weights are read one tensor after another, and no network is made."""
+
+import hashlib
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pellucid.architecture import Architecture
+from pellucid.hub.families import parameter_shapes
+from pellucid.hub.folder import Folder, LoadWarning
+from pellucid.hub.open import checked, find_folder, open_folder
+from pellucid.hub.shards import RELEASED_AFTER
+from pellucid.model.weights import StoredWeights, WithNewRows, check_same_shapes, refuse_not_finite, shapes_of
+from pellucid.runs.checkpoint import named_checkpoint
+from pellucid.runs.options import RecipeError
+from pellucid.text.chat_template import ChatTemplate, read_chat_template
+from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from pellucid.training.config import Base
+from pellucid.training.load import load_run, read_recipe
+from pellucid.training.recipe import Recipe
+
+Weights = Mapping[str, Tensor]
+
+
+class FileWeights(StoredWeights):
+    """The parameters in a model's files, float32, each read when it is looked up.
+
+    tensors    by parameter, in the precision of the files
+    release    lets go of what was read of the files so far
+    """
+
+    def __init__(
+        self,
+        tensors: Weights,
+        shapes: Mapping[str, tuple[int, ...]],
+        release: Callable[[], object] = lambda: None,
+        why_whole: str = "",
+    ):
+        self.tensors, self.shapes, self.release, self.why_whole = tensors, shapes, release, why_whole
+        self.n_bytes = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self.n_bytes >= RELEASED_AFTER:
+            self.n_bytes = 0
+            self.release()
+        tensor = self.tensors[name]
+        self.n_bytes += tensor.nbytes
+        return tensor.detach().float()
+
+
+@dataclass(frozen=True)
+class StartingModel:
+    """What a run takes over from a model; `base` is what its recipe records of it."""
+
+    architecture: Architecture
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    weights: StoredWeights
+    base: Base
+
+
+def open_starting_model(model: str | Path) -> StartingModel:
+    """The model of this path or name on the hub, of a run the best checkpoint.
+
+    Every number is looked at once. Raises ValueError, as `pellucid.load` does, for what is no model, is damaged, or
+    holds NaN or infinity.
+    """
+    if (Path(model) / "recipe.json").exists():
+        run = Path(model)
+        architecture = read_recipe(run).model
+        weights, step = run_weights(run, "best")
+        tokenizer, template, where = load_tokenizer(run), read_chat_template(run), f"{run}, step {step}"
+    else:
+        folder, step = open_folder(find_folder(model)), ""
+        architecture, where = folder.architecture, str(folder.path)
+        tokenizer, template, sentences = folder.described()
+        for sentence in sentences:
+            warnings.warn(sentence, LoadWarning, stacklevel=2)
+        weights = folder_weights(folder)
+    refuse_not_finite(weights.items(), where)
+    path = str(Path(model).resolve()) if Path(model).exists() else str(model)
+    return StartingModel(architecture, tokenizer, template, weights, Base(path, step, fingerprint(weights)))
+
+
+def folder_weights(folder: Folder) -> StoredWeights:
+    """The weights of an open folder, whose names and shapes are checked. Raises FolderError or FamilyError."""
+    shapes = parameter_shapes(folder.architecture)
+    each = checked(folder.ours(), shapes)
+    if folder.why_whole:
+        return FileWeights({name: x.float() for name, x in each}, shapes, why_whole=folder.why_whole)
+    for _ in each:
+        pass
+    return FileWeights(folder.state(), shapes, folder.files.release if folder.files else lambda: None)
+
+
+def run_weights(run: Path, checkpoint: str) -> tuple[StoredWeights, str]:
+    """The weights of a run at a checkpoint (best, last, or a step), and its step. Raises WeightsError."""
+    recipe = read_recipe(run)
+    shapes = parameter_shapes(recipe.model)
+    if recipe.adapt.rank:
+        network, _, step = load_run(run, checkpoint, torch.device("cpu"), base_weights)
+        weights = {name: p.detach() for name, p in network.named_parameters()}
+        return FileWeights(weights, shapes, why_whole=f"{run} holds adapters, which are added to them"), str(step)
+    found = named_checkpoint(run, checkpoint, at_once=False)
+    check_same_shapes(shapes, shapes_of(found.weights), f"{run}, step {found.step}")
+    return FileWeights(found.weights, shapes), str(found.step)
+
+
+def fingerprint(weights: Weights) -> str:
+    """SHA-256 of every parameter as float32, in order of their names, independent of the file layout."""
+    digest = hashlib.sha256()
+    for name in sorted(shapes_of(weights)):
+        digest.update(name.encode())
+        digest.update(weights[name].detach().float().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def base_weights(recipe: Recipe) -> StoredWeights:
+    """The weights that a run starts from or whose adapters it trains, read from their original place.
+
+    Ids that are new to the vocabulary have their first rows. Raises RecipeError if the weights are gone or have
+    changed.
+    """
+    assert recipe.base is not None
+    path, what = find_folder(recipe.base.path), "the adapters change" if recipe.adapt.rank else "the run starts from"
+    try:
+        is_run = (path / "recipe.json").exists()
+        weights = run_weights(path, recipe.base.checkpoint)[0] if is_run else folder_weights(open_folder(path))
+    except ValueError as error:
+        raise RecipeError(f"the model that {what} cannot be read: {error}") from None
+    if fingerprint(weights) != recipe.base.sha256:
+        raise RecipeError(f"{path} holds other weights than those that {what}: put that model back")
+    return WithNewRows(weights, recipe.model.n_vocab, recipe.new_ids) if recipe.new_ids else weights
