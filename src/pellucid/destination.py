@@ -81,7 +81,9 @@ def write_durably(path: Path, content: bytes | Iterable[bytes | memoryview]) -> 
     """The bytes are on disk when this returns; they may come piece by piece. An OSError names the file."""
     try:
         with open(path, "wb") as file:
-            file.writelines([content] if isinstance(content, bytes) else content)
+            for piece in [content] if isinstance(content, bytes) else content:
+                file.write(piece)
+                del piece  # before the next one is made
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

@@ -115,7 +115,7 @@ def fingerprint(weights: Weights) -> str:
     digest = hashlib.sha256()
     for name in sorted(shapes_of(weights)):
         digest.update(name.encode())
-        digest.update(weights[name].detach().float().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(weights[name].detach().float().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -60,7 +60,7 @@ def test_what_load_refuses_is_refused(tmp_path, tokenizer):
     tensors = load_file(folder / "model.safetensors")
     for change, error, message in (
         ({"model.norm.weight": torch.full((32,), torch.nan)}, WeightsError, "32 numbers of final_norm.gain are NaN"),
-        ({"model.norm.weight": torch.ones(31)}, ValueError, r"model.norm.weight has shape \[31\]"),
+        ({"model.norm.weight": torch.ones(33)}, ValueError, r"model.norm.weight has shape \[33\]"),
         ({"more": torch.ones(2)}, ValueError, "the tensor more is unknown"),
     ):
         save_file(tensors | change, folder / "model.safetensors", {"format": "pt"})
@@ -69,9 +69,9 @@ def test_what_load_refuses_is_refused(tmp_path, tokenizer):
                 opens(folder)
     pellucid.convert(write_theirs(tmp_path / "again", "llama", tokenizer), tmp_path / "ours")
     own = load_file(tmp_path / "ours/model.safetensors")
-    save_file(own | {"final_norm.gain": torch.ones(31)}, tmp_path / "ours/model.safetensors")
+    save_file(own | {"final_norm.gain": torch.ones(33)}, tmp_path / "ours/model.safetensors")
     for opens in (pellucid.load, open_starting_model):
-        with pytest.raises(FolderError, match=r"final_norm.gain is torch.float32 \[31\]"):
+        with pytest.raises(FolderError, match=r"final_norm.gain is torch.float32 \[33\]"):
             opens(tmp_path / "ours")
 
 
