@@ -12,7 +12,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.hub.families import parameter_shapes
 from pellucid.hub.folder import Folder, LoadWarning
-from pellucid.hub.open import checked, find_folder, open_folder
+from pellucid.hub.open import checked_parameters, find_folder, open_folder
 from pellucid.hub.shards import RELEASED_AFTER
 from pellucid.model.weights import StoredWeights, WithNewRows, check_same_shapes, refuse_not_finite, shapes_of
 from pellucid.runs.checkpoint import named_checkpoint
@@ -89,7 +89,7 @@ def open_starting_model(model: str | Path) -> StartingModel:
 def folder_weights(folder: Folder) -> StoredWeights:
     """The weights of an open folder, whose names and shapes are checked. Raises FolderError or FamilyError."""
     shapes = parameter_shapes(folder.architecture)
-    each = checked(folder.ours(), shapes)
+    each = checked_parameters(folder.ours(), shapes)
     if folder.why_whole:
         return FileWeights({name: x.float() for name, x in each}, shapes, why_whole=folder.why_whole)
     for _ in each:

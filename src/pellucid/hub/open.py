@@ -100,12 +100,14 @@ def read_network(
     network = empty_network(a, dtype, device)
     parameters = dict(network.named_parameters())
     with torch.no_grad():
-        for name, tensor in checked(each, {name: tuple(p.shape) for name, p in parameters.items()}):
+        for name, tensor in checked_parameters(each, {name: tuple(p.shape) for name, p in parameters.items()}):
             parameters[name].copy_(tensor)
     return network.eval()
 
 
-def checked(each: Iterable[tuple[str, Tensor]], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
+def checked_parameters(
+    each: Iterable[tuple[str, Tensor]], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, Tensor]]:
     """The same pairs. Raises FolderError for unknown, missing and misshapen tensors, and for those of integers."""
     missing = dict(shapes)
     for name, tensor in each:
