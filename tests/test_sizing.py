@@ -29,7 +29,7 @@ from pellucid.plan.sizing import (
 from pellucid.runs.length import with_length
 from pellucid.runs.options import RecipeError, TrainOptions
 from pellucid.text import bundled, read_corpus, split_corpus
-from pellucid.training import build as setup
+from pellucid.training import autotune
 from pellucid.training.recipe import make_recipe
 
 texts = st.builds(Text, st.integers(2_000, 10**9), st.floats(*sizing.VARIETIES))
@@ -203,7 +203,7 @@ def test_what_does_not_fit_into_memory_is_not_considered():
 def test_a_run_is_sized_and_says_so(tmp_path, monkeypatch, capsys):
     """From the command's function: the sizes in recipe.json are those that were printed."""
     monkeypatch.setattr(sizing, "PROBE_SECONDS", 0.1)
-    monkeypatch.setattr(setup, "compile_pays", lambda *given: (False, ""))
+    monkeypatch.setattr(autotune, "compile_pays", lambda *given: (False, ""))
     text = tmp_path / "text.txt"
     text.write_text(bundled("shakespeare").read_text(encoding="utf-8")[:30_000], encoding="utf-8")
     run = pellucid.train(text, out=tmp_path / "run", minutes=0.05, explain=True, show=True)

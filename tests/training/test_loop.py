@@ -13,7 +13,6 @@ from rich.console import Console
 from tiny import FIELDS, assert_same_run, assert_same_tensors, make_training, resume, rows, start, tensors
 from torch.nn import functional as F
 
-from pellucid.model.kernels import FusedAttention
 from pellucid.parameter_counts import count_parameters
 from pellucid.runs import device, length
 from pellucid.runs import trainer as trainer_module
@@ -25,7 +24,7 @@ from pellucid.runs.reporter import PlainReporter, ProgressRate, clock
 from pellucid.runs.run_dir import cache_folder
 from pellucid.runs.trainer import Trainer
 from pellucid.text.tokens.store import Tokens
-from pellucid.training import build as build_module
+from pellucid.training import autotune as autotune_module
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training import trainable as trainable_module
 from pellucid.training.build import build_network
@@ -215,8 +214,7 @@ def test_minutes_become_steps_by_a_measurement(text, tmp_path):
 
 
 def test_what_was_left_open_is_written_down_and_kept(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(resolve, "matmul_seconds", lambda device, dtype: 1.0 if dtype == torch.float32 else 0.5)
-    monkeypatch.setattr(build_module, "compile_pays", lambda *_: (False, "compiled: no"))
+    monkeypatch.setattr(resolve, "may_use_bfloat16", lambda device: True)
     run = start(text, tmp_path / "run", precision="auto", compile="auto", device="auto", batch=0).path
     written = json.loads((run / "recipe.json").read_bytes())["train"]
     assert written["precision"] == "bfloat16"
@@ -224,19 +222,18 @@ def test_what_was_left_open_is_written_down_and_kept(text, tmp_path, monkeypatch
     assert written["batch"] == 128
     assert written["device"] in ("cpu", "cuda", "mps")
     assert min(written[n] for n in ("evaluate_every", "checkpoint_every", "sample_every", "evaluate_tokens")) > 0
-    monkeypatch.setattr(resolve, "matmul_seconds", lambda *_: pytest.fail("measured again"))
-    monkeypatch.setattr(build_module, "compile_pays", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(resolve, "may_use_bfloat16", lambda device: pytest.fail("asked again"))
     resume(run, steps=13)
     assert json.loads((run / "recipe.json").read_bytes())["train"] == written
 
 
 def test_measuring_a_step_spoils_no_weight(text, tmp_path, monkeypatch):
-    plain = start(text, tmp_path / "plain", steps=3).path
+    plain = start(text, tmp_path / "plain", steps=20, evaluate_every=20).path
     monkeypatch.setattr(
-        build_module, "compile_pays", lambda device, seconds, steps: (False, f"compiled: no {seconds > 0}")
+        autotune_module, "compile_pays", lambda device, seconds, steps: (False, f"compiled: no {seconds > 0}")
     )
-    measured = start(text, tmp_path / "measured", steps=3, compile="auto").path
-    assert_same_tensors(tensors(plain, 3), tensors(measured, 3))
+    measured = start(text, tmp_path / "measured", steps=20, evaluate_every=20, compile="auto").path
+    assert_same_tensors(tensors(plain, 20), tensors(measured, 20))
 
 
 def test_minutes_of_a_compiled_run_are_fewer_and_quicker_steps(text):
@@ -258,15 +255,10 @@ def test_three_minutes_are_not_spent_on_compiling(monkeypatch):
     assert device.compile_pays(CPU, 0.4, int(600 / 0.4))[0]
 
 
-@pytest.mark.parametrize(
-    ("fused", "chosen", "rate"), [(1.0, "explicit", 0.0), (0.5, "fused", 0.0), (0.5, "explicit", 0.1)]
-)
-def test_attention_is_computed_the_way_that_was_measured_to_be_faster(text, tmp_path, monkeypatch, fused, chosen, rate):
-    """With dropout of its pattern there is one way."""
-    monkeypatch.setattr(
-        resolve, "kernel_seconds", lambda kernel, *_: fused if isinstance(kernel, FusedAttention) else 0.6
-    )
-    run = start(text, tmp_path / "run", attention="auto", steps=2, dropout=rate).path
+@pytest.mark.parametrize(("asked", "chosen", "rate"), [("fused", "fused", 0.0), ("auto", "explicit", 0.1)])
+def test_attention_is_computed_the_way_that_was_chosen(text, tmp_path, asked, chosen, rate):
+    """With dropout of its pattern there is one way; tests/training/test_autotune.py has the rest."""
+    run = start(text, tmp_path / "run", attention=asked, steps=2, dropout=rate).path
     assert json.loads((run / "recipe.json").read_bytes())["train"]["attention"] == chosen
     network = build_network(make_recipe((str(text),), None, FIELDS | {"attention": chosen}), CPU)
     assert all(block.attn.kernel is getattr(block.attn, chosen) for block in network.blocks)

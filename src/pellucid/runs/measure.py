@@ -1,19 +1,25 @@
 """How long a training step takes: one pass is timed and multiplied, so that no step is too large to be measured."""
 
+import math
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
 import torch
 
-from pellucid.runs.optimizer import make_optimizer
-from pellucid.runs.trainable import Trainable
+from pellucid.runs.optimizer import Optimizer, make_optimizer
+from pellucid.runs.trainable import BatchLoss, Trainable
 
 #: seconds that measuring may take; what has begun is finished
 BUDGET = 3.0
 #: passes that are timed at most, and seconds after which fewer are enough
 MOST, ENOUGH = 12, 1.0
+#: rounds in which steps are compared at least and at most; of the best time, how much longer a step may take to be
+#: taken again, in those first rounds and afterwards
+ROUNDS, CLOSE = (2, 40), (1.5, 1.15)
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 def seconds_per_step(
@@ -92,3 +98,49 @@ def measure_step(trainable: Trainable[Any], poll: Callable[[], object] = lambda:
     network.train()
     rows = t.batch // trainable.processes.n_shares
     return seconds_per_step(take_pass, update, rows=rows, passes=t.accumulate, poll=poll, budget=budget)
+
+
+def fastest_seconds(
+    steps: Mapping[Key, Callable[[], object]], budget: float, poll: Callable[[], object] = lambda: None
+) -> dict[Key, float]:
+    """The least seconds of each step, taken in turn so that other work on the machine slows all of them alike.
+
+    After one step of each that is not timed, rounds follow while they fit into the budget, in seconds, and at least
+    ROUNDS[0]. A step that takes much longer than the best one (CLOSE) is left out of later rounds. `poll` is called
+    before each step; it may raise.
+    """
+    began, least = time.perf_counter(), dict.fromkeys(steps, math.inf)
+    for step in steps.values():
+        poll()
+        step()
+    running = list(steps)
+    for n in range(ROUNDS[1]):
+        for key in running:
+            poll()
+            least[key] = min(least[key], timed(steps[key]))
+        is_first = n + 1 < ROUNDS[0]
+        running = [key for key in running[::-1] if least[key] <= CLOSE[not is_first] * min(least.values())]
+        round_seconds = sum(least[key] for key in running)
+        if not is_first and (len(running) == 1 or time.perf_counter() - began + round_seconds > budget):
+            break
+    return least
+
+
+def step_without_change(trainable: Trainable[Any], loss: BatchLoss, optimizer: Optimizer) -> Callable[[], None]:
+    """A function that takes the first step of a run, with all its passes and its update at a learning rate of 0."""
+    recipe, network, data = trainable.recipe, trainable.network, trainable.make_data()
+    t, good = recipe.train, torch.zeros((), dtype=torch.bool, device=trainable.device)
+    parameters = [p for p in network.parameters() if p.requires_grad]
+
+    def step() -> None:
+        optimizer.set_factor(0.0)
+        optimizer.zero_grad()
+        for micro in range(t.accumulate):
+            batch = data.at(0, micro, t.accumulate * trainable.processes.n_shares)
+            (loss(batch) / (batch.total or recipe.tokens_per_step)).backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        torch.nn.utils.clip_grads_with_norm_(parameters, t.clip or 1.0, norm)
+        optimizer.step(good)
+        next(iter(parameters)).flatten()[0].item()  # reading a number waits for the device
+
+    return step

@@ -10,6 +10,9 @@ from pellucid.runs.muon import Muon
 from pellucid.runs.options import OptimizerName, RunRecipe
 from pellucid.runs.processes import ALONE, Processes
 
+#: the precision of Muon's iteration where a recipe has another than float32
+MUON_DTYPES = {"bfloat16": torch.bfloat16}
+
 
 def is_hidden_matrix(name: str, p: Tensor) -> bool:
     """Whether Muon may have it: the two-dimensional weights inside the blocks, not embeddings and readout."""
@@ -66,6 +69,11 @@ class Optimizer:
             for group, peak in zip(part.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
 
+    def set_precision(self, precision: str) -> None:
+        """Iterate Muon's products in this precision from now on."""
+        if self.muon:
+            self.muon.dtype = MUON_DTYPES.get(precision, torch.float32)
+
     def zero_grad(self) -> None:
         for part in self.parts:
             part.zero_grad(set_to_none=True)
@@ -119,6 +127,6 @@ def make_optimizer(recipe: RunRecipe, network: nn.Module, processes: Processes =
         eps=t.eps,
         weight_decay=t.weight_decay,
         ngram_weight_decay=t.ngram_weight_decay,
-        muon_dtype=torch.bfloat16 if t.precision == "bfloat16" else torch.float32,
+        muon_dtype=MUON_DTYPES.get(t.precision, torch.float32),
         processes=processes,
     )

@@ -96,11 +96,11 @@ class TrainOptions(Options):
     seed: int = 1337
     #: auto, cpu, cuda or mps; auto takes a GPU where there is one
     device: str = "auto"
-    #: the precision of matrix products; auto: what this machine multiplies faster
+    #: the precision of matrix products; auto: the faster one, timed together with compile and attention
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    #: whether torch.compile is used; auto: where it saves more time than it takes
+    #: whether torch.compile is used; auto: where it saves more time than it takes, timed where the run is long enough
     compile: Literal["auto", "no", "yes"] = "auto"
-    #: the kernel of attention, PyTorch's fused one or softmax(q k^T) v step by step; auto: the faster one, measured
+    #: the kernel of attention, PyTorch's fused one or softmax(q k^T) v step by step; auto: the faster one, timed
     attention: Literal["auto", "fused", "explicit"] = "auto"
     #: yes: the activations of a block are computed again in the backward pass, which saves memory and takes time
     recompute: Literal["no", "yes"] = "no"

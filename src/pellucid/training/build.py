@@ -1,4 +1,4 @@
-"""Builds the parts of a transformer's run: its tokens, its network, and the options that the user left open."""
+"""Builds the parts of a transformer's run: its tokens and its network."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -25,12 +25,8 @@ from pellucid.model.weights import (
     without_memory,
 )
 from pellucid.presets import with_vocabulary
-from pellucid.runs.device import COMPILE_SAVES, COMPILE_SECONDS, can_compile, compile_pays
 from pellucid.runs.interrupt import Interruption, Phase
-from pellucid.runs.length import resolve_intervals, resolve_steps
-from pellucid.runs.measure import BUDGET
 from pellucid.runs.options import RecipeError, TrainOptions, with_train
-from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.run_dir import cache_folder
 from pellucid.text.chat_template import CHATML, CHATML_MARKERS, ChatTemplate
@@ -55,9 +51,6 @@ from pellucid.training.text_parts import (
     read_recipe_pairs,
     read_recipe_text,
 )
-
-#: share of the time of a run of minutes that measuring a step may take
-MEASURING = 0.03
 
 #: the source of given weights, in an error
 STARTING_MODEL = "the model to start from"
@@ -296,10 +289,14 @@ def build_network(recipe: Recipe, device: torch.device, weights: Weights | None 
 
 def choose_paths(network: Transformer, recipe: Recipe) -> None:
     """Choose the kernel of attention, and whether activations are computed again in the backward pass."""
-    if recipe.train.attention == "explicit":
-        choose_attention_kernel(network, "explicit")
+    choose_kernel(network, recipe)
     if recipe.train.recompute == "yes":
         recompute_blocks(network)
+
+
+def choose_kernel(network: Transformer, recipe: Recipe) -> None:
+    """Compute attention by the recipe's kernel, the fused one while that is open."""
+    choose_attention_kernel(network, "explicit" if recipe.train.attention == "explicit" else "fused")
 
 
 def first_weights(network: Transformer, recipe: Recipe, weights: Weights | None) -> None:
@@ -330,77 +327,6 @@ def recompute_blocks(network: Transformer) -> None:
     """Keep only each block's input for the backward pass, which computes the rest again."""
     for block in (*network.blocks, *(network.encoder.blocks if network.encoder else ())):
         block.forward = partial(recompute, block.forward, use_reentrant=False)
-
-
-def autotune(
-    recipe: Recipe,
-    network: Transformer,
-    n_train: int,
-    device: torch.device,
-    measure: Callable[[Recipe, float], float],
-    interruption: Interruption,
-    pace: Pace | None = None,
-) -> tuple[Recipe, list[str]]:
-    """Choose precision, attention, number of steps, compilation and intervals; a line explains each choice.
-
-    n_train  tokens of one epoch
-    measure  gives the seconds of a step of the recipe that is not compiled; its second argument is how many seconds
-             measuring may take
-
-    The number of steps of a run of minutes, whose `pace` is started, is a first guess; see `plan_in_time`.
-    """
-    with interruption.phase("measuring matrix products and attention") as phase:
-        recipe, lines = settle_kernels(recipe, network, device, phase)
-    if recipe.adapt.rank:
-        lines.append(describe_adapters(recipe))
-    seconds: list[float] = []
-
-    def step_seconds() -> float:
-        if not seconds:
-            seconds.append(measure(recipe, BUDGET if pace is None else min(BUDGET, MEASURING * pace.total)))
-        return seconds[0]
-
-    sentence, compiles = choose_compilation(recipe, n_train, device, step_seconds, pace)
-    recipe = with_train(recipe, compile="yes" if compiles else "no")
-    n_steps, why = resolve_steps(recipe, n_train, step_seconds, compiles, pace and pace.left)
-    lines += ([] if recipe.train.minutes else [why]) + ([sentence] if sentence else [])
-    if pace is not None:
-        saved, cost = (COMPILE_SAVES, COMPILE_SECONDS) if compiles else ({}, {})
-        pace.start(step_seconds() * (1 - saved.get(device.type, 0.0)), reserve=cost.get(device.type, 0.0))
-    measured = seconds[0] if seconds else None
-    return resolve_intervals(replace(recipe, segments=((0, n_steps),)), measured), lines
-
-
-def choose_compilation(
-    recipe: Recipe, n_train: int, device: torch.device, step_seconds: Callable[[], float], pace: Pace | None
-) -> tuple[str, bool]:
-    """Whether the step is compiled, and a line that says why where that was left open. Raises RecipeError where
-    train.compile = yes and there is no compiler."""
-    if recipe.train.compile == "auto":
-        guess = resolve_steps(recipe, n_train, step_seconds, left=pace and pace.left)[0]
-        pays, sentence = compile_pays(device, step_seconds(), guess)
-        return sentence, pays
-    if recipe.train.compile == "yes" and not can_compile(device):
-        raise RecipeError(
-            "train.compile = yes: there is no C++ compiler here (g++ or clang++): set it to no, or install one"
-        )
-    return "", recipe.train.compile == "yes"
-
-
-def settle_kernels(
-    recipe: Recipe, network: Transformer, device: torch.device, poll: Callable[[], object]
-) -> tuple[Recipe, list[str]]:
-    """The recipe with its precision and its kernel of attention, and a line that explains each."""
-    precision, why = resolve.resolve_precision(recipe, device)
-    recipe = with_train(recipe, precision=precision, device=str(device))
-    lines = [
-        f"device: {device}, {torch.get_num_threads()} threads" if device.type == "cpu" else f"device: {device}",
-        why,
-    ]
-    poll()
-    attention, why = resolve.resolve_attention(recipe, device, poll)
-    choose_attention_kernel(network, attention)
-    return with_train(recipe, attention=attention), [*lines, why]
 
 
 def describe_step(asked: TrainOptions, recipe: Recipe) -> str:

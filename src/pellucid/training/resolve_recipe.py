@@ -1,5 +1,6 @@
 """Decides the options that a recipe leaves open, by measurements on this machine where needed."""
 
+import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -61,15 +62,10 @@ def resolve_attention(
 
     `poll` is called between measurements; it may raise.
     """
-    asked, a = recipe.train.attention, recipe.model
-    if option := why_not_fused(a):
-        return "explicit", f"attention: explicit (no fused kernel computes {option})"
-    if asked != "auto":
-        return asked, f"attention: {asked}, as asked"
-    if a.dropout.pattern:
-        return "explicit", "attention: explicit (the dropout of its pattern is drawn by sample)"
-    if device.type != "cpu" or a.n_ctx > LONGEST_EXPLICIT:
-        return "fused", "attention: fused"
+    a = recipe.model
+    allowed, why = allowed_kernels(recipe, device)
+    if why:
+        return allowed[0], why
     dtype = torch.bfloat16 if recipe.train.precision == "bfloat16" else torch.float32
     attention = MultiHeadAttention(a, 0)
     seconds = {
@@ -79,6 +75,38 @@ def resolve_attention(
     share = seconds["explicit"] / seconds["fused"]
     chosen: KernelName = "explicit" if share < 0.9 else "fused"
     return chosen, f"attention: {chosen} (the explicit kernel takes {share:.2f} times the fused kernel's time here)"
+
+
+def allowed_kernels(recipe: Recipe, device: torch.device) -> tuple[tuple[KernelName, ...], str]:
+    """The kernels of attention that training may use, and a line that says why it is one, "" where it is open."""
+    asked, a = recipe.train.attention, recipe.model
+    if option := why_not_fused(a):
+        return ("explicit",), f"attention: explicit (no fused kernel computes {option})"
+    if asked != "auto":
+        return (asked,), f"attention: {asked}, as asked"
+    if a.dropout.pattern:
+        return ("explicit",), "attention: explicit (the dropout of its pattern is drawn by sample)"
+    if device.type != "cpu" or a.n_ctx > LONGEST_EXPLICIT:
+        return ("fused",), "attention: fused"
+    return KERNELS, ""
+
+
+def may_use_bfloat16(device: torch.device) -> bool:
+    """Whether bfloat16 products may be faster than float32 ones: whether the device has units for them, or, where
+    PyTorch cannot say so, whether a small one is.
+    """
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu" and platform.machine().lower() in ("x86_64", "amd64"):
+        return len(processor_flags()) > 1  # what emulates the units takes a hundred times as long
+    return matmul_seconds(device, torch.bfloat16) < 0.8 * matmul_seconds(device, torch.float32)
+
+
+def processor_flags() -> list[str]:
+    """The vector instructions that PyTorch uses here, and the units that it has for bfloat16."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    has = {"avx512_bf16": torch.cpu._is_avx512_bf16_supported(), "amx": torch.cpu._is_amx_tile_supported()}
+    return [capability, *(name for name, is_there in has.items() if is_there)]
 
 
 def kernel_seconds(

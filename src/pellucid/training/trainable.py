@@ -1,7 +1,7 @@
 """Training a transformer on text or pairs: what the pipeline of runs asks of it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from pellucid.model import Transformer
+from pellucid.model.dropout import draw_by_sample
 from pellucid.model.weights import StoredWeights, WithNewRows
 from pellucid.parameter_counts import count_parameters
-from pellucid.runs.device import resolve_device
+from pellucid.runs.device import compiled, resolve_device
 from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.length import plan_in_time
-from pellucid.runs.measure import measure_step
+from pellucid.runs.measure import measure_step, step_without_change
+from pellucid.runs.optimizer import make_optimizer
 from pellucid.runs.pace import Pace
 from pellucid.runs.processes import ALONE, Processes
 from pellucid.runs.reporter import PlainReporter
@@ -28,11 +30,13 @@ from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens, describe_difference
 from pellucid.training import resolve_recipe as resolve
+from pellucid.training.autotune import autotune
 from pellucid.training.build import (
     ChooseSizes,
     Weights,
-    autotune,
     build_network,
+    choose_kernel,
+    describe_adapters,
     describe_model,
     describe_step,
     each_first_value,
@@ -85,6 +89,58 @@ class TextTrainable(Trainable[TextRecipeT]):
         own = (scored.double().sum().item(), n_right, scored.numel(), batch.inputs.numel())
         nats, *counts = self.processes.summed(torch.tensor(own, dtype=torch.float64)).tolist()
         return HeldOutSums(nats, *map(int, counts))
+
+
+class TransformerStepTimer:
+    """Takes steps of a transformer's run to time them, and leaves its first weights (`training.autotune.StepTimer`)."""
+
+    def __init__(self, trainable: "TransformerTrainable", interruption: Interruption):
+        self.trainable, self.interruption = trainable, interruption
+        self.compiles, self.shares = trainable.processes.n == 1, trainable.processes.n_shares
+        self.is_used = False
+
+    def measure(self, recipe: Recipe, budget: float) -> float:
+        self.trainable.recipe = recipe
+        network = self.whole_network()
+        choose_kernel(network, recipe)
+        with self.interruption.phase("measuring a step") as phase:
+            return measure_step(self.trainable, phase, budget)
+
+    def steps(self, recipes: Sequence[Recipe]) -> list[Callable[[], None]]:
+        network, trainable = self.whole_network().train(), self.trainable
+        optimizer = make_optimizer(recipes[0], network)  # its averages exist once, whatever is compared
+
+        def step_of(recipe: Recipe) -> Callable[[], None]:
+            trainable.recipe, t = recipe, recipe.train
+            loss = trainable.make_loss()
+            by_sample = with_dropout_by_sample(network, compiled(loss) if t.compile == "yes" else loss)
+            step = step_without_change(trainable, by_sample, optimizer)
+
+            def take() -> None:
+                choose_kernel(network, recipe)
+                optimizer.set_precision(t.precision)
+                step()
+
+            return take
+
+        return [step_of(recipe) for recipe in recipes]
+
+    def whole_network(self) -> Transformer:
+        """The network, all of it in this process; its weights may be changed from now on."""
+        if not self.is_used and self.trainable.is_made_in_parts:
+            self.trainable.build_whole()
+        self.is_used = True
+        return self.trainable.network
+
+    def restore(self) -> None:
+        """Put back the first weights, and the parts of this process where there are several."""
+        trainable = self.trainable
+        if self.is_used and trainable.is_made_in_parts:
+            trainable.build()
+        elif self.is_used:
+            draw_by_sample(trainable.network, None)
+            first_weights(trainable.network, trainable.recipe, trainable.weights)
+            trainable.network.zero_grad(set_to_none=True)
 
 
 class TransformerTrainable(TextTrainable[Recipe]):
@@ -152,20 +208,16 @@ class TransformerTrainable(TextTrainable[Recipe]):
             self.build(device)
         interruption.poll()
 
-        def measure(recipe: Recipe, budget: float) -> float:
-            self.recipe = recipe
-            if self.is_made_in_parts:
-                self.build_whole()
-            with interruption.phase("measuring a step") as phase:
-                seconds = measure_step(self, phase, budget)
-            if self.is_made_in_parts:
-                self.build()
-            else:
-                first_weights(self.network, recipe, self.weights)
-            return seconds
-
         n_train = len(self.tokens.part("train"))
-        recipe, lines = autotune(self.recipe, self.network, n_train, device, measure, interruption, pace)
+        timer = TransformerStepTimer(self, interruption)
+        generators = [device] if device.type == "cuda" else []
+        with interruption.phase("timing steps") as phase, torch.random.fork_rng(generators):
+            self.recipe, lines = autotune(self.recipe, n_train, device, timer, phase, pace)
+        timer.restore()
+        recipe = self.recipe
+        choose_kernel(self.network, recipe)
+        if recipe.adapt.rank:
+            lines.append(describe_adapters(recipe))
         with interruption.phase("counting n-grams to compare with") as phase:
             checked, self.check_files = self.checks(recipe, self.tokens, phase) if self.checks else ([], {})
         interruption.poll()
