@@ -282,7 +282,7 @@ def test_what_cannot_be_left_is_said_to_be_finished(child, tmp_path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr("pellucid.runs.trainable.compiled", compiled)
-        patch.setattr("pellucid.training.build.can_compile", lambda device: True)
+        patch.setattr("pellucid.training.autotune.can_compile", lambda device: True)
         command = ["train", "text.txt", *TINY, "--set=compile=yes", "--steps", "3", "--out", "run"]
         code, said = child.run(command, signal.SIGTERM)
     assert code == 143, said
