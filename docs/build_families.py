@@ -62,7 +62,6 @@ LEFT_OUT = {
     "what reads images in Gemma 3 (gemma3) and Qwen3-VL (qwen3_vl)": "their language model opens alone, as gemma3_text "
     "and as qwen3, and a note says so",
     "Gemma 3n": "options of its own",
-    "OPT 350m": "no option for embeddings narrower than the residual stream",
     "T5 with a tied readout that is not scaled, or the other way round": "transformers 5 writes the same entries for a "
     "tied and an untied one; scale_decoder_outputs = false is read as untied, as in v1.1",
     "UMT5, Pegasus and other pairs": "no table yet; UMT5's biases differ from layer to layer",

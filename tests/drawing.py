@@ -49,6 +49,7 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     divides = fields["d_model"] % heads == 0
     choose("attention.d_head", st.sampled_from([0, 2, 3, 4] if divides else [2, 3, 4]))
     choose("n_layers", st.integers(1, 3))
+    choose("d_embed", st.sampled_from([0, 0, 3, 10]))
     choose("n_vocab", st.just(N_VOCAB))
     choose("n_ctx", st.integers(4, max_ctx))
     choose("n_segments", st.sampled_from([0, 2]))

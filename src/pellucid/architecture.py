@@ -330,6 +330,9 @@ class Architecture:
     d_model: int
     #: number of blocks
     n_layers: int
+    #: e > 0: rows of W_E and W_U have e coordinates; P (m x e) makes W_E[t] P^T of W_E[t], and Q (e x m) x Q^T W_U^T of
+    #: x W_U^T, but for readout = bert, whose W is e x m; 0: they have m, without P and Q   (Lan et al. 2019, 3.1)
+    d_embed: int = 0
     attention: Attention = field(default_factory=Attention)
     mlp: MLP = field(default_factory=MLP)
     positions: Positions = field(default_factory=Positions)
@@ -385,6 +388,11 @@ class Architecture:
     def d_head(self) -> int:
         """Width of one head's queries, keys and values."""
         return self.attention.d_head or self.d_model // self.attention.n_heads
+
+    @property
+    def embed_width(self) -> int:
+        """Width of the rows of W_E and W_U."""
+        return self.d_embed or self.d_model
 
     @property
     def n_heads(self) -> int:
@@ -557,6 +565,8 @@ def _check(a: Architecture) -> None:
         parse_value(name, value, field_type(name))
     for name, least in (("n_vocab", 1), ("n_ctx", 1), ("d_model", 1), ("n_layers", 0), ("n_segments", 0)):
         require(getattr(a, name) >= least, name, getattr(a, name), f"at least {least}")
+    fits = a.d_embed >= 0 and a.d_embed != a.d_model
+    require(fits, "d_embed", a.d_embed, f"0 (d_model, with no projection) or another width than d_model = {a.d_model}")
     ascending = sorted({*a.ngrams}) == [*a.ngrams] and min(a.ngrams, default=2) >= 2
     require(ascending, "ngrams", a.ngrams, "lengths from 2 on, in ascending order, each once")
     require(a.ngram_rows >= 1, "ngram_rows", a.ngram_rows, "at least 1")
@@ -579,3 +589,5 @@ def _check(a: Architecture) -> None:
         require(a.block in ("pre", "post"), "block", a.block, "pre or post where an encoder is read")
         fits = a.source_embed == "own" or a.encoder.n_vocab == a.n_vocab
         require(fits, "encoder.n_vocab", a.encoder.n_vocab, f"n_vocab = {a.n_vocab} where W_E is shared")
+        fits = a.source_embed == "own" or a.encoder.d_embed == a.d_embed
+        require(fits, "encoder.d_embed", a.encoder.d_embed, f"d_embed = {a.d_embed} where W_E is shared")

@@ -10,7 +10,7 @@ def count_parameters(a: Architecture) -> dict[str, int]:
 
     A tied unembedding counts once, under embed. Item X-PARAMS of docs/mathematics.md.
     """
-    m, d, f = a.d_model, a.d_head, a.d_ff
+    m, d, f, e = a.d_model, a.d_head, a.d_ff, a.embed_width
     q, kv = a.n_heads * d, a.n_kv_heads * d
     bias_qkv, bias_out = a.attention.bias in ("qkv", "all"), a.attention.bias in ("out", "all")
     attention = m * q + 2 * m * kv + q * m + bias_qkv * (q + 2 * kv) + bias_out * m
@@ -27,19 +27,24 @@ def count_parameters(a: Architecture) -> dict[str, int]:
     norm = {"none": 0, "layer": has_gain * m + m * (a.norm.bias == "all"), "rms": has_gain * m}[a.norm.kind]
     cross = attention if a.encoder is not None else 0
     counts = {
-        "embed": (a.n_vocab + a.n_segments + len(a.ngrams) * a.ngram_rows) * m,
+        "embed": a.n_vocab * e + (a.n_segments + len(a.ngrams) * a.ngram_rows) * m + a.d_embed * m,
         "positions": {"learned": a.n_ctx * m, "relative": a.positions.n_buckets * a.n_heads}.get(a.positions.kind, 0),
         "attention": a.n_layers * (attention + cross),
         "mlp": a.n_layers * mlp,
         "norms": norm * (a.n_layers * (len(a.block_norms) + (a.encoder is not None)))
         + norm * ((a.embed_norm == "norm") + (a.final_norm == "norm")),
-        "unembed": (a.unembed == "untied") * a.n_vocab * m,
+        "unembed": (a.unembed == "untied") * a.n_vocab * e,
     }
-    counts["unembed"] += {"affine": a.n_vocab, "bert": m * m + m + norm + a.n_vocab}.get(a.readout, 0)
+    norm_of_rows = norm * e // m
+    counts["unembed"] += {
+        "linear": a.d_embed * m,
+        "affine": a.d_embed * m + a.n_vocab,
+        "bert": m * e + e + norm_of_rows + a.n_vocab,
+    }.get(a.readout, 0)
     if a.encoder is not None:
         counts["encoder"] = (
             sum(count for part, count in count_parameters(a.encoder).items() if part not in ("unembed", "total"))
-            - (a.source_embed == "shared") * a.n_vocab * m
+            - (a.source_embed == "shared") * a.n_vocab * e
         )
     return counts | {"total": sum(counts.values())}
 

@@ -39,7 +39,7 @@ TABLE = (
         "embed",
         "b i m",
         "S0 (1.3) t W_E^T; S1 z_bsd; S3 W_E[Ind(i)]; S4 e_j",
-        "c W_E[t_i],  c = embed_scale",
+        "c W_E[t_i],  c = embed_scale; with d_embed c W_E[t_i] P^T",
         "hook_embed",
     ),
     Name("pos_embed", "b i m", "S0 Rem. 1.2 P; S1 p_sd; S4 Gamma", "W_P[i]", "hook_pos_embed"),
@@ -182,7 +182,13 @@ TABLE = (
         "ln_final.hook_normalized",
     ),
     Name("final_norm", "b i m", "S1, S3, S4 LN", "norm(x)", "ln_final.hook_out"),
-    Name("logits", "b i v", "S0 l(S); S3 U x; S4 S", "c x W_U^T,  c = logit_scale", "unembed.hook_out"),
+    Name(
+        "logits",
+        "b i v",
+        "S0 l(S); S3 U x; S4 S",
+        "c x W_U^T,  c = logit_scale; with d_embed c x Q^T W_U^T",
+        "unembed.hook_out",
+    ),
     Name("probs", "b i v", "S0 P_S; S4 P", "softmax_v(logits)", ""),
     Name("loss", "b i", "S4 -log P_v", "-log P(t_{i+1} | t_0 ... t_i)", ""),
 )
@@ -364,15 +370,16 @@ def module_hooks(a: Architecture) -> dict[str, str]:
         "mlp.hook_pre": "mlp.gate" if gate else "mlp.pre",
     }
     last = f"blocks.{a.n_layers - 1}.resid_post" if a.n_layers else ""
+    after_last = "final_norm" if a.final_norm == "norm" and normed else last
     outside = {
-        "embed.hook_out": "embed",
+        "embed.hook_out": "" if a.d_embed else "embed",
         "pos_embed.hook_out": "pos_embed",
         "token_type_embed.hook_out": "seg_embed",
         "embed_ln.hook_scale": "embed_norm.scale",
         "embed_ln.hook_normalized": "embed_norm.normalized",
         "embed_ln.hook_out": "embed_norm",
         "ln_final.hook_in": last if a.final_norm == "norm" and normed else "",
-        "unembed.hook_in": "" if a.readout == "bert" else "final_norm" if a.final_norm == "norm" and normed else last,
+        "unembed.hook_in": "" if a.readout == "bert" or a.d_embed else after_last,
         **dict.fromkeys(("unembed.hook_out", "hook_unembed"), "" if a.logit_cap else "logits"),
     }
     if a.embed_norm == "norm" and normed:
@@ -401,7 +408,8 @@ _UNNAMED = {
         ("unembed.hook_out", "hook_unembed"),
         ("logits", "theirs stands before the cap (logit_cap), logits behind it; as_transformer_lens() holds theirs"),
     ),
-    "unembed.hook_in": ("logits", "readout = bert: what its last linear map reads is not kept"),
+    "embed.hook_out": ("embed", "d_embed > 0: rows of W_E are not kept before their projection; embed is behind it"),
+    "unembed.hook_in": ("logits", "readout = bert or d_embed > 0: what its last linear map reads is not kept"),
     "blocks.i.ln1.hook_in": ("blocks.i.norm_1", "what norm_1 reads is not kept"),
     "blocks.i.ln2.hook_in": (
         "blocks.i.norm_2",

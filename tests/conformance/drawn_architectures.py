@@ -15,6 +15,7 @@ SIZES: dict[str, Any] = {
     "n_ctx": st.integers(5, 9),
     "d_model": st.sampled_from([4, 8, 12]),
     "n_layers": st.integers(0, 3),
+    "d_embed": st.sampled_from([0, 0, 3, 16]),
     "attention.n_heads": st.sampled_from([1, 2, 4]),
     "attention.n_kv_heads": st.sampled_from([0, 1, 2]),
     "attention.d_head": st.sampled_from([4, 6]),

@@ -121,7 +121,7 @@ def test_masks_positions_segments_and_embeddings_given(a, data):
     if a.n_segments and data.draw(st.booleans()):
         reading["segments"] = torch.randint(0, a.n_segments, (batch, n), generator=random)
     if data.draw(st.booleans()):
-        reading["embeddings"] = torch.randn(batch, n, a.d_model, generator=random, dtype=torch.float64)
+        reading["embeddings"] = torch.randn(batch, n, a.embed_width, generator=random, dtype=torch.float64)
     if a.encoder is not None and data.draw(st.booleans()):
         reading["source"] = torch.randn(batch, 2, a.d_model, generator=random, dtype=torch.float64)
         reading["source_mask"] = torch.rand(batch, n, 2, generator=random) < 0.6

@@ -272,6 +272,7 @@ def test_rows_there_and_back():
         ),
         ({"positions.kind": "alibi"}, r"gpt2 cannot represent positions\.kind = alibi"),
         ({"attention.sinks": "learned"}, r"gpt2 cannot represent attention\.sinks = learned"),
+        ({"d_embed": 6}, r"gpt2 cannot represent d_embed = 6; llama cannot represent .*; qwen3 cannot represent"),
         ({"mlp.n_hidden": 2}, r"gpt2 cannot represent mlp\.n_hidden = 2"),
     ],
 )

@@ -50,7 +50,7 @@ def test_nor_where_an_encoder_is_read(a, dtype):
 @given(architectures(CAUSAL), st.data())
 def test_no_gradient_reaches_a_later_token(a, data):
     place = data.draw(st.integers(0, a.n_ctx - 2))
-    embeddings = torch.randn(1, a.n_ctx, a.d_model, dtype=torch.float64).requires_grad_()
+    embeddings = torch.randn(1, a.n_ctx, a.embed_width, dtype=torch.float64).requires_grad_()
     network = make_network(a)
     network(draw_tokens(a, 1, a.n_ctx), embeddings=embeddings)[:, : place + 1].square().sum().backward()
     assert embeddings.grad is not None

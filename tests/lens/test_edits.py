@@ -209,7 +209,8 @@ def is_change_of_weights(edit, a):
         return False
     if last in TABLES:
         formula = last == "pos_embed" and part.positions.kind == "sinusoidal"
-        return not formula and (last != "ngram_embed" or edit.op in ("zero", "scale", "project_out"))
+        adds_nowhere = last == "ngram_embed" or (last == "embed" and part.d_embed)
+        return not formula and (not adds_nowhere or edit.op in ("zero", "scale", "project_out"))
     if last == "logits":
         return not a.logit_cap
     if part.mlp.experts and last == "mlp_out":  # what a mixture adds depends on the position
@@ -239,7 +240,7 @@ def test_edits_written_into_the_weights(a, data):
     given_ = {} if a.encoder is None else {"source": source_tokens(a, 2)}
     expected = trace(network, None, tokens, edits=edits, **given_).logits
     assert difference(trace(changed, None, tokens, **given_).logits, expected) <= 1e-9
-    apart = any(edit.name in ("embed", "logits") for edit in edits)
+    apart = any(edit.name in (("logits",) if a.d_embed else ("embed", "logits")) for edit in edits)
     assert (changed.unembed.weight is changed.embed.token.weight) == (a.unembed == "tied" and not apart)
     assert changed.architecture == a.with_fields(dict(unembed_and_source(a, edits)))
     again = Transformer(changed.architecture).double()
@@ -249,7 +250,7 @@ def test_edits_written_into_the_weights(a, data):
 
 def unembed_and_source(a, edits):
     """The options of an architecture that share a table, as they are when an edit changes one of the sharers."""
-    changed = {edit.name for edit in edits}
+    changed = {edit.name for edit in edits if edit.name == "logits" or not a.d_embed}  # else its projection changes
     if changed & {"embed", "logits"}:
         yield "unembed", "untied"
     if a.encoder is not None and a.source_embed == "shared" and changed & {"embed", "encoder.embed"}:

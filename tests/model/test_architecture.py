@@ -179,6 +179,20 @@ def test_an_odd_number_of_rotated_coordinates_is_made_even_as_rounding_says():
         a.with_fields({"fraction": 1.0})
 
 
+def test_rows_of_another_width_are_projected_and_counted():
+    a = A.with_fields({"d_embed": 3, "unembed": "untied"})
+    network = Transformer(a)
+    assert network.embed.token.weight.shape == network.unembed.weight.shape == (a.n_vocab, 3)
+    assert count_parameters(a)["embed"] == 3 * (a.n_vocab + a.d_model)
+    assert count_parameters(a)["total"] == sum(p.numel() for p in network.parameters())
+    for width in (a.d_model, -1):
+        with pytest.raises(ArchitectureError, match=f"d_embed = {width}: expected 0 .* or another width than d_model"):
+            a.with_fields({"d_embed": width})
+    other = a.with_fields({"d_embed": 4, "attention.mask": "bidirectional"}).to_dict()
+    with pytest.raises(ArchitectureError, match=r"encoder\.d_embed = 4: expected d_embed = 3 where W_E is shared"):
+        Architecture.from_dict(a.to_dict() | {"encoder": other, "source_embed": "shared"})
+
+
 def test_without_a_readout_there_is_nothing_of_one():
     body = A.with_fields({"readout": "none"})
     own = count_parameters(body)

@@ -107,6 +107,25 @@ def test_some_maps_and_what_is_kept_of_them():
         load_trained(make_adapted(a, 2, modules="query"), kept, "the file")
 
 
+@pytest.mark.parametrize("unembed", ["tied", "untied"])
+@pytest.mark.parametrize("d_embed", [0, 3])
+def test_rows_of_new_ids_are_merged_into_what_projects_them(unembed, d_embed):
+    a = preset("gpt2", 11).with_fields(
+        {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 8, "unembed": unembed, "d_embed": d_embed}
+    )
+    plain = make_network(a)
+    network, tokens = adapt(make_network(a), 2, 4.0, new_ids=(9, 10)), draw_tokens(a)
+    with torch.no_grad():
+        for name, p in network.named_parameters():
+            if name.endswith(".rows"):
+                p.copy_(torch.arange(p.numel()).view_as(p) / 7)
+        adapted, untouched = network(tokens), plain(tokens)
+        merged = merge(network)
+        assert state_of(merged).keys() == state_of(plain).keys()
+        assert (merged(tokens) - adapted).abs().max() <= 1e-10
+        assert (adapted - untouched)[..., 9:].abs().min() > 1e-3
+
+
 def test_what_is_not_there_is_named():
     with pytest.raises(WeightsError, match=r"called 'gate'; say all, or some of query,key,value,out,up,down"):
         adapt(make_network(small()), 2, 4.0, "query,gate")

@@ -376,6 +376,8 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
             "post, gelu": {"do_layer_norm_before": False, "activation_function": "gelu"},
             "no biases": {"enable_bias": False},
             "no final norm": {"_remove_final_layer_norm": True},
+            "wider embeddings, untied": {"word_embed_proj_dim": 17, "tie_word_embeddings": False},
+            "narrower embeddings, post": {"word_embed_proj_dim": 5, "do_layer_norm_before": False},
         },
     ),
     "bloom": (

@@ -159,6 +159,11 @@ def test_a_run_goes_on_in_another_number_of_processes(text, tmp_path, optimizer,
                 {"parallel.tensor": 2, "attention.sinks": "learned"},
                 "parallel.tensor = 2 does not divide attention.sinks = learned: give parallel.shard",
             ),
+            (
+                2,
+                {"parallel.tensor": 2, "d_embed": 6},
+                "parallel.tensor = 2 does not divide the projections of d_embed = 6: give parallel.shard",
+            ),
             (2, {"balance": 0.01, "mlp.experts": 4}, "train.balance = 0.01 is computed of each pass, whose rows 2"),
             (
                 2,

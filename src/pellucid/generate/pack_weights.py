@@ -69,7 +69,7 @@ def pack_network(network: Transformer, weights: str) -> PackedNetwork:
                 elif isinstance(child, nn.Dropout):
                     setattr(parent, name, nn.Identity())
         a = copied.architecture
-        if (a.readout, a.logit_cap, a.logit_scale) == ("linear", 0.0, "1"):
+        if (a.readout, a.logit_cap, a.logit_scale, a.d_embed) == ("linear", 0.0, "1", 0):
             copied.unembed = packed(copied.unembed.weight, None, readout_format(weights), "unembed", errors)
     return PackedNetwork(copied, weights, errors, sentence(weights, errors))
 

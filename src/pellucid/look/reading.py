@@ -255,7 +255,12 @@ def product_terms(
         return pattern, values[:, entry], [f"{at}pattern, head {head}", f"{at}v, entry {entry}"], 1.0
     if kind == "logits" and a.readout in ("linear", "affine"):
         x = trace.read_out[0, pos]
-        return x, trace.network.unembed.weight[entry], ["the last stream", f"row {entry} of W_U"], a.unembed_scale
+        return (
+            x,
+            trace.network.unembed.matrix[entry],
+            ["the last stream", f"row {entry} of W_U{' Q' if a.d_embed else ''}"],
+            a.unembed_scale,
+        )
     raise InputError(f"{step.name} is not taken apart into products here: choose scores, z or logits")
 
 

@@ -213,11 +213,12 @@ class StepWriter:
         ids = "trace.inputs.source.tokens" if self.scope else "trace.ids"
         factors = {"1": "", "sqrt(d_model)": "\\sqrt{m} ", "embed_scale_value": f"{a.embed_scale_value:g} "}
         factor = factors[a.embed_scale]
+        projected = f" @ {self.weight('embed.projection.weight')}.T" if a.d_embed else ""
         yield self.step(
             "embed",
             "embed",
-            f"{factor}W_E [ t_i ]",
-            f"result = {f'{a.embed_factor!r} * ' if factor else ''}{table}[{ids}]",
+            f"{factor}W_E [ t_i ]{' P^T' if a.d_embed else ''}",
+            f"result = {f'{a.embed_factor!r} * ' if factor else ''}{table}[{ids}]{projected}",
             (file, "embed", 'tap("embed"'),
         )
         parts = ["embed"]
@@ -582,6 +583,9 @@ class StepWriter:
                 lines.append(f"x = {centred} / {size}{gained}{bias}")
                 right = f"norm({right})"
             x = "x"
+        elif a.d_embed:
+            x = f'({x}) @ w["unembed.projection.weight"].T'
+            right = f"{right} Q^T"
         factor = "" if scale == 1.0 else f"{scale!r} * "
         biased = a.readout in ("affine", "bert")
         lines.append(f"result = {factor}({x}) @ {table}.T" + (' + w["unembed.bias"]' if biased else ""))

@@ -1,7 +1,7 @@
 """Tokens to vectors, and vectors back to logits."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pellucid.architecture import Architecture
@@ -9,7 +9,7 @@ from pellucid.model.dropout import SampledDropout
 from pellucid.model.mlp import ACTIVATION
 from pellucid.model.norm import Identity, make_norm
 from pellucid.model.positions import make_added
-from pellucid.model.shapes import History, Logits, PositionIds, Stream, Tokens
+from pellucid.model.shapes import Embeddings, History, Logits, PositionIds, Stream, Tokens
 from pellucid.model.tap import OFF, Tap
 
 #: the base and the modulus of the polynomial whose value is an n-gram's row
@@ -42,11 +42,15 @@ class NGrams(nn.Module):
 
 
 class Embed(nn.Module):
-    """x_i = c W_E[t_i] (+ position i) (+ W_S[s_i]) (+ n-grams), normalised where wanted   (S0 (1.3), Rem. 1.2)"""
+    """x_i = c P W_E[t_i] (+ position i) (+ W_S[s_i]) (+ n-grams), normalised where wanted   (S0 (1.3), Rem. 1.2)
+
+    P is the identity unless the rows of W_E have a width of their own, d_embed   (Lan et al. 2019, section 3.1).
+    """
 
     def __init__(self, a: Architecture):
         super().__init__()
-        self.token = nn.Embedding(a.n_vocab, a.d_model)
+        self.token = nn.Embedding(a.n_vocab, a.embed_width)
+        self.projection = nn.Linear(a.d_embed, a.d_model, bias=False) if a.d_embed else Identity()
         self.position = make_added(a)
         self.segment = nn.Embedding(a.n_segments, a.d_model) if a.n_segments else None
         self.ngrams = NGrams(a) if a.ngrams else None
@@ -60,12 +64,12 @@ class Embed(nn.Module):
         history: History,
         positions: PositionIds,
         segments: Tokens | None,
-        embeddings: Stream | None,
+        embeddings: Embeddings | None,
         tap: Tap = OFF,
     ) -> Stream:
         """`history` ends in `tokens`, behind what a cache has read; `embeddings`, one vector a position, take the
         place of W_E[t]; without `segments` all are of kind 0."""
-        x = tap("embed", self.scale * (self.token(tokens) if embeddings is None else embeddings))
+        x = tap("embed", self.scale * self.projection(self.token(tokens) if embeddings is None else embeddings))
         if self.position is not None:
             x = x + tap("pos_embed", self.position.added(positions).to(x.dtype).expand_as(x))
         if self.segment is not None:
@@ -73,6 +77,12 @@ class Embed(nn.Module):
         if self.ngrams is not None:
             x = x + tap("ngram_embed", self.ngrams(history, positions))
         return self.dropout(self.norm(x, tap, "embed_norm"))
+
+    @property
+    def matrix(self) -> Tensor:
+        """W_E P^T [n_vocab, d_model]: what each token adds to the stream, before the factor c."""
+        weight = self.token.weight
+        return F.linear(weight, self.projection.weight) if isinstance(self.projection, nn.Linear) else weight
 
 
 class SoftCap(nn.Module):
@@ -87,21 +97,34 @@ class SoftCap(nn.Module):
 
 
 class Unembed(nn.Module):
-    """logits = c x W_U^T with c = logit_scale, capped where the architecture says so   (S0 (1.5))"""
+    """logits = c x Q^T W_U^T with c = logit_scale, capped where the architecture says so   (S0 (1.5))
+
+    Q is the identity unless the rows of W_U have a width of their own, d_embed.
+    """
 
     def __init__(self, a: Architecture, embed: Embed):
         super().__init__()
         untied = a.unembed == "untied"
-        self.weight = nn.Parameter(torch.empty(a.n_vocab, a.d_model)) if untied else embed.token.weight
+        self.weight = nn.Parameter(torch.empty(a.n_vocab, a.embed_width)) if untied else embed.token.weight
+        self.projection = self.make_projection(a)
         self.scale = a.unembed_scale
         self.cap = SoftCap(a.logit_cap) if a.logit_cap else Identity()
+
+    def make_projection(self, a: Architecture) -> nn.Module:
+        """Q"""
+        return nn.Linear(a.d_model, a.d_embed, bias=False) if a.d_embed else Identity()
 
     def forward(self, x: Stream) -> Logits:
         return self.cap(self.before_cap(x))
 
     def before_cap(self, x: Stream) -> Logits:
         """The logits, if nothing capped them."""
-        return F.linear(self.scale * x, self.weight)
+        return F.linear(self.scale * self.projection(x), self.weight)
+
+    @property
+    def matrix(self) -> Tensor:
+        """W_U Q [n_vocab, d_model], without the factor c."""
+        return self.weight @ self.projection.weight if isinstance(self.projection, nn.Linear) else self.weight
 
 
 class AffineUnembed(Unembed):
@@ -112,7 +135,7 @@ class AffineUnembed(Unembed):
         self.bias = nn.Parameter(torch.zeros(a.n_vocab))
 
     def before_cap(self, x: Stream) -> Logits:
-        return F.linear(self.scale * x, self.weight, self.bias)
+        return F.linear(self.scale * self.projection(x), self.weight, self.bias)
 
 
 class BertReadout(Unembed):
@@ -120,10 +143,14 @@ class BertReadout(Unembed):
 
     def __init__(self, a: Architecture, embed: Embed):
         super().__init__(a, embed)
-        self.dense = nn.Linear(a.d_model, a.d_model)
+        self.dense = nn.Linear(a.d_model, a.embed_width)
         self.f = ACTIVATION[a.mlp.activation]
-        self.norm = make_norm(a)
+        self.norm = make_norm(a, a.embed_width)
         self.bias = nn.Parameter(torch.zeros(a.n_vocab))
+
+    def make_projection(self, a: Architecture) -> nn.Module:
+        """The dense layer gives the width of the rows of W_U: there is no Q."""
+        return Identity()
 
     def before_cap(self, x: Stream) -> Logits:
         return F.linear(self.scale * self.norm(self.f(self.dense(x))), self.weight, self.bias)

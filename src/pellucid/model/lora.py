@@ -60,7 +60,7 @@ class KeepsIds(nn.Module):
 
 
 class RowsEmbedding(KeepsIds, nn.Embedding):
-    """W_E[t] + R[k] for t = ids[k], where the rows R [k, m] of some ids alone are trained."""
+    """W_E[t] + R[k] for t = ids[k], where the rows R [k, e] of some ids alone are trained."""
 
     def __init__(self, plain: nn.Embedding, ids: Sequence[int]):
         with without_memory():
@@ -75,18 +75,20 @@ class RowsEmbedding(KeepsIds, nn.Embedding):
 
 
 class RowsUnembed(KeepsIds, Unembed):
-    """The logits of a readout, and c x R^T more for the ids that have trained rows R [k, m]."""
+    """The logits of a readout, and c x Q^T R^T more for the ids that have trained rows R [k, e]."""
 
     def __init__(self, plain: Unembed, rows: nn.Parameter, ids: Sequence[int]):
         nn.Module.__init__(self)
         self.weight, self.scale, self.cap, self.rows = plain.weight, plain.scale, plain.cap, rows
+        self.projection = plain.projection
         self.bias = plain.bias if isinstance(plain, AffineUnembed) else None
         self.keep(ids, plain.weight.device)
         self.plain = (plain,)  # in a tuple: its parameters are counted once
 
     def before_cap(self, x: Stream) -> Logits:
-        logits = F.linear(self.scale * x, self.weight, self.bias)
-        more = F.linear(self.scale * x, self.rows).to(logits.dtype)
+        x = self.scale * self.projection(x)
+        logits = F.linear(x, self.weight, self.bias)
+        more = F.linear(x, self.rows).to(logits.dtype)
         return logits.index_add(-1, self.get_buffer("ids"), more)
 
 

@@ -140,12 +140,13 @@ class Identity(nn.Module):
         return x
 
 
-def make_norm(a: Architecture) -> nn.Module:
-    """The architecture's norm over d_model."""
+def make_norm(a: Architecture, width: int = 0) -> nn.Module:
+    """The architecture's norm over `width` coordinates, d_model unless given."""
+    width = width or a.d_model
     if a.norm.kind == "layer":
-        return (LayerNorm if a.norm.eps_at == "inside" else LayerNormEpsOutside)(a, a.d_model)
+        return (LayerNorm if a.norm.eps_at == "inside" else LayerNormEpsOutside)(a, width)
     if a.norm.kind == "rms":
-        return (RMSNorm if a.norm.eps_at == "inside" else RMSNormEpsOutside)(a, a.d_model)
+        return (RMSNorm if a.norm.eps_at == "inside" else RMSNormEpsOutside)(a, width)
     return Identity()
 
 

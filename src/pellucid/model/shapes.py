@@ -12,6 +12,7 @@ History = Int[Tensor, "batch key_pos"]  # the tokens read so far, the new ones l
 Samples = Int[Tensor, " batch"]  # a number for each row, from which its dropout is drawn
 PositionIds = Int[Tensor, "... pos"]  # positions, one row for all sequences or one row each
 Stream = Float[Tensor, "batch pos d_model"]
+Embeddings = Float[Tensor, "batch pos d_embed"]  # rows of W_E, d_model wide where d_embed = 0
 Rows = Float[Tensor, "... d_model"]  # vectors of the stream, each of which is computed by itself
 Encoded = Float[Tensor, "batch source_pos d_model"]
 Hidden = Float[Tensor, "batch pos d_ff"]

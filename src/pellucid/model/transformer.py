@@ -12,7 +12,7 @@ from pellucid.model.dropout import number_places
 from pellucid.model.embed import READOUT, Embed
 from pellucid.model.norm import Identity, make_norm
 from pellucid.model.positions import make_rotary_table, make_shared_score_bias
-from pellucid.model.shapes import Encoded, Logits, PositionIds, SourceVisible, Stream, Tokens, Visible
+from pellucid.model.shapes import Embeddings, Encoded, Logits, PositionIds, SourceVisible, Stream, Tokens, Visible
 from pellucid.model.tap import OFF, Tap
 
 
@@ -42,7 +42,7 @@ class Backbone(nn.Module):
         segments: Tokens | None = None,
         source: Encoded | None = None,
         source_mask: SourceVisible | None = None,
-        embeddings: Stream | None = None,
+        embeddings: Embeddings | None = None,
         cache: NoCache | None = None,
         tap: Tap = OFF,
     ) -> Stream:
@@ -54,7 +54,7 @@ class Backbone(nn.Module):
         segments     kind of each token, for architectures with n_segments
         source       an encoder's output [batch, source_pos, d_model], for blocks that read one; see `encode`
         source_mask  True where a query may read a position of the source
-        embeddings   [batch, pos, d_model] in place of W_E[tokens]
+        embeddings   [batch, pos, d_embed, or d_model where this is 0] in place of W_E[tokens]
         cache        a Cache, which is read and extended; it keeps the keys and values of `source` from its first call
         tap          receives every named tensor (`pellucid.tensor_names`) and may replace it
 
@@ -124,7 +124,7 @@ class Transformer(Backbone):
         segments: Tokens | None = None,
         source: Encoded | None = None,
         source_mask: SourceVisible | None = None,
-        embeddings: Stream | None = None,
+        embeddings: Embeddings | None = None,
         cache: NoCache | None = None,
         tap: Tap = OFF,
     ) -> Logits:

@@ -56,7 +56,8 @@ def readout_flops(a: Architecture) -> int:
     """The number of weights from the last vector to the logits."""
     if a.readout == "none":
         return 0
-    return a.n_vocab * a.d_model + (a.d_model**2 if a.readout == "bert" else 0)
+    between = a.embed_width * a.d_model if a.readout == "bert" or a.d_embed else 0
+    return a.n_vocab * a.embed_width + between
 
 
 def multiplied(a: Architecture) -> int:
@@ -71,7 +72,7 @@ def multiplied(a: Architecture) -> int:
         mlp = a.mlp.experts_per_token * mlp + a.mlp.experts * a.d_model + by_width * a.mlp.shared_d_ff
         mlp += a.d_model * (a.mlp.shared_d_ff > 0 and a.mlp.shared_gate == "sigmoid")
     reads = 1 + (a.encoder is not None)
-    return a.n_layers * (reads * attention + mlp) + readout_flops(a)
+    return a.d_embed * a.d_model + a.n_layers * (reads * attention + mlp) + readout_flops(a)
 
 
 def parameters_by_part(a: Architecture) -> list[tuple[str, int]]:

@@ -63,9 +63,11 @@ def fold_norms(a: Architecture, weights: Weights) -> tuple[Architecture, dict[st
     b_U = np.zeros(a.n_vocab)
     if a.final_norm == "norm":
         bias = folded.get("final_norm.bias", np.zeros(a.d_model))
-        b_U = a.unembed_scale * folded["unembed.weight"] @ bias
+        reader = "unembed.projection" if a.d_embed else "unembed"
+        read = folded["unembed.projection.weight"] @ bias if a.d_embed else bias
+        b_U = a.unembed_scale * folded["unembed.weight"] @ read
         folded["final_norm.bias"] = np.zeros(a.d_model)
-        _fold(a, folded, "final_norm", ["unembed"])
+        _fold(a, folded, "final_norm", [reader])
         if not biased:
             del folded["final_norm.bias"]
     return a.with_fields({"unembed": "untied"}), folded, b_U
@@ -113,6 +115,7 @@ def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarr
     if a.final_norm == "norm":
         parts = _normalised(a, weights, tap.values, "final_norm", parts)
     W_U = a.unembed_scale * real(weights["embed.token.weight" if a.unembed == "tied" else "unembed.weight"])
+    W_U = W_U @ weights["unembed.projection.weight"] if a.d_embed else W_U
     logits = {name: p @ W_U.T for name, p in parts.items()}
     if a.readout == "affine":
         logits["unembed.bias"] = np.broadcast_to(weights["unembed.bias"], tap.values["logits"].shape)

@@ -32,7 +32,8 @@ def forward(
     segments     [n] or [b, n] for architectures with n_segments, 0 unless given
     source       an encoder's output [j, m] or [b, j, m] for blocks that read one; see `encode`
     source_mask  True = may read, [i, j] or [b, i, j]
-    embeddings   [n, m] or [b, n, m] in place of W_E[t], before scaling and positions; tokens may then be left out
+    embeddings   [n, e] or [b, n, e] in place of W_E[t], before projection (e is m without d_embed), scaling and
+                 positions; tokens may then be left out
     before       [n'] or [b, n'] earlier tokens that a cache holds, which n-grams include
     tap          is called with every named tensor
 
@@ -156,12 +157,14 @@ def embed(
     a: Architecture, w: Weights, e: Array, positions: np.ndarray, segments: np.ndarray | None, tap: NoRecorder,
     history: np.ndarray | None = None,
 ) -> Array:  # fmt: skip
-    """x_i = norm(c e_i + position_i + W_S[s_i] + n-grams_i),  e_i = W_E[t_i]   [b, n, m] -> [b, n, m]
+    """x_i = norm(c e_i P^T + position_i + W_S[s_i] + n-grams_i),  e_i = W_E[t_i]   [b, n, e] -> [b, n, m]
 
-    S0 (1.3) and Remark 1.2, S1 1.1.1, S3 slide 5, S4 "Positional encoding"; segments and the norm as in BERT.
+    S0 (1.3) and Remark 1.2, S1 1.1.1, S3 slide 5, S4 "Positional encoding"; segments and the norm as in BERT; P, which
+    there is with d_embed alone, as in Lan et al. 2019, section 3.1.
     `history` [b, n' + n]: all tokens up to the last position.
     """
-    x = tap("embed", a.embed_factor * real(e))
+    e = linear(w, "embed.projection", real(e)) if a.d_embed else real(e)
+    x = tap("embed", a.embed_factor * e)
     if a.positions.kind == "learned":
         x = x + tap("pos_embed", np.broadcast_to(real(w["embed.position.weight"])[positions], x.shape))
     if a.positions.kind == "sinusoidal":
@@ -184,13 +187,16 @@ def embed(
 def readout(a: Architecture, w: Weights, x: Array) -> Array:
     """x W_U^T (linear), x W_U^T + b_U (affine), norm(f(x W^T + b)) W_U^T + b_U (bert), capped   [b, n, m] -> [b, n, v]
 
-    S0 (1.5), S3 slide 6, S4 "Next Token Prediction"; tied: W_U is W_E, erratum E-32. logit_scale multiplies W_U.
+    S0 (1.5), S3 slide 6, S4 "Next Token Prediction"; tied: W_U is W_E, erratum E-32. logit_scale multiplies W_U. With
+    d_embed x Q^T stands for x where the readout is linear or affine (Zhang et al. 2022, OPT).
     """
     if a.readout == "none":
         raise ValueError("readout = none: this architecture has no logits, so call `hidden`")
     W_U = a.unembed_scale * real(w["embed.token.weight" if a.unembed == "tied" else "unembed.weight"])
     if a.readout == "bert":
         x = normalise(a, w, "unembed.norm", ACTIVATION[a.mlp.activation](linear(w, "unembed.dense", x)), OFF)
+    elif a.d_embed:
+        x = linear(w, "unembed.projection", x)
     logits = x @ W_U.T if a.readout == "linear" else x @ W_U.T + w["unembed.bias"]
     return soft_cap(logits, a.logit_cap)
 

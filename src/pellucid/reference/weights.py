@@ -24,12 +24,14 @@ def weight_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     """
     shapes = _stream_shapes(a)
     if a.readout == "bert":
-        shapes |= {"unembed.dense.weight": (a.d_model, a.d_model), "unembed.dense.bias": (a.d_model,)}
-        shapes |= _norm_shapes(a, "unembed.norm")
+        shapes |= _linear_shapes("unembed.dense", a.embed_width, a.d_model, True)
+        shapes |= _norm_shapes(a, "unembed.norm", a.embed_width)
+    elif a.d_embed and a.readout != "none":
+        shapes |= _linear_shapes("unembed.projection", a.d_embed, a.d_model, False)
     if a.readout in ("affine", "bert"):
         shapes["unembed.bias"] = (a.n_vocab,)
     if a.unembed == "untied":
-        shapes["unembed.weight"] = (a.n_vocab, a.d_model)
+        shapes["unembed.weight"] = (a.n_vocab, a.embed_width)
     if a.encoder is not None:
         own = _stream_shapes(a.encoder)
         if a.source_embed == "shared":
@@ -40,7 +42,9 @@ def weight_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
 
 def _stream_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     """All shapes up to the stream after the last block."""
-    shapes: dict[str, tuple[int, ...]] = {"embed.token.weight": (a.n_vocab, a.d_model)}
+    shapes: dict[str, tuple[int, ...]] = {"embed.token.weight": (a.n_vocab, a.embed_width)}
+    if a.d_embed:
+        shapes |= _linear_shapes("embed.projection", a.d_model, a.d_embed, False)
     if a.positions.kind == "learned":
         shapes["embed.position.weight"] = (a.n_ctx, a.d_model)
     if a.n_segments:
@@ -109,11 +113,11 @@ def _linear_shapes(at: str, n_out: int, n_in: int, bias: bool) -> dict[str, tupl
     return {f"{at}.weight": (n_out, n_in)} | ({f"{at}.bias": (n_out,)} if bias else {})
 
 
-def _norm_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
+def _norm_shapes(a: Architecture, at: str, width: int = 0) -> dict[str, tuple[int, ...]]:
     if a.norm.kind == "none":
         return {}
     parts = ["gain"] * (a.norm.gain != "1") + ["bias"] * (a.norm.kind == "layer" and a.norm.bias == "all")
-    return {f"{at}.{part}": (a.d_model,) for part in parts}
+    return {f"{at}.{part}": (width or a.d_model,) for part in parts}
 
 
 def random_weights(a: Architecture, rng: np.random.Generator, scale: float = 0.5) -> dict[str, np.ndarray]:

@@ -102,7 +102,8 @@ def _stack(picture: Picture, a: Architecture, tokens: str, of: str) -> None:
         "relative": "positions enter in attention: relative",
     }[a.positions.kind]
     grams = ", ".join(str(n) for n in a.ngrams)
-    lines = [f"{tokens} to vectors of {a.d_model:,}, {a.n_vocab:,} rows", positions]
+    projected = f", and a matrix to {a.d_model:,}" if a.d_embed else ""
+    lines = [f"{tokens} to vectors of {a.embed_width:,}, {a.n_vocab:,} rows{projected}", positions]
     lines += [f"+ n-grams of {grams} tokens, {a.ngram_rows:,} rows each"] if a.ngrams else []
     lines += [f"+ a vector for each of {a.n_segments} kinds of segment"] if a.n_segments else []
     factor = {"1": "", "sqrt(d_model)": "√d_model", "embed_scale_value": f"{a.embed_scale_value:g}"}[a.embed_scale]
@@ -218,7 +219,8 @@ def _readout(picture: Picture, a: Architecture) -> None:
     if a.logit_scale != "1":
         more += ["divided by √d_model" if a.logit_scale == "1/sqrt(d_model)" else f"times {a.logit_scale_value:g}"]
     more += [f"{a.logit_cap:g} tanh(logit / {a.logit_cap:g}) in place of each logit"] if a.logit_cap else []
-    picture.on_stream("unembedding", f"{tied}, {a.d_model:,} to {a.n_vocab:,}", *more)
+    first = f"a matrix to {a.d_embed:,}, then " if a.d_embed and a.readout != "bert" else ""
+    picture.on_stream("unembedding", f"{first}{tied}, {a.embed_width:,} to {a.n_vocab:,}", *more)
     what = "logits of the token that stands here" if a.attention.mask == "bidirectional" else "logits of the next token"
     picture.parts.append(f'<text class="title" x="{STREAM + 14}" y="{picture.y + 2:.1f}">{what}</text>')
     picture.y += 14
@@ -232,7 +234,7 @@ def equations(a: Architecture, encodes: bool = False) -> list[str]:
         return f"norm({x})" if norm else x
 
     factor = {"1": "", "sqrt(d_model)": "√d_model ", "embed_scale_value": f"{a.embed_scale_value:g} "}[a.embed_scale]
-    start = f"x = {factor}W_E[token]"
+    start = f"x = {factor}W_E[token]{' Pᵀ' if a.d_embed else ''}"
     start += {"learned": " + W_P[position]", "sinusoidal": " + P[position]"}.get(a.positions.kind, "")
     start += " + W_S[segment]" if a.n_segments else ""
     c = "" if a.residual_scale == 1 else f"{a.residual_scale:g} "
@@ -252,7 +254,7 @@ def equations(a: Architecture, encodes: bool = False) -> list[str]:
     last = normed("x") if a.final_norm == "norm" else "x"
     if encodes or a.readout == "none":
         return [*lines, f"{'source' if encodes else 'hidden'} = {last}"]
-    last = f"norm(f({last} W))" if a.readout == "bert" else last
+    last = f"norm(f({last} W))" if a.readout == "bert" else f"{last} Qᵀ" if a.d_embed else last
     factors = {"1": "", "1/sqrt(d_model)": " / √d_model", "logit_scale_value": f" {a.logit_scale_value:g}"}
     scaled = factors[a.logit_scale]
     return [

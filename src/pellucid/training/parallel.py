@@ -365,6 +365,10 @@ def check_divides(a: Architecture, tensor: int, has_vocabulary: bool = True) -> 
         raise RecipeError(
             f"parallel.tensor = {tensor} does not divide experts (mlp.experts = {a.mlp.experts}): give parallel.shard"
         )
+    if a.d_embed:
+        raise RecipeError(
+            f"parallel.tensor = {tensor} does not divide the projections of d_embed = {a.d_embed}: give parallel.shard"
+        )
     if a.attention.sinks != "none":
         raise RecipeError(
             f"parallel.tensor = {tensor} does not divide attention.sinks = {a.attention.sinks}: give parallel.shard"

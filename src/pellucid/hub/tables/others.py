@@ -10,13 +10,9 @@ ALL_OR_NONE = {True: "all", False: "none"}
 
 
 def embed_width(entries: Entries) -> dict[str, Any]:
-    """Check that tokens are embedded in d_model coordinates; FamilyError otherwise (OPT 350m)."""
+    """The width of the embedding's rows, which are projected unless it is hidden_size (OPT 350m: 512 and 1024)."""
     width, d_model = entries.integer("word_embed_proj_dim", None, None), entries.integer("hidden_size", 768)
-    if width is not None and width != d_model:
-        raise FamilyError(
-            f"word_embed_proj_dim = {width} in config.json: only hidden_size = {d_model} can be represented"
-        )
-    return {}
+    return {"d_embed": 0 if width is None or width == d_model else width}
 
 
 def opt_norms(entries: Entries) -> dict[str, Any]:
@@ -53,12 +49,13 @@ OPT = Family(
                 "_remove_final_layer_norm": a.block == "pre" and a.final_norm == "none",
             },
         ),
-        Derived(embed_width, lambda a: {"word_embed_proj_dim": a.d_model}),
+        Derived(embed_width, lambda a: {"word_embed_proj_dim": a.embed_width}),
     ),
     fixed={"norm.eps": 1e-5, "norm.kind": "layer"},
     constants={"layer_norm_elementwise_affine": True},
     rows=(
         TensorRow("model.decoder.embed_tokens", "embed.token"),
+        TensorRow("model.decoder.project_in", "embed.projection"),
         TensorRow("model.decoder.embed_positions", "embed.position", unread=2),
         TensorRow("model.decoder.layers.{i}.self_attn_layer_norm", "blocks.{i}.norm_1"),
         TensorRow("model.decoder.layers.{i}.self_attn.q_proj", "blocks.{i}.attn.query"),
@@ -69,10 +66,13 @@ OPT = Family(
         TensorRow("model.decoder.layers.{i}.fc1", "blocks.{i}.mlp.up.0"),
         TensorRow("model.decoder.layers.{i}.fc2", "blocks.{i}.mlp.down"),
         TensorRow("model.decoder.final_layer_norm", "final_norm"),
+        TensorRow("model.decoder.project_out", "unembed.projection"),
         TensorRow("lm_head", "unembed"),
     ),
     limits={
         "attention.bias": lambda a: a.attention.bias != "none" or a.mlp.bias == "none",
+        # what their class without a head gives is projected to the embedding's width
+        "d_embed": lambda a: not a.d_embed or a.readout != "none",
         "block": lambda a: a.block != "post" or a.final_norm == "none",
     },
 )

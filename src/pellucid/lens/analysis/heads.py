@@ -202,7 +202,8 @@ def _copying(t: Recording, layer: int, pattern: Tensor, v: Tensor) -> Tensor:
     attention = network.blocks[layer].attn
     W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))
     gain = getattr(network.final_norm, "multiplier", None)
-    W_U = network.unembed.weight.detach() if gain is None else network.unembed.weight.detach() * gain.detach()
+    W_U = network.unembed.matrix.detach()
+    W_U = W_U if gain is None else W_U * gain.detach()
     weight = (pattern * t.inputs.real[:, None, :, None]).sum(2)  # [b, h, j]
     scores = []
     for h in range(pattern.size(1)):

@@ -22,7 +22,8 @@ from pellucid.model.norm import Identity, LayerNorm
 class Readout:
     """The readout of a trace as a linear map.
 
-    W_U    [v, m], times logit_scale; b_U [v], 0 where there is none
+    W_U    [v, m], times logit_scale; b_U [v], 0 where there is none. With d_embed it is W_U Q, or, behind a dense
+           layer, W_U [v, d_embed]
     dense  the linear map before f, None where the readout has no f
     slope  f(h) / h [b, i, m]; the norm follows it
     """
@@ -54,7 +55,7 @@ class Readout:
 def readout_of(t: Recording) -> Readout:
     """The readout with the activations and the scale that it had in the trace."""
     a, unembed = t.architecture, cast(Any, t.network.unembed)
-    W_U = a.unembed_scale * unembed.weight.detach()
+    W_U = a.unembed_scale * unembed.matrix.detach()
     b_U = None if a.readout == "linear" else unembed.bias.detach()
     if a.readout != "bert":
         return Readout(W_U, b_U)

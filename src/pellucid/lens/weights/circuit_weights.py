@@ -59,13 +59,19 @@ class CircuitWeights(VocabularyView):
 
     @cached_property
     def W_E(self) -> Tensor:  # noqa: N802
-        """[v, m], a row for each token, before embed_scale and a norm."""
+        """[v, m], a row for each token, before embed_scale and a norm; with d_embed W_E P^T."""
         own = self.part == "encoder" and self.network.architecture.source_embed == "own"
-        return self.weights["encoder.embed.token.weight" if own else "embed.token.weight"]
+        table = self.weights["encoder.embed.token.weight" if own else "embed.token.weight"]
+        if not self.architecture.d_embed:
+            return table
+        return table @ self.weights[f"{'encoder.' if self.part == 'encoder' else ''}embed.projection.weight"].T
 
     @cached_property
     def W_U(self) -> Tensor:  # noqa: N802
-        """[v, m], times logit_scale: logits = x W_U^T. Raises CircuitError where the readout is not linear."""
+        """[v, m], times logit_scale: logits = x W_U^T; with d_embed W_U Q.
+
+        Raises CircuitError where the readout is not linear.
+        """
         a = self.architecture
         if self.part == "encoder":
             raise CircuitError("an encoder's stream is read by the decoder's blocks, not by an unembedding")
@@ -77,7 +83,8 @@ class CircuitWeights(VocabularyView):
                 "logit of its own; use the circuits in the stream, .ov and .qk()"
             )
         name = "unembed.weight" if self.weights.architecture.unembed == "untied" else "embed.token.weight"
-        return self.weights[name] if a.logit_scale == "1" else self.weights[name] * a.unembed_scale
+        W_U = self.weights[name] @ self.weights["unembed.projection.weight"] if a.d_embed else self.weights[name]
+        return W_U if a.logit_scale == "1" else W_U * a.unembed_scale
 
     def written(self, W: Tensor) -> Tensor:
         """What W, whose columns are a sublayer's outputs, adds to the stream: W times residual_scale."""

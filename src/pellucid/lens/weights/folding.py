@@ -52,8 +52,11 @@ class WeightsView(Mapping[str, Tensor]):
         a, own = self.architecture, self._own
         zero = torch.zeros(a.n_vocab, dtype=self["embed.token.weight"].dtype, device=self["embed.token.weight"].device)
         folded = "final_norm.bias" in self._changes
+        if not folded:
+            return zero
         W_U = a.unembed_scale * own.get("unembed.weight", own["embed.token.weight"])
-        return W_U @ own["final_norm.bias"] if folded else zero
+        bias = own["final_norm.bias"]
+        return W_U @ (own["unembed.projection.weight"] @ bias if a.d_embed else bias)
 
     def _change(self, name: str, change: Change) -> None:
         self._changes.setdefault(name, []).append(change)
@@ -109,7 +112,7 @@ def _fold_norms(view: WeightsView) -> None:
         for norm in readers.keys() & {*a.block_norms}:
             _fold(view, f"blocks.{l}.{norm}", [f"blocks.{l}.{reader}" for reader in readers[norm]])
     if a.final_norm == "norm":
-        _fold(view, "final_norm", ["unembed"])
+        _fold(view, "final_norm", ["unembed.projection" if a.d_embed else "unembed"])
 
 
 def _first_maps(a: Architecture) -> list[str]:
@@ -153,11 +156,12 @@ def _check_centre(a: Architecture) -> None:
 
 def _centre(view: WeightsView) -> None:
     """Subtract the mean over d_model from all weights that write to the stream."""
-    tables = ("embed.token.", "embed.position.", "embed.segment.", "embed.ngrams.")
+    tables = ("embed.position.", "embed.segment.", "embed.ngrams.")
+    tables += () if view.architecture.d_embed else ("embed.token.",)
     for name in view._own:
         if name.startswith(tables):
             view._change(name, lambda rows: rows - rows.mean(1, keepdim=True))
-        elif name.endswith(("attn.out.weight", ".down.weight")):
+        elif name.endswith(("attn.out.weight", ".down.weight")) or name == "embed.projection.weight":
             view._change(name, lambda W: W - W.mean(0, keepdim=True))
         elif name.endswith(("attn.out.bias", ".down.bias")):
             view._change(name, lambda b: b - b.mean())

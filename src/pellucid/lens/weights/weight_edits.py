@@ -68,6 +68,10 @@ def _write(network: Transformer, name: str, edits: list[Edit]) -> None:
     """Write all edits of one tensor, in order, into the input or the output of a linear map, or into a table."""
     part, inner = _part(network, name)
     changes = [_affine(edit, part) for edit in edits]
+    if inner == "embed" and isinstance(part.embed.projection, nn.Linear):  # it writes the stream, not the table
+        if any(change.shift.any() for change in changes):
+            raise EditError(f"{edits[-1].op} of {name} adds a vector, and the projection of d_embed has no bias for it")
+        return _change_output(part.embed.projection, changes, edits[-1])
     if inner in ("embed", "pos_embed", "seg_embed", "ngram_embed"):
         return _change_table(network, part, inner, changes, edits[-1])
     if inner == "logits":
