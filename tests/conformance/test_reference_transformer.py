@@ -375,6 +375,7 @@ def test_every_part_of_the_logits_has_its_own_name(a):
         expected[f"{at}mlp_out"] = seen[f"{at}resid_post"] - seen[f"{at}resid_mid"]
     parts = direct_logit_attribution(a, w, tokens)
     W_U = a.unembed_scale * w["embed.token.weight" if a.unembed == "tied" else "unembed.weight"]
+    W_U = W_U @ w["unembed.projection.weight"] if a.d_embed else W_U
     for name, x in expected.items():
         if a.final_norm == "norm" and a.norm.kind != "none":
             centred = x - x.mean(-1, keepdims=True) if a.norm.kind == "layer" else x

@@ -102,6 +102,19 @@ def test_a_scaled_readout(readout, rng, same):
     same(forward(a, w, tokens), (plain - bias) / math.sqrt(M) + bias)
 
 
+@pytest.mark.parametrize("unembed", ["tied", "untied"])
+def test_rows_of_another_width_are_tables_that_are_products(unembed, rng, same):
+    """W_E P^T in the place of W_E, and W_U Q in that of W_U, which are two matrices where one is tied."""
+    a, w, tokens = draw(rng, d_embed=3, unembed=unembed, embed_scale="sqrt(d_model)", activation="silu")
+    P, Q = w.pop("embed.projection.weight"), w.pop("unembed.projection.weight")
+    W_E, W_U = w["embed.token.weight"], w["embed.token.weight" if unembed == "tied" else "unembed.weight"]
+    assert (P.shape, Q.shape, W_E.shape) == ((M, 3), (3, M), (7, 3))
+    plain = a.with_fields({"d_embed": 0, "unembed": "untied"})
+    whole = {**w, "embed.token.weight": W_E @ P.T, "unembed.weight": W_U @ Q}
+    projected = {**w, "embed.projection.weight": P, "unembed.projection.weight": Q}
+    same(forward(a, projected, tokens), forward(plain, whole, tokens))
+
+
 @pytest.mark.parametrize("block", ["pre", "post", "parallel", "sandwich"])
 def test_scaled_sublayers_embeddings_and_logits(block, rng, same):
     """A factor of a sublayer's output is a factor of its last matrix and bias, unless a norm stands between them."""

@@ -66,7 +66,7 @@ def test_what_was_written_sums_to_the_stream_at_one_position(a, data, by):
         assert difference(parts.total, t[point][1, 2]) <= (1e-5 if edits else 1e-12)
     if not edits:
         parts, found = t.decompose(by=by, pos=pos), t.attribute(3, pos=pos, by=by)
-        w = a.unembed_scale * t.network.unembed.weight.detach()[3]
+        w = a.unembed_scale * t.network.unembed.matrix.detach()[3]
         if a.final_norm == "norm" and a.norm.kind != "none":
             w = w * t.network.final_norm.multiplier.detach() / t["final_norm.scale"][0, pos]
             w = w - w.mean() if a.norm.kind == "layer" else w
@@ -141,7 +141,7 @@ def test_a_part_is_worth_what_its_removal_costs_at_a_frozen_scale(a, by):
     """Against the definition: a part's share is what the final norm, frozen, and the unembedding make of it."""
     t = look(a)
     parts, found = t.decompose(by=by), t.attribute(2, vs=6, by=by, pos=1)
-    w = a.unembed_scale * t.network.unembed.weight.detach()
+    w = a.unembed_scale * t.network.unembed.matrix.detach()
     for label, value in zip(parts.labels, parts.values, strict=True):
         x = value[0, 1]
         if a.final_norm == "norm" and a.norm.kind != "none":

@@ -95,8 +95,8 @@ def test_copying_scores_are_those_of_the_dense_matrix(a):
     for l in range(a.n_layers):
         for h in range(a.n_heads):
             head = circuits[l, h]
-            written = a.residual_scale * a.unembed_scale * network.unembed.weight @ head.ov.dense()
-            dense = written @ (c * network.embed.token.weight).T
+            written = a.residual_scale * a.unembed_scale * network.unembed.matrix @ head.ov.dense()
+            dense = written @ (c * network.embed.matrix).T
             assert difference(head.full_ov().dense(), dense) <= 1e-10
             eigenvalues = torch.linalg.eigvals(dense)
             expected = eigenvalues.sum().real / eigenvalues.abs().sum()
@@ -180,11 +180,11 @@ def test_reading_through_the_vocabulary(a, data):
         neuron, mlp = circuits.neuron(0, 2), network.blocks[0].mlp
         c = a.embed_factor
         checks += [
-            (neuron.reads(3), c * network.embed.token.weight @ mlp.up[0].weight[2]),
-            (neuron.writes(3), a.unembed_scale * a.residual_scale * network.unembed.weight @ mlp.down.weight[:, 2]),
+            (neuron.reads(3), c * network.embed.matrix @ mlp.up[0].weight[2]),
+            (neuron.writes(3), a.unembed_scale * a.residual_scale * network.unembed.matrix @ mlp.down.weight[:, 2]),
         ]
         if a.mlp.form == "gated":
-            checks.append((neuron.reads(3, "gate"), c * network.embed.token.weight @ mlp.gate.weight[2]))
+            checks.append((neuron.reads(3, "gate"), c * network.embed.matrix @ mlp.gate.weight[2]))
     for found, values in checks:
         assert [name for name, _ in found] == [str(int(i)) for i in values.topk(3).indices]
         assert difference(torch.tensor([x for _, x in found], dtype=torch.float64), values.topk(3).values) <= 1e-10
@@ -211,7 +211,7 @@ def test_folded_circuits_are_those_of_the_folded_weights(a):
     assert difference(head.W_V, Circuits(network)[0, 0].W_V * gain) <= 1e-12
     final = network.final_norm.multiplier if a.final_norm == "norm" else torch.ones(a.d_model, dtype=torch.float64)
     factor = a.residual_scale * a.unembed_scale
-    dense = factor * (network.unembed.weight * final) @ head.ov.dense() @ folded.read_E.T
+    dense = factor * (network.unembed.matrix * final) @ head.ov.dense() @ folded.read_E.T
     assert difference(head.full_ov().dense(), dense) <= 1e-10
 
 
@@ -308,7 +308,8 @@ def test_a_centred_view_gives_the_same_logits(a, fold):
     made = Transformer(view.architecture).double().eval()
     load_state(made, view)
     assert difference(made(tokens) + view.b_U, network(tokens)) <= 1e-10
-    assert view["embed.token.weight"].mean(1).abs().max() <= 1e-12
+    written = view["embed.projection.weight"].T if a.d_embed else view["embed.token.weight"]
+    assert written.mean(1).abs().max() <= 1e-12
     with pytest.raises(KeyError, match="no weight"):
         _ = view["nothing"]
 
