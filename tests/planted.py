@@ -92,6 +92,13 @@ class Transposed(nn.Linear):
         return F.linear(input, self.weight.T, self.bias)
 
 
+class Backwards(nn.Linear):
+    """The coordinates of x in the other order."""
+
+    def forward(self, input):
+        return super().forward(input.flip(-1))
+
+
 class FusedScale(FusedAttention):
     """The fused kernel forgets the scale, the explicit one does not."""
 
@@ -180,6 +187,8 @@ STRUCTURE = {
     "scale 1": Fault(scale_of_one, "blocks.1.attn.scores"),
     "scale 1 in the fast path alone": Fault(fused_becomes(FusedScale), "blocks.1.attn.z"),
     "embedding not scaled": Fault(put("embed", "scale", 1.0), "embed", {"embed_scale": "sqrt(d_model)"}),
+    "embedding projected backwards": Fault(become("embed.projection", Backwards), "embed", {"d_embed": 5}),
+    "stream projected backwards": Fault(become("unembed.projection", Backwards), "logits", {"d_embed": 5}),
     "sublayers not scaled": Fault(become("blocks.0.scaled", Identity), "blocks.0.attn_out", {"residual_scale": 0.4}),
     "post for pre": Fault(become("blocks.1", PostBlock), "blocks.1.norm_1.scale"),
     "pre for post": Fault(become("blocks.0", PreBlock), "blocks.0.attn.q", {"block": "post"}),
