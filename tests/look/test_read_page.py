@@ -104,6 +104,7 @@ KINDS = {
     "no readout": {"readout": "none", "attention": Attention(n_heads=2, mask="bidirectional")},
     "encoder-decoder": {"encoder": ENCODER, "source_embed": "shared"},
     "post-norm encoder-decoder": {"encoder": ENCODER, "block": "post", "final_norm": "none"},
+    "rows of another width": {"d_embed": 6},
 }
 
 

@@ -124,12 +124,14 @@ ELECTRA_NAMES = {
 
 
 def electra_width(entries: Entries) -> dict[str, Any]:
-    """Embeddings as wide as the stream; narrower ones are projected to its width, for which there is no option."""
+    """Embeddings as wide as the stream: d_embed projects the rows of tokens, and ELECTRA the norm of their sum with
+    positions and segments.
+    """
     narrow, wide = entries.integer("embedding_size", 128), entries.integer("hidden_size", 256)
     if narrow != wide:
         raise FamilyError(
-            f"embedding_size = {narrow} and hidden_size = {wide} in config.json: Pellucid has no option that projects "
-            "embeddings of one width to a stream of another"
+            f"embedding_size = {narrow} and hidden_size = {wide} in config.json: Pellucid projects the rows of tokens "
+            "alone (d_embed), not their normalised sum with positions and segments"
         )
     return {"d_model": wide}
 
