@@ -185,11 +185,19 @@ def test_every_module_hook_stands_for_a_tensor_or_says_why_not(a):
             with pytest.raises(KeyError, match=f"this architecture has no '{re.escape(name)}': "):
                 select(name, a)
     if a.encoder is not None:
-        assert canonical("encoder.embed.hook_out", a) == "encoder.embed"
+        assert (canonical("encoder.embed.hook_out", a) == "encoder.embed") == (not a.d_embed)
         assert select("encoder.blocks.0.hook_in", a) == ["encoder.blocks.0.resid_pre"]
         reads = select("blocks.0.mlp.hook_in", a)[0].removeprefix("blocks.0.")
         behind = "norm_cross" if a.block == "post" else "norm_2"
         assert reads == ("resid_cross" if a.norm.kind == "none" else behind)
+
+
+def test_what_a_projection_reads_has_no_name():
+    a = A.with_fields({"d_embed": 3})
+    for name, why in (("embed.hook_out", "before their projection"), ("unembed.hook_in", "its last linear map reads")):
+        with pytest.raises(KeyError, match=f"this architecture has no '{name}': .*{why}"):
+            select(name, a)
+    assert select("hook_embed", a) == ["embed"]
 
 
 def test_in_a_gated_mlp_the_other_tool_s_pre_is_the_gate():
