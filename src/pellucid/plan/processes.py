@@ -23,7 +23,14 @@ from pellucid.training.build import n_logits
 from pellucid.training.config import ParallelOptions
 from pellucid.training.memory import Memory, training_memory
 from pellucid.training.memory_layout import part_of
-from pellucid.training.memory_lines import FLOAT, NoClosedFormError, bare_network, optimizer_bytes, step_lines
+from pellucid.training.memory_lines import (
+    FLOAT,
+    NoClosedFormError,
+    ParameterKind,
+    bare_network,
+    optimizer_bytes,
+    step_lines,
+)
 from pellucid.training.objectives import MANY_LOGITS
 from pellucid.training.recipe import Recipe
 from pellucid.training.shape_tensors import shapes_only
@@ -279,10 +286,10 @@ def divided_memory(local: Recipe, layout: Layout) -> Memory:
 
 
 def _optimizer_bytes(own: list[tuple[int, list[tuple[bool, torch.Size]]]]) -> int:
-    kinds: Counter[tuple[bool, torch.Size]] = Counter()
+    kinds: Counter[ParameterKind] = Counter()
     for n, unit in own:
-        for kind in unit:
-            kinds[kind] += n
+        for muon, part in unit:
+            kinds[muon, part, part] += n
     return optimizer_bytes(kinds)
 
 

@@ -9,7 +9,7 @@ linear functions. tests/training/test_memory_lines.py checks that they equal the
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -24,8 +24,8 @@ from pellucid.model.lora import adapt
 from pellucid.model.mlp import MixtureOfExperts
 from pellucid.runs.muon import update_together
 from pellucid.runs.optimizer import is_hidden_matrix
+from pellucid.runs.processes import Processes
 from pellucid.training.build import choose_paths
-from pellucid.training.config import ParallelOptions
 from pellucid.training.memory_layout import ShardedMemory, divide_stream, part_of, round_blocks
 from pellucid.training.objectives import MANY_LOGITS, MicroBatch, autocast, with_dropout_by_sample
 from pellucid.training.recipe import Recipe
@@ -116,7 +116,6 @@ def step_lines(recipe: Recipe, chunked: bool) -> StepLines:
     recipe, repeats = without_copies(recipe)
     t, batch = recipe.train, unlike_any_size(recipe)
     weights, trained = of_all_layers(recipe, repeats)
-    _, undivided = of_all_layers(replace(recipe, parallel=ParallelOptions()), repeats)  # Muon computes with these
     optimizer = optimizer_bytes(trained)
     with shapes_only(batch) as mode:
         network = bare_network(recipe)
@@ -158,7 +157,7 @@ def step_lines(recipe: Recipe, chunked: bool) -> StepLines:
         end.minus(start).plus(saved),
         upper_envelope(line.plus(others) for line in forward),
         upper_envelope(sum_of([line, others, saved]) for line in backward),
-        gradients.plus(LinearBytes(weights + optimizer + update_bytes(undivided, t.precision))),
+        gradients.plus(LinearBytes(weights + optimizer + update_bytes(trained, t.precision))),
     )
 
 
@@ -261,8 +260,8 @@ def _integers(value: Any) -> Iterator[int]:
         yield int(value)
 
 
-#: parameters of one kind: whether Muon has them, and their shape
-ParameterKind = tuple[bool, torch.Size]
+#: parameters of one kind: whether Muon has them, the shape of a process's part, and that of the whole
+ParameterKind = tuple[bool, torch.Size, torch.Size]
 
 
 @lru_cache(maxsize=64)
@@ -273,8 +272,19 @@ def weights_and_parameters(recipe: Recipe) -> tuple[int, Counter[ParameterKind]]
         network = bare_network(recipe)
         named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
         elsewhere = sum(FLOAT * (p.numel() - part_of(p.shape, shard).numel()) for p in network.parameters())
-        kinds = Counter((muon and is_hidden_matrix(name, p), part_of(p.shape, shard)) for name, p in named)
-        return mode.live.fixed - elsewhere, kinds
+        weights = mode.live.fixed - elsewhere
+        whole = whole_shapes(recipe)
+        kinds = Counter((muon and is_hidden_matrix(name, p), part_of(p.shape, shard), whole[name]) for name, p in named)
+        return weights, kinds
+
+
+def whole_shapes(recipe: Recipe) -> dict[str, torch.Size]:
+    """The shapes of the parameters before `parallel.tensor` divided heads and hidden neurons."""
+    a, tensor = recipe.model, max(1, recipe.parallel.tensor)
+    if tensor > 1:
+        sizes = {"attention.n_heads": a.n_heads, "attention.n_kv_heads": a.n_kv_heads, "mlp.d_ff": a.d_ff}
+        a = a.with_fields({name: tensor * n for name, n in sizes.items()} | {"attention.d_head": a.d_head})
+    return {name: p.shape for name, p in bare_network(replace(recipe, model=a)).named_parameters()}
 
 
 def of_all_layers(recipe: Recipe, repeats: list[RepeatedLayers]) -> tuple[int, Counter[ParameterKind]]:
@@ -300,22 +310,40 @@ def without_layers(a: Architecture, repeat: RepeatedLayers) -> Architecture:
 
 def optimizer_bytes(trained: Counter[ParameterKind]) -> int:
     """Muon keeps one average for each number; AdamW two, and a count of steps; and there is the flag of a bad step."""
-    averages = sum(n * FLOAT * shape.numel() * (1 if muon else 2) for (muon, shape), n in trained.items())
-    counts = sum(n for (muon, _), n in trained.items() if not muon)
+    averages = sum(n * FLOAT * part.numel() * (1 if muon else 2) for (muon, part, _), n in trained.items())
+    counts = sum(n for (muon, _, _), n in trained.items() if not muon)
     return averages + FLOAT * counts + 1 + (FLOAT if counts else 0)
 
 
+class SizesOfParts(Processes):
+    """Processes that hold parts of this shape of matrices of another one, as far as memory goes."""
+
+    def __init__(self, part: torch.Size, whole: torch.Size):
+        self.part, self.whole = part, whole
+
+    def whole_matrices(self, parts: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+        """Each matrix is gathered by itself, and then all are stacked."""
+        return parts if self.part == self.whole else torch.stack([torch.empty(self.whole) for _ in matrices])
+
+    def parts_of(self, whole: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+        """Each part is a copy of some rows or columns, and then all are stacked."""
+        return whole if self.part == self.whole else torch.stack([torch.empty(self.part) for _ in matrices])
+
+
 @lru_cache(maxsize=64)
-def _muon_bytes(shape: torch.Size, n: int, precision: str) -> int:
-    """The largest memory while Muon updates n matrices of one shape, besides them, their gradients and averages."""
+def _muon_bytes(part: torch.Size, whole: torch.Size, n: int, precision: str) -> int:
+    """The largest memory while Muon updates n matrices of one shape, besides a process's parts of them, of their
+    gradients and averages.
+    """
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     with shapes_only() as mode:
-        params, buffers = ([torch.empty(shape) for _ in range(n)] for _ in range(2))
+        params, buffers = ([torch.empty(part) for _ in range(n)] for _ in range(2))
         for p in params:
-            p.grad = torch.empty(shape)
+            p.grad = torch.empty(part)
         bad = torch.zeros((), dtype=torch.bool)
         start, _ = mode.new_part()
-        update_together(params, buffers, 0.95, 0.1, 1.0, dtype, bad)  # type: ignore[arg-type]
+        parts = SizesOfParts(part, whole)
+        update_together(params, buffers, 0.95, 0.1, 1.0, dtype, bad, parts)  # type: ignore[arg-type]
         _, record = mode.new_part()
         return max(line.fixed for line in record) - start.fixed
 
@@ -325,5 +353,5 @@ def update_bytes(trained: Counter[ParameterKind], precision: str) -> int:
 
     Clipping needs the norm of each gradient, a vector of all these norms, and its norm.
     """
-    muon = (_muon_bytes(shape, n, precision) for (of_muon, shape), n in trained.items() if of_muon)
+    muon = (_muon_bytes(part, whole, n, precision) for (of_muon, part, whole), n in trained.items() if of_muon)
     return max(FLOAT * (2 * trained.total() + 1), *muon, 0)
