@@ -15,10 +15,18 @@ import torch
 
 from pellucid.plan.speed import in_turn, stepper
 from pellucid.presets import gated_width, with_vocabulary
-from pellucid.runs.device import memory_bytes, resolve_device
+from pellucid.runs.device import (
+    CLEAR_GAIN,
+    COMPILE_SAVES,
+    COMPILE_SECONDS,
+    can_compile,
+    memory_bytes,
+    resolve_device,
+)
 from pellucid.runs.options import LENGTHS, RecipeError, with_train
 from pellucid.text.split import Split
 from pellucid.training import resolve_recipe as resolve
+from pellucid.training.autotune import combinations, default_of
 from pellucid.training.recipe import Recipe, full_name, with_fields
 
 #: fields that are sizes: if the user sets one of them, none is chosen
@@ -31,6 +39,8 @@ STEPPING = 0.93
 #: n-gram tables are left out if the run reads its text more often than this times the cube root of variety and tokens
 #: for each of their rows: they would memorize it
 PASSES_WITH_TABLES = 1.2
+#: how often the size is chosen in an octave of time
+RUNGS = 8
 #: sequences in a step, and the number of steps above which the batch is doubled
 FEWEST_SEQUENCES, MANY_STEPS = 8, (1000, 8000)
 #: how often an id must occur in training, at least and on average, without n-gram tables, and with them at a variety of
@@ -70,6 +80,11 @@ class Size:
     steps: int = 0
     passes: float = 0.0
     expected: float = math.inf
+
+    @property
+    def weights(self) -> int:
+        """The weights of its blocks: 12 n_layers d_model^2."""
+        return 12 * self.n_layers * self.d_model**2
 
     @property
     def tokens(self) -> int:
@@ -137,7 +152,8 @@ def size_to(
     """
     device = resolve_device(recipe.train.device)
     room = 0.5 * memory_bytes(device)
-    sizing = choose_size(recipe, text_properties(split), scale_of(recipe, device, poll), room)
+    scale = scale_of(recipe, device, poll)
+    sizing = choose_size(recipe, text_properties(split), scale, room, seconds_to_step(recipe, device))
     known = {full_name(name) for name in options if name not in LENGTHS}
     final = sized(recipe, sizing, known)
     return final, [*sizing_lines(sizing, final), *(explained(sizing) if explain else [])]
@@ -158,21 +174,52 @@ def variety(sample: str) -> float:
     return min(max(different / (PROSE * math.sqrt(max(len(sample), 1))), low), high)
 
 
-def choose_size(recipe: Recipe, text: Text, scale: tuple[float, float], room: float = math.inf) -> Sizing:
-    """The size with the best expected result. `scale` is how many times longer than COST a step of either
-    probe takes.
+def choose_size(
+    recipe: Recipe, text: Text, scale: tuple[float, float], room: float = math.inf, seconds: float = 0.0
+) -> Sizing:
+    """The size with the best expected result; its network is no smaller than what less time would have chosen.
+
+    `scale` is how many times longer than COST a step of either probe takes; `seconds` is the time for steps, by the
+    minutes unless given. A machine that is twice as fast is as good as twice the time.
     """
-    seconds, fixed = STEPPING * 60 * recipe.train.minutes, fixed_vocabulary(recipe)
-    considered = [
-        fit_to_time(size, text, recipe, seconds, scale)
+    seconds, fixed = seconds or STEPPING * 60 * recipe.train.minutes, fixed_vocabulary(recipe)
+    sizes = [
+        size
         for vocabulary in ((fixed,) if fixed else vocabularies(text.n_characters))
         for size in candidates(vocabulary)
         if resolve.training_bytes(recipe_of_size(recipe, size).model, size.batch, "float32") < room
     ]
+    considered = [fit_to_time(size, text, recipe, seconds, scale) for size in sizes]
+    largest = largest_choice(sizes, text, recipe, seconds, scale)
+    same = (largest.vocabulary, largest.d_model, largest.n_layers)
+    chosen = next(size for size in considered if (size.vocabulary, size.d_model, size.n_layers) == same)
+    return Sizing(chosen, considered, text, seconds, scale, is_by_character(recipe))
+
+
+def largest_choice(sizes: list[Size], text: Text, recipe: Recipe, seconds: float, scale: tuple[float, float]) -> Size:
+    """The best size of this time, or that of the longest shorter time whose network is larger.
+
+    By rank alone, more time would sometimes make the network smaller: where a text is then read too often for tables of
+    n-grams, and where the vocabulary becomes larger. The times are RUNGS an octave, from one second on a machine of
+    scale 1; on one that is twice as fast they are half as long.
+    """
+    speed = math.sqrt(scale[0] * scale[1])
+    relative, time = (scale[0] / speed, scale[1] / speed), seconds / speed
+    rungs = math.floor(RUNGS * math.log2(max(time, 1.0)) + 1e-9)
+    largest = None
+    for rung in range(rungs + 1):
+        best = best_of([fit_to_time(size, text, recipe, 2 ** (rung / RUNGS), relative) for size in sizes], text)
+        # of two alike, that of the longer time
+        largest = best if largest is None or best.weights >= largest.weights else largest
+    assert largest is not None
+    return largest
+
+
+def best_of(considered: list[Size], text: Text) -> Size:
+    """Of the largest vocabulary whose ids occur often enough with its best size, that size."""
     best = [min(of_one, key=lambda size: size.expected) for of_one in by_vocabulary(considered)]
-    # the largest vocabulary whose ids occur often enough
     met = [size for size in best if min_token_count(size, text) * size.vocabulary <= size.steps * size.tokens]
-    return Sizing((met or best[:1])[-1], considered, text, seconds, scale, is_by_character(recipe))
+    return (met or best[:1])[-1]
 
 
 def min_token_count(size: Size, text: Text) -> float:
@@ -261,17 +308,33 @@ def seconds_of(size: Size, scale: tuple[float, float], n_ctx: int = CONTEXT) -> 
 
 
 def scale_of(recipe: Recipe, device: torch.device, poll: Callable[[], object] = lambda: None) -> tuple[float, float]:
-    """How many times longer than on the machine of docs/log.md a step of each probe takes here."""
-    precision = resolve.resolve_precision(recipe, device)[0]
+    """How many times longer than on the machine of docs/log.md a step of each probe takes here, in the combination of
+    precision and attention that is the fastest of those that the recipe leaves open, as the run will choose it.
+    """
     budget = min(PROBE_SECONDS, PROBE_SHARE * 60 * recipe.train.minutes)
     # a run of less than half a minute must not spend much of it here, and first steps count where they are slow
     sequences, least = (16, 3) if budget >= 1 else (4, 0)
     probes = [Size(1024, d, PROBE_LAYERS, sequences) for d in PROBES]
-    recipes = [with_train(recipe_of_size(recipe, probe), precision=precision) for probe in probes]
-    recipes = [with_train(r, attention=resolve.resolve_attention(r, device, poll)[0]) for r in recipes]
-    taken = in_turn([stepper(r, device) for r in recipes], budget, poll, least)
-    low, high = (t / seconds_of(probe, (1.0, 1.0)) for t, probe in zip(taken, probes, strict=True))
+    recipes = [recipe_of_size(recipe, probe) for probe in probes]
+    found = [combinations(r, device)[0] for r in recipes]
+    if least == 0:
+        found = [[default_of(of_probe)] for of_probe in found]
+    steps = [stepper(c.applied(r), device) for r, of_probe in zip(recipes, found, strict=True) for c in of_probe]
+    taken = iter(in_turn(steps, budget, poll, 1 if len(steps) > len(probes) else least))
+    best = [min(itertools.islice(taken, len(of_probe))) for of_probe in found]
+    low, high = (t / seconds_of(probe, (1.0, 1.0)) for t, probe in zip(best, probes, strict=True))
     return low, high
+
+
+def seconds_to_step(recipe: Recipe, device: torch.device) -> float:
+    """The seconds of steps that are not compiled in which the run would take as many steps as it will."""
+    seconds = STEPPING * 60 * recipe.train.minutes
+    saves, cost = COMPILE_SAVES[device.type], COMPILE_SECONDS[device.type]
+    pays = saves * seconds > CLEAR_GAIN * cost and can_compile(device)
+    if recipe.train.compile == "yes" or (recipe.train.compile == "auto" and pays):
+        # what was compiled before is found again, so of a short run half the time is left
+        return max(seconds - cost, seconds / 2) / (1 - saves)
+    return seconds
 
 
 def recipe_of_size(recipe: Recipe, size: Size) -> Recipe:
@@ -340,7 +403,12 @@ def explained(sizing: Sizing) -> list[str]:
     (a, b, c), (d, e), (f, g) = CAPACITY_FIT, DATA_FIT, STEP_FIT
     same = [size for size in sizing.considered if size.vocabulary == sizing.chosen.vocabulary]
     of_width = itertools.groupby(same, key=lambda size: size.d_model)  # they are in that order
-    best = [min(sizes, key=lambda size: size.expected) for _, sizes in of_width]
+    listed = [list(sizes) for _, sizes in of_width]
+    chosen = sizing.chosen
+    best = [chosen if chosen in sizes else min(sizes, key=lambda size: size.expected) for sizes in listed]
+    first = best_of(sizing.considered, sizing.text)
+    by_rank = f"{first.d_model}/{first.n_layers} with {first.vocabulary:,} ids"
+    kept = [f"  (rank alone would choose {by_rank}, and less time a larger network: more time keeps it)"]
     varied = f"{sizing.text.variety:.2f}"
     return [
         f"sizes are ranked by {a:g} (12 n_layers^{c:g} d_model^2 / 10^5)^-{b:g} + {d:g} x {varied} (characters read / "
@@ -358,5 +426,6 @@ def explained(sizing: Sizing) -> list[str]:
             f"{'yes' if s.ngrams else 'no':>7}  {s.expected:9.3f}{'  <- chosen' if s == sizing.chosen else ''}"
             for s in best
         ),
+        *(kept if first.weights < chosen.weights else ()),
         f"  (of each width the best; {len(same)} sizes with this vocabulary, {len(sizing.considered)} in all)",
     ]
