@@ -22,7 +22,7 @@ def family_of_base(recipe: Recipe) -> Family | None:
     A base that is gone counts as one of ours.
     """
     assert recipe.base is not None
-    path = find_folder(recipe.base.path)
+    path = find_folder(recipe.base.path, recipe.base.revision or None)
     if (path / "config.json").exists():
         return open_folder(path).family
     return next(iter(families_for(recipe.model)), None)
@@ -46,9 +46,10 @@ def write_run_adapter(run: Path, folder: Path, checkpoint: str = "best", family:
     goal = FAMILIES[family] if family else family_of_base(recipe)
     scale = recipe.adapt.scaled_by / recipe.adapt.rank
     changes = dict(changes_of(factors(checkpoint_file.weights), scale, recipe.model, goal))
-    if (find_folder(recipe.base.path) / "config.json").exists():
+    base = find_folder(recipe.base.path, recipe.base.revision or None)
+    if (base / "config.json").exists():
         if goal is None:
             changes = {PREFIX + module: change for module, change in changes.items()}
-        elif open_folder(find_folder(recipe.base.path)).tower is not None:
+        elif open_folder(base).tower is not None:
             changes = {whole_model_name(module): change for module, change in changes.items()}
-    return write_files(folder, changes, recipe.adapt.rank, recipe.base.path)
+    return write_files(folder, changes, recipe.adapt.rank, recipe.base.path, recipe.base.revision)

@@ -12,7 +12,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.hub.families import parameter_shapes
 from pellucid.hub.folder import Folder, LoadWarning
-from pellucid.hub.open import checked_parameters, find_folder, open_folder
+from pellucid.hub.open import check_revision, checked_parameters, find_folder, open_folder
 from pellucid.hub.shards import RELEASED_AFTER
 from pellucid.model.weights import StoredWeights, WithNewRows, check_same_shapes, refuse_not_finite, shapes_of
 from pellucid.runs.checkpoint import named_checkpoint
@@ -63,19 +63,20 @@ class StartingModel:
     base: Base
 
 
-def open_starting_model(model: str | Path) -> StartingModel:
-    """The model of this path or name on the hub, of a run the best checkpoint.
+def open_starting_model(model: str | Path, revision: str | None = None) -> StartingModel:
+    """The model of this path, or of this name on the hub in a revision of it; of a run the best checkpoint.
 
     Every number is looked at once. Raises ValueError, as `pellucid.load` does, for what is no model, is damaged, or
     holds NaN or infinity.
     """
+    check_revision(Path(model), revision)
     if (Path(model) / "recipe.json").exists():
         run = Path(model)
         architecture = read_recipe(run).model
         weights, step = run_weights(run, "best")
         tokenizer, template, where = load_tokenizer(run), read_chat_template(run), f"{run}, step {step}"
     else:
-        folder, step = open_folder(find_folder(model)), ""
+        folder, step = open_folder(find_folder(model, revision)), ""
         architecture, where = folder.architecture, str(folder.path)
         tokenizer, template, sentences = folder.described()
         for sentence in sentences:
@@ -83,7 +84,8 @@ def open_starting_model(model: str | Path) -> StartingModel:
         weights = folder_weights(folder)
     refuse_not_finite(weights.items(), where)
     path = str(Path(model).resolve()) if Path(model).exists() else str(model)
-    return StartingModel(architecture, tokenizer, template, weights, Base(path, step, fingerprint(weights)))
+    base = Base(path, step, fingerprint(weights), revision or "")
+    return StartingModel(architecture, tokenizer, template, weights, base)
 
 
 def folder_weights(folder: Folder) -> StoredWeights:
@@ -126,7 +128,10 @@ def base_weights(recipe: Recipe) -> StoredWeights:
     changed.
     """
     assert recipe.base is not None
-    path, what = find_folder(recipe.base.path), "the adapters change" if recipe.adapt.rank else "the run starts from"
+    path, what = (
+        find_folder(recipe.base.path, recipe.base.revision or None),
+        "the adapters change" if recipe.adapt.rank else "the run starts from",
+    )
     try:
         is_run = (path / "recipe.json").exists()
         weights = run_weights(path, recipe.base.checkpoint)[0] if is_run else folder_weights(open_folder(path))

@@ -62,6 +62,7 @@ class TransformerRunOptions(AnyRunOptions, total=False):
     """The options of `train` for a transformer."""
 
     from_model: str | Path | None
+    revision: str | None
     preset: str | None
     recipe: Recipe | str | Path | None
     opens_in: Target | None
@@ -112,6 +113,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     from_model: str | Path | None = None,
+    revision: str | None = None,
     predictor: str | None = None,
     preset: str | None = None,
     recipe: Recipe | str | Path | None = None,
@@ -141,6 +143,7 @@ def train(
                 folders of your own
     resume      continue the run in `out` exactly; a length makes it longer, and other options are refused
     from_model  start from the weights, tokenizer and architecture of this run or saved model
+    revision    of a name on the Hugging Face hub to start from: a branch, a tag or a commit
     opens_in    transformers or gguf (llama.cpp): where no preset is named, start from one that this software opens
                 without extra code, and refuse options that it cannot represent, before the text is read
     explain     print what decided the sizes: all that were considered, and the formulas
@@ -153,6 +156,8 @@ def train(
     began = time.monotonic()
     length = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
     changes, length = take_length(add_held_out(fields or {}, held_out), length)
+    if revision and from_model is None:
+        raise RecipeError(f"revision = {revision!r} is of the model to start from: name it (--from), or leave it out")
     kind = kind_of_run(predictor, from_model, Path(out) if resume and out is not None else None)
     if world_size() > 1 and (kind != "transformer" or "-" in map(str, inputs)):
         what = "standard input is read by one process" if kind == "transformer" else f"{kind} trains in one process"
@@ -183,7 +188,7 @@ def train(
             paths = tuple(map(str, inputs))
             run = resume_transformer(paths, out, preset, start, changes, length, reporter, processes, opens_in)
         else:
-            run_recipe, base = new_recipe(inputs, preset, start, changes, from_model, opens_in)
+            run_recipe, base = new_recipe(inputs, preset, start, changes, from_model, revision, opens_in)
             run_recipe = with_length(run_recipe, length)
             is_open = preset is None and from_model is None and start is None
             sizes = sizing_of(run_recipe, changes, open_=is_open, explain=explain)
@@ -250,6 +255,7 @@ def new_recipe(
     start: Recipe | Path | None,
     changes: dict[str, Any],
     from_model: str | Path | None,
+    revision: str | None,
     opens_in: Target | None,
 ) -> tuple[Recipe, dict[str, Any]]:
     """The recipe of a new run of a transformer; and, of `from_model`, the tokenizer and weights that it starts with."""
@@ -260,7 +266,7 @@ def new_recipe(
     paths = tuple(str(Path(path)) for path in inputs)
     base: dict[str, Any] = {}
     if from_model is not None:
-        recipe, base = start_from(from_model, paths, preset, changes, start)
+        recipe, base = start_from(from_model, revision, paths, preset, changes, start)
     else:
         recipe = make_recipe(paths, preset, changes, start)
         if opens_in is not None:
@@ -280,7 +286,12 @@ def made_for(target: Target, recipe: Recipe) -> Recipe:
 
 
 def start_from(
-    model: str | Path, paths: tuple[str, ...], preset: str | None, changes: dict[str, Any], start: Recipe | Path | None
+    model: str | Path,
+    revision: str | None,
+    paths: tuple[str, ...],
+    preset: str | None,
+    changes: dict[str, Any],
+    start: Recipe | Path | None,
 ) -> tuple[Recipe, dict[str, Any]]:
     """The recipe of a run that starts from a model, and the tokenizer and weights that it starts with."""
     if preset:
@@ -288,7 +299,7 @@ def start_from(
     check_changes(changes, start, paths)
     if (Path(model) / "recipe.json").exists() and (kind := kind_of(Path(model))) != "transformer":
         raise ModelError(f"{model} is a run of kind {kind}: --from needs a transformer")
-    source = open_starting_model(model)
+    source = open_starting_model(model, revision)
     run_recipe = replace(make_recipe_on(source.architecture, paths, changes, start), base=source.base)
     opened = {"tokenizer": source.tokenizer, "chat_template": source.chat_template, "weights": source.weights}
     return run_recipe, opened

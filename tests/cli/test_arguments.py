@@ -276,7 +276,7 @@ def test_python_checks_the_destination_first(tmp_path, monkeypatch):
 
 
 def test_the_model_to_start_from_is_loaded_last(tmp_path, monkeypatch):
-    monkeypatch.setattr("pellucid.training_run.load", fail)
+    monkeypatch.setattr("pellucid.training_run.open_starting_model", fail)
     for wrong in ({"learning_rate": -1}, {"learning_rat": 1}, {"tokenizer": "word", "sample": 3}):
         with pytest.raises(ValueError, match=r"learning_rat|sample"):
             pellucid.train(tmp_path, from_model=tmp_path, fields=wrong)

@@ -149,7 +149,7 @@ def test_generate_and_convert_open_the_revision(cache, tmp_path, capfd):
 
 
 def test_every_command_that_opens_a_model_has_the_option(capfd):
-    for command in ("generate", "chat", "score", "fill", "verify", "serve", "look", "inspect", "convert"):
+    for command in ("generate", "chat", "score", "fill", "verify", "serve", "look", "inspect", "convert", "train"):
         assert main([command, "--help"]) == 0
         assert re.search(r"--revision NAME", capfd.readouterr().out), command
 
@@ -159,6 +159,33 @@ def test_a_command_refuses_the_revision_of_a_path(command, cache, tmp_path, capf
     name, *destination = command.split()
     assert main([name, str(tmp_path / "written" / "step1"), *destination, "--revision", "step1"]) == 2
     assert "--revision step1 applies to a name on the Hugging Face hub" in capfd.readouterr().err
+
+
+def test_training_starts_from_a_revision_and_its_adapters_name_it(cache, tmp_path, shakespeare):
+    """It is recorded: the base of the adapters is opened in that revision whenever they are, here and by peft."""
+    (tmp_path / "text.txt").write_text(shakespeare[:4_000])
+    given = ["train", "text.txt", "--from", NAME, "--lora", "1", "--steps", "1", "--set", "batch=2", "--device", "cpu"]
+    assert main([*given, "--revision", "step1", "--out", "adapted"]) == 0
+    run = tmp_path / "adapted"
+    recipe = json.loads((run / "recipe.json").read_text())
+    assert recipe["base"]["revision"] == "step1"
+    config = json.loads((run / "adapter" / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == (NAME, "step1")
+    base = pellucid.load(NAME, revision="step1", device="cpu")
+    for opened in (run, run / "adapter"):
+        assert torch.equal(weights_of(pellucid.load(opened, device="cpu")), weights_of(base))
+
+
+def test_a_revision_of_nothing_and_of_a_path_is_refused(cache, tmp_path, shakespeare, capfd):
+    (tmp_path / "text.txt").write_text(shakespeare[:4_000])
+    assert main(["train", "text.txt", "--revision", "step1", "--out", "new"]) == 2
+    assert "--revision step1 is of the model to start from: give --from" in capfd.readouterr().err
+    path = str(tmp_path / "written" / "step1")
+    assert main(["train", "text.txt", "--from", path, "--revision", "step1", "--steps", "1", "--out", "new"]) == 2
+    assert "applies to a name on the Hugging Face hub" in capfd.readouterr().err
+    with pytest.raises(ValueError, match="is of the model to start from"):
+        train("text.txt", revision="step1", steps=1)
+    assert not (tmp_path / "new").exists()
 
 
 # A series -------------------------------------------------------------------------------------------

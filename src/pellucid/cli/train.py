@@ -16,6 +16,7 @@ from pellucid.cli.options import (
     WORDS,
     CorpusOptions,
     OptionError,
+    Revision,
     above,
     at_least,
     command,
@@ -48,6 +49,8 @@ class ModelOptions:
     """Choose an architecture that transformers, or gguf (llama.cpp), opens without extra code."""
     from_: Annotated[str | None, option("MODEL", name="from"), MODEL] = None
     """Start from the weights, the tokenizer and the architecture of this run or model."""
+    revision: Revision = ""
+    """Start from this branch, tag or commit of a name on the Hugging Face hub."""
     lora: Annotated[int | None, option("RANK"), at_least(1)] = None
     """Train low-rank adapters of this rank, and leave the weights of --from unchanged."""
     objective: Annotated[
@@ -141,7 +144,7 @@ def train_command(
     if is_begun_again(output.out):
         from pellucid.training.recipe import take_length
 
-        output, model = replace(output, resume=True), replace(model, from_=None)
+        output, model = replace(output, resume=True), replace(model, from_=None, revision="")
         fields, length = take_length(fields, {})[0], dict.fromkeys(length)
     check_before_reading(paths, model, output, recipe, fields, length)
     if (training.processes or 1) > started_processes(training.processes):
@@ -155,6 +158,7 @@ def train_command(
         "predictor": model.predictor,
         "preset": model.preset,
         "from_model": model.from_,
+        "revision": model.revision or None,
         "recipe": recipe,
         "opens_in": model.for_,
         "fields": fields,
@@ -205,6 +209,8 @@ def check_before_reading(
         raise OptionError("an empty path was given: give a file or a folder of text")
     if missing := [path for path in named if path != "-" and not glob.has_magic(path) and not Path(path).exists()]:
         raise OptionError("\n".join(f"{path}: there is no such file or folder" for path in missing))
+    if model.revision and model.from_ is None:
+        raise OptionError(f"--revision {model.revision} is of the model to start from: give --from, or leave it out")
     if output.resume:
         check_run(output.out)
         return  # the resumed run checks the other options

@@ -92,7 +92,7 @@ def changes_of(
         yield theirs.removesuffix(".weight"), Change(A, joined, scale, row.transposed)
 
 
-def write_adapter(folder: Path, changes: Mapping[str, Change], rank: int, base: str) -> int:
+def write_adapter(folder: Path, changes: Mapping[str, Change], rank: int, base: str, revision: str = "") -> int:
     """Write the two files into a new folder. Returns the bytes of tensors. `rank` is that of most of the changes."""
     scale = next(iter(changes.values())).scale
     ranks = {re.split(r"\.\d+\.", name, maxsplit=1)[-1]: len(change.A) for name, change in changes.items()}
@@ -100,6 +100,7 @@ def write_adapter(folder: Path, changes: Mapping[str, Change], rank: int, base: 
     config = {
         "peft_type": "LORA",
         "base_model_name_or_path": base,
+        "revision": revision or None,
         "r": rank,
         "lora_alpha": scale * rank,
         "target_modules": sorted(ranks),

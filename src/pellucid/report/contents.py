@@ -131,6 +131,7 @@ class Contents:
         if STANDARD_INPUT in r.inputs:
             return ""
         begun = () if r.base is None else ("--from", r.base.path)
+        begun += ("--revision", r.base.revision) if r.base and r.base.revision else ()
         chosen = ("--recipe", str(self.run / "recipe.json"), "--steps", str(r.n_steps), "--out", f"{self.run}-again")
         return shlex.join(["pellucid", "train", *r.inputs, *begun, *chosen])
 

@@ -140,12 +140,14 @@ class ParallelOptions(Options):
 class Base:
     """The model that a run started from. A run of adapters needs its weights whenever it is loaded.
 
-    `checkpoint` is the step of a run, "" for a folder; `sha256` is the hash of the weights as float32.
+    `checkpoint` is the step of a run, "" for a folder; `sha256` is the hash of the weights as float32; `revision` is
+    the branch, tag or commit of a name on the hub, "" for its main one.
     """
 
     path: str
     checkpoint: str
     sha256: str
+    revision: str = ""
 
 
 #: the defaults of a run that starts from trained weights: a tenth of the learning rates
