@@ -9,7 +9,7 @@ from drawing import WORDS_WITH_LOGITS, architectures, make_network
 def test_every_word_is_drawn():
     seen = set()
 
-    @settings(max_examples=160, database=None, phases=[Phase.generate])
+    @settings(max_examples=240, database=None, phases=[Phase.generate])
     @given(architectures())
     def look(a):
         assert a.encoder is None

@@ -175,6 +175,10 @@ class NoReadout(nn.Module):
     def weight(self) -> nn.Parameter:
         raise ReadoutError(self.why)
 
+    @property
+    def matrix(self) -> Tensor:
+        raise ReadoutError(self.why)
+
     def forward(self, x: Stream) -> Logits:
         raise ReadoutError(self.why)
 

@@ -203,6 +203,8 @@ def _copying(t: Recording, layer: int, pattern: Tensor, v: Tensor) -> Tensor:
     W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))
     gain = getattr(network.final_norm, "multiplier", None)
     W_U = network.unembed.matrix.detach()
+    if t.architecture.readout == "bert" and t.architecture.d_embed:  # rows of another width: through the dense layer
+        W_U = W_U @ network.unembed.dense.weight.detach()
     W_U = W_U if gain is None else W_U * gain.detach()
     weight = (pattern * t.inputs.real[:, None, :, None]).sum(2)  # [b, h, j]
     scores = []
