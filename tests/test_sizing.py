@@ -54,7 +54,10 @@ def test_what_is_chosen_fits_the_time_and_was_the_best_of_what_was_considered_at
     same = (c.vocabulary, c.d_model, c.n_layers)
     times = [2 ** (k / 8) for k in range(1 + math.floor(8 * math.log2(max(made.seconds / scale[0], 1)) + 1e-9))]
     asked = recipe(t)
-    fitted = [[fit_to_time(s, n, asked, time, (1.0, 1.0)) for s in made.considered] for time in times]
+    # with the batches that candidates have before they are fitted to a time
+    candidates = {(s.vocabulary, s.d_model, s.n_layers): s for v in sizing.VOCABULARIES for s in sizing.candidates(v)}
+    fresh = [candidates[s.vocabulary, s.d_model, s.n_layers] for s in made.considered]
+    fitted = [[fit_to_time(s, n, asked, time, (1.0, 1.0)) for s in fresh] for time in times]
     bests = [best_of(sizes, n) for sizes in fitted]
     assert same in [(s.vocabulary, s.d_model, s.n_layers) for s in bests]
     assert c.weights == max(s.weights for s in bests)

@@ -17,7 +17,8 @@ from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
 TOLERANCE = 1e-12
 SAMPLINGS = st.sampled_from([Sampling(temperature=0), Sampling(), Sampling(temperature=0.7, top_k=4)])
-READERS = {"attention.mask": st.just("causal"), "block": st.sampled_from(["pre", "post"])}
+#: a cap that logits reach makes them equal, and which of equal ones is chosen is left to rounding
+READERS = {"attention.mask": st.just("causal"), "block": st.sampled_from(["pre", "post"]), "logit_cap": st.just(0.0)}
 
 
 @st.composite

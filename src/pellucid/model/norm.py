@@ -24,7 +24,11 @@ class ScaledNorm(nn.Module):
         """g, 1 + g, or the number 1"""
         if self.gain is None:
             return torch.ones(())
-        return self.gain + self.added if self.added else self.gain
+        return self.by_head(self.gain + self.added if self.added else self.gain)
+
+    def by_head(self, gain: Tensor) -> Tensor:
+        """The gain beside what is normalised."""
+        return gain
 
     @property
     def kernel_gain(self) -> Tensor | None:
@@ -106,9 +110,8 @@ class RMSNormOfHeads(RMSNorm):
         super().__init__(a, n_heads * a.d_head)
         self.n_heads = n_heads
 
-    @property
-    def multiplier(self) -> Tensor:
-        return super().multiplier if self.gain is None else super().multiplier.view(self.n_heads, 1, -1)
+    def by_head(self, gain: Tensor) -> Tensor:
+        return gain.view(self.n_heads, 1, -1)
 
     def fused(self, x: Tensor) -> Tensor:
         return self.written_out(x)
@@ -124,9 +127,8 @@ class LayerNormOfEachHead(LayerNorm):
         super().__init__(a, n_heads * a.d_head, has_bias=False)
         self.n_heads = n_heads
 
-    @property
-    def multiplier(self) -> Tensor:
-        return super().multiplier if self.gain is None else super().multiplier.view(self.n_heads, 1, -1)
+    def by_head(self, gain: Tensor) -> Tensor:
+        return gain.view(self.n_heads, 1, -1)
 
     def fused(self, x: Tensor) -> Tensor:
         y = F.layer_norm(x, x.shape[-1:], None, None, self.eps)
