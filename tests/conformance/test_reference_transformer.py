@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from drawn_architectures import architectures, draw_tokens
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pellucid.architecture import Architecture, Attention
@@ -200,10 +200,12 @@ def test_causality(a, n):
     """Row i depends on tokens up to i alone, and T(prefix) is a prefix of T."""
     rng = np.random.default_rng(0)
     w, tokens = random_weights(a, rng), draw_tokens(rng, a)
-    source = encode(a, w, tokens) if a.encoder else None
     changed = tokens.copy()
     changed[:, n:] = (changed[:, n:] + 1) % a.n_vocab
-    logits, other = (forward(a, w, t, source=source) for t in (tokens, changed))
+    with np.errstate(over="ignore", invalid="ignore"):  # cubic layers without norms grow beyond every number
+        source = encode(a, w, tokens) if a.encoder else None
+        logits, other = (forward(a, w, t, source=source) for t in (tokens, changed))
+    assume(np.isfinite(logits).all() and np.isfinite(other).all())
     if a.attention.mask == "bidirectional":
         return
     assert np.array_equal(logits[:, :n], other[:, :n])
