@@ -54,7 +54,7 @@ QWEN3_NAMES = LLAMA_NAMES | {
     "blk.{i}.attn_q_norm": "blocks.{i}.attn.query_norm",
     "blk.{i}.attn_k_norm": "blocks.{i}.attn.key_norm",
 }
-OF_EXPERTS = {
+EXPERT_NAMES = {
     "blk.{i}.ffn_gate_inp": "blocks.{i}.mlp.router",
     "blk.{i}.ffn_gate_exps": "blocks.{i}.mlp.experts.{e}.gate",
     "blk.{i}.ffn_up_exps": "blocks.{i}.mlp.experts.{e}.up.0",
@@ -64,7 +64,7 @@ OF_EXPERTS = {
 
 def _with_experts(names: dict[str, str]) -> dict[str, str]:
     """The same with a router and experts, whose number is {e}, in the place of the MLP."""
-    return {theirs: ours for theirs, ours in names.items() if ".mlp." not in ours} | OF_EXPERTS
+    return {theirs: ours for theirs, ours in names.items() if ".mlp." not in ours} | EXPERT_NAMES
 
 
 #: by the family whose options they are
@@ -100,7 +100,7 @@ FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     },
 }
 #: families whose queries and keys llama.cpp rotates by neighbours
-TURNING = ("llama", "mixtral")
+ROTATES_NEIGHBOURS = ("llama", "mixtral")
 #: how a tensor of theirs joins ours: row after row, with the rows of every head in another order, one for each expert
 LAYOUTS = ("rows", "halves", "experts")
 TURNED = ("blk.{i}.attn_q", "blk.{i}.attn_k")
@@ -123,7 +123,7 @@ def gguf_architecture(a: Architecture) -> str:
 
 def _in_the_way(a: Architecture, name: str) -> str:
     # dropout has no effect there, and either rotary layout can be converted
-    a = a.with_fields({"dropout": 0.0} | ({"positions.layout": "halves"} if name in TURNING else {}))
+    a = a.with_fields({"dropout": 0.0} | ({"positions.layout": "halves"} if name in ROTATES_NEIGHBOURS else {}))
     if way := in_the_way(a, FAMILIES[name]):
         return way
     values = {
@@ -182,7 +182,9 @@ def gguf_tensors(a: Architecture) -> Iterator[tuple[str, tuple[str, ...], str]]:
     shapes, shape = parameter_shapes(a), gguf_architecture(a)
     for theirs, ours in NAMES[shape].items():
         modules = (ours,) if isinstance(ours, str) else ours
-        layout = "halves" if shape in TURNING and theirs in TURNED and a.positions.layout == "halves" else "rows"
+        layout = (
+            "halves" if shape in ROTATES_NEIGHBOURS and theirs in TURNED and a.positions.layout == "halves" else "rows"
+        )
         if theirs.endswith("_exps"):
             modules = tuple(modules[0].replace("{e}", str(e)) for e in range(a.mlp.experts))
             layout = "experts"
@@ -234,7 +236,7 @@ def keys_of(a: Architecture) -> dict[str, Any]:
     }
     if shape != "olmoe":  # whose heads are d_model / n_heads wide
         keys |= {"attention.key_length": a.d_head, "attention.value_length": a.d_head}
-    if shape in TURNING:
+    if shape in ROTATES_NEIGHBOURS:
         keys |= {"rope.dimension_count": a.d_head, "vocab_size": a.n_vocab}
     if a.mlp.experts:
         keys |= {"expert_count": a.mlp.experts, "expert_used_count": a.mlp.experts_per_token}
@@ -345,7 +347,9 @@ def write_gguf(
 
 
 def _kept_in(theirs: str, tensor: Tensor, word: str) -> str:
-    """The number format of a tensor: vectors, positions and routers as they are; rows of no blocks of 32 as float16."""
+    """The number format of a tensor: float32 for vectors, positions and routers; float16 for q8_0 matrices whose rows
+    are not whole blocks of 32; else the one that was asked for.
+    """
     if tensor.ndim == 1 or theirs.startswith("position_embd") or "ffn_gate_inp" in theirs:
         return "F32"
     return "F16" if word == "Q8_0" and tensor.shape[-1] % 32 else word

@@ -41,7 +41,7 @@ FACTORS = "rope_freqs.weight"
 #: positions.factor, low, high and n_trained of the Llama 3 models; a file holds only the factors computed of them
 LLAMA3 = ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192))
 #: families of mixtures of experts, with the entries that say how llama.cpp divides the shares of their experts
-OF_MIXTURES: dict[str, dict[str, Any]] = {
+MIXTURE_ENTRIES: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "qwen3_moe": {"norm_topk_prob": True},
     "olmoe": {"norm_topk_prob": False},
@@ -186,14 +186,14 @@ def architecture_from(keys: Mapping[str, Any], tensors: GGUFTensors) -> Architec
     """
     kind = keys["general.architecture"]
     own = {name.removeprefix(f"{kind}."): value for name, value in keys.items() if name.startswith(f"{kind}.")}
-    families = {(THEIR_NAMES.get(name, name), name in OF_MIXTURES): name for name in NAMES}
+    families = {(THEIR_NAMES.get(name, name), name in MIXTURE_ENTRIES): name for name in NAMES}
     family = families.get((kind, bool(own.get("expert_count"))))
     if family is None:
         known = ", ".join(f"{name} with experts" if experts else name for name, experts in families)
         given = f"{kind} with {own['expert_count']} experts" if own.get("expert_count") else kind
         raise FamilyError(
-            f"general.architecture = {given}: of GGUF files those of {known} are read; give the model's Hugging Face "
-            "folder"
+            f"general.architecture = {given}: expected one of {known}; for another architecture give the model's "
+            "Hugging Face folder"
         )
     n_vocab = int(tensors.tensors["token_embd.weight"].shape[-1])
     config: dict[str, Any] = {"model_type": family, "vocab_size": n_vocab}
@@ -224,8 +224,8 @@ def architecture_from(keys: Mapping[str, Any], tensors: GGUFTensors) -> Architec
         config["head_dim"] = d_head
     if family == "llama":
         config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
-    if family in OF_MIXTURES:
-        config |= OF_MIXTURES[family] | {"num_experts": own["expert_count"]}
+    if family in MIXTURE_ENTRIES:
+        config |= MIXTURE_ENTRIES[family] | {"num_experts": own["expert_count"]}
         config["num_experts_per_tok"] = own["expert_used_count"]
     if family == "qwen3_moe":
         config["moe_intermediate_size"] = own["expert_feed_forward_length"]

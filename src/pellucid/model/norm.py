@@ -27,7 +27,7 @@ class ScaledNorm(nn.Module):
         return self.by_head(self.gain + self.added if self.added else self.gain)
 
     def by_head(self, gain: Tensor) -> Tensor:
-        """The gain beside what is normalised."""
+        """The gain in the shape that multiplies x; where each head has its own, one row for each head."""
         return gain
 
     @property

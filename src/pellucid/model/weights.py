@@ -83,8 +83,8 @@ def initialise(model: Transformer, seed: int, std: float = 0.02) -> Transformer:
     """GPT-2's start (Radford et al. 2019): N(0, std^2), what writes to the stream divided by sqrt(2 n_layers).
 
     Biases and tables of n-grams are 0 and gains 1 (g is 0 where the gain is 1 + g); sinks are N(0, std^2), as
-    transformers starts those of gpt-oss. Each tensor is drawn by its own
-    generator, seeded by (seed, name), so that no tensor's start depends on which others exist.
+    transformers starts those of gpt-oss. Each tensor is drawn by its own generator, seeded by (seed, name), so that no
+    tensor's start depends on which others exist.
     """
     with torch.no_grad():
         for p, values in first_values(model, seed, std):
