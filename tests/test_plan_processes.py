@@ -226,6 +226,7 @@ EXPERTS = {"n_layers": 2, "d_model": 64, "n_heads": 2, "n_ctx": 32, "n_vocab": 2
 EXPERTS |= {"mlp.experts": 4, "mlp.experts_per_token": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the memory is found by running a step without numbers")
 def test_a_plan_says_that_its_memory_is_a_bound_and_why(capsys, tmp_path):
     """Which rows an expert computes depends on numbers, and a plan has shapes alone."""

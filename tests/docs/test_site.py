@@ -41,6 +41,7 @@ def pages(site: Path) -> dict[Path, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.xdist_group("the site is built once")
 class TestSite:
     def test_every_page_is_there(self, site: Path):
         written = {path.stem for path in site.glob("*.html")}

@@ -87,7 +87,7 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     one_in(
-        3,
+        5,
         [
             ("run", "float32"),
             ("adapters", "float32"),

@@ -54,7 +54,7 @@ def trained(strings, shakespeare, udhr) -> dict[str, Tokenizer]:
 
 
 @pytest.mark.item("S0-1.1-d", "S4-sym-a")
-@pytest.mark.parametrize("kind", one_in(4, KINDS))
+@pytest.mark.parametrize("kind", one_in(4, KINDS[::-1]))
 def test_ten_thousand_random_strings_come_back(kind, trained, strings):
     tokenizer = trained[kind]
     encoded = tokenizer.encode_batch(strings)
