@@ -50,6 +50,8 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     choose("attention.d_head", st.sampled_from([0, 2, 3, 4] if divides else [2, 3, 4]))
     choose("n_layers", st.integers(1, 3))
     choose("d_embed", st.sampled_from([0, 0, 3, 10]))
+    if not fields["d_embed"] or (fields["positions.kind"] == "sinusoidal" and fields["d_embed"] % 2):
+        fields["embed_projection"] = "tokens"
     choose("n_vocab", st.just(N_VOCAB))
     choose("n_ctx", st.integers(4, max_ctx))
     choose("n_segments", st.sampled_from([0, 2]))

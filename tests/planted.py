@@ -29,6 +29,7 @@ LONG = {"n_ctx": 128}
 ROTARY = {"positions.kind": "rotary"}
 RELATIVE = {"positions.kind": "relative", "positions.max_distance": 100}
 NGRAMS = {"ngrams": (2, 3), "ngram_rows": 7}
+SUM = {"d_embed": 5, "embed_projection": "sum"}
 PACKED = "packed weights = reference"
 
 Plant = Callable[[Transformer, pytest.MonkeyPatch], None]
@@ -97,6 +98,13 @@ class Backwards(nn.Linear):
 
     def forward(self, input):
         return super().forward(input.flip(-1))
+
+
+class Biasless(nn.Linear):
+    """x W^T where x W^T + b is meant."""
+
+    def forward(self, input):
+        return F.linear(input, self.weight)
 
 
 class FusedScale(FusedAttention):
@@ -189,6 +197,8 @@ STRUCTURE = {
     "embedding not scaled": Fault(put("embed", "scale", 1.0), "embed", {"embed_scale": "sqrt(d_model)"}),
     "embedding projected backwards": Fault(become("embed.projection", Backwards), "embed", {"d_embed": 5}),
     "stream projected backwards": Fault(become("unembed.projection", Backwards), "logits", {"d_embed": 5}),
+    "sum projected backwards": Fault(become("embed.projection", Backwards), "embed_projected", SUM),
+    "sum projected without its bias": Fault(become("embed.projection", Biasless), "embed_projected", SUM),
     "sublayers not scaled": Fault(become("blocks.0.scaled", Identity), "blocks.0.attn_out", {"residual_scale": 0.4}),
     "post for pre": Fault(become("blocks.1", PostBlock), "blocks.1.norm_1.scale"),
     "pre for post": Fault(become("blocks.0", PreBlock), "blocks.0.attn.q", {"block": "post"}),

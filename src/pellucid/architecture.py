@@ -111,7 +111,9 @@ class Positions:
             farther = f"more than {exact}, the distances that have a bucket each"
             require(self.max_distance > exact, "positions.max_distance", self.max_distance, farther)
         if self.kind == "sinusoidal":
-            require(a.d_model % 2 == 0, "d_model", a.d_model, "an even number where positions.kind = sinusoidal")
+            name = "d_embed" if a.embed_projection == "sum" else "d_model"
+            even = "an even number where positions.kind = sinusoidal"
+            require(a.embed_sum_width % 2 == 0, name, a.embed_sum_width, even)
 
     def check_scaling(self, a: "Architecture") -> None:
         """Refuse values that the formula of the scaling cannot take."""
@@ -333,6 +335,9 @@ class Architecture:
     #: e > 0: rows of W_E and W_U have e coordinates; P (m x e) makes W_E[t] P^T of W_E[t], and Q (e x m) x Q^T W_U^T of
     #: x W_U^T, but for readout = bert, whose W is e x m; 0: they have m, without P and Q   (Lan et al. 2019, 3.1)
     d_embed: int = 0
+    #: what P of d_embed acts on: tokens W_E[t], as above; sum, where positions, segments and n-grams have e coordinates
+    #: too: x_0 = y P^T + b_P, where y is the sum of W_E[t], these, times its factor, and normalised (Clark et al. 2020)
+    embed_projection: Literal["tokens", "sum"] = "tokens"
     attention: Attention = field(default_factory=Attention)
     mlp: MLP = field(default_factory=MLP)
     positions: Positions = field(default_factory=Positions)
@@ -395,6 +400,11 @@ class Architecture:
         return self.d_embed or self.d_model
 
     @property
+    def embed_sum_width(self) -> int:
+        """Width of the sum of rows of tokens, positions, segments and n-grams."""
+        return self.d_embed if self.embed_projection == "sum" else self.d_model
+
+    @property
     def n_heads(self) -> int:
         return self.attention.n_heads
 
@@ -432,7 +442,7 @@ class Architecture:
     def position_table_width(self) -> int:
         """The width of the fixed table of positions; 0 where there is none."""
         tables = 2 if self.positions.local_base else 1
-        return {"rotary": tables * self.d_rotary, "sinusoidal": self.d_model}.get(self.positions.kind, 0)
+        return {"rotary": tables * self.d_rotary, "sinusoidal": self.embed_sum_width}.get(self.positions.kind, 0)
 
     @property
     def position_fields(self) -> tuple[str, ...]:
@@ -567,6 +577,8 @@ def _check(a: Architecture) -> None:
         require(getattr(a, name) >= least, name, getattr(a, name), f"at least {least}")
     fits = a.d_embed >= 0 and a.d_embed != a.d_model
     require(fits, "d_embed", a.d_embed, f"0 (d_model, with no projection) or another width than d_model = {a.d_model}")
+    fits = a.d_embed > 0 or a.embed_projection == "tokens"
+    require(fits, "embed_projection", a.embed_projection, "tokens where d_embed = 0: nothing is projected")
     ascending = sorted({*a.ngrams}) == [*a.ngrams] and min(a.ngrams, default=2) >= 2
     require(ascending, "ngrams", a.ngrams, "lengths from 2 on, in ascending order, each once")
     require(a.ngram_rows >= 1, "ngram_rows", a.ngram_rows, "at least 1")

@@ -10,7 +10,7 @@ def count_parameters(a: Architecture) -> dict[str, int]:
 
     A tied unembedding counts once, under embed. Item X-PARAMS of docs/mathematics.md.
     """
-    m, d, f, e = a.d_model, a.d_head, a.d_ff, a.embed_width
+    m, d, f, e, s = a.d_model, a.d_head, a.d_ff, a.embed_width, a.embed_sum_width
     q, kv = a.n_heads * d, a.n_kv_heads * d
     bias_qkv, bias_out = a.attention.bias in ("qkv", "all"), a.attention.bias in ("out", "all")
     attention = m * q + 2 * m * kv + q * m + bias_qkv * (q + 2 * kv) + bias_out * m
@@ -25,14 +25,16 @@ def count_parameters(a: Architecture) -> dict[str, int]:
         mlp += a.mlp.experts * (a.mlp.router_bias == "all")
         mlp += m * (a.mlp.shared_d_ff > 0 and a.mlp.shared_gate == "sigmoid")
     norm = {"none": 0, "layer": has_gain * m + m * (a.norm.bias == "all"), "rms": has_gain * m}[a.norm.kind]
+    has_b_P = a.embed_projection == "sum"
     cross = attention if a.encoder is not None else 0
     counts = {
-        "embed": a.n_vocab * e + (a.n_segments + len(a.ngrams) * a.ngram_rows) * m + a.d_embed * m,
-        "positions": {"learned": a.n_ctx * m, "relative": a.positions.n_buckets * a.n_heads}.get(a.positions.kind, 0),
+        "embed": a.n_vocab * e + (a.n_segments + len(a.ngrams) * a.ngram_rows) * s + a.d_embed * m + has_b_P * m,
+        "positions": {"learned": a.n_ctx * s, "relative": a.positions.n_buckets * a.n_heads}.get(a.positions.kind, 0),
         "attention": a.n_layers * (attention + cross),
         "mlp": a.n_layers * mlp,
         "norms": norm * (a.n_layers * (len(a.block_norms) + (a.encoder is not None)))
-        + norm * ((a.embed_norm == "norm") + (a.final_norm == "norm")),
+        + (a.embed_norm == "norm") * norm * s // m
+        + (a.final_norm == "norm") * norm,
         "unembed": (a.unembed == "untied") * a.n_vocab * e,
     }
     norm_of_rows = norm * e // m

@@ -39,7 +39,7 @@ TABLE = (
         "embed",
         "b i m",
         "S0 (1.3) t W_E^T; S1 z_bsd; S3 W_E[Ind(i)]; S4 e_j",
-        "c W_E[t_i],  c = embed_scale; with d_embed c W_E[t_i] P^T",
+        "c W_E[t_i],  c = embed_scale; with d_embed c W_E[t_i] P^T, unless embed_projection = sum",
         "hook_embed",
     ),
     Name("pos_embed", "b i m", "S0 Rem. 1.2 P; S1 p_sd; S4 Gamma", "W_P[i]", "hook_pos_embed"),
@@ -48,6 +48,9 @@ TABLE = (
     Name("embed_norm.scale", "b i 1", "", "sigma or rho", ""),
     Name("embed_norm.normalized", "b i m", "", "(x - mu) / sigma or x / rho", ""),
     Name("embed_norm", "b i m", "", "norm(x_0)", ""),
+    Name(
+        "embed_projected", "b i m", "", "y P^T + b_P, y the sum of the embeddings, normalised where embed_norm is", ""
+    ),
     Name("blocks.i.resid_pre", "b i m", "S0 X; S2 x0; S3 x^(l-1)", "x", "blocks.i.hook_resid_pre"),
     Name("blocks.i.norm_1.scale", "b i 1", "S3, S4 sigma", "sigma or rho", "blocks.i.ln1.hook_scale"),
     Name(
@@ -214,9 +217,14 @@ def axes(full: str) -> list[str]:
     return row(full).axes.split()
 
 
-def axis_sizes(a: Architecture) -> dict[str, int]:
-    """The length of each axis that the architecture decides, by its letter; texts decide b, i and j."""
-    sizes = {"h": a.n_heads, "g": a.n_kv_heads, "d": a.d_head, "m": a.d_model, "f": a.d_ff, "v": a.n_vocab}
+def axis_sizes(a: Architecture, full: str = "") -> dict[str, int]:
+    """The length of each axis that the architecture decides, by its letter; texts decide b, i and j.
+
+    m is d_model, but d_embed in the tensor `full` where the projection of embed_projection = sum comes after it.
+    """
+    inner = full.removeprefix("encoder.")
+    m = a.embed_sum_width if inner in TEMPLATES_BEFORE and inner != "embed_projected" else a.d_model
+    sizes = {"h": a.n_heads, "g": a.n_kv_heads, "d": a.d_head, "m": m, "f": a.d_ff, "v": a.n_vocab}
     return sizes | {"e": a.mlp.experts, "s": a.mlp.shared_d_ff, "1": 1}
 
 
@@ -236,6 +244,7 @@ def absent(template: str, a: Architecture, layer: int | None = None) -> str:
         ),
         "seg_embed": (not a.n_segments, "n_segments = 0"),
         "ngram_embed": (not a.ngrams, "ngrams = () adds nothing to the stream"),
+        "embed_projected": (a.embed_projection != "sum", f"embed_projection = {a.embed_projection}"),
         "embed_norm": (a.embed_norm == "none" or a.norm.kind == "none", "the embedded stream is not normalised"),
         **{name: (a.norm.kind == "none" or name not in a.block_norms, without) for name in BLOCK_NORMS},
         "norm_cross": (a.norm.kind == "none" or a.encoder is None, "no encoder is read, or norm.kind = none"),
@@ -315,7 +324,7 @@ def attention_scope(part: AttentionPart, layer: int) -> str:
 
 
 #: what adds to the stream
-_WRITERS = ("embed", "pos_embed", "seg_embed", "ngram_embed", "attn_out", "cross_out", "mlp_out")
+_WRITERS = ("embed", "pos_embed", "seg_embed", "ngram_embed", "embed_projected", "attn_out", "cross_out", "mlp_out")
 
 
 def is_stream(full: str, a: Architecture) -> bool:
@@ -323,13 +332,19 @@ def is_stream(full: str, a: Architecture) -> bool:
     scope = "encoder." if full.startswith("encoder.") else ""
     part, last = (a.encoder if scope and a.encoder is not None else a), full.split(".")[-1]
     norms = ("norm_1", "norm_cross", "norm_2") if part.block == "post" else ()
-    return full == f"{scope}embed_norm" or last.startswith("resid_") or last in norms
+    normed = full == f"{scope}embed_norm" and part.embed_projection == "tokens"
+    return normed or last.startswith("resid_") or last in norms
 
 
 def writers(point: str, a: Architecture) -> list[str]:
-    """The tensors that were added to the stream before a point of it, in order: embeddings, attn_out, mlp_out, ..."""
+    """The tensors that were added to the stream before a point of it, in order: embeddings, attn_out, mlp_out, ...
+
+    Where the embeddings' sum is projected, embed_projected is in their place.
+    """
     scope, known = "encoder." if point.startswith("encoder.") else "", names(a)
     before = known[: known.index(point)]
+    if f"{scope}embed_projected" in before:
+        before = before[before.index(f"{scope}embed_projected") :]
     return [n for n in before if n.split(".")[-1] in _WRITERS and n.startswith("encoder.") == bool(scope)]
 
 
@@ -372,7 +387,7 @@ def module_hooks(a: Architecture) -> dict[str, str]:
     last = f"blocks.{a.n_layers - 1}.resid_post" if a.n_layers else ""
     after_last = "final_norm" if a.final_norm == "norm" and normed else last
     outside = {
-        "embed.hook_out": "" if a.d_embed else "embed",
+        "embed.hook_out": "" if a.d_embed and a.embed_projection == "tokens" else "embed",
         "pos_embed.hook_out": "pos_embed",
         "token_type_embed.hook_out": "seg_embed",
         "embed_ln.hook_scale": "embed_norm.scale",
@@ -384,6 +399,8 @@ def module_hooks(a: Architecture) -> dict[str, str]:
     }
     if a.embed_norm == "norm" and normed:
         outside["hook_embed"] = "embed_norm"  # theirs is the stream as block 0 reads it
+    if a.embed_projection == "sum":
+        outside["hook_embed"] = "embed_projected"
     inside = {f"blocks.i.{name}": f"blocks.i.{ours}" for name, ours in inside.items() if ours}
     return inside | {name: ours for name, ours in outside.items() if ours}
 

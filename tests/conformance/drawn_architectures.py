@@ -73,6 +73,8 @@ def architectures(draw, encoder: bool | None = None, **fixed: Any) -> Architectu
         for name, first in (("short_factors", 1.0), ("long_factors", 3.0)):
             factors = tuple(first + k for k in range((n_rotated + rounded_up) // 2))
             fields[f"positions.{name}"] = draw(st.sampled_from([(), factors]))
+    if not fields["d_embed"] or (fields["positions.kind"] == "sinusoidal" and fields["d_embed"] % 2):
+        fields["embed_projection"] = "tokens"
     if fields["mlp.form"] == "gated":
         fields["mlp.n_hidden"] = 1
     else:

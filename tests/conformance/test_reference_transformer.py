@@ -24,6 +24,9 @@ from pellucid.reference.transformer import encode, encoder_decoder, forward, sof
 from pellucid.reference.weights import flatten, random_weights, unflatten, weight_shapes
 from pellucid.tensor_names import axes, names
 
+#: what is as wide as the sum of the embeddings
+OF_SUM = ("embed", "pos_embed", "seg_embed", "ngram_embed", "embed_norm", "embed_norm.normalized")
+
 
 def seed_0(**changes):
     """S0 as printed and corrected: no norms, positions, biases or scale."""
@@ -153,6 +156,8 @@ def test_the_stream_is_the_embedding_plus_what_was_added(a):
     values = tap.values
     embedded = [values[name] for name in ("embed", "pos_embed", "seg_embed", "ngram_embed") if name in values]
     stream = values["embed_norm"] if "embed_norm" in values else sum(embedded[1:], embedded[0])
+    if a.embed_projection == "sum":
+        stream = stream @ w["embed.projection.weight"].T + w["embed.projection.bias"]
     for l in range(a.n_layers):
         assert np.array_equal(values[f"blocks.{l}.resid_pre"], stream)
         added = values[f"blocks.{l}.attn_out"] + values[f"blocks.{l}.mlp_out"]
@@ -228,11 +233,12 @@ def test_every_tensor_of_the_table_that_the_architecture_has_is_named(a):
     rng = np.random.default_rng(0)
     w, tokens = random_weights(a, rng), draw_tokens(rng, a)
     values = trace_by_definition(a, w, tokens, source=encode(a, w, tokens) if a.encoder else None)
-    sizes = dict(b=2, i=a.n_ctx, j=a.n_ctx, h=a.n_heads, g=a.n_kv_heads, m=a.d_model, d=a.d_head, f=a.d_ff, v=a.n_vocab)
+    sizes = dict(b=2, i=a.n_ctx, j=a.n_ctx, h=a.n_heads, g=a.n_kv_heads, d=a.d_head, f=a.d_ff, v=a.n_vocab)
     sizes |= {"e": a.mlp.experts, "s": a.mlp.shared_d_ff, "1": 1}
     encoded = {name for name in names(a) if name.startswith("encoder.")}
     for name in [name for name in names(a) if name not in encoded] + ["probs"]:
-        assert values[name].shape == tuple(sizes[letter] for letter in axes(name)), name
+        width = {"m": a.embed_sum_width if name in OF_SUM else a.d_model}
+        assert values[name].shape == tuple((sizes | width)[letter] for letter in axes(name)), name
     assert set(values) - {"probs", "loss"} == set(names(a)) - encoded, "a tensor has a name that is in no table"
     assert values["loss"].shape == (2, a.n_ctx - 1)
 
@@ -385,7 +391,7 @@ def test_every_part_of_the_logits_has_its_own_name(a):
             x = gain * centred / seen["final_norm.scale"]
         assert close(parts[name], x @ W_U.T, 1e-11), name
     others = parts.keys() - expected.keys()
-    assert others <= {"embed", "pos_embed", "seg_embed", "ngram_embed", "final_norm.bias"}
+    assert others <= {"embed", "pos_embed", "seg_embed", "ngram_embed", "embed_projected.bias", "final_norm.bias"}
     entering = {name for name in others if name.endswith("embed")}
     assert entering == {"embed"} | ({"pos_embed", "seg_embed", "ngram_embed"} & seen.keys())
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pellucid.architecture import Architecture
-from pellucid.reference.transformer import forward
+from pellucid.reference.transformer import forward, hidden
 from pellucid.reference.weights import random_weights
 
 N, M, D, HEADS = 5, 8, 4, 2
@@ -113,6 +113,34 @@ def test_rows_of_another_width_are_tables_that_are_products(unembed, rng, same):
     whole = {**w, "embed.token.weight": W_E @ P.T, "unembed.weight": W_U @ Q}
     projected = {**w, "embed.projection.weight": P, "unembed.projection.weight": Q}
     same(forward(a, projected, tokens), forward(plain, whole, tokens))
+
+
+def test_a_projected_sum_is_a_sum_of_projections(rng, same):
+    """Without a norm (y_1 + y_2 + y_3) P^T + b is a sum of products, so that the tables may be products too."""
+    fields = {"d_embed": 3, "positions__kind": "learned", "n_segments": 2, "embed_scale": "sqrt(d_model)"}
+    a, w, tokens = draw(rng, **fields, embed_projection="sum", unembed="untied", embed_norm="none", ngrams=())
+    P, b, Q = (
+        w.pop(f"{name}") for name in ("embed.projection.weight", "embed.projection.bias", "unembed.projection.weight")
+    )
+    tables = ("embed.token.weight", "embed.position.weight", "embed.segment.weight")
+    assert {w[name].shape[1] for name in tables} == {3}
+    whole = w | {name: w[name] @ P.T for name in tables} | {"unembed.weight": w["unembed.weight"] @ Q}
+    whole["embed.segment.weight"] = whole["embed.segment.weight"] + b
+    plain = a.with_fields({"d_embed": 0, "embed_projection": "tokens"})
+    projected = {**w, "embed.projection.weight": P, "embed.projection.bias": b, "unembed.projection.weight": Q}
+    same(forward(a, projected, tokens), forward(plain, whole, tokens))
+
+
+@pytest.mark.parametrize("width", [3, 9])
+def test_the_norm_of_the_sum_is_what_is_projected(width, rng, same):
+    """Written out, with no block behind it: norm(W_E[t] + W_P[i]) P^T + b."""
+    fields = {"d_embed": width, "positions__kind": "learned", "n_segments": 0, "norm__kind": "layer", "norm__eps": 0.1}
+    fields |= {"norm__eps_at": "inside", "norm__gain": "g", "norm__bias": "all", "embed_scale": "1", "ngrams": ()}
+    a, w, tokens = draw(rng, n_layers=0, **fields, embed_projection="sum", embed_norm="norm", final_norm="none")
+    y = w["embed.token.weight"][tokens] + w["embed.position.weight"][: tokens.shape[-1]]
+    centred = y - y.mean(-1, keepdims=True)
+    y = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 0.1) * w["embed.norm.gain"] + w["embed.norm.bias"]
+    same(hidden(a, w, tokens), y @ w["embed.projection.weight"].T + w["embed.projection.bias"])
 
 
 @pytest.mark.parametrize("block", ["pre", "post", "parallel", "sandwich"])

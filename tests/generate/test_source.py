@@ -27,6 +27,7 @@ def encoder_decoders(draw):
     decoder = draw(architectures(READERS, max_ctx=8))
     encoder = draw(architectures({"attention.mask": st.just("bidirectional")}, max_ctx=8))
     wide = encoder.to_dict() | {"d_model": decoder.d_model, "n_vocab": decoder.n_vocab, "d_embed": decoder.d_embed}
+    wide["embed_projection"] = encoder.embed_projection if encoder.d_embed == decoder.d_embed else "tokens"
     wide["attention"] |= {"n_heads": 2, "n_kv_heads": 1, "d_head": 4}
     wide["positions"] |= {"short_factors": (), "long_factors": ()}  # as many as planes, and those of another d_head
     return Architecture.from_dict(decoder.to_dict() | {"encoder": wide})

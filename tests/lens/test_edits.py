@@ -195,10 +195,16 @@ INSIDE = (
     "attn.q",
     "attn.k",
     "attn.v",
+    "embed_projected",
 )
 INSIDE += tuple(name.replace("attn", "cross") for name in INSIDE if "attn" in name)
 TABLES = ("embed", "pos_embed", "seg_embed", "ngram_embed")
 BIASED = {"attention.bias": "all", "mlp.bias": "all", "readout": st.sampled_from(["affine", "bert"])}
+
+
+def projects_tokens(a):
+    """Whether P makes rows of the stream of the rows of W_E, so that edits of embed change P."""
+    return a.d_embed > 0 and a.embed_projection == "tokens"
 
 
 def is_change_of_weights(edit, a):
@@ -209,7 +215,7 @@ def is_change_of_weights(edit, a):
         return False
     if last in TABLES:
         formula = last == "pos_embed" and part.positions.kind == "sinusoidal"
-        adds_nowhere = last == "ngram_embed" or (last == "embed" and part.d_embed)
+        adds_nowhere = last == "ngram_embed" or (last == "embed" and projects_tokens(part))
         return not formula and (not adds_nowhere or edit.op in ("zero", "scale", "project_out"))
     if last == "logits":
         return not a.logit_cap
@@ -240,7 +246,7 @@ def test_edits_written_into_the_weights(a, data):
     given_ = {} if a.encoder is None else {"source": source_tokens(a, 2)}
     expected = trace(network, None, tokens, edits=edits, **given_).logits
     assert difference(trace(changed, None, tokens, **given_).logits, expected) <= 1e-9
-    apart = any(edit.name in (("logits",) if a.d_embed else ("embed", "logits")) for edit in edits)
+    apart = any(edit.name in (("logits",) if projects_tokens(a) else ("embed", "logits")) for edit in edits)
     assert (changed.unembed.weight is changed.embed.token.weight) == (a.unembed == "tied" and not apart)
     assert changed.architecture == a.with_fields(dict(unembed_and_source(a, edits)))
     again = Transformer(changed.architecture).double()
@@ -250,7 +256,7 @@ def test_edits_written_into_the_weights(a, data):
 
 def unembed_and_source(a, edits):
     """The options of an architecture that share a table, as they are when an edit changes one of the sharers."""
-    changed = {edit.name for edit in edits if edit.name == "logits" or not a.d_embed}  # else its projection changes
+    changed = {edit.name for edit in edits if edit.name == "logits" or not projects_tokens(a)}  # else P changes
     if changed & {"embed", "logits"}:
         yield "unembed", "untied"
     if a.encoder is not None and a.source_embed == "shared" and changed & {"embed", "encoder.embed"}:
@@ -282,12 +288,14 @@ def test_projecting_out_is_the_projection_of_the_weights(name):
     assert all(torch.equal(p, state_of(network)[n]) for n, p in rest.items())
 
 
-@pytest.mark.parametrize("block", ["pre", "post", "shared"])
-def test_what_writes_to_the_stream_is_all_that_does(block):
+@pytest.mark.parametrize(("block", "of"), [("pre", "tokens"), ("post", "tokens"), ("shared", "tokens"), ("pre", "sum")])
+def test_what_writes_to_the_stream_is_all_that_does(block, of):
     """A direction projected out of every writer of a point is in the stream at that point no more, norms aside."""
-    a = A.with_fields({"block": block, "ngrams": [2], "norm.kind": "none"})
+    a = A.with_fields({"block": block, "ngrams": [2], "norm.kind": "none", "d_embed": 6, "embed_projection": of})
+    a = a if of == "sum" else a.with_fields({"d_embed": 0})
     point, v = "blocks.1.resid_pre", torch.linspace(-1, 2, 8, dtype=torch.float64)
-    writers = r"embed, pos_embed, ngram_embed, blocks\.0\.attn_out, blocks\.0\.mlp_out: edit these"
+    embeddings = "embed, pos_embed, ngram_embed" if of == "tokens" else "embed_projected"
+    writers = embeddings + r", blocks\.0\.attn_out, blocks\.0\.mlp_out: edit these"
     with pytest.raises(EditError, match=f"comes from {writers}"):
         with_edits(make_network(a), [change.project_out(point, v)])
     edits = [change.project_out(name, v) for name in names_of_writers(point, a)]

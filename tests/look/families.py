@@ -49,6 +49,7 @@ FAMILIES = {
     "no norms": GPT2.with_fields({"norm.kind": "none", "final_norm": "none", "positions.kind": "none"}),
     "deep mlp": GPT2.with_fields({"mlp.n_hidden": 2, "ngrams": (2, 3), "ngram_rows": 50}),
     "projected": GPT2.with_fields({"d_embed": 6, "block": "post", "final_norm": "none"}),
+    "projected sum": BERT.with_fields({"d_embed": 6, "embed_projection": "sum"}),
     "affine": GPT2.with_fields({"mlp.n_hidden": 0, "readout": "affine"}),
     "bert": BERT,
     "encoder-decoder": GPT2.with_fields({"positions.kind": "relative", "positions.n_buckets": 8}),

@@ -105,6 +105,7 @@ KINDS = {
     "encoder-decoder": {"encoder": ENCODER, "source_embed": "shared"},
     "post-norm encoder-decoder": {"encoder": ENCODER, "block": "post", "final_norm": "none"},
     "rows of another width": {"d_embed": 6},
+    "a projected sum": {"d_embed": 6, "embed_projection": "sum"},
 }
 
 

@@ -193,6 +193,21 @@ def test_rows_of_another_width_are_projected_and_counted():
         Architecture.from_dict(a.to_dict() | {"encoder": other, "source_embed": "shared"})
 
 
+def test_what_is_summed_in_the_embedding_is_as_wide_as_its_projection_reads():
+    fields = {"d_embed": 3, "embed_projection": "sum", "n_segments": 2, "ngrams": (2,), "ngram_rows": 5}
+    a = A.with_fields({**fields, "embed_norm": "norm"})
+    network = Transformer(a)
+    own = {name: tuple(p.shape) for name, p in network.named_parameters() if name.startswith("embed.")}
+    assert {shape[-1] for name, shape in own.items() if "projection" not in name} == {3}
+    assert own["embed.projection.weight"] == (a.d_model, 3)
+    assert own["embed.projection.bias"] == (a.d_model,)
+    assert count_parameters(a)["total"] == sum(p.numel() for p in network.parameters())
+    with pytest.raises(ArchitectureError, match=r"embed_projection = sum: expected tokens where d_embed = 0"):
+        a.with_fields({"d_embed": 0})
+    with pytest.raises(ArchitectureError, match=r"d_embed = 3: expected an even number where positions\.kind = sin"):
+        a.with_fields({"positions.kind": "sinusoidal"})
+
+
 def test_without_a_readout_there_is_nothing_of_one():
     body = A.with_fields({"readout": "none"})
     own = count_parameters(body)

@@ -14,6 +14,7 @@ from pellucid.tensor_names import (
     TABLE,
     absent,
     axes,
+    axis_sizes,
     canonical,
     is_stream,
     module_hooks,
@@ -270,6 +271,22 @@ def test_the_points_of_the_stream_and_what_was_added_before(block, encoder_block
     assert writers("blocks.0.resid_pre", pair) == added[:2]
     of_encoder = [f"encoder.{name}" for name in ("embed", "pos_embed", "blocks.0.attn_out", "blocks.0.mlp_out")]
     assert writers("encoder.blocks.1.resid_pre", pair) == of_encoder
+
+
+def test_the_projected_sum_of_the_embeddings_is_what_they_add_to_the_stream():
+    a = A.with_fields({"d_embed": 4, "embed_projection": "sum", "embed_norm": "norm"})
+    first = names(a)[: names(a).index("blocks.0.resid_pre")]
+    assert first == [
+        "embed",
+        "pos_embed",
+        *(f"embed_norm{end}" for end in (".scale", ".normalized", "")),
+        "embed_projected",
+    ]
+    assert {name: axis_sizes(a, name)["m"] for name in first} == dict.fromkeys(first, 4) | {"embed_projected": 8}
+    assert writers("blocks.0.resid_mid", a) == ["embed_projected", "blocks.0.attn_out"]
+    assert not is_stream("embed_norm", a)
+    assert canonical("hook_embed", a) == "embed_projected"
+    assert absent("embed_projected", A) == "embed_projection = tokens"
 
 
 def test_the_norm_before_attention_has_a_name_of_what_it_reads():

@@ -18,6 +18,7 @@ SYMBOLS = {
     "seg_embed": "s_i",
     "ngram_embed": "g_i",
     "embed_norm": "y_i",
+    "embed_projected": "y_i^{wide}",
     "resid_pre": "x_i",
     "resid_mid": "x_i^{mid}",
     "resid_cross": "x_i^{cross}",
@@ -51,6 +52,7 @@ TITLES = EXPERT_TITLES | {
     "pos_embed": "Each position adds a vector",
     "seg_embed": "Each segment adds a vector",
     "ngram_embed": "The last few tokens add a vector from a table",
+    "embed_projected": "The sum is brought to the width of the stream",
     "resid_pre": "The stream that this block reads",
     "q": "Queries: what each head looks for",
     "k": "Keys: what each position can be found by",
@@ -213,12 +215,13 @@ class StepWriter:
         ids = "trace.inputs.source.tokens" if self.scope else "trace.ids"
         factors = {"1": "", "sqrt(d_model)": "\\sqrt{m} ", "embed_scale_value": f"{a.embed_scale_value:g} "}
         factor = factors[a.embed_scale]
-        projected = f" @ {self.weight('embed.projection.weight')}.T" if a.d_embed else ""
+        of_tokens, of_sum = a.d_embed > 0 and a.embed_projection == "tokens", a.embed_projection == "sum"
+        projection = f" @ {self.weight('embed.projection.weight')}.T" if a.d_embed else ""
         yield self.step(
             "embed",
             "embed",
-            f"{factor}W_E [ t_i ]{' P^T' if a.d_embed else ''}",
-            f"result = {f'{a.embed_factor!r} * ' if factor else ''}{table}[{ids}]{projected}",
+            f"{factor}W_E [ t_i ]{' P^T' if of_tokens else ''}",
+            f"result = {f'{a.embed_factor!r} * ' if factor else ''}{table}[{ids}]{projection if of_tokens else ''}",
             (file, "embed", 'tap("embed"'),
         )
         parts = ["embed"]
@@ -227,11 +230,11 @@ class StepWriter:
             yield self.step("pos_embed", "embed", "W_P [ i ]", code, (file, "embed", 'tap("pos_embed"'))
             parts.append("pos_embed")
         if a.positions.kind == "sinusoidal":
-            base = f"{a.positions.base:g}"
-            right = f"(sin(i w_k), cos(i w_k))_k , w_k = {base}^{{-2k/m}}"
+            base, sizes = f"{a.positions.base:g}", f"{a.embed_sum_width}, {a.positions.base!r}"
+            right = f"(sin(i w_k), cos(i w_k))_k , w_k = {base}^{{-2k/{'e' if of_sum else 'm'}}}"
             code = (
                 "from pellucid.reference.embedding import sinusoid_at\nimport numpy as np\n"
-                f"rows = sinusoid_at(np.arange({self.n}), {a.d_model}, {a.positions.base!r}, {a.positions.layout!r})\n"
+                f"rows = sinusoid_at(np.arange({self.n}), {sizes}, {a.positions.layout!r})\n"
                 f"result = torch.from_numpy(rows).expand_as({self.tensor('embed')})"
             )
             yield self.step(
@@ -255,7 +258,13 @@ class StepWriter:
         right, code = " + ".join(map(self.symbol, parts)), " + ".join(map(self.tensor, parts))
         if a.embed_norm == "norm" and self.normed:
             yield from self.norm("embed_norm", "embed.norm", right, f"({code})")
-            return self.symbol("embed_norm"), self.tensor("embed_norm")
+            right, code, parts = self.symbol("embed_norm"), self.tensor("embed_norm"), ["embed_norm"]
+        if of_sum:
+            biased = f"({code}){projection} + {self.weight('embed.projection.bias')}"
+            right = f"{right if len(parts) == 1 else f'({right})'} P^T + b_P"
+            place = (file, "embed", 'tap("embed_projected"')
+            yield self.step("embed_projected", "embed", right, f"result = {biased}", place)
+            right, code = self.symbol("embed_projected"), self.tensor("embed_projected")
         return right, code
 
     def block(self, layer: int, stream: tuple[str, str]):

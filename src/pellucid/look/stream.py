@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from torch import Tensor
 
+from pellucid.architecture import Architecture
 from pellucid.lens.analysis.attribution import Attribution, attribute, points_of_stream
 from pellucid.lens.analysis.logit_lens import Lens, follow_tokens, lens_points
 from pellucid.lens.core.input_view import VocabularyView
@@ -184,7 +185,7 @@ def stream_norms(t: Recording) -> dict[str, Any]:
     """The length of the stream [point, i] and of what was written to it [write, i], in `arrays`."""
     n, known = t.inputs.lengths[0], names(t.architecture)
     points = points_of_stream(t, mid=True)
-    added = [name for name in known if _is_write(name)]
+    added = [name for name in known if _is_write(name, t.architecture)]
     code = f"norms = {{name: trace[name][0].norm(dim=-1) for name in {points + added!r}}}"
     arrays = {
         "stream": torch.stack([t[name][0, :n].norm(dim=-1) for name in points]) if points else torch.zeros(0, n),
@@ -201,9 +202,10 @@ def stream_norms(t: Recording) -> dict[str, Any]:
     }
 
 
-def _is_write(name: str) -> bool:
+def _is_write(name: str, a: Architecture) -> bool:
     """Whether this tensor is added to the decoder's stream."""
-    embedded = name in ("embed", "pos_embed", "seg_embed", "ngram_embed")
+    of_sum = a.embed_projection == "sum"
+    embedded = name in (("embed_projected",) if of_sum else ("embed", "pos_embed", "seg_embed", "ngram_embed"))
     return embedded or (not name.startswith("encoder.") and name.endswith((".attn_out", ".cross_out", ".mlp_out")))
 
 

@@ -24,7 +24,7 @@ class NGrams(nn.Module):
 
     def __init__(self, a: Architecture):
         super().__init__()
-        self.tables = nn.ModuleDict({str(n): nn.Embedding(a.ngram_rows, a.d_model) for n in a.ngrams})
+        self.tables = nn.ModuleDict({str(n): nn.Embedding(a.ngram_rows, a.embed_sum_width) for n in a.ngrams})
         self.rows, self.longest = a.ngram_rows, max(a.ngrams)
 
     def forward(self, history: History, positions: PositionIds) -> Stream:
@@ -47,14 +47,17 @@ class Embed(nn.Module):
     P is the identity unless the rows of W_E have a width of their own, d_embed   (Lan et al. 2019, section 3.1).
     """
 
+    #: whether P has a bias
+    has_bias = False
+
     def __init__(self, a: Architecture):
         super().__init__()
         self.token = nn.Embedding(a.n_vocab, a.embed_width)
-        self.projection = nn.Linear(a.d_embed, a.d_model, bias=False) if a.d_embed else Identity()
+        self.projection = nn.Linear(a.d_embed, a.d_model, bias=self.has_bias) if a.d_embed else Identity()
         self.position = make_added(a)
-        self.segment = nn.Embedding(a.n_segments, a.d_model) if a.n_segments else None
+        self.segment = nn.Embedding(a.n_segments, a.embed_sum_width) if a.n_segments else None
         self.ngrams = NGrams(a) if a.ngrams else None
-        self.norm = make_norm(a) if a.embed_norm == "norm" else Identity()
+        self.norm = make_norm(a, a.embed_sum_width) if a.embed_norm == "norm" else Identity()
         self.scale = a.embed_factor
         self.dropout = SampledDropout(a.dropout.embed)
 
@@ -69,7 +72,7 @@ class Embed(nn.Module):
     ) -> Stream:
         """`history` ends in `tokens`, behind what a cache has read; `embeddings`, one vector a position, take the
         place of W_E[t]; without `segments` all are of kind 0."""
-        x = tap("embed", self.scale * self.projection(self.token(tokens) if embeddings is None else embeddings))
+        x = tap("embed", self.scale * self.widen(self.token(tokens) if embeddings is None else embeddings))
         if self.position is not None:
             x = x + tap("pos_embed", self.position.added(positions).to(x.dtype).expand_as(x))
         if self.segment is not None:
@@ -78,11 +81,42 @@ class Embed(nn.Module):
             x = x + tap("ngram_embed", self.ngrams(history, positions))
         return self.dropout(self.norm(x, tap, "embed_norm"))
 
+    def widen(self, rows: Embeddings) -> Tensor:
+        """The rows of W_E in the width of the sum."""
+        return self.projection(rows)
+
     @property
     def matrix(self) -> Tensor:
         """W_E P^T [n_vocab, d_model]: what each token adds to the stream, before the factor c."""
         weight = self.token.weight
         return F.linear(weight, self.projection.weight) if isinstance(self.projection, nn.Linear) else weight
+
+
+class ProjectedSum(Embed):
+    """x_i = y_i P^T + b_P,  y_i = c W_E[t_i] (+ position i) (+ W_S[s_i]) (+ n-grams), normalised where wanted
+
+    All that is summed is d_embed wide   (Clark et al. 2020, ELECTRA, their code for small models).
+    """
+
+    has_bias = True
+
+    def forward(
+        self,
+        tokens: Tokens,
+        history: History,
+        positions: PositionIds,
+        segments: Tokens | None,
+        embeddings: Embeddings | None,
+        tap: Tap = OFF,
+    ) -> Stream:
+        y = super().forward(tokens, history, positions, segments, embeddings, tap)
+        return tap("embed_projected", self.projection(y))
+
+    def widen(self, rows: Embeddings) -> Tensor:
+        return rows
+
+
+EMBED = {"tokens": Embed, "sum": ProjectedSum}
 
 
 class SoftCap(nn.Module):

@@ -109,7 +109,7 @@ class Learned(nn.Embedding):
     """x_i += W_P[i]"""
 
     def __init__(self, a: Architecture):
-        super().__init__(a.n_ctx, a.d_model)
+        super().__init__(a.n_ctx, a.embed_sum_width)
 
     def added(self, positions: PositionIds) -> Float[Tensor, "... pos d_model"]:
         return self(positions)
@@ -119,7 +119,7 @@ class Sinusoidal(Table):
     """x_i += (sin(i w_k), cos(i w_k)), in halves or in pairs."""
 
     def __init__(self, a: Architecture):
-        angle = angles(a.n_ctx, frequencies(a.d_model, a.positions.base))
+        angle = angles(a.n_ctx, frequencies(a.embed_sum_width, a.positions.base))
         axis = {"halves": -2, "pairs": -1}[a.positions.layout]
         super().__init__(torch.stack([angle.sin(), angle.cos()], axis).flatten(1))
 

@@ -9,7 +9,7 @@ from pellucid.architecture import Architecture
 from pellucid.model.block import BLOCK, CROSS_BLOCK, BlockInputs
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.dropout import number_places
-from pellucid.model.embed import READOUT, Embed
+from pellucid.model.embed import EMBED, READOUT
 from pellucid.model.norm import Identity, make_norm
 from pellucid.model.positions import make_rotary_table, make_shared_score_bias
 from pellucid.model.shapes import Embeddings, Encoded, Logits, PositionIds, SourceVisible, Stream, Tokens, Visible
@@ -22,7 +22,7 @@ class Backbone(nn.Module):
     def __init__(self, a: Architecture):
         super().__init__()
         self.architecture = a
-        self.embed = Embed(a)
+        self.embed = EMBED[a.embed_projection](a)
         self.rotary_table = make_rotary_table(a)
         make_block = (BLOCK if a.encoder is None else CROSS_BLOCK)[a.block]
         self.relative = make_shared_score_bias(a)

@@ -100,8 +100,8 @@ def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarr
     """What each part of the network adds to the logits, the final norm's scale frozen   name -> [b, n, v]
 
     S4 figure (Ferrando et al. 2024); S1 footnote 3 (the residual stream). Parts: embed, pos_embed, seg_embed,
-    ngram_embed, blocks.l.attn.head.h, blocks.l.attn.out.bias, blocks.l.mlp_out, a norm's bias, unembed.bias; their sum
-    is the logits. Raises ValueError where the stream is not a sum of parts: post blocks, embed_norm, the bert readout,
+    ngram_embed, embed_projected.bias, blocks.l.attn.head.h, blocks.l.attn.out.bias, blocks.l.mlp_out, a norm's bias,
+    unembed.bias; their sum is the logits. Raises ValueError where the stream is not a sum of parts: post blocks, embed_norm, the bert readout,
     capped logits.
     """
     if a.block == "post" or a.embed_norm == "norm" or a.readout == "bert" or a.logit_cap or a.encoder is not None:
@@ -125,6 +125,10 @@ def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarr
 def _parts(a: Architecture, weights: Weights, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The summands of the stream after the last block, each [b, n, m]."""
     parts = {name: values[name] for name in ("embed", "pos_embed", "seg_embed", "ngram_embed") if name in values}
+    if a.embed_projection == "sum":
+        parts = {name: part @ weights["embed.projection.weight"].T for name, part in parts.items()}
+        bias = weights["embed.projection.bias"]
+        parts["embed_projected.bias"] = np.broadcast_to(bias, values["embed_projected"].shape)
     for l in range(a.n_layers):
         result = values[f"blocks.{l}.attn.result"]
         read = {f"blocks.{l}.attn.head.{h}": result[:, h] for h in range(a.n_heads)}
@@ -155,14 +159,15 @@ def dropout_sites(a: Architecture) -> list[str]:
     """The tensors to which dropout is applied in training: 1 + 3 n_layers of them.   S1 Fig. 1, 1.1.2 Dr. Erratum E-28
 
     In a forward pass with dropout the tap edits these tensors by `functions.dropout`. The first is the embedded stream.
-    Raises ValueError where no block reads the embedded stream and no norm writes it, for then no tensor has its name.
+    Raises ValueError where no block reads the embedded stream and no norm writes it, for then no tensor has its name;
+    so does the sum that embed_projection = sum projects.
     """
     within = ("attn.pattern", "attn_out", "mlp_out")
     normed = a.embed_norm == "norm" and a.norm.kind != "none"
-    if not a.n_layers and not normed:
-        raise ValueError(
-            "n_layers = 0 and embed_norm = none: the embedded stream is no tensor of pellucid.tensor_names"
-        )
+    of_sum = a.embed_projection == "sum"
+    if (of_sum or not a.n_layers) and not normed:
+        why = "embed_projection = sum" if of_sum else "n_layers = 0"
+        raise ValueError(f"{why} and no norm of it: the embedded stream is no tensor of pellucid.tensor_names")
     return [
         "embed_norm" if normed else "blocks.0.resid_pre",
         *(f"blocks.{l}.{site}" for l in range(a.n_layers) for site in within),

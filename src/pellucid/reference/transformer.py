@@ -159,16 +159,19 @@ def embed(
 ) -> Array:  # fmt: skip
     """x_i = norm(c e_i P^T + position_i + W_S[s_i] + n-grams_i),  e_i = W_E[t_i]   [b, n, e] -> [b, n, m]
 
+    embed_projection = sum: x_i = norm(c e_i + position_i + W_S[s_i] + n-grams_i) P^T + b_P.
+
     S0 (1.3) and Remark 1.2, S1 1.1.1, S3 slide 5, S4 "Positional encoding"; segments and the norm as in BERT; P, which
-    there is with d_embed alone, as in Lan et al. 2019, section 3.1.
+    there is with d_embed alone, as in Lan et al. 2019, section 3.1; of the sum as in Clark et al. 2020 (ELECTRA).
     `history` [b, n' + n]: all tokens up to the last position.
     """
-    e = linear(w, "embed.projection", real(e)) if a.d_embed else real(e)
+    of_sum = a.embed_projection == "sum"
+    e = linear(w, "embed.projection", real(e)) if a.d_embed and not of_sum else real(e)
     x = tap("embed", a.embed_factor * e)
     if a.positions.kind == "learned":
         x = x + tap("pos_embed", np.broadcast_to(real(w["embed.position.weight"])[positions], x.shape))
     if a.positions.kind == "sinusoidal":
-        rows = sinusoid_at(positions, a.d_model, a.positions.base, a.positions.layout)
+        rows = sinusoid_at(positions, a.embed_sum_width, a.positions.base, a.positions.layout)
         x = x + tap("pos_embed", np.broadcast_to(rows, x.shape))
     if a.n_segments:
         kinds = np.zeros(x.shape[:2], int) if segments is None else check_tokens(segments, a.n_segments)
@@ -181,7 +184,8 @@ def embed(
             )
         tables = {n: w[f"embed.ngrams.tables.{n}.weight"] for n in a.ngrams}
         x = x + tap("ngram_embed", ngram_embed(tables, history, np.broadcast_to(positions, x.shape[:2])))
-    return normalise(a, w, "embed.norm", x, tap) if a.embed_norm == "norm" else x
+    x = normalise(a, w, "embed.norm", x, tap) if a.embed_norm == "norm" else x
+    return tap("embed_projected", linear(w, "embed.projection", x)) if of_sum else x
 
 
 def readout(a: Architecture, w: Weights, x: Array) -> Array:

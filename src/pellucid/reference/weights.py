@@ -44,14 +44,14 @@ def _stream_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     """All shapes up to the stream after the last block."""
     shapes: dict[str, tuple[int, ...]] = {"embed.token.weight": (a.n_vocab, a.embed_width)}
     if a.d_embed:
-        shapes |= _linear_shapes("embed.projection", a.d_model, a.d_embed, False)
+        shapes |= _linear_shapes("embed.projection", a.d_model, a.d_embed, a.embed_projection == "sum")
     if a.positions.kind == "learned":
-        shapes["embed.position.weight"] = (a.n_ctx, a.d_model)
+        shapes["embed.position.weight"] = (a.n_ctx, a.embed_sum_width)
     if a.n_segments:
-        shapes["embed.segment.weight"] = (a.n_segments, a.d_model)
-    shapes |= {f"embed.ngrams.tables.{n}.weight": (a.ngram_rows, a.d_model) for n in a.ngrams}
+        shapes["embed.segment.weight"] = (a.n_segments, a.embed_sum_width)
+    shapes |= {f"embed.ngrams.tables.{n}.weight": (a.ngram_rows, a.embed_sum_width) for n in a.ngrams}
     if a.embed_norm == "norm":
-        shapes |= _norm_shapes(a, "embed.norm")
+        shapes |= _norm_shapes(a, "embed.norm", a.embed_sum_width)
     if a.positions.kind == "relative":
         shapes["relative.weight"] = (a.positions.n_buckets, a.n_heads)
     for l in range(a.n_layers):

@@ -102,7 +102,8 @@ def _stack(picture: Picture, a: Architecture, tokens: str, of: str) -> None:
         "relative": "positions enter in attention: relative",
     }[a.positions.kind]
     grams = ", ".join(str(n) for n in a.ngrams)
-    projected = f", and a matrix to {a.d_model:,}" if a.d_embed else ""
+    of_sum = a.embed_projection == "sum"
+    projected = f", and a matrix to {a.d_model:,}" if a.d_embed and not of_sum else ""
     lines = [f"{tokens} to vectors of {a.embed_width:,}, {a.n_vocab:,} rows{projected}", positions]
     lines += [f"+ n-grams of {grams} tokens, {a.ngram_rows:,} rows each"] if a.ngrams else []
     lines += [f"+ a vector for each of {a.n_segments} kinds of segment"] if a.n_segments else []
@@ -111,6 +112,8 @@ def _stack(picture: Picture, a: Architecture, tokens: str, of: str) -> None:
     picture.on_stream(f"{of}embedding" + times_embedding, *lines)
     if a.embed_norm == "norm":
         picture.on_stream(NORMS.get(a.norm.kind, "norm"))
+    if of_sum:
+        picture.on_stream("projection", f"a matrix from {a.d_embed:,} to {a.d_model:,}, and a bias")
     begin = picture.y - GAP / 2
     _block(picture, a)
     times = f"{a.n_layers} blocks, one after another" if a.n_layers != 1 else "1 block"
@@ -234,7 +237,8 @@ def equations(a: Architecture, encodes: bool = False) -> list[str]:
         return f"norm({x})" if norm else x
 
     factor = {"1": "", "sqrt(d_model)": "√d_model ", "embed_scale_value": f"{a.embed_scale_value:g} "}[a.embed_scale]
-    start = f"x = {factor}W_E[token]{' Pᵀ' if a.d_embed else ''}"
+    of_sum = a.embed_projection == "sum"
+    start = f"x = {factor}W_E[token]{' Pᵀ' if a.d_embed and not of_sum else ''}"
     start += {"learned": " + W_P[position]", "sinusoidal": " + P[position]"}.get(a.positions.kind, "")
     start += " + W_S[segment]" if a.n_segments else ""
     c = "" if a.residual_scale == 1 else f"{a.residual_scale:g} "
@@ -250,6 +254,7 @@ def equations(a: Architecture, encodes: bool = False) -> list[str]:
     grams = ", ".join(str(n) for n in a.ngrams)
     lines = [start, *([f"x = x + sum of W_n[last n tokens], n = {grams}"] if a.ngrams else [])]
     lines += [f"x = {normed('x')}"] if a.embed_norm == "norm" else []
+    lines += ["x = x Pᵀ + b"] if of_sum else []
     lines += [f"{a.n_layers} times:" if a.n_layers != 1 else "once:", *(f"    {line}" for line in block)]
     last = normed("x") if a.final_norm == "norm" else "x"
     if encodes or a.readout == "none":

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError
+from pellucid.hub.tables.entries import BOUNDS, Entries
 from pellucid.hub.tables.rows import ACTIVATIONS, TIED, ConfigField, Derived, Family, TensorRow
 
 BERT = Family(
@@ -124,16 +124,11 @@ ELECTRA_NAMES = {
 
 
 def electra_width(entries: Entries) -> dict[str, Any]:
-    """Embeddings as wide as the stream: d_embed projects the rows of tokens, and ELECTRA the norm of their sum with
-    positions and segments.
-    """
+    """Embeddings as wide as the stream, or the norm of their sum projected to its width (small: 128 to 256)."""
     narrow, wide = entries.integer("embedding_size", 128), entries.integer("hidden_size", 256)
-    if narrow != wide:
-        raise FamilyError(
-            f"embedding_size = {narrow} and hidden_size = {wide} in config.json: Pellucid projects the rows of tokens "
-            "alone (d_embed), not their normalised sum with positions and segments"
-        )
-    return {"d_model": wide}
+    if narrow == wide:
+        return {"d_model": wide, "d_embed": 0, "embed_projection": "tokens"}
+    return {"d_model": wide, "d_embed": narrow, "embed_projection": "sum"}
 
 
 ELECTRA = Family(
@@ -149,10 +144,13 @@ ELECTRA = Family(
         # as RoBERTa's readout
         ConfigField("hidden_act", "mlp.activation", "gelu", {"gelu": "gelu"}),
     ),
-    derived=(Derived(electra_width, lambda a: {"embedding_size": a.d_model, "hidden_size": a.d_model}),),
+    derived=(Derived(electra_width, lambda a: {"embedding_size": a.embed_width, "hidden_size": a.d_model}),),
     fixed=BERT.fixed,
     constants=BERT.constants,
-    rows=tuple(dataclasses.replace(row, theirs=renamed(row.theirs, ELECTRA_NAMES)) for row in BERT.rows),
+    rows=(
+        *(dataclasses.replace(row, theirs=renamed(row.theirs, ELECTRA_NAMES)) for row in BERT.rows),
+        TensorRow("electra.embeddings_project", "embed.projection"),
+    ),
     renames=BERT.renames,
     ignored={
         r"embeddings\.position_ids$": "0, 1, 2, ...",

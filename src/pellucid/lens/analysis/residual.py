@@ -1,7 +1,8 @@
 """The residual stream as an exact sum of its writes, with the norms' scales frozen.
 
 Where a norm acts on the stream itself (post blocks, embed_norm), it is linear at its frozen scale: each part goes
-through it, and its bias becomes another part. What edits changed in the stream is a part too.
+through it, and its bias becomes another part. So does the projection of the embeddings' sum (embed_projection = sum).
+What edits changed in the stream is a part too.
 """
 
 import typing
@@ -81,17 +82,35 @@ def frozen_norm(t: Recording, module: nn.Module, name: str) -> Frozen:
 
 
 @dataclass(frozen=True)
+class Projection:
+    """y = x P^T, of the embeddings' sum."""
+
+    P: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x @ self.P.T
+
+    def at(self, row: int, position: int) -> "Projection":
+        """It is the same at every position."""
+        return self
+
+    def back(self, u: Tensor) -> Tensor:
+        """The direction before the projection that corresponds to u after it."""
+        return u @ self.P
+
+
+@dataclass(frozen=True)
 class Write:
     """One addition to the stream.
 
     name    of the tensor that was added: embed, blocks.3.attn_out, a norm's bias, or what an edit changed
     value   [b, i, m] as it was added
-    norms   the norms of the stream that it goes through afterwards, in order
+    norms   the norms of the stream that it goes through afterwards, in order, and the projection of the embeddings' sum
     """
 
     name: str
     value: Callable[[], Tensor]
-    norms: list[Frozen] = field(default_factory=list)
+    norms: list[Frozen | Projection] = field(default_factory=list)
 
     def arrived(self, x: Tensor) -> Tensor:
         """A part of this write [..., b, i, m] at the end of the stream."""
@@ -139,6 +158,8 @@ class _Writer:
             if p + name in self.known:
                 yield None, lambda name=name: self.write(p + name)
         yield f"{p}embed_norm", lambda: self.norm(part.embed.norm, f"{p}embed_norm")
+        if p + "embed_projected" in self.known:
+            yield f"{p}embed_projected", lambda: self.project(part.embed.projection, f"{p}embed_projected")
         post, cross = part.architecture.block == "post", part.architecture.encoder is not None
         parallel = part.architecture.block in ("parallel", "shared")
         for i, block in enumerate(part.blocks):
@@ -168,6 +189,12 @@ class _Writer:
         if norm.bias is not None:
             bias = norm.bias
             self.found.append(Write(f"{name}.bias", lambda: bias.expand_as(self.t[name])))
+
+    def project(self, projection: nn.Module, name: str) -> None:
+        linear = cast(nn.Linear, projection)
+        for w in self.found:
+            w.norms.append(Projection(linear.weight.detach()))
+        self.found.append(Write(f"{name}.bias", lambda: linear.bias.detach().expand_as(self.t[name])))
 
     def reconcile(self, name: str) -> None:
         """Add what edits changed in the stream at this point as a write."""

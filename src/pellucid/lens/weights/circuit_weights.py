@@ -59,7 +59,7 @@ class CircuitWeights(VocabularyView):
 
     @cached_property
     def W_E(self) -> Tensor:  # noqa: N802
-        """[v, m], a row for each token, before embed_scale and a norm; with d_embed W_E P^T."""
+        """[v, m], a row for each token, before embed_scale and a norm; with d_embed W_E P^T, without b_P."""
         own = self.part == "encoder" and self.network.architecture.source_embed == "own"
         table = self.weights["encoder.embed.token.weight" if own else "embed.token.weight"]
         if not self.architecture.d_embed:

@@ -14,7 +14,8 @@ from pellucid.text.tokenizers.base import Tokenizer
 class Embeddings(VocabularyView):
     """The rows of W_E (`of = "embed"`), of W_U ("unembed") or of the learned positions ("positions").
 
-    table   [n, m], which shares the network's memory; with d_embed W_E and W_U are [n, d_embed], without projections
+    table   [n, m], which shares the network's memory; with d_embed W_E and W_U are [n, d_embed], without projections,
+            and so are positions where embed_projection = sum
     """
 
     def __init__(

@@ -156,12 +156,13 @@ def _check_centre(a: Architecture) -> None:
 
 def _centre(view: WeightsView) -> None:
     """Subtract the mean over d_model from all weights that write to the stream."""
-    tables = ("embed.position.", "embed.segment.", "embed.ngrams.")
-    tables += () if view.architecture.d_embed else ("embed.token.",)
+    a = view.architecture
+    tables = () if a.embed_projection == "sum" else ("embed.position.", "embed.segment.", "embed.ngrams.")
+    tables += () if a.d_embed else ("embed.token.",)
     for name in view._own:
         if name.startswith(tables):
             view._change(name, lambda rows: rows - rows.mean(1, keepdim=True))
         elif name.endswith(("attn.out.weight", ".down.weight")) or name == "embed.projection.weight":
             view._change(name, lambda W: W - W.mean(0, keepdim=True))
-        elif name.endswith(("attn.out.bias", ".down.bias")):
+        elif name.endswith(("attn.out.bias", ".down.bias")) or name == "embed.projection.bias":
             view._change(name, lambda b: b - b.mean())

@@ -9,7 +9,7 @@ from pellucid.lens.weights.head_weights import Head
 
 
 def position_rows(circuits: CircuitWeights) -> Tensor:
-    """The rows that learned or sinusoidal positions add to the stream [n_ctx, m].
+    """The rows that learned or sinusoidal positions add to the stream [n_ctx, m]; with embed_projection = sum, W_P P^T.
 
     Raises CircuitError for the other kinds of positions, which add none.
     """
@@ -17,7 +17,9 @@ def position_rows(circuits: CircuitWeights) -> Tensor:
     if module is None:
         raise CircuitError(f"positions.kind = {kind} adds no rows to the stream: learned and sinusoidal positions do")
     n = torch.arange(circuits.architecture.n_ctx, device=circuits.engine.embed.token.weight.device)
-    return exact(module.added(n).detach())
+    rows = module.added(n).detach()
+    of_sum = circuits.architecture.embed_projection == "sum"
+    return exact(rows @ circuits.engine.embed.projection.weight.detach().to(rows.dtype).T if of_sum else rows)
 
 
 def position_similarity(circuits: CircuitWeights, n: int | None = None) -> Tensor:

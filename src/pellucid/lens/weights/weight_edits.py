@@ -30,9 +30,9 @@ def with_edits(network: Transformer, edits: Sequence[Edit]) -> Transformer:
     """A copy of the network whose weights have the effect of the edits, at every position of every text.
 
     The operations are zero, scale, add, project_out, and setting to a value (set, a measured mean, resample, freeze).
-    The tensors are the inputs and outputs of linear maps and tables: embed, pos_embed, seg_embed, ngram_embed, q, k,
-    v, z, result, attn_out, mlp.pre, mlp.gate, mlp.post, mlp_out and logits, and the same in cross-attention and in
-    an encoder; the whole tensor, or some of its heads and neurons. project_out(name, v) replaces W, whose output the
+    The tensors are the inputs and outputs of linear maps and tables: embed, pos_embed, seg_embed, ngram_embed,
+    embed_projected, q, k, v, z, result, attn_out, mlp.pre, mlp.gate, mlp.post, mlp_out and logits, and the same in
+    cross-attention and in an encoder; the whole tensor, or some of its heads and neurons. project_out(name, v) replaces W, whose output the
     tensor is, by (I - v v^T / v.v) W, and its bias likewise. Where a table is also the readout or another table, the
     copy has one for each, and its architecture says so (unembed = untied, source_embed = own).
 
@@ -68,9 +68,12 @@ def _write(network: Transformer, name: str, edits: list[Edit]) -> None:
     """Write all edits of one tensor, in order, into the input or the output of a linear map, or into a table."""
     part, inner = _part(network, name)
     changes = [_affine(edit, part) for edit in edits]
-    if inner == "embed" and isinstance(part.embed.projection, nn.Linear):  # it writes the stream, not the table
+    of_tokens = part.architecture.d_embed > 0 and part.architecture.embed_projection == "tokens"
+    if inner == "embed" and of_tokens:  # the projection writes the stream, not the table
         if any(change.shift.any() for change in changes):
             raise EditError(f"{edits[-1].op} of {name} adds a vector, and the projection of d_embed has no bias for it")
+        return _change_output(part.embed.projection, changes, edits[-1])
+    if inner == "embed_projected":
         return _change_output(part.embed.projection, changes, edits[-1])
     if inner in ("embed", "pos_embed", "seg_embed", "ngram_embed"):
         return _change_table(network, part, inner, changes, edits[-1])
@@ -171,7 +174,7 @@ class Affine:
 def _affine(edit: Edit, part: Backbone) -> Affine:
     """The edit as a map of vectors, in float64 on the network's device."""
     a, letters = part.architecture, axes(edit.name)
-    sizes = axis_sizes(a)
+    sizes = axis_sizes(a, edit.name)
     inner = [letter for letter in letters if letter in sizes]
     shape = [sizes[letter] for letter in inner]
     chosen = torch.ones(shape, dtype=torch.bool)
