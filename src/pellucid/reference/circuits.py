@@ -101,8 +101,8 @@ def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarr
 
     S4 figure (Ferrando et al. 2024); S1 footnote 3 (the residual stream). Parts: embed, pos_embed, seg_embed,
     ngram_embed, embed_projected.bias, blocks.l.attn.head.h, blocks.l.attn.out.bias, blocks.l.mlp_out, a norm's bias,
-    unembed.bias; their sum is the logits. Raises ValueError where the stream is not a sum of parts: post blocks, embed_norm, the bert readout,
-    capped logits.
+    unembed.bias; their sum is the logits. Raises ValueError where the stream is not a sum of parts: post blocks,
+    embed_norm, the bert readout, capped logits.
     """
     if a.block == "post" or a.embed_norm == "norm" or a.readout == "bert" or a.logit_cap or a.encoder is not None:
         raise ValueError(
