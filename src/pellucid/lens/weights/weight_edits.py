@@ -33,8 +33,8 @@ def with_edits(network: Transformer, edits: Sequence[Edit]) -> Transformer:
     The tensors are the inputs and outputs of linear maps and tables: embed, pos_embed, seg_embed, ngram_embed,
     embed_projected, q, k, v, z, result, attn_out, mlp.pre, mlp.gate, mlp.post, mlp_out and logits, and the same in
     cross-attention and in an encoder; the whole tensor, or some of its heads and neurons. project_out(name, v) replaces
-    W, whose output the tensor is, by (I - v v^T / v.v) W, and its bias likewise. Where a table is also the readout or another table, the
-    copy has one for each, and its architecture says so (unembed = untied, source_embed = own).
+    W, whose output the tensor is, by (I - v v^T / v.v) W, and its bias likewise. Where a table is also the readout or
+    another table, the copy has one for each, and its architecture says so (unembed = untied, source_embed = own).
 
     Raises EditError for anything else, and where a value needs a bias that the architecture lacks; it names the option.
     """
