@@ -67,9 +67,8 @@ LEFT_OUT = {
     "UMT5, Pegasus and other pairs": "no table yet; UMT5's biases differ from layer to layer",
     "texts of mBART and Marian": "their models are read and give logits of ids, but mBART's tokenizer puts codes of "
     "languages beside sources and targets, and Marian has two files of SentencePiece: texts are ids in digits",
-    "ELECTRA with embedding_size other than hidden_size (its small model and its generators)": "d_embed projects the "
-    "rows of tokens, and ELECTRA their normalised sum with positions and segments; the discriminators of width 768 and "
-    "1024 open as streams (readout = none), without the head that gives each token one number",
+    "the head of ELECTRA's discriminators": "it gives each token one number, for which there is no readout; they open "
+    "as streams (readout = none)",
     "ModernBERT": "no option for a first block whose attention has no norm before it, and none for a readout whose "
     "dense layer has no bias (classifier_bias = false)",
     "dropout inside of MLPs and of whole layers (T5's there, BART's activation_dropout and layerdrop)": "no option, "

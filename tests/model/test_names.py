@@ -186,9 +186,8 @@ def test_every_module_hook_stands_for_a_tensor_or_says_why_not(a):
             with pytest.raises(KeyError, match=f"this architecture has no '{re.escape(name)}': "):
                 select(name, a)
     if a.encoder is not None:
-        assert (canonical("encoder.embed.hook_out", a) == "encoder.embed") == (
-            not a.d_embed or a.embed_projection == "sum"
-        )
+        of_rows = not a.d_embed or a.embed_projection == "sum"
+        assert (canonical("encoder.embed.hook_out", a) == "encoder.embed") == of_rows
         assert select("encoder.blocks.0.hook_in", a) == ["encoder.blocks.0.resid_pre"]
         reads = select("blocks.0.mlp.hook_in", a)[0].removeprefix("blocks.0.")
         behind = "norm_cross" if a.block == "post" else "norm_2"
