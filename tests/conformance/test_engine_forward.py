@@ -159,7 +159,7 @@ def test_every_row_of_the_table_is_computed_by_both():
     variants = [
         BASE.with_fields({"embed_norm": "norm", "mlp.form": "gated"}),
         BASE.with_fields({"positions.kind": "rotary"}),
-        BASE.with_fields({"block": "sandwich"}),
+        BASE.with_fields({"block": "sandwich", "d_embed": 6, "embed_projection": "sum"}),
         BASE.with_fields({"mlp.n_hidden": 2, "ngrams": (2, 3), "ngram_rows": 7}),
         with_encoder(BASE),
         BASE.with_fields({"mlp.form": "gated", "mlp.experts": 3, "mlp.shared_d_ff": 4}),

@@ -87,7 +87,8 @@ def test_the_gradient_of_a_body_without_readout(a):
 @pytest.mark.parametrize(("field", "word"), [(field, word) for field, options in WORDS_WITH_LOGITS for word in options])
 def test_every_word_has_a_reference_gradient(field, word):
     base = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=1).with_fields({"n_segments": 2, "mlp.d_ff": 5})
-    a = base.with_fields({"positions.kind": "rotary"} if field == "positions.layout" else {}).with_fields({field: word})
+    needed = {"positions.layout": {"positions.kind": "rotary"}, "embed_projection": {"d_embed": 3}}
+    a = base.with_fields(needed.get(field, {}) | {field: word})
     check_gradient(make_network(a), draw_tokens(a, 2, 5))
 
 
