@@ -335,8 +335,8 @@ class Architecture:
     #: e > 0: rows of W_E and W_U have e coordinates; P (m x e) makes W_E[t] P^T of W_E[t], and Q (e x m) x Q^T W_U^T of
     #: x W_U^T, but for readout = bert, whose W is e x m; 0: they have m, without P and Q   (Lan et al. 2019, 3.1)
     d_embed: int = 0
-    #: what P of d_embed acts on: tokens W_E[t], as above; sum, where positions, segments and n-grams have e coordinates
-    #: too: x_0 = y P^T + b_P, where y is the sum of W_E[t], these, times its factor, and normalised (Clark et al. 2020)
+    #: tokens: P acts on W_E[t], as above;  sum: positions, segments and n-grams have e coordinates too, and
+    #: x_0 = y P^T + b_P, where y is c W_E[t] and these, summed and normalised as embed_norm says  (Clark et al. 2020)
     embed_projection: Literal["tokens", "sum"] = "tokens"
     attention: Attention = field(default_factory=Attention)
     mlp: MLP = field(default_factory=MLP)
