@@ -210,7 +210,7 @@ def _check_value(edit: Edit, full: str, value: Any, a: Architecture) -> None:
     except (TypeError, ValueError, RuntimeError) as error:
         raise EditError(f"the value for {full} is not an array of numbers: {error}") from None
     letters = axes(full)
-    sizes = axis_sizes(a)
+    sizes = axis_sizes(a, full)
     expected = [sizes.get(letter) for letter in letters]
     if len(shape) == 1 and expected[-1] is not None:
         fits = shape[0] in (1, expected[-1])

@@ -14,7 +14,7 @@ export const Facts = ({ rows, children }) => html`<p class="row figures">${rows.
 
 export const Quiet = ({ children, why }) => html`<p class="quiet" data-reason=${why}>${children}</p>`;
 
-const WORDS = { embed: "embedding", pos_embed: "positions", seg_embed: "segments", ngram_embed: "n-grams", bias: "biases", edited: "edits", "final_norm.bias": "bias of the final norm", "unembed.bias": "bias of the readout" };
+const WORDS = { embed: "embedding", "embed_projected.bias": "bias of the projection", pos_embed: "positions", seg_embed: "segments", ngram_embed: "n-grams", bias: "biases", edited: "edits", "final_norm.bias": "bias of the final norm", "unembed.bias": "bias of the readout" };
 
 /** A part of a logit, of a score or of the stream in words: blocks.3.attn.head.2 as head 3.2. */
 export function partName(label) {
