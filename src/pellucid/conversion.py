@@ -61,6 +61,11 @@ from pellucid.verify.parity import (
     our_logits,
 )
 
+#: what is said of a run that holds an n-gram
+NO_NGRAM = (
+    "The n-gram that the run stores (train --mix auto) is left out: this is the network alone, and its losses are "
+    "those without the n-gram."
+)
 #: what a card says where rates of dropout are left out
 NO_DROPOUT = "Dropout rates, which matter only in training, are left out: this family has no fields for them."
 Layout = Literal["pellucid", "huggingface", "gguf", "adapter"]
@@ -105,7 +110,8 @@ class SourceModel:
 class Converted:
     """The result: where it was written, the layout, the bytes of its tensors, and the parity if it was compared.
 
-    `code` is True if transformers opens the folder with code in it, which needs trust_remote_code=True.
+    `code` is True if transformers opens the folder with code in it, which needs trust_remote_code=True. `notes` are
+    sentences about what is left out.
     """
 
     folder: Path
@@ -113,6 +119,7 @@ class Converted:
     n_bytes: int
     parity: Parity | None
     code: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def convert(
@@ -167,15 +174,16 @@ def convert(
             "without a comparison (to='pellucid', compare=False; --no-compare)"
         )
     progress("writing the weights", 0, 0)
+    left_out = (NO_NGRAM,) if model.run is not None and (model.run / "ngram").exists() else ()
     with written_aside(destination, single_file=layout == "gguf") as folder:
         n_bytes, parity = WRITERS[layout](model, folder, goal)
         exported_family, written = goal.exported(model) if layout == "huggingface" else (None, model)
         code = layout == "huggingface" and exported_family is None
         if layout in ("pellucid", "huggingface"):
             said = str(parity or "the logits were not compared with those of another implementation")
-            notes = [NO_DROPOUT] if written.architecture != model.architecture else []
+            notes = [*left_out, *([NO_DROPOUT] if written.architecture != model.architecture else [])]
             write_card(folder, written.architecture, layout, said, licence, model.about | {"notes": notes}, code)
-    return Converted(destination, layout, n_bytes, parity, code)
+    return Converted(destination, layout, n_bytes, parity, code, left_out)
 
 
 def check_request(destination: Path, to: Layout | None, family: str | None, weights: Kept | None) -> None:

@@ -42,7 +42,7 @@ from pellucid.model import Transformer
 from pellucid.model.weights import check_finite, save_weights
 from pellucid.predictors.on_text import Progress, score_given, with_baselines
 from pellucid.predictors.predictor import Predictor
-from pellucid.predictors.transformer_mixture import mixed_with
+from pellucid.predictors.transformer_mixture import mixed_with, mixed_with_own
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.device import resolve_device
 from pellucid.starting_model import base_weights
@@ -177,9 +177,15 @@ class LanguageModel:
         result = score_given(score_text, text, reading)
         return with_baselines(result, self.provenance.get("folder"), self.tokenizer, progress) if baselines else result
 
-    def mixed_with(self, other: Predictor, weight: float = 0.5) -> Predictor:
-        """Mix with an n-gram: `weight` is the model's share (`pellucid.predictors.transformer_mixture`)."""
-        return mixed_with(self.network, self.tokenizer, other, weight)
+    def mixed_with(self, other: Predictor | None = None, weight: float | None = None) -> Predictor:
+        """Mix with an n-gram (`pellucid.predictors.transformer_mixture`).
+
+        other   the n-gram; without it, the one that the model's run holds (`train(..., mix="auto")`)
+        weight  the model's share: 0.5 unless given, and for the n-gram of the run the share that was fitted
+        """
+        if other is None:
+            return mixed_with_own(self.network, self.tokenizer, self.provenance, weight)
+        return mixed_with(self.network, self.tokenizer, other, 0.5 if weight is None else weight)
 
     def fill(self, text: str, *, top: int = 5) -> list[Filling]:
         """What may stand at each [MASK] in `text`; for masked models (`pellucid.generate.fill.fill`)."""

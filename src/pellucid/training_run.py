@@ -14,6 +14,7 @@ from pellucid.hub.families import FamilyError
 from pellucid.hub.targets import PRESET_FOR, Target, check_target
 from pellucid.language_model import ModelError
 from pellucid.plan.sizing import sizing_of
+from pellucid.predictors.mixed_training import MixedTransformerTrainable
 from pellucid.predictors.recipe import Kind as PredictorKind
 from pellucid.predictors.recipe import PredictorRecipe
 from pellucid.predictors.train import train_predictor
@@ -65,6 +66,7 @@ class TransformerRunOptions(AnyRunOptions, total=False):
     revision: str | None
     preset: str | None
     recipe: Recipe | str | Path | None
+    mix: Literal["auto"] | None
     opens_in: Target | None
     explain: bool
 
@@ -122,6 +124,7 @@ def train(
     steps: int | None = None,
     tokens: int | None = None,
     epochs: float | None = None,
+    mix: Literal["auto"] | None = None,
     opens_in: Target | None = None,
     held_out: HeldOut | None = None,
     explain: bool = False,
@@ -144,6 +147,9 @@ def train(
     resume      continue the run in `out` exactly; a length makes it longer, and other options are refused
     from_model  start from the weights, tokenizer and architecture of this run or saved model
     revision    of a name on the Hugging Face hub to start from: a branch, a tag or a commit
+    mix         auto: also count an n-gram on the training text and store it in the run. Its share beside the network is
+                fitted on training text that neither has seen, and bits per byte are reported with and without it; the
+                same as the field train.mix (`pellucid.predictors.mixed_training`)
     opens_in    transformers or gguf (llama.cpp): where no preset is named, start from one that this software opens
                 without extra code, and refuse options that it cannot represent, before the text is read
     explain     print what decided the sizes: all that were considered, and the formulas
@@ -163,7 +169,7 @@ def train(
         what = "standard input is read by one process" if kind == "transformer" else f"{kind} trains in one process"
         raise RecipeError(f"{what}, and {world_size()} were started: leave out --processes")
     if kind != "transformer":
-        of_transformers = {"preset": preset, "recipe": recipe, "from": from_model, "opens_in": opens_in}
+        of_transformers = {"preset": preset, "recipe": recipe, "from": from_model, "opens_in": opens_in, "mix": mix}
         if not_here := [name for name, value in (of_transformers | {"explain": explain or None}).items() if value]:
             raise RecipeError(f"{not_here[0]} applies to a transformer, not to predictor = {kind}: leave it out")
         if kind != IMAGES:
@@ -175,6 +181,7 @@ def train(
             raise RecipeError("an image classifier holds out a share of its images, no files: give --held-out 0.1")
         return train_images(*inputs, out=out, fields=changes, resume=resume, show=show, **length)
 
+    changes |= {} if mix is None else {"train.mix": mix}
     if not isinstance(recipe, Recipe | str | Path | None):
         raise RecipeError(f"recipe is a {type(recipe).__name__}: expected a Recipe, or the path of a TOML or JSON file")
     start = Path(recipe) if isinstance(recipe, str | Path) else recipe
@@ -192,7 +199,7 @@ def train(
             run_recipe = with_length(run_recipe, length)
             is_open = preset is None and from_model is None and start is None
             sizes = sizing_of(run_recipe, changes, open_=is_open, explain=explain)
-            trainable = TransformerTrainable(
+            trainable = trainable_class(run_recipe)(
                 run_recipe,
                 sampler_for(run_recipe.train.objective),
                 checks=pre_run_checks,
@@ -209,6 +216,11 @@ def with_adapter(run: Run[Recipe]) -> Run[Recipe]:
     if run.recipe.adapt.rank and not run.recipe.new_ids and steps_of(run.path):
         write_run_adapter(run.path, run.path / "adapter")
     return run
+
+
+def trainable_class(recipe: Recipe) -> type[TransformerTrainable]:
+    """What the pipeline trains by this recipe: the network, or the network and an n-gram that it is mixed with."""
+    return MixedTransformerTrainable if recipe.train.mix == "auto" else TransformerTrainable
 
 
 def joined_processes() -> AbstractContextManager[Processes]:
@@ -229,7 +241,7 @@ def follow_transformer(inputs: tuple[str, ...], processes: Processes) -> Run[Rec
     weights = base_weights(recipe) if starts_from else None
     moved_recipe = replace(recipe, inputs=inputs or recipe.inputs)
     sampler = sampler_for(recipe.train.objective)
-    trainable = TransformerTrainable(moved_recipe, sampler, weights=weights, processes=processes)
+    trainable = trainable_class(recipe)(moved_recipe, sampler, weights=weights, processes=processes)
     return follow_run(trainable, run_dir, step)
 
 
@@ -338,7 +350,7 @@ def resume_transformer(
     keeps_layout = asked.parallel == ParallelOptions() and math.prod(recipe.parallel.sizes.values()) == processes.n
     layout = recipe.parallel if keeps_layout else asked.parallel
     moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text, parallel=layout)
-    trainable = TransformerTrainable(
+    trainable = trainable_class(recipe)(
         moved_recipe, sampler_for(recipe.train.objective), weights=weights, processes=processes
     )
     return resume_run(trainable, Path(out), length, reporter, recipe)

@@ -88,6 +88,7 @@ KINDS = (
         ImageTrainable,
         "image-classifier",
     ),
+    RunKind("mixed transformer", TRANSFORMER | {"sample_every": 4, "mix": "auto"}),
 )
 #: an objective of the transformer, and no kind of its own
 CHAT = RunKind("chat", CHAT_FIELDS)

@@ -75,7 +75,7 @@ def test_interrupted_after_any_step_it_ends_the_same(whole, text, tmp_path, monk
     assert_same_run(run, whole)
 
 
-@pytest.mark.parametrize("kind", one_in(6, [*KINDS, CHAT]), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", one_in(7, [*KINDS, CHAT]), ids=lambda kind: kind.name)
 def test_interrupted_after_any_step_a_run_of_any_kind_ends_the_same(whole_runs, tmp_path, monkeypatch, kind):
     real, stops = Trainer.take_step, [2, 5, 8, 11]
 

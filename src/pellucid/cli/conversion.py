@@ -89,6 +89,8 @@ def convert_command(
             progress=progress,
         )
     print(f"{done.folder}: {done.layout}, {done.n_bytes:,} bytes of weights\n{done.parity or 'logits not compared'}")
+    for note in done.notes:
+        print(note)
     if done.code:
         print(
             "transformers opens it with the code in the folder: from_pretrained(..., trust_remote_code=True), "

@@ -41,15 +41,15 @@ def open_any(model: str, options: CheckpointOptions) -> "LanguageModel | Predict
 
 
 def mixed_from(model: str, options: MixOptions) -> Any:
-    """The model, mixed with the n-gram run `options.mix` if one is named."""
+    """The model, mixed with the n-gram run `options.mix` if one is named, or with the model's own."""
     if not options.mix and options.mix_weight is not None:
         raise OptionError(f"--mix-weight {options.mix_weight} needs --mix: name the n-gram run to mix with")
     loaded = loaded_from(model, options)
     if not options.mix:
         return loaded
 
-    weight = 0.5 if options.mix_weight is None else options.mix_weight
-    return transformer_of(loaded, model).mixed_with(open_any(options.mix, CheckpointOptions()), weight)
+    other = None if options.mix == "auto" else open_any(options.mix, CheckpointOptions())
+    return transformer_of(loaded, model).mixed_with(other, options.mix_weight)
 
 
 def transformer_of(loaded: Any, name: str) -> Any:

@@ -128,6 +128,10 @@ MODEL = Expected(
 #: the option of every command that opens a model
 Revision = Annotated[str, option("NAME", default="main")]
 FOLDER = Expected(lambda path: Path(path).is_dir(), "the folder of a run, such as runs/NAME")
+NGRAM_RUN = Expected(
+    lambda name: name == "auto" or Path(name).is_dir(),
+    "the folder of an n-gram run, such as runs/NAME, or auto for the n-gram that a run of train --mix auto holds",
+)
 FILE = Expected(_exists, "a file or folder that exists")
 INPUT_FILE = Expected(lambda path: path == "-" or _exists(path), "a file that exists, or - for standard input")
 
@@ -202,9 +206,9 @@ class CheckpointOptions:
 class MixOptions(CheckpointOptions):
     """The weights to use, and the device."""
 
-    mix: Annotated[str, option("RUN"), FOLDER] = ""
-    """Mix in the probabilities of this n-gram run, trained on the same tokens."""
-    mix_weight: Annotated[float | None, option("SHARE", default="0.5"), SHARE] = None
+    mix: Annotated[str, option("RUN", default="off"), NGRAM_RUN] = ""
+    """Mix in the probabilities of this n-gram run, trained on the same tokens, or of the model's own n-gram (auto)."""
+    mix_weight: Annotated[float | None, option("SHARE", default="0.5; as fitted with --mix auto"), SHARE] = None
     """Give the model this share of the mixture, and the n-gram the rest."""
 
 

@@ -58,6 +58,8 @@ class ModelOptions:
         option("WORD", default="next-token, or chat for conversations"),
     ] = None
     """Predict next-token, prefix (text behind one), masked (hidden tokens), source-target, or chat (the answers)."""
+    mix: Annotated[Literal["auto"] | None, option("auto", default="off")] = None
+    """Store an n-gram of the training text in the run; its share is fitted on text that neither has seen."""
     predictor: Annotated[
         Literal["transformer", "ngram", "neural-probabilistic", "recurrent", "image-classifier"] | None,
         option("KIND", default="transformer"),
@@ -160,6 +162,7 @@ def train_command(
         "from_model": model.from_,
         "revision": model.revision or None,
         "recipe": recipe,
+        "mix": model.mix,
         "opens_in": model.for_,
         "fields": fields,
         "out": output.out,
@@ -186,6 +189,7 @@ def fields_of(input: TrainingTextOptions, model: ModelOptions, training: Trainin
         "text.drop_duplicates": "yes" if input.drop_duplicates else None,
         "text.licence": input.licence,
         "train.objective": model.objective,
+        "train.mix": model.mix if model.predictor in (None, "transformer") else None,
         "adapt.rank": model.lora,
         "train.seed": training.seed,
         "train.device": training.device,

@@ -75,8 +75,11 @@ def with_baselines(
         if progress:
             progress("counting n-grams", 0, 0)
 
+    train = as_part(tokens, "train")
+    if ranges := read_json(run / "data.json").get("set_aside"):
+        train = train.without(ranges)
     found = score_baselines(
-        spread(as_part(tokens, "train"), COUNTED),
+        spread(train, COUNTED),
         ids,
         _Scored(score),
         tokens.n_vocab,

@@ -3,7 +3,7 @@
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,8 +118,9 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
     def sample(self, seed: int, phase: Phase) -> str | None:
         return sample_predictor(self.network, self.tokenizer, self.recipe, seed, phase)
 
-    def needs_finish(self, last: Mapping[str, Any]) -> bool:
-        return bool(self.recipe.mixture) and "mixture_weight" not in last
+    @property
+    def finish_field(self) -> str:
+        return "mixture_weight" if self.recipe.mixture else ""
 
     def finish(self, run_dir: Path, step: int, phase: Phase) -> tuple[dict[str, Any], list[str]]:
         """Count the n-gram, fit its weight on the text set aside, and measure the mixture on the held-out part."""

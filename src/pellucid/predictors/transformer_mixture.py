@@ -1,5 +1,9 @@
 """Mixtures of a transformer and an n-gram that have the same tokenizer."""
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 from torch import nn
 
@@ -8,8 +12,10 @@ from pellucid.generate.scoring import score_tokens
 from pellucid.model import Transformer
 from pellucid.model.shapes import Logits, Tokens
 from pellucid.predictors.mixture import Counted, Mixture
+from pellucid.predictors.ngram import NGram
 from pellucid.predictors.options import PredictorError, plain_forward
 from pellucid.predictors.predictor import Predictor
+from pellucid.runs.run_dir import read_json
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 
@@ -59,3 +65,36 @@ def mixed_with(transformer: Transformer, tokenizer: Tokenizer, other: Predictor,
         )
     mixture = Mixture(Windowed(transformer), other.network, weight)
     return Predictor(mixture, tokenizer, "mixture", other.provenance | {"weight": weight})
+
+
+def mixed_with_own(
+    transformer: Transformer, tokenizer: Tokenizer, provenance: Mapping[str, Any], weight: float | None = None
+) -> Predictor:
+    """The transformer mixed with the n-gram that its run holds, by the weight that was fitted unless one is given.
+
+    provenance  the folder of the run, and the step of its checkpoint
+
+    Raises PredictorError where the model is from no run, where the run holds no n-gram or its weight is not fitted yet,
+    and where the weight was fitted for another checkpoint; NGramError where the files of the n-gram are damaged.
+    """
+    run, step = Path(provenance.get("folder", "")), provenance.get("step")
+    if step is None or not (run / "ngram").exists():
+        what = "the model does not come from a run" if step is None else f"{run} holds no n-gram"
+        raise PredictorError(
+            f"{what}: train with --mix auto to have one stored, or name the folder of an n-gram run (--mix RUN)"
+        )
+    if weight is None:
+        fitted = read_json(run / "mixture.json") if (run / "mixture.json").exists() else None
+        if fitted is None:
+            raise PredictorError(
+                f"{run} holds an n-gram whose share is not fitted yet: finish the run with --resume --out {run}, or "
+                "give a share (--mix-weight)"
+            )
+        if fitted["step"] != step:
+            raise PredictorError(
+                f"the share of the n-gram in {run} was fitted with the network of step {fitted['step']}, and that of "
+                f"step {step} was loaded: load the best checkpoint of the finished run, or give a share (--mix-weight)"
+            )
+        weight = float(fitted["weight"])
+    counted = Predictor(Counted(NGram.load(run / "ngram")), tokenizer, "ngram", dict(provenance))
+    return mixed_with(transformer, tokenizer, counted, weight)

@@ -43,7 +43,8 @@ def finalize(run: Run, reporter: PlainReporter) -> Run:
     """Print the run's table and write its report, and return the run. A report that cannot be written does no harm."""
     reporter.start(baselines.table(run))
     if (run.path / "recipe.json").exists():
-        reporter.note(run_opens_in(run.path, run.recipe.model))
+        alone = "; without its n-gram, which convert leaves out" if run.recipe.train.mix == "auto" else ""
+        reporter.note(run_opens_in(run.path, run.recipe.model) + alone)
         try:
             reporter.note(f"report: {write_page(run.path)}")
         except OSError as error:

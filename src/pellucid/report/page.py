@@ -66,7 +66,8 @@ def _head(run: Contents) -> str:
     facts += [("trained for", duration(run.seconds))] if run.seconds else []
     opens = f'<p class="quiet">O{e(run_opens_in(run.run, a))[1:]}.</p>'
     what = f'<p class="quiet">A transformer that {OBJECTIVES.get(t.objective, t.objective)}</p>'
-    return f"<header><h1>{e(run.run.name)}</h1>{what}{_result(run, last)}{_facts(facts)}{opens}</header>"
+    result = _result(run, last) + _mixture(run)
+    return f"<header><h1>{e(run.run.name)}</h1>{what}{result}{_facts(facts)}{opens}</header>"
 
 
 def _result(run: Contents, last: dict[str, Any]) -> str:
@@ -85,6 +86,21 @@ def _result(run: Contents, last: dict[str, Any]) -> str:
         f'<p class="quiet">The lowest held-out loss was that of step {best:,.0f}, by '
         f"{parts[last['step']] - parts[best]:.4f} nats per token: that checkpoint is kept, and it is loaded by "
         "default.</p>"
+    )
+
+
+def _mixture(run: Contents) -> str:
+    """What the n-gram that the run stores adds to its network."""
+    row = next((row for row in reversed(run.rows) if "mixed_bits_per_byte" in row), None)
+    if row is None:
+        return ""
+    known = run.data.get("parts", {}).get("held_out", {}).get("tokens", 0)
+    text = "" if row["mixed_tokens"] + 1 >= known else f", on the first {row['mixed_tokens']:,} held-out tokens"
+    return (
+        f'<p class="quiet">With the n-gram that the run stores: {row["mixed_bits_per_byte"]:.3f} bits per byte, and '
+        f"{row['unmixed_bits_per_byte']:.3f} without it{text}. The network of step {row['mixed_step']:,} has a share "
+        f"of {row['mixture_weight']:.3f}, fitted on training text that neither was trained on. --mix auto uses both; "
+        "convert leaves the n-gram out.</p>"
     )
 
 
@@ -283,6 +299,8 @@ def _data_facts(run: Contents, sources: list[dict[str, Any]], parts: Any) -> lis
         n = part.get("tokens", part.get("target_tokens"))
         facts += [(f"{name.replace('_', '-')} tokens", f"{n:,}")] if isinstance(n, int) else []
     replaced = sum(s.get("replaced", 0) for s in sources)
+    aside = data.get("set_aside") or []
+    facts += [("set aside for the n-gram's share", f"{sum(stop - start for start, stop in aside):,}")] if aside else []
     facts += [("not UTF-8, replaced", f"{replaced:,}")] if replaced else []
     facts += [("duplicates dropped", _number(data["duplicates"]))] if data.get("duplicates") else []
     facts += [("licence", str(data["licence"]))] if data.get("licence") else []

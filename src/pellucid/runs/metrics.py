@@ -13,8 +13,9 @@ from typing import Any, TextIO
 from pellucid.destination import replace_file
 from pellucid.runs.checkpoint import strict
 
-#: figures of time: how long the run has taken, the speed of a step, and which share of the peak and of waiting it was
-WALL_CLOCK = ("seconds", "tokens_per_second", "images_per_second", "share_of_peak", "waiting")
+#: figures of time: how long the run has taken, the speed of a step, which share of the peak and of waiting it was, and
+#: how long mixing with an n-gram took
+WALL_CLOCK = ("seconds", "tokens_per_second", "images_per_second", "share_of_peak", "waiting", "mixing_seconds")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

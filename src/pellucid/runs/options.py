@@ -83,6 +83,9 @@ class TrainOptions(Options):
     #: of a mixture of experts, b: the loss gains b experts sum_e f_e P_e for each target, with f_e the share of the
     #: choices that expert e has in a pass and P_e its mean probability; the mean over the layers (Switch); 0: nothing
     balance: float = 0.0
+    #: auto: an n-gram of the training text is stored in the run, and its share beside the network is fitted on training
+    #: text that is set aside from both; next-token alone
+    mix: Literal["no", "auto"] = "no"
     #: how the learning rate falls after the warm-up: as a cosine, linearly over the last fifth (wsd), or not at all
     schedule: ScheduleName = "cosine"
     #: steps over which the learning rate rises from 0; -1: 2 % of the steps, at most 100

@@ -41,6 +41,7 @@ class Pace:
     reserve    seconds that the first step takes beyond a step's, of short runs at most half the time
     n_bytes    of a checkpoint
     n_held_out held-out tokens
+    finish_cost  tokens that are read after the last step, and the seconds of what else is done then
     """
 
     total: float
@@ -50,6 +51,7 @@ class Pace:
     reserve: float = 0.0
     n_bytes: float = 0.0
     n_held_out: int = 0
+    finish_cost: tuple[int, float] = (0, 0.0)
     #: seconds of the last save and sample, and of a held-out token; 0 where there was none
     took: dict[str, float] = field(default_factory=lambda: {"save": 0.0, "sample": 0.0, "token": 0.0})
     #: when the end was looked at, at which step, and how many were left then
@@ -79,19 +81,22 @@ class Pace:
         """Whether the run is to stop wherever it is."""
         return self.left < -HARD_STOP * self.total
 
-    @property
-    def must_end(self) -> bool:
-        """Whether what is left is just enough for a sample and the report."""
-        return self.left < self.sample + REPORT
+    def must_end(self, recipe: RunRecipe) -> bool:
+        """Whether what is left is just enough for a sample, for what follows the last step, and for the report."""
+        return self.left < self.sample + self.finish(recipe) + REPORT
 
     def start(self, per_step: float, reserve: float = 0.0) -> None:
         """Begin with what was measured, which counts as one step."""
         self.per_step, self._seconds, self._steps, self.reserve = per_step, per_step, 1.0, reserve
         self.asked = time.monotonic()
 
-    def know(self, n_held_out: int, n_trained: int, most: float = math.inf) -> None:
-        """What is evaluated and saved, and how many steps are taken at most."""
-        self.n_held_out, self.n_bytes, self.most = n_held_out, 12.0 * n_trained, most
+    def know(
+        self, n_held_out: int, n_trained: int, most: float = math.inf, finish: tuple[int, float] = (0, 0.0)
+    ) -> None:
+        """What is evaluated and saved, how many steps are taken at most, and what follows the last one: tokens that are
+        read, and seconds beside.
+        """
+        self.n_held_out, self.n_bytes, self.most, self.finish_cost = n_held_out, 12.0 * n_trained, most, finish
 
     @classmethod
     def resumed(cls, recipe: RunRecipe, state: Mapping[str, Any]) -> "Pace | None":
@@ -157,7 +162,7 @@ class Pace:
         sample = self.sample if t.sample_every >= 0 else 0.0
         seconds += min(self.reserve, self.left / 2)
         evaluation = min(self.evaluation(self.n_held_out, recipe), EVALUATING * self.total)
-        return seconds + self.save + evaluation + sample + REPORT
+        return seconds + self.save + evaluation + sample + self.finish(recipe) + REPORT
 
     @property
     def save(self) -> float:
@@ -171,5 +176,13 @@ class Pace:
 
     def evaluation(self, n_tokens: int, recipe: RunRecipe) -> float:
         """Seconds of reading so many held-out tokens, at most all of them."""
-        each = self.took["token"] or self.per_step / recipe.tokens_per_step / STEP_TO_FORWARD
-        return min(n_tokens, self.n_held_out) * each
+        return min(n_tokens, self.n_held_out) * self.per_token(recipe)
+
+    def per_token(self, recipe: RunRecipe) -> float:
+        """Seconds of reading a held-out token."""
+        return self.took["token"] or self.per_step / recipe.tokens_per_step / STEP_TO_FORWARD
+
+    def finish(self, recipe: RunRecipe) -> float:
+        """Seconds of what follows the last step."""
+        n_tokens, seconds = self.finish_cost
+        return n_tokens * self.per_token(recipe) + seconds

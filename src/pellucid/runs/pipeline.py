@@ -37,6 +37,8 @@ class Run(Generic[RecipeT]):
     held_out_loss  nats per token (per image for image classifiers), None where it was not measured
     bits_per_byte  of the held-out text, None where there is no text
     accuracy       the share of held-out targets that were the likeliest
+    mixed_bits_per_byte  with the n-gram that the run stores (train.mix = auto), None without one
+    mixture_weight       the share of the network in that mixture
     exit_code      0 where the run is done; 130 after Ctrl-C and 143 after SIGTERM, with the last step saved
     """
 
@@ -47,6 +49,8 @@ class Run(Generic[RecipeT]):
     bits_per_byte: float | None = None
     exit_code: int = 0
     accuracy: float | None = None
+    mixed_bits_per_byte: float | None = None
+    mixture_weight: float | None = None
 
 
 def start_run(
@@ -136,7 +140,7 @@ def resume_run(
 
             n_held_out = trainable.make_data().n_held_out
             if pace:
-                pace.know(n_held_out, trainable.n_trained)
+                pace.know(n_held_out, trainable.n_trained, finish=trainable.finish_cost)
             trainable.recipe = lengthen(trainable.recipe, step, length, measure, trainable.n_train, pace)
         except Interrupted:
             reporter.note(f"interrupted before the first step: {run_dir} is as it was")
@@ -152,7 +156,7 @@ def resume_run(
         reporter.start([finished if step == recipe.n_steps else position])
         if checkpoint and not any(length.values()) and (pace := Pace.resumed(recipe, checkpoint.state)):
             most = math.inf if recipe.train.minutes else recipe.segments[-1][1]
-            pace.know(n_held_out, trainable.n_trained, most)
+            pace.know(n_held_out, trainable.n_trained, most, trainable.finish_cost)
         trainable.processes.announce(run_dir, checkpoint and checkpoint.step)
         return train_to_end(run_dir, trainable, reporter, interruption, pace, checkpoint)
 
@@ -221,14 +225,23 @@ def train_to_end(
     try:
         with deterministic_kernels(recipe.train.deterministic == "yes"):
             trainer.train()
-        last = trainer.last_evaluation or {}
-        if trainable.needs_finish(last) and not interruption:
-            last = finish_training(trainer) or last
+        last, finished = trainer.last_evaluation or {}, finish_row(trainer)
+        if trainable.finish_field and not finished and not interruption:
+            finished = finish_training(trainer)
     finally:
         reporter.close()
         trainer.metrics.close()
-    is_done = trainer.complete and not trainable.needs_finish(last)
+    is_done = trainer.complete and (finished is not None or not trainable.finish_field)
+    if finished:  # the row may be an evaluation of its own
+        last = finished if "held_out_loss" in finished else {**last, **finished}
     return ended_run(run_dir, trainable, trainer.step, last, 0 if is_done else interruption.exit_code)
+
+
+def finish_row(trainer: Trainer) -> dict[str, Any] | None:
+    """The row that `finish` wrote for this step before the run was resumed, None where it did not."""
+    field = trainer.trainable.finish_field
+    rows = (row for row in reversed(trainer.metrics.kept) if row["step"] == trainer.step)
+    return next((row for row in rows if field in row), None) if field else None
 
 
 def finish_training(trainer: Trainer) -> dict[str, Any] | None:
@@ -238,10 +251,11 @@ def finish_training(trainer: Trainer) -> dict[str, Any] | None:
             row, lines = trainer.trainable.finish(trainer.run_dir, trainer.step, phase)
     except Interrupted:
         return None
-    row = trainer.metrics.write(row)
+    row = trainer.metrics.write(row | {"seconds": round(trainer.seconds(), 3)})
     for text in lines:
         trainer.reporter.note(text)
-    trainer.reporter.evaluation(row)
+    if "held_out_loss" in row:
+        trainer.reporter.evaluation(row)
     return row
 
 
@@ -249,5 +263,6 @@ def ended_run(
     run_dir: Path, startable: Startable[RecipeT], step: int, last: Mapping[str, Any], exit_code: int = 0
 ) -> Run[RecipeT]:
     """The run, with the figures of its last evaluation."""
-    figures = {name: last.get(name) for name in ("held_out_loss", "bits_per_byte", "accuracy")}
+    names = ("held_out_loss", "bits_per_byte", "accuracy", "mixed_bits_per_byte", "mixture_weight")
+    figures = {name: last.get(name) for name in names}
     return Run(run_dir, startable.recipe, step, **figures, exit_code=exit_code)

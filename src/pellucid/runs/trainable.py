@@ -190,10 +190,20 @@ class Trainable(Startable[RecipeT]):
         self.loss = compiled(loss) if compiles else loss
         self.processes.lay_out(self)
 
-    def needs_finish(self, last: Mapping[str, Any]) -> bool:
-        """Whether `finish` is still to be called, by the last evaluation of the run."""
-        return False
+    @property
+    def finish_field(self) -> str:
+        """A field that only the row of `finish` has, by which a resumed run knows of it; "" where nothing follows the
+        last step.
+        """
+        return ""
+
+    @property
+    def finish_cost(self) -> tuple[int, float]:
+        """How many units `finish` reads with the network, and its seconds beside that: a run of minutes keeps time for
+        both.
+        """
+        return 0, 0.0
 
     def finish(self, run_dir: Path, step: int, phase: Phase) -> tuple[dict[str, Any], list[str]]:
-        """What follows the last step: the row of an evaluation, and lines to print. It may raise Interrupted."""
+        """What follows the last step: a row of metrics, and lines to print. It may raise Interrupted."""
         raise NotImplementedError

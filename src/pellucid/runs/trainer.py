@@ -443,7 +443,7 @@ class Trainer(Generic[RecipeT]):
                         break
                 n_held_out = self.trainable.data.n_held_out
                 may_end = whole and n_held_out > n_read >= LEAST_EVALUATED
-                if may_end and self.processes.largest(self.pace is not None and self.pace.must_end):
+                if may_end and self.processes.largest(self.pace is not None and self.pace.must_end(self.recipe)):
                     cut = n_read
                     break
         finally:

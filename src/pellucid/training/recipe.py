@@ -282,6 +282,11 @@ def _checked(recipe: Recipe) -> Recipe:
     _check_adapters(recipe.adapt)
     if recipe.train.balance and not recipe.model.mlp.experts:
         raise RecipeError(f"train.balance = {recipe.train.balance}: expected 0 where mlp.experts = 0, as here")
+    if objective != "next-token" and recipe.train.mix == "auto":
+        raise RecipeError(
+            f"train.mix = auto (--mix auto) goes with train.objective = next-token, not {objective}: an n-gram "
+            "predicts the next token from those before it"
+        )
     if objective != "next-token" and recipe.text.inside_documents == "yes":
         raise RecipeError(f"text.inside_documents = yes goes with train.objective = next-token, not {objective}")
     return recipe
@@ -302,7 +307,13 @@ def check_changes(changes: Mapping[str, Any], start: Recipe | Path | None = None
     _, from_start = _preset_and_fields(None, start)
     named = {full_name(name): value for name, value in {**from_start, **changes}.items()}
     of_training = {name: value for name, value in named.items() if not name.startswith("model.")}
-    with_fields(Recipe(inputs=(), model=preset("small")), with_objective(inputs, of_training))
+    checked = with_fields(Recipe(inputs=(), model=preset("small")), with_objective(inputs, of_training))
+    if checked.train.mix == "auto":
+        raise RecipeError(
+            "train.mix = auto (--mix auto) fits a share on text that the network has not seen, and what the weights "
+            "that a run starts from have seen is not known: leave out --mix or --from, or train an n-gram by itself "
+            "(--predictor ngram) and name it where the model is used (--mix RUN)"
+        )
 
 
 def full_name(name: str) -> str:

@@ -223,7 +223,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
         interruption.poll()
         if pace:
             most = math.inf if recipe.train.minutes else recipe.n_steps
-            pace.know(data.n_held_out, resolve.n_trained(recipe), most)
+            pace.know(data.n_held_out, resolve.n_trained(recipe), most, self.finish_cost)
             recipe, sentence = plan_in_time(recipe, opened, pace)
             lines.append(sentence)
         self.recipe = recipe

@@ -14,7 +14,7 @@ document is followed by one separator, which belongs to the document before it.
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -76,6 +76,32 @@ class Part:
             shard += 1
         return out
 
+    def select(self, ranges: Sequence[tuple[int, int]]) -> Self:
+        """The tokens of these ranges [start, stop), one range after another; its bytes are those of the part in
+        proportion, and a document whose beginning is left out starts where its range does.
+        """
+        shards, starts, n = [], [], 0
+        for start, stop in ranges:
+            if not 0 <= start <= stop <= len(self):
+                raise TokensError(f"tokens {start} to {stop} of {self.name}: it has {len(self)}")
+            for shard, end in zip(self._shards, self._ends.tolist(), strict=True):
+                base = end - len(shard)
+                if max(start, base) < min(stop, end):
+                    shards.append(shard[max(start - base, 0) : stop - base])
+            inside = self.starts[(self.starts > start) & (self.starts < stop)]
+            starts.append(np.concatenate([[0], inside - start]) + n)
+            n += stop - start
+        n_bytes = round(self.n_bytes * n / max(len(self), 1))
+        all_starts = np.concatenate(starts).astype(np.int64) if starts else np.zeros(0, dtype=np.int64)
+        selected = type(self)(shards, all_starts, self.n_vocab, n_bytes, self.name)
+        selected._files = self._files
+        return selected
+
+    def without(self, ranges: Sequence[tuple[int, int]]) -> Self:
+        """All tokens but those of these ranges [start, stop), which are in order."""
+        starts, stops = [0, *(stop for _, stop in ranges)], [*(start for start, _ in ranges), len(self)]
+        return self.select([(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop])
+
     def check_files(self) -> None:
         """Raise TokensError if a file is shorter than it was: reading past its end would kill the process."""
         for path, size in self._files:
@@ -124,6 +150,10 @@ class Tokens:
         if name not in self._parts:
             raise TokensError(f"there is no part {name!r} in {self.folder}: choose one of {', '.join(self._parts)}")
         return self._parts[name]
+
+    def with_parts(self, **parts: Part) -> "Tokens":
+        """The same tokens with other parts in the place of those named; the manifest still describes the folder."""
+        return Tokens(self.folder, self.manifest, self._parts | parts)
 
     def verify(self, progress: Callable | None = None) -> None:
         """Read every shard and compare its SHA-256 with the manifest. Raises TokensError that names a shard that
