@@ -9,7 +9,7 @@ from pellucid.runs.pipeline import Run
 from pellucid.vision.recipe import ImageRecipe
 
 recipe = pellucid.Recipe(inputs=("a.txt",), model=pellucid.preset("small"))
-assert_type(pellucid.train("a.txt", minutes=1), Run[pellucid.Recipe])
+assert_type(pellucid.train("a.txt", minutes=1, mix="auto"), Run[pellucid.Recipe])
 assert_type(pellucid.train(recipe=recipe, steps=3, show=True), Run[pellucid.Recipe])
 assert_type(pellucid.train(Path("a.txt"), recipe="own.toml", from_model="gpt2"), Run[pellucid.Recipe])
 assert_type(pellucid.train(Path("a.txt"), predictor="transformer", preset="gpt2"), Run[pellucid.Recipe])

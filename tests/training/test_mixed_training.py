@@ -218,6 +218,16 @@ def test_it_is_used_where_it_is_asked_for(mixed_run, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("Speak")
 
 
+def test_the_ngrams_it_is_compared_with_are_counted_on_the_same_tokens(mixed_run, ids):
+    train, aside, _ = ids
+    model = pellucid.load(mixed_run.path)
+    score = model.score(TEXT, baselines=True)
+    counted = NGram.train(np.delete(train, np.concatenate(aside)), model.tokenizer.n_vocab, 3)
+    text = np.array([model.tokenizer.separator, *model.tokenizer.encode(TEXT)])
+    trigram = next(b for b in score.baselines if b.name == "trigram")
+    assert trigram.nats_per_token == pytest.approx(-counted.log_probs(text).mean(), rel=1e-12)
+
+
 def test_what_has_no_share_is_refused(mixed_run, tmp_path, capsys):
     run = mixed_run.path
     others = {"step": 20, "ngram": None, "mixture.json": None}

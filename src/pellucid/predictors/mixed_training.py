@@ -150,7 +150,8 @@ class MixedTransformerTrainable(TransformerTrainable):
 
         own, counted = self.log_probs(network, ngram, self.measured_part(), phase)
         both = mixed(torch.from_numpy(own), torch.from_numpy(counted), weight).numpy()
-        per_byte = self.data.held_out_tokens_per_byte / math.log(2)
+        held_out = self.tokens.part("held_out")
+        per_byte = len(held_out) / held_out.n_bytes / math.log(2)
         loss, own_loss = float(-both.mean()), float(-own.mean())
         row = {
             "step": step,

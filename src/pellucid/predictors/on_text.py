@@ -77,7 +77,7 @@ def with_baselines(
 
     train = as_part(tokens, "train")
     if ranges := read_json(run / "data.json").get("set_aside"):
-        train = train.without(ranges)
+        train = train.without([(start, stop) for start, stop in ranges])
     found = score_baselines(
         spread(train, COUNTED),
         ids,
