@@ -58,8 +58,8 @@ class ModelOptions:
         option("WORD", default="next-token, or chat for conversations"),
     ] = None
     """Predict next-token, prefix (text behind one), masked (hidden tokens), source-target, or chat (the answers)."""
-    mix: Annotated[Literal["auto"] | None, option("auto", default="off")] = None
-    """Store an n-gram of the training text in the run; its share is fitted on text that neither has seen."""
+    mix: Annotated[Literal["auto"] | None, option("WORD", default="off")] = None
+    """With auto, store an n-gram of the training text in the run, its share fitted on text that neither has seen."""
     predictor: Annotated[
         Literal["transformer", "ngram", "neural-probabilistic", "recurrent", "image-classifier"] | None,
         option("KIND", default="transformer"),
