@@ -251,7 +251,9 @@ def test_what_has_no_share_is_refused(mixed_run, tmp_path, capsys):
     with pytest.raises(PredictorError, match="the model does not come from a run"):
         model.mixed_with()
     assert cli.main(["score", str(run), str(run / "recipe.json"), "--mix", "nowhere"]) == 2
-    assert "--mix nowhere: expected the folder of an n-gram run" in capsys.readouterr().err
+    assert (
+        "--mix nowhere: expected the folder of a run of n-grams, such as runs/NAME, or auto" in capsys.readouterr().err
+    )
 
 
 def test_convert_says_that_the_ngram_is_left_out(mixed_run, tmp_path, capsys):

@@ -130,7 +130,7 @@ Revision = Annotated[str, option("NAME", default="main")]
 FOLDER = Expected(lambda path: Path(path).is_dir(), "the folder of a run, such as runs/NAME")
 NGRAM_RUN = Expected(
     lambda name: name == "auto" or Path(name).is_dir(),
-    "the folder of an n-gram run, such as runs/NAME, or auto for the n-gram that a run of train --mix auto holds",
+    "the folder of a run of n-grams, such as runs/NAME, or auto for the n-gram that a run of train --mix auto holds",
 )
 FILE = Expected(_exists, "a file or folder that exists")
 INPUT_FILE = Expected(lambda path: path == "-" or _exists(path), "a file that exists, or - for standard input")
