@@ -69,8 +69,7 @@ LEFT_OUT = {
     "languages beside sources and targets, and Marian has two files of SentencePiece: texts are ids in digits",
     "the head of ELECTRA's discriminators": "it gives each token one number, for which there is no readout; they open "
     "as streams (readout = none)",
-    "ModernBERT": "no option for a first block whose attention has no norm before it, and none for a readout whose "
-    "dense layer has no bias (classifier_bias = false)",
+    "ModernBERT with another classifier_activation than hidden_activation": "mlp.activation is both",
     "dropout inside of MLPs and of whole layers (T5's there, BART's activation_dropout and layerdrop)": "no option, "
     "and only training reads them",
 }

@@ -52,6 +52,10 @@ def architectures(draw: st.DrawFn, fixed: Mapping[str, Any] | None = None, max_c
     choose("d_embed", st.sampled_from([0, 0, 3, 10]))
     if not fields["d_embed"] or (fields["positions.kind"] == "sinusoidal" and fields["d_embed"] % 2):
         fields["embed_projection"] = "tokens"
+    if fields["readout"] != "bert":
+        fields["readout_bias"] = "all"
+    if fields["block"] in ("post", "inner"):
+        fields["first_norm"] = "norm"
     choose("n_vocab", st.just(N_VOCAB))
     choose("n_ctx", st.integers(4, max_ctx))
     choose("n_segments", st.sampled_from([0, 2]))

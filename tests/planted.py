@@ -170,6 +170,23 @@ def round_turns(network: Transformer, patch: pytest.MonkeyPatch) -> None:
     network.rotary_table.values = network.rotary_table.values.bfloat16().to(network.rotary_table.values.dtype)
 
 
+def norm_first(network: Transformer, patch: pytest.MonkeyPatch) -> None:
+    """The first block's attention reads a norm, without a gain, of the stream."""
+    network.blocks[0].norm_1 = Unnamed(8, elementwise_affine=False)
+
+
+class Unnamed(nn.LayerNorm):
+    """A norm that no tap sees."""
+
+    def forward(self, x, tap=OFF, name=""):
+        return super().forward(x)
+
+
+def bias_of_dense(network: Transformer, patch: pytest.MonkeyPatch) -> None:
+    """The readout's bias is added in front of the dense layer's activation, and not to the logits."""
+    network.unembed.dense.register_forward_hook(lambda module, inputs, output: output + network.unembed.bias[:8])
+
+
 class ForwardNGrams(NGrams):
     """The hash reads the tokens of an n-gram in the other order."""
 
@@ -210,6 +227,10 @@ STRUCTURE = {
     "rotary pairs for halves": Fault(planes_as_pairs, "blocks.1.attn.rot_q", ROTARY),
     "rotary from position 1": Fault(become("rotary_table", LaterPlaces), "blocks.0.attn.rot_q", ROTARY),
     "exact gelu": Fault(put("blocks.0.mlp", "f", ACTIVATION["gelu"]), "blocks.0.mlp.post"),
+    "a norm before the first attention": Fault(norm_first, "blocks.0.attn.q", {"first_norm": "none"}),
+    "the readout's bias for the dense one": Fault(
+        bias_of_dense, "logits", {"readout": "bert", "readout_bias": "logits"}
+    ),
     "the readout's other activation": Fault(put("unembed", "f", torch.tanh), "logits", {"readout": "bert"}),
     "dropout left on": Fault(put("blocks.0", "drop_attn", AlwaysDropping()), "blocks.0.attn_out"),
     "tied weights apart": Fault(untie, "unembed.weight"),

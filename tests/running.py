@@ -13,8 +13,10 @@ from pellucid.model import OFF, Tap, Transformer
 
 def with_encoder(a: Architecture) -> Architecture:
     """The same words, reading an encoder made of the same words with a bidirectional mask."""
-    a = a.with_fields({"block": a.block if a.block in ("pre", "post") else "post"})
-    encoder = a.with_fields({"attention.mask": "bidirectional", "unembed": "tied", "readout": "linear"})
+    if a.block not in ("pre", "post"):
+        a = a.with_fields({"block": "post", "first_norm": "norm"})
+    plain = {"unembed": "tied", "readout": "linear", "readout_bias": "all"}
+    encoder = a.with_fields({**plain, "attention.mask": "bidirectional"})
     return Architecture.from_dict(a.to_dict() | {"encoder": encoder.to_dict()})
 
 

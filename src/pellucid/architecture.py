@@ -350,6 +350,9 @@ class Architecture:
     #: inner     x += norm_1_out(attn(x));          x += norm_2_out(mlp(x))
     #: sandwich  x += norm_1_out(attn(norm_1(x)));  x += norm_2_out(mlp(norm_2(x)))
     block: Literal["pre", "post", "parallel", "shared", "inner", "sandwich"] = "pre"
+    #: none: block 0 has no norm_1, so that norm_1(x) = x there and its attention reads the embedded stream, which
+    #: embed_norm may have normalised (Warner et al. 2024, ModernBERT); norm: it has one, as the other blocks
+    first_norm: Literal["norm", "none"] = "norm"
     #: c > 0: every sublayer's output is multiplied by c before it is added to the stream: x + c attn(norm_1(x)), ...
     residual_scale: float = 1.0
     #: 1: x_0 = W_E[t];  sqrt(d_model): x_0 = sqrt(d_model) W_E[t];  embed_scale_value: x_0 = c W_E[t] with
@@ -366,6 +369,8 @@ class Architecture:
     #: linear: logits = x W_U^T;  affine: logits = x W_U^T + b_U;  bert: logits = norm(f(x W^T + b)) W_U^T + b_U;
     #: none: the stream is the result, and there are no logits
     readout: Literal["linear", "affine", "bert", "none"] = "linear"
+    #: which of b and b_U there are where readout = bert: all; dense b alone; logits b_U alone; none
+    readout_bias: Literal["all", "dense", "logits", "none"] = "all"
     #: 1: W_U as it is; 1/sqrt(d_model): W_U / sqrt(d_model) in its place; logit_scale_value: logit_scale_value W_U
     logit_scale: Literal["1", "1/sqrt(d_model)", "logit_scale_value"] = "1"
     #: the factor itself, where logit_scale = logit_scale_value
@@ -487,6 +492,11 @@ class Architecture:
             "sandwich": ("norm_1", "norm_1_out", "norm_2", "norm_2_out"),
         }.get(self.block, ("norm_1", "norm_2"))
 
+    def norms_of(self, layer: int) -> tuple[str, ...]:
+        """The names of the norms of block `layer`."""
+        left_out = ("norm_1",) if layer == 0 and self.first_norm == "none" else ()
+        return tuple(name for name in self.block_norms if name not in left_out)
+
     @property
     def score_scale(self) -> float:
         """The factor before q . k."""
@@ -587,6 +597,10 @@ def _check(a: Architecture) -> None:
         require(getattr(a, name) > 0, name, getattr(a, name), "a number above 0")
     for part in (a.attention, a.mlp, a.norm, a.positions, a.dropout):
         part.check(a)
+    fits = a.first_norm == "norm" or a.block in ("pre", "parallel", "shared", "sandwich")
+    require(fits, "first_norm", a.first_norm, f"norm where block = {a.block}: no norm comes before its attention")
+    fits = a.readout_bias == "all" or a.readout == "bert"
+    require(fits, "readout_bias", a.readout_bias, f"all where readout = {a.readout}: bert alone has another one")
     if a.readout == "none":
         for name, value, only in (
             ("unembed", a.unembed, "tied"),

@@ -32,7 +32,7 @@ def count_parameters(a: Architecture) -> dict[str, int]:
         "positions": {"learned": a.n_ctx * s, "relative": a.positions.n_buckets * a.n_heads}.get(a.positions.kind, 0),
         "attention": a.n_layers * (attention + cross),
         "mlp": a.n_layers * mlp,
-        "norms": norm * (a.n_layers * (len(a.block_norms) + (a.encoder is not None)))
+        "norms": norm * sum(len(a.norms_of(layer)) + (a.encoder is not None) for layer in range(a.n_layers))
         + (a.embed_norm == "norm") * norm * s // m
         + (a.final_norm == "norm") * norm,
         "unembed": (a.unembed == "untied") * a.n_vocab * e,
@@ -41,7 +41,10 @@ def count_parameters(a: Architecture) -> dict[str, int]:
     counts["unembed"] += {
         "linear": a.d_embed * m,
         "affine": a.d_embed * m + a.n_vocab,
-        "bert": m * e + e + norm_of_rows + a.n_vocab,
+        "bert": m * e
+        + (a.readout_bias in ("all", "dense")) * e
+        + norm_of_rows
+        + (a.readout_bias in ("all", "logits")) * a.n_vocab,
     }.get(a.readout, 0)
     if a.encoder is not None:
         counts["encoder"] = (

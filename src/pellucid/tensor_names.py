@@ -237,6 +237,7 @@ def absent(template: str, a: Architecture, layer: int | None = None) -> str:
     part = template.split(".")[-1] if template.endswith((".scale", ".normalized")) else ""
     place = template.removeprefix("blocks.i.").removesuffix(f".{part}")
     without = "norm.kind = none" if a.norm.kind == "none" else f"block = {a.block} has no such norm"
+    unnormed = layer == 0 and a.first_norm == "none" and a.norm.kind != "none"
     reasons = {
         "pos_embed": (
             not a.adds_positions,
@@ -247,6 +248,7 @@ def absent(template: str, a: Architecture, layer: int | None = None) -> str:
         "embed_projected": (a.embed_projection != "sum", f"embed_projection = {a.embed_projection}"),
         "embed_norm": (a.embed_norm == "none" or a.norm.kind == "none", "the embedded stream is not normalised"),
         **{name: (a.norm.kind == "none" or name not in a.block_norms, without) for name in BLOCK_NORMS},
+        **({"norm_1": (True, "first_norm = none: block 0 has no such norm")} if unnormed else {}),
         "norm_cross": (a.norm.kind == "none" or a.encoder is None, "no encoder is read, or norm.kind = none"),
         "final_norm": (a.final_norm == "none" or a.norm.kind == "none", "the last stream is not normalised"),
         "attn.rot_q": (not rotated, unrotated),
@@ -352,20 +354,22 @@ TEMPLATES_BEFORE = tuple(r.name for r in TABLE if r.name.startswith(("embed", "p
 ALIASES = {r.transformer_lens: r.name for r in TABLE if r.transformer_lens}
 
 
-def module_hooks(a: Architecture) -> dict[str, str]:
+def module_hooks(a: Architecture, layer: int | None = None) -> dict[str, str]:
     """TransformerLens's names, from version 3 on, of what the modules read and write -> the rows they stand for.
 
     A module's `hook_in` is the tensor that it reads and `hook_out` the one that it writes, so `blocks.i.mlp.hook_in` is
     norm_2 in a pre-norm block, norm_1 in a shared or post-norm one, and the stream itself where no norm comes before
-    the MLP. What has no row of its own is left out; `_UNNAMED` says why.
+    the MLP. `layer` is the block that is meant, for first_norm = none; without it one with all norms. What has no row
+    of its own is left out; `_UNNAMED` says why.
     """
     normed, scaled = a.norm.kind != "none", a.residual_scale != 1
-    norms = a.block_norms if normed else ()
+    norms = () if not normed else a.block_norms if layer is None else a.norms_of(layer)
     post, gate, crossed = a.block == "post", a.mlp.form == "gated", a.encoder is not None
     middle = "resid_pre" if a.block in ("parallel", "shared") else "resid_cross" if crossed else "resid_mid"
     attention_reads = "norm_1" if "norm_1" in norms and not post else "resid_pre"
     mlp_norm = ("norm_cross" if crossed else "norm_1") if post else "norm_1" if a.block == "shared" else "norm_2"
-    mlp_reads = mlp_norm if normed and a.block != "inner" else middle
+    reads_stream = a.block == "inner" or (a.block == "shared" and "norm_1" not in norms)
+    mlp_reads = mlp_norm if normed and not reads_stream else middle
     inside = {
         "hook_in": "resid_pre",
         "hook_out": "resid_post",
@@ -447,7 +451,7 @@ def canonical(name: str, a: Architecture) -> str:
     scope = "encoder." if name.startswith("encoder.") else ""
     part = a.encoder if scope and a.encoder is not None else a
     template, layer = _template(name.removeprefix(scope))
-    hooks = module_hooks(part)
+    hooks = module_hooks(part, int(layer) if layer.isdigit() else None)
     if template in hooks:
         template = hooks[template]
     elif template not in _UNNAMED:
@@ -512,7 +516,7 @@ def _why_not(pattern: str, a: Architecture) -> str:
     template, layer = _template(name.removeprefix("encoder."))
     if template in _UNNAMED:
         norm, why = _UNNAMED[template]
-        why = absent(norm, a) or why.replace("blocks.i.", f"blocks.{layer}.")
+        why = absent(norm, a, int(layer) if layer.isdigit() else None) or why.replace("blocks.i.", f"blocks.{layer}.")
         if a.residual_scale != 1 and re.search(r"\.(attn|mlp)\..*hook_out$", template):
             why = f"residual_scale = {a.residual_scale:g}: a sublayer's output is kept times this factor alone"
         return f"this architecture has no {pattern!r}: {why}"

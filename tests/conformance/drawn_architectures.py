@@ -86,9 +86,14 @@ def architectures(draw, encoder: bool | None = None, **fixed: Any) -> Architectu
     with_encoder = draw(st.booleans()) if encoder is None else encoder
     if with_encoder and fields["block"] not in ("pre", "post"):
         fields["block"] = "post"
+    if fields["readout"] != "bert":
+        fields["readout_bias"] = "all"
+    if fields["block"] in ("post", "inner"):
+        fields["first_norm"] = "norm"
     if not with_encoder:
         return build(fields)
-    inner = build(fields | {"attention.mask": "bidirectional", "unembed": "tied", "readout": "linear"})
+    plain = {"unembed": "tied", "readout": "linear", "readout_bias": "all"}
+    inner = build(fields | plain | {"attention.mask": "bidirectional"})
     return dataclasses.replace(build(fields), encoder=inner)
 
 

@@ -55,6 +55,7 @@ COMPANIONS = {
     "mlp.shared_gate": {"mlp.experts": 3, "mlp.shared_d_ff": 4},
     "embed_norm": {"block": "post"},
     "embed_projection": {"d_embed": 6},
+    "readout_bias": {"readout": "bert"},
     "embed_scale": {"embed_scale_value": 0.7},
     "logit_scale": {"logit_scale_value": 0.7},
     "readout": {"mlp.activation": "gelu"},

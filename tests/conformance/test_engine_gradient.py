@@ -88,6 +88,7 @@ def test_the_gradient_of_a_body_without_readout(a):
 def test_every_word_has_a_reference_gradient(field, word):
     base = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=1).with_fields({"n_segments": 2, "mlp.d_ff": 5})
     needed = {"positions.layout": {"positions.kind": "rotary"}, "embed_projection": {"d_embed": 3}}
+    needed |= {"readout_bias": {"readout": "bert"}}
     a = base.with_fields(needed.get(field, {}) | {field: word})
     check_gradient(make_network(a), draw_tokens(a, 2, 5))
 

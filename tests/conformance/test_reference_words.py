@@ -131,6 +131,30 @@ def test_a_projected_sum_is_a_sum_of_projections(rng, same):
     same(forward(a, projected, tokens), forward(plain, whole, tokens))
 
 
+@pytest.mark.parametrize("block", ["pre", "parallel", "shared", "sandwich"])
+def test_the_first_block_without_its_norm_reads_the_stream(block, rng, same):
+    """Where the stream is normalised already, the norm of block 0 with a gain of 1 and no bias is no norm."""
+    fields = {"norm__kind": "layer", "norm__eps": 0.0, "norm__bias": "none", "embed_norm": "norm", "block": block}
+    a, w, tokens = draw(rng, **fields, first_norm="none", n_layers=2, positions__kind="learned")
+    w["embed.norm.gain"] = np.ones(M)
+    same(
+        forward(a, w, tokens),
+        forward(a.with_fields({"first_norm": "norm"}), w | {"blocks.0.norm_1.gain": np.ones(M)}, tokens),
+    )
+    assert "blocks.1.norm_1.gain" in w
+    assert "blocks.0.norm_1.gain" not in w
+
+
+@pytest.mark.parametrize("biases", ["all", "dense", "logits", "none"])
+def test_the_biases_of_the_bert_readout(biases, rng, same):
+    """A bias that is not there is 0."""
+    a, w, tokens = draw(rng, readout="bert", readout_bias=biases, norm__kind="layer")
+    named = {"unembed.dense.bias": ("all", "dense"), "unembed.bias": ("all", "logits")}
+    assert {name for name in named if name in w} == {name for name, words in named.items() if biases in words}
+    whole = {"unembed.dense.bias": np.zeros(M), "unembed.bias": np.zeros(7)} | w
+    same(forward(a, w, tokens), forward(a.with_fields({"readout_bias": "all"}), whole, tokens))
+
+
 @pytest.mark.parametrize("width", [3, 9])
 def test_the_norm_of_the_sum_is_what_is_projected(width, rng, same):
     """Written out, with no block behind it: norm(W_E[t] + W_P[i]) P^T + b."""

@@ -207,7 +207,7 @@ def test_folded_circuits_are_those_of_the_folded_weights(a):
     except FoldError:
         return
     head, norm = folded[0, 0], network.blocks[0].norm_1
-    gain = norm.multiplier if "norm_1" in a.block_norms else torch.ones(a.d_model, dtype=torch.float64)
+    gain = norm.multiplier if "norm_1" in a.norms_of(0) else torch.ones(a.d_model, dtype=torch.float64)
     assert difference(head.W_V, Circuits(network)[0, 0].W_V * gain) <= 1e-12
     final = network.final_norm.multiplier if a.final_norm == "norm" else torch.ones(a.d_model, dtype=torch.float64)
     factor = a.residual_scale * a.unembed_scale

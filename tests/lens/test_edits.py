@@ -199,7 +199,12 @@ INSIDE = (
 )
 INSIDE += tuple(name.replace("attn", "cross") for name in INSIDE if "attn" in name)
 TABLES = ("embed", "pos_embed", "seg_embed", "ngram_embed")
-BIASED = {"attention.bias": "all", "mlp.bias": "all", "readout": st.sampled_from(["affine", "bert"])}
+BIASED = {
+    "attention.bias": "all",
+    "mlp.bias": "all",
+    "readout": st.sampled_from(["affine", "bert"]),
+    "readout_bias": "all",
+}
 
 
 def projects_tokens(a):

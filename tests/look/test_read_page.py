@@ -105,6 +105,17 @@ KINDS = {
     "encoder-decoder": {"encoder": ENCODER, "source_embed": "shared"},
     "post-norm encoder-decoder": {"encoder": ENCODER, "block": "post", "final_norm": "none"},
     "rows of another width": {"d_embed": 6},
+    "modernbert": {
+        "attention": Attention(n_heads=2, mask="bidirectional", bias="none", windows=(0, 2)),
+        "mlp": MLP(d_ff=8, form="gated", bias="none"),
+        "positions": Positions(kind="rotary", local_base=30.0),
+        "norm": Norm(bias="none"),
+        "embed_norm": "norm",
+        "first_norm": "none",
+        "readout": "bert",
+        "readout_bias": "logits",
+    },
+    "first block unnormed, shared": {"block": "shared", "first_norm": "none"},
     "a projected sum": {"d_embed": 6, "embed_projection": "sum"},
 }
 

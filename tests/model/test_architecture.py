@@ -208,6 +208,26 @@ def test_what_is_summed_in_the_embedding_is_as_wide_as_its_projection_reads():
         a.with_fields({"positions.kind": "sinusoidal"})
 
 
+def test_the_first_block_and_the_readout_have_the_norms_and_biases_that_are_named():
+    a = A.with_fields({"first_norm": "none", "readout": "bert", "readout_bias": "logits"})
+    assert (a.norms_of(0), a.norms_of(1)) == (("norm_2",), ("norm_1", "norm_2"))
+    network = Transformer(a)
+    own = {name for name, _ in network.named_parameters()}
+    assert not [name for name in own if name.startswith("blocks.0.norm_1")]
+    assert {"blocks.1.norm_1.gain", "unembed.bias"} <= own
+    assert "unembed.dense.bias" not in own
+    for word, biases in (("all", 11 + 8), ("dense", 8), ("logits", 11), ("none", 0)):
+        counts = count_parameters(a.with_fields({"readout_bias": word}))
+        assert counts["unembed"] == 8 * 8 + 2 * 8 + biases
+        assert counts["total"] == sum(
+            p.numel() for p in Transformer(a.with_fields({"readout_bias": word})).parameters()
+        )
+    with pytest.raises(ArchitectureError, match=r"readout_bias = logits: expected all where readout = linear"):
+        a.with_fields({"readout": "linear"})
+    with pytest.raises(ArchitectureError, match=r"first_norm = none: expected norm where block = post"):
+        a.with_fields({"block": "post"})
+
+
 def test_without_a_readout_there_is_nothing_of_one():
     body = A.with_fields({"readout": "none"})
     own = count_parameters(body)

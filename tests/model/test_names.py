@@ -274,6 +274,22 @@ def test_the_points_of_the_stream_and_what_was_added_before(block, encoder_block
     assert writers("encoder.blocks.1.resid_pre", pair) == of_encoder
 
 
+def test_the_first_block_may_lack_its_first_norm():
+    a = A.with_fields({"first_norm": "none"})
+    assert not [name for name in names(a) if name.startswith("blocks.0.norm_1")]
+    assert select("blocks.*.norm_1", a) == ["blocks.1.norm_1"]
+    assert canonical("blocks.0.attn.hook_in", a) == "blocks.0.resid_pre"
+    assert canonical("blocks.1.attn.hook_in", a) == "blocks.1.norm_1"
+    shared = a.with_fields({"block": "shared"})
+    assert [canonical(f"blocks.{layer}.mlp.hook_in", shared) for layer in (0, 1)] == [
+        "blocks.0.resid_pre",
+        "blocks.1.norm_1",
+    ]
+    for name in ("blocks.0.norm_1", "blocks.0.ln1.hook_out", "blocks.0.ln1.hook_in"):
+        with pytest.raises(KeyError, match=r"first_norm = none: block 0 has no such norm"):
+            select(name, a)
+
+
 def test_the_projected_sum_of_the_embeddings_is_what_they_add_to_the_stream():
     a = A.with_fields({"d_embed": 4, "embed_projection": "sum", "embed_norm": "norm"})
     first = names(a)[: names(a).index("blocks.0.resid_pre")]

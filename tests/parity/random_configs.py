@@ -22,6 +22,7 @@ OLDER: dict[str, tuple[str, ...]] = {
     "bloom": ("n_embed", "num_attention_heads", "num_hidden_layers", "seq_length", "skip_bias_add"),
     "falcon": ("n_embed", "n_layer", "n_head", "rope_theta", "rope_scaling", "head_dim"),
     "gemma3_text": ("sliding_window_pattern", "rope_local_base_freq", "rope_theta", "rope_scaling"),
+    "modernbert": ("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta", "rope_scaling"),
     "gpt_neo": ("attention_layers", "num_attention_heads"),
     "t5": ("scale_decoder_outputs", "tie_word_embeddings", "n_positions", "dense_act_fn", "is_gated_act"),
     "mistral": ("layer_types",),
@@ -67,9 +68,9 @@ KIND_OF: dict[str, tuple[str, ...]] = {
         "window": "sliding_window window_size sliding_window_pattern max_window_layers",
         "scalar": "query_pre_attn_scalar softmax_scale relative_attention_num_buckets",
         "cap": "final_logit_softcapping attn_logit_softcapping logit_scale clip_qkv",
-        "base": "rope_theta rotary_emb_base rope_local_base_freq",
+        "base": "rope_theta rotary_emb_base rope_local_base_freq global_rope_theta local_rope_theta",
         "fraction": "partial_rotary_factor rotary_pct",
-        "epsilon": "layer_norm_epsilon layer_norm_eps rms_norm_eps",
+        "epsilon": "layer_norm_epsilon layer_norm_eps rms_norm_eps norm_eps",
     }.items()
 }
 POOL = {name: SIZES[kind] for kind, listed in KIND_OF.items() for name in listed}
@@ -145,7 +146,7 @@ def draw_value(name: str, annotation: str, default: Any, n_layers: int, dice: ra
         return default
     if name == "feed_forward_proj":
         return dice.choice(("", "", "gated-")) + dice.choice(ACTIVATIONS)
-    if name in ("hidden_act", "activation_function", "hidden_activation", "activation", "afn"):
+    if name in ("hidden_act", "activation_function", "hidden_activation", "classifier_activation", "activation", "afn"):
         return dice.choice(ACTIVATIONS)
     if "dropout" in name or "pdrop" in name or "layerdrop" in name:
         return dice.choice(SIZES["rate"])

@@ -32,6 +32,9 @@ GEMMA2 = {"head_dim": 10, "query_pre_attn_scalar": 10, "sliding_window": 3, "fin
 GEMMA2 |= {"attn_logit_softcapping": 2.0}
 BERT = {"max_position_embeddings": 9, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
 BERT |= {"intermediate_size": 20}
+#: a window of two tokens on either side, in the second and third of four layers
+MODERNBERT = BERT | {"num_hidden_layers": 4, "local_attention": 4}
+MODERNBERT |= {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}
 #: enough experts that some have no position, and others all
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "num_local_experts": 5}
 MULTIPLIERS = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3}
@@ -426,6 +429,34 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
             "narrower embeddings, as in the small model": {"embedding_size": 5},
         },
     ),
+    "modernbert": (
+        "ModernBertForMaskedLM",
+        MODERNBERT,
+        TIED
+        | {
+            "biases everywhere": {
+                "norm_bias": True,
+                "attention_bias": True,
+                "mlp_bias": True,
+                "classifier_bias": True,
+                "norm_eps": 1e-2,
+            },
+            "no bias, all layers global, relu": {
+                "decoder_bias": False,
+                "layer_types": ["full_attention"] * 4,
+                "hidden_activation": "relu",
+                "classifier_activation": "relu",
+            },
+            "local layers first, global ones scaled, untied": {
+                "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+                "local_attention": 3,
+                "rope_parameters": {"full_attention": LINEAR, "sliding_attention": ROTARY},
+                "classifier_bias": True,
+                "decoder_bias": False,
+                "tie_word_embeddings": False,
+            },
+        },
+    ),
     "distilbert": (
         "DistilBertForMaskedLM",
         {"max_position_embeddings": 9, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 20},
@@ -583,7 +614,7 @@ TINY |= {
 }
 #: an encoder and a decoder
 PAIRS = ("t5", "bart", "mbart", "marian")
-MASKED = ("bert", "roberta", "xlm-roberta", "electra", "distilbert")
+MASKED = ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "modernbert")
 #: families that give their padding token, 1, no position
 PADDING_UNPLACED = ("roberta", "xlm-roberta")
 CASES = [(name, variant) for name, (_, _, variants) in TINY.items() for variant in variants]
@@ -591,7 +622,7 @@ CASES = [(name, variant) for name, (_, _, variants) in TINY.items() for variant 
 NEAR = ("qwen3_moe", "olmoe", "qwen2_moe", "mixtral", "phi3", "starcoder2", "nemotron", "arcee", "glm", "glm4")
 NEAR += ("seed_oss", "ministral", "olmo3", "olmo", "exaone4", "cohere", "cohere2", "granite", "granitemoe")
 NEAR += ("xlm-roberta", "electra", "mbart", "marian")
-NEAR += ("gpt_oss",)
+NEAR += ("gpt_oss", "modernbert")
 
 
 def marked(cases: list[tuple[str, str]]) -> list[Any]:

@@ -27,7 +27,7 @@ SIZES |= {"attention.n_heads": 3, "attention.n_kv_heads": 0, "attention.windows"
 SIZES |= {"mlp.experts": 0}
 COMMON = {"norm.kind": "layer", "norm.eps_at": "inside", "norm.bias": "all", "mlp.form": "plain", "mlp.bias": "all"}
 COMMON |= {"attention.qk_norm": "none", "attention.bias": "all", "embed_scale": "1", "dropout.mlp_out": 0.0}
-COMMON |= {"d_embed": 0, "embed_projection": "tokens"}
+COMMON |= {"d_embed": 0, "embed_projection": "tokens", "first_norm": "norm", "readout_bias": "all"}
 COMMON |= {
     "norm.gain": "g",
     "logit_scale": "1",

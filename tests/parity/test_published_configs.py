@@ -87,6 +87,8 @@ def reduced(config: dict[str, Any]) -> dict[str, Any]:
         small["layer_types"] = config["layer_types"][:layers]
     if config.get("sliding_window"):
         small["sliding_window"] = 3
+    if "local_attention" in config:  # two tokens on either side
+        small["local_attention"] = 4
     if "attention_multiplier" in config:  # 1 / the width of a head
         small["attention_multiplier"] = config["attention_multiplier"] * k
     if scaling := config.get("rope_scaling"):
@@ -144,6 +146,14 @@ def test_qwen3_30b_a3b_has_the_parameters_that_its_name_says():
     a = architecture_of(CONFIGS["qwen3-30b-a3b"])
     assert round(count_parameters(a)["total"] / 1e9, 1) == 30.5
     assert 3.3e9 <= count_active_parameters(a) < 3.4e9
+
+
+def test_modernbert_has_the_parameters_and_the_layers_that_its_paper_says():
+    """149 million; every third of 22 layers reads all positions, the others 64 on either side (Warner et al. 2024)."""
+    a = architecture_of(CONFIGS["modernbert-base"])
+    assert round(count_parameters(a)["total"] / 1e6) == 150  # 149.0 without the head
+    assert round((count_parameters(a)["total"] - count_parameters(a)["unembed"]) / 1e6) == 149
+    assert layer_windows(a) == [65 if layer % 3 else 0 for layer in range(22)]
 
 
 @pytest.mark.parametrize("name", OPENED)

@@ -109,7 +109,8 @@ def _read(entries: Entries, family: Family) -> Architecture:
     a = Architecture.from_dict(values)
     body = entries.raw("architectures") == [family.body] and (a.readout != "linear" or a.unembed == "untied")
     bare = body or entries.raw("architectures") in [[name] for name in family.headless]
-    return dataclasses.replace(a, readout="none", unembed="tied", logit_scale="1", logit_cap=0.0) if bare else a
+    nothing: dict[str, Any] = {"readout": "none", "readout_bias": "all", "logit_scale": "1", "logit_cap": 0.0}
+    return dataclasses.replace(a, unembed="tied", **nothing) if bare else a
 
 
 def _value(entries: Entries, row: ConfigField) -> Any:

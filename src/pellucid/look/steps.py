@@ -289,7 +289,7 @@ class StepWriter:
         yield self.step(
             pre, "stream", stream[0], f"result = {stream[1]}", ("transformer.py", function, 'tap("resid_pre"')
         )
-        before = kind in ("pre", "parallel", "shared", "sandwich")
+        before = kind in ("pre", "parallel", "shared", "sandwich") and "norm_1" in a.norms_of(layer)
         if before:
             yield from norm("norm_1", self.symbol(pre), self.tensor(pre))
         yield from self.attention(layer, "attn", behind("norm_1", pre) if before else pre)
@@ -304,7 +304,8 @@ class StepWriter:
         if kind in ("parallel", "shared"):
             if kind == "parallel":
                 yield from norm("norm_2", self.symbol(pre), self.tensor(pre))
-            yield from self.mlp(layer, behind("norm_2" if kind == "parallel" else "norm_1", pre))
+            reads = behind("norm_2" if kind == "parallel" else "norm_1", pre)
+            yield from self.mlp(layer, reads if before or kind == "parallel" else pre)
             yield from self.mlp_out(layer, function)
             yield added(post, "stream", pre, attn_out, mlp_out)
             return self.symbol(post), self.tensor(post)
@@ -575,9 +576,10 @@ class StepWriter:
         right = stream[0]
         if a.readout == "bert":
             symbol, activation = ACTIVATIONS[a.mlp.activation]
-            dense = "(" + x + ') @ w["unembed.dense.weight"].T + w["unembed.dense.bias"]'
+            b = a.readout_bias in ("all", "dense")
+            dense = "(" + x + ') @ w["unembed.dense.weight"].T' + (' + w["unembed.dense.bias"]' if b else "")
             lines += [f"x = {activation.format(f'({dense})')}"]
-            right = f"{symbol}({right} W^T + b)"
+            right = f"{symbol}({right} W^T{' + b' if b else ''})"
             if self.normed:
                 layer = a.norm.kind == "layer"
                 centred = "(x - x.mean(-1, keepdim=True))" if layer else "x"
@@ -596,7 +598,7 @@ class StepWriter:
             x = f'({x}) @ w["unembed.projection.weight"].T'
             right = f"{right} Q^T"
         factor = "" if scale == 1.0 else f"{scale!r} * "
-        biased = a.readout in ("affine", "bert")
+        biased = a.readout in ("affine", "bert") and a.readout_bias in ("all", "logits")
         lines.append(f"result = {factor}({x}) @ {table}.T" + (' + w["unembed.bias"]' if biased else ""))
         factors = {"1": "", "1/sqrt(d_model)": "\\frac{1}{\\sqrt{m}} ", "logit_scale_value": f"{scale:g} "}
         rooted = factors[a.logit_scale]

@@ -35,27 +35,28 @@ class Times(nn.Module):
         return self.c * x
 
 
-def block_norm(a: Architecture, name: str) -> nn.Module:
-    """The norm of this name where the architecture's blocks have it."""
-    return make_norm(a) if name in a.block_norms else Identity()
+def block_norm(a: Architecture, layer: int, name: str) -> nn.Module:
+    """The norm of this name where block `layer` has it."""
+    return make_norm(a) if name in a.norms_of(layer) else Identity()
 
 
 class PreBlock(nn.Module):
     """x += attn(norm_1(x));  x += mlp(norm_2(x))   (S1, S4; S0 (4.1), (4.2) where norm is none)
 
     inner: x += norm_1_out(attn(x)) and x += norm_2_out(mlp(x)) (Liu et al. 2021, Swin v2; OLMo 2), sandwich: with all
-    four (Ding et al. 2021). A norm that the word does not name leaves its vector unchanged. With residual_scale = c
+    four (Ding et al. 2021). A norm that the word does not name leaves its vector unchanged, and so does norm_1 of block
+    0 where first_norm = none (Warner et al. 2024). With residual_scale = c
     every block adds c times what its sublayers compute (IBM 2024, Granite 3.0).
     """
 
     def __init__(self, a: Architecture, layer: int):
         super().__init__()
-        self.norm_1 = block_norm(a, "norm_1")
+        self.norm_1 = block_norm(a, layer, "norm_1")
         self.attn = MultiHeadAttention(a, layer)
-        self.norm_1_out = block_norm(a, "norm_1_out")
-        self.norm_2 = block_norm(a, "norm_2")
+        self.norm_1_out = block_norm(a, layer, "norm_1_out")
+        self.norm_2 = block_norm(a, layer, "norm_2")
         self.mlp = make_mlp(a)
-        self.norm_2_out = block_norm(a, "norm_2_out")
+        self.norm_2_out = block_norm(a, layer, "norm_2_out")
         self.drop_attn, self.drop_mlp = SampledDropout(a.dropout.attn_out), SampledDropout(a.dropout.mlp_out)
         self.scaled = Identity() if a.residual_scale == 1 else Times(a.residual_scale)
 

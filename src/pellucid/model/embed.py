@@ -173,14 +173,14 @@ class AffineUnembed(Unembed):
 
 
 class BertReadout(Unembed):
-    """logits = c norm(f(x W^T + b)) W_U^T + b_U   (Devlin et al. 2018)"""
+    """logits = c norm(f(x W^T + b)) W_U^T + b_U, with the biases of readout_bias   (Devlin et al. 2018)"""
 
     def __init__(self, a: Architecture, embed: Embed):
         super().__init__(a, embed)
-        self.dense = nn.Linear(a.d_model, a.embed_width)
+        self.dense = nn.Linear(a.d_model, a.embed_width, bias=a.readout_bias in ("all", "dense"))
         self.f = ACTIVATION[a.mlp.activation]
         self.norm = make_norm(a, a.embed_width)
-        self.bias = nn.Parameter(torch.zeros(a.n_vocab))
+        self.bias = nn.Parameter(torch.zeros(a.n_vocab)) if a.readout_bias in ("all", "logits") else None
 
     def make_projection(self, a: Architecture) -> nn.Module:
         """The dense layer gives the width of the rows of W_U: there is no Q."""

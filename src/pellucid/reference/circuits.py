@@ -58,7 +58,7 @@ def fold_norms(a: Architecture, weights: Weights) -> tuple[Architecture, dict[st
         readers = {"norm_1": ["attn.query", "attn.key", "attn.value"], "norm_2": first}
         if a.block == "shared":
             readers["norm_1"] += first
-        for norm in readers.keys() & {*a.block_norms}:
+        for norm in readers.keys() & {*a.norms_of(l)}:
             _fold(a, folded, f"blocks.{l}.{norm}", [f"blocks.{l}.{reader}" for reader in readers[norm]])
     b_U = np.zeros(a.n_vocab)
     if a.final_norm == "norm":

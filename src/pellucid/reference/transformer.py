@@ -191,8 +191,9 @@ def embed(
 def readout(a: Architecture, w: Weights, x: Array) -> Array:
     """x W_U^T (linear), x W_U^T + b_U (affine), norm(f(x W^T + b)) W_U^T + b_U (bert), capped   [b, n, m] -> [b, n, v]
 
-    S0 (1.5), S3 slide 6, S4 "Next Token Prediction"; tied: W_U is W_E, erratum E-32. logit_scale multiplies W_U. With
-    d_embed x Q^T stands for x where the readout is linear or affine (Zhang et al. 2022, OPT).
+    S0 (1.5), S3 slide 6, S4 "Next Token Prediction"; tied: W_U is W_E, erratum E-32. logit_scale multiplies W_U, and
+    readout_bias names which of the bert readout's b and b_U there are. With d_embed x Q^T stands for x where the
+    readout is linear or affine (Zhang et al. 2022, OPT).
     """
     if a.readout == "none":
         raise ValueError("readout = none: this architecture has no logits, so call `hidden`")
@@ -201,7 +202,8 @@ def readout(a: Architecture, w: Weights, x: Array) -> Array:
         x = normalise(a, w, "unembed.norm", ACTIVATION[a.mlp.activation](linear(w, "unembed.dense", x)), OFF)
     elif a.d_embed:
         x = linear(w, "unembed.projection", x)
-    logits = x @ W_U.T if a.readout == "linear" else x @ W_U.T + w["unembed.bias"]
+    has_b_U = a.readout in ("affine", "bert") and a.readout_bias in ("all", "logits")
+    logits = x @ W_U.T + w["unembed.bias"] if has_b_U else x @ W_U.T
     return soft_cap(logits, a.logit_cap)
 
 
@@ -215,6 +217,14 @@ def _blocks(a: Architecture, w: Weights, x: Array, reading: LayerInputs, tap: No
     return normalise(a, w, "final_norm", x, tap) if a.final_norm == "norm" else x
 
 
+def norm_before_attention(a: Architecture, layer: int, w: Weights, x: Array, tap: NoRecorder) -> Array:
+    """norm_1(x), or x in block 0 where first_norm = none   [b, n, m]
+
+    S4 "Normalization and Dropout"; Warner et al. 2024 (ModernBERT).
+    """
+    return x if layer == 0 and a.first_norm == "none" else normalise(a, w, "norm_1", x, tap)
+
+
 def pre_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """x += c attn(norm_1(x));  [x += c cross(norm_cross(x), source);]  x += c mlp(norm_2(x)),  c = residual_scale
 
@@ -222,7 +232,7 @@ def pre_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerI
     S1 1.1.1.1, S4 "Normalization and Dropout"; S0 (4.1), (4.2) where norm is none. Errata E-04, E-57, E-66.
     """
     x = tap("resid_pre", x)
-    normed = normalise(a, w, "norm_1", x, tap)
+    normed = norm_before_attention(a, layer, w, x, tap)
     x = tap("resid_mid", x + tap("attn_out", a.residual_scale * self_attention(a, layer, w, normed, reading, tap)))
     if reading.source is not None:
         normed = normalise(a, w, "norm_cross", x, tap)
@@ -249,7 +259,7 @@ def post_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Layer
 def parallel_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """x += attn(norm_1(x)) + mlp(norm_2(x)).   S0 Remark 4.1, counting X once: erratum E-05."""
     x = tap("resid_pre", x)
-    normed = normalise(a, w, "norm_1", x, tap)
+    normed = norm_before_attention(a, layer, w, x, tap)
     read = tap("attn_out", a.residual_scale * self_attention(a, layer, w, normed, reading, tap))
     normed = normalise(a, w, "norm_2", x, tap)
     return tap("resid_post", x + read + tap("mlp_out", a.residual_scale * mlp(a, w, normed, tap)))
@@ -258,7 +268,7 @@ def parallel_block(a: Architecture, layer: int, w: Weights, x: Array, reading: L
 def shared_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """x += attn(norm_1(x)) + mlp(norm_1(x)).   S0 Remark 4.1 with one norm; Wang and Komatsuzaki 2021 (GPT-J)."""
     x = tap("resid_pre", x)
-    normed = normalise(a, w, "norm_1", x, tap)
+    normed = norm_before_attention(a, layer, w, x, tap)
     read = tap("attn_out", a.residual_scale * self_attention(a, layer, w, normed, reading, tap))
     return tap("resid_post", x + read + tap("mlp_out", a.residual_scale * mlp(a, w, normed, tap)))
 
@@ -275,7 +285,7 @@ def inner_block(a: Architecture, layer: int, w: Weights, x: Array, reading: Laye
 def sandwich_block(a: Architecture, layer: int, w: Weights, x: Array, reading: LayerInputs, tap: NoRecorder) -> Array:
     """x += norm_1_out(attn(norm_1(x)));  x += norm_2_out(mlp(norm_2(x))).   Ding et al. 2021, section 3.3."""
     x = tap("resid_pre", x)
-    read = self_attention(a, layer, w, normalise(a, w, "norm_1", x, tap), reading, tap)
+    read = self_attention(a, layer, w, norm_before_attention(a, layer, w, x, tap), reading, tap)
     x = tap("resid_mid", x + tap("attn_out", a.residual_scale * normalise(a, w, "norm_1_out", read, tap)))
     made = mlp(a, w, normalise(a, w, "norm_2", x, tap), tap)
     return tap("resid_post", x + tap("mlp_out", a.residual_scale * normalise(a, w, "norm_2_out", made, tap)))

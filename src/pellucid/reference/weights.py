@@ -24,11 +24,11 @@ def weight_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     """
     shapes = _stream_shapes(a)
     if a.readout == "bert":
-        shapes |= _linear_shapes("unembed.dense", a.embed_width, a.d_model, True)
+        shapes |= _linear_shapes("unembed.dense", a.embed_width, a.d_model, a.readout_bias in ("all", "dense"))
         shapes |= _norm_shapes(a, "unembed.norm", a.embed_width)
     elif a.d_embed and a.readout != "none":
         shapes |= _linear_shapes("unembed.projection", a.d_embed, a.d_model, False)
-    if a.readout in ("affine", "bert"):
+    if a.readout in ("affine", "bert") and a.readout_bias in ("all", "logits"):
         shapes["unembed.bias"] = (a.n_vocab,)
     if a.unembed == "untied":
         shapes["unembed.weight"] = (a.n_vocab, a.embed_width)
@@ -55,15 +55,16 @@ def _stream_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     if a.positions.kind == "relative":
         shapes["relative.weight"] = (a.positions.n_buckets, a.n_heads)
     for l in range(a.n_layers):
-        shapes |= _block_shapes(a, f"blocks.{l}")
+        shapes |= _block_shapes(a, l)
     return shapes | (_norm_shapes(a, "final_norm") if a.final_norm == "norm" else {})
 
 
-def _block_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
+def _block_shapes(a: Architecture, layer: int) -> dict[str, tuple[int, ...]]:
     """In the order of the computation; the norm of a sublayer's output comes after that sublayer."""
+    at = f"blocks.{layer}"
 
     def norm(name: str) -> dict[str, tuple[int, ...]]:
-        return _norm_shapes(a, f"{at}.{name}") if name in a.block_norms else {}
+        return _norm_shapes(a, f"{at}.{name}") if name in a.norms_of(layer) else {}
 
     shapes = norm("norm_1") | _attention_shapes(a, f"{at}.attn") | norm("norm_1_out")
     if a.encoder is not None:

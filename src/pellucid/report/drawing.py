@@ -137,7 +137,9 @@ def _block(picture: Picture, a: Architecture) -> None:
     behind = f", then {norm}" if norm and a.block in ("inner", "sandwich") else ""
     shared = f", {a.n_kv_heads} of keys and values" if a.n_kv_heads != a.n_heads else ""
     shown = MASKS[a.attention.mask] + _windows(a)
-    picture.branch(f"{before}attention{behind}", f"{a.n_heads} heads of {a.d_head}{shared}", shown, *_attention(a))
+    unnormed = ["block 0 reads the stream without this norm"] if norm and a.first_norm == "none" else []
+    heads = f"{a.n_heads} heads of {a.d_head}{shared}"
+    picture.branch(f"{before}attention{behind}", heads, shown, *_attention(a), *unnormed)
     if a.block == "post" and norm:
         picture.on_stream(norm)
     if a.encoder is not None:
@@ -251,6 +253,8 @@ def equations(a: Architecture, encodes: bool = False) -> list[str]:
         inner = "x" if a.block == "inner" else normed("x")
         outer = normed if a.block in ("inner", "sandwich") else str
         block = [f"x = x + {c}{outer(f'{part}({inner})')}" for part in parts]
+    if a.first_norm == "none" and norm:
+        block.append(f"(in the first, {'both read' if a.block == 'shared' else 'attention reads'} x, not norm(x))")
     grams = ", ".join(str(n) for n in a.ngrams)
     lines = [start, *([f"x = x + sum of W_n[last n tokens], n = {grams}"] if a.ngrams else [])]
     lines += [f"x = {normed('x')}"] if a.embed_norm == "norm" else []
@@ -262,7 +266,8 @@ def equations(a: Architecture, encodes: bool = False) -> list[str]:
     last = f"norm(f({last} W))" if a.readout == "bert" else f"{last} Qᵀ" if a.d_embed else last
     factors = {"1": "", "1/sqrt(d_model)": " / √d_model", "logit_scale_value": f" {a.logit_scale_value:g}"}
     scaled = factors[a.logit_scale]
+    biased = a.readout != "linear" and a.readout_bias in ("all", "logits")
     return [
         *lines,
-        f"logits = {last} {'W_E' if a.unembed == 'tied' else 'W_U'}ᵀ{scaled}{'' if a.readout == 'linear' else ' + b'}",
+        f"logits = {last} {'W_E' if a.unembed == 'tied' else 'W_U'}ᵀ{scaled}{' + b' if biased else ''}",
     ]

@@ -9,6 +9,7 @@ from pellucid.hub.tables.gemma import GEMMA, GEMMA2, GEMMA3
 from pellucid.hub.tables.gpt import GPT1, GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX
 from pellucid.hub.tables.granite import GRANITE, GRANITEMOE
 from pellucid.hub.tables.llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3, SMOLLM3, STABLELM
+from pellucid.hub.tables.modernbert import MODERNBERT
 from pellucid.hub.tables.olmo import OLMO, OLMO3
 from pellucid.hub.tables.others import BLOOM, MPT, OPT
 from pellucid.hub.tables.parallel import FALCON, GPTJ, PHI
@@ -37,6 +38,7 @@ FAMILIES = {
         XLM_ROBERTA,
         DISTILBERT,
         ELECTRA,
+        MODERNBERT,
         GPTJ,
         PHI,
         FALCON,

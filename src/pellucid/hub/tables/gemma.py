@@ -108,11 +108,15 @@ ROPE, LOCAL_BASE = "rope_parameters", "rope_local_base_freq"
 
 
 def two_bases(
-    entries: Entries, default: float = 1_000_000.0, local_default: float = 10_000.0, local_entry: str = LOCAL_BASE
+    entries: Entries,
+    default: float = 1_000_000.0,
+    local_default: float = 10_000.0,
+    local_entry: str = LOCAL_BASE,
+    entry: str = "rope_theta",
 ) -> dict[str, Any]:
     """The rotary bases of layers without a window and of those with one; the latter are never scaled.
 
-    `local_entry` is the name of the latter outside the object, "" if it has none there.
+    `entry` and `local_entry` are their names outside the object; `local_entry` is "" if it has none there.
     """
     global_path, local = f"{ROPE}.full_attention", f"{ROPE}.sliding_attention"
     rope = entries.raw(ROPE)
@@ -132,7 +136,7 @@ def two_bases(
             raise FamilyError(f"{path}.partial_rotary_factor in config.json: models of this family rotate whole heads")
     entries.choice(f"{local}.rope_type|{local}.type", "default", ("default",))
     entries.asked.update(f"{local}.{name}" for name in OF_OTHERS)
-    base = entries.number(f"{global_path}.rope_theta", entries.number("rope_theta", default, above=0), above=0)
+    base = entries.number(f"{global_path}.rope_theta", entries.number(entry, default, above=0), above=0)
     outside = entries.number(local_entry, local_default, above=0) if local_entry else local_default
     local_base = entries.number(f"{local}.rope_theta", outside)
     values = scaling(entries, global_path) | {"positions.base": base, "positions.local_base": local_base}

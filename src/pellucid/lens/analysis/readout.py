@@ -45,7 +45,7 @@ class Readout:
     def biases(self, w: Tensor) -> dict[str, Tensor]:
         """The contributions of the readout's biases along w [b, i], by name."""
         added = {}
-        if self.dense is not None and self.slope is not None:
+        if self.dense is not None and self.dense.bias is not None and self.slope is not None:
             added["unembed.dense.bias"] = (self.slope * self.norm.back(w)) @ self.dense.bias.detach()
         if self.norm.bias is not None:
             added["unembed.norm.bias"] = w @ self.norm.bias
@@ -56,7 +56,8 @@ def readout_of(t: Recording) -> Readout:
     """The readout with the activations and the scale that it had in the trace."""
     a, unembed = t.architecture, cast(Any, t.network.unembed)
     W_U = a.unembed_scale * unembed.matrix.detach()
-    b_U = None if a.readout == "linear" else unembed.bias.detach()
+    own_bias = getattr(unembed, "bias", None)
+    b_U = None if own_bias is None else own_bias.detach()
     if a.readout != "bert":
         return Readout(W_U, b_U)
     recorder = Recorder(["norm.scale"])

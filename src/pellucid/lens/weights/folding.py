@@ -109,7 +109,7 @@ def _fold_norms(view: WeightsView) -> None:
         readers = {"norm_1": ["attn.query", "attn.key", "attn.value"], "norm_2": first}
         if a.block == "shared":
             readers = {"norm_1": readers["norm_1"] + first}
-        for norm in readers.keys() & {*a.block_norms}:
+        for norm in readers.keys() & {*a.norms_of(l)}:
             _fold(view, f"blocks.{l}.{norm}", [f"blocks.{l}.{reader}" for reader in readers[norm]])
     if a.final_norm == "norm":
         _fold(view, "final_norm", ["unembed.projection" if a.d_embed else "unembed"])
@@ -147,10 +147,12 @@ UNCENTRED = ("post", "inner", "sandwich")
 
 def _check_centre(a: Architecture) -> None:
     last = a.final_norm == "norm" and a.norm.kind == "layer"
-    if a.norm.kind != "layer" or not last or a.encoder is not None or a.block in UNCENTRED:
+    uncentred = a.block in UNCENTRED or (a.first_norm == "none" and a.n_layers > 0)
+    if a.norm.kind != "layer" or not last or a.encoder is not None or uncentred:
         raise FoldError(
-            "the stream's mean is read here: it can be subtracted only where a layer norm precedes everything "
-            "that reads the stream (norm.kind = layer, final_norm = norm, no encoder; pre, parallel or shared blocks)"
+            "the stream's mean is read here: it can be subtracted only where a layer norm precedes everything that "
+            "reads the stream (norm.kind = layer, first_norm = final_norm = norm, no encoder; pre, parallel or "
+            "shared blocks)"
         )
 
 

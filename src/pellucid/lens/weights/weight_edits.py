@@ -303,7 +303,9 @@ def _set_bias(linear: Any, bias: Tensor, edit: Edit) -> None:
     if own is not None:
         own.copy_(bias)
     elif bias.any():
-        option = {"logits": "readout"}.get(edit.name, "mlp.bias" if ".mlp" in edit.name else "attention.bias")
+        option = {"logits": "readout or readout_bias"}.get(
+            edit.name, "mlp.bias" if ".mlp" in edit.name else "attention.bias"
+        )
         raise EditError(
             f"{edit.op} of {edit.name} adds a vector, and with this {option} the linear map has no bias to add it to"
         )
