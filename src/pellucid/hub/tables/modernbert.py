@@ -27,7 +27,7 @@ def layers(entries: Entries) -> dict[str, Any]:
     return alternating(entries, half + 1, lambda i: i % every > 0, n_layers=22)
 
 
-def kinds_of_layers(a: Architecture) -> dict[str, Any]:
+def layer_entries(a: Architecture) -> dict[str, Any]:
     """The inverse: windows of one width, or none."""
     windows = [a.window(layer) for layer in range(a.n_layers)]
     kinds = ["sliding_attention" if window else "full_attention" for window in windows]
@@ -87,7 +87,7 @@ MODERNBERT = Family(
     derived=(
         Derived(activation, activation_entries),
         Derived(readout_bias, readout_flags),
-        Derived(layers, kinds_of_layers),
+        Derived(layers, layer_entries),
         Derived(BASES, two_entries),
     ),
     fixed={
