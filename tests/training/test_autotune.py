@@ -30,7 +30,7 @@ def combination_of(recipe) -> Combination:
 class Clock:
     """A machine whose steps take the seconds that a table says, and whose clock shows nothing else."""
 
-    compiles, shares = True, 1
+    compiles, shares, divides = True, 1, False
 
     def __init__(self, patch: pytest.MonkeyPatch, seconds: dict[Combination, float], compiling: float = 30.0):
         self.now, self.seconds, self.compiling = 0.0, seconds, compiling
@@ -44,6 +44,9 @@ class Clock:
         self.measured += 1
         self.now += 2 * self.seconds[combination_of(recipe)]
         return self.seconds[combination_of(recipe)]
+
+    def networks(self):
+        return [(1, lambda: None)]
 
     def steps(self, recipes):
         def step_of(combination):

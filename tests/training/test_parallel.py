@@ -21,6 +21,8 @@ from together import STEPS, do_in, laid_out, together, train
 
 import pellucid
 from pellucid import cli
+from pellucid.architecture import Architecture
+from pellucid.model import Transformer
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.device import describe_device, peak_speed
 from pellucid.runs.metrics import read_metrics
@@ -28,7 +30,7 @@ from pellucid.runs.options import RecipeError
 from pellucid.runs.processes import Clocks, world_size
 from pellucid.runs.reporter import PlainReporter, waiting_of
 from pellucid.runs.trainer import Trainer
-from pellucid.training import objectives, parallel
+from pellucid.training import autotune, objectives, parallel
 from pellucid.training.config import ParallelOptions
 from pellucid.training.load import read_recipe
 from pellucid.training.recipe import make_recipe
@@ -350,7 +352,7 @@ def test_blocks_compiled_one_by_one_take_the_same_steps(text, tmp_path, layout):
 
 @pytest.mark.slow
 def test_a_divided_run_is_made_longer_by_minutes(text, tmp_path):
-    """A step is measured on a network that the first process makes whole, and then trained in parts again."""
+    """A step is measured on a few layers, and then the network is trained in parts again."""
     out = train(text, tmp_path / "run", 2, **DIVISIBLE, **laid_out((1, 2, 1)), steps=4)
     train(text, out, 2, resume=True, options=None, minutes=0.02)
     run = read_recipe(out)
@@ -391,6 +393,40 @@ def test_no_process_makes_the_whole_network(text, tmp_path, layout, monkeypatch)
         pellucid.train(text, out=tmp_path / "run", preset="small", fields=fields)
         own, all_of_them = sizes[0]
         assert own <= 0.55 * all_of_them
+
+    together(2, do)
+
+
+MINUTES, OPEN = {"minutes": 9.0}, {"steps": 9000, "precision": "auto", "attention": "auto", "compile": "auto"}
+#: what asks for the time of a step, and the layout
+TIMED = [
+    (MINUTES, (1, 2, 1)),
+    (MINUTES, (1, 1, 2)),
+    ({**OPEN, "dropout": 0.0}, (1, 2, 1)),
+    ({**OPEN, "dropout": 0.0}, (1, 1, 2)),
+    ({**MINUTES, "attention.windows": (4, 0), "mlp.experts": 2}, (1, 2, 1)),
+]
+
+
+@pytest.mark.parametrize(("fields", "layout"), one_in(len(TIMED), TIMED))
+def test_no_process_makes_the_whole_network_to_time_a_step(text, tmp_path, fields, layout, monkeypatch, stop_after):
+    """The first process makes one or two layers; all other networks have no memory until they are divided."""
+    real, depths = Transformer.__init__, set()
+
+    def make(self: Transformer, a: Architecture) -> None:
+        if torch.get_default_device().type != "meta":
+            depths.add(a.n_layers)
+        real(self, a)
+
+    monkeypatch.setattr(Transformer, "__init__", make)
+    monkeypatch.setattr(autotune, "compile_pays", lambda *given: (False, "compiled: no"))  # whatever the machine does
+    stop_after.add(2)
+
+    def do(rank: int) -> None:
+        given = {name: value for name, value in {**FIELDS, **DIVISIBLE}.items() if name != "steps"}
+        given |= {"n_layers": 5, "batch": 4, "sample_every": -1, **fields, **laid_out(layout)}
+        assert pellucid.train(text, out=tmp_path / "run", preset="small", fields=given).step == 2
+        assert depths == ({1, 2} if rank == 0 else set())
 
     together(2, do)
 

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -79,6 +79,24 @@ def divisors(n: int, most: int = 1 << 12) -> list[int]:
 
 def measure_step(trainable: Trainable[Any], poll: Callable[[], object] = lambda: None, budget: float = BUDGET) -> float:
     """Seconds of a training step, not compiled; the weights are spoilt."""
+    recipe, networks, timed = trainable.recipe, trainable.networks_to_time(), []
+    for times, make in networks:
+        make()
+        timed.append((times, measure_network(trainable, poll, budget / len(networks))))
+    trainable.recipe = recipe
+    return extrapolated(timed)
+
+
+def extrapolated(timed: Sequence[tuple[int, float]]) -> float:
+    """Seconds of a step, where each network that was timed counts so many times (`Trainable.networks_to_time`).
+
+    A step takes at least as long as the slowest of them, which are parts of it, however much other work disturbed.
+    """
+    return max(sum(times * seconds for times, seconds in timed), *(seconds for _, seconds in timed))
+
+
+def measure_network(trainable: Trainable[Any], poll: Callable[[], object], budget: float) -> float:
+    """Seconds of a step of the network that is there."""
     recipe, network, data, loss = trainable.recipe, trainable.network, trainable.make_data(), trainable.make_loss()
     t, optimizer = recipe.train, make_optimizer(recipe, network)
     bad = torch.zeros((), dtype=torch.bool, device=trainable.device)

@@ -133,8 +133,6 @@ def resume_run(
             def measure() -> float:
                 nonlocal measured
                 measured = True
-                if trainable.processes.divides_weights:
-                    trainable.build_whole()
                 with interruption.phase("measuring a step") as phase:
                     return measure_step(trainable, phase)
 

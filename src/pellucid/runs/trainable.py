@@ -1,7 +1,7 @@
 """What the pipeline of runs asks of one kind of model: its text or images, its network, its batches and its loss."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol
@@ -128,8 +128,15 @@ class Trainable(Startable[RecipeT]):
     def build(self) -> None:
         """Make the network with its first weights, on the device of the recipe."""
 
+    def networks_to_time(self) -> Sequence[tuple[int, Callable[[], object]]]:
+        """What is timed to know the time of a step: how many times each network counts, and what makes it.
+
+        It is the network that `build` has made, once, unless that is divided among processes.
+        """
+        return [(1, lambda: None)]
+
     def build_whole(self) -> None:
-        """The same, all of it in this process: to measure a step, or to write a sample."""
+        """Make the network as `build` does, all of it in this process: to write a sample."""
         self.build()
 
     @abstractmethod

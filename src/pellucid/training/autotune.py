@@ -28,7 +28,7 @@ from pellucid.runs.device import (
     describe_device,
 )
 from pellucid.runs.length import resolve_intervals, resolve_steps
-from pellucid.runs.measure import BUDGET, ROUNDS, fastest_seconds
+from pellucid.runs.measure import BUDGET, ROUNDS, extrapolated, fastest_seconds
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.pace import Pace
 from pellucid.runs.run_dir import cache_folder, read_json
@@ -71,13 +71,21 @@ class StepTimer(Protocol):
     compiles: bool
     #: how many processes divide the rows of a pass
     shares: int
+    #: whether they divide the network too, so that steps of a few of its layers are timed
+    divides: bool
 
     def measure(self, recipe: Recipe, budget: float) -> float:
         """Seconds of a step that is not compiled, measured in about `budget` seconds, however large the step is."""
         ...
 
+    def networks(self) -> Sequence[tuple[int, Callable[[], object]]]:
+        """What is compared: how many times each network counts in a step, and what makes it."""
+        ...
+
     def steps(self, recipes: Sequence[Recipe]) -> list[Callable[[], None]]:
-        """A function for each recipe that takes a whole step of it, and changes no weight."""
+        """A function for each recipe that takes a whole step of it with the network that is there, and changes no
+        weight.
+        """
         ...
 
 
@@ -245,9 +253,17 @@ class Tuner:
 
     def timed_eager(self, eager: list[Combination], seconds: float) -> Timings:
         """Every combination without compilation, timed on whole steps in turn."""
-        steps = dict(zip(eager, self.timer.steps([c.applied(self.recipe) for c in eager]), strict=True))
         budget = min(self.budget(seconds), max(ENOUGH, NEEDED * len(eager) * seconds))
-        return Timings(fastest_seconds(steps, budget, self.poll))
+        networks, timed = self.timer.networks(), []
+        for times, make in networks:
+            make()
+            timed.append((times, self.compared(eager, budget / len(networks))))
+        return Timings({c: extrapolated([(times, found[c]) for times, found in timed]) for c in eager})
+
+    def compared(self, combinations: Sequence[Combination], budget: float) -> dict[Combination, float]:
+        """Seconds of a step of the network that is there in each combination."""
+        steps = self.timer.steps([c.applied(self.recipe) for c in combinations])
+        return fastest_seconds(dict(zip(combinations, steps, strict=True)), budget, self.poll)
 
     def time_compiled(self, timings: Timings, eager: list[Combination]) -> tuple[bool, str]:
         """Compile and time as many combinations as the run could win back, those first that are fastest without
@@ -313,6 +329,7 @@ class Tuner:
             "train": {name: getattr(t, name) for name in SHAPE},
             "open": (t.precision, t.attention),
             "processes": self.timer.shares,
+            **({"divided": True} if self.timer.divides else {}),
         }
         digest = hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode()).hexdigest()
         return cache_folder() / "steps" / f"{digest[:16]}.json"

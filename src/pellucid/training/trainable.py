@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from pellucid.training.build import (
 )
 from pellucid.training.data import make_data
 from pellucid.training.expert_use import ExpertUse
+from pellucid.training.few_layers import few_layers, network_to_time
 from pellucid.training.load import keep_first
 from pellucid.training.memory import check_memory
 from pellucid.training.objectives import MicroBatch, autocast, losses_and_hits, with_dropout_by_sample
@@ -96,18 +98,23 @@ class TransformerStepTimer:
 
     def __init__(self, trainable: "TransformerTrainable", interruption: Interruption):
         self.trainable, self.interruption = trainable, interruption
-        self.compiles, self.shares = trainable.processes.n == 1, trainable.processes.n_shares
+        processes = trainable.processes
+        self.compiles, self.shares, self.divides = processes.n == 1, processes.n_shares, processes.divides_weights
         self.is_used = False
 
     def measure(self, recipe: Recipe, budget: float) -> float:
-        self.trainable.recipe = recipe
-        network = self.whole_network()
-        choose_kernel(network, recipe)
+        self.is_used, self.trainable.recipe = True, recipe
+        choose_kernel(self.trainable.network, recipe)
         with self.interruption.phase("measuring a step") as phase:
             return measure_step(self.trainable, phase, budget)
 
+    def networks(self) -> Sequence[tuple[int, Callable[[], object]]]:
+        return self.trainable.networks_to_time()
+
     def steps(self, recipes: Sequence[Recipe]) -> list[Callable[[], None]]:
-        network, trainable = self.whole_network().train(), self.trainable
+        self.is_used, trainable = True, self.trainable
+        network = trainable.network.train()
+        recipes = [replace(recipe, model=network.architecture) for recipe in recipes]
         optimizer = make_optimizer(recipes[0], network)  # its averages exist once, whatever is compared
 
         def step_of(recipe: Recipe) -> Callable[[], None]:
@@ -125,15 +132,8 @@ class TransformerStepTimer:
 
         return [step_of(recipe) for recipe in recipes]
 
-    def whole_network(self) -> Transformer:
-        """The network, all of it in this process; its weights may be changed from now on."""
-        if not self.is_used and self.trainable.is_made_in_parts:
-            self.trainable.build_whole()
-        self.is_used = True
-        return self.trainable.network
-
     def restore(self) -> None:
-        """Put back the first weights, and the parts of this process where there are several."""
+        """Put back the first weights; where processes divide them, the network without memory."""
         trainable = self.trainable
         if self.is_used and trainable.is_made_in_parts:
             trainable.build()
@@ -265,6 +265,16 @@ class TransformerTrainable(TextTrainable[Recipe]):
         yield from each_first_value(self.network, self.recipe, self.weights)
         if not (self.recipe.adapt.rank and self.processes.is_first):  # which adds them to samples
             self.weights = None
+
+    def networks_to_time(self) -> Sequence[tuple[int, Callable[[], object]]]:
+        if not self.is_made_in_parts:
+            return super().networks_to_time()
+        return [(times, partial(self.build_to_time, recipe)) for times, recipe in few_layers(self.recipe)]
+
+    def build_to_time(self, recipe: Recipe) -> None:
+        """Make a network of few layers, in the place of the one that was timed before."""
+        del self.network
+        self.recipe, self.network = recipe, network_to_time(recipe, self.device, self.processes.n_shares)
 
     def build_whole(self) -> None:
         self.network = build_network(self.recipe, self.device, self.weights)
