@@ -16,7 +16,6 @@ from pellucid.text.tokens import encode as encoding
 from pellucid.text.tokens.encode import (
     Encoded,
     Encoders,
-    EncodingError,
     Unit,
     pack_error,
     pack_ids,
@@ -25,6 +24,7 @@ from pellucid.text.tokens.encode import (
     unpack_texts,
 )
 from pellucid.text.tokens.writer import PartWriter
+from pellucid.text.workers import WorkerError
 from some_cases import one_in
 
 
@@ -160,11 +160,11 @@ def test_a_worker_that_dies_is_an_error_and_not_a_wait(split, tmp_path, monkeypa
         units = (Unit(["text"], [True]) for _ in range(9))
         answers = encoders.encode(units)
         assert next(answers)[1].ids.tolist() == [*b"text", 256]
-        os.kill(encoders.workers[0].pid, signal.SIGKILL)
-        encoders.workers[0].wait()
-        with pytest.raises(EncodingError, match="ended with code -9"):
+        os.kill(encoders.pool.processes[0].pid, signal.SIGKILL)
+        encoders.pool.processes[0].wait()
+        with pytest.raises(WorkerError, match="ended with code -9"):
             list(answers)
-    assert all(worker.poll() is not None for worker in encoders.workers)
+    assert all(worker.poll() is not None for worker in encoders.pool.processes)
 
 
 def test_a_worker_answers_in_words_what_it_cannot_encode():

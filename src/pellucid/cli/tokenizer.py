@@ -123,7 +123,7 @@ class EncodingOptions:
     share: Annotated[str, option("K/N"), SHARE_OF_MANY] = "0/1"
     """Encode this one of N shares of the documents, counted from 0; the process that finishes last joins them."""
     workers: Annotated[int | None, option("N", default="the number of cores"), at_least(0)] = None
-    """Encode with this many processes."""
+    """Read and encode with this many processes, each of which reads whole files."""
     seed: Annotated[int, option("N")] = 1337
     """Choose the held-out documents with this seed, which is that of the training."""
     shard_tokens: Annotated[int, option("N"), at_least(1)] = 1 << 24
@@ -165,9 +165,9 @@ def tokenizer_encode_corpus(
     fields = held_out_fields(input.held_out)
     with progress_on_stderr("reading") as progress:
         if files := fields.get("text.held_out_files"):
-            corpus = read_with_held_out(paths, files, progress, input.reading())
+            corpus = read_with_held_out(paths, files, progress, input.reading(), encoding.workers)
         else:
-            corpus = read_corpus(paths, progress, input.reading())
+            corpus = read_corpus(paths, progress, input.reading(), workers=encoding.workers)
         split = split_corpus(corpus, fields.get("text.held_out", 0.1), encoding.seed)
         options = {"progress": progress, "shard_tokens": encoding.shard_tokens, "workers": encoding.workers}
         tokens = prepare_share(split, loaded, cache, number, of, **options)

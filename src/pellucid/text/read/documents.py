@@ -6,6 +6,7 @@ text. Line ends stay as they are in the file; a leading byte order mark is dropp
 find.py finds the files.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -39,10 +40,10 @@ from pellucid.text.read.scan import (
     as_counted,
     changed,
     documents_of,
-    scan,
     use_up,
-    why_not,
 )
+from pellucid.text.read.scan_files import FileToScan, scan_files
+from pellucid.text.workers import WORTH_READERS, choose_workers
 
 __all__ = ["Corpus", "Document", "DocumentError", "ReadOptions", "Skipped", "Source", "bundled", "read_corpus"]
 
@@ -164,12 +165,14 @@ def read_corpus(
     progress: Callable | None = None,
     reading: ReadOptions | None = None,
     without: Collection[Path] = (),
+    workers: int | None = 0,
 ) -> Corpus:
     """Count and hash every document of these files and folders. Their text is read again when it is used.
 
     Folders are searched; hidden files and folders are left out. `paths` may hold patterns (`texts/*.md`), and - for
     standard input. `progress(stage, done, total)` is called with bytes. Files in `without` (resolved paths) are left
-    out.
+    out. `workers` processes read, each one file after another (0 or 1: this process alone; None: chosen by size); the
+    corpus is the same for any number.
 
     Raises DocumentError for paths that do not exist, for input without any text, and, naming all of them, for damaged
     files and for named files that are not text, unless `reading.skip_bad` leaves these out.
@@ -182,29 +185,26 @@ def read_corpus(
     bad: list[Unreadable] = []
     files = find_files(named, skipped, reading, bad)
     leave_out(files, without, skipped)
-    total, before = sum(path.stat().st_size for path, _ in files.values() if path.exists()), 0
+    total = sum(path.stat().st_size for path, _ in files.values() if path.exists())
+    to_scan = [
+        FileToScan(relative, origin_of(path, "standard input" if relative == STANDARD_INPUT else str(path), reading))
+        for relative, (path, _) in sorted(files.items())
+    ]
+    n = choose_workers(total, WORTH_READERS) if workers is None else workers
     documents, sources = Documents(), []
-    for relative in sorted(files):
-        path, explicit = files[relative]
-        origin = origin_of(path, "standard input" if relative == STANDARD_INPUT else str(path), reading)
-        try:
-            if reason := why_not(origin, reading):
-                if explicit:
-                    raise DocumentError(f"{origin.name}: {reason}")
-                skipped.append(Skipped(relative, reason))
-                continue
-            source = scan(origin, relative, documents, reading, partial(_report, progress, before, total))
-        except ChangedError:
-            raise
-        except DocumentError as error:
-            bad.append(Unreadable(relative, origin.name, str(error)))
-            continue
-        before += source.n_bytes
-        if source.n_documents:
-            sources.append(source)
-        else:
-            documents.origins.pop()
-            skipped.append(Skipped(relative, "empty"))
+    with contextlib.closing(scan_files(to_scan, reading, n, partial(_report, progress, total))) as each:
+        for (relative, origin), scanned in each:
+            source, why, is_named = scanned.source, scanned.reason, files[relative].explicit
+            if isinstance(scanned.error, ChangedError):
+                raise scanned.error
+            if scanned.error or (why and is_named):
+                error = str(scanned.error or f"{origin.name}: {why}")
+                bad.append(Unreadable(relative, origin.name, error))
+            elif source is None or not source.n_documents:
+                skipped.append(Skipped(relative, why or "empty"))
+            else:
+                documents.extend(scanned.documents)
+                sources.append(source)
     refuse_or_skip(bad, skipped, reading, len(files))
     if not documents:
         raise DocumentError(_nothing(named, skipped))
@@ -217,15 +217,16 @@ def read_with_held_out(
     held_out: Iterable[str | os.PathLike],
     progress: Callable | None = None,
     reading: ReadOptions | None = None,
+    workers: int | None = 0,
 ) -> Corpus:
     """The corpus of `paths`, and the files of `held_out`, which are held out and not trained on.
 
     A file of `held_out` inside a folder of `paths` is read once, as held out. Raises DocumentError if `paths` names it
     too.
     """
-    apart = read_corpus(held_out, progress, reading)
+    apart = read_corpus(held_out, progress, reading, workers=workers)
     files = {origin.path.resolve() for origin in apart.documents.origins}
-    return read_corpus(paths, progress, reading, without=files).with_held_out(apart)
+    return read_corpus(paths, progress, reading, without=files, workers=workers).with_held_out(apart)
 
 
 def bundled(name: str) -> Path:
@@ -252,9 +253,9 @@ def _without_duplicates(corpus: Corpus) -> Corpus:
     return replace(corpus, documents=documents.only(is_first), sources=tuple(sources))
 
 
-def _report(progress: Callable | None, before: int, total: int, here: int) -> None:
+def _report(progress: Callable | None, total: int, done: int) -> None:
     if progress:
-        progress("reading", before + here, total)
+        progress("reading", done, total)
 
 
 def _nothing(named: list[Path], skipped: list[Skipped]) -> str:

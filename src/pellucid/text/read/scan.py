@@ -135,17 +135,36 @@ class Documents(Sequence[Document]):
     def followed_by(self, other: "Documents") -> "Documents":
         """These documents, followed by the others."""
         joined = self.only(np.ones(len(self), dtype=bool))
-        joined.origins, joined.scripts = [*self.origins, *other.origins], list(self.scripts)
-        for k in range(len(other)):
-            joined.add(
-                len(self.origins) + other.source[k],
-                other.index[k],
-                other.n_bytes[k],
-                other.n_characters[k],
-                other.digest(k),
-                other.scripts[other.script[k]],
-            )
+        joined.origins, joined.scripts = list(self.origins), list(self.scripts)
+        joined.extend(other)
         return joined
+
+    def extend(self, other: "Documents") -> None:
+        """Add the other documents after these."""
+        for script in other.scripts:
+            if script not in self.scripts:
+                self.scripts.append(script)
+        numbers = np.array([self.scripts.index(script) for script in other.scripts], dtype=np.uint16)
+        self.script.frombytes(numbers[np.asarray(other.script)].tobytes())
+        self.source.frombytes((np.asarray(other.source) + len(self.origins)).astype(np.int32).tobytes())
+        for own, column in zip(self._columns()[1:4], other._columns()[1:4], strict=True):
+            own.extend(column)
+        self.digests += other.digests
+        self.origins += other.origins
+
+    def column_bytes(self) -> bytes:
+        """All columns, one after another."""
+        return b"".join([*(column.tobytes() for column in self._columns()), bytes(self.digests)])
+
+    @classmethod
+    def of_columns(cls, origins: list[Origin], scripts: list[str], n: int, content: bytes) -> "Documents":
+        """`n` documents whose columns `column_bytes` gave."""
+        documents, at = cls(origins, scripts=scripts), 0
+        for column in documents._columns():
+            column.frombytes(content[at : at + n * column.itemsize])
+            at += n * column.itemsize
+        documents.digests += content[at:]
+        return documents
 
     def _columns(self) -> tuple[array, ...]:
         return self.source, self.index, self.n_bytes, self.n_characters, self.script

@@ -1,38 +1,24 @@
 """Encode on all cores. The text is cut into units; processes encode them separately, and the ids come back in order.
 
-The text and the tokenizer alone decide where a unit ends, so the ids do not depend on the number of workers. A worker
-is a process of its own (`python -m pellucid.text.tokens.worker`) fed through a pipe: it ends when the pipe is closed,
-and shares no state, such as threads, with the caller.
+The text and the tokenizer alone decide where a unit ends, so the ids do not depend on the number of workers.
 """
 
-import contextlib
 import itertools
-import os
 import struct
-import subprocess
-import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from threading import local
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pellucid.text.read.chunks import TextChunk
 from pellucid.text.tokenizers.base import Tokenizer, TokenizerError
+from pellucid.text.workers import WorkerPool
 
 #: characters per unit; a longer document is cut where its tokenizer allows it. A worker needs some 100 bytes for each
 #: character while it encodes (docs/log.md)
 UNIT = 1 << 17
-#: how many bytes of text are worth starting workers for, and the largest number of workers
-WORTH_WORKERS, MOST_WORKERS = 1 << 23, 16
 _SIZE = struct.Struct("<Q")
-
-
-class EncodingError(ValueError):
-    """A worker process ended unexpectedly."""
 
 
 class Unit(NamedTuple):
@@ -108,16 +94,6 @@ def encode_unit(tokenizer: Tokenizer, unit: Unit) -> Encoded:
     return Encoded(np.concatenate(parts), np.array(ends, dtype=np.int64))
 
 
-def n_cores() -> int:
-    """The number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def choose_workers(n_bytes: int) -> int:
-    """How many workers to start for this many bytes; 0 means that this process encodes by itself."""
-    return 0 if n_bytes < WORTH_WORKERS or n_cores() < 2 else min(n_cores(), MOST_WORKERS)
-
-
 class Encoders:
     """Encodes units with `n` worker processes that load the tokenizer from `folder`; a context manager.
 
@@ -125,86 +101,27 @@ class Encoders:
     """
 
     def __init__(self, tokenizer: Tokenizer, folder: Path, n: int):
-        self.tokenizer, self.folder, self.n = tokenizer, folder, n
-        self.workers: list[subprocess.Popen] = []
-        self._own = local()
-        self._pool = ThreadPoolExecutor(n) if n else None
+        self.tokenizer = tokenizer
+        words = (str(folder), tokenizer.hash)
+        self.pool = WorkerPool(n, "pellucid.text.tokens.worker", words, "encodes text") if n else None
 
     def __enter__(self) -> "Encoders":
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        for worker in self.workers:
-            worker.kill()
-        if self._pool:
-            self._pool.shutdown(cancel_futures=True)
-        for worker in self.workers:
-            worker.wait()
-            for pipe in (worker.stdin, worker.stdout):
-                with contextlib.suppress(BrokenPipeError, AttributeError):  # what was not sent is not needed
-                    pipe.close()  # type: ignore[union-attr]
+    def __exit__(self, *error: Any) -> None:
+        if self.pool:
+            self.pool.__exit__(*error)
 
     def encode(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, Encoded]]:
         """Every unit with its ids, in order. At most two units for each worker are in memory."""
-        if self._pool is None:
+        if self.pool is None:
             yield from ((unit, encode_unit(self.tokenizer, unit)) for unit in units)
             return
-        waiting: deque[tuple[Unit, Future]] = deque()
-        for unit in units:
-            waiting.append((unit, self._pool.submit(self._ask, unit)))
-            if len(waiting) > 2 * self.n:
-                unit, answer = waiting.popleft()
-                yield unit, answer.result()
-        for unit, answer in waiting:
-            yield unit, answer.result()
-
-    def _ask(self, unit: Unit) -> Encoded:
-        """Send a unit to this thread's worker, which is started with its first unit, and return the answer."""
-        if not hasattr(self._own, "worker"):
-            self._own.worker = self._start()
-        worker = self._own.worker
-        try:
-            write_frame(worker.stdin, pack_texts(unit))
-            answer = read_frame(worker.stdout)
-        except BrokenPipeError:
-            answer = None
-        if answer is None:
-            raise EncodingError(
-                f"a process that encodes text ended with code {worker.wait()}: the machine may be short of memory"
-            )
-        return unpack_ids(answer)
-
-    def _start(self) -> subprocess.Popen:
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "pellucid.text.tokens.worker", str(self.folder), self.tokenizer.hash],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
-            process_group=0 if os.name == "posix" else None,  # the caller handles Ctrl-C
-        )
-        self.workers.append(worker)
-        return worker
+        for unit, answer in self.pool.answers(units, pack_texts, ahead=2):
+            yield unit, unpack_ids(answer)
 
 
 # Messages through the pipe -----------------------------------------------------------------------
-
-
-def write_frame(pipe: Any, content: bytes) -> None:
-    """Write the length of the content, then the content."""
-    pipe.write(_SIZE.pack(len(content)))
-    pipe.write(content)
-    pipe.flush()
-
-
-def read_frame(pipe: Any) -> bytes | None:
-    """The next message's content, or None at the end."""
-    head = pipe.read(_SIZE.size)
-    if len(head) < _SIZE.size:
-        return None
-    (size,) = _SIZE.unpack(head)
-    content = pipe.read(size)
-    return content if len(content) == size else None
 
 
 def pack_texts(unit: Unit) -> bytes:

@@ -21,9 +21,10 @@ from pellucid.text.read.chunks import TextChunk
 from pellucid.text.split import PARTS, Split
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokens import encode as encoding
-from pellucid.text.tokens.encode import Counter, Encoders, choose_workers, units_of
+from pellucid.text.tokens.encode import Counter, Encoders, units_of
 from pellucid.text.tokens.store import FORMAT, Tokens, TokensError
 from pellucid.text.tokens.writer import PartWriter, flush, remove_journal
+from pellucid.text.workers import WORTH_ENCODERS, choose_workers
 
 #: ids per shard, 32 MiB in uint16: the most that an interruption loses
 SHARD_TOKENS = 1 << 24
@@ -123,7 +124,8 @@ def write_parts(
     n_bytes = np.asarray(split.corpus.documents.n_bytes)
     total, counted = int((n_bytes if documents is None else n_bytes[documents.start : documents.stop]).sum()), Counter()
     tokenizer.save(folder)
-    with Encoders(tokenizer, folder, choose_workers(total) if workers is None else workers) as encoders:
+    n = choose_workers(total, WORTH_ENCODERS) if workers is None else workers
+    with Encoders(tokenizer, folder, n) as encoders:
         return {
             name: _write_part(
                 split.documents(name, documents),
