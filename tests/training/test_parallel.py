@@ -475,6 +475,23 @@ def test_pairs_and_conversations_are_those_of_one_process(tmp_path, layout, writ
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("adapters", [{}, {"adapt.rank": 2}], ids=["all weights", "adapters"])
+def test_tokens_new_to_the_vocabulary_are_trained_as_in_one_process(text, tmp_path, adapters):
+    """The markers of conversations, which the model that the run starts from has no rows for."""
+    base, source = train(text, tmp_path / "base", steps=2, n_ctx=160), write_conversations(tmp_path)
+    fields = {"batch": 4, "steps": STEPS, "evaluate_every": 10, "sample_every": -1, "optimizer": "adamw", **adapters}
+    fields |= {name: FIELDS[name] for name in ("precision", "compile", "attention", "device", "evaluate_tokens")}
+    runs = {}
+    for n, more in ((1, {}), (2, laid_out((1, 2, 1)))):
+        options = {"out": tmp_path / str(n), "from_model": base, "fields": {**fields, **more}}
+        do_in(n, lambda rank, options=options: pellucid.train(source, **options))
+        runs[n] = options["out"]
+        recipe = read_recipe(runs[n])
+        assert (recipe.train.objective, recipe.new_ids, recipe.model.n_vocab) == ("chat", (257, 258), 259)
+    assert_equal_losses(runs[2], runs[1], TOLERANCE["adamw"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [(1, 2, 1), (1, 1, 2)])
 def test_logits_in_chunks_are_those_of_one_process(text, tmp_path, monkeypatch, layout):
     """A tied readout, whose weights are used outside of the network's forward pass."""
