@@ -14,13 +14,21 @@ from pellucid.hub.families import parameter_shapes
 from pellucid.hub.folder import Folder, LoadWarning
 from pellucid.hub.open import check_revision, checked_parameters, find_folder, open_folder
 from pellucid.hub.shards import RELEASED_AFTER
-from pellucid.model.weights import StoredWeights, WithNewRows, check_same_shapes, refuse_not_finite, shapes_of
+from pellucid.model.weights import (
+    StoredWeights,
+    WithNewRows,
+    check_same_shapes,
+    refuse_not_finite,
+    shapes_of,
+    trained_state,
+)
 from pellucid.runs.checkpoint import named_checkpoint
 from pellucid.runs.options import RecipeError
 from pellucid.text.chat_template import ChatTemplate, read_chat_template
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from pellucid.training.build import build_network
 from pellucid.training.config import Base
-from pellucid.training.load import load_run, read_recipe
+from pellucid.training.load import read_recipe
 from pellucid.training.recipe import Recipe
 
 Weights = Mapping[str, Tensor]
@@ -50,6 +58,26 @@ class FileWeights(StoredWeights):
         tensor = self.tensors[name]
         self.n_bytes += tensor.nbytes
         return tensor.detach().float()
+
+
+class MergedWeights(StoredWeights):
+    """The weights of a run of adapters, W + (alpha / r) B A and W elsewhere, each computed when it is looked up.
+
+    weights   those that the adapters change; ids that are new to the vocabulary have rows
+    adapters  the trained tensors of the run, by name
+    """
+
+    def __init__(self, weights: StoredWeights, adapters: Weights, recipe: Recipe):
+        self.weights, self.adapters, self.shapes, self.why_whole = weights, adapters, weights.shapes, weights.why_whole
+        self.scale, self.new_ids = recipe.adapt.scaled_by / recipe.adapt.rank, torch.tensor(recipe.new_ids)
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight, module = self.weights[name], name.removesuffix(".weight")
+        if f"{module}.A" in self.adapters:
+            return weight + self.scale * self.adapters[f"{module}.B"] @ self.adapters[f"{module}.A"]
+        if f"{module}.rows" in self.adapters:
+            return weight.index_add(0, self.new_ids, self.adapters[f"{module}.rows"])
+        return weight
 
 
 @dataclass(frozen=True)
@@ -103,11 +131,12 @@ def run_weights(run: Path, checkpoint: str) -> tuple[StoredWeights, str]:
     """The weights of a run at a checkpoint (best, last, or a step), and its step. Raises WeightsError."""
     recipe = read_recipe(run)
     shapes = parameter_shapes(recipe.model)
+    found = named_checkpoint(run, checkpoint, at_once=bool(recipe.adapt.rank))
     if recipe.adapt.rank:
-        network, _, step = load_run(run, checkpoint, torch.device("cpu"), base_weights)
-        weights = {name: p.detach() for name, p in network.named_parameters()}
-        return FileWeights(weights, shapes, why_whole=f"{run} holds adapters, which are added to them"), str(step)
-    found = named_checkpoint(run, checkpoint, at_once=False)
+        weights = base_weights(recipe)
+        adapted = build_network(recipe, torch.device("meta"), weights)
+        check_same_shapes(shapes_of(trained_state(adapted)), shapes_of(found.weights), f"{run}, step {found.step}")
+        return MergedWeights(weights, found.weights, recipe), str(found.step)
     check_same_shapes(shapes, shapes_of(found.weights), f"{run}, step {found.step}")
     return FileWeights(found.weights, shapes), str(found.step)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from kinds import write_conversations
 from tiny import FIELDS, Heard, assert_same_tensors, write_text
 from together import laid_out, together, train
 from torch.distributed.tensor import DTensor
@@ -17,9 +18,9 @@ from torch.distributed.tensor import DTensor
 import pellucid
 from pellucid import training_run
 from pellucid.model import Transformer
-from pellucid.model.weights import state_of
+from pellucid.model.weights import StoredWeights, state_of
 from pellucid.runs.checkpoint import load_checkpoint
-from pellucid.starting_model import FileWeights
+from pellucid.starting_model import FileWeights, MergedWeights
 from pellucid.training.load import read_recipe
 from pellucid.training.trainable import TransformerTrainable
 from some_cases import one_in
@@ -56,7 +57,24 @@ def write_gpt2(text: Path, folder: Path) -> Path:
     return write_theirs(text, folder, "gpt2", "gpt2")
 
 
+def write_adapters(text: Path, folder: Path) -> Path:
+    """A run of adapters, which change the weights of another run."""
+    base, out = write_run(text, folder, unembed="untied"), folder / "adapters"
+    pellucid.train(text, out=out, from_model=base, fields={**GIVEN, "steps": 4, "adapt.rank": 2})
+    return out
+
+
+def write_new_rows(text: Path, folder: Path) -> Path:
+    """The same with rows for tokens that are new to the vocabulary, those of the template of conversations."""
+    base, out = write_run(text, folder, n_ctx=160), folder / "adapters"
+    fields = {**GIVEN, "steps": 4, "adapt.rank": 2}
+    pellucid.train(write_conversations(folder), out=out, from_model=base, fields=fields)
+    assert read_recipe(out).new_ids == (260, 261)
+    return out
+
+
 SOURCES = {"several files": write_theirs, "run": write_run, "our layout": write_ours, "joined tensors": write_gpt2}
+SOURCES |= {"adapters": write_adapters, "adapters and new rows": write_new_rows}
 LAYOUTS = [(1, 2, 1), (1, 1, 2)]
 
 
@@ -77,20 +95,20 @@ def whole(x: torch.Tensor) -> torch.Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def watch_lookups(monkeypatch) -> None:
+def watch_lookups(monkeypatch, kind: type[StoredWeights]) -> None:
     """Fail where a given weight is read while another one is still held."""
     alive: list[weakref.ref[torch.Tensor]] = []
-    real = FileWeights.__getitem__
+    real = kind.__getitem__
 
-    def read(self: FileWeights, name: str) -> torch.Tensor:
+    def read(self: StoredWeights, name: str) -> torch.Tensor:
         assert not any(ref() is not None for ref in alive), f"another weight is in memory when {name} is read"
         alive.append(weakref.ref(values := real(self, name)))
         return values
 
-    monkeypatch.setattr(FileWeights, "__getitem__", read)
+    monkeypatch.setattr(kind, "__getitem__", read)
 
 
-@pytest.mark.parametrize(("source", "layout"), one_in(8, itertools.product(SOURCES, LAYOUTS)))
+@pytest.mark.parametrize(("source", "layout"), one_in(12, itertools.product(SOURCES, LAYOUTS)))
 def test_given_weights_are_read_in_parts(text, tmp_path, sources, source, layout, monkeypatch):
     """The network has no memory before it is divided, and then each process has about half of the given weights."""
     given = sources(source)
@@ -116,7 +134,8 @@ def test_given_weights_are_read_in_parts(text, tmp_path, sources, source, layout
 
     monkeypatch.setattr(Transformer, "__init__", make)
     monkeypatch.setattr(TransformerTrainable, "begin", begin)
-    watch_lookups(monkeypatch)
+    watch_lookups(monkeypatch, FileWeights)
+    watch_lookups(monkeypatch, MergedWeights)
 
     def do(rank: int) -> None:
         pellucid.train(text, out=tmp_path / "two", from_model=given, fields={**GIVEN, **laid_out(layout)})
@@ -131,13 +150,13 @@ def test_given_weights_are_read_in_parts(text, tmp_path, sources, source, layout
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_weights_that_cannot_be_read_by_parts_are_read_whole_and_that_is_said(text, tmp_path, layout, monkeypatch):
-    """Adapters are added to the weights that they change; the weights are those of one process, bit for bit."""
-    base = write_run(text, tmp_path)
-    adapted = tmp_path / "adapted"
-    pellucid.train(text, out=adapted, from_model=base, fields={**GIVEN, "adapt.rank": 2})
+    """An adapter of a Hugging Face family is added as its base is read; the weights are those of one process."""
+    base = write_theirs(text, tmp_path)
+    pellucid.train(text, out=tmp_path / "adapters", from_model=base, fields={**GIVEN, "adapt.rank": 2})
+    adapted = tmp_path / "adapters" / "adapter"
     heard = Heard()
     monkeypatch.setattr(training_run, "make_reporter", lambda: heard)
-    said = "every process reads all given weights before it keeps its parts: .* holds adapters"
+    said = "every process reads all given weights before it keeps its parts: an adapter is added"
 
     def do(rank: int, n: int = 2) -> None:
         fields = {**GIVEN, **(laid_out(layout) if n == 2 else {})}
