@@ -162,7 +162,9 @@ def test_prompts_without_a_tokenizer_are_refused():
 # Faults in what is computed -----------------------------------------------------------------------
 
 COVERING = [
-    BASE.with_fields({"embed_norm": "norm", "mlp.form": "gated", "n_segments": 2}),
+    BASE.with_fields(
+        {"embed_norm": "norm", "mlp.form": "gated", "n_segments": 2, "d_embed": 6, "embed_projection": "sum"}
+    ),
     BASE.with_fields({"mlp.n_hidden": 2, "block": "parallel", "ngrams": (2, 3), "ngram_rows": 7} | ROTARY),
     BASE.with_fields({"block": "post"}),
     BASE.with_fields({"block": "sandwich"}),

@@ -42,7 +42,8 @@ OTHER = {
 }
 #: values that need others
 WITH = {"model.mlp.n_hidden": {"mlp.form": "plain"}, "model.attention.mask": {"train.objective": "prefix"}}
-WITH |= {"text.chat_template": {"train.objective": "chat"}}
+WITH |= {"text.chat_template": {"train.objective": "chat"}, "model.embed_projection": {"d_embed": "64"}}
+WITH |= {"model.readout_bias": {"readout": "bert"}}
 WITH |= {name: {"mlp.experts": "4"} for name in ("model.mlp.shared_d_ff", "train.balance")}
 WITH |= {name: {"adapt.rank": "2"} for name in ("adapt.alpha", "adapt.modules")}
 

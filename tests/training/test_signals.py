@@ -27,7 +27,7 @@ from pellucid.runs import measure
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.trainer import Trainer
 from pellucid.text import split as split_module
-from pellucid.text.read import documents
+from pellucid.text.read import scan_files
 from pellucid.text.tokens import encode as encoding
 from pellucid.training import trainable
 from pellucid.training.resolve_recipe import resolve_batch
@@ -103,7 +103,7 @@ def many_files(child):
 
 def reading(patch, child):
     folder = many_files(child)
-    patch.setattr("pellucid.text.read.documents.scan", child.slowed(documents.scan, 0.3, after=3))
+    patch.setattr(scan_files, "scan", child.slowed(scan_files.scan, 0.3, after=3))
     return ["train", folder, *TINY, "--steps", "3"]
 
 

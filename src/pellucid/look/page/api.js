@@ -1,4 +1,4 @@
-// Requests to the server that sent this page, .npy tensors, lines of JSON, and loading that is cancelled when it is not wanted any more.
+// Requests to the server that sent this page, .npy tensors, lines of JSON, and loading that is cancelled when it is no longer wanted.
 
 import { useEffect, useState } from "./preact.js";
 

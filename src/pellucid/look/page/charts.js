@@ -8,7 +8,7 @@ import { useRepaint, useWidth } from "./parts.js";
 /** The size of the largest magnitude, or `least` where all are zero. */
 export const largest = (values, least = 1e-12) => { let most = least; for (const x of values) if (Math.abs(x) > most) most = Math.abs(x); return most; };
 
-/** Rows of a label, a bar and a number: [{label, value, said, name, onClick, selected}], around the middle where any is negative. */
+/** Rows of a label, a bar and a number: [{label, value, said, name, onClick, selected}], around the middle if any is negative. */
 export function Bars({ rows, most = null, label }) {
   const size = most ?? largest(rows.map((row) => row.value)), signed = rows.some((row) => row.value < 0);
   return html`<div class="bars" role="table" aria-label=${label}>${rows.map((row) => {
@@ -20,7 +20,7 @@ export function Bars({ rows, most = null, label }) {
   })}</div>`;
 }
 
-/** Parts that add up: [{label, value, name, onClick}]; each bar begins where the last one ends, and the last row is the sum. */
+/** Parts that add up: [{label, value, name, onClick}]; each bar begins where the last ends, and the last row is the sum. */
 export function Waterfall({ rows, total, label }) {
   let sum = 0;
   const ends = rows.map((row) => [sum, (sum += row.value)]);
@@ -33,7 +33,7 @@ export function Waterfall({ rows, total, label }) {
 
 const LINES = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
 
-/** Three to seven round numbers from low to high; of a logarithmic axis, whose ends are logarithms, powers of ten or less. */
+/** Three to seven round numbers from low to high; of a logarithmic axis, whose ends are logarithms, powers of ten. */
 function ticksOf(low, high, log, whole = false) {
   if (log) {
     const first = Math.ceil(low / Math.LN10), last = Math.floor(high / Math.LN10);
@@ -48,7 +48,7 @@ function ticksOf(low, high, log, whole = false) {
 /** A place on an axis: whole numbers with all of their digits. */
 const place = (x) => (Number.isInteger(x) ? String(x) : three(x));
 
-/** Heights of texts moved apart, at least 13 from each other and none below `most`, in the order of the heights that were wanted. */
+/** Heights of texts moved apart, at least 13 from each other and none below `most`, in the order given. */
 function spread(heights, most) {
   const order = heights.map((_, k) => k).sort((i, j) => heights[i] - heights[j]), moved = heights.slice();
   order.forEach((k, n) => { if (n) moved[k] = Math.max(moved[k], moved[order[n - 1]] + 13); });

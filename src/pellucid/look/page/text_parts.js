@@ -54,7 +54,7 @@ export const Progress = ({ of }) => (of.error ? html`<${Failed} of=${of} />`
   : of.loading && of.value?.doing ? html`<p class="quiet" role="status" data-waiting>${of.value.doing.doing} (${of.value.doing.done + 1} of ${of.value.doing.of})</p>`
   : of.loading ? html`<p class="quiet" role="status" data-waiting>asking \u2026</p>` : null);
 
-/** What the n-grams say of the text, and of the token after position `pos`: {progress, facts}; asked for when they are shown. */
+/** What the n-grams say of the text, and of the token after position `pos`: {progress, facts}; asked for when shown. */
 export function useNgrams(view, a, pos) {
   const progress = useLines(view.ngrams ? route(`api/t/${a.id}/tokens/ngrams`, { pos }) : null, null, foldLines, [view.ngrams, a.id, pos]);
   return { progress, facts: progress.value?.lines.at(-1) ?? null };
