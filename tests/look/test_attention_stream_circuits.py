@@ -209,7 +209,8 @@ def test_the_norms_are_the_tensors(t):
         assert torch.equal(row, norms[name])
     for row, name in zip(arrays["lengths"], panel["writes"], strict=True):
         assert torch.equal(row, norms[name])
-    assert {name.rpartition(".")[2] for name in panel["writes"]} >= {"embed", "attn_out", "mlp_out"}
+    embed = "embed_projected" if t.architecture.embed_projection == "sum" else "embed"
+    assert {name.rpartition(".")[2] for name in panel["writes"]} >= {embed, "attn_out", "mlp_out"}
 
 
 # Circuits -----------------------------------------------------------------------------------
