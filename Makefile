@@ -31,8 +31,8 @@ demo: setup
 SHAPES := tests/model tests/conformance/test_engine_forward.py tests/laws/test_tap.py tests/laws/test_cache.py
 
 test: setup
-	$(TEST) -m "not slow and not gpu" --examples 0.2 --jaxtyping-packages=pellucid.model,beartype.beartype $(SHAPES)
-	$(TEST) -m "not slow and not gpu" --examples 0.2 $(addprefix --ignore=,$(SHAPES))
+	$(TEST) -m "not slow and not gpu" --examples 0.1 --jaxtyping-packages=pellucid.model,beartype.beartype $(SHAPES)
+	$(TEST) -m "not slow and not gpu" --examples 0.1 $(addprefix --ignore=,$(SHAPES))
 
 # two trainings side by side, a thread each: two threads for one training are no twice as fast
 test-slow: setup .venv/.docs .clients/.ready

@@ -91,6 +91,7 @@ def test_of_long_texts_a_part_is_read_and_it_says_how_much(text, tmp_path, monke
     assert baselines.spread(part, 1050).tolist() == list(range(1050))
 
 
+@pytest.mark.slow
 def test_each_objective_has_the_baselines_that_fits_it(text, tmp_path):
     masked = measured(train(text, out=tmp_path / "masked", objective="masked"))
     assert [p.name for p in masked.predictors] == ["uniform", "unigram"]

@@ -142,6 +142,7 @@ def check_nothing_is_left(server) -> None:
     assert sum(type(thing) is Generation for thing in gc.get_objects()) < 10
 
 
+@pytest.mark.slow
 def test_aborted_streams_leave_nothing_behind(server):
     abort(server, 25, random.Random(0))
     check_nothing_is_left(server)

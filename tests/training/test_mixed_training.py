@@ -123,6 +123,7 @@ def test_no_batch_reads_what_is_set_aside():
         part.select([(4700, 5001)])
 
 
+@pytest.mark.slow
 def test_what_is_set_aside_changes_neither_the_network_nor_the_ngram(mixed_run, ids, tmp_path):
     """The characters of each stretch in another order: everything but the share stays as it is, bit for bit."""
     run = mixed_run

@@ -95,6 +95,7 @@ def test_the_schedule_reaches_its_floor_when_the_time_is_over(text, tmp_path, mo
     assert (speed == "as measured") or written["replans"]
 
 
+@pytest.mark.slow
 def test_a_run_that_replays_the_recorded_plans_is_the_same_bit_for_bit(text, tmp_path, monkeypatch):
     """Interrupted, resumed with other speeds, killed behind a plan that was written down: then replayed in one go."""
     run = tmp_path / "run"

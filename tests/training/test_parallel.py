@@ -408,7 +408,8 @@ TIMED = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "layout"), one_in(len(TIMED), TIMED))
+@pytest.mark.slow
+@pytest.mark.parametrize(("fields", "layout"), TIMED)
 def test_no_process_makes_the_whole_network_to_time_a_step(text, tmp_path, fields, layout, monkeypatch, stop_after):
     """The first process makes one or two layers; all other networks have no memory until they are divided."""
     real, depths = Transformer.__init__, set()

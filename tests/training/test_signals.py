@@ -202,7 +202,8 @@ def text_of(child, pieces, poll):
         poll(n, samples.SAMPLE_TOKENS)
 
 
-@pytest.mark.parametrize(("phase", "number"), one_in(2, [(evaluating, signal.SIGINT), (sampling, signal.SIGTERM)]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("phase", "number"), [(evaluating, signal.SIGINT), (sampling, signal.SIGTERM)])
 def test_what_comes_between_steps_is_left_and_made_up_for(child, tmp_path, monkeypatch, phase, number):
     """The step is saved already; the run goes on from there as if nothing had happened."""
     write_text(tmp_path)
