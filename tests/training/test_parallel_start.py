@@ -23,7 +23,6 @@ from pellucid.runs.checkpoint import load_checkpoint
 from pellucid.starting_model import FileWeights, MergedWeights
 from pellucid.training.load import read_recipe
 from pellucid.training.trainable import TransformerTrainable
-from some_cases import slow
 
 #: sizes that two processes divide
 SIZES = {"tokenizer": "bpe", "vocabulary": 260, "n_heads": 4, "steps": 1, "evaluate_every": 1, "sample_every": -1}
@@ -108,7 +107,8 @@ def watch_lookups(monkeypatch, kind: type[StoredWeights]) -> None:
     monkeypatch.setattr(kind, "__getitem__", read)
 
 
-@pytest.mark.parametrize(("source", "layout"), map(slow, itertools.product(SOURCES, LAYOUTS)))
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "layout"), [*itertools.product(SOURCES, LAYOUTS)])
 def test_given_weights_are_read_in_parts(text, tmp_path, sources, source, layout, monkeypatch):
     """The network has no memory before it is divided, and then each process has about half of the given weights."""
     given = sources(source)
