@@ -237,7 +237,8 @@ def absent(template: str, a: Architecture, layer: int | None = None) -> str:
     part = template.split(".")[-1] if template.endswith((".scale", ".normalized")) else ""
     place = template.removeprefix("blocks.i.").removesuffix(f".{part}")
     without = "norm.kind = none" if a.norm.kind == "none" else f"block = {a.block} has no such norm"
-    unnormed = layer == 0 and a.first_norm == "none" and a.norm.kind != "none"
+    is_first = layer == 0 or a.n_layers == 1
+    unnormed = is_first and a.first_norm == "none" and a.norm.kind != "none"
     reasons = {
         "pos_embed": (
             not a.adds_positions,

@@ -63,7 +63,7 @@ def test_scores_are_the_circuit_between_what_is_read(a):
     given_ = {"source": draw_tokens(a.encoder, 1, 3)} if a.encoder is not None else {}
     t = trace(network, None, tokens, **given_)
     for l in range(a.n_layers):
-        raw = a.block in ("post", "inner") or a.norm.kind == "none"
+        raw = a.block in ("post", "inner") or "norm_1" not in a.norms_of(l) or a.norm.kind == "none"
         read = f"blocks.{l}.resid_pre" if raw else f"blocks.{l}.norm_1"
         x, scores = t[read][0], t[f"blocks.{l}.attn.scores"][0]
         q, k = t[f"blocks.{l}.attn.q"][0], t[f"blocks.{l}.attn.k"][0]
