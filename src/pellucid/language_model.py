@@ -42,7 +42,7 @@ from pellucid.model import Transformer
 from pellucid.model.weights import check_finite, save_weights
 from pellucid.predictors.on_text import Progress, score_given, with_baselines
 from pellucid.predictors.predictor import Predictor
-from pellucid.predictors.transformer_mixture import mixed_with, mixed_with_own
+from pellucid.predictors.transformer_mixture import mixed_with, mixed_with_stored
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.device import resolve_device
 from pellucid.starting_model import base_weights
@@ -184,7 +184,7 @@ class LanguageModel:
         weight  the model's share: 0.5 unless given, and for the n-gram of the run the share that was fitted
         """
         if other is None:
-            return mixed_with_own(self.network, self.tokenizer, self.provenance, weight)
+            return mixed_with_stored(self.network, self.tokenizer, self.provenance, weight)
         return mixed_with(self.network, self.tokenizer, other, 0.5 if weight is None else weight)
 
     def fill(self, text: str, *, top: int = 5) -> list[Filling]:

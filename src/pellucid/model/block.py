@@ -45,8 +45,8 @@ class PreBlock(nn.Module):
 
     inner: x += norm_1_out(attn(x)) and x += norm_2_out(mlp(x)) (Liu et al. 2021, Swin v2; OLMo 2), sandwich: with all
     four (Ding et al. 2021). A norm that the word does not name leaves its vector unchanged, and so does norm_1 of block
-    0 where first_norm = none (Warner et al. 2024). With residual_scale = c
-    every block adds c times what its sublayers compute (IBM 2024, Granite 3.0).
+    0 where first_norm = none (Warner et al. 2024). With residual_scale = c every block adds c times what its sublayers
+    compute (IBM 2024, Granite 3.0).
     """
 
     def __init__(self, a: Architecture, layer: int):

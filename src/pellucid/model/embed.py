@@ -79,11 +79,15 @@ class Embed(nn.Module):
             x = x + tap("seg_embed", self.segment(torch.zeros_like(tokens) if segments is None else segments))
         if self.ngrams is not None:
             x = x + tap("ngram_embed", self.ngrams(history, positions))
-        return self.dropout(self.norm(x, tap, "embed_norm"))
+        return self.project(self.dropout(self.norm(x, tap, "embed_norm")), tap)
 
     def widen(self, rows: Embeddings) -> Tensor:
         """The rows of W_E in the width of the sum."""
         return self.projection(rows)
+
+    def project(self, y: Tensor, tap: Tap) -> Stream:
+        """The sum in the width of the stream."""
+        return y
 
     @property
     def matrix(self) -> Tensor:
@@ -100,20 +104,11 @@ class ProjectedSum(Embed):
 
     has_bias = True
 
-    def forward(
-        self,
-        tokens: Tokens,
-        history: History,
-        positions: PositionIds,
-        segments: Tokens | None,
-        embeddings: Embeddings | None,
-        tap: Tap = OFF,
-    ) -> Stream:
-        y = super().forward(tokens, history, positions, segments, embeddings, tap)
-        return tap("embed_projected", self.projection(y))
-
     def widen(self, rows: Embeddings) -> Tensor:
         return rows
+
+    def project(self, y: Tensor, tap: Tap) -> Stream:
+        return tap("embed_projected", self.projection(y))
 
 
 EMBED = {"tokens": Embed, "sum": ProjectedSum}

@@ -141,7 +141,7 @@ class MixedTransformerTrainable(TransformerTrainable):
     def finish(self, run_dir: Path, step: int, phase: Phase) -> tuple[dict[str, Any], list[str]]:
         """Fit the weight on the tokens set aside, and measure the held-out text with the n-gram and without it."""
         began = time.monotonic()
-        ngram = self.stored_ngram(run_dir, phase)
+        ngram, why_counted = self.stored_ngram(run_dir, phase)
         network, _, best = load_run(run_dir, "best", self.device)
         pairs = [self.log_probs(network, ngram, part, phase) for part in self.aside]
         own, counted = (np.concatenate(log_probs) for log_probs in zip(*pairs, strict=True))
@@ -164,7 +164,7 @@ class MixedTransformerTrainable(TransformerTrainable):
             "mixed_step": best,
             "mixing_seconds": round(time.monotonic() - began, 3),
         }
-        return row, [self.sentence(row)]
+        return row, [*([why_counted] if why_counted else []), self.sentence(row)]
 
     def sentence(self, row: dict[str, Any]) -> str:
         """The result, in one line."""
@@ -178,15 +178,15 @@ class MixedTransformerTrainable(TransformerTrainable):
             f"({row['mixing_seconds']:.1f} s)"
         )
 
-    def stored_ngram(self, run_dir: Path, poll: Callable[[], object]) -> NGram:
-        """The n-gram in the run's folder; where it is damaged or missing, it is counted and written again."""
+    def stored_ngram(self, run_dir: Path, poll: Callable[[], object]) -> tuple[NGram, str]:
+        """The n-gram in the run's folder; where it is damaged or missing, it is counted and written again, and why."""
         try:
-            return NGram.load(run_dir / "ngram")
-        except NGramError:
+            return NGram.load(run_dir / "ngram"), ""
+        except NGramError as error:
             ngram = self.count(poll)
             shutil.rmtree(run_dir / "ngram", ignore_errors=True)
             ngram.save(run_dir / "ngram")
-            return ngram
+            return ngram, f"the n-gram was counted and written again: {error}"
 
     @torch.no_grad()
     def log_probs(

@@ -67,7 +67,7 @@ def mixed_with(transformer: Transformer, tokenizer: Tokenizer, other: Predictor,
     return Predictor(mixture, tokenizer, "mixture", other.provenance | {"weight": weight})
 
 
-def mixed_with_own(
+def mixed_with_stored(
     transformer: Transformer, tokenizer: Tokenizer, provenance: Mapping[str, Any], weight: float | None = None
 ) -> Predictor:
     """The transformer mixed with the n-gram that its run holds, by the weight that was fitted unless one is given.
