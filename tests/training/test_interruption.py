@@ -12,6 +12,7 @@ from pellucid import cli
 from pellucid.runs import checkpoint
 from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import steps_of
+from pellucid.runs.processes import Processes
 from pellucid.runs.trainer import Trainer
 from pellucid.training import build as setup
 from pellucid.training import trainable as trainable_module
@@ -87,6 +88,14 @@ def test_a_signal_before_the_first_step_of_any_kind_leaves_nothing_behind(tmp_pa
 def kind_module(kind):
     """Where the input of a run of this kind is read."""
     return image_module if kind.name == "image-classifier" else setup
+
+
+@pytest.mark.parametrize(("call", "step"), [(1, 1), (5, 2)])
+def test_a_signal_that_comes_while_the_processes_agree_is_not_lost(text, tmp_path, monkeypatch, call, step):
+    at_call(monkeypatch, Processes, "largest", call, (signal.SIGTERM,))  # after this process has said that none came
+    done = start(text, tmp_path / "run")
+    assert (done.exit_code, done.step) == (143, step)
+    assert steps_of(done.path)[-1] == step
 
 
 def test_a_signal_while_sampling(whole, text, tmp_path):

@@ -224,7 +224,7 @@ def train_to_end(
         with deterministic_kernels(recipe.train.deterministic == "yes"):
             trainer.train()
         last, finished = trainer.last_evaluation or {}, finish_row(trainer)
-        if trainable.finish_field and not finished and not interruption:
+        if trainable.finish_field and not finished and not trainer.stops():
             finished = finish_training(trainer)
     finally:
         reporter.close()

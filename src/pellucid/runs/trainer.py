@@ -228,8 +228,10 @@ class Trainer(Generic[RecipeT]):
 
     def stops(self) -> bool:
         """Whether a signal has come, to this process or another; all of them ask at the same places."""
-        self.interruption.signal = self.processes.largest(self.interruption.signal)
-        return bool(self.interruption)
+        agreed = self.processes.largest(self.interruption.signal)
+        if agreed:  # one that came to this process while it asked stays, and is seen when it asks again
+            self.interruption.signal = agreed
+        return agreed > 0
 
     # Between steps -------------------------------------------------------------------------
 
