@@ -12,6 +12,7 @@ Sources are numbered S0 Becker-Kahn, S1 Goon, S2 notes on transformers, S3 AP & 
 
 import difflib
 import fnmatch
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -292,7 +293,14 @@ def _numbered(name: str, a: Architecture) -> str:
 
 def names(a: Architecture) -> list[str]:
     """The full name of every tensor that a forward pass of this architecture computes, in order."""
-    found = [] if a.encoder is None else [f"encoder.{name}" for name in names(a.encoder) if name != "logits"]
+    return list(_names(a))
+
+
+# every tensor that is read by its name asks for them
+@functools.lru_cache(maxsize=64)
+def _names(a: Architecture) -> dict[str, None]:
+    """The names as the keys of a dictionary, which keeps their order and finds one at once."""
+    found = [] if a.encoder is None else [f"encoder.{name}" for name in _names(a.encoder) if name != "logits"]
     templates = [r.name for r in TABLE if not absent(r.name, a) and r.name not in ("probs", "loss")]
     inside = [t for t in templates if t.startswith("blocks.i.")]
     found += [t for t in templates if t in TEMPLATES_BEFORE]
@@ -307,7 +315,8 @@ def names(a: Architecture) -> list[str]:
                 found.append(full)
             elif a.mlp.n_hidden != 1:
                 found += [f"{full[:-1]}{l}" for l in range(a.mlp.n_hidden)]
-    return found + [t for t in templates if t not in inside and t not in TEMPLATES_BEFORE]
+    found += [t for t in templates if t not in inside and t not in TEMPLATES_BEFORE]
+    return dict.fromkeys(found)
 
 
 def _expert_names(layer: int, a: Architecture) -> list[str]:
@@ -473,10 +482,11 @@ def select(patterns: str | Sequence[str], a: Architecture) -> list[str]:
 
     Raises KeyError with the reason where a pattern chooses nothing that this architecture has.
     """
-    known = names(a)
+    known = _names(a)
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        found = fnmatch.filter(known, canonical(pattern, a))
+        name = canonical(pattern, a)
+        found = [name] if name in known else fnmatch.filter(known, name)
         if not found:
             raise KeyError(_why_not(pattern, a))
         chosen.update(found)

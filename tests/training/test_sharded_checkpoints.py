@@ -56,7 +56,7 @@ def test_each_process_writes_its_part_and_one_process_reads_the_whole(run, text,
 def test_whoever_reads_a_checkpoint_needs_no_processes(run, tmp_path, monkeypatch):
     monkeypatch.setattr(dist, "init_process_group", None)
     model = pellucid.load(run, checkpoint="last", device="cpu")
-    assert len(model.generate("To be", max_tokens=4).ids) == 4
+    assert len(model.generate("To be", max_tokens=4, temperature=0).ids) == 4
     pellucid.convert(run, tmp_path / "saved", to="pellucid", checkpoint="last")
     assert_same_tensors(state_of(model.network), state_of(pellucid.load(tmp_path / "saved", device="cpu").network))
     sessions: list[Session] = []
