@@ -7,6 +7,7 @@ engine is asked which characters are letters, numbers and white space, because P
 Unicode. Characters beyond U+FFFF are encoded by the engine, together with what is between the borders around them.
 """
 
+import functools
 import re
 from array import array
 from collections.abc import Callable, Sequence
@@ -22,6 +23,9 @@ TABLE_SIZE, ENTRY_SIZE = 1 << 22, 64
 MOST_NEW, CALLS_LEFT = 0.5, 16
 #: characters in a row of Unicode's that are asked about together
 BLOCK = 1 << 8
+#: every character, and the classes that are asked about: letters, numbers and white space
+ANY = r"[\s\S]"
+EXPRESSIONS = (ANY, r"\p{L}", r"\p{N}", r"\s")
 #: left to the engine: what Python's sets of characters find slowly, and what equals s or st in upper or lower case
 UNUSUAL = re.compile("[\U00010000-\U0010ffff\u017f\ufb05\ufb06]")
 #: one such character in so many, and the engine encodes the text
@@ -44,16 +48,15 @@ class CharacterClasses:
 
     def __init__(self, blocks: frozenset[int] = frozenset()):
         self.blocks = blocks | {0}
-        points = [point for block in sorted(self.blocks) for point in range(block * BLOCK, (block + 1) * BLOCK)]
-        text = "".join(chr(point) for point in points if not 0xD800 <= point <= 0xDFFF)
-        self.members = {expression: ranges(matching(expression, text)) for expression in (r"\p{L}", r"\p{N}", r"\s")}
-        self.unknown = re.compile(f"[^{ranges(text)}{UNUSUAL.pattern[1:]}")
+        members = [members_of(block) for block in sorted(self.blocks)]
+        self.members = {expression: "".join(one[expression] for one in members) for expression in EXPRESSIONS}
+        self.unknown = re.compile(f"[^{self.members[ANY]}{UNUSUAL.pattern[1:]}")
 
-    def with_those_of(self, text: str) -> "CharacterClasses":
-        """The classes, asked about the blocks of this text too."""
-        if text.isascii() or self.unknown.search(text) is None:
-            return self
-        return CharacterClasses(self.blocks | {ord(character) // BLOCK for character in self.unknown.findall(text)})
+    def with_those_of(self, texts: Sequence[str]) -> "CharacterClasses":
+        """The classes, asked about the blocks of these texts too."""
+        others = (text for text in texts if not text.isascii())
+        new = {ord(character) // BLOCK for text in others for character in self.unknown.findall(text)}
+        return CharacterClasses(self.blocks | new) if new else self
 
     def translate(self, pattern: str) -> re.Pattern[str]:
         """A known pattern for Python's `re`, which has no \\p{L}."""
@@ -67,6 +70,14 @@ class CharacterClasses:
             return f"[^{self.members[part.lower()]}]" if part == r"\S" else f"[{self.members[part]}]"
 
         return re.compile(CLASS.sub(spell, pattern.replace(FOLDED, SPELT_OUT)))
+
+
+@functools.cache  # at most 256 blocks
+def members_of(block: int) -> dict[str, str]:
+    """The characters of a block that each expression matches, as ranges inside a set."""
+    points = range(block * BLOCK, (block + 1) * BLOCK)
+    text = "".join(chr(point) for point in points if not 0xD800 <= point <= 0xDFFF)
+    return {expression: ranges(matching(expression, text)) for expression in EXPRESSIONS}
 
 
 def matching(expression: str, text: str) -> str:
@@ -104,7 +115,8 @@ class PreTokenTable:
         if self.calls_left:
             self.calls_left -= 1
             return None
-        divided = [self.divide(text) for text in texts]
+        expression = self.divider_of(texts)
+        divided = [self.divide(text, expression) for text in texts]
         table = self.table  # another thread may begin a new one meanwhile
         new = list(set().union(*divided).difference(table))
         n_new = sum(map(len, new))
@@ -119,11 +131,15 @@ class PreTokenTable:
         joined = (b"".join(map(table.__getitem__, pretokens)) for pretokens in divided)
         return [np.frombuffer(ids, np.uint32).astype(np.int64) for ids in joined]
 
-    def divide(self, text: str) -> list[str]:
-        """The text in pieces that the engine may encode one by one: pre-tokens, and what is unusual."""
+    def divider_of(self, texts: Sequence[str]) -> re.Pattern[str]:
+        """What matches the pre-tokens of these texts and of those before; the texts are looked at together."""
         classes, expression = self.divider or self.begin(CharacterClasses())
-        if (more := classes.with_those_of(text)) is not classes:
+        if (more := classes.with_those_of(texts)) is not classes:
             _, expression = self.begin(more)
+        return expression
+
+    def divide(self, text: str, expression: re.Pattern[str]) -> list[str]:
+        """The text in pieces that the engine may encode one by one: pre-tokens, and what is unusual."""
         if text.isascii() or (unusual := UNUSUAL.search(text)) is None:
             return expression.findall(text)
         if len(UNUSUAL.findall(text)) > len(text) // RARE:
