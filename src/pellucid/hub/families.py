@@ -6,6 +6,7 @@ cannot represent the other, conversion stops with a FamilyError that names the o
 """
 
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -336,6 +337,12 @@ def each_to_theirs(
 
 def parameter_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter, from a network on the meta device."""
+    return dict(_parameter_shapes(a))
+
+
+# files are read and checked tensor by tensor, and each asks; a network of many layers takes long to make
+@functools.lru_cache(maxsize=8)
+def _parameter_shapes(a: Architecture) -> Mapping[str, tuple[int, ...]]:
     if not a.adds_positions and a.encoder is None:  # tables of angles would be computed for every position
         a = dataclasses.replace(a, n_ctx=1)
     with without_memory():
