@@ -1,16 +1,15 @@
-"""One token at a time: the ordinary step beside the compiled one, and from how many tokens compiling pays.
+"""One token at a time: the ordinary step beside the compiled one, and from how many tokens listing its operations pays.
 
-    python -m benchmarks.decoding --shapes demo gpt2
+    python -m benchmarks.decoding --shapes demo gpt2 --weights loaded float32 int8 int4
 
 `demo` is the shape that `make demo` trains, `gpt2` GPT-2 small's. Weights are random and texts are drawn with seed 0 at
-temperature 0.8, so that sampling is part of a token's time. Steps are compiled first, or found on disk where an earlier
-run left them (`pellucid.generate.compiled_step`); `--fresh` compiles them anew to time it.
+temperature 0.8, so that sampling is part of a token's time. `--fresh` compiles the file of operations and products anew
+to time it (`pellucid.generate.row_products`).
 """
 
 import argparse
+import ctypes
 import os
-import subprocess
-import sys
 import tempfile
 import time
 
@@ -18,9 +17,8 @@ import torch
 
 from benchmarks.side_by_side import Measured, header, interleave, memory_read, seconds, show, spread
 from pellucid.architecture import Architecture
-from pellucid.generate import Sampling, generate_ids
-from pellucid.generate.choose_step import step_for
-from pellucid.generate.compiled_step import CompiledStep
+from pellucid.generate import Sampling, generate_ids, row_products
+from pellucid.generate.compiled_step import CompiledStep, Product, list_operations
 from pellucid.generate.pack_weights import network_for
 from pellucid.model import Cache, Transformer
 from pellucid.model.weights import initialise
@@ -58,63 +56,69 @@ def alone(network: Transformer, step: CompiledStep, n_tokens: int) -> None:
             step(0, cache)
 
 
+def products(step: CompiledStep, n_tokens: int) -> None:
+    """The products of a step, one after another, and nothing else."""
+    operations = [o for o in step.program.operations if isinstance(o, Product)]
+    listed = list_operations(operations, [True] * len(operations))
+    logits, number = torch.empty(step.architecture.n_vocab), ctypes.c_size_t
+    step.program.operations[-1].y = logits.data_ptr()
+    sizes = [number(n) for n in (1, 0, torch.get_num_threads())]
+    for _ in range(n_tokens):
+        step.run(listed, number(len(listed)), None, None, *sizes)
+
+
 def measure(network: Transformer, step: CompiledStep, options: argparse.Namespace) -> dict[str, Measured]:
-    """Seconds a token: with ordinary steps, with compiled ones, and of the compiled step alone."""
+    """Seconds a token: with ordinary steps, with compiled ones, of the compiled step alone, and of its products."""
     n_alone = min(options.new, network.architecture.n_ctx - 1)
     turns = {
         "eager": seconds(lambda: write(network, None, options.new, options.prompt)),
         "compiled": seconds(lambda: write(network, step, options.new, options.prompt)),
         "the compiled step alone": seconds(lambda: alone(network, step, n_alone)),
+        "its products alone": seconds(lambda: products(step, n_alone)),
     }
     measured = interleave(turns, options.rounds)
-    n_tokens = dict.fromkeys(turns, options.new) | {"the compiled step alone": n_alone}
+    n_tokens = {word: options.new if word in ("eager", "compiled") else n_alone for word in turns}
     return {word: Measured(word, [t / n_tokens[word] for t in m.values]) for word, m in measured.items()}
-
-
-def seconds_to_load(shape: str) -> float:
-    """Seconds that a new process, which has imported PyTorch, needs to load a step that is on disk."""
-    code = (
-        "import time, torch; from benchmarks.decoding import SHAPES, network_of; "
-        "from pellucid.generate.choose_step import step_for; "
-        f"torch.set_num_threads({torch.get_num_threads()}); network = network_of(SHAPES[{shape!r}]); "
-        "start = time.perf_counter(); step_for(network, 'yes', 1); print(time.perf_counter() - start)"
-    )
-    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--weights", nargs="+", default=["loaded"], help="loaded, float32, int8")
+    parser.add_argument("--weights", nargs="+", default=["loaded"], help="loaded, float32, int8, int4")
     parser.add_argument("--new", type=int, default=200, help="tokens of each text")
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--fresh", action="store_true", help="compile into an empty cache")
+    parser.add_argument("--fresh", action="store_true", help="compile into an empty folder")
     options = parser.parse_args()
     folder = tempfile.TemporaryDirectory()
     if options.fresh:
-        os.environ["PELLUCID_CACHE"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
+        os.environ["XDG_CACHE_HOME"] = folder.name
     print(*header(torch.device("cpu"), ["pellucid"]), sep="\n")
+    start = time.perf_counter()
+    row_products.load_library()
+    print(f"the library: {time.perf_counter() - start:.2f} s", flush=True)
     bandwidth, rows = memory_read(torch.device("cpu")).median, []
     for shape in options.shapes:
         loaded = network_of(SHAPES[shape])
         for weights in options.weights:
             network, _ = network_for(loaded, weights, options.new)
             start = time.perf_counter()
-            step, said = step_for(network, "yes", options.new)
-            print(f"{shape} {weights}: {said}, {time.perf_counter() - start:.1f} s", flush=True)
+            step = CompiledStep(network)
+            listing = time.perf_counter() - start
             measured = measure(network, step, options)
-            ms = {word: 1e3 * m.median for word, m in measured.items()}
+            saved = measured["eager"].median - measured["compiled"].median
+            print(
+                f"{shape} {weights}: saves {1e3 * saved:.2f} ms a token; listing takes {1e3 * listing:.1f} ms",
+                flush=True,
+            )
+            pays = {"compiled": f"{listing / saved:.0f}" if saved > 0 else "never"}
             for word, m in measured.items():
-                rows.append([f"{shape} {weights} {word}", f"{1 / m.median:,.0f}", spread(m, 1e3, 3), ""])
-            saved = (ms["eager"] - ms["compiled"]) / 1e3
-            loading = seconds_to_load(shape) if weights == "loaded" else 0.0
-            rows[-2][-1] = f"{loading / saved:.0f}" if loading and saved > 0 else ""
-            print(f"saves {1e3 * saved:.2f} ms a token; loading takes {loading:.2f} s", flush=True)
+                rate = f"{1 / m.median:,.1f}"
+                rows.append([f"{shape} {weights} {word}", rate, spread(m, 1e3, 3), pays.get(word, "")])
         reading = matrix_bytes(loaded) / bandwidth * 1e3
         rows.append([f"{shape}: reading its matrices in float32", "", f"{reading:.3f}", ""])
-    columns = ["", "tokens/s", "ms a token", "loading pays from tokens"]
+    columns = ["", "tokens/s", "ms a token", "listing pays from tokens"]
     show(f"prompt {options.prompt}, {options.new} new tokens, {torch.get_num_threads()} threads", columns, rows)
 
 

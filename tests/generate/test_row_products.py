@@ -68,7 +68,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind_and_is_quoted(asked_again, 
     compiler.chmod(0o755)
     asked_again.setenv("CXX", str(compiler))
     asked_again.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert row_products.why_not_compiled() == f"{compiler} does not compile row_products.cpp: no such option"
+    assert row_products.why_not_compiled() == f"{compiler} does not compile compiled_step.cpp: no such option"
     assert list((tmp_path / "cache/pellucid").iterdir()) == []
 
 

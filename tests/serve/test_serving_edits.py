@@ -179,17 +179,18 @@ def test_guessing_stops_while_several_are_decoded_and_goes_on_after_them(network
         assert client.tokens == alone(engine, generation)
 
 
-def test_packed_weights_are_those_of_generate():
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_packed_weights_are_those_of_generate(weights):
     torch.manual_seed(0)
     network = Transformer(SMALL).eval()
-    engine = BatchingEngine(network, IdTokenizer(11), weights="int8")
+    engine = BatchingEngine(network, IdTokenizer(11), weights=weights)
     client = serve(engine, [request([1, 2, 3], max_tokens=12)])[0]
     packed = generate_ids(
-        pack_network(network, "int8").network, [[1, 2, 3]], max_tokens=12, sampling=Sampling(temperature=0)
+        pack_network(network, weights).network, [[1, 2, 3]], max_tokens=12, sampling=Sampling(temperature=0)
     )
     list(packed)
     assert client.tokens == packed.rows[0].generated
-    with pytest.raises(GenerationError, match="weights = int8 with taps or edits"):
+    with pytest.raises(GenerationError, match=f"weights = {weights} with taps or edits"):
         engine.submit([request([1], taps=GenerationTrace(network, EDITS[0]))])
 
 

@@ -84,7 +84,7 @@ class GeneratingModelOptions(WritingModelOptions):
     """The weights to use, and how to compute with them."""
 
     compile: Annotated[Literal["auto", "no", "yes"], option("WHEN")] = "auto"
-    """Compile the step of a single text on a CPU: auto (where N tokens are enough for it to pay), no or yes."""
+    """Read further tokens of one text by compiled code on a CPU: auto (where N are enough for it to pay), no or yes."""
 
 
 @command

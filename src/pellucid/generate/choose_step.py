@@ -4,45 +4,41 @@ import time
 import weakref
 from typing import Literal, get_args
 
-import torch
-
-from pellucid.generate.compiled_step import CompiledStep, compile_step, file_of_step, load_step
+from pellucid.generate import row_products
+from pellucid.generate.compiled_step import CompiledStep, NotCompiledError
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.packed_linear import Float16, Int4, Int8InHalves
 from pellucid.model import Transformer
-from pellucid.model.mlp import MixtureOfExperts
-from pellucid.runs.device import CLEAR_GAIN, can_compile
+from pellucid.runs.device import CLEAR_GAIN
 
 #: whether the step of a single text is compiled; auto: where the time that it saves is clearly more than it takes
 Compile = Literal["auto", "no", "yes"]
 
-#: `auto` compiles, or loads what was compiled, where that saves clearly more than it takes. Seconds that compiling
-#: takes, at all and for each layer; that loading takes; and that a token takes less, at all and for each layer. Loading
-#: and the sum for two layers were measured at width 128 (docs/log.md), the others are cautious guesses
-COMPILING, COMPILING_A_LAYER, LOADING, SAVED, SAVED_A_LAYER = 60.0, 30.0, 3.0, 9e-4, 3e-4
-#: `auto` leaves larger networks as they are: most of their time is spent reading matrices, and it was not measured
-MOST_PARAMETERS = 10_000_000
-#: packed products that have no form the compiler can read
-UNREADABLE = (Float16, Int4, Int8InHalves)
+#: Seconds that compiling the file takes, once for a machine; that listing a network's operations takes, for each block;
+#: and that a token takes less, at all and for each block: measured at widths 128 and 768 (docs/log.md)
+COMPILING, LISTING_A_BLOCK, SAVED, SAVED_A_BLOCK = 5.0, 1e-3, 5e-4, 3e-4
 
 
-def why_eager(network: Transformer) -> str:
-    """Why the step of this network is not compiled, "" if it can be."""
-    weight = network.embed.token.weight
-    if weight.device.type != "cpu":
-        return f"it is compiled for the CPU, and this network is on {weight.device.type}"
-    if weight.dtype != torch.float32:
-        return f"it computes in float32, and this network is in {str(weight.dtype)[6:]}"
-    if network.encoder is not None:
-        return "this network reads an encoder's output"
-    if any(isinstance(module, MixtureOfExperts) for module in network.modules()):
-        return "in a mixture of experts, which weights are read is known only once the token is"
-    if any(isinstance(module, UNREADABLE) for module in network.modules()):
-        return "it reads matrices in float32 or int8, and these are stored in another format"
-    return "" if can_compile(weight.device) else "there is no C++ compiler here (g++ or clang++)"
+_LISTED: "weakref.WeakKeyDictionary[Transformer, tuple[tuple[int, ...], CompiledStep | str]]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
-_LOADED: "weakref.WeakKeyDictionary[Transformer, tuple[tuple[int, ...], CompiledStep]]" = weakref.WeakKeyDictionary()
+def weights_state(network: Transformer) -> tuple[int, ...]:
+    """What changes where a weight moves or changes: addresses, and versions where they are counted."""
+    tensors = [*network.parameters(), *network.buffers()]
+    return *(t.data_ptr() for t in tensors), *(t._version for t in tensors if not t.is_inference())
+
+
+def compiled_step(network: Transformer) -> CompiledStep | str:
+    """The step of this network, or why there is none; the same one until the weights change."""
+    state = weights_state(network)
+    if network not in _LISTED or _LISTED[network][0] != state:
+        try:
+            step = CompiledStep(network)
+        except NotCompiledError as e:
+            step = str(e)
+        _LISTED[network] = state, step
+    return _LISTED[network][1]
 
 
 def step_for(network: Transformer, compile: str, n_tokens: int, why_not: str = "") -> tuple[CompiledStep | None, str]:
@@ -56,24 +52,15 @@ def step_for(network: Transformer, compile: str, n_tokens: int, why_not: str = "
         raise GenerationError(f"compile = {compile!r}: choose one of {', '.join(get_args(Compile))}")
     if compile == "no":
         return None, "compiled: no"
-    if why_not := why_not or why_eager(network):
-        if compile == "yes":
-            raise GenerationError(f"compile = yes: the step cannot be compiled, since {why_not}; leave compile at auto")
-        return None, f"compiled: no ({why_not})"
-    addresses = (torch.get_num_threads(), *(t.data_ptr() for t in (*network.parameters(), *network.buffers())))
-    if network in _LOADED and _LOADED[network][0] == addresses:
-        return _LOADED[network][1], "compiled: yes (loaded before)"
-    if compile == "auto" and sum(p.numel() for p in network.parameters()) > MOST_PARAMETERS:
-        return None, f"compiled: no (more than {MOST_PARAMETERS:,} parameters)"
-    saved = n_tokens * (SAVED + SAVED_A_LAYER * len(network.blocks))
-    if compile == "auto" and saved < CLEAR_GAIN * LOADING:
-        return None, f"compiled: no ({n_tokens} tokens are too few)"
-    path, start = file_of_step(network), time.perf_counter()
-    if is_new := not path.exists():
-        cost = COMPILING + COMPILING_A_LAYER * len(network.blocks)
-        if compile == "auto" and saved < CLEAR_GAIN * cost:
-            return None, f"compiled: no (saves about {saved:.1f} s, costs about {cost:.0f} s)"
-        compile_step(network, path)
-    step = load_step(network, path)
-    _LOADED[network] = addresses, step
-    return step, f"compiled: yes ({'in' if is_new else 'found on disk, loaded in'} {time.perf_counter() - start:.1f} s)"
+    start = time.perf_counter()
+    saved, cost = n_tokens * (SAVED + SAVED_A_BLOCK * len(network.blocks)), LISTING_A_BLOCK * len(network.blocks)
+    if not why_not and compile == "auto":
+        cost += 0.0 if row_products.is_compiled() else COMPILING
+        if saved < CLEAR_GAIN * cost:
+            return None, f"compiled: no ({n_tokens} tokens are too few)"
+    step = why_not or compiled_step(network)
+    if isinstance(step, CompiledStep):
+        return step, f"compiled: yes (ready in {time.perf_counter() - start:.1f} s)"
+    if compile == "yes":
+        raise GenerationError(f"compile = yes: the step cannot be compiled, since {step}; leave compile at auto")
+    return None, f"compiled: no ({step})"

@@ -1,217 +1,360 @@
-"""The decoding step of a single text as machine code: compiled once, kept on disk, and loaded by later processes.
+"""One more token of a single text, with all blocks in one call of compiled code.
 
-At one token a step, most of a small network's time is spent between its operations: in Python and in calls of
-kernels. Here the forward pass for one more token is exported as a graph and compiled ahead of time (torch.export,
-AOTInductor). A product with one row is written as a multiplication and a sum, which the compiler makes a loop over the
-matrix. The lengths of the text and of the cache are symbols: one file serves every text, only what is filled is read,
-and nothing is compiled again at another length. The file holds no weights: it reads those of the network.
+At one token a step, a product takes as long as reading its matrix, and what lies between products (norms, attention
+with one query, activations) takes far longer in Python and in PyTorch's calls than it does to compute. Here a network's
+blocks are written down once as a list of operations on fixed addresses, which `compiled_step.cpp` works through with
+the products of `row_products.cpp`. Nothing is compiled for a network: that file is compiled once for the machine. The
+embedding is the network's own, and so is a readout that is more than one product.
 """
 
-import copy
-import hashlib
-import json
-import tempfile
-import warnings
+import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-import pellucid.model
-from pellucid.generate import packed_linear
-from pellucid.generate.packed_linear import Float32, Int8
-from pellucid.generate.readers import CachedReader, NextLogits, SequenceState, last_logits, window_start
-from pellucid.generate.row_products import processor_features
+from pellucid.generate import row_products
+from pellucid.generate.pack_weights import PackedAttention
+from pellucid.generate.packed_linear import Float32, Int4, Int8
+from pellucid.generate.readers import CachedReader, NextLogits, SequenceState, window_start
 from pellucid.model import Cache, Transformer
-from pellucid.model.attention import choose_attention_kernel
-from pellucid.model.cache import NoCache
-from pellucid.model.shapes import History, Keys, NewKeys, Tokens
-from pellucid.runs.run_dir import cache_folder
+from pellucid.model.attention import MultiHeadAttention
+from pellucid.model.block import ParallelBlock, PostBlock, PreBlock, SharedBlock, Times
+from pellucid.model.embed import AffineUnembed, Unembed
+from pellucid.model.mlp import GatedMLP, LimitedGatedMLP, MixtureOfExperts, OneHiddenMLP, PlainMLP
+from pellucid.model.norm import (
+    Identity,
+    LayerNorm,
+    LayerNormEpsOutside,
+    LayerNormOfEachHead,
+    RMSNorm,
+    RMSNormEpsOutside,
+    RMSNormOfHeads,
+    ScaledNorm,
+)
+from pellucid.model.positions import Rotary, RotaryTable
 
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
-
-#: lengths with which a step is exported; they stand for all from 2 on
-EXAMPLE_LENGTH, EXAMPLE_CAPACITY = 7, 24
-COMPILER_OPTIONS = {
-    # a normalised vector or an activation is computed once and stored, not once for each output that reads it
-    "realize_reads_threshold": 0,
-    "aot_inductor.package_constants_in_so": False,
-    # else the numbers of vectors of up to eight are written into the code
-    "always_keep_tensor_constants": True,
-    # headers are read twice; precompiling them takes longer
-    "cpp_cache_precompile_headers": False,
-}
-
-
-@dataclass
-class TextCacheLayer(NoCache):
-    """Keys and values of one layer of one text, [1, kv_head, capacity, d_head] each, the newest in column `length`.
-
-    Inside a graph `length` is a symbol.
-    """
-
-    keys: Tensor
-    values: Tensor
-    length: int
-
-    def extend(self, k: NewKeys, v: NewKeys) -> tuple[Keys, Keys]:
-        column = torch.arange(self.length, self.length + 1)
-        # writing by an index is what the compiler does in place
-        keys, values = self.keys.index_copy_(2, column, k), self.values.index_copy_(2, column, v)
-        return keys[:, :, : self.length + 1], values[:, :, : self.length + 1]
+#: vectors have zeros behind their end up to a multiple of this, which `Int4` reads
+ALIGNMENT = Int4.group
+#: the numbers of activations in `compiled_step.cpp`
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "relu2", "silu", "quick_gelu", "tanh")
+NORMS = (LayerNorm, LayerNormEpsOutside, LayerNormOfEachHead, RMSNorm, RMSNormEpsOutside, RMSNormOfHeads)
 
 
-@dataclass
-class TextCache(NoCache):
-    """The cache of one text in a graph: the tokens so far, the last of them new, and all layers."""
-
-    history: Tensor
-    layers: Sequence[TextCacheLayer]
-
-    def __getitem__(self, layer: int) -> TextCacheLayer:
-        return self.layers[layer]
-
-    def remember(self, tokens: Tokens) -> History:
-        return self.history[None]
+class NotCompiledError(ValueError):
+    """There is no compiled step for a network; the message completes "the step cannot be compiled, since"."""
 
 
-class OneRow(nn.Module):
-    """A packed product as operations that the compiler can read."""
-
-    def __init__(self, product: Float32 | Int8):
-        super().__init__()
-        self.bias = None if product.bias is None else nn.Buffer(product.bias)
-        self.scale = nn.Buffer(product.scale) if isinstance(product, Int8) else None
-        matrix = product.integers if isinstance(product, Int8) else product.weight
-        assert matrix is not None, "without a C++ compiler nothing is compiled"
-        self.matrix = nn.Buffer(matrix)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = one_row_linear(x, self.matrix)
-        y = y if self.scale is None else y * self.scale
-        return y if self.bias is None else y + self.bias
+def structure(name: str, pointers: str, counts: str = "", floats: str = "", integers: str = "") -> Any:
+    """A struct of C++: its pointers, then Index, float and int32_t."""
+    kinds = ((pointers, ctypes.c_void_p), (counts, ctypes.c_size_t), (floats, ctypes.c_float))
+    fields = [(field, kind) for fields, kind in (*kinds, (integers, ctypes.c_int32)) for field in fields.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
-class NextTokenStep(nn.Module):
-    """Tokens so far int64 [pos], the last of them new, to the logits [1, n_vocab] of the next one.
+Norm = structure("Norm", "x y gain bias", "n_groups width", "eps", "centred eps_outside")
+Product = structure("Product", "x y weights scales bias", "n_out n_in", "", "format")
+Append = structure("Append", "q k v cos sin", "layer n_heads n_kv_heads d_head n_planes", "", "pairs")
+Attention = structure("Attention", "q z scores bias sinks", "layer n_heads n_kv_heads d_head n_ctx window", "scale cap")
+Activation = structure("Activation", "x up y", "n", "limit added", "f")
+Addition = structure("Addition", "x y", "n", "c")
+#: the numbers of operations in `compiled_step.cpp`
+OPERATIONS = (Norm, Product, Append, Attention, Activation, Addition)
 
-    Keys and values of the new one are written into column pos - 1 of each layer's [1, kv_head, capacity, d_head].
+
+class Operation(ctypes.Structure):
+    """What is computed, and whether threads wait for each other behind it."""
+
+    _fields_ = (("kind", ctypes.c_int32), ("waits", ctypes.c_int32), ("what", ctypes.c_void_p))
+
+
+class Program:
+    """The operations of all blocks, in their order, and the memory that they read and write.
+
+    x   the residual stream [d_model], in which the blocks leave their result
+
+    Raises NotCompiledError for what the operations cannot say.
     """
 
     def __init__(self, network: Transformer):
-        super().__init__()
-        shared = {id(t): t for t in stored_tensors(network)}
-        self.network = copy.deepcopy(network, shared).eval()
-        choose_attention_kernel(self.network, "explicit")
-        for parent in list(self.network.modules()):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, Float32 | Int8):
-                    setattr(parent, name, OneRow(child))
+        self.architecture, self.rotary_table = network.architecture, network.rotary_table
+        self.operations: list[Any] = []
+        self.waits: list[bool] = []
+        #: what the addresses belong to
+        self.tensors: list[Tensor] = []
+        self.vectors: dict[str, Tensor] = {}
+        self.x = self.vector("stream", self.architecture.d_model)
+        for layer, block in enumerate(network.blocks):
+            if type(block) not in ARRANGEMENTS:
+                raise NotCompiledError(f"its blocks are of the kind {type(block).__name__}")
+            ARRANGEMENTS[type(block)](self, block, layer)
+        #: whether the last operation is the product that gives the logits; else the network's modules give them
+        self.reads_out = self.readout(network.final_norm, network.unembed)
 
-    def forward(self, history: Tensor, keys: list[Tensor], values: list[Tensor]) -> NextLogits:
-        n = history.size(0)
-        layers = [TextCacheLayer(k, v, n - 1) for k, v in zip(keys, values, strict=True)]
-        position, cache = torch.arange(n - 1, n), TextCache(history, layers)
-        return last_logits(self.network, history[None, -1:], positions=position, cache=cache)
+    def vector(self, name: str, n: int) -> Tensor:
+        """The memory of this name, n numbers; blocks share it."""
+        if name not in self.vectors:
+            self.vectors[name] = torch.zeros(-(-n // ALIGNMENT) * ALIGNMENT)
+        return self.vectors[name][:n]
+
+    def add(self, kind: Callable[..., Any], **fields: Tensor | float | None) -> None:
+        """One more operation; tensors are given to it by their addresses."""
+        kept = [value for value in fields.values() if isinstance(value, Tensor)]
+        for tensor in kept:
+            if tensor.dtype == torch.float32 and not tensor.is_contiguous():
+                raise NotCompiledError("a tensor does not lie in memory in its own order")
+        self.tensors += kept
+        self.operations.append(
+            kind(**{name: value.data_ptr() if isinstance(value, Tensor) else value for name, value in fields.items()})
+        )
+        self.waits.append(True)
+
+    def follow_at_once(self, n: int) -> None:
+        """The next operation reads of the last one's n results what the same thread computed: nobody waits."""
+        last = self.operations[-1]
+        self.waits[-1] = not (isinstance(last, Product) and last.n_out == n and last.x != self.x.data_ptr())
+
+    def product(self, linear: nn.Module, x: Tensor, y: Tensor, *, waits: bool = True) -> Tensor:
+        """y = x W^T + b"""
+        if type(linear) in (nn.Linear, Unembed, AffineUnembed, Float32):
+            weights, scales, number = cast(Tensor, linear.weight).detach(), None, 0
+            if weights.dtype != torch.float32:
+                raise NotCompiledError("its matrices are of different types")
+        elif isinstance(linear, Int8 | Int4):
+            (weights, scales), number = linear.stored, 1 if isinstance(linear, Int8) else 2
+        else:
+            kind = type(linear).__name__
+            raise NotCompiledError(
+                f"it reads matrices in float32, int8 or int4, and these are of another format ({kind})"
+            )
+        bias = getattr(linear, "bias", None)
+        bias = None if bias is None else bias.detach()
+        n_in = len(x) + (linear.missing if isinstance(linear, Int4) else 0)
+        sizes = {"n_out": len(y), "n_in": n_in, "format": number}
+        self.add(Product, x=x, y=y, weights=weights, scales=scales, bias=bias, **sizes)
+        self.waits[-1] = waits
+        return y
+
+    def norm(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """y = norm(x) by groups of the width that the norm has; x itself where there is none."""
+        if isinstance(norm, Identity):
+            return x
+        if type(norm) not in NORMS:
+            raise NotCompiledError(f"its norm is a {type(norm).__name__}")
+        assert isinstance(norm, ScaledNorm)
+        width = norm.shape[0] // (norm.n_heads if isinstance(norm, LayerNormOfEachHead) else 1)
+        gain = None if norm.gain is None else repeated(norm.multiplier, len(x))
+        bias = getattr(norm, "bias", None)
+        outside = isinstance(norm, LayerNormEpsOutside | RMSNormEpsOutside)
+        numbers = {"n_groups": len(x) // width, "width": width, "eps": norm.eps}
+        self.add(
+            Norm,
+            x=x,
+            y=y,
+            gain=gain,
+            bias=None if bias is None else repeated(bias, len(x)),
+            centred=isinstance(norm, LayerNorm),
+            eps_outside=outside,
+            **numbers,
+        )
+        return y
+
+    def attention(self, attn: nn.Module, x: Tensor, layer: int) -> Tensor:
+        """What attention reads for x, whose key and value are appended to the cache."""
+        if type(attn) not in (MultiHeadAttention, PackedAttention):
+            raise NotCompiledError(f"its attention is a {type(attn).__name__}")
+        assert isinstance(attn, MultiHeadAttention)
+        a, d = self.architecture, attn.d_head
+        n_heads, n_kv_heads = a.n_heads, a.n_kv_heads
+        qkv = self.vector("qkv", (n_heads + 2 * n_kv_heads) * d)
+        q, k, v = qkv.split([n_heads * d, n_kv_heads * d, n_kv_heads * d])
+        if isinstance(attn, PackedAttention):
+            self.product(attn.qkv, x, qkv)
+        else:
+            self.product(attn.query, x, q, waits=False)
+            self.product(attn.key, x, k, waits=False)
+            self.product(attn.value, x, v)
+        self.norm(attn.query_norm, q, q)
+        self.norm(attn.key_norm, k, k)
+        heads = {"layer": layer, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_head": d}
+        self.add(Append, q=q, k=k, v=v, **heads, **self.rotation(attn.rotary))
+        z, scores = self.vector("z", n_heads * d), self.vector("scores", n_heads * a.n_ctx)
+        sinks = None if attn.sinks is None else attn.sinks.detach()
+        numbers = {"n_ctx": a.n_ctx, "window": attn.mask.window, "scale": a.score_scale, "cap": a.attention.score_cap}
+        bias = self.bias_by_distance(attn)
+        self.add(Attention, q=q, z=z, scores=scores, bias=bias, sinks=sinks, **heads, **numbers)
+        return self.product(attn.out, z, self.vector("attention", a.d_model))
+
+    def rotation(self, rotary: nn.Module) -> dict[str, Any]:
+        """The angles of a layer's rotation."""
+        table = self.rotary_table
+        if not isinstance(rotary, Rotary) or not isinstance(table, RotaryTable):
+            return {}
+        cos, sin = (t[rotary.kind].contiguous() for t in table.values)
+        return {"cos": cos, "sin": sin, "n_planes": cos.size(-1), "pairs": rotary.axis == -1}
+
+    def bias_by_distance(self, attn: MultiHeadAttention) -> Tensor | None:
+        """What is added to the scores, [head, distance]."""
+        if attn.mask.position_bias is None:
+            return None
+        j = torch.arange(self.architecture.n_ctx)
+        return attn.mask.position_bias.score_bias(j[-1:, None], j).detach()[:, 0].flip(-1).float().contiguous()
+
+    def mlp(self, mlp: nn.Module, x: Tensor) -> Tensor:
+        """What the MLP computes of x."""
+        if isinstance(mlp, MixtureOfExperts):
+            raise NotCompiledError("in a mixture of experts, which weights are read is known only once the token is")
+        if type(mlp) not in (PlainMLP, OneHiddenMLP, GatedMLP, LimitedGatedMLP):
+            raise NotCompiledError(f"its MLP is a {type(mlp).__name__}")
+        assert isinstance(mlp, PlainMLP)
+        f = ACTIVATIONS.index(self.architecture.mlp.activation)
+        numbers = {"limit": getattr(mlp, "limit", torch.inf), "added": getattr(mlp, "added", 0.0), "f": f}
+        for number, up in enumerate(mlp.up):
+            n = up.out_features if isinstance(up, nn.Linear) else self.architecture.d_ff
+            y = self.product(up, x, self.vector(f"pre {number}", n), waits=False)
+            if isinstance(mlp, GatedMLP):
+                gate = self.product(mlp.gate, x, self.vector("gate", n), waits=False)
+                self.add(Activation, x=gate, up=y, y=y, n=n, **numbers)
+            else:
+                self.add(Activation, x=y, y=y, n=n, **numbers)
+            x = y
+        return self.product(mlp.down, x, self.vector("mlp", self.architecture.d_model))
+
+    def readout(self, final_norm: nn.Module, unembed: nn.Module) -> bool:
+        """The final norm and the logits, where these are one product with its result; whether they are."""
+        if type(unembed) in (Unembed, AffineUnembed):
+            assert isinstance(unembed, Unembed)
+            if (
+                unembed.scale != 1
+                or not isinstance(unembed.cap, Identity)
+                or not isinstance(unembed.projection, Identity)
+            ):
+                return False
+        elif not isinstance(unembed, Float32 | Int8 | Int4):
+            return False
+        x = self.norm(final_norm, self.x, self.vector("final_norm", len(self.x)))
+        self.product(unembed, x, self.vector("logits", self.architecture.n_vocab))
+        return True
+
+    def add_to_stream(self, y: Tensor, scaled: nn.Module) -> None:
+        """x += c y"""
+        self.follow_at_once(len(self.x))
+        self.add(Addition, x=self.x, y=y, n=len(y), c=scaled.c if isinstance(scaled, Times) else 1.0)
 
 
-def stored_tensors(network: nn.Module) -> list[Tensor]:
-    """Parameters, buffers, and the tensors that packed products hold."""
-    packed = [t for module in network.modules() for t in vars(module).values() if isinstance(t, Tensor)]
-    return [*network.parameters(), *network.buffers(), *packed]
+def repeated(weights: Tensor, n: int) -> Tensor:
+    """The weights of a norm for n coordinates, those of all groups one after another."""
+    flat = weights.detach().flatten()
+    return flat if len(flat) == n else flat.repeat(n // len(flat))
 
 
-def one_row_linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b, with a sum that the compiler makes a loop over W."""
-    y = (x.unsqueeze(-2) * w).sum(-1)
-    return y if bias is None else y + bias
+# The arrangements of `pellucid.model.block`, line by line -----------------------------------------------
 
 
-def one_row_bmm(x: Tensor, y: Tensor) -> Tensor:
-    """A product of matrices, the first of each pair of one row."""
-    return (x.transpose(1, 2) * y).sum(1, keepdim=True)
+def normed(p: Program, block: PreBlock, name: str, x: Tensor) -> Tensor:
+    """The norm of this name, in memory of its own."""
+    return p.norm(getattr(block, name), x, p.vector(name, len(x)))
 
 
-def export_step(network: Transformer) -> "ExportedProgram":
-    """The step of this network as a graph, for every length of the text and every capacity of the cache."""
-    from torch.export import Dim, default_decompositions, export  # a second to import
-
-    a, dtype = network.architecture, network.embed.token.weight.dtype
-    n, capacity = Dim("n", min=2), Dim("capacity", min=2)
-    shape = (1, a.n_kv_heads, EXAMPLE_CAPACITY, a.d_head)
-    keys, values = ([torch.zeros(shape, dtype=dtype) for _ in network.blocks] for _ in range(2))
-    history = torch.zeros(EXAMPLE_LENGTH, dtype=torch.int64)
-    shapes = ({0: n}, [{2: capacity}] * a.n_layers, [{2: capacity}] * a.n_layers)
-    with torch.no_grad():
-        program = export(NextTokenStep(network), (history, keys, values), dynamic_shapes=shapes, strict=False)
-        table = default_decompositions()
-        table.update({torch.ops.aten.linear.default: one_row_linear, torch.ops.aten.bmm.default: one_row_bmm})
-        return program.run_decompositions(table)
+def attention_output(p: Program, block: PreBlock, x: Tensor, layer: int) -> Tensor:
+    """norm_1_out(attn(x))"""
+    return normed(p, block, "norm_1_out", p.attention(block.attn, x, layer))
 
 
-def file_of_step(network: Transformer) -> Path:
-    """Where the compiled step is kept: named after everything that it depends on except the weights."""
-    model_files = sorted(Path(pellucid.model.__file__ or "").parent.glob("*.py"))
-    sources = [path.read_bytes() for path in (*model_files, Path(packed_linear.__file__), Path(__file__))]
-    kinds = [type(module).__name__ for module in network.modules()]
-    weight, settings = network.embed.token.weight, sorted(COMPILER_OPTIONS.items())
-    about = [network.architecture.to_dict(), kinds, str(weight.dtype), torch.get_num_threads(), torch.__version__]
-    key = hashlib.sha256(json.dumps([*about, settings, processor_features()]).encode() + b"".join(sources))
-    return cache_folder() / "compiled" / f"step-{key.hexdigest()[:16]}.pt2"
+def mlp_output(p: Program, block: PreBlock, x: Tensor) -> Tensor:
+    """norm_2_out(mlp(x))"""
+    return normed(p, block, "norm_2_out", p.mlp(block.mlp, x))
 
 
-def compile_step(network: Transformer, target: Path) -> None:
-    """Compile the step of this network into `target`, which appears whole or not at all."""
-    from torch._inductor import aoti_compile_and_package
+def pre(p: Program, block: PreBlock, layer: int) -> None:
+    """x += attn(norm_1(x));  x += mlp(norm_2(x))"""
+    p.add_to_stream(attention_output(p, block, normed(p, block, "norm_1", p.x), layer), block.scaled)
+    p.add_to_stream(mlp_output(p, block, normed(p, block, "norm_2", p.x)), block.scaled)
 
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own, of its way of copying graphs
-        unfinished, options = Path(folder) / target.name, dict(COMPILER_OPTIONS)
-        aoti_compile_and_package(export_step(network), package_path=str(unfinished), inductor_configs=options)
-        unfinished.replace(target)
+
+def post(p: Program, block: PreBlock, layer: int) -> None:
+    """x = norm_1(x + attn(x));  x = norm_2(x + mlp(x))"""
+    p.add_to_stream(attention_output(p, block, p.x, layer), block.scaled)
+    p.norm(block.norm_1, p.x, p.x)
+    p.add_to_stream(mlp_output(p, block, p.x), block.scaled)
+    p.norm(block.norm_2, p.x, p.x)
+
+
+def parallel(p: Program, block: PreBlock, layer: int) -> None:
+    """x += attn(norm_1(x)) + mlp(norm_2(x)); with one norm for both, norm_2 is norm_1"""
+    y = normed(p, block, "norm_1", p.x)
+    z = y if isinstance(block, SharedBlock) else normed(p, block, "norm_2", p.x)
+    read, computed = attention_output(p, block, y, layer), mlp_output(p, block, z)
+    p.add_to_stream(read, block.scaled)
+    p.add_to_stream(computed, block.scaled)
+
+
+ARRANGEMENTS: dict[type[nn.Module], Callable[[Program, Any, int], None]]
+ARRANGEMENTS = {PreBlock: pre, PostBlock: post, ParallelBlock: parallel, SharedBlock: parallel}
+
+
+def list_operations(operations: Sequence[Any], waits: Sequence[bool]) -> "ctypes.Array[Operation]":
+    """The operations as C++ reads them; it must not outlive them."""
+    numbered = zip(operations, waits, strict=True)
+    listed = [Operation(OPERATIONS.index(type(o)), wait, ctypes.addressof(o)) for o, wait in numbered]
+    return (Operation * len(listed))(*listed)
 
 
 class CompiledStep:
-    """Reads one more token of a text with a cache.
+    """Reads one more token of a text with a cache, by the weights that the network has now.
 
-    run   [tokens so far, keys of each layer, values of each layer] to [logits], as `NextTokenStep` says
+    Raises NotCompiledError for a network that has other parts than `compiled_step.cpp` computes, and where there is no
+    C++ compiler.
     """
 
-    def __init__(self, run: Callable[[list[Tensor]], list[Tensor]]):
-        self.run = run
-        self.cache: Cache | None = None
-        self.layers: list[Tensor] = []
+    def __init__(self, network: Transformer):
+        check_compilable(network)
+        library, why = row_products.load_library()
+        if library is None:
+            raise NotCompiledError(why)
+        with torch.inference_mode():
+            self.program = program = Program(network)
+        self.run, self.architecture = library.run_operations, network.architecture
+        # not the network itself: a step that is kept for it would keep it in memory
+        self.embed, self.final_norm, self.unembed = network.embed, network.final_norm, network.unembed
+        self.operations = list_operations(program.operations, program.waits)
 
     def __call__(self, token: int, cache: Cache) -> NextLogits:
-        """The logits [1, n_vocab] after this token, which is now in the cache."""
-        if cache is not self.cache:
-            self.cache, self.layers = cache, list(cache.store.flatten(0, 1).unbind())
-        cache.tokens[0, cache.length] = token
+        """The logits [1, n_vocab] after this token, which is now in the cache.
+
+        Raises ValueError where the cache is full, or is not that of a single text in float32.
+        """
+        store, position, stream = cache.store, cache.length, self.program.x
+        if store.size(2) != 1 or store.dtype != torch.float32 or not store.is_contiguous():
+            raise ValueError(f"a cache of {store.size(2)} texts in {store.dtype}: expected one text in float32")
+        if position >= min(cache.capacity, self.architecture.n_ctx):
+            raise ValueError(f"{position + 1} positions do not fit: the cache or the context ends there")
+        tokens, positions = torch.tensor([[token]]), torch.tensor([position])
+        stream.copy_(self.embed(tokens, cache.remember(tokens), positions, None, None)[0, 0])
+        logits = torch.empty((1, self.architecture.n_vocab))
+        if self.program.reads_out:
+            self.program.operations[-1].y = logits.data_ptr()
+        addresses = [ctypes.c_void_p(t.data_ptr()) for t in (store[0], store[1])]
+        sizes = [ctypes.c_size_t(n) for n in (cache.capacity, position, torch.get_num_threads())]
+        self.run(self.operations, ctypes.c_size_t(len(self.operations)), *addresses, *sizes)
         cache.advance(1)
-        return self.run([cache.tokens[0, : cache.length], *self.layers])[0]
+        return logits if self.program.reads_out else self.unembed(self.final_norm(stream[None, None]))[:, 0]
 
 
-def load_step(network: Transformer, path: Path) -> CompiledStep:
-    """The compiled step in this file; it reads the present weights of the network, which it keeps in memory."""
-    from torch._inductor import aoti_load_package
-
-    step = NextTokenStep(network)
-    tensors = dict(step.named_parameters(remove_duplicate=False)) | dict(step.named_buffers(remove_duplicate=False))
-    model = aoti_load_package(str(path))
-    weights = {name: tensors[name].detach() for name in model.get_constant_fqns()}
-    # user_managed: the tensors themselves, not copies of them
-    model.load_constants(weights, check_full_update=True, user_managed=True)
-
-    def run(inputs: list[Tensor]) -> list[Tensor]:
-        assert weights, "the tensors live as long as this function"
-        return model.loader.run(inputs)
-
-    return CompiledStep(run)
+def check_compilable(network: Transformer) -> None:
+    """Raise NotCompiledError for networks of another device or type, with an encoder, or computed in other ways."""
+    weight = network.embed.token.weight
+    if weight.device.type != "cpu":
+        raise NotCompiledError(f"it is compiled for the CPU, and this network is on {weight.device.type}")
+    if weight.dtype != torch.float32:
+        raise NotCompiledError(f"it computes in float32, and this network is in {str(weight.dtype)[6:]}")
+    if network.encoder is not None:
+        raise NotCompiledError("this network reads an encoder's output")
+    if any(module._forward_hooks or module._forward_pre_hooks for module in network.modules()):
+        raise NotCompiledError("hooks of its modules are to be called")
+    if any(type(p) is not nn.Parameter for p in network.parameters()):
+        raise NotCompiledError("its weights are divided among processes")
 
 
 class CompiledReader(CachedReader):

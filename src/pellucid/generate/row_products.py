@@ -19,7 +19,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-SOURCE = Path(__file__).with_name("row_products.cpp")
+#: the file that is compiled, and those that it consists of
+SOURCE = Path(__file__).with_name("compiled_step.cpp")
+SOURCES = (SOURCE, Path(__file__).with_name("row_products.cpp"))
 #: compilers, in order of preference; $CXX goes before them
 COMPILERS = ("c++", "g++", "clang++")
 OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC", "-w")
@@ -36,7 +38,10 @@ Format = Literal["float32", "int8", "int4"]
 
 
 def library_folder() -> Path:
-    """Where the compiled file is kept: pellucid/ in $XDG_CACHE_HOME, or in ~/.cache."""
+    """Where the compiled file is kept: pellucid/ in $XDG_CACHE_HOME, or in ~/.cache.
+
+    Raises RuntimeError for somebody without a home folder.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pellucid"
 
 
@@ -69,24 +74,40 @@ def compile_source(compiler: str, target: Path) -> str:
     return ""
 
 
-@cache
-def load_library() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled products, or why there are none; compiled by the first process of this machine that asks."""
+def compiler_and_target() -> tuple[str, Path]:
+    """The compiler, and where its result is kept. Raises RuntimeError where there is none, and nowhere to keep it."""
     wanted = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
     compiler = next((path for name in wanted if (path := shutil.which(name))), None)
     if compiler is None:
-        return None, f"there is no C++ compiler ({' or '.join(wanted)})"
+        raise RuntimeError(f"there is no C++ compiler ({' or '.join(wanted)})")
     if sys.byteorder != "little":
-        return None, "this machine's numbers begin with their upper bytes"
+        raise RuntimeError("this machine's numbers begin with their upper bytes")
+    machine = [os.path.realpath(compiler), *compiler_options(), processor_features()]
+    key = "|".join([*(path.read_text(encoding="utf-8") for path in SOURCES), *machine]).encode()
+    return compiler, library_folder() / f"row_products-{hashlib.sha256(key).hexdigest()[:16]}.so"
+
+
+@cache
+def load_library() -> tuple[ctypes.CDLL | None, str]:
+    """The compiled products, or why there are none; compiled by the first process of this machine that asks."""
     try:
-        machine = [os.path.realpath(compiler), *compiler_options(), processor_features()]
-        key = "|".join([SOURCE.read_text(encoding="utf-8"), *machine]).encode()
-        target = library_folder() / f"row_products-{hashlib.sha256(key).hexdigest()[:16]}.so"
+        compiler, target = compiler_and_target()
+    except RuntimeError as e:
+        return None, str(e)
+    try:
         if not target.exists() and (refused := compile_source(compiler, target)):
             return None, refused
         return ctypes.CDLL(str(target)), ""
-    except (OSError, RuntimeError, subprocess.TimeoutExpired) as e:  # RuntimeError: nobody's home folder
+    except (OSError, subprocess.TimeoutExpired) as e:
         return None, f"the compiled products cannot be made or loaded: {e}"
+
+
+def is_compiled() -> bool:
+    """Whether `load_library` compiles nothing: what it would compile is on disk, or cannot be compiled."""
+    try:
+        return compiler_and_target()[1].exists()
+    except RuntimeError:
+        return True
 
 
 def why_not_compiled() -> str:

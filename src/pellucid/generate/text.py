@@ -151,9 +151,8 @@ def stream_generate(
                    int8 with a scale for each output, or int4 with one for each 32 weights; loaded: unchanged; auto:
                    unchanged, packed if that saves time.
                    For float32 networks on the CPU (`pellucid.generate.pack_weights`)
-    compile        whether the step that reads a further token of a single text is compiled on the CPU: yes, no, or auto
-                   where max_tokens are enough for it to pay. It is kept on disk. Logits agree to rounding
-                   (`pellucid.generate.compiled_step`)
+    compile        whether further tokens of a single text are read by compiled code on the CPU: yes, no, or auto where
+                   max_tokens are enough for it to pay. Logits agree to rounding (`pellucid.generate.compiled_step`)
     speculate      guess up to this many tokens at once from what followed the same words before, while a single
                    text continues; the text is the same (`pellucid.generate.speculation`)
     report         called with a sentence that names the weights in use and their rounding error, and one that says
