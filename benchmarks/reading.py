@@ -5,7 +5,7 @@
 Every turn is a process of its own (`benchmarks.reading_worker`) that reads the files, encodes every document on all
 cores and writes the ids to an empty folder; seconds are without imports. Memory is what the process and its children
 have for themselves, Linux's Pss_Anon: a page that several share counts once. It is looked at every 20 ms. Both have to
-find the same number of ids.
+find the same number of ids, but for a few where a long document is divided between training and held-out text.
 """
 
 import argparse
@@ -23,6 +23,9 @@ import torch
 
 from benchmarks.reading_worker import WORK
 from benchmarks.side_by_side import BenchmarkError, Measured, header, interleave, show, spread
+
+#: a divided document has at most so many ids more or less than the whole one, at its cut
+AT_CUTS = 8
 
 
 def anonymous_bytes(root: int) -> int:
@@ -73,7 +76,8 @@ def main() -> None:
         learn_tokenizer("bpe", sample, options.vocabulary).save(folder)
         turns = {name: lambda name=name: turn(name, options.files, folder, found) for name in WORK}
         measured = interleave(turns, options.rounds, warm_up=0)
-    if len({one["ids"] for each in found.values() for one in each}) != 1:
+    n_ids = {one["ids"] for each in found.values() for one in each}
+    if max(n_ids) - min(n_ids) > AT_CUTS:
         raise BenchmarkError(f"they found other ids: {found}")
     size = corpus.n_bytes / 1e6
     print(*header(torch.device("cpu"), ["pellucid", "datasets", "tokenizers"]), sep="\n")
