@@ -62,7 +62,7 @@ def products(step: CompiledStep, n_tokens: int) -> None:
     listed = list_operations(operations, [True] * len(operations))
     logits, number = torch.empty(step.architecture.n_vocab), ctypes.c_size_t
     step.program.operations[-1].y = logits.data_ptr()
-    sizes = [number(n) for n in (1, 0, torch.get_num_threads())]
+    sizes = [number(n) for n in (0, 1, 0, torch.get_num_threads())]
     for _ in range(n_tokens):
         step.run(listed, number(len(listed)), None, None, *sizes)
 

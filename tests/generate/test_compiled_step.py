@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -105,6 +106,35 @@ def test_a_step_is_listed_once_and_again_where_weights_change():
     again, _ = step_for(network, "yes", 1)
     assert again is not step
     agree(network, 2, 2e-5)
+
+
+def test_threads_of_a_program_may_generate_at_once_with_one_network():
+    """Both have the same step, whose vectors are one memory."""
+    network = make_network(dataclasses.replace(SMALL, n_ctx=400), dtype=torch.float32)
+    step = CompiledStep(network)
+
+    def logits(first: int) -> torch.Tensor:
+        cache = Cache(network.architecture)
+        with torch.inference_mode():
+            return torch.cat([step((first + n) % 11, cache) for n in range(400)])
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(logits, range(4)))
+    assert all(torch.equal(found, logits(first)) for first, found in enumerate(together))
+
+
+def test_a_text_may_begin_anywhere_in_a_row_of_a_batch():
+    """As serving keeps a single sequence beside the room for others."""
+    network = make_network(RICH, dtype=torch.float32)
+    batch, alone, step = Cache(RICH, 3, 20), Cache(RICH), CompiledStep(network)
+    batch.store.fill_(9.0)
+    batch.advance(7)
+    row = batch.some_rows(1, 2)
+    with torch.inference_mode():
+        for n in range(5):
+            assert torch.equal(step(n, row, n), step(n, alone))
+    assert batch.store[:, :, [0, 2]].eq(9).all()
+    assert batch.store[:, :, 1, :, :7].eq(9).all()
 
 
 def test_a_network_is_freed_although_its_step_is_kept():

@@ -13,9 +13,9 @@
 
 namespace {
 
-struct Text {  // the cache of one text: [layer, kv_head, capacity, d_head], of which `length` positions are filled
+struct Text {  // one text of a cache, from its first position on, of which `length` are filled
     float *keys, *values;
-    Index capacity, length;
+    Index layer_stride, capacity, length;  // a layer is [kv_head, capacity, d_head]
 };
 
 struct Team {
@@ -117,7 +117,7 @@ struct Append {  // q and k rotated for their position; k and v written behind t
                 rotate(q + h * d_head, text.length);
                 continue;
             }
-            const Index g = h - n_heads, at = ((layer * n_kv_heads + g) * text.capacity + text.length) * d_head;
+            const Index g = h - n_heads, at = layer * text.layer_stride + (g * text.capacity + text.length) * d_head;
             rotate(k + g * d_head, text.length);
             std::copy_n(k + g * d_head, d_head, text.keys + at);
             std::copy_n(v + g * d_head, d_head, text.values + at);
@@ -146,7 +146,7 @@ struct Attention {  // z_h = sum_j A_hj v_j,  A_h = softmax_j(cap(scale q_h . k_
     }
     void head(const Text& text, Index h) const {
         const Index n = text.length + 1, first = window && n > window ? n - window : 0;
-        const Index at = (layer * n_kv_heads + h * n_kv_heads / n_heads) * text.capacity * d_head;
+        const Index at = layer * text.layer_stride + h * n_kv_heads / n_heads * text.capacity * d_head;
         const float* values = text.values + at;
         float* s = scores + h * n_ctx;
         for (Index j = first; j < n; ++j)
@@ -227,9 +227,9 @@ struct Operation {
 
 }  // namespace
 
-extern "C" void run_operations(const Operation* operations, Index n, float* keys, float* values, Index capacity,
-                               Index length, Index n_threads) {
-    const Text text{keys, values, capacity, length};
+extern "C" void run_operations(const Operation* operations, Index n, float* keys, float* values, Index layer_stride,
+                               Index capacity, Index length, Index n_threads) {
+    const Text text{keys, values, layer_stride, capacity, length};
 #pragma omp parallel num_threads(n_threads) if (n_threads > 1)
     {
         const Team team{Index(omp_get_thread_num()), Index(omp_get_num_threads())};

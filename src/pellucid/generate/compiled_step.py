@@ -8,6 +8,7 @@ embedding is the network's own, and so is a readout that is more than one produc
 """
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -318,28 +319,39 @@ class CompiledStep:
         self.run, self.architecture = library.run_operations, network.architecture
         # not the network itself: a step that is kept for it would keep it in memory
         self.embed, self.final_norm, self.unembed = network.embed, network.final_norm, network.unembed
-        self.operations = list_operations(program.operations, program.waits)
+        self.operations, self.lock = list_operations(program.operations, program.waits), threading.Lock()
 
-    def __call__(self, token: int, cache: Cache) -> NextLogits:
+    def __call__(self, token: int, cache: Cache, position: int | None = None) -> NextLogits:
         """The logits [1, n_vocab] after this token, which is now in the cache.
+
+        position   of the token in its text, which has this many columns before it; by default all that are filled
 
         Raises ValueError where the cache is full, or is not that of a single text in float32.
         """
-        store, position, stream = cache.store, cache.length, self.program.x
-        if store.size(2) != 1 or store.dtype != torch.float32 or not store.is_contiguous():
+        position, store, n_ctx = cache.length if position is None else position, cache.store, self.architecture.n_ctx
+        if store.size(2) != 1 or store.dtype != torch.float32 or store.stride()[3:] != self.strides(cache):
             raise ValueError(f"a cache of {store.size(2)} texts in {store.dtype}: expected one text in float32")
-        if position >= min(cache.capacity, self.architecture.n_ctx):
+        if cache.length >= cache.capacity or not 0 <= position < n_ctx or position > cache.length:
             raise ValueError(f"{position + 1} positions do not fit: the cache or the context ends there")
-        tokens, positions = torch.tensor([[token]]), torch.tensor([position])
-        stream.copy_(self.embed(tokens, cache.remember(tokens), positions, None, None)[0, 0])
+        tokens, first = torch.tensor([[token]]), store[:, :, :, :, cache.length - position :]
+        added = self.embed(tokens, cache.remember(tokens), torch.tensor([position]), None, None)
         logits = torch.empty((1, self.architecture.n_vocab))
-        if self.program.reads_out:
-            self.program.operations[-1].y = logits.data_ptr()
-        addresses = [ctypes.c_void_p(t.data_ptr()) for t in (store[0], store[1])]
-        sizes = [ctypes.c_size_t(n) for n in (cache.capacity, position, torch.get_num_threads())]
-        self.run(self.operations, ctypes.c_size_t(len(self.operations)), *addresses, *sizes)
+        # the vectors of the program are those of every call
+        with self.lock:
+            self.program.x.copy_(added[0, 0])
+            if self.program.reads_out:
+                self.program.operations[-1].y = logits.data_ptr()
+            addresses = [ctypes.c_void_p(first[part].data_ptr()) for part in (0, 1)]
+            sizes = (store.stride(1), cache.capacity, position, torch.get_num_threads())
+            n = len(self.operations)
+            self.run(self.operations, ctypes.c_size_t(n), *addresses, *[ctypes.c_size_t(size) for size in sizes])
+            stream = None if self.program.reads_out else self.program.x.clone()
         cache.advance(1)
-        return logits if self.program.reads_out else self.unembed(self.final_norm(stream[None, None]))[:, 0]
+        return logits if stream is None else self.unembed(self.final_norm(stream[None, None]))[:, 0]
+
+    def strides(self, cache: Cache) -> tuple[int, int, int]:
+        """The strides of heads, positions and coordinates that the compiled code knows."""
+        return cache.capacity * self.architecture.d_head, self.architecture.d_head, 1
 
 
 def check_compilable(network: Transformer) -> None:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from pellucid.generate.compiled_step import CompiledStep
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import NextLogits, last_logits
 from pellucid.model import OFF, Cache, Tap, Transformer
@@ -36,11 +37,12 @@ class BatchCache:
               copies live for a moment
     lengths   tokens that each row has read, row by row
     widths    the most that each row will have read
+    compiled  the step of a single row that nothing edits, where there is one
     end       the column behind the last token of every row
     """
 
-    def __init__(self, network: Transformer, max_rows: int, memory: int):
-        self.network, self.max_rows, self.memory = network, max_rows, memory
+    def __init__(self, network: Transformer, max_rows: int, memory: int, compiled: CompiledStep | None = None):
+        self.network, self.max_rows, self.memory, self.compiled = network, max_rows, memory, compiled
         columns = row_columns(network.architecture.n_ctx)
         rows = min(max_rows, memory // (columns * column_bytes(network)))
         self.cache = self.make_cache(rows, columns) if rows else self.make_cache(1, 1)
@@ -181,13 +183,16 @@ class BatchCache:
     def read(self, rows: range, tokens: Sequence[int], tap_of: TapOf) -> NextLogits:
         """Write a token of each of these rows into the column behind the last one, and return their logits."""
         lengths, device = self.lengths[rows.start : rows.stop], self.cache.store.device
+        view, tap = self.cache.some_rows(rows.start, rows.stop), tap_of(rows, self.end + 1)
+        if self.compiled is not None and len(tokens) == 1 and tap is OFF:
+            return self.compiled(tokens[0], view, lengths[0])
         return last_logits(
             self.network,
             torch.tensor([[token] for token in tokens], device=device),
             positions=torch.tensor([[n] for n in lengths], device=device),
             mask=self.visible_columns(rows),
-            cache=self.cache.some_rows(rows.start, rows.stop),
-            tap=tap_of(rows, self.end + 1),
+            cache=view,
+            tap=tap,
         )
 
     def visible_columns(self, rows: range) -> Bool[Tensor, "rows 1 columns"] | None:

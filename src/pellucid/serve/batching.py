@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pellucid.generate.choose_step import step_for
 from pellucid.generate.pack_weights import network_for
 from pellucid.generate.readers import (
     NO_TAPS,
@@ -47,7 +48,7 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer
 CHUNK = 256
 #: tokens of a window whose keys and values are copied in the round that reads its last piece, at most
 COPIED_AT_ONCE = 64
-#: the tokens that packed weights may be used for: a server generates as long as it runs
+#: the tokens that packed weights and compiled steps may be used for: a server generates as long as it runs
 MANY_TOKENS = 1 << 20
 
 
@@ -90,7 +91,8 @@ class BatchingEngine(Engine):
         self.chunk, self.pace = chunk, ReadingPace(chunk)
         self.prefixes = PrefixCache(self.network, prefixes)
         # what prompts are read into takes the rest (`sequence_bytes`)
-        self.unedited = DecodingGroup(self.network, NO_TAPS, max_rows, memory * 3 // 5)
+        compiled, _ = step_for(self.network, "auto", MANY_TOKENS)
+        self.unedited = DecodingGroup(self.network, NO_TAPS, max_rows, memory * 3 // 5, compiled)
         #: by their edits, the sequences that are decoded; those without edits first
         self.groups: dict[str, DecodingGroup] = {"": self.unedited}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from pellucid.generate.compiled_step import CompiledStep
 from pellucid.generate.readers import NextLogits, TapFactory
 from pellucid.model import Cache, Tap, Transformer
 from pellucid.serve.batch_cache import BatchCache
@@ -11,13 +12,21 @@ from pellucid.serve.generation import Generation
 class DecodingGroup:
     """A batch and its sequences, row by row.
 
-    taps    the edits of all of them
-    memory  bytes that the batch may take in order to grow less often (`BatchCache`)
+    taps      the edits of all of them
+    memory    bytes that the batch may take in order to grow less often (`BatchCache`)
+    compiled  the step of a single sequence that nothing edits, where there is one
     """
 
-    def __init__(self, network: Transformer, taps: TapFactory, max_rows: int, memory: int):
+    def __init__(
+        self,
+        network: Transformer,
+        taps: TapFactory,
+        max_rows: int,
+        memory: int,
+        compiled: CompiledStep | None = None,
+    ):
         self.taps = taps
-        self.batch = BatchCache(network, max_rows, memory)
+        self.batch = BatchCache(network, max_rows, memory, compiled)
         self.generations: list[Generation] = []
 
     def join(self, generation: Generation, cache: Cache, width: int) -> None:
