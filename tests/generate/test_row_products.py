@@ -74,9 +74,12 @@ def test_a_compiler_that_fails_leaves_nothing_behind_and_is_quoted(asked_again, 
 
 def test_it_is_compiled_once(asked_again, tmp_path):
     asked_again.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not row_products.is_compiled()
     assert row_products.why_not_compiled() == ""
+    assert row_products.is_compiled()
     (library,) = (tmp_path / "pellucid").iterdir()
     row_products.load_library.cache_clear()
+    assert row_products.is_compiled()
     asked_again.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
     assert row_products.why_not_compiled() == ""
     assert [library] == list((tmp_path / "pellucid").iterdir())

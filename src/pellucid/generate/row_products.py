@@ -104,6 +104,8 @@ def load_library() -> tuple[ctypes.CDLL | None, str]:
 
 def is_compiled() -> bool:
     """Whether `load_library` compiles nothing: what it would compile is on disk, or cannot be compiled."""
+    if load_library.cache_info().currsize:
+        return True
     try:
         return compiler_and_target()[1].exists()
     except RuntimeError:
