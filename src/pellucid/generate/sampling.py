@@ -144,12 +144,12 @@ def probabilities(logits: Scores, sampling: Sampling) -> Scores:
     """The distribution that is drawn from, float64: temperature (> 0), then top-k, top-p and min-p."""
     x = _wide(logits)
     # subtract the largest first: a small temperature would overflow
-    x = (x - x.amax(-1, keepdim=True)) / sampling.temperature
+    x = (x - x.amax(-1, keepdim=True)).div_(sampling.temperature)
     x = keep_top_k(x, sampling.top_k) if sampling.top_k else x
     p = x.softmax(-1)
     p = keep_top_p(p, sampling.top_p) if sampling.top_p < 1 else p
     p = p.masked_fill(p < sampling.min_p * p.amax(-1, keepdim=True), 0) if sampling.min_p else p
-    return p / p.sum(-1, keepdim=True)
+    return p.div_(p.sum(-1, keepdim=True))
 
 
 def keep_top_k(logits: Scores, k: int) -> Scores:
@@ -179,6 +179,9 @@ SHORT = 512
 
 def _largest(x: Scores, k: int | Tensor, kth: Tensor) -> Bool[Tensor, "rows n_vocab"]:
     """A mask of the k largest of each row, given the k-th largest value; ties go to the lower ids."""
+    reached = x >= kth
+    if (reached.sum(-1, keepdim=True) == k).all():  # as nearly always: none that is left out is as large as the k-th
+        return reached
     above, equal = x > kth, x == kth
     room = k - above.sum(-1, keepdim=True)
     return above | (equal & (equal.cumsum(-1) <= room))
